@@ -1,0 +1,44 @@
+# Works on a fresh clone with nothing but Python 3.11 and pip.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help setup demo test test-full lint types imports spell check clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing; install Python 3.11 or later" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[planner,edge,onnx,dev]'
+	@touch $@
+
+setup: $(VENV)/.installed ## Build .venv with everything that demo and tests need
+
+demo: setup ## Planner, agent and three clients on this machine; the report lands in var/demo/
+	$(BIN)/python -m benchmarks.demo
+
+test: setup ## The test suite, under 10 minutes on 2 cores
+	$(BIN)/python -m pytest -m 'not full and not gpu'
+
+test-full: setup ## Everything: full-size models and long scenarios
+	$(BIN)/python -m pytest -m 'not gpu'
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+imports: setup
+	$(BIN)/lint-imports
+
+spell: setup
+	$(BIN)/codespell
+
+check: lint types imports spell ## Format, types, import contracts, spelling
+
+clean: ## Remove .venv and everything under var/
+	rm -rf $(VENV) var

@@ -1,0 +1,76 @@
+"""The artifact: one content-addressed blob that holds a model's graph and its normalised ONNX file.
+
+Layout: `MAGIC`, the length of the graph part (4 bytes, big endian), the graph as canonical msgpack, the ONNX
+file to the end. The artifact's digest is the digest of the whole blob, so it can be checked while it streams.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgpack
+
+from shared.digest import canonical, digest_bytes
+from shared.errors import DecodeError
+from shared.graph import Graph, graph_from_wire, graph_to_wire
+from shared.ids import Digest
+
+MAGIC = b"STGLOOM1"
+MAX_GRAPH_BYTES = 64 << 20
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A model ready to run: what to run (`graph`) and where the normalised ONNX bytes lie inside `path`."""
+
+    digest: Digest
+    graph: Graph
+    path: Path
+    onnx_offset: int
+    size: int
+
+    def onnx_bytes(self) -> bytes:
+        """The normalised ONNX file."""
+        with self.path.open("rb") as file:
+            file.seek(self.onnx_offset)
+            return file.read()
+
+
+def pack_artifact(graph: Graph, onnx_bytes: bytes) -> tuple[Digest, bytes]:
+    """The blob and its digest."""
+    head = canonical(graph_to_wire(graph))
+    blob = b"".join([MAGIC, len(head).to_bytes(4, "big"), head, onnx_bytes])
+    return digest_bytes([blob]), blob
+
+
+def file_digest(path: Path) -> Digest:
+    """Digest of a file's bytes, streamed."""
+    with path.open("rb") as file:
+        return digest_bytes(iter(lambda: file.read(_CHUNK_BYTES), b""))
+
+
+def open_artifact(path: Path, expected: Digest | None = None) -> Artifact:
+    """Read the graph of an artifact file; the ONNX part stays on disk.
+
+    Raises:
+        DecodeError: the file is no artifact, its graph is broken, or its digest is not `expected`.
+    """
+    digest = file_digest(path)
+    if expected is not None and digest != expected:
+        raise DecodeError(
+            f"artifact {expected[:12]} in {path.name} has the digest {digest[:12]}", remedy="fetch it again"
+        )
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise DecodeError(f"{path.name} is not an artifact", remedy="import the ONNX file instead")
+        length = int.from_bytes(file.read(4), "big")
+        if length > MAX_GRAPH_BYTES:
+            raise DecodeError(
+                f"the graph in {path.name} claims {length} bytes", remedy="import the model again"
+            )
+        head = file.read(length)
+    try:
+        graph = graph_from_wire(msgpack.unpackb(head, strict_map_key=True))
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        raise DecodeError(f"{path.name}: {error}", remedy="import the model again") from error
+    return Artifact(digest, graph, path, len(MAGIC) + 4 + length, path.stat().st_size)

@@ -1,0 +1,146 @@
+"""Every error that Stageloom raises on purpose.
+
+StageloomError
+ |- InputError                 what a person or a file gave us; exit code 2
+ |   |- ModelError             an ONNX file that cannot be imported (path, reason)
+ |   |   `- UnpinnedShape      a dimension without a number (input, dimension)
+ |   |- SettingError           an unreadable setting (name, reason)
+ |   `- TokenError             a join token that is wrong, used or expired
+ |- DecodeError                bytes that are not what they claim to be (what, reason)
+ |   |- PlanError              a plan or schedule that does not decode or is not legal
+ |   `- StateError             a state file on disk that does not decode
+ |- RefusedError               the other side said no (code, reason)
+ |   |- TaskRefused            the agent did not take a task
+ |   |- TaskExpired            a deadline passed
+ |   |- TaskCancelled          cancelled by its owner, or by a plan that lost its model
+ |   |- TaskFailed             the executor failed while running it
+ |   `- AgentRestarted         the engine restarted while the task was in flight; tasks are at most once
+ |- UnavailableError           nothing answered (planner, agent, engine); exit code 4
+ |- StorageError               disk full, no permission, a broken database; exit code 5
+ `- ExecutorError              a backend that cannot load or run (executor, reason); exit code 6
+
+An error carries fields beside its sentence. `str(error)` is one line: the cause, then the remedy.
+"""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of both console scripts. A retired number stays reserved."""
+
+    OK = 0
+    FAILED = 1  # the command ran and its answer is "no": a comparison differs, a check fails
+    USAGE = 2  # wrong arguments or an input that cannot be used
+    CANNOT_FAIL = 3  # `verify`: the comparison could not have failed, so it proves nothing
+    UNAVAILABLE = 4  # the planner or the agent does not answer
+    STORAGE = 5  # disk full, no permission, a broken database or state file
+    BACKEND = 6  # an executor is missing or does not run
+    DENIED = 7  # the other side refused: token, key, revoked device
+    INTERRUPTED = 130  # Ctrl-C
+
+
+class StageloomError(Exception):
+    """Base of every error raised on purpose; `exit_code` is what a command ends with."""
+
+    exit_code: ExitCode = ExitCode.FAILED
+
+    def __init__(self, cause: str, *, remedy: str = "") -> None:
+        self.cause = cause
+        self.remedy = remedy
+        super().__init__(f"{cause}; {remedy}" if remedy else cause)
+
+
+class InputError(StageloomError):
+    """Something that a person or a file gave us cannot be used."""
+
+    exit_code = ExitCode.USAGE
+
+
+class ModelError(InputError):
+    """An ONNX file that cannot be imported; nothing of it was kept."""
+
+
+class UnpinnedShape(ModelError):
+    """A graph input has a dimension without a number."""
+
+    def __init__(self, input_name: str, dimension: str, shape: str) -> None:
+        self.input_name = input_name
+        self.dimension = dimension
+        super().__init__(
+            f"input {input_name!r} has the unpinned dimension {dimension!r} in {shape}",
+            remedy=f"pin it with --shape {input_name}=DIMS, for example --shape {input_name}=1x3x224x224",
+        )
+
+
+class SettingError(InputError):
+    """A setting that cannot be read stops start-up; it is never ignored."""
+
+
+class TokenError(InputError):
+    """A join token that is malformed, used or expired."""
+
+    exit_code = ExitCode.DENIED
+
+
+class DecodeError(StageloomError):
+    """Bytes that are not what they claim to be."""
+
+    exit_code = ExitCode.USAGE
+
+
+class PlanError(DecodeError):
+    """A plan or schedule that does not decode, or that is not legal for its graphs."""
+
+
+class StateError(DecodeError):
+    """A state file on disk that does not decode."""
+
+    exit_code = ExitCode.STORAGE
+
+
+class RefusedError(StageloomError):
+    """The other side said no, and why."""
+
+    exit_code = ExitCode.DENIED
+
+
+class TaskRefused(RefusedError):
+    """The agent did not take the task: `code` says whether the queue, the input or the state refused."""
+
+    def __init__(self, code: str, cause: str, *, remedy: str = "") -> None:
+        self.code = code
+        super().__init__(cause, remedy=remedy)
+
+
+class TaskExpired(RefusedError):
+    """The task's deadline passed before its result."""
+
+
+class TaskCancelled(RefusedError):
+    """The task was cancelled before its result."""
+
+
+class TaskFailed(RefusedError):
+    """The executor failed while running the task."""
+
+
+class AgentRestarted(RefusedError):
+    """The engine restarted while the task was in flight. Tasks are at most once: submit again if wanted."""
+
+
+class UnavailableError(StageloomError):
+    """Nothing answered in time."""
+
+    exit_code = ExitCode.UNAVAILABLE
+
+
+class StorageError(StageloomError):
+    """The disk, the database or a permission failed."""
+
+    exit_code = ExitCode.STORAGE
+
+
+class ExecutorError(StageloomError):
+    """A backend that is missing, cannot load a model, or failed while running."""
+
+    exit_code = ExitCode.BACKEND
