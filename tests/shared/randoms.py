@@ -191,7 +191,9 @@ _op = st.integers(0, 300) | st.integers(0, (1 << 16) - 1)
 _group = st.lists(_op, min_size=1, max_size=6).map(tuple)
 _ascending = st.integers(0, 1000).flatmap(lambda a: st.integers(1, 9).map(lambda n: tuple(range(a, a + n))))
 _stage = st.builds(
-    Stage, st.lists(_group | _ascending, min_size=1, max_size=4).map(lambda g: tuple(sorted(g))), st.booleans()
+    Stage,
+    st.lists(_group | _ascending, min_size=1, max_size=4).map(lambda g: tuple(sorted(g))),
+    st.booleans(),
 )
 _singles = st.integers(0, 1000).flatmap(
     lambda a: st.integers(1, 9).map(lambda n: [Stage(((op,),)) for op in range(a, a + n)])
