@@ -47,7 +47,8 @@ class StageloomError(Exception):
     def __init__(self, cause: str, *, remedy: str = "") -> None:
         self.cause = cause
         self.remedy = remedy
-        super().__init__(f"{cause}; {remedy}" if remedy else cause)
+        sentence = f"{cause}; {remedy}" if remedy else cause
+        super().__init__(" ".join(sentence.split()))  # a library's cause may span lines
 
 
 class InputError(StageloomError):

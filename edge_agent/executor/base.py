@@ -1,0 +1,88 @@
+"""What the engine needs from a backend. An executor knows nothing of how a schedule was found."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from shared.artifact import Artifact
+from shared.bound import BoundPlan
+from shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step
+from shared.ids import Digest, StepId
+
+if TYPE_CHECKING:
+    import numpy
+
+Rows: TypeAlias = "Sequence[Mapping[str, numpy.ndarray]]"
+"""Per task of an instance its tensors by name, each with the graph's batch-1 shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTime:
+    """When one item of the launch list ran, on the host's monotonic clock."""
+
+    item: int
+    stream: int
+    started_s: float
+    ended_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step that ended leaves behind."""
+
+    started_s: float
+    ended_s: float
+    outputs: "Mapping[InstanceId, Rows]" = field(default_factory=dict)  # of members with `last`
+    groups: tuple[GroupTime, ...] = ()  # filled while tracing is on
+
+
+class Executor(Protocol):
+    """One backend inside the engine's process.
+
+    `load`, `prepare` and `unload` may be slow and run on a thread of their own. `issue` and `wait` run on the
+    lane's thread, `issue` in the core's order within a lane. Steps of different lanes overlap; `issue` of a
+    step may come before the steps in `step.after` have ended: ordering them is the executor's duty.
+    """
+
+    @property
+    def name(self) -> str:
+        """The registry's name."""
+
+    def stated_bytes(self, bound: BoundPlan) -> int:
+        """Bytes that `load` and `prepare` will add for this plan beyond what is loaded already."""
+
+    def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
+        """Make a plan known. Weights of an artifact are shared by all plans and replicas.
+
+        Raises:
+            ExecutorError: an option is unknown or a model cannot be loaded.
+        """
+
+    def prepare(self, program: ProgramKey) -> None:
+        """Build what `issue` needs for this program; a second call is free.
+
+        Raises:
+            ExecutorError: the program cannot be built.
+        """
+
+    def issue(self, step: Step, feeds: "Mapping[InstanceId, Rows]") -> None:
+        """Start a step. `feeds` holds the inputs of members whose block is the model's first."""
+
+    def wait(self, step: StepId) -> StepResult:
+        """Block until an issued step has ended.
+
+        Raises:
+            ExecutorError: the step failed; its members' slots hold nothing useful.
+        """
+
+    def move(self, action: MoveInstance) -> None:
+        """Carry out a move in issue order."""
+
+    def drop(self, instance: InstanceId) -> None:
+        """Free what the instance holds; called after the steps that use it have ended."""
+
+    def unload(self, key: PlanKey) -> None:
+        """Free a plan that no instance uses."""
+
+    def close(self) -> None:
+        """Free everything."""
