@@ -4,6 +4,7 @@ Layout: `MAGIC`, the length of the graph part (4 bytes, big endian), the graph a
 file to the end. The artifact's digest is the digest of the whole blob, so it can be checked while it streams.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,9 +39,24 @@ class Artifact:
 
 def pack_artifact(graph: Graph, onnx_bytes: bytes) -> tuple[Digest, bytes]:
     """The blob and its digest."""
-    head = canonical(graph_to_wire(graph))
-    blob = b"".join([MAGIC, len(head).to_bytes(4, "big"), head, onnx_bytes])
+    blob = b"".join([_head(graph), onnx_bytes])
     return digest_bytes([blob]), blob
+
+
+def write_artifact(path: Path, graph: Graph, onnx_bytes: bytes) -> Digest:
+    """Write the blob to `path` without joining it in memory first; returns its digest."""
+    head = _head(graph)
+    with path.open("wb") as file:
+        file.write(head)
+        file.write(onnx_bytes)
+        file.flush()
+        os.fsync(file.fileno())
+    return digest_bytes([head, onnx_bytes])
+
+
+def _head(graph: Graph) -> bytes:
+    part = canonical(graph_to_wire(graph))
+    return b"".join([MAGIC, len(part).to_bytes(4, "big"), part])
 
 
 def file_digest(path: Path) -> Digest:
