@@ -199,6 +199,13 @@ def test_another_encoding_of_the_same_plan_is_refused() -> None:
             decode_plan(other + wire[2:])
 
 
+def test_members_are_triples() -> None:
+    wire = lists()
+    wire[2][0][0] = [0, 0, 0, 1]
+    with pytest.raises(PlanError, match="triples"):
+        decode_plan(canonical(wire))
+
+
 def test_another_version_is_named() -> None:
     wire = lists()
     wire[0] = 2
