@@ -242,6 +242,7 @@ OUT_OF_BOUNDS: list[tuple[str, dict[str, Any]]] = [
     ("plan", {"executor": ExecutorOptions(intra_op_threads=0)}),
     ("plan", {"executor": ExecutorOptions(precision="x" * 17)}),
     ("plan", {"combined": (CombinedBlock((Member(-1, 0, 0),), parse("0")),)}),
+    ("plan", {"combined": (CombinedBlock((Member(2, 0, 0),), parse("0")),)}),
 ]
 
 
