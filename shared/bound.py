@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from shared.blocks import Block, CombinedGraph, combine, slot_readers, split
+from shared.blocks import Block, CombinedGraph, combine, slot_readers, slot_reads, split
 from shared.errors import PlanError
 from shared.graph import Graph
 from shared.ids import Digest
@@ -19,6 +19,7 @@ class BoundModel:
     plan: ModelPlan
     graph: Graph
     blocks: tuple[Block, ...]
+    slot_reads: tuple[tuple[int, ...], ...]  # see shared.blocks.slot_reads [num_blocks][...]
     slot_readers: tuple[int, ...]  # see shared.blocks.slot_readers [num_blocks]
 
     @cached_property
@@ -111,7 +112,7 @@ def _bind_model(model: ModelPlan, graphs: Mapping[Digest, Graph]) -> BoundModel:
             remedy="use batch 1 and more replicas",
         )
     blocks = split(graph, model.cuts)
-    return BoundModel(model, graph, blocks, slot_readers(graph, blocks))
+    return BoundModel(model, graph, blocks, slot_reads(graph, blocks), slot_readers(graph, blocks))
 
 
 def _check_cover(plan: Plan, models: tuple[BoundModel, ...]) -> None:
