@@ -68,7 +68,7 @@ class WorkerHandle:
         return -1 if self._exited else self._channel.fileno()
 
     def poll(self) -> list[Report]:
-        """The reports that have come, in order, at most MAX_REPORTS_PER_POLL; blocks on nothing that lives."""
+        """The reports that have come, in order, at most MAX_REPORTS_PER_POLL of them."""
         if self._exited:
             return []
         reports: list[Report] = []

@@ -117,7 +117,7 @@ class Ready(_Message, frozen=True, tag=1):
 
 
 class PlanLoaded(_Message, frozen=True, tag=2):
-    """The plan can be activated; `prepared` of its programs are ready, the others run as a fallback till then."""
+    """The plan can be activated; `prepared` of its programs are ready, others run as a fallback till then."""
 
     key: int
     prepared: int
