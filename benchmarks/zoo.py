@@ -56,9 +56,7 @@ class _Net:
         """`channels` times the width factor, a multiple of 4 and at least 4."""
         return max(_CHANNEL_STEP, round(channels * self.width / _CHANNEL_STEP) * _CHANNEL_STEP)
 
-    def _node(
-        self, op_type: str, inputs: Sequence[str], channels: int, **attributes: int | list[int]
-    ) -> str:
+    def _node(self, op_type: str, inputs: Sequence[str], channels: int, **attributes: int | list[int]) -> str:
         name = f"{self.scope}.{op_type.lower()}{len(self.nodes)}"
         self.nodes.append(helper.make_node(op_type, list(inputs), [name], name=name, **attributes))
         self.channels[name] = channels
