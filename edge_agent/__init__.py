@@ -1,0 +1,17 @@
+"""The edge agent, and `Client`: the library by which applications of a machine use it."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edge_agent.ingest.client import Client, TaskFuture
+
+__all__ = ["Client", "TaskFuture"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy, because the agent's own processes import this package and must not load numpy for it.
+    if name in __all__:
+        from edge_agent.ingest import client
+
+        return getattr(client, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
