@@ -5,6 +5,7 @@ import mmap
 import os
 import threading
 from bisect import insort
+from collections.abc import Callable
 
 from edge_agent.ingest.messages import ALIGNMENT_BYTES
 from shared.errors import TaskRefused
@@ -74,8 +75,10 @@ class ArenaPool:
         self._arenas: list[ClientArena] = []
         self._lock = threading.Lock()
 
-    def reserve(self, sizes: list[int]) -> tuple[Reservation, ClientArena | None]:
-        """Places for tensors of these sizes, and the arena if it was made for them.
+    def reserve(self, sizes: list[int], announce: Callable[[ClientArena], None]) -> Reservation:
+        """Places for tensors of these sizes; `announce` is called first if they need a new arena.
+
+        It is called under the lock: no other thread may name the arena before the agent knows it.
 
         Raises:
             TaskRefused: the limit is reached (code `arena_full`).
@@ -88,10 +91,12 @@ class ArenaPool:
         with self._lock:
             for arena in self._arenas:
                 if (start := arena.take(total)) is not None:
-                    return Reservation(arena, start, total, tuple(start + o for o in offsets)), None
+                    return Reservation(arena, start, total, tuple(start + o for o in offsets))
             made = self._grow(total)
+            announce(made)
+            self._arenas.append(made)
             start = made.take(total) or 0
-            return Reservation(made, start, total, tuple(start + o for o in offsets)), made
+            return Reservation(made, start, total, tuple(start + o for o in offsets))
 
     def _grow(self, least_bytes: int) -> ClientArena:
         room = self._max_bytes - sum(arena.nbytes for arena in self._arenas)
@@ -103,9 +108,7 @@ class ArenaPool:
             )
         page = mmap.PAGESIZE
         nbytes = min(max(_ARENA_BYTES, -(-least_bytes // page) * page), room)
-        arena = ClientArena(len(self._arenas), nbytes)
-        self._arenas.append(arena)
-        return arena
+        return ClientArena(len(self._arenas), nbytes)
 
     def release(self, reservation: Reservation) -> None:
         """Take the places back."""

@@ -12,6 +12,7 @@ engine or the agent restarts, its future raises `AgentRestarted` and nothing is 
 restart of the agent the next call connects again.
 """
 
+import contextlib
 import itertools
 import os
 import socket
@@ -26,7 +27,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from edge_agent.ingest import channel
-from edge_agent.ingest.arena import ArenaPool, Reservation
+from edge_agent.ingest.arena import ArenaPool, ClientArena, Reservation
 from edge_agent.ingest.messages import (
     PROTOCOL_VERSION,
     AttachArena,
@@ -100,7 +101,7 @@ class Client:
     """A connection to the agent of this machine.
 
     Args:
-        path: the agent's socket; default `$STAGELOOM_AGENT_SOCKET`, then `run/agent.sock` in the agent's home.
+        path: the agent's socket; default `$STAGELOOM_AGENT_SOCKET`, else `run/agent.sock` in its home.
         timeout_s: how long connecting, asking and handing over may take before `UnavailableError`.
 
     Raises:
@@ -153,9 +154,7 @@ class Client:
         """
         sent_at_s = time.monotonic()
         names = (model,) if isinstance(model, str) else tuple(model)
-        return self._live().submit(
-            names, inputs, sent_at_s, deadline_s, priority, shared=not isinstance(model, str)
-        )
+        return self._live().submit(names, inputs, sent_at_s, deadline_s, priority)
 
     def run(
         self,
@@ -238,19 +237,17 @@ class _Session:
         sent_at_s: float,
         deadline_s: float | None,
         priority: int,
-        *,
-        shared: bool,
     ) -> TaskFuture:
         """See `Client.submit`."""
         infos = self._known(names)
         arrays = {name: np.asarray(array) for name, array in inputs.items()}
         outputs = [(index, tensor) for index, info in enumerate(infos) for tensor in info.outputs]
-        reservation, made = self._arenas.reserve(
-            [array.nbytes for array in arrays.values()] + [tensor_bytes(t.dtype, t.shape) for _, t in outputs]
+        reservation = self._arenas.reserve(
+            [array.nbytes for array in arrays.values()]
+            + [tensor_bytes(t.dtype, t.shape) for _, t in outputs],
+            self._announce,
         )
         try:
-            if made is not None:
-                self._send(encode(AttachArena(made.number, made.nbytes)), descriptor=made.descriptor)
             refs = [
                 _place(reservation, offset, name, array)
                 for (name, array), offset in zip(arrays.items(), reservation.offsets, strict=False)
@@ -281,7 +278,7 @@ class _Session:
             )
             with self._lock:
                 self._check_alive()
-                self._pending[task] = _Pending(future, reservation, infos if shared else infos[:1], places)
+                self._pending[task] = _Pending(future, reservation, infos, places)
             self._send_locked(packet, None)
         return future
 
@@ -298,9 +295,13 @@ class _Session:
                 remedy=f"models of the active plan: {have}",
             ) from None
 
+    def _announce(self, arena: ClientArena) -> None:
+        self._send(encode(AttachArena(arena.number, arena.nbytes)), descriptor=arena.descriptor)
+
     def cancel(self, task: int) -> None:
         """Tell the agent; whatever ends the task answers its future."""
-        self._send(encode(Cancel(task)))
+        with contextlib.suppress(UnavailableError):  # then the future has been answered already
+            self._send(encode(Cancel(task)))
 
     def _send(self, packet: bytes, descriptor: int | None = None) -> None:
         with self._send_lock:
@@ -332,6 +333,8 @@ class _Session:
                 self._goodbye = self._goodbye or str(error)
                 break
         self._end(self._goodbye)
+        with self._send_lock:  # nobody is sending through the descriptor while it is closed
+            self._sock.close()
 
     def _take(self, message: ToApplication) -> None:
         match message:
@@ -396,7 +399,6 @@ class _Session:
             pass  # it was gone already
         if threading.current_thread() is not self._reader:
             self._reader.join(self._timeout_s)
-        self._sock.close()
 
 
 def _place(reservation: Reservation, offset: int, name: str, array: Array) -> InputRef:

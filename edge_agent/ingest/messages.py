@@ -6,7 +6,7 @@ descriptor with `AttachArena`, and names offsets in it. Packets are plain msgpac
 fields are all bounded; the packet's own limit bounds what decoding can cost.
 """
 
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -169,9 +169,10 @@ class Goodbye(Struct, frozen=True, array_like=True, tag=5):
 ToAgent = Hello | AttachArena | DetachArena | Submit | Cancel | ListModels | AskStatus
 ToApplication = Welcome | Ended | Models | Status | Goodbye
 
+_M = TypeVar("_M")
 _encoder: Final = msgspec.msgpack.Encoder()
-_to_agent: Final = msgspec.msgpack.Decoder(ToAgent)
-_to_application: Final = msgspec.msgpack.Decoder(ToApplication)
+_to_agent: Final[msgspec.msgpack.Decoder[ToAgent]] = msgspec.msgpack.Decoder(ToAgent)
+_to_application: Final[msgspec.msgpack.Decoder[ToApplication]] = msgspec.msgpack.Decoder(ToApplication)
 
 
 def encode(message: ToAgent | ToApplication) -> bytes:
@@ -185,8 +186,7 @@ def decode_to_agent(packet: bytes) -> ToAgent:
     Raises:
         DecodeError: too long, or no message of this conversation.
     """
-    message: ToAgent = _decode(_to_agent, packet)
-    return message
+    return _decode(_to_agent, packet)
 
 
 def decode_to_application(packet: bytes) -> ToApplication:
@@ -195,11 +195,10 @@ def decode_to_application(packet: bytes) -> ToApplication:
     Raises:
         DecodeError: too long, or no message of this conversation.
     """
-    message: ToApplication = _decode(_to_application, packet)
-    return message
+    return _decode(_to_application, packet)
 
 
-def _decode(decoder: "msgspec.msgpack.Decoder[object]", packet: bytes) -> object:
+def _decode(decoder: "msgspec.msgpack.Decoder[_M]", packet: bytes) -> _M:
     if len(packet) > MAX_PACKET_BYTES:
         raise DecodeError(f"a packet of more than {MAX_PACKET_BYTES} bytes")
     try:

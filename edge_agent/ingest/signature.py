@@ -5,12 +5,15 @@ from math import prod
 
 from edge_agent.ingest.messages import (
     ALIGNMENT_BYTES,
+    MAX_PACKET_BYTES,
     MAX_TENSORS,
     InputRef,
     ModelInfo,
+    Models,
     OutputRef,
     Submit,
     TensorInfo,
+    encode,
 )
 from shared.errors import TaskRefused
 from shared.graph import ITEM_BYTES, Graph
@@ -28,7 +31,10 @@ def model_info(name: str, graph: Graph) -> ModelInfo:
     def describe(ids: Sequence[int]) -> tuple[TensorInfo, ...]:
         return tuple(TensorInfo(t.name, t.dtype, t.shape) for t in (graph.tensors[i] for i in ids))
 
-    return ModelInfo(name, describe(graph.inputs), describe(graph.outputs))
+    info = ModelInfo(name, describe(graph.inputs), describe(graph.outputs))
+    if len(encode(Models(0, (info,)))) > MAX_PACKET_BYTES:
+        raise TaskRefused("too_many_tensors", f"the signature of model {name!r} fits no packet")
+    return info
 
 
 def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:
