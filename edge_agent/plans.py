@@ -1,9 +1,9 @@
 """The plan manager: which plan the engine process should run, and how to get there. Pure.
 
-It stands between the link core, which knows what is desired, and the engine process, which runs plans by key.
-`good` is last-known-good, `fallback` the good plan before it, a *trial* the plan of one attempt on its way from
-verification over staging to probation. Whatever happens, the manager works towards its target: the trial once
-it is to be activated, else good, else fallback, else nothing. A method returns what is to be done next.
+It stands between the link core, which knows what is desired, and the engine process, which runs plans by
+key. `good` is last-known-good, `fallback` the good plan before it, a *trial* the plan of one attempt on its
+way from verification over staging to probation. Whatever happens, the manager works towards its target: the
+trial once it is to be activated, else good, else fallback, else nothing. A method returns what to do next.
 """
 
 from collections.abc import Mapping
@@ -154,7 +154,7 @@ class PlanManager:
         self._checked: dict[Digest, Models] = {}
         self._unusable: dict[Digest, str] = {}  # does not check or load; until an artifact arrives
 
-    # -- what others ask --------------------------------------------------------------------------------------
+    # -- what others ask ------------------------------------------------------------------------------------
 
     @property
     def active(self) -> RunnablePlan | None:
@@ -191,7 +191,7 @@ class PlanManager:
         plans = [self._good, self._fallback, self._adopted, self._trial.plan if self._trial else None]
         return {need.digest for plan in plans if plan for need in plan.artifacts}
 
-    # -- what the link asks for -------------------------------------------------------------------------------
+    # -- what the link asks for -----------------------------------------------------------------------------
 
     def restore(self, plan: RunnablePlan) -> list[Action]:
         """Run last-known-good."""
@@ -241,7 +241,7 @@ class PlanManager:
         self._unusable.pop(plan.ref.digest, None)
         return actions
 
-    # -- what happened ----------------------------------------------------------------------------------------
+    # -- what happened --------------------------------------------------------------------------------------
 
     def checked(self, digest: Digest, models: Models) -> list[Action]:
         """The plan is legal and its artifacts are whole."""
@@ -337,7 +337,7 @@ class PlanManager:
         trial.probation.tick(now_s)
         return self._judge(trial, trial.probation)
 
-    # -- decisions --------------------------------------------------------------------------------------------
+    # -- decisions ------------------------------------------------------------------------------------------
 
     def _judge(self, trial: _Trial, probation: Probation) -> list[Action]:
         match probation.verdict:
@@ -418,7 +418,10 @@ class PlanManager:
             return self._check(trial.plan)
         if trial.phase is Phase.VERIFYING:
             return [Tell(link.PlanVerified(trial.attempt))]
-        if trial.phase is Phase.STAGING and self._engine.key_of(trial.digest, self._engine.loaded) is not None:
+        if (
+            trial.phase is Phase.STAGING
+            and self._engine.key_of(trial.digest, self._engine.loaded) is not None
+        ):
             trial.phase = Phase.STAGED
             return [Tell(link.PlanStaged(trial.attempt))]
         return self._load(trial.plan) if trial.phase is Phase.STAGING else []

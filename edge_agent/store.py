@@ -41,19 +41,21 @@ class StateFile:
 
     def load(self) -> Loaded:
         """The newest copy that checks."""
-        problems = []
-        for path in (self.path, self._previous):
-            try:
-                return Loaded(_unsealed(path), "; ".join(problems))
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                problems.append(f"{path.name} cannot be read: {error.strerror}")
-            except StateError as error:
-                problems.append(f"{path.name} is corrupt ({error.cause}), set aside")
-                with contextlib.suppress(OSError):
-                    path.replace(path.with_name(self.path.name + ".corrupt"))
-        return Loaded(None, "; ".join(problems))
+        newest, previous = self._read(self.path), self._read(self._previous)
+        problem = "; ".join(one.problem for one in (newest, previous) if one.problem)
+        return Loaded(previous.body if newest.body is None else newest.body, problem)
+
+    def _read(self, path: Path) -> Loaded:
+        try:
+            return Loaded(_unsealed(path))
+        except FileNotFoundError:
+            return Loaded(None)
+        except OSError as error:
+            return Loaded(None, f"{path.name} cannot be read: {error.strerror}")
+        except StateError as error:
+            with contextlib.suppress(OSError):
+                path.replace(path.with_name(self.path.name + ".corrupt"))
+            return Loaded(None, f"{path.name} is corrupt ({error.cause}) and set aside")
 
     def save(self, body: bytes) -> None:
         """Durable when it returns; the file holds the old or the new body at every moment.
@@ -129,7 +131,9 @@ class ArtifactStore:
     def present(self) -> frozenset[Digest]:
         """Digests of the whole artifacts."""
         try:
-            return frozenset(Digest(p.name.removesuffix(".artifact")) for p in self.directory.glob("*.artifact"))
+            return frozenset(
+                Digest(p.name.removesuffix(".artifact")) for p in self.directory.glob("*.artifact")
+            )
         except OSError:
             return frozenset()
 

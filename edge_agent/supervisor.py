@@ -1,8 +1,8 @@
 """When to start the engine process again after a crash, and which plan not to trust with it. Pure.
 
-The first restart is immediate: one crash should cost as little as it can. Further ones wait, longer each time,
-until the process has lived for `stable_s`. A plan under which it crashed `max_crashes` times within `window_s`
-is condemned for the life of the agent.
+The first restart is immediate: one crash should cost as little as it can. Further ones wait, longer each
+time, until the process has lived for `stable_s`. A plan under which it crashed `max_crashes` times within
+`window_s` is condemned for the life of the agent.
 """
 
 from collections import deque
