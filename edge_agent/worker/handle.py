@@ -138,9 +138,12 @@ class WorkerHandle:
         """Report every step as Traced, or stop doing so."""
         self._send(messages.Trace(on))
 
-    def drain(self) -> None:
-        """Take no more tasks; answered by Drained when the last has ended."""
-        self._send(messages.Drain())
+    def drain(self, *, refuse: bool = True) -> None:
+        """Launch nothing more until the next `activate`; answered by Drained when nothing is in flight.
+
+        With `refuse` queued tasks and those still to come are refused; without, they wait.
+        """
+        self._send(messages.Drain(refuse))
 
     def stop(self, timeout_s: float = 5.0) -> int:
         """End the process, by force after `timeout_s`, and return its exit code."""

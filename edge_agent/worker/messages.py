@@ -96,7 +96,12 @@ class Trace(_Message, frozen=True, tag=9):
 
 
 class Drain(_Message, frozen=True, tag=10):
-    """Take no more tasks; report `Drained` when the last has ended."""
+    """Launch nothing more, until the next `Activate`; report `Drained` when nothing is in flight.
+
+    With `refuse` queued tasks and those still to come are refused (shutting down); without, they wait.
+    """
+
+    refuse: bool = True
 
 
 class Stop(_Message, frozen=True, tag=11):
@@ -117,10 +122,10 @@ class Ready(_Message, frozen=True, tag=1):
 
 
 class PlanLoaded(_Message, frozen=True, tag=2):
-    """The plan can be activated; `prepared` of its programs are ready, others run as a fallback till then."""
+    """The plan can be activated. Without `prepared` some programs are still missing and run as a fallback."""
 
     key: int
-    prepared: int
+    prepared: bool
     stated_bytes: int
 
 
@@ -151,8 +156,9 @@ class TaskDone(_Message, frozen=True, tag=6):
     code: str
     reason: str
     queued_s: float
-    started_s: float | None  # None: it never left the queue
+    started_s: float | None  # None: it never began to run
     ended_s: float
+    parts: tuple[tuple[str, str], ...] = ()  # of a task for several models that did not all complete
 
 
 class ModelStats(_Message, frozen=True):
@@ -211,13 +217,20 @@ class Traced(_Message, frozen=True, tag=9):
 
 
 class Drained(_Message, frozen=True, tag=10):
-    """No task is left."""
+    """Nothing is in flight."""
 
 
 class Exited(_Message, frozen=True, tag=11):
     """The process is gone; made by the handle, never sent. Negative: the signal that ended it."""
 
     returncode: int
+
+
+class ArenaRefused(_Message, frozen=True, tag=12):
+    """The arena cannot be used; tasks that name it are refused."""
+
+    arena: int
+    reason: str
 
 
 Report: TypeAlias = (
@@ -232,6 +245,7 @@ Report: TypeAlias = (
     | Traced
     | Drained
     | Exited
+    | ArenaRefused
 )
 
 encode = msgspec.msgpack.Encoder().encode
