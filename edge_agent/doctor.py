@@ -53,8 +53,6 @@ def examine(home: Path) -> list[Check]:
 
 def _python() -> Check:
     number = ".".join(map(str, sys.version_info[:3]))
-    if sys.version_info < (3, 10):
-        return Check(name="python", result="fail", detail=number, remedy="install Python 3.10 or later")
     return Check(name="python", result="ok", detail=f"{number}, {cpu_name()}, {os.cpu_count()} processors")
 
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 from edge_agent.config import AgentConfig, decode_config
 from edge_agent.home import HomeLock
-from edge_agent.links import Link, NoPlanner
+from edge_agent.links import NoPlanner
 from edge_agent.loop import READ
-from edge_agent.service import Agent
+from edge_agent.service import Agent, LinkFactory
 from edge_agent.store import ArtifactStore
 from shared.errors import ExitCode, SettingError, StageloomError
 
@@ -63,13 +63,13 @@ def run_agent(config: AgentConfig) -> ExitCode:
     return ExitCode.INTERRUPTED if signal.SIGINT in stopped_by else ExitCode.OK
 
 
-def _link_maker(config: AgentConfig) -> "LinkMaker":
+def _link_maker(config: AgentConfig) -> LinkFactory:
     if config.models:
         from edge_agent.local_plan import plan_alone  # the importer's code, for agents without a planner
 
         store = ArtifactStore(config.home_path / "artifacts")
         plan = plan_alone(config, store, _log.info)
-        return lambda agent: NoPlanner(plan)
+        return lambda: NoPlanner(plan)
     from edge_agent.planner_link import connect_planner  # ZeroMQ, for agents that have joined one
 
     return connect_planner(config)

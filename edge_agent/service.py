@@ -1,7 +1,7 @@
 """The agent's main process: the link, the local endpoint and the engine process on one loop.
 
 Nothing here decides about plans or tasks: `PlanManager`, `TaskLedger` and the link core do; this part carries
-their actions out and turns each outcome into the next event. Heavy packages are imported nowhere on this path.
+their actions out and turns each outcome into the next event. No heavy package is imported on this path.
 """
 
 import logging
