@@ -27,18 +27,6 @@ MIN_TASKS = 8
 Inputs = Mapping[str, np.ndarray]
 
 
-class Contestant(Protocol):
-    """Something that runs the workload."""
-
-    name: str
-
-    def window(self, seconds: float) -> Window:
-        """Run for `seconds`, longer for less than MIN_TASKS; nothing runs before or after."""
-
-    def close(self) -> None:
-        """Free everything."""
-
-
 @dataclass(frozen=True, slots=True)
 class Window:
     """What one contestant did in one window."""
@@ -51,6 +39,18 @@ def measured(ended_s: Sequence[float], cpu_s: float) -> Window:
     """A window from the times at which its tasks ended and the processor time it took."""
     ordered = sorted(ended_s)
     return Window((len(ordered) - 1) / (ordered[-1] - ordered[0]), cpu_s / len(ordered))
+
+
+class Contestant(Protocol):
+    """Something that runs the workload."""
+
+    name: str
+
+    def window(self, seconds: float) -> Window:
+        """Run for `seconds`, longer for less than MIN_TASKS; nothing runs before or after."""
+
+    def close(self) -> None:
+        """Free everything."""
 
 
 @dataclass(frozen=True)
