@@ -150,6 +150,7 @@ class PlanManager:
         self._trial: _Trial | None = None
         self._engine = _Engine()
         self._next_key = 1
+        self._served: Models = {}
         self._checking: set[Digest] = set()
         self._checked: dict[Digest, Models] = {}
         self._unusable: dict[Digest, str] = {}  # does not check or load; until an artifact arrives
@@ -164,8 +165,10 @@ class PlanManager:
 
     @property
     def models(self) -> Models:
-        """What the active plan serves."""
-        return {} if self.active is None else self._checked.get(self.active.ref.digest, {})
+        """What the active plan serves; while the engine restarts, what the last one served."""
+        if self.active is not None:
+            self._served = self._checked.get(self.active.ref.digest, {})
+        return self._served
 
     @property
     def engine_up(self) -> bool:
