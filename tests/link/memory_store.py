@@ -89,6 +89,9 @@ class MemoryStore:
 
     def record_reports(self, records: Sequence[ReportRecord]) -> None:
         for one in records:
+            known = self.members[one.device]
+            if known.report and known.boot == one.boot and known.report.revision >= one.report.revision:
+                continue
             self.members[one.device] = replace(self.members[one.device], boot=one.boot, report=one.report)
 
     def append_telemetry(self, writes: Sequence[TelemetryWrite]) -> None:

@@ -2,6 +2,7 @@
 either side between any two actions. Everything random comes from one seed; time is simulated."""
 
 import heapq
+import os
 import random
 import tempfile
 from collections.abc import Callable
@@ -9,20 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from edge_agent.link import events as dev
 from edge_agent.link import fetch as fetching
 from edge_agent.link.core import LinkConfig, LinkCore
 from edge_agent.link.spool import Spool
-from edge_agent.link.states import VERDICTS
 from edge_agent.link.statefile import decode_state, encode_state
+from edge_agent.link.states import VERDICTS
 from planner.dispatch import events as pev
 from planner.dispatch.core import DispatchConfig, DispatchCore
 from planner.dispatch.ports import FleetMember
 from planner.dispatch.rows import telemetry_write
 from shared.digest import digest_bytes
-from shared.errors import DecodeError
 from shared.ids import DeviceId, Digest
 from shared.messages import bulk, control, telemetry
 from shared.messages.control import ArtifactNeed, Desired, DeviceState
@@ -31,8 +29,8 @@ from tests.link.memory_store import MemoryStore
 DEVICE = DeviceId("sim")
 KEY = "k" * 40
 CHUNK_BYTES = 64
-FAULTS_END_S = 40.0
-END_S = 110.0
+FAULTS_END_S = 30.0
+END_S = 80.0
 BEHAVIOURS = ("good", "good", "illegal", "unstageable", "bad")
 
 
@@ -59,7 +57,14 @@ class Faults:
             return rng.choice((0.0, rng.random() * most))
 
         return cls(
-            some(0.4), some(0.3), rng.choice((0.01, 0.2, 1.5)), some(0.1), some(0.05), some(0.1), some(0.5), some(0.3)
+            some(0.4),
+            some(0.3),
+            rng.choice((0.01, 0.2, 1.5)),
+            some(0.1),
+            some(0.05),
+            some(0.1),
+            some(0.5),
+            some(0.3),
         )
 
 
@@ -220,7 +225,10 @@ class Planner:
             world.device.expect(action.lane, action.route, action.message)
         elif isinstance(action, pev.StoreReport):
             record = action.record
-            self._store(lambda: store.record_reports([record]), lambda ok: pev.ReportStored(DEVICE, record.report.revision, ok))
+            self._store(
+                lambda: store.record_reports([record]),
+                lambda ok: pev.ReportStored(DEVICE, record.report.revision, ok),
+            )
         elif isinstance(action, pev.AppendTelemetry):
             write, ticket = telemetry_write(action.device, action.batch), action.ticket
 
@@ -241,7 +249,9 @@ class Planner:
             def reissue() -> None:
                 made.append(store.reissue(DEVICE, above_epoch=above[0], above_generation=above[1]))
 
-            self._store(reissue, lambda ok: pev.DesiredChanged(DEVICE, made[0]) if ok else pev.ReissueFailed(DEVICE))
+            self._store(
+                reissue, lambda ok: pev.DesiredChanged(DEVICE, made[0]) if ok else pev.ReissueFailed(DEVICE)
+            )
 
     def _store(self, commit: Callable[[], None], answer: Callable[[bool], pev.Event]) -> None:
         """Commit a little later, answer later still; a crash may come before, between or after."""
@@ -280,8 +290,7 @@ class Device:
         self.route = b""
         self.best = (0, 0)
         self.verdicts: dict[tuple[int, int], DeviceState] = {}
-        self.known_good: set[Digest] = set()
-        self.ever_produced: dict[int, int] = {}
+        self.visited: set[DeviceState] = set()
 
     # -- life and death -------------------------------------------------------------------------------------
 
@@ -293,7 +302,7 @@ class Device:
         boot = rng.getrandbits(61) | 1
         self.core = LinkCore(state, config=LinkConfig(boot=boot))
         self.fetcher = fetching.FetchCore(chunk_bytes=CHUNK_BYTES, again_after_s=2.0)
-        self.spool = Spool(self.folder, boot=boot, limit_bytes=40 << 10, write=self._write)
+        self.spool = Spool(self.folder, boot=boot, limit_bytes=20 << 10, write=self._write)
         self.batch_sent_s = -10.0
         self.answers: dict[tuple[dev.Attempt, str], dev.Event] = {}
         present = frozenset(self.disk.present)
@@ -323,8 +332,6 @@ class Device:
         self.world.later(every_s, go)
 
     def _write(self, file: int, data: bytes) -> int:
-        import os
-
         if self.world.chance(self.world.faults.disk):
             os.write(file, data[: len(data) // 2])
             raise OSError(28, "No space left on device")
@@ -361,10 +368,16 @@ class Device:
                 self._fetch(self.fetcher.want(need, have, world.now_s))
             case dev.VerifyPlan(attempt, plan):
                 bad = world.behaviour[plan.ref.digest] == "illegal"
-                self._answer(attempt, "verify", dev.PlanRefused(attempt, "illegal") if bad else dev.PlanVerified(attempt))
+                self._answer(
+                    attempt,
+                    "verify",
+                    dev.PlanRefused(attempt, "illegal") if bad else dev.PlanVerified(attempt),
+                )
             case dev.StagePlan(attempt, plan):
                 bad = world.behaviour[plan.ref.digest] == "unstageable"
-                self._answer(attempt, "stage", dev.PlanRefused(attempt, "memory") if bad else dev.PlanStaged(attempt))
+                self._answer(
+                    attempt, "stage", dev.PlanRefused(attempt, "memory") if bad else dev.PlanStaged(attempt)
+                )
             case dev.ActivatePlan(attempt, plan):
                 written = decode_state(self.disk.state or b"")
                 assert written.state is DeviceState.PROBATION, "it runs before the record is on disk"
@@ -380,7 +393,9 @@ class Device:
         life = self.life
         again = self.world.chance(0.1)
         for _ in range(2 if again else 1):
-            self.world.later(self.world.rng.random() * 3, lambda: self.do(event) if self.life == life else None)
+            self.world.later(
+                self.world.rng.random() * 3, lambda: self.do(event) if self.life == life else None
+            )
 
     def _tick(self) -> None:
         world = self.world
@@ -395,8 +410,10 @@ class Device:
                 self.send(pev.Lane.TELEMETRY, batch)
 
     def _measure(self) -> None:
-        if self.world.now_s < FAULTS_END_S + 10:
-            body = telemetry.encode_row(telemetry.Row(1, telemetry.Event("x" * self.world.rng.randint(1, 99))))
+        if self.world.now_s < FAULTS_END_S + 5:
+            body = telemetry.encode_row(
+                telemetry.Row(1, telemetry.Event("x" * self.world.rng.randint(1, 99)))
+            )
             self.spool.append([body] * self.world.rng.randint(1, 40))
 
     def _fetch(self, actions: list[fetching.FetchAction]) -> None:
@@ -436,7 +453,8 @@ class Device:
         route = self.route
         if route:
             world = self.world
-            world.planner.connect(route) if world.now_s >= world.split_until_s else None
+            if world.now_s >= world.split_until_s:
+                world.planner.connect(route)
             codec: Any = {
                 pev.Lane.CONTROL: control.TO_PLANNER,
                 pev.Lane.TELEMETRY: telemetry.TO_PLANNER,
@@ -476,6 +494,7 @@ class Device:
         assert attempt >= self.best, "a generation fell"
         self.best = attempt
         assert state.state is not None
+        self.visited.add(state.state)
         final = self.verdicts.get(attempt)
         if final is not None:
             assert state.state is final, "a verdict changed"
