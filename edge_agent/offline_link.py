@@ -9,48 +9,36 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 
 from edge_agent.link import events
 from edge_agent.link.core import LinkCore
-from edge_agent.link.statefile import decode_state, encode_state
+from edge_agent.link.statefile import save_state
 from edge_agent.links import Order
 from edge_agent.status import LinkStatus
-from edge_agent.store import StateFile
-from shared.errors import DecodeError, StorageError
 from shared.ids import Digest
 from shared.messages.telemetry import RowData
 
 _log = logging.getLogger(__name__)
 
 
-def load_link_state(file: StateFile) -> tuple[events.LinkState, str]:
-    """The durable state of the link, an empty one if none can be read; and what was wrong."""
-    found = file.load()
-    if found.body is None:
-        return events.LinkState(), found.problem
-    try:
-        return decode_state(found.body), found.problem
-    except DecodeError as error:
-        return events.LinkState(), f"{file.path.name} is of another version and is forgotten: {error.cause}"
-
-
 class OfflineLink:
     """The link core without a network; called on the main loop's thread only."""
 
     def __init__(
-        self, core: LinkCore, file: StateFile, *, environment: str, present: frozenset[Digest], why: str
+        self, core: LinkCore, path: Path, *, environment: str, present: frozenset[Digest], why: str
     ) -> None:
         self._core = core
-        self._file = file
+        self._path = path
         self._why = why
-        self._orders: deque[Order | events.ArtifactPresent] = deque()
+        self._orders: deque[Order] = deque()
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._carry_out(core.boot(environment, present, time.monotonic()))
 
     def fileno(self) -> int:
         return self._read
 
-    def take(self) -> Sequence[Order | events.ArtifactPresent]:
+    def take(self) -> Sequence[Order]:
         os.read(self._read, 4096)
         orders = list(self._orders)
         self._orders.clear()
@@ -60,7 +48,7 @@ class OfflineLink:
         self._carry_out(self._core.handle(event, time.monotonic()))
 
     def record(self, rows: Sequence[RowData]) -> None:
-        pass
+        """Nowhere to send it: an agent that has joined no planner owes none."""
 
     def status(self) -> LinkStatus:
         report = self._core.report()
@@ -81,8 +69,8 @@ class OfflineLink:
             match action:
                 case events.Persist(state):
                     try:
-                        self._file.save(encode_state(state))
-                    except StorageError as error:
+                        save_state(self._path, state)
+                    except OSError as error:
                         _log.error("%s", error)
                         self._carry_out(self._core.handle(events.PersistFailed(str(error)), time.monotonic()))
                         return

@@ -153,7 +153,7 @@ class PlanManager:
         self._served: Models = {}
         self._checking: set[Digest] = set()
         self._checked: dict[Digest, Models] = {}
-        self._unusable: dict[Digest, str] = {}  # does not check or load; until an artifact arrives
+        self._unusable: dict[Digest, str] = {}  # does not check or load
 
     # -- what others ask ------------------------------------------------------------------------------------
 
@@ -230,11 +230,6 @@ class PlanManager:
             self._adopted = trial.plan
             return []
         return self._free(trial.digest)
-
-    def artifact_arrived(self) -> list[Action]:
-        """What did not work for want of an artifact may work now."""
-        self._unusable.clear()
-        return self._pursue()
 
     def _begin(self, attempt: Attempt, plan: RunnablePlan, phase: Phase) -> list[Action]:
         actions: list[Action] = []

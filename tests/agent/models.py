@@ -7,10 +7,11 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from edge_agent.link.events import LinkState, PlanRef, RunnablePlan
-from edge_agent.link.statefile import encode_state
-from edge_agent.store import StateFile
+from edge_agent.link.statefile import save_state
+from edge_agent.planner_link import STATE_NAME
+from edge_agent.store import ArtifactStore
 from shared.artifact import Artifact, open_artifact
-from shared.importer.api import import_model
+from shared.importer.api import artifact_path, import_model
 from shared.messages.control import ArtifactNeed, Desired, DeviceState, Origin
 from shared.plan import ExecutorOptions, QueuePlan
 from shared.search.compose import ModelChoice, compose
@@ -39,7 +40,9 @@ def import_tiny(directory: Path, seed: int = 0) -> Artifact:
     """Import it into an artifact store."""
     directory.mkdir(parents=True, exist_ok=True)
     report = import_model(write_tiny(directory / f"tiny{seed}.onnx", seed), shapes={}, out_dir=directory)
-    return open_artifact(directory / f"{report.digest}.artifact")
+    return open_artifact(
+        ArtifactStore(directory).adopt(artifact_path(directory, report.digest), report.digest)
+    )
 
 
 def plan_for(
@@ -48,6 +51,7 @@ def plan_for(
     executor: str = "onnx",
     replicas: int = 1,
     queue: QueuePlan | None = None,
+    interval_us: int = 0,
     origin: Origin = Origin.PLANNER,
 ) -> RunnablePlan:
     """Every model whole, sequential."""
@@ -59,6 +63,8 @@ def plan_for(
                 graph=artifact.graph,
                 replicas=replicas,
                 queue=queue or QueuePlan(),
+                launch_interval_us=interval_us,
+                work_conserving=not interval_us,
             )
             for name, artifact in models.items()
         ],
@@ -80,11 +86,11 @@ def desire(plan: RunnablePlan, generation: int = 1) -> Desired:
 
 
 def write_state(home: Path, *, good: RunnablePlan | None = None, desired: RunnablePlan | None = None) -> None:
-    """The link's state as a device left it: a last-known-good plan, a desired one that it has just received."""
+    """The link's state as a device left it: last-known-good, and a desired plan it has just received."""
     state = LinkState(
         last_good=good,
         active=good.ref if good else None,
         desired=desire(desired) if desired else None,
         state=DeviceState.RECEIVED if desired else None,
     )
-    StateFile(home / "link").save(encode_state(state))
+    save_state(home / STATE_NAME, state)

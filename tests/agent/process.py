@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -56,14 +57,19 @@ class AgentProcess:
         assert found is not None, self.log
         return found
 
-    def until_ready(self) -> AgentStatus:
-        def ready() -> bool:
+    def until(self, condition: Callable[[AgentStatus], object], what: str) -> AgentStatus:
+        """Poll the status until it is as wanted; an agent that has ended is not waited for."""
+
+        def reached() -> bool:
             assert self.process.poll() is None, f"it ended with {self.process.returncode}\n{self.log}"
             found = self.status()
-            return found is not None and found.ready
+            return found is not None and bool(condition(found))
 
-        eventually(ready, "the agent is ready", within_s=60.0)
+        eventually(reached, what, within_s=60.0)
         return self.now()
+
+    def until_ready(self) -> AgentStatus:
+        return self.until(lambda status: status.ready, "the agent is ready")
 
     def socket_when_ready(self) -> Path:
         """For applications that are to find it serving."""
