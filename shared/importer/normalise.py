@@ -51,6 +51,7 @@ def prepare(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits:
         raise ModelError("unsupported: sparse weights", remedy="store the weights dense")
     if any(tensor.data_type == TensorProto.STRING for tensor in model.graph.initializer):
         raise ModelError("unsupported: string weights", remedy="keep text processing outside the model")
+    _pin(model, shapes)
     # The checker comes before anything that walks functions: onnxruntime crashes on 3,000 chained ones.
     try:
         onnx.checker.check_model(model)
@@ -58,7 +59,6 @@ def prepare(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits:
         raise ModelError(
             f"the ONNX checker refuses the model: {one_line(error)}", remedy="export the model again"
         ) from error
-    _pin(model, shapes)
     values = infer_values(model)
     require_affordable(values, constant_names(model), limits)
 
@@ -192,6 +192,8 @@ def canonicalise(
         if graph.initializer[index].name not in used:
             del graph.initializer[index]
     graph.initializer.sort(key=lambda weight: weight.name)
+    for weight in graph.initializer:
+        _store_raw(weight)
     for output in graph.output:
         value = values.get(output.name)
         if value is not None and not value.unfit:
@@ -234,6 +236,14 @@ def _free_leading_dimension(graph: onnx.GraphProto, values: Mapping[str, Value])
                 helper.make_tensor(copied, TensorProto.INT64, [len(dims)], [0, *dims[1:]])
             )
             node.input[1] = copied
+
+
+def _store_raw(weight: TensorProto) -> None:
+    """One way to store a weight, whichever of ONNX's the file chose."""
+    if not weight.HasField("raw_data"):
+        weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight), weight.name))
+    weight.ClearField("data_location")
+    weight.ClearField("doc_string")
 
 
 def _rename_reads(graph: onnx.GraphProto, old: str, new: str) -> None:
