@@ -54,13 +54,14 @@ class TimingRequest:
 class Executor(Protocol):
     """One backend inside the engine's process.
 
-    `load`, `prepare` and `unload` may be slow and run on a thread of their own. `issue` and `wait` run on the
-    lane's thread, `issue` in the core's order within a lane. Steps of different lanes overlap; `issue` of a
-    step may come before the steps in `step.after` have ended: ordering them is the executor's duty.
+    `load`, `prepare` and `unload` may be slow and run on a thread of their own. `issue`, `move` and `drop`
+    come in the core's order, one at a time, from whichever thread took the decision, and must be short.
+    `wait` runs on the lane's thread. Steps of different lanes overlap; `issue` of a step may come before the
+    steps in `step.after` have ended: ordering them is the executor's duty.
     """
 
     tracing: bool  # fill StepResult.groups; set by the owner at any time
-    tap: BlockTap | None  # set by the owner while nothing runs
+    tap: "BlockTap | None"  # set by the owner while nothing runs
 
     @property
     def name(self) -> str:

@@ -57,7 +57,7 @@ class ArenaTasks:
         driver = self._driver()
         try:
             if driver is None or driver.active is None:
-                raise TaskRefused(Code.NO_PLAN, "no plan is active", remedy="try again in a moment")
+                raise TaskRefused(Code.UNKNOWN_MODEL, "no plan is active", remedy="try again in a moment")
             bound = driver.active
             models = [bound.models[bound.model_index[m]] for m in command.models if m in bound.model_index]
             io = self._locate(command, models)

@@ -16,12 +16,13 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
-from shared.engine.core import EngineCore
-
 from edge_agent.executor.base import Executor, Rows, StepResult
+from edge_agent.worker.messages import CombinedStats
 from edge_agent.worker.tally import Tally
 from shared.artifact import Artifact
 from shared.bound import BoundModel, BoundPlan
+from shared.engine.core import EngineCore
+from shared.engine.stats import EngineStats
 from shared.engine.steps import (
     Action,
     DropInstance,
@@ -100,10 +101,10 @@ def _held() -> threading.Lock:
 
 @dataclass(slots=True)
 class _Lane:
-    """One lane's steps and the lock that its thread sleeps on."""
+    """One lane's issued steps and the lock that its thread sleeps on."""
 
     wake: threading.Lock = field(default_factory=_held)
-    pending: "deque[tuple[Step, dict[InstanceId, Rows]]]" = field(default_factory=deque)
+    pending: deque[tuple[Step, str | None]] = field(default_factory=deque)  # with why it was not issued
     idle: bool = False
 
 
@@ -129,7 +130,7 @@ class EngineDriver:
     ) -> None:
         self.executor = executor
         self.on_step: StepObserver | None = None  # set while nothing runs, or to trace
-        self.tally = Tally()
+        self._tally = Tally()
         self._on_released = on_released
         self._clock = clock
         self._core = EngineCore()
@@ -220,6 +221,18 @@ class EngineDriver:
         """No task is queued or in flight."""
         return not self._tasks and not self._in_flight
 
+    @property
+    def idle(self) -> bool:
+        """Nothing is in flight; tasks may be queued."""
+        with self._lock:
+            return self._core.idle and not self._in_flight
+
+    def snapshot(self) -> tuple[EngineStats, tuple[CombinedStats, ...], float]:
+        """The core's state, the steps since the last call, and the busy seconds so far."""
+        with self._lock:
+            now = self._clock()
+            return self._core.snapshot(now), self._tally.take(), self._tally.busy_s(now)
+
     # Tasks
 
     def submit(self, task: Task, io: TaskIO) -> None:
@@ -296,9 +309,14 @@ class EngineDriver:
             if member.member.block == 0
         }
         self._in_flight.add(step.id)
-        self.tally.step_issued(self._clock())
+        self._tally.step_issued(self._clock())
+        problem = None
+        try:
+            self.executor.issue(step, feeds)
+        except Exception as error:  # a backend's; the lane's thread reports it as the step's end
+            problem = _reason(error)
         lane = self._lanes[step.lane]
-        lane.pending.append((step, feeds))
+        lane.pending.append((step, problem))
         if lane.idle:
             lane.idle = False
             lane.wake.release()
@@ -349,19 +367,13 @@ class EngineDriver:
         thread.start()
 
     def _run_lane(self, lane: _Lane) -> None:
-        issued: deque[Step] = deque()
         while True:
             while lane.pending:
-                step, feeds = lane.pending.popleft()
-                try:
-                    self.executor.issue(step, feeds)
-                except Exception as error:  # a backend's; the tasks fail and the engine goes on
-                    self._step_ended(step, None, _reason(error))
+                step, problem = lane.pending.popleft()
+                if problem is None:
+                    self._finish_step(step)
                 else:
-                    issued.append(step)
-            if issued:
-                self._finish_step(issued.popleft())
-                continue
+                    self._step_ended(step, None, problem)
             with self._lock:
                 if lane.pending:
                     continue
@@ -411,7 +423,7 @@ class EngineDriver:
         with self._lock:
             now = self._clock()
             self._in_flight.discard(step.id)
-            self.tally.step_ended(step, result, now)
+            self._tally.step_ended(step, result, now)
             if result is not None:
                 self._note_start(step, result.started_s)
             if self._drops:

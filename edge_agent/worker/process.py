@@ -6,6 +6,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -202,7 +203,7 @@ class EngineProcess:
         if now >= self._next_stats_s:
             self._next_stats_s = now + self._config.stats_interval_s
             if driver is not None:
-                self.report(driver.stats())
+                self.report(_stats(driver))
 
     def _trace(self, on: bool) -> None:
         if self._driver is not None:
@@ -250,3 +251,11 @@ class EngineProcess:
 
     def _quiet(self) -> bool:
         return self._driver is None or self._driver.quiet
+
+
+def _stats(driver: EngineDriver) -> messages.Stats:
+    engine, combined, busy_s = driver.snapshot()
+    models = tuple(
+        messages.ModelStats(m.name, m.queued, m.oldest_age_s, asdict(m.ended)) for m in engine.models
+    )
+    return messages.Stats(engine.now_s, engine.active, busy_s, models, combined)
