@@ -105,6 +105,7 @@ ALONE: list[tuple[str, Schedule, CombinedGraph]] = [
     ("unknown", StreamSchedule((Launch(0, 0), Launch(1, 0), Launch(2, 1), Launch(-1, 1))), FORK),
     ("repeated", stages([[0]], [[1], [2]], [[2]]), FORK),
     ("repeated", StreamSchedule((Launch(0, 0), Launch(1, 0), Launch(2, 1), Launch(2, 0))), FORK),
+    ("repeated", stages([[0, 1], [0, 1, 2]]), FORK),
     ("missing", stages([[0]], [[1]]), FORK),
     ("missing", StreamSchedule((Launch(0, 0), Launch(2, 0))), FORK),
     ("empty", StageSchedule((Stage(((0,),)), Stage(()), Stage(((1,), (2,))))), FORK),
