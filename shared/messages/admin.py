@@ -1,0 +1,291 @@
+"""The admin conversation: the `stageloom` command and a running planner, over a local socket of mode 0600.
+
+Whoever opens the socket is the operator. Lists come in pages: a reply's `more` says that the last item's
+name continues as `after`. Every reply to a request is its own reply type or `Failed`.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from shared.codec import Codec, Limits
+from shared.messages.base import (
+    Count,
+    DeviceName,
+    DigestText,
+    Epoch,
+    Generation,
+    Line,
+    Message,
+    MicroSeconds,
+    Name,
+    PlanBytes,
+    PositiveBytes,
+    Real,
+    Seconds,
+    ShortText,
+    SmallCount,
+)
+from shared.messages.control import Autonomy, Report
+
+Page = Annotated[int, Meta(ge=1, le=256)]
+PathText = Annotated[str, Meta(min_length=1, max_length=4096)]
+After = Annotated[str, Meta(max_length=64)]
+LongText = Annotated[str, Meta(max_length=64 << 10)]
+
+
+class DeviceInfo(Struct, frozen=True, kw_only=True):
+    """One enrolled device as the planner sees it now."""
+
+    device: DeviceName
+    online: bool
+    revoked: bool
+    device_class: ShortText
+    agent_version: ShortText
+    enrolled_at_us: MicroSeconds
+    last_seen_us: MicroSeconds
+    desired_epoch: Epoch
+    desired_generation: Generation
+    desired_plan: DigestText | None
+    report: Report
+
+
+class ModelInfo(Struct, frozen=True, kw_only=True):
+    """One model of the store; `size_bytes` is its artifact's."""
+
+    model: Name
+    digest: DigestText
+    size_bytes: PositiveBytes
+    operators: SmallCount
+    base_cuts: SmallCount
+    opaque: SmallCount
+    added_at_us: MicroSeconds
+
+
+class PlanInfo(Struct, frozen=True, kw_only=True):
+    """One plan; `text` holds its stage strings, `wire` its canonical bytes."""
+
+    plan: Name
+    digest: DigestText
+    scheduler: Name
+    models: Annotated[tuple[Name, ...], Meta(max_length=64)]
+    created_at_us: MicroSeconds
+    text: LongText
+    wire: PlanBytes
+    text_bytes: Count
+    wire_bytes: Count
+
+
+class HistoryEntry(Struct, frozen=True, kw_only=True):
+    """One generation of one device: what was asked, who decided, how it ended."""
+
+    device: DeviceName
+    epoch: Epoch
+    generation: Generation
+    plan: Annotated[str, Meta(max_length=64)]
+    digest: DigestText | None
+    decided_by: ShortText
+    state: ShortText
+    reason: Line
+    at_us: MicroSeconds
+
+
+class ModelRate(Struct, frozen=True, kw_only=True):
+    """One model on one device over the last few seconds."""
+
+    device: DeviceName
+    model: Name
+    throughput_per_s: Real
+    latency_p50_ms: Real
+    latency_p99_ms: Real
+    queued: Count
+
+
+class DeviceTokenRequest(Message, frozen=True, kw_only=True, tag="device_token_request"):
+    """Make a one-time join token; `device` fixes the name that may enrol with it."""
+
+    device: DeviceName | None = None
+    lifetime_s: Annotated[float, Meta(gt=0.0, le=31_536_000.0)] = 3600.0
+
+
+class DeviceTokenReply(Message, frozen=True, kw_only=True, tag="device_token_reply"):
+    """The token's text, shown once and stored nowhere."""
+
+    token: Annotated[str, Meta(min_length=1, max_length=1024)]
+    expires_at_us: MicroSeconds
+
+
+class DeviceListRequest(Message, frozen=True, kw_only=True, tag="device_list_request"):
+    after: After = ""
+    limit: Page = 128
+
+
+class DeviceListReply(Message, frozen=True, kw_only=True, tag="device_list_reply"):
+    devices: Annotated[tuple[DeviceInfo, ...], Meta(max_length=256)]
+    more: bool = False
+
+
+class DeviceShowRequest(Message, frozen=True, kw_only=True, tag="device_show_request"):
+    device: DeviceName
+
+
+class DeviceShowReply(Message, frozen=True, kw_only=True, tag="device_show_reply"):
+    device: DeviceInfo
+    history: Annotated[tuple[HistoryEntry, ...], Meta(max_length=64)] = ()
+
+
+class DeviceRevokeRequest(Message, frozen=True, kw_only=True, tag="device_revoke_request"):
+    """Take a device's key away; effective at its next message. A repeat changes nothing."""
+
+    device: DeviceName
+
+
+class ModelAddRequest(Message, frozen=True, kw_only=True, tag="model_add_request"):
+    """Take an artifact that the command has imported; `path` is on this machine and is copied."""
+
+    model: Name
+    path: PathText
+    digest: DigestText
+
+
+class ModelReply(Message, frozen=True, kw_only=True, tag="model_reply"):
+    model: ModelInfo
+
+
+class ModelListRequest(Message, frozen=True, kw_only=True, tag="model_list_request"):
+    after: After = ""
+    limit: Page = 128
+
+
+class ModelListReply(Message, frozen=True, kw_only=True, tag="model_list_reply"):
+    models: Annotated[tuple[ModelInfo, ...], Meta(max_length=256)]
+    more: bool = False
+
+
+class ModelRemoveRequest(Message, frozen=True, kw_only=True, tag="model_remove_request"):
+    model: Name
+
+
+class ModelChoice(Struct, frozen=True, kw_only=True):
+    """How one model enters a plan."""
+
+    model: Name
+    replicas: Annotated[int, Meta(ge=1, le=64)] = 1
+    batch: Annotated[int, Meta(ge=1, le=1024)] = 1
+    blocks: Annotated[int, Meta(ge=0, le=1024)] = 0  # 0: the scheduler chooses
+    launch_interval_s: Seconds = 0.0
+
+
+class PlanCreateRequest(Message, frozen=True, kw_only=True, tag="plan_create_request"):
+    """Search a plan; `device` names whose costs to use, none means the fleet's defaults."""
+
+    plan: Name
+    models: Annotated[tuple[ModelChoice, ...], Meta(min_length=1, max_length=64)]
+    scheduler: Name = "greedy"
+    device: DeviceName | None = None
+
+
+class PlanReply(Message, frozen=True, kw_only=True, tag="plan_reply"):
+    plan: PlanInfo
+
+
+class PlanShowRequest(Message, frozen=True, kw_only=True, tag="plan_show_request"):
+    plan: Name
+
+
+class PlanPushRequest(Message, frozen=True, kw_only=True, tag="plan_push_request"):
+    """Desire a plan on a device, as its next generation."""
+
+    plan: Name
+    device: DeviceName
+    autonomy: Autonomy = Autonomy.OFF
+
+
+class PlanPushReply(Message, frozen=True, kw_only=True, tag="plan_push_reply"):
+    epoch: Epoch
+    generation: Generation
+
+
+class PlanHistoryRequest(Message, frozen=True, kw_only=True, tag="plan_history_request"):
+    """Newest first; `before` is the position after which to continue, 0 starts."""
+
+    device: DeviceName | None = None
+    before: Count = 0
+    limit: Page = 64
+
+
+class PlanHistoryReply(Message, frozen=True, kw_only=True, tag="plan_history_reply"):
+    entries: Annotated[tuple[HistoryEntry, ...], Meta(max_length=256)]
+    next_before: Count = 0  # 0: no more
+
+
+class WatchRequest(Message, frozen=True, kw_only=True, tag="watch_request"):
+    """One snapshot; a live view asks again."""
+
+    device: DeviceName | None = None
+
+
+class WatchReply(Message, frozen=True, kw_only=True, tag="watch_reply"):
+    at_us: MicroSeconds
+    devices: Annotated[tuple[DeviceInfo, ...], Meta(max_length=256)]
+    rates: Annotated[tuple[ModelRate, ...], Meta(max_length=1024)]
+    telemetry_stored: Count
+
+
+class StatusRequest(Message, frozen=True, kw_only=True, tag="status_request"):
+    """Is the planner alive, and how are its parts?"""
+
+
+class StatusReply(Message, frozen=True, kw_only=True, tag="status_reply"):
+    planner_version: ShortText
+    epoch: Epoch
+    devices: SmallCount
+    online: SmallCount
+    telemetry_backlog: Count
+    uptime_s: Seconds
+
+
+class Done(Message, frozen=True, kw_only=True, tag="done"):
+    """The request took effect, and there is nothing to tell."""
+
+
+class Failed(Message, frozen=True, kw_only=True, tag="failed"):
+    """The request did not take effect; `exit_code` is what the command ends with."""
+
+    cause: Line
+    remedy: Line = ""
+    exit_code: Annotated[int, Meta(ge=1, le=255)] = 1
+
+
+AdminRequest = (
+    DeviceTokenRequest
+    | DeviceListRequest
+    | DeviceShowRequest
+    | DeviceRevokeRequest
+    | ModelAddRequest
+    | ModelListRequest
+    | ModelRemoveRequest
+    | PlanCreateRequest
+    | PlanShowRequest
+    | PlanPushRequest
+    | PlanHistoryRequest
+    | WatchRequest
+    | StatusRequest
+)
+AdminReply = (
+    DeviceTokenReply
+    | DeviceListReply
+    | DeviceShowReply
+    | ModelReply
+    | ModelListReply
+    | PlanReply
+    | PlanPushReply
+    | PlanHistoryReply
+    | WatchReply
+    | StatusReply
+    | Done
+    | Failed
+)
+
+REQUESTS: Codec[AdminRequest] = Codec(AdminRequest, Limits(frame_bytes=64 << 10, body_bytes=64 << 10))
+REPLIES: Codec[AdminReply] = Codec(AdminReply, Limits(frame_bytes=1 << 20, body_bytes=1 << 20))

@@ -1,0 +1,37 @@
+"""The enrolment conversation: a one-time secret turns a device's own key into an enrolled one.
+
+The connection's CURVE key is the key that gets enrolled; the message repeats it only so that a mistake in
+the device's files is told apart from a wrong token.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from shared.codec import Codec, Limits
+from shared.messages.base import DeviceName, Message, PublicKey, Refused, ShortText
+
+Secret = Annotated[bytes, Meta(min_length=16, max_length=32)]
+
+
+class EnrolRequest(Message, frozen=True, kw_only=True, tag="enrol_request"):
+    """Device to planner. `device` is the name asked for; the token's own name, if it has one, wins."""
+
+    secret: Secret
+    public_key: PublicKey
+    device: DeviceName
+    agent_version: ShortText = ""
+    device_class: ShortText = ""
+
+
+class EnrolReply(Message, frozen=True, kw_only=True, tag="enrol_reply"):
+    """Planner to device: enrolled under this name. The same key and secret again get the same answer."""
+
+    device: DeviceName
+
+
+EnrolToPlanner = EnrolRequest
+EnrolToDevice = EnrolReply | Refused
+
+TO_PLANNER: Codec[EnrolToPlanner] = Codec(EnrolToPlanner, Limits(frame_bytes=1 << 10, body_bytes=1 << 10))
+TO_DEVICE: Codec[EnrolToDevice] = Codec(EnrolToDevice, Limits(frame_bytes=2 << 10, body_bytes=2 << 10))

@@ -1,0 +1,322 @@
+"""The telemetry conversation: numbered rows up, an acknowledgement down once they are committed.
+
+A row is encoded once, when it is measured, and travels as opaque bytes from the spool to the planner, which
+decodes each one by itself: a row that an old planner cannot read costs that row, not the batch behind it.
+A batch numbers its rows by `ranges`, so even such a row has its (device, boot, sequence), which is unique:
+a batch that is sent twice is stored once. Rows are arrays on the wire, with an integer tag for their kind.
+"""
+
+import bisect
+from collections.abc import Sequence
+from enum import Enum
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from shared.codec import Codec, Limits, convert, unpack
+from shared.errors import DecodeError
+from shared.messages.base import (
+    BootId,
+    Count,
+    DigestText,
+    Epoch,
+    Generation,
+    Line,
+    Mask,
+    Message,
+    MicroSeconds,
+    Name,
+    Real,
+    Refused,
+    ShortText,
+    SmallCount,
+)
+from shared.messages.control import DeviceState, Origin
+
+MAX_ROW_BYTES: Final = 4 << 10
+MAX_BATCH_ROWS: Final = 512
+MAX_BATCH_BYTES: Final = 256 << 10
+
+# Latency buckets: upper bounds in microseconds, a factor 2**(1/4) apart, from 10 us to about 168 s.
+LATENCY_BOUNDS_US: Final = tuple(round(10 * 2 ** (step / 4)) for step in range(97))
+
+
+class TaskCounters(Struct, frozen=True, tag=1, array_like=True):
+    """Tasks of one model that ended in `interval_us`, by how they ended; `submitted` counts arrivals."""
+
+    model: Name
+    interval_us: MicroSeconds
+    submitted: Count
+    completed: Count
+    refused: Count
+    cancelled: Count
+    expired: Count
+    failed: Count
+
+
+class LatencyHistogram(Struct, frozen=True, tag=2, array_like=True):
+    """Task latencies of one model in one interval: (bucket index, count) pairs over `LATENCY_BOUNDS_US`."""
+
+    model: Name
+    count: Count
+    sum_us: MicroSeconds
+    max_us: MicroSeconds
+    buckets: Annotated[tuple[tuple[SmallCount, Count], ...], Meta(max_length=128)]
+
+
+class QueueSample(Struct, frozen=True, tag=3, array_like=True):
+    """One queue at one instant; `queued_work_us` is its length times the measured service time."""
+
+    model: Name
+    tasks: Count
+    queued_work_us: MicroSeconds
+    oldest_age_us: MicroSeconds
+
+
+class StepTimings(Struct, frozen=True, tag=4, array_like=True):
+    """Steps of one (combined block, mask) in one interval; `plan` is the digest's first 16 characters."""
+
+    plan: ShortText
+    combined_block: SmallCount
+    mask: Mask
+    count: Count
+    sum_us: MicroSeconds
+    max_us: MicroSeconds
+
+
+class GroupSpan(Struct, frozen=True, array_like=True):
+    """One group inside a step: times since the step began."""
+
+    stage: SmallCount
+    stream: SmallCount
+    begin_us: MicroSeconds
+    end_us: MicroSeconds
+
+
+class StepTrace(Struct, frozen=True, tag=5, array_like=True):
+    """One sampled step, as a timeline of streams."""
+
+    plan: ShortText
+    combined_block: SmallCount
+    mask: Mask
+    lane: SmallCount
+    duration_us: MicroSeconds
+    groups: Annotated[tuple[GroupSpan, ...], Meta(max_length=128)]
+
+
+class OperatorTiming(Struct, frozen=True, array_like=True):
+    """One operator, measured alone: median, and the half distance between the 16th and 84th percentile."""
+
+    operator: SmallCount
+    median_us: Real
+    spread_us: Real
+    runs: SmallCount
+
+
+class ProfileResult(Struct, frozen=True, tag=6, array_like=True):
+    """Part of the answer to a `ProfileRequest`; `last` marks the part after which it is answered."""
+
+    request: Count
+    artifact: DigestText
+    batch: SmallCount
+    environment: ShortText
+    timings: Annotated[tuple[OperatorTiming, ...], Meta(max_length=64)]
+    last: bool
+    reason: Line = ""
+
+
+class StateChange(Struct, frozen=True, tag=7, array_like=True):
+    """The device moved a generation to another state, and why."""
+
+    epoch: Epoch
+    generation: Generation
+    state: DeviceState
+    plan: DigestText | None
+    origin: Origin
+    reason: Line = ""
+
+
+class Event(Struct, frozen=True, tag=8, array_like=True):
+    """Something a person may want to know: an engine restart, a full disk, a wrong setting."""
+
+    code: ShortText
+    text: Line = ""
+
+
+class Utilisation(Struct, frozen=True, tag=9, array_like=True):
+    """One metric of the machine; `value` None: this machine cannot tell (never a false 0)."""
+
+    metric: ShortText
+    value: Real | None
+    unit: ShortText = ""
+
+
+class DifferenceSample(Struct, frozen=True, tag=10, array_like=True):
+    """A served output compared with the whole model: relative difference, and sensitivity to the input."""
+
+    model: Name
+    difference: Real
+    sensitivity: Real
+
+
+RowData = (
+    TaskCounters
+    | LatencyHistogram
+    | QueueSample
+    | StepTimings
+    | StepTrace
+    | ProfileResult
+    | StateChange
+    | Event
+    | Utilisation
+    | DifferenceSample
+)
+
+
+class Row(Struct, frozen=True, array_like=True):
+    """One row; `at_us` is the agent's wall clock, microseconds since 1970."""
+
+    at_us: MicroSeconds
+    data: RowData
+
+
+class Ledger(Struct, frozen=True, array_like=True):
+    """What the spool has done in one boot, so far: planner and agent can balance their books."""
+
+    boot: BootId
+    produced: Count
+    dropped: Count
+
+
+class RowRange(Struct, frozen=True, array_like=True):
+    """The rows of `boot` from sequence `first` to `last`, both included."""
+
+    boot: BootId
+    first: Count
+    last: Count
+
+
+RowBytes = Annotated[bytes, Meta(min_length=1, max_length=MAX_ROW_BYTES)]
+
+
+class TelemetryBatch(Message, frozen=True, kw_only=True, tag="telemetry_batch"):
+    """Device to planner: rows, oldest first, and the ledgers of the boots not yet balanced.
+
+    `ranges` numbers the rows in order: the lengths of the ranges add up to the number of rows.
+    """
+
+    rows: Annotated[tuple[RowBytes, ...], Meta(max_length=MAX_BATCH_ROWS)]
+    ranges: Annotated[tuple[RowRange, ...], Meta(max_length=64)]
+    ledgers: Annotated[tuple[Ledger, ...], Meta(max_length=64)]
+
+
+class TelemetryAck(Message, frozen=True, kw_only=True, tag="telemetry_ack"):
+    """Planner to device: the batch's rows and ledgers are committed; repeats what the batch said."""
+
+    ranges: Annotated[tuple[RowRange, ...], Meta(max_length=64)]
+    ledgers: Annotated[tuple[Ledger, ...], Meta(max_length=64)]
+
+
+TelemetryToPlanner = TelemetryBatch
+TelemetryToDevice = TelemetryAck | Refused
+
+TO_PLANNER: Codec[TelemetryToPlanner] = Codec(
+    TelemetryToPlanner, Limits(frame_bytes=MAX_BATCH_BYTES, body_bytes=MAX_BATCH_BYTES)
+)
+TO_DEVICE: Codec[TelemetryToDevice] = Codec(
+    TelemetryToDevice, Limits(frame_bytes=8 << 10, body_bytes=8 << 10)
+)
+
+_ROW_LIMITS: Final = Limits(frame_bytes=MAX_ROW_BYTES, body_bytes=MAX_ROW_BYTES, array_items=128, map_items=0)
+_ROW: Final = Codec[Row](Row, _ROW_LIMITS)
+
+
+def encode_row(row: Row) -> bytes:
+    """Plain msgpack of one row (no flag byte: the batch around it is what gets compressed).
+
+    Raises:
+        DecodeError: a value outside its bounds, such as NaN: better lost here, where the cause is, than
+            at the planner.
+    """
+    body = _ROW.encode_body(row)
+    decode_row(body)
+    return body
+
+
+def decode_row(body: bytes) -> Row:
+    """One row.
+
+    Raises:
+        DecodeError: too large, malformed, or a kind that this version does not know.
+    """
+    if len(body) > MAX_ROW_BYTES:
+        raise DecodeError(f"a telemetry row has {len(body)} bytes, more than {MAX_ROW_BYTES}")
+    row: Row = convert(unpack(body, _ROW_LIMITS), Row)
+    return row
+
+
+def latency_bucket(latency_us: int) -> int:
+    """Index of the first bucket whose bound is not below `latency_us`; the last bucket takes all above."""
+    return min(bisect.bisect_left(LATENCY_BOUNDS_US, latency_us), len(LATENCY_BOUNDS_US) - 1)
+
+
+def histogram_of(model: str, latencies_us: Sequence[int]) -> LatencyHistogram:
+    """The histogram of one interval's latencies."""
+    counts: dict[int, int] = {}
+    for latency_us in latencies_us:
+        bucket = latency_bucket(latency_us)
+        counts[bucket] = counts.get(bucket, 0) + 1
+    return LatencyHistogram(
+        model,
+        len(latencies_us),
+        sum(latencies_us),
+        max(latencies_us, default=0),
+        tuple(sorted(counts.items())),
+    )
+
+
+def quantile_us(histograms: Sequence[LatencyHistogram], fraction: float) -> float:
+    """Latency below which `fraction` of all tasks lie, off by at most a bucket's width (19 %); 0 if none."""
+    counts: dict[int, int] = {}
+    for histogram in histograms:
+        for bucket, count in histogram.buckets:
+            counts[bucket] = counts.get(bucket, 0) + count
+    rank = fraction * sum(counts.values())
+    reached = 0
+    for bucket, count in sorted(counts.items()):
+        if reached + count >= rank and count:
+            low = LATENCY_BOUNDS_US[bucket - 1] if bucket else 0
+            high = LATENCY_BOUNDS_US[min(bucket, len(LATENCY_BOUNDS_US) - 1)]
+            return low + (high - low) * max(rank - reached, 0.0) / count
+        reached += count
+    return 0.0
+
+
+class RowKind(str, Enum):
+    """Names of the row kinds, as the store spells them; `UNREADABLE`: bytes that this planner cannot read."""
+
+    TASK_COUNTERS = "task_counters"
+    LATENCY_HISTOGRAM = "latency_histogram"
+    QUEUE_SAMPLE = "queue_sample"
+    STEP_TIMINGS = "step_timings"
+    STEP_TRACE = "step_trace"
+    PROFILE_RESULT = "profile_result"
+    STATE_CHANGE = "state_change"
+    EVENT = "event"
+    UTILISATION = "utilisation"
+    DIFFERENCE_SAMPLE = "difference_sample"
+    UNREADABLE = "unreadable"
+
+
+KIND_OF: Final[dict[type, RowKind]] = {
+    TaskCounters: RowKind.TASK_COUNTERS,
+    LatencyHistogram: RowKind.LATENCY_HISTOGRAM,
+    QueueSample: RowKind.QUEUE_SAMPLE,
+    StepTimings: RowKind.STEP_TIMINGS,
+    StepTrace: RowKind.STEP_TRACE,
+    ProfileResult: RowKind.PROFILE_RESULT,
+    StateChange: RowKind.STATE_CHANGE,
+    Event: RowKind.EVENT,
+    Utilisation: RowKind.UTILISATION,
+    DifferenceSample: RowKind.DIFFERENCE_SAMPLE,
+}

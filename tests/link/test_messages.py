@@ -1,0 +1,146 @@
+"""Every message: golden bytes, round trips, and a bound on every field."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import inspect as shapes
+
+from shared.codec import PLAIN, Codec
+from shared.messages import admin, bulk, control, enrol, telemetry
+from shared.messages.base import Message
+from tests.link.samples import MESSAGES, ROWS
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+CODECS: dict[str, Codec[Any]] = {
+    "control.to_planner": control.TO_PLANNER,
+    "control.to_device": control.TO_DEVICE,
+    "telemetry.to_planner": telemetry.TO_PLANNER,
+    "telemetry.to_device": telemetry.TO_DEVICE,
+    "bulk.to_planner": bulk.TO_PLANNER,
+    "bulk.to_device": bulk.TO_DEVICE,
+    "enrol.to_planner": enrol.TO_PLANNER,
+    "enrol.to_device": enrol.TO_DEVICE,
+    "admin.requests": admin.REQUESTS,
+    "admin.replies": admin.REPLIES,
+}
+
+
+def _types(union: Any) -> tuple[type, ...]:
+    return getattr(union, "__args__", (union,))
+
+
+def _codec_for(message: Message) -> Codec[Any]:
+    return next(codec for codec in CODECS.values() if type(message) in _types(codec.types))
+
+
+def _golden(name: str) -> bytes:
+    return bytes.fromhex((GOLDEN / f"{name}.hex").read_text().replace("\n", ""))
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_message_matches_its_golden_bytes(message: Message) -> None:
+    """Golden frames are uncompressed: zlib's output may differ between its versions, ours may not."""
+    codec, golden = _codec_for(message), _golden(type(message).__name__)
+    assert PLAIN + codec.encode_body(message) == golden
+    assert codec.decode(golden) == message
+    assert codec.decode(codec.encode(message)) == message
+
+
+@pytest.mark.parametrize("data", ROWS, ids=lambda data: type(data).__name__)
+def test_row_matches_its_golden_bytes(data: telemetry.RowData) -> None:
+    body = telemetry.encode_row(telemetry.Row(1_700_000_000_000_000, data))
+    assert body == _golden(f"row.{type(data).__name__}")
+    assert telemetry.decode_row(body) == telemetry.Row(1_700_000_000_000_000, data)
+
+
+def test_every_message_type_and_row_kind_has_a_sample_and_a_golden_file() -> None:
+    types = {kind for codec in CODECS.values() for kind in _types(codec.types)}
+    rows = set(_types(telemetry.RowData))
+    assert {type(message) for message in MESSAGES} == types == set(Message.__subclasses__())
+    assert {type(data) for data in ROWS} == rows == set(telemetry.KIND_OF)
+    names = {kind.__name__ for kind in types} | {f"row.{kind.__name__}" for kind in rows}
+    assert names == {path.stem for path in GOLDEN.glob("*.hex")}
+
+
+def test_tags_are_unique_over_all_conversations() -> None:
+    tags = [kind.__struct_config__.tag for kind in Message.__subclasses__()]
+    assert len(set(tags)) == len(tags) and all(isinstance(tag, str) for tag in tags)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_every_field_of_every_message_is_bounded(name: str) -> None:
+    assert list(_unbounded(shapes.type_info(CODECS[name].types), name)) == []
+
+
+def test_every_field_of_every_row_is_bounded() -> None:
+    assert list(_unbounded(shapes.type_info(telemetry.Row), "row")) == []
+
+
+def test_the_inspection_finds_an_unbounded_field() -> None:
+    class Loose(msgspec.Struct):
+        text: str
+        values: tuple[float, ...]
+
+    assert list(_unbounded(shapes.type_info(Loose), "loose")) == [
+        "loose.text",
+        "loose.values",
+        "loose.values[]",
+    ]
+
+
+def _unbounded(kind: shapes.Type, where: str) -> list[str]:
+    """Paths of fields through which an unbounded value could arrive."""
+    match kind:
+        case shapes.UnionType(types=members):
+            return [path for member in members for path in _unbounded(member, where)]
+        case shapes.StructType(fields=fields):
+            return [path for field in fields for path in _unbounded(field.type, f"{where}.{field.name}")]
+        case shapes.TupleType(item_types=items):
+            return [path for item in items for path in _unbounded(item, f"{where}[]")]
+        case shapes.VarTupleType(item_type=item, max_length=longest):
+            return ([] if longest is not None else [where]) + _unbounded(item, f"{where}[]")
+        case shapes.StrType(max_length=longest) | shapes.BytesType(max_length=longest):
+            return [] if longest is not None else [where]
+        case shapes.IntType(ge=low, gt=above, le=high) | shapes.FloatType(ge=low, gt=above, le=high):
+            return [] if (low is not None or above is not None) and high is not None else [where]
+        case shapes.BoolType() | shapes.NoneType() | shapes.EnumType():
+            return []
+    return [where]
+
+
+def test_a_message_of_an_older_version_decodes_with_defaults() -> None:
+    """A peer that does not know `origin`, `local_counter` and `reason` yet still makes itself understood."""
+    older = {
+        "type": "reported",
+        "version": 1,
+        "correlation": 0,
+        "boot": 7,
+        "report": {"revision": 3, "epoch": 1, "generation": 4},
+    }
+    decoded = control.TO_PLANNER.decode(b"\x00" + msgspec.msgpack.encode(older))
+    assert decoded == control.Reported(boot=7, report=control.Report(revision=3, epoch=1, generation=4))
+
+
+def test_a_message_of_a_newer_version_decodes_without_its_new_fields() -> None:
+    newer = {"type": "reported_ack", "version": 2, "correlation": 0, "revision": 3, "because": "of reasons"}
+    decoded = control.TO_DEVICE.decode(b"\x00" + msgspec.msgpack.encode(newer))
+    assert decoded == control.ReportedAck(version=2, revision=3)
+
+
+def test_the_largest_desired_value_fits_its_frame() -> None:
+    needs = tuple(
+        control.ArtifactNeed(f"{i:064d}".replace("0", "m", 1), "f" * 64, 2**44)  # type: ignore[arg-type]
+        for i in range(64)
+    )
+    profiles = tuple(control.ProfileRequest(2**53, need, 1024, 3600.0) for need in needs)
+    message = control.Desired(
+        epoch=2**53,
+        generation=2**53,
+        plan_digest="f" * 64,  # type: ignore[arg-type]
+        plan=bytes(i * 7919 % 251 for i in range(96 << 10)),
+        artifacts=needs,
+        profiles=profiles,
+    )
+    assert control.TO_DEVICE.decode(control.TO_DEVICE.encode(message)) == message
