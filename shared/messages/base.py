@@ -60,7 +60,6 @@ class RefusalCode(str, Enum):
     REVOKED = "revoked"
     HELLO_FIRST = "hello_first"  # no session on this connection: say hello again
     SUPERSEDED = "superseded"  # another agent with the same key said hello later
-    VERSION = "version"
     MALFORMED = "malformed"
     RATE = "rate"
     TOKEN_WRONG = "token_wrong"

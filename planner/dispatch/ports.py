@@ -1,0 +1,130 @@
+"""What dispatch needs from the store. Calls block and come from dispatch's own store threads, never from the
+thread that owns the sockets. A method that returns has committed; one that raises `StorageError` has not, and
+its caller tries again or lets the device try again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from shared.errors import StageloomError
+from shared.ids import DeviceId, Digest
+from shared.messages.base import RefusalCode
+from shared.messages.control import Desired, Report
+from shared.messages.telemetry import Ledger, RowData, RowKind
+
+
+class EnrolRefused(StageloomError):
+    """The store does not enrol this key with this secret; `code` says why (`TOKEN_*` or `NAME_TAKEN`)."""
+
+    def __init__(self, code: RefusalCode, cause: str) -> None:
+        self.code = code
+        super().__init__(cause, remedy="make a new token with `stageloom device token`")
+
+
+@dataclass(frozen=True)
+class FleetMember:
+    """One enrolled device as stored; `public_key` is its CURVE key in Z85."""
+
+    device: DeviceId
+    public_key: str
+    revoked: bool = False
+    desired: Desired | None = None
+    boot: int = 0
+    report: Report | None = None
+
+
+@dataclass(frozen=True)
+class EnrolAttempt:
+    """A key that wants in. Only the secret's digest ever reaches the store."""
+
+    secret_digest: Digest
+    public_key: str
+    device: DeviceId
+    agent_version: str
+    device_class: str
+
+
+@dataclass(frozen=True)
+class ReportRecord:
+    """The newest report of one device. `revision` inside it rises; equal or lower ones change nothing,
+    unless `boot` is new."""
+
+    device: DeviceId
+    boot: int
+    report: Report
+    agent_version: str = ""
+    device_class: str = ""
+
+
+@dataclass(frozen=True)
+class StoredRow:
+    """One telemetry row; (device, boot, sequence) is its key. `data` is None where `kind` is UNREADABLE."""
+
+    boot: int
+    sequence: int
+    at_us: int
+    kind: RowKind
+    body: bytes
+    data: RowData | None
+
+
+@dataclass(frozen=True)
+class TelemetryWrite:
+    """Rows and ledgers of one device. Rows already stored are skipped; of a ledger the larger counts win."""
+
+    device: DeviceId
+    rows: tuple[StoredRow, ...]
+    ledgers: tuple[Ledger, ...]
+
+
+@dataclass(frozen=True)
+class ArtifactFile:
+    """Where an artifact's bytes lie."""
+
+    path: Path
+    size_bytes: int
+
+
+class DispatchStore(Protocol):
+    """The store, as dispatch sees it."""
+
+    def epoch(self) -> int:
+        """The planner's current epoch, 1 in a new database."""
+        ...
+
+    def fleet(self) -> Sequence[FleetMember]:
+        """Every enrolled device, revoked ones included."""
+        ...
+
+    def enrol(self, attempt: EnrolAttempt) -> DeviceId:
+        """Use up a token and add the key. The same key with the same secret again gets the same name.
+
+        The token's own device name, if it has one, wins over the name asked for.
+
+        Raises:
+            EnrolRefused: the secret is unknown, used by another key, or expired; or the name is taken.
+        """
+        ...
+
+    def reissue(self, device: DeviceId, *, above_epoch: int, above_generation: int) -> Desired:
+        """Desire the same as before (or nothing) as a generation above the given one.
+
+        A device knows a generation that this database does not: it was restored from a backup. If the
+        current epoch is not above `above_epoch`, a new one begins above it; the generation is above
+        `above_generation` as well. Recorded with `decided_by` "restored".
+        """
+        ...
+
+    def record_reports(self, records: Sequence[ReportRecord]) -> None:
+        """Store the newest reports, and the state of their generations, in one transaction."""
+        ...
+
+    def append_telemetry(self, writes: Sequence[TelemetryWrite]) -> None:
+        """Store rows and ledgers in one transaction, durable when this returns."""
+        ...
+
+    def artifact(self, digest: Digest) -> ArtifactFile | None:
+        """The artifact's file, or None if the store has none of this digest."""
+        ...
