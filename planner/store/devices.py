@@ -1,10 +1,9 @@
 """Enrolment, keys and what devices report; every function is one part of a transaction."""
 
-from dataclasses import dataclass
-
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from planner.dispatch.ports import EnrolAttempt, EnrolRefused, ReportRecord
 from planner.store.tables import (
     DesiredRow,
     DeviceRow,
@@ -15,30 +14,11 @@ from planner.store.tables import (
     PlanRow,
     ReportedRow,
 )
-from shared.digest import digest_bytes
 from shared.errors import InputError
 from shared.ids import DeviceId, Digest
 from shared.messages.admin import DeviceInfo
 from shared.messages.base import RefusalCode
 from shared.messages.control import DeviceState, Origin, Report
-
-
-@dataclass(frozen=True, slots=True)
-class EnrolledKey:
-    """A key that is known, and whether it may still be used."""
-
-    device: DeviceId
-    public_key: str  # Z85
-    revoked: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Enrolment:
-    """How an enrolment ended: a name, or why not."""
-
-    device: DeviceId | None
-    refusal: RefusalCode | None = None
-    reason: str = ""
 
 
 def planner_row(session: Session, now_us: int) -> PlannerRow:
@@ -60,67 +40,62 @@ def raise_epoch(session: Session, above: int, now_us: int) -> int:
     row = planner_row(session, now_us)
     if row.epoch <= above:
         row.epoch = above + 1
-        _event(session, now_us, None, "epoch", f"a device reports epoch {above}; this is epoch {row.epoch}")
+        add_event(session, now_us, None, "epoch", f"a device reports epoch {above}; this is epoch {row.epoch}")
     return row.epoch
 
 
 def add_token(
-    session: Session, secret: bytes, device: DeviceId | None, expires_at_us: int, now_us: int
+    session: Session, secret_digest: Digest, device: DeviceId | None, expires_at_us: int, now_us: int
 ) -> None:
-    """Remember a one-time secret by its digest."""
+    """Remember a one-time secret by its digest.
+
+    Raises:
+        InputError: the name belongs to a device that is enrolled and not revoked.
+    """
+    taken = session.get(DeviceRow, device) if device is not None else None
+    if taken is not None and not taken.revoked:
+        raise InputError(
+            f"a device named {device!r} is enrolled already",
+            remedy=f"choose another name, or run `stageloom device revoke {device}` first",
+        )
     session.add(
         JoinTokenRow(
-            secret_digest=digest_bytes([secret]),
-            device=device,
-            created_at_us=now_us,
-            expires_at_us=expires_at_us,
+            secret_digest=secret_digest, device=device, created_at_us=now_us, expires_at_us=expires_at_us
         )
     )
 
 
-def enrol(
-    session: Session,
-    *,
-    secret: bytes,
-    public_key: str,
-    device: DeviceId,
-    device_class: str,
-    agent_version: str,
-    now_us: int,
-) -> Enrolment:
-    """Use a token up. The same key and secret again get the same answer, since an answer may be lost.
+def enrol(session: Session, attempt: EnrolAttempt, now_us: int) -> DeviceId:
+    """Use a token up. The same key and secret again get the same name, since an answer may be lost.
 
     A revoked name may enrol again with a new key; a name in use may not.
+
+    Raises:
+        EnrolRefused: the secret is unknown, used by another key, or expired; or the name is taken.
     """
-    token = session.get(JoinTokenRow, digest_bytes([secret]))
+    token = session.get(JoinTokenRow, attempt.secret_digest)
     if token is None:
-        return Enrolment(None, RefusalCode.TOKEN_WRONG, "no such token was ever given out")
+        raise EnrolRefused(RefusalCode.TOKEN_WRONG, "the planner never gave out this join token")
     if token.used_at_us is not None:
-        if token.used_by_key == public_key and token.enrolled_as:
-            return Enrolment(DeviceId(token.enrolled_as))
-        return Enrolment(None, RefusalCode.TOKEN_USED, "the token was used by another key")
+        if token.used_by_key == attempt.public_key and token.enrolled_as:
+            return DeviceId(token.enrolled_as)
+        raise EnrolRefused(RefusalCode.TOKEN_USED, "the join token was used by another device")
     if token.expires_at_us <= now_us:
-        return Enrolment(None, RefusalCode.TOKEN_EXPIRED, "the token expired")
-    name = DeviceId(token.device) if token.device else device
-    if session.scalar(select(DeviceRow.name).where(DeviceRow.public_key == public_key)):
-        return Enrolment(None, RefusalCode.NAME_TAKEN, "this key is enrolled already")
+        raise EnrolRefused(RefusalCode.TOKEN_EXPIRED, "the join token has expired")
+    if session.scalar(select(DeviceRow.name).where(DeviceRow.public_key == attempt.public_key)):
+        raise EnrolRefused(RefusalCode.NAME_TAKEN, "this key is enrolled already, under another token")
+    name = DeviceId(token.device) if token.device else attempt.device
     row = session.get(DeviceRow, name)
     if row is not None and not row.revoked:
-        return Enrolment(None, RefusalCode.NAME_TAKEN, f"a device named {name} is enrolled already")
+        raise EnrolRefused(RefusalCode.NAME_TAKEN, f"a device named {name} is enrolled already")
     if row is None:
         row = DeviceRow(name=name, last_seen_us=0)
         session.add(row)
-    row.public_key, row.revoked, row.enrolled_at_us = public_key, False, now_us
-    row.device_class, row.agent_version = device_class, agent_version
-    token.used_at_us, token.used_by_key, token.enrolled_as = now_us, public_key, name
-    _event(session, now_us, name, "enrolled", f"as {name}")
-    return Enrolment(name)
-
-
-def keys(session: Session) -> list[EnrolledKey]:
-    """Every key that was ever enrolled and not replaced."""
-    found = session.execute(select(DeviceRow.name, DeviceRow.public_key, DeviceRow.revoked))
-    return [EnrolledKey(DeviceId(name), key, revoked) for name, key, revoked in found]
+    row.public_key, row.revoked, row.enrolled_at_us = attempt.public_key, False, now_us
+    row.device_class, row.agent_version = attempt.device_class, attempt.agent_version
+    token.used_at_us, token.used_by_key, token.enrolled_as = now_us, attempt.public_key, name
+    addadd_event(session, now_us, name, "enrolled", f"as {name}")
+    return name
 
 
 def revoke(session: Session, device: DeviceId, now_us: int) -> None:
@@ -132,7 +107,7 @@ def revoke(session: Session, device: DeviceId, now_us: int) -> None:
     row = known_device(session, device)
     if not row.revoked:
         row.revoked = True
-        _event(session, now_us, device, "revoked", "by operator")
+        add_event(session, now_us, device, "revoked", "by operator")
 
 
 def known_device(session: Session, device: DeviceId) -> DeviceRow:
@@ -147,47 +122,48 @@ def known_device(session: Session, device: DeviceId) -> DeviceRow:
     return row
 
 
-def hello(session: Session, device: DeviceId, device_class: str, agent_version: str, now_us: int) -> None:
-    """Keep what a device says about itself when it connects."""
-    row = known_device(session, device)
-    row.device_class, row.agent_version, row.last_seen_us = device_class, agent_version, now_us
-
-
-def seen(session: Session, last_seen_us: dict[DeviceId, int]) -> None:
-    """Keep when devices were last heard; written now and then, never per heartbeat."""
-    for device, at_us in last_seen_us.items():
-        row = session.get(DeviceRow, device)
-        if row is not None and row.last_seen_us < at_us:
-            row.last_seen_us = at_us
-
-
-def store_report(session: Session, device: DeviceId, boot: int, report: Report, now_us: int) -> bool:
-    """Keep a report unless a newer revision is stored; the history follows it. True if it was news."""
+def store_report(session: Session, record: ReportRecord, now_us: int) -> None:
+    """Keep a report unless the same boot's newer revision is stored; the history follows it."""
+    device, report = record.device, record.report
+    owner = known_device(session, device)
+    owner.last_seen_us = max(owner.last_seen_us, now_us)
+    owner.device_class = record.device_class or owner.device_class
+    owner.agent_version = record.agent_version or owner.agent_version
     row = session.get(ReportedRow, device)
     if row is None:
-        known_device(session, device)
-        row = ReportedRow(device=device, revision=-1)
+        row = ReportedRow(device=device, revision=-1, boot=record.boot)
         session.add(row)
-    if report.revision <= row.revision:
-        return False
-    row.revision, row.boot, row.at_us = report.revision, boot, now_us
+    if record.boot == row.boot and report.revision <= row.revision:
+        return
+    row.revision, row.boot, row.at_us = report.revision, record.boot, now_us
     row.epoch, row.generation = report.epoch, report.generation
     row.seen, row.active, row.local_counter = report.seen, report.active, report.local_counter
     row.origin = report.origin.value if report.origin else None
     row.state = report.state.value if report.state else None
     row.reason = report.reason
     if report.state is not None:
-        generation = session.scalar(
-            select(GenerationRow).where(
-                GenerationRow.device == device,
-                GenerationRow.epoch == report.epoch,
-                GenerationRow.generation == report.generation,
-            )
+        set_state(session, device, report.epoch, report.generation, report.state, report.reason, now_us)
+
+
+def set_state(
+    session: Session,
+    device: DeviceId,
+    epoch: int,
+    generation: int,
+    state: DeviceState,
+    reason: str,
+    at_us: int,
+) -> None:
+    """Write how far a generation has come into the history; one that we never gave out is left out."""
+    row = session.scalar(
+        select(GenerationRow).where(
+            GenerationRow.device == device,
+            GenerationRow.epoch == epoch,
+            GenerationRow.generation == generation,
         )
-        if generation is not None:
-            generation.state, generation.reason = report.state.value, report.reason
-            generation.state_at_us = now_us
-    return True
+    )
+    if row is not None:
+        row.state, row.reason, row.state_at_us = state.value, reason, at_us
 
 
 def report_of(row: ReportedRow | None) -> Report:
@@ -205,13 +181,6 @@ def report_of(row: ReportedRow | None) -> Report:
         state=DeviceState(row.state) if row.state else None,
         reason=row.reason,
     )
-
-
-def highest_reported(session: Session) -> tuple[int, int]:
-    """The highest (epoch, generation) that any device reported."""
-    epoch = session.scalar(select(func.max(ReportedRow.epoch))) or 0
-    generation = session.scalar(select(func.max(ReportedRow.generation)).where(ReportedRow.epoch == epoch))
-    return epoch, generation or 0
 
 
 def device_infos(
@@ -250,5 +219,5 @@ def _info(
     )
 
 
-def _event(session: Session, now_us: int, device: DeviceId | None, code: str, text: str) -> None:
+def add_event(session: Session, now_us: int, device: DeviceId | None, code: str, text: str) -> None:
     session.add(EventRow(at_us=now_us, device=device, code=code, text=text))

@@ -182,11 +182,12 @@ def push(
     decided_by: str,
     now_us: int,
     autonomy: Autonomy | None = None,
+    above_generation: int = 0,
 ) -> tuple[int, int]:
     """Make a plan the device's next generation; returns (epoch, generation).
 
-    `plan` None keeps what runs and only numbers the change, such as a profile request. Within an epoch
-    generations rise by one; a new epoch starts again at 1.
+    `plan` None keeps what runs and only numbers the change, such as a profile request. Generations rise by
+    one, over epochs too, and are above `above_generation`.
 
     Raises:
         InputError: there is no such device or plan, or the device is revoked.
@@ -199,8 +200,7 @@ def push(
     if row is None:
         row = DesiredRow(device=device, epoch=epoch, generation=0, autonomy=Autonomy.OFF.value)
         session.add(row)
-    row.generation = row.generation + 1 if row.epoch == epoch else 1
-    row.epoch = epoch
+    row.epoch, row.generation = epoch, max(row.generation, above_generation) + 1
     if info is not None:
         row.plan = info.plan
     if autonomy is not None:
