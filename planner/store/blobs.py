@@ -51,7 +51,8 @@ class Blobs:
                     # The copy is digested, not the source: the source may change while it is read.
                     if file_digest(incoming) != digest:
                         raise DecodeError(
-                            f"{source} does not have the digest {digest[:12]}", remedy="import the model again"
+                            f"{source} does not have the digest {digest[:12]}",
+                            remedy="import the model again",
                         )
                     incoming.replace(target)
                     _sync_directory(target.parent)

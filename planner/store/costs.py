@@ -15,7 +15,8 @@ def request_profile(
 ) -> list[int]:
     """Ask a device to measure the operators of some models; returns the requests' numbers.
 
-    The budget is shared evenly. A request is part of desired state and so takes a generation.
+    The budget is shared evenly. A request is part of desired state and so takes a generation,
+    decided by "profile".
 
     Raises:
         InputError: there is no such device or model, or the device is revoked.
@@ -36,7 +37,7 @@ def request_profile(
     ]
     session.add_all(rows)
     session.flush()
-    push(session, device, None, decided_by="operator", now_us=now_us)
+    push(session, device, None, decided_by="profile", now_us=now_us)
     return [row.request for row in rows]
 
 

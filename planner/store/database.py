@@ -23,7 +23,7 @@ from shared.errors import SettingError, StorageError
 BUSY_TIMEOUT_S = 30.0
 _READ_ONLY = "stageloom_read_only"
 _ATTEMPTS = 32  # a transaction that loses a race this often in a row is a defect, not bad luck
-_SERIALIZATION_FAILURES = ("40001", "40P01")  # Postgres: could not serialize, deadlock
+_LOST_RACE_STATES = ("40001", "40P01")  # Postgres: could not serialize, deadlock
 
 T = TypeVar("T")
 
@@ -108,7 +108,7 @@ class Database:
         try:
             yield
         except DBAPIError as error:
-            if getattr(error.orig, "sqlstate", None) in _SERIALIZATION_FAILURES:
+            if getattr(error.orig, "sqlstate", None) in _LOST_RACE_STATES:
                 raise LostRace(str(error.orig)) from error
             raise StorageError(
                 f"{self.url.render_as_string()}: {_first_line(error.orig or error)}",
@@ -157,4 +157,3 @@ def _remedy(message: str) -> str:
     if "unable to open" in message or "readonly" in message:
         return "check that the data directory exists and is writable"
     return "check the database"
-

@@ -40,7 +40,9 @@ def raise_epoch(session: Session, above: int, now_us: int) -> int:
     row = planner_row(session, now_us)
     if row.epoch <= above:
         row.epoch = above + 1
-        add_event(session, now_us, None, "epoch", f"a device reports epoch {above}; this is epoch {row.epoch}")
+        add_event(
+            session, now_us, None, "epoch", f"a device reports epoch {above}; this is epoch {row.epoch}"
+        )
     return row.epoch
 
 
@@ -94,7 +96,7 @@ def enrol(session: Session, attempt: EnrolAttempt, now_us: int) -> DeviceId:
     row.public_key, row.revoked, row.enrolled_at_us = attempt.public_key, False, now_us
     row.device_class, row.agent_version = attempt.device_class, attempt.agent_version
     token.used_at_us, token.used_by_key, token.enrolled_as = now_us, attempt.public_key, name
-    addadd_event(session, now_us, name, "enrolled", f"as {name}")
+    add_event(session, now_us, name, "enrolled", f"as {name}")
     return name
 
 
