@@ -25,6 +25,7 @@ from planner.store.writer import Writer
 from shared.artifact import Artifact, open_artifact
 from shared.clock import Clock, SystemClock
 from shared.errors import InputError
+from shared.graph import Graph
 from shared.ids import DeviceId, Digest
 from shared.messages.admin import DeviceInfo, HistoryEntry, ModelInfo, PlanInfo
 from shared.messages.control import Autonomy, Desired
@@ -42,6 +43,7 @@ class ReadStore:
         self.data_dir = data_dir
         self.blobs = Blobs(data_dir / ARTIFACT_FOLDER)
         self.database = Database(database_url or sqlite_url(data_dir / DATABASE_FILE))
+        self._graphs: dict[Digest, Graph] = {}
 
     @classmethod
     def open(cls, data_dir: Path, database_url: str = "") -> "ReadStore":
@@ -107,6 +109,16 @@ class ReadStore:
             raise InputError(f"the file of artifact {digest[:12]} is missing", remedy="add the model again")
         return open_artifact(self.blobs.path(digest), digest)
 
+    def graph(self, digest: Digest) -> Graph:
+        """An artifact's graph; the file is read and checked once, then the graph is kept.
+
+        Raises:
+            InputError, DecodeError: as `load_artifact`.
+        """
+        if digest not in self._graphs:
+            self._graphs[digest] = self.load_artifact(digest).graph
+        return self._graphs[digest]
+
     def plans(self, *, after: str = "", limit: int = 256) -> list[PlanInfo]:
         """Plans by name."""
         with self.database.read() as session:
@@ -162,6 +174,11 @@ class ReadStore:
         """Telemetry of some kinds from `since_us` on, oldest first, at most the newest `limit` rows."""
         with self.database.read() as session:
             return telemetry.rows_since(session, device, kinds, since_us=since_us, limit=limit)
+
+    def newest_telemetry(self, device: DeviceId, kinds: Sequence[RowKind], window_us: int) -> list[Row]:
+        """The telemetry of the last `window_us` before the device's newest row, by the device's clock."""
+        with self.database.read() as session:
+            return telemetry.newest_rows(session, device, kinds, window_us)
 
     def events(self, *, limit: int = 100) -> list[tuple[int, str, str, str]]:
         """The newest events, newest first: (at_us, device or "", code, text)."""
@@ -314,9 +331,11 @@ class Store(ReadStore):
         artifact = open_artifact(source, digest)
         size_bytes = self.blobs.put_file(source, digest)
         now_us = self._clock.wall_us()
-        return self.writer.run(
+        info = self.writer.run(
             lambda session: plans.add_model(session, name, digest, artifact.graph, size_bytes, now_us)
         )
+        self._graphs[digest] = artifact.graph
+        return info
 
     def remove_model(self, name: str) -> None:
         """Forget a model, and its artifact's file where nothing needs it any more.
@@ -326,6 +345,7 @@ class Store(ReadStore):
         """
         orphan = self.writer.run(lambda session: plans.remove_model(session, name))
         if orphan is not None:
+            self._graphs.pop(orphan, None)
             self.blobs.remove(orphan)
 
     def add_plan(self, name: str, plan: Plan, scheduler: str) -> PlanInfo:

@@ -121,6 +121,23 @@ def rows_since(
     return [decode_row(body) for (body,) in reversed(found.all())]
 
 
+def newest_rows(session: Session, device: DeviceId, kinds: Sequence[RowKind], window_us: int) -> list[Row]:
+    """Rows of the last `window_us` before the device's newest row of these kinds, oldest first.
+
+    Measured by the device's own clock, which need not agree with this machine's.
+    """
+    newest = [
+        session.scalar(
+            select(func.max(TelemetryRow.at_us)).where(
+                TelemetryRow.device == device, TelemetryRow.kind == kind.value
+            )
+        )
+        for kind in kinds
+    ]
+    newest_us = max((at_us for at_us in newest if at_us is not None), default=0)
+    return rows_since(session, device, kinds, since_us=newest_us - window_us + 1)
+
+
 def prune(session: Session, before_us: int) -> int:
     """Delete rows measured before `before_us`; the ledgers go on counting them as stored."""
     # `session.execute` of a delete returns a CursorResult, which its annotation does not say.
