@@ -1,8 +1,10 @@
 """A plan joined with the graphs it names: checked once, then every later part may rely on it."""
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 
 from shared.blocks import Block, CombinedGraph, combine, slot_readers, split
 from shared.errors import PlanError
@@ -35,8 +37,8 @@ class BoundModel:
         return tuple(sizes) if self.plan.batch == 1 else (*sizes, self.plan.batch)
 
     def bucket_for(self, tasks: int) -> int:
-        """The smallest bucket that holds `tasks`."""
-        return next(size for size in self.buckets if size >= tasks)
+        """The smallest bucket that holds `tasks`, which is at most `batch`."""
+        return self.buckets[bisect_left(self.buckets, tasks)]
 
 
 @dataclass(frozen=True)
@@ -155,12 +157,10 @@ def _check_wait(plan: Plan) -> None:
         for m in block.members:
             if m.block:
                 after[index].add(home[Member(m.model, m.replica, m.block - 1)])
-    resolved: set[int] = set()
-    while len(resolved) < len(after):
-        ready = {index for index, before in after.items() if index not in resolved and before <= resolved}
-        if not ready:
-            raise PlanError(
-                "the models' blocks impose a cycle on the combined blocks, so none could ever wait for all",
-                remedy="use wait: none",
-            )
-        resolved |= ready
+    try:
+        TopologicalSorter(after).prepare()
+    except CycleError as error:
+        raise PlanError(
+            "the models' blocks impose a cycle on the combined blocks, so none could ever wait for all",
+            remedy="use wait: none",
+        ) from error

@@ -61,6 +61,8 @@ def _stage_rules(
                 yield Violation("operators", f"a group of stage {index} has {len(group)} operators, r = {r}")
         known = [tuple(op for op in group if 0 <= op < graph.size) for group in stage.groups]
         yield from _group_rules(index, known, done, graph)
+        if stage.merge and not _siblings(known, graph):
+            yield Violation("merge", f"stage {index} merges operators that are no siblings of one member")
         done |= mask_of(op for group in known for op in group)
 
 
@@ -80,6 +82,16 @@ def _group_rules(
             earlier |= 1 << op
         if group and not _connected(own, graph):
             yield Violation("connected", f"stage {index}: group {list(group)} is not connected")
+
+
+def _siblings(groups: list[tuple[int, ...]], graph: CombinedGraph) -> bool:
+    """Whether several groups of one operator each belong to one member and depend on the same operators.
+
+    That they read the same tensor and are convolutions is for the executor to check: this graph has neither.
+    """
+    if len(groups) < 2 or any(len(group) != 1 for group in groups):
+        return False
+    return len({(graph.member_of[op], graph.predecessors[op]) for (op,) in groups}) == 1
 
 
 def _connected(mask: int, graph: CombinedGraph) -> bool:

@@ -14,14 +14,15 @@ from shared.digest import canonical, digest_bytes, digest_from_raw, digest_to_ra
 from shared.errors import PlanError
 from shared.ids import Digest
 from shared.launch_list import Barrier
-from shared.schedule import Schedule
+from shared.schedule import Schedule, num_operators
 from shared.stage_string import from_tokens, to_string, to_tokens
 
 PLAN_VERSION = 1
-MAX_PLAN_BYTES = 1 << 20
+MAX_PLAN_BYTES = 96 << 10  # decoding lists costs up to 72 bytes of memory per byte
 MAX_MODELS = 64
 MAX_COMBINED = 4096
 MAX_LANES = 16
+MAX_PLAN_OPERATORS = 1 << 17  # over all schedules: a range of six bytes expands to 65,536 operators
 
 
 class QueueRule(Enum):
@@ -177,7 +178,7 @@ def decode_plan(wire: bytes, expected: Digest | None = None) -> Plan:
         lists = msgpack.unpackb(wire, strict_map_key=True, max_array_len=MAX_PLAN_BYTES, max_map_len=0)
         plan = _from_lists(lists)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise PlanError(f"not a plan: {error}", remedy="push the plan again") from error
+        raise PlanError(f"not a plan: {str(error)[:200]}", remedy="push the plan again") from error
     if plan.wire != wire:
         raise PlanError("the plan is not in canonical form", remedy="push the plan again")
     return plan
@@ -186,14 +187,16 @@ def decode_plan(wire: bytes, expected: Digest | None = None) -> Plan:
 def _from_lists(lists: Any) -> Plan:
     version, models, combined, rules, executor = lists
     if version != PLAN_VERSION:
-        raise PlanError(f"plan format {version!r} is not {PLAN_VERSION}", remedy="upgrade the older side")
+        raise PlanError(
+            f"plan format {_short(version)} is not {PLAN_VERSION}", remedy="upgrade the older side"
+        )
     lanes, run_ahead, step_choice, wait, wait_timeout_us, max_skips, barrier = rules
     name, intra_op_threads, precision = executor
     if len(models) > MAX_MODELS or len(combined) > MAX_COMBINED:
         raise PlanError(f"a plan of {len(models)} models and {len(combined)} combined blocks is too large")
     return Plan(
         models=tuple(_model_from_list(row) for row in models),
-        combined=tuple(_combined_from_list(row) for row in combined),
+        combined=_all_combined(combined),
         lanes=_bounded("lanes", lanes, 1, MAX_LANES),
         run_ahead=_bounded("run_ahead", run_ahead, 1, 64),
         step_choice=StepChoice(step_choice),
@@ -232,6 +235,18 @@ def _model_from_list(row: Any) -> ModelPlan:
     )
 
 
+def _all_combined(rows: Any) -> tuple[CombinedBlock, ...]:
+    left = MAX_PLAN_OPERATORS
+    combined = []
+    for row in rows:
+        block = _combined_from_list(row)
+        left -= num_operators(block.schedule)
+        if left < 0:
+            raise PlanError(f"the schedules of a plan expand to more than {MAX_PLAN_OPERATORS} operators")
+        combined.append(block)
+    return tuple(combined)
+
+
 def _combined_from_list(row: Any) -> CombinedBlock:
     flat, tokens = row
     if len(flat) % 3:
@@ -245,8 +260,13 @@ def _combined_from_list(row: Any) -> CombinedBlock:
 
 def _bounded(name: str, value: Any, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
-        raise PlanError(f"{name} is {str(value)[:40]!r}, outside {low}..{high}")
+        raise PlanError(f"{name} is {_short(value)}, outside {low}..{high}")
     return value
+
+
+def _short(value: Any) -> str:
+    """A decoded value for a message: never the text of something large or deep."""
+    return str(value) if type(value) in (int, bool, float) else f"a {type(value).__name__}"
 
 
 def _text(name: str, value: Any, longest: int) -> str:

@@ -48,6 +48,13 @@ class StreamSchedule:
 Schedule: TypeAlias = StageSchedule | StreamSchedule
 
 
+def num_operators(schedule: Schedule) -> int:
+    """Operators that a schedule runs, repeats counted."""
+    if isinstance(schedule, StreamSchedule):
+        return len(schedule.launches)
+    return sum(len(group) for stage in schedule.stages for group in stage.groups)
+
+
 def stage_schedule(stages: list[list[list[int]]]) -> StageSchedule:
     """A canonical stage schedule from plain lists: stages of groups of operators."""
     return StageSchedule(tuple(Stage(tuple(sorted(tuple(group) for group in stage))) for stage in stages))

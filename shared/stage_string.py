@@ -21,10 +21,12 @@ from itertools import groupby
 from typing import Any
 
 from shared.errors import PlanError
+from shared.graph import MAX_OPERATORS as MAX_OPERATORS
 from shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedule
 
-MAX_OPERATORS = 1 << 16
 MAX_STREAMS = 1 << 10
+MAX_TOKENS = 4 * MAX_OPERATORS  # the longest: every operator in a segment of its own
+MAX_CHARACTERS = len("1023:65535;") * MAX_OPERATORS
 
 # Tokens below zero are separators; msgpack writes each, and every operator below 128, in one byte.
 _STAGE, _GROUP, _RUN, _CHAIN, _MERGE, _STREAMS, _SEGMENT, _OF, _NEXT = -1, -2, -3, -4, -5, -6, -7, -8, -9
@@ -43,7 +45,11 @@ _TOKEN = {text: token for token, text in _TEXT.items()}
 
 
 def to_string(schedule: Schedule) -> str:
-    """The stage string."""
+    """The stage string.
+
+    Raises:
+        PlanError: as `to_tokens`.
+    """
     return "".join(_TEXT[token] if token < 0 else str(token) for token in to_tokens(schedule))
 
 
@@ -53,13 +59,20 @@ def parse(text: str) -> Schedule:
     Raises:
         PlanError: the string breaks the grammar, is not canonical, or is larger than the limits.
     """
-    if len(text) > 8 * MAX_OPERATORS:
+    if len(text) > MAX_CHARACTERS:
         raise PlanError(f"a stage string of {len(text)} characters is too long")
     return from_tokens(list(_scan(text)))
 
 
 def to_tokens(schedule: Schedule) -> list[int]:
-    """The wire form: the string's tokens as integers."""
+    """The wire form: the string's tokens as integers.
+
+    Raises:
+        PlanError: the schedule cannot be written: it is empty, has an empty or unordered group, or a number
+            beyond the limits. What can be written reads back as the same value.
+    """
+    if problem := _unwritable(schedule):
+        raise PlanError(f"not a schedule: {problem}")
     if isinstance(schedule, StreamSchedule):
         return _stream_tokens(schedule)
     tokens: list[int] = []
@@ -76,6 +89,24 @@ def to_tokens(schedule: Schedule) -> list[int]:
                 tokens.append(_GROUP)
             tokens += _run_tokens(group)
     return tokens
+
+
+def _unwritable(schedule: Schedule) -> str:
+    if isinstance(schedule, StreamSchedule):
+        ops = [launch.op for launch in schedule.launches]
+        if any(not 0 <= launch.stream < MAX_STREAMS for launch in schedule.launches):
+            return f"a stream is outside 0..{MAX_STREAMS - 1}"
+    else:
+        if not all(stage.groups and all(stage.groups) for stage in schedule.stages):
+            return "a stage has no operator, or an empty group"
+        if any(list(stage.groups) != sorted(stage.groups) for stage in schedule.stages):
+            return "the groups of a stage are not ordered by their first operator"
+        ops = [op for stage in schedule.stages for op in stage.operators]
+    if not 0 < len(ops) <= MAX_OPERATORS:
+        return f"it has {len(ops)} operators, not 1..{MAX_OPERATORS}"
+    if any(not 0 <= op < MAX_OPERATORS for op in ops):
+        return f"an operator is outside 0..{MAX_OPERATORS - 1}"
+    return ""
 
 
 def _chains(stages: Sequence[Stage]) -> Iterator[Stage | range]:
@@ -144,8 +175,8 @@ def from_tokens(tokens: Any) -> Schedule:
     Raises:
         PlanError: the tokens break the grammar, are not canonical, or are larger than the limits.
     """
-    if not isinstance(tokens, list | tuple) or len(tokens) > 4 * MAX_OPERATORS:
-        raise PlanError("a schedule is a list of at most a few thousand integers")
+    if not isinstance(tokens, list | tuple) or len(tokens) > MAX_TOKENS:
+        raise PlanError(f"a schedule is a list of at most {MAX_TOKENS} integers")
     if not all(type(token) is int and _NEXT <= token < MAX_OPERATORS for token in tokens):
         raise PlanError("a schedule holds something that is no token")
     reader = _Reader(list(tokens))
@@ -184,16 +215,23 @@ class _Reader:
     def span(self, first: int, last: int) -> range:
         if last <= first:
             raise PlanError(f"the range {first} to {last} in a schedule does not ascend")
-        self.expanded += last - first
+        self.count(last + 1 - first)
+        return range(first, last + 1)
+
+    def count(self, ops: int) -> None:
+        self.expanded += ops
         if self.expanded > MAX_OPERATORS:
             raise PlanError(f"a schedule expands to more than {MAX_OPERATORS} operators")
-        return range(first, last + 1)
 
     def run(self) -> list[int]:
         ops: list[int] = []
         while True:
             first = self.number()
-            ops += self.span(first, self.number()) if self.take(_RUN) else [first]
+            if self.take(_RUN):
+                ops += self.span(first, self.number())
+            else:
+                self.count(1)
+                ops.append(first)
             if not self.take(_NEXT):
                 return ops
 
@@ -205,20 +243,14 @@ class _Reader:
         stages: list[Stage] = []
         while True:
             merge = self.take(_MERGE)
-            first = self.peek()
-            if (
-                not merge
-                and first is not None
-                and self.tokens[self.position + 1 : self.position + 2] == [_CHAIN]
-            ):
-                self.position += 2
+            if not merge and self.tokens[self.position + 1 : self.position + 2] == [_CHAIN]:
+                first = self.number()
+                self.take(_CHAIN)
                 stages += [Stage(((op,),)) for op in self.span(first, self.number())]
             else:
                 groups = [tuple(self.run())]
                 while self.take(_GROUP):
                     groups.append(tuple(self.run()))
-                if groups != sorted(groups):
-                    raise PlanError("the groups of a stage are not ordered by their first operator")
                 stages.append(Stage(tuple(groups), merge))
             if not self.take(_STAGE):
                 break
