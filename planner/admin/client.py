@@ -4,7 +4,7 @@ import socket
 from pathlib import Path
 from typing import TypeVar
 
-from planner.admin.server import socket_path
+from planner.admin.path import socket_path
 from shared.errors import ExitCode, StageloomError, UnavailableError
 from shared.messages import admin
 from shared.messages.base import Message
@@ -25,6 +25,30 @@ class PlannerFailed(StageloomError):
             self.exit_code = ExitCode.FAILED
 
 
+def is_running(path: Path) -> bool:
+    """Whether someone listens on a local socket; a killed planner leaves a file that nobody listens on."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def require_running(data_dir: Path) -> Path:
+    """The running planner's socket.
+
+    Raises:
+        UnavailableError: no planner runs on `data_dir`.
+    """
+    path = socket_path(data_dir)
+    if not is_running(path):
+        raise UnavailableError(
+            f"no planner runs on {data_dir}", remedy="start it with `stageloom up`, or name its --data-dir"
+        )
+    return path
+
+
 def ask(data_dir: Path, request: admin.AdminRequest, expected: type[R], *, timeout_s: float = TIMEOUT_S) -> R:
     """Send a request and wait for its reply.
 
@@ -32,11 +56,7 @@ def ask(data_dir: Path, request: admin.AdminRequest, expected: type[R], *, timeo
         UnavailableError: no planner runs on `data_dir`, or it does not answer in time.
         PlannerFailed: the planner refused; the request changed nothing.
     """
-    path = socket_path(data_dir)
-    if not is_running(path):
-        raise UnavailableError(
-            f"no planner runs on {data_dir}", remedy="start it with `stageloom up`, or name its --data-dir"
-        )
+    path = require_running(data_dir)
     import zmq
 
     frame = admin.REQUESTS.encode(request)

@@ -8,30 +8,13 @@ from pathlib import Path
 
 import zmq
 
-from shared.errors import DecodeError, ExitCode, InputError, StorageError
+from shared.errors import DecodeError, ExitCode, StorageError
 from shared.messages import admin
 from shared.messages.base import Message
 
 logger = logging.getLogger(__name__)
 
-SOCKET_FILE = "admin.sock"
-MAX_SOCKET_PATH_BYTES = 100  # the kernel's limit is 107; ZeroMQ wants a little of it
 _POLL_MS = 200
-
-
-def socket_path(data_dir: Path) -> Path:
-    """Where the planner of a data directory listens.
-
-    Raises:
-        InputError: the path is longer than a local socket's may be.
-    """
-    path = data_dir.absolute() / SOCKET_FILE
-    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
-        raise InputError(
-            f"{path} is longer than {MAX_SOCKET_PATH_BYTES} bytes, the most a local socket's name may have",
-            remedy="use a shorter --data-dir",
-        )
-    return path
 
 
 class AdminServer:

@@ -47,7 +47,7 @@ app.add_typer(device.app, name="device")
 app.add_typer(model.app, name="model")
 app.add_typer(plan.app, name="plan")
 
-_UsageError = typer.BadParameter.__mro__[1]
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """The base of every mistake on a command line; typer exports only this child of it."""
 
 
@@ -72,7 +72,9 @@ def _run(arguments: list[str] | None) -> int:
         return ExitCode.OK
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return _fail(f"{where}{error.strerror or error}; check the path and its permissions", ExitCode.STORAGE)
+        return _fail(
+            f"{where}{error.strerror or error}; check the path and its permissions", ExitCode.STORAGE
+        )
     return code if isinstance(code, int) else ExitCode.OK
 
 

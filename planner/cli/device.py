@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from planner.admin.client import ask, is_running
-from planner.admin.server import socket_path
-from planner.cli.options import DataDir, DatabaseUrl, Json, checked, data_dir_of
+from planner.admin.path import socket_path
+from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
 from planner.cli.output import emit, emit_json, emit_table, progress, when
 from shared.errors import ExitCode, UnavailableError
 from shared.ids import DeviceId
@@ -24,7 +24,9 @@ _POLL_S = 0.2
 @app.command()
 def token(
     name: Annotated[str | None, typer.Argument(help="Fix the name that the device gets.")] = None,
-    lifetime: Annotated[float, typer.Option("--lifetime", metavar="S", help="Seconds until it expires.")] = 3600.0,
+    lifetime: Annotated[
+        float, typer.Option("--lifetime", metavar="S", help="Seconds until it expires.")
+    ] = 3600.0,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -101,8 +103,8 @@ def show(
         "agent": info.agent_version,
         "enrolled": when(info.enrolled_at_us),
         "last seen": when(info.last_seen_us),
-        "desired": f"epoch {info.desired_epoch} generation {info.desired_generation} plan {_short(info.desired_plan)}",
-        "reported": f"epoch {report.epoch} generation {report.generation} plan {_short(report.active)}",
+        "desired": _generation(info.desired_epoch, info.desired_generation, info.desired_plan),
+        "reported": _generation(report.epoch, report.generation, report.active),
         "state": f"{report.state.value if report.state else '-'}  {report.reason}",
     }
     emit("\n".join(f"{name + ':':<11} {text}" for name, text in lines.items()))
@@ -134,8 +136,12 @@ def profile(
         list[str] | None, typer.Option("--model", metavar="NAME", help="Repeatable. Default: all models.")
     ] = None,
     batch: Annotated[int, typer.Option("--batch", metavar="N")] = 1,
-    budget: Annotated[float, typer.Option("--budget", metavar="S", help="Seconds that the device may spend.")] = 20.0,
-    timeout: Annotated[float, typer.Option("--timeout", metavar="S", help="Seconds to wait for the results.")] = 120.0,
+    budget: Annotated[
+        float, typer.Option("--budget", metavar="S", help="Seconds that the device may spend.")
+    ] = 20.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="S", help="Seconds to wait for the results.")
+    ] = 120.0,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the results.")] = True,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = "",
@@ -184,7 +190,14 @@ def _emit_costs(
         timings = store.operator_costs(device_class, info.digest, request.batch)
         total_us = sum(timing.median_us for timing in timings.values())
         rows.append(
-            (info.model, request.batch, info.operators, len(timings), round(total_us, 1), reasons.get(number, ""))
+            (
+                info.model,
+                request.batch,
+                info.operators,
+                len(timings),
+                round(total_us, 1),
+                reasons.get(number, ""),
+            )
         )
     columns = ["model", "batch", "operators", "measured", "total_us", "reason"]
     if json:
@@ -219,5 +232,5 @@ def _builtins(info: admin.DeviceInfo, live: bool) -> dict[str, object]:
     return made if live else {**made, "online": None}
 
 
-def _short(digest: str | None) -> str:
-    return digest[:12] if digest else "-"
+def _generation(epoch: int, generation: int, digest: str | None) -> str:
+    return f"epoch {epoch} generation {generation} plan {digest[:12] if digest else '-'}"

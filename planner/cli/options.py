@@ -12,16 +12,25 @@ from shared.errors import InputError
 
 DataDir = Annotated[
     Path | None,
-    typer.Option("--data-dir", metavar="DIR", help="The planner's data. Default: $STAGELOOM_HOME, else var/planner."),
+    typer.Option(
+        "--data-dir", metavar="DIR", help="The planner's data. Default: $STAGELOOM_HOME, else var/planner."
+    ),
 ]
 DatabaseUrl = Annotated[
     str,
-    typer.Option("--database-url", metavar="URL", envvar="STAGELOOM_PLANNER_DATABASE_URL", help="Default: SQLite in the data directory."),
+    typer.Option(
+        "--database-url",
+        metavar="URL",
+        envvar="STAGELOOM_PLANNER_DATABASE_URL",
+        help="Default: SQLite in the data directory.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, one value per line.")]
 Shapes = Annotated[
     list[str] | None,
-    typer.Option("--shape", metavar="NAME=DIMS", help="Pin an input, such as images=1x3x640x640. Repeatable."),
+    typer.Option(
+        "--shape", metavar="NAME=DIMS", help="Pin an input, such as images=1x3x640x640. Repeatable."
+    ),
 ]
 
 R = TypeVar("R")
@@ -58,9 +67,7 @@ def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
         name, separator, dims = text.rpartition("=")
         parts = dims.lower().split("x") if dims else []
         if not separator or not name or not all(part.isdecimal() and int(part) > 0 for part in parts):
-            raise InputError(
-                f"--shape {text!r} is not NAME=DIMS", remedy="write it like images=1x3x224x224"
-            )
+            raise InputError(f"--shape {text!r} is not NAME=DIMS", remedy="write it like images=1x3x224x224")
         if name in shapes:
             raise InputError(f"--shape names {name!r} twice", remedy="give each input once")
         shapes[name] = tuple(int(part) for part in parts)

@@ -1,17 +1,20 @@
 """`stageloom plan ...`: search plans, read them, push them, see who decided what."""
 
-import msgspec
-import typer
 from typing import Annotated
 
+import msgspec
+import typer
+
 from planner.admin.client import ask
-from planner.cli.options import DataDir, DatabaseUrl, Json, checked, data_dir_of
+from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
 from planner.cli.output import emit, emit_json, emit_table, progress, when
 from shared.errors import InputError
 from shared.ids import DeviceId
 from shared.messages import admin
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make plans, read them, push them to devices.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Make plans, read them, push them to devices."
+)
 
 _MODEL_KEYS = ("partition", "replicas", "batch", "interval")
 
@@ -23,19 +26,24 @@ def create(
         typer.Option(
             "--model",
             metavar="NAME[:KEY=VALUE,...]",
-            help="A model of the plan, with partition, replicas, batch or interval (seconds) of its own. Repeatable.",
+            help="A model, with partition, replicas, batch or interval (s) of its own. Repeatable.",
         ),
     ],
     device: Annotated[
         str | None, typer.Option("--device", metavar="D", help="Use this device's measured costs.")
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Default: the digest's start.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Default: the digest's start.")
+    ] = None,
     scheduler: Annotated[str, typer.Option(metavar="NAME", help="sequential or greedy.")] = "sequential",
     partition: Annotated[
         str, typer.Option(metavar="NAME", help="whole, base, or paper where the model has borders.")
     ] = "whole",
     combine: Annotated[
-        str, typer.Option(metavar="HOW", help="alone: each block by itself; aligned: models' i-th blocks together.")
+        str,
+        typer.Option(
+            metavar="HOW", help="alone: each block by itself; aligned: models' i-th blocks together."
+        ),
     ] = "alone",
     members: Annotated[int, typer.Option(metavar="H", help="Blocks per combined block at most.")] = 2,
     replicas: Annotated[int, typer.Option(metavar="N", help="Instances of each model in flight.")] = 1,
@@ -90,7 +98,9 @@ def create(
         )
         return
     emit(made.plan)
-    progress(f"plan {made.plan} ({made.digest[:12]}): {made.text_bytes} bytes as text, {made.wire_bytes} on the wire")
+    progress(
+        f"plan {made.plan} ({made.digest[:12]}): {made.text_bytes} bytes as text, {made.wire_bytes} as wire"
+    )
     if pushed:
         progress(f"pushed to {device} as generation {pushed.generation}; see `stageloom watch {device}`")
 
@@ -141,7 +151,9 @@ def list_plans(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: J
 
 @app.command()
 def show(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="Its name, or 8 or more characters of its digest.")],
+    plan: Annotated[
+        str, typer.Argument(metavar="PLAN", help="Its name, or 8 or more characters of its digest.")
+    ],
     data_dir: DataDir = None,
     database_url: DatabaseUrl = "",
     json: Json = False,
@@ -162,7 +174,9 @@ def show(
 @app.command()
 def push(
     device: Annotated[str, typer.Argument(metavar="DEVICE")],
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="Its name, or 8 or more characters of its digest.")],
+    plan: Annotated[
+        str, typer.Argument(metavar="PLAN", help="Its name, or 8 or more characters of its digest.")
+    ],
     autonomy: Annotated[
         str, typer.Option(metavar="HOW", help="What the agent may re-plan by itself: off, proven or full.")
     ] = "off",
@@ -178,9 +192,7 @@ def push(
 
     if autonomy not in {one.value for one in Autonomy}:
         raise InputError(f"there is no autonomy {autonomy!r}", remedy="choose off, proven or full")
-    request = checked(
-        admin.PlanPushRequest(plan=plan, device=DeviceId(device), autonomy=Autonomy(autonomy))
-    )
+    request = checked(admin.PlanPushRequest(plan=plan, device=DeviceId(device), autonomy=Autonomy(autonomy)))
     reply = ask(data_dir_of(data_dir), request, admin.PlanPushReply)
     if json:
         emit_json({"device": device, "epoch": reply.epoch, "generation": reply.generation})
