@@ -50,6 +50,7 @@ class LinkCore:
         self._storage_blocked_until_s = 0.0
         self._connected = False
         self._connection = 0
+        self._superseded = 0
         self._hello_first_s = 0.0
         self._hello_sent_s = 0.0
         self._heard_s = 0.0
@@ -200,8 +201,13 @@ class LinkCore:
                 return []  # our hello and this refusal passed each other
             return self._hello(now_s)
         if refused.code in (RefusalCode.REVOKED, RefusalCode.UNKNOWN_KEY, RefusalCode.SUPERSEDED):
+            again_s = self.config.refused_again_s
+            if refused.code is RefusalCode.SUPERSEDED:
+                # A late hello of our life before, or a copy of this device: come back soon, then ever later.
+                again_s = min(again_s, self.config.hello_again_s * 4**self._superseded)
+                self._superseded = min(self._superseded + 1, 8)
             self.denied, self._connected, self.welcomed = refused, False, False
-            return [ev.Reconnect(f"{refused.code.value}: {refused.reason}", self.config.refused_again_s)]
+            return [ev.Reconnect(f"{refused.code.value}: {refused.reason}", again_s)]
         return []
 
     def _outcome(self, event: ev.Outcome) -> list[ev.Action]:
@@ -272,6 +278,8 @@ class LinkCore:
         if now_s - self._heartbeat_sent_s < self._heartbeat_interval_s:
             return []
         self._heartbeat_sent_s = now_s
+        if now_s - self._hello_sent_s > self.config.refused_again_s:
+            self._superseded = 0
         report = self.report()
         heartbeat = control.Heartbeat(
             boot=self.config.boot,

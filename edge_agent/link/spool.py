@@ -99,6 +99,7 @@ class Spool:
         self._write = write
         self._file: int | None = None
         self._unsaved_drops = False
+        self._complained = False
         folder.mkdir(parents=True, exist_ok=True)
         self._accounts, self._segments = self._recover()
         self._accounts.setdefault(boot, Account())
@@ -158,7 +159,7 @@ class Spool:
                 os.ftruncate(self._file, before_bytes)
                 raise
         except OSError as error:
-            log.warning("telemetry rows are dropped: %s", error)
+            self._complain("telemetry rows are dropped: %s", error)
             return False
         self._segments[-1].add(rows)
         account.produced += len(rows)
@@ -208,9 +209,12 @@ class Spool:
         rows: list[bytes] = []
         ranges: list[RowRange] = []
         room_bytes = _BATCH_ROW_BYTES
+        self._finish(())  # what a full disk kept from being tidied up
         for segment in list(self._segments):
             if len(ranges) == _MAX_RANGES:
                 break
+            if segment.acked == len(segment.sizes):
+                continue
             taken = self._take(segment, MAX_BATCH_ROWS - len(rows), room_bytes)
             if not taken:
                 break
@@ -280,15 +284,21 @@ class Spool:
                     segment.acked = min(one.last + 1, segment.end) - segment.first
             if segment.sent and segment.acked == len(segment.sizes):
                 done.append(segment)
-        spooled = {one.boot for one in self._segments if one not in done}
-        for boot in [boot for boot in self._accounts if boot != self.boot and boot not in spooled]:
-            account = self._accounts[boot]
-            if account.told == (account.produced, account.dropped()):
-                del self._accounts[boot]
         if done or self._unsaved_drops:
-            # If the disk is full this fails, and freeing space matters more: the planner was told the rest.
-            self._save(removing=tuple(one.name for one in done))
-            self._remove(done)
+            saved = self._save(removing=tuple(one.name for one in done))
+            # With a full disk space must be freed all the same: the last segment of a boot stays and vouches
+            # for its sequences until the ledger can.
+            lasts = {one.boot: one for one in self._segments}
+            self._remove([one for one in done if saved or lasts[one.boot] is not one])
+        self._close_accounts()
+
+    def _close_accounts(self) -> None:
+        """Forget boots that are over, sent and balanced."""
+        spooled = {one.boot for one in self._segments}
+        for boot, account in list(self._accounts.items()):
+            told = account.told == (account.produced, account.dropped())
+            if boot != self.boot and boot not in spooled and told:
+                del self._accounts[boot]
 
     def _remove(self, segments: Sequence[_Segment]) -> None:
         for segment in segments:
@@ -308,10 +318,16 @@ class Spool:
                 os.close(file)
             path.rename(self._folder / _LEDGER)
         except OSError as error:
-            log.warning("the spool's ledger cannot be written: %s", error)
+            self._complain("the spool's ledger cannot be written: %s", error)
             return False
-        self._unsaved_drops = False
+        self._unsaved_drops = self._complained = False
         return True
+
+    def _complain(self, text: str, error: OSError) -> None:
+        """Once per trouble: a full disk must not fill up with lines that say so."""
+        if not self._complained:
+            log.warning(text, error)
+        self._complained = True
 
     def _recover(self) -> tuple[dict[int, Account], list[_Segment]]:
         accounts, removing = self._read_ledger()

@@ -1,11 +1,11 @@
 """`DispatchStore` in memory: the reference that the database's implementation is compared with, and what the
 simulator crashes and restores."""
 
-import copy
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -36,9 +36,9 @@ class MemoryStore:
     artifacts: dict[Digest, bytes] = field(default_factory=dict)
     folder: Path | None = None
 
-    def snapshot(self) -> "MemoryStore":
+    def snapshot(self) -> Self:
         """A backup."""
-        return copy.copy(self).__class__(
+        return type(self)(
             self.current_epoch,
             dict(self.members),
             dict(self.tokens),
@@ -89,6 +89,9 @@ class MemoryStore:
 
     def record_reports(self, records: Sequence[ReportRecord]) -> None:
         for one in records:
+            known = self.members[one.device]
+            if known.report and known.boot == one.boot and known.report.revision >= one.report.revision:
+                continue
             self.members[one.device] = replace(self.members[one.device], boot=one.boot, report=one.report)
 
     def append_telemetry(self, writes: Sequence[TelemetryWrite]) -> None:
