@@ -14,8 +14,10 @@ def run() -> None:
             connection=connection,
             target_metadata=Table.metadata,
             render_as_batch=database.is_sqlite,  # SQLite cannot alter most things in place
+            transactional_ddl=True,  # SQLite's is, once the driver does not begin and commit by itself
         )
-        context.run_migrations()
+        with context.begin_transaction():
+            context.run_migrations()
 
 
 run()

@@ -40,6 +40,11 @@ class AdminServer:
             os.umask(mask)
         self._thread = threading.Thread(target=self._serve, name="admin", daemon=True)
 
+    @property
+    def alive(self) -> bool:
+        """Whether the thread that answers runs."""
+        return self._thread.is_alive()
+
     def start(self) -> None:
         """Begin to answer."""
         self._thread.start()

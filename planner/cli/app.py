@@ -83,14 +83,11 @@ def _fail(line: str, code: ExitCode) -> int:
     return code
 
 
-def _usage(error: BaseException) -> int:
+def _usage(error: Exception) -> int:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "stageloom"
-    message = " ".join(str(getattr(error, "message", error)).split()).rstrip(".")
-    if not message:  # a group without a command: the help is the answer
-        progress(context.get_help() if context is not None else "see `stageloom --help`")
+    message = str(error.format_message()) if hasattr(error, "format_message") else str(error)
+    if message.startswith("Usage:"):  # a group without a command: its help is the answer
+        progress(message)
         return ExitCode.USAGE
-    format_message = getattr(error, "format_message", None)
-    if callable(format_message):
-        message = " ".join(str(format_message()).split()).rstrip(".")
-    return _fail(f"{message}; see `{path} --help`", ExitCode.USAGE)
+    return _fail(f"{' '.join(message.split()).rstrip('.')}; see `{path} --help`", ExitCode.USAGE)

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import typer
@@ -47,13 +47,33 @@ def checked(made: R) -> R:
     Raises:
         InputError: a value is outside its bounds; the message names it.
     """
+    plain = msgspec.to_builtins(made)
     try:
-        return msgspec.convert(msgspec.to_builtins(made), type(made))
+        return msgspec.convert(plain, type(made))
     except msgspec.ValidationError as error:
+        reason, _, path = str(error).replace("`", "").partition(" - at $.")
         raise InputError(
-            str(error).replace("`", "'"),
-            remedy="names have 1 to 64 letters, digits, dots, dashes or underscores; see --help",
+            f"{path or 'the input'} = {_at(plain, path)!r} is not acceptable: {_plainly(reason)}",
+            remedy="see --help",
         ) from error
+
+
+def _plainly(reason: str) -> str:
+    if "regex" in reason:
+        return "a name has 1 to 64 letters, digits, dots, dashes or underscores"
+    return reason[:1].lower() + reason[1:]
+
+
+def _at(value: Any, path: str) -> Any:
+    """The part of plain values that msgspec's path names, such as `models[0].model`."""
+    for step in path.replace("[", ".[").split("."):
+        if not step:
+            continue
+        if step[0] == "[" and isinstance(value, list | tuple):
+            value = value[int(step[1:-1])] if step[1:-1].isdecimal() else value
+        elif isinstance(value, dict):
+            value = value.get(step)
+    return str(value)[:80] if isinstance(value, str | int | float) else value
 
 
 def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:

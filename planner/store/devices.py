@@ -127,7 +127,9 @@ def known_device(session: Session, device: DeviceId) -> DeviceRow:
 def store_report(session: Session, record: ReportRecord, now_us: int) -> None:
     """Keep a report unless the same boot's newer revision is stored; the history follows it."""
     device, report = record.device, record.report
-    owner = known_device(session, device)
+    owner = session.get(DeviceRow, device)
+    if owner is None:
+        return  # one that this database does not know must not hold up the other reports of a transaction
     owner.last_seen_us = max(owner.last_seen_us, now_us)
     owner.device_class = record.device_class or owner.device_class
     owner.agent_version = record.agent_version or owner.agent_version
@@ -145,6 +147,14 @@ def store_report(session: Session, record: ReportRecord, now_us: int) -> None:
     row.reason = report.reason
     if report.state is not None:
         set_state(session, device, report.epoch, report.generation, report.state, report.reason, now_us)
+
+
+def presence(session: Session, device: DeviceId, online: bool, now_us: int) -> None:
+    """Note that a device came or went."""
+    row = session.get(DeviceRow, device)
+    if row is not None:
+        row.last_seen_us = max(row.last_seen_us, now_us)
+        add_event(session, now_us, device, "online" if online else "offline", "")
 
 
 def set_state(

@@ -392,14 +392,14 @@ class Store(ReadStore):
         return self.writer.run(work)
 
     def prune_telemetry(self, older_than_s: float) -> int:
-        """Delete telemetry that is older; returns the number of rows."""
+        """Delete telemetry and events that are older; returns the number of telemetry rows."""
         before_us = self._clock.wall_us() - round(older_than_s * 1e6)
         return self.writer.run(lambda session: telemetry.prune(session, before_us))
 
-    def event(self, device: DeviceId | None, code: str, text: str) -> None:
-        """Keep something worth telling a person; returns at once."""
+    def presence(self, device: DeviceId, online: bool) -> None:
+        """Note that a device came or went; returns at once."""
         now_us = self._clock.wall_us()
-        self.writer.submit(lambda session: devices.add_event(session, now_us, device, code, text))
+        self.writer.submit(lambda session: devices.presence(session, device, online, now_us))
 
 
 def _required(value: Desired | None) -> Desired:

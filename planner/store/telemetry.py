@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from planner.dispatch.ports import StoredRow, TelemetryWrite
 from planner.store.costs import store_profile
 from planner.store.devices import set_state
-from planner.store.tables import LedgerRow, TelemetryRow
+from planner.store.tables import EventRow, LedgerRow, TelemetryRow
 from shared.ids import DeviceId
 from shared.messages.control import DeviceState
 from shared.messages.telemetry import Ledger, ProfileResult, Row, RowKind, StateChange, decode_row
@@ -139,7 +139,8 @@ def newest_rows(session: Session, device: DeviceId, kinds: Sequence[RowKind], wi
 
 
 def prune(session: Session, before_us: int) -> int:
-    """Delete rows measured before `before_us`; the ledgers go on counting them as stored."""
+    """Delete rows measured before `before_us`, and events; the ledgers go on counting rows as stored."""
+    session.execute(delete(EventRow).where(EventRow.at_us < before_us))
     # `session.execute` of a delete returns a CursorResult, which its annotation does not say.
     result: Any = session.execute(delete(TelemetryRow).where(TelemetryRow.at_us < before_us))
     return int(result.rowcount)
