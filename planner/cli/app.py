@@ -52,11 +52,12 @@ _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
 def run(arguments: list[str] | None = None) -> None:
-    """Run and exit; a wrong input is one line on stderr, never a traceback."""
-    sys.exit(_run(arguments))
+    """Run and exit."""
+    sys.exit(execute(arguments))
 
 
-def _run(arguments: list[str] | None) -> int:
+def execute(arguments: list[str] | None) -> int:
+    """Run one command line and return its exit code; every error is one line on stderr."""
     try:
         code = app(args=arguments, prog_name="stageloom", standalone_mode=False)
         sys.stdout.flush()
