@@ -159,19 +159,21 @@ def run_planner(
     previous = {number: signal.signal(number, _stopper(stop)) for number in (signal.SIGINT, signal.SIGTERM)}
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    planner = Planner(config)
     try:
-        startup_s = time.monotonic() - began_s
-        if ready is not None:
-            ready(_ready_line(planner, startup_s))
-        progress(
-            f"planner ready in {startup_s:.2f} s on {planner.endpoints.control}, data in {config.data_dir}; "
-            "Ctrl-C stops it"
-        )
-        _serve(planner, stop)
-        progress("stopping")
+        planner = Planner(config)
+        try:
+            startup_s = time.monotonic() - began_s
+            if ready is not None:
+                ready(_ready_line(planner, startup_s))
+            progress(
+                f"planner ready in {startup_s:.2f} s on {planner.endpoints.control}, "
+                f"data in {config.data_dir}; Ctrl-C stops it"
+            )
+            _serve(planner, stop)
+            progress("stopping")
+        finally:
+            planner.close()
     finally:
-        planner.close()
         for number, handler in previous.items():
             signal.signal(number, handler)
 
