@@ -57,6 +57,7 @@ def run_child(
             stdout=subprocess.PIPE,
             stderr=stderr,
             env=_environment(),
+            cwd=scratch,  # the first entry of its import path; an empty folder of our own
             start_new_session=True,  # so that the group can be killed
         )
     try:

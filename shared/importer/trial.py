@@ -13,6 +13,7 @@ import onnxruntime
 
 from shared.errors import ModelError
 from shared.graph import Graph, Tensor
+from shared.importer.normalise import quiet_options
 from shared.importer.operators import ELEMENTWISE, WEIGHTED
 from shared.importer.values import ELEMENT_TYPES
 
@@ -78,13 +79,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _session(path: Path) -> onnxruntime.InferenceSession:
-    """A session that is built for a run or two: little memory, one thread."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.enable_cpu_mem_arena = False
-    options.add_session_config_entry("session.disable_prepacking", "1")
+    options = quiet_options(onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC)
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
