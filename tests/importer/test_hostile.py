@@ -217,8 +217,8 @@ def test_a_killed_importer_leaves_no_child_and_the_next_import_sweeps(tmp_path: 
     (tmp_path / "fine.onnx").write_bytes(_fine().SerializeToString())
     out = tmp_path / "out"
     code = (
-        "import pathlib, sys; from shared.importer.api import import_model;"
-        "import_model(pathlib.Path(sys.argv[1]), shapes={}, out_dir=pathlib.Path(sys.argv[2]), progress=print)"
+        "from pathlib import Path; import sys; from shared.importer.api import import_model;"
+        "import_model(Path(sys.argv[1]), shapes={}, out_dir=Path(sys.argv[2]), progress=print)"
     )
     parent = subprocess.Popen(
         [sys.executable, "-u", "-c", code, str(tmp_path / "endless.onnx"), str(out)], stdout=subprocess.PIPE
