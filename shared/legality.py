@@ -53,7 +53,6 @@ def _stage_rules(
     for index, stage in enumerate(schedule.stages):
         if not stage.groups or not all(stage.groups):
             yield Violation("empty", f"stage {index} has no operator, or an empty group")
-            continue
         if s is not None and len(stage.groups) > s:
             yield Violation("groups", f"stage {index} has {len(stage.groups)} groups, more than s = {s}")
         for group in stage.groups:
