@@ -240,6 +240,19 @@ def test_an_import_without_enough_memory_names_the_limit(tmp_path: Path) -> None
     assert "memory" in str(error).lower() or "alloc" in str(error).lower()
 
 
+def test_the_memory_given_decides_whether_a_model_is_imported_never_how(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(_fine().SerializeToString())
+    digests = set()
+    for mebibytes in (300, 500, 700, 1000, 4096):
+        limits = ImportLimits(memory_bytes=mebibytes << 20)
+        try:
+            digests.add(import_model(path, shapes={}, out_dir=tmp_path / "out", limits=limits).digest)
+        except ModelError as error:
+            assert "memory" in str(error)
+    assert len(digests) == 1
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
