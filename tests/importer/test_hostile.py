@@ -257,6 +257,11 @@ def test_the_memory_given_decides_whether_a_model_is_imported_never_how(tmp_path
     ("model", "reason"),
     [
         (
+            model_of([helper.make_node("Identity", ["x"], ["y"])], [info("x", [1], 74)],
+                     [info("y", [1], 74)]),
+            "unsupported: input 'x': type 74 tensors cannot be cut",
+        ),
+        (
             model_of(
                 [helper.make_node("Identity", ["x"], ["y"])],
                 [info("x", [1], TensorProto.STRING)],
@@ -283,7 +288,7 @@ def test_the_memory_given_decides_whether_a_model_is_imported_never_how(tmp_path
             "unsupported: onnxruntime cannot load the model",
         ),
     ],
-    ids=["string input", "sequence output", "output of unknown shape", "custom operator"],
+    ids=["unknown element type", "string input", "sequence output", "output of unknown shape", "custom operator"],
 )  # fmt: skip
 def test_what_cannot_run_says_why(tmp_path: Path, model: onnx.ModelProto, reason: str) -> None:
     with pytest.raises(ModelError, match=reason):
