@@ -288,7 +288,7 @@ def test_the_memory_given_decides_whether_a_model_is_imported_never_how(tmp_path
             "unsupported: onnxruntime cannot load the model",
         ),
     ],
-    ids=["unknown element type", "string input", "sequence output", "output of unknown shape", "custom operator"],
+    ids=["unknown type", "string input", "sequence output", "output of unknown shape", "custom operator"],
 )  # fmt: skip
 def test_what_cannot_run_says_why(tmp_path: Path, model: onnx.ModelProto, reason: str) -> None:
     with pytest.raises(ModelError, match=reason):
