@@ -212,7 +212,7 @@ class LinkClient:
             self._drain_inbox(now_s)
             monitor = self._connection.monitor
             if monitor is not None and monitor in ready:
-                self._drain_monitor(monitor)
+                self._drain_monitor(monitor, now_s)
             for lane in list(self._connection.dealers):
                 dealer = self._connection.dealers.get(lane)
                 if dealer is not None and dealer in ready:
@@ -421,6 +421,7 @@ class LinkClient:
         if self._connection.monitor is not None:
             self._poller.unregister(self._connection.monitor)
             self._connection.dealers["control"].disable_monitor()
+            self._connection.monitor.close(linger=0)
         for dealer in self._connection.dealers.values():
             self._poller.unregister(dealer)
             dealer.close(linger=0)
@@ -428,7 +429,7 @@ class LinkClient:
         self._flight = None
         self._fetcher.lost()
 
-    def _drain_monitor(self, monitor: "zmq.Socket[bytes]") -> None:
+    def _drain_monitor(self, monitor: "zmq.Socket[bytes]", now_s: float) -> None:
         while monitor is self._connection.monitor:
             try:
                 event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))["event"]
@@ -440,15 +441,17 @@ class LinkClient:
                 self._handshake_open, self._handshake_problem = False, ""
                 self._do(ev.Connected())
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                self._handshake_failed(OUR_KEY_REFUSED)
+                self._handshake_failed(OUR_KEY_REFUSED, now_s)
             elif event == zmq.EVENT_DISCONNECTED and not self._handshake_open:
                 self._flight = None
                 self._fetcher.lost()
                 self._do(ev.Lost())
             else:
-                self._handshake_failed(PLANNER_KEY_DIFFERS)
+                self._handshake_failed(PLANNER_KEY_DIFFERS, now_s)
 
-    def _handshake_failed(self, problem: str) -> None:
+    def _handshake_failed(self, problem: str, now_s: float) -> None:
+        # libzmq does not come back by itself after a refusal, and what was refused may be put right.
+        self._later(next(self._delays), now_s)
         self._handshake_open = False
         if self._handshake_problem != problem:
             log.error("%s", problem)

@@ -48,6 +48,7 @@ def join(
     )
     limit = enrol.TO_DEVICE.limits.frame_bytes
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    monitor: zmq.Socket[bytes] | None = None
     try:
         dealer = make_dealer(
             context, keys=keys, planner_key=planner_key, frame_bytes=limit, send_messages=4, rng=rng
@@ -56,6 +57,9 @@ def join(
         dealer.connect(token.enrol)
         reply = _exchange(dealer, monitor, request, token.enrol, clock, timeout_s)
     finally:
+        if monitor is not None:
+            dealer.disable_monitor()
+            monitor.close(linger=0)
         context.destroy(linger=0)
     if isinstance(reply, enrol.EnrolReply):
         return Membership(device=reply.device, planner_key=planner_key, endpoints=token.endpoints)

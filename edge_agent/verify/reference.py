@@ -40,6 +40,7 @@ class Reference:
         del model.graph.output[outputs:]
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             self._session = onnxruntime.InferenceSession(
                 str(path), options, providers=["CPUExecutionProvider"]
@@ -79,7 +80,7 @@ def before_saturation(model: "onnx.ModelProto", output: str) -> str:
     name = output
     while (node := maker.get(name)) is not None:
         if node.op_type in _SATURATING:
-            return node.input[0]
+            return str(node.input[0])
         if node.op_type not in _REARRANGING or node.output[0] != name:
             return output
         name = node.input[0]

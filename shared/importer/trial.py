@@ -13,7 +13,9 @@ import onnxruntime
 
 from shared.errors import ModelError
 from shared.graph import Graph, Tensor
+from shared.importer.normalise import quiet_options
 from shared.importer.operators import ELEMENTWISE, WEIGHTED
+from shared.importer.process import speaks_of_memory
 from shared.importer.values import ELEMENT_TYPES
 
 TOLERANCE = 1e-4  # norm of the difference over norm of the reference
@@ -31,6 +33,7 @@ def try_model(model: onnx.ModelProto, graph: Graph, path: Path) -> str:
 
     Raises:
         ModelError: the model does not run at all, or a tensor has another shape than the graph says.
+        MemoryError: trying it needs more memory than this process may use.
     """
     problem = _static_problem(graph)
     inputs = {graph.tensors[t].name for t in graph.inputs}
@@ -46,6 +49,7 @@ def try_model(model: onnx.ModelProto, graph: Graph, path: Path) -> str:
         session = _session(variant)
         single = [session.run([t.name for t in made], row) for row in (rows if not problem else rows[:1])]
     except Exception as error:  # onnxruntime's exceptions share no base class
+        _require_memory(error)
         _require_runnable(path, rows[0])
         return problem or f"it does not run with an open batch: {_one_line(error)}"
     finally:
@@ -57,6 +61,7 @@ def try_model(model: onnx.ModelProto, graph: Graph, path: Path) -> str:
     try:
         together = session.run([t.name for t in made], both)
     except Exception as error:
+        _require_memory(error)
         return f"it does not run with a batch of {_BATCH}: {_one_line(error)}"
     return _row_problem(made, single, together) or _blind_problem(graph, made, single)
 
@@ -78,14 +83,14 @@ def _one_line(error: Exception) -> str:
 
 
 def _session(path: Path) -> onnxruntime.InferenceSession:
-    """A session that is built for a run or two: little memory, one thread."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.enable_cpu_mem_arena = False
-    options.add_session_config_entry("session.disable_prepacking", "1")
+    options = quiet_options(onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC)
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def _require_memory(error: Exception) -> None:
+    """The answer must not depend on the memory an import was given: too little is an error of its own."""
+    if speaks_of_memory(f"{type(error).__name__} {error}"):
+        raise MemoryError from error
 
 
 def _require_runnable(path: Path, feeds: dict[str, Any]) -> None:
@@ -93,6 +98,7 @@ def _require_runnable(path: Path, feeds: dict[str, Any]) -> None:
     try:
         _session(path).run(None, feeds)
     except Exception as error:
+        _require_memory(error)
         raise ModelError(
             f"unsupported: the model does not run: {_one_line(error)}",
             remedy="check that it runs in onnxruntime on zeros and ones, and export it again",

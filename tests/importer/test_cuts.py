@@ -3,7 +3,7 @@
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.graph import Graph, Operator, Tensor
@@ -26,6 +26,7 @@ def _brute_force(crossing: list[int], cost: list[int], required: set[int], share
     return best
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), min_size=2, max_size=9),
     st.sets(st.integers(1, 8)),
@@ -43,6 +44,7 @@ def test_no_set_of_cuts_crosses_fewer_bytes(
     assert (sum(crossing[c] for c in cuts), len(cuts)) == _brute_force(crossing, cost, required, share)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 100), st.integers(0, 10**6)), min_size=1, max_size=300))
 def test_the_number_of_blocks_is_bounded(rows: list[tuple[int, int]]) -> None:
     crossing, cost = [c for c, _ in rows] + [0], [w for _, w in rows]
@@ -74,6 +76,7 @@ def _graph(reads: list[list[int]], sizes: list[int], outputs: list[int]) -> Grap
     )
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_crossing_bytes_are_the_bytes_of_the_live_tensors(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 8))

@@ -145,6 +145,54 @@ def test_control_flow_stays_one_opaque_operator_that_runs(tmp_path: Path) -> Non
     np.testing.assert_array_equal(run(cut.onnx_bytes, feeds)["i"], -feeds["r"])
 
 
+def test_operators_of_other_domains_run_as_opaque_ones(tmp_path: Path) -> None:
+    """onnx knows neither their types nor their shapes; onnxruntime does."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"]),
+        helper.make_node("FastGelu", ["r"], ["g"], domain="com.microsoft"),
+        helper.make_node("Softmax", ["g"], ["y"]),
+    ]
+    model = model_of(nodes, [info("x", [1, 4])], [info("y", [1, 4])], extra_domains=["com.microsoft"])
+    _, built = built_here(model, tmp_path)
+    assert [(o.kind, o.opaque) for o in built.graph.operators] == [
+        ("Relu", ""), ("FastGelu", "custom operator: com.microsoft.FastGelu"), ("Softmax", ""),
+    ]  # fmt: skip
+
+
+def test_model_local_functions_are_cut_like_anything_else(tmp_path: Path) -> None:
+    inner = [
+        helper.make_node("MaxPool", ["a"], ["p"], kernel_shape=[1, 1]),
+        helper.make_node("Softmax", ["p"], ["b"]),
+    ]
+    shape = [1, 2, 4, 4]
+    node = helper.make_node("f", ["x"], ["y"], domain="d")
+    model = model_of([node], [info("x", shape)], [info("y", shape)], extra_domains=["d"])
+    opsets = [helper.make_opsetid("", 17)]
+    model.functions.append(helper.make_function("d", "f", ["a"], ["b"], inner, opsets))
+    _, built = built_here(model, tmp_path)
+    assert [o.kind for o in built.graph.operators] == ["MaxPool", "Softmax"]
+
+
+def test_a_disk_that_takes_no_more_is_a_storage_error(tmp_path: Path) -> None:
+    """Files of this process and its children are limited to 4 KiB; the model needs more."""
+    path = tmp_path / "squeezenet.onnx"
+    zoo.write("squeezenet", path, width=0.25, size=64)
+    code = (
+        "import resource, sys, pathlib\n"
+        "from shared.errors import StorageError\n"
+        "from shared.importer.api import import_model\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "model, out = map(pathlib.Path, sys.argv[1:])\n"
+        "try:\n    import_model(model, shapes={}, out_dir=out)\n"
+        "except StorageError as error:\n    print(error, sorted(out.iterdir()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path), str(tmp_path / "out")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "cannot write the artifact to" in done.stdout and done.stdout.strip().endswith("[]")
+
+
 def test_sequences_stay_inside_one_opaque_operator(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("Relu", ["x"], ["r"]),

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.importer.operators import (
@@ -159,6 +159,7 @@ def _random_nodes(draw: st.DrawFn) -> tuple[list[NodeView], list[str], dict[str,
     return nodes, outputs, {name: "unfit" for name in unfit if name not in outputs}
 
 
+@settings(deadline=None)
 @given(_random_nodes())
 def test_operators_partition_the_nodes_in_a_runnable_order(
     case: tuple[list[NodeView], list[str], dict[str, str]],
@@ -177,6 +178,7 @@ def test_operators_partition_the_nodes_in_a_runnable_order(
             assert all(owner[r] == g for r in nodes[i].reads if r in unfit)
 
 
+@settings(deadline=None)
 @given(_random_nodes())
 def test_fused_units_can_run_as_units(case: tuple[list[NodeView], list[str], dict[str, str]]) -> None:
     nodes, outputs, unfit = case

@@ -109,17 +109,19 @@ def running(*devices: str, **dispatch: Any) -> Iterator[tuple[Rig, list[KeyPair]
 class Wire:
     """A bare DEALER that speaks the protocol by hand, as a careless or hostile device would."""
 
-    def __init__(self, rig: Rig, lane: str, keys: KeyPair, *, planner_key: str | None = None) -> None:
+    def __init__(self, rig: Rig, lane: str, keys: KeyPair, *, routing_id: bytes = b"") -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.outgoing, self.incoming = LANES[lane]
         self.dealer = make_dealer(
             self.context,
             keys=keys,
-            planner_key=planner_key or rig.keys.public,
+            planner_key=rig.keys.public,
             frame_bytes=1 << 20,
             send_messages=100,
             rng=Random(1),
         )
+        if routing_id:
+            self.dealer.setsockopt(zmq.ROUTING_ID, routing_id)
         self.endpoint = getattr(rig.endpoints, lane)
 
     def connect(self) -> "Wire":
