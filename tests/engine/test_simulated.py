@@ -146,7 +146,7 @@ def test_memory_notices_a_read_that_the_core_does_not_know_of() -> None:
 
 def test_audit_notices_starvation(monkeypatch: pytest.MonkeyPatch) -> None:
     def never_overdue(self: Chooser, candidates: list[CombinedState], chosen: CombinedState) -> None:
-        self._choices += 1
+        """Forget who was passed over."""
 
     monkeypatch.setattr(Chooser, "_pass_over", never_overdue)
     assert "passed over" in _first_caught(AssertionError, Scenario)
