@@ -58,6 +58,11 @@ class OnnxExecutor:
         self._issued: dict[StepId, tuple[Step, Mapping[InstanceId, Rows]]] = {}
         self._values: dict[InstanceId, Values] = {}
 
+    @property
+    def sessions(self) -> int:
+        """Sessions that are loaded."""
+        return len(self._cache)
+
     def stated_bytes(self, bound: BoundPlan) -> int:
         """Weights, activations and overhead of the sessions that are not there yet, at every bucket."""
         graphs = {model.plan.artifact: model.graph for model in bound.models}
