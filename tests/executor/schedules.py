@@ -70,9 +70,7 @@ def merged(graph: CombinedGraph) -> StageSchedule:
     done = 0
     stages: list[Stage] = []
     while done != (1 << graph.size) - 1:
-        ready = [
-            op for op in range(graph.size) if not done >> op & 1 and not graph.predecessors[op] & ~done
-        ]
+        ready = [op for op in range(graph.size) if not done >> op & 1 and not graph.predecessors[op] & ~done]
         siblings = [op for op in ready if graph.predecessors[op] == graph.predecessors[ready[0]]]
         stages.append(Stage(tuple((op,) for op in siblings), merge=len(siblings) > 1))
         done |= mask_of(siblings)
