@@ -40,7 +40,7 @@ def test_a_peer_that_does_not_read_blocks_nobody_and_loses_nothing() -> None:
     for message in sent:
         one.send(message)
     assert one.backlog
-    received = []
+    received: list[bytes] = []
     while len(received) < len(sent):
         one.flush()
         found = other.receive()

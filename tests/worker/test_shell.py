@@ -122,6 +122,31 @@ def test_swaps_between_different_partitions_keep_every_result_right() -> None:
         _until(lambda: len(shell.stats().loaded) == 1)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_random_swaps_lose_nothing_and_leave_one_plan(seed: int) -> None:
+    """The null executor checks that every instance goes on where it stood, through every move."""
+    rng = random.Random(seed)
+    models = [artifact_of("squeezenet"), artifact_of("googlenet")]
+    artifacts = {m.digest: m for m in models}
+    with EngineShell(NullExecutor()) as shell:
+        futures = []
+        for _ in range(8):
+            plan = _plan(
+                models,
+                rng.choice(["whole", "paper", "base"]),
+                rng.randint(1, 3),
+                replicas=rng.randint(1, 3),
+            )
+            shell.activate(shell.load(plan, artifacts))
+            futures += [
+                shell.submit(m.graph.name, random_inputs(m.graph, 1)) for m in rng.choices(models, k=20)
+            ]
+        for future in futures:
+            assert future.result(TIMEOUT_S)["logits"].shape == (1, 1000)
+        _until(lambda: shell.idle and len(shell.stats().loaded) == 1)
+        assert shell.stats().ended.completed == len(futures)
+
+
 def test_sessions_of_a_plan_are_freed_when_its_last_instance_has_left() -> None:
     model = artifact_of("squeezenet")
     executor = OnnxExecutor()
@@ -184,11 +209,12 @@ def test_a_failed_step_fails_its_task_in_one_line_and_the_engine_goes_on(
 
 def test_wrong_inputs_are_refused_before_they_reach_the_engine(gated: tuple[EngineShell, _Gated]) -> None:
     shell, _ = gated
-    for inputs, cause in [
+    cases: list[tuple[dict[str, np.ndarray], str]] = [
         ({}, "needs the input 'image'"),
         ({"image": np.zeros((1, 3, 4, 4), np.float32)}, "is float32"),
         ({"image": np.zeros((1, 3, 75, 75), np.float64)}, "is float64"),
-    ]:
+    ]
+    for inputs, cause in cases:
         with pytest.raises(TaskRefused, match=cause):
             shell.submit("squeezenet", inputs).result(TIMEOUT_S)
     with pytest.raises(TaskRefused, match="no active plan serves model 'none'"):
