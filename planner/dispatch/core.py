@@ -1,8 +1,8 @@
 """The planner's side of the link as a pure core: (event, now) -> actions.
 
 A device is the key of its connection (`User-Id`), never a routing id. Every message is authorised anew, so a
-revocation holds from the next message on. Desired and reported are compared by level at every hello, heartbeat
-and report; whatever got lost is repaired by the next one.
+revocation holds from the next message on. Desired and reported are compared by level at every hello,
+heartbeat and report; whatever got lost is repaired by the next one.
 """
 
 from collections import Counter
@@ -490,7 +490,10 @@ class DispatchCore:
         if isinstance(event, ev.EnrolDenied):
             self.counts["enrol_refused"] += 1
             return [self._refuse(ev.Lane.ENROL, done.route, done.correlation, event.code, event.reason)]
-        if event.device not in self._devices:
+        known = self._devices.get(event.device)
+        if known is None or known.member.public_key != done.attempt.public_key:
+            if known is not None:  # a revoked device joined again with a new key
+                self._by_key.pop(known.member.public_key, None)
             self._add(FleetMember(event.device, done.attempt.public_key))
         reply = enrol.EnrolReply(correlation=done.correlation, device=event.device)
         return [ev.Send(ev.Lane.ENROL, done.route, reply)]

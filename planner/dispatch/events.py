@@ -1,5 +1,7 @@
-"""What happens to the dispatch core, and what it answers with. Frozen values; `route` is a ROUTER's routing id
-of one connection, `key` the Z85 key that the connection proved to hold."""
+"""What happens to the dispatch core, and what it answers with, as frozen values.
+
+`route` is a ROUTER's routing id of one connection, `key` the Z85 key that the connection proved to hold.
+"""
 
 from dataclasses import dataclass
 from enum import Enum

@@ -1,0 +1,437 @@
+"""The device's side of the link as a pure core: (event, now) -> actions.
+
+It holds two things apart. `state` is durable: the desired value, how far it got, last-known-good; every
+change is a `Persist` ahead of the actions that rest on it. The session (connected, welcomed, timers) is not.
+After any event the core compares what is desired with what is done and asks for the next step, so a lost
+answer, a crash or a full disk at any point costs time, never a plan or the truth of a report.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from edge_agent.link import events as ev
+from edge_agent.link.states import VERDICTS, Cause, step
+from shared.ids import Digest
+from shared.messages import control
+from shared.messages.base import RefusalCode, Refused
+from shared.messages.control import DeviceState, Origin
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkConfig:
+    """Who this agent is, and its pace until the planner says otherwise."""
+
+    boot: int
+    agent_version: str = ""
+    device_class: str = ""
+    hello_again_s: float = 2.0
+    silent_after_s: float = 4.0
+    fetch_again_s: float = 2.0
+    storage_again_s: float = 5.0
+    refused_again_s: float = 60.0
+
+
+class LinkCore:
+    """All decisions of the device's link. `handle` wants events one at a time, from one thread."""
+
+    def __init__(self, state: ev.LinkState, *, config: LinkConfig) -> None:
+        self.config = config
+        self.state = state
+        self.device: str | None = None  # the name we are enrolled under, once welcomed
+        self.denied: Refused | None = None  # why the planner will not have us
+        self.storage_error: str | None = None
+        self.bulk_credits = 1
+        self.welcomed = False
+        self._present: set[Digest] = set()
+        self._environment: str | None = None
+        self._active_told: ev.ActiveChanged | None = None
+        self._durable = state
+        self._storage_blocked_until_s = 0.0
+        self._connected = False
+        self._connection = 0
+        self._superseded = 0
+        self._hello_first_s = 0.0
+        self._hello_sent_s = 0.0
+        self._heard_s = 0.0
+        self._heartbeat_sent_s = 0.0
+        self._heartbeat_interval_s = 1.0
+        self._reported_sent_s = float("-inf")
+        self._sent_revision = -1
+        self._stored_revision = 0
+        self._asked: tuple[ev.Attempt, str] | None = None
+        self._fetch_asked_s: dict[Digest, float] = {}
+        self._profiles_asked: set[int] = set()
+
+    def boot(self, environment: str, present: frozenset[Digest], now_s: float) -> list[ev.Action]:
+        """The first call: run last-known-good, and decide what the state found on disk means."""
+        self._present = set(present)
+        actions: list[ev.Action] = []
+        found, state = self.state, self.state
+        if found.last_good is not None:
+            actions.append(ev.RestorePlan(found.last_good))
+        active = found.last_good.ref if found.last_good else None
+        state = msgspec.structs.replace(state, active=active)
+        if found.state is not None:
+            if found.state is DeviceState.PROBATION and found.probation_boots:
+                state = _moved(
+                    state, Cause.BOOT_AGAIN, "the agent stopped twice while it was under probation"
+                )
+            elif found.state is DeviceState.PROBATION:
+                state = _moved(state, Cause.BOOT, "the agent stopped while it was under probation")
+                state = msgspec.structs.replace(state, probation_boots=1)
+            elif found.state is DeviceState.TRIAL:
+                state = _moved(state, Cause.BOOT, "the agent stopped during the trial")
+            else:
+                state = _moved(state, Cause.BOOT, found.reason)
+        actions += self._become(state)
+        return actions + self.handle(ev.EnvironmentChanged(environment), now_s)
+
+    def handle(self, event: ev.Event, now_s: float) -> list[ev.Action]:
+        """Decide. `now_s` is monotonic."""
+        return self._take(event, now_s) + self._reconcile(now_s)
+
+    def report(self) -> control.Report:
+        """What is true now."""
+        state = self.state
+        return control.Report(
+            revision=state.revision,
+            epoch=state.desired.epoch if state.desired else 0,
+            generation=state.desired.generation if state.desired else 0,
+            seen=state.desired.plan_digest if state.desired else None,
+            active=state.active.digest if state.active else None,
+            origin=state.active.origin if state.active else None,
+            local_counter=state.local_counter,
+            state=state.state,
+            reason=state.reason,
+        )
+
+    # -- events ---------------------------------------------------------------------------------------------
+
+    def _take(self, event: ev.Event, now_s: float) -> list[ev.Action]:
+        match event:
+            case ev.Connected():
+                self._connected, self.welcomed = True, False
+                self._connection += 1
+                return self._hello(now_s)
+            case ev.Lost():
+                self._connected = self.welcomed = False
+            case ev.Received(message):
+                self._heard_s = now_s
+                return self._message(message, now_s)
+            case ev.ArtifactPresent(digest):
+                self._present.add(digest)
+            case ev.ArtifactGone(digest):
+                self._present.discard(digest)
+            case ev.FetchFailed(digest, reason):
+                return self._fetch_failed(digest, reason)
+            case ev.ManagerRestarted():
+                self._asked = None
+                self._profiles_asked.clear()
+            case ev.EnvironmentChanged(environment):
+                self._environment = environment
+            case ev.ActiveChanged():
+                self._active_told = event
+            case ev.ProfileAnswered(request):
+                return self._answered(request)
+            case ev.PersistFailed(reason):
+                # Believe only what is on disk; whatever was learned since is asked for again.
+                self.state, self._asked = self._durable, None
+                self.storage_error = reason
+                self._storage_blocked_until_s = now_s + self.config.storage_again_s
+                self._profiles_asked.clear()
+            case ev.RestoreFailed(reason):
+                if self.state.state is DeviceState.COMMITTED:
+                    return self._become(_moved(self.state, Cause.RESTORE_FAILED, reason))
+            case ev.Tick():
+                return self._tick(now_s)
+            case (
+                ev.PlanVerified()
+                | ev.PlanStaged()
+                | ev.PlanRefused()
+                | ev.ProbationPassed()
+                | ev.ProbationFailed()
+            ):
+                return self._outcome(event)
+        return []
+
+    def _message(self, message: control.ControlToDevice, now_s: float) -> list[ev.Action]:
+        match message:
+            case control.Welcome():
+                self.welcomed, self.denied, self.device = True, None, message.device
+                self._heartbeat_interval_s = message.heartbeat_interval_s
+                self.bulk_credits = message.bulk_credits
+                self._stored_revision = 0
+                return []
+            case control.HeartbeatAck():
+                self._stored_revision = message.revision
+                return []
+            case control.ReportedAck():
+                self._stored_revision = message.revision
+                return []
+            case control.Desired():
+                return self._desired(message, now_s)
+            case Refused():
+                return self._refused(message, now_s)
+
+    def _desired(self, desired: control.Desired, now_s: float) -> list[ev.Action]:
+        known = self.state.desired
+        if known is not None and (desired.epoch, desired.generation) <= (known.epoch, known.generation):
+            # Late, repeated, or from a planner that lost its memory: tell it what we have seen.
+            same = msgspec.structs.replace(desired, correlation=known.correlation) == known
+            return [] if same else self._send_report(now_s)
+        if now_s < self._storage_blocked_until_s:
+            return []  # the planner offers it again with the next heartbeat
+        actions: list[ev.Action] = []
+        if known is not None:
+            actions.append(ev.AbandonPlan((known.epoch, known.generation)))
+        wanted = {one.request for one in desired.profiles}
+        moved = msgspec.structs.replace(
+            _moved(self.state, Cause.DESIRED, ""),
+            desired=desired,
+            probation_boots=0,
+            answered=tuple(one for one in self.state.answered if one in wanted),
+        )
+        return self._become(moved) + actions
+
+    def _refused(self, refused: Refused, now_s: float) -> list[ev.Action]:
+        ours = refused.boot in (0, self.config.boot)
+        if refused.code is RefusalCode.HELLO_FIRST or (refused.code is RefusalCode.SUPERSEDED and ours):
+            if now_s - self._hello_sent_s < self.config.hello_again_s / 4:
+                return []  # our hello and this refusal passed each other
+            return self._hello(now_s)
+        if refused.code in (RefusalCode.REVOKED, RefusalCode.UNKNOWN_KEY, RefusalCode.SUPERSEDED):
+            again_s = self.config.refused_again_s
+            if refused.code is RefusalCode.SUPERSEDED:
+                # A late hello of our life before, or a copy of this device: come back soon, then ever later.
+                again_s = min(again_s, self.config.hello_again_s * 4**self._superseded)
+                self._superseded = min(self._superseded + 1, 8)
+            self.denied, self._connected, self.welcomed = refused, False, False
+            return [ev.Reconnect(f"{refused.code.value}: {refused.reason}", again_s)]
+        return []
+
+    def _outcome(self, event: ev.Outcome) -> list[ev.Action]:
+        """What the plan manager says; an answer for another attempt or state is late and changes nothing."""
+        state = self.state.state
+        if self.state.desired is None or event.attempt != self._attempt():
+            return []
+        match event, state:
+            case ev.PlanVerified(), DeviceState.RECEIVED | DeviceState.WAITING:
+                return self._become(_moved(self.state, Cause.VERIFIED, ""))
+            case ev.PlanStaged(), DeviceState.VERIFIED:
+                return self._become(_moved(self.state, Cause.STAGED, ""))
+            case ev.PlanRefused(), DeviceState.RECEIVED | DeviceState.WAITING | DeviceState.VERIFIED:
+                return self._become(_moved(self.state, Cause.REFUSED, event.reason))
+            case ev.ProbationPassed(), DeviceState.PROBATION:
+                moved = _moved(self.state, Cause.PROBATION_PASSED, "")
+                return self._become(msgspec.structs.replace(moved, last_good=self._candidate()))
+            case ev.ProbationFailed(), DeviceState.PROBATION:
+                return self._roll_back(event.reason)
+        return []
+
+    def _roll_back(self, reason: str) -> list[ev.Action]:
+        good = self.state.last_good
+        moved = _moved(self.state, Cause.PROBATION_FAILED, reason)
+        actions = self._become(msgspec.structs.replace(moved, active=good.ref if good else None))
+        return actions + ([ev.RestorePlan(good)] if good else [])
+
+    def _told(self) -> list[ev.Action]:
+        """What the shell said about the world, as levels: said once, true until it says otherwise."""
+        actions: list[ev.Action] = []
+        if self._active_told is not None and self._active_told.active != self.state.active:
+            active, counter = self._active_told.active, self.state.local_counter
+            counter = max(counter, active.local_counter) if active else counter
+            actions += self._change(active=active, local_counter=counter)
+        environment = self._environment
+        if environment is None or environment == self.state.environment:
+            return actions
+        state = msgspec.structs.replace(self.state, environment=environment)
+        if self.state.state in VERDICTS:
+            state = _moved(state, Cause.ENVIRONMENT, "tried again: the environment changed")
+            state = msgspec.structs.replace(state, probation_boots=0)
+        return actions + self._become(state)
+
+    def _fetch_failed(self, digest: Digest, reason: str) -> list[ev.Action]:
+        if self.state.state is not DeviceState.WAITING or digest not in {
+            one.digest for one in self._missing()
+        }:
+            return []
+        return self._change(reason=f"artifact {digest[:12]}: {reason}"[:512])
+
+    def _answered(self, request: int) -> list[ev.Action]:
+        if request in self.state.answered:
+            return []
+        return self._change(answered=(*self.state.answered, request))
+
+    # -- time -----------------------------------------------------------------------------------------------
+
+    def _tick(self, now_s: float) -> list[ev.Action]:
+        if not self._connected:
+            return []
+        silent_s = max(self.config.silent_after_s, 3 * self._heartbeat_interval_s)
+        if now_s - max(self._heard_s, self._hello_first_s) > silent_s:
+            self._connected = self.welcomed = False
+            return [ev.Reconnect(f"the planner has been silent for {silent_s:g} s")]
+        if not self.welcomed:
+            due = now_s - self._hello_sent_s >= self.config.hello_again_s
+            return self._hello(now_s, again=True) if due else []
+        if now_s - self._heartbeat_sent_s < self._heartbeat_interval_s:
+            return []
+        self._heartbeat_sent_s = now_s
+        if now_s - self._hello_sent_s > self.config.refused_again_s:
+            self._superseded = 0
+        report = self.report()
+        heartbeat = control.Heartbeat(
+            boot=self.config.boot,
+            epoch=report.epoch,
+            generation=report.generation,
+            state=report.state,
+            revision=report.revision,
+        )
+        return [ev.Send(heartbeat)]
+
+    def _hello(self, now_s: float, *, again: bool = False) -> list[ev.Action]:
+        self._hello_sent_s = self._reported_sent_s = now_s
+        self._sent_revision = self.state.revision
+        if not again:
+            self._hello_first_s = now_s
+        hello = control.Hello(
+            boot=self.config.boot,
+            connection=self._connection,
+            agent_version=self.config.agent_version,
+            device_class=self.config.device_class,
+            report=self.report(),
+        )
+        return [ev.Send(hello)]
+
+    def _send_report(self, now_s: float) -> list[ev.Action]:
+        if not self.welcomed:
+            return []  # the hello carries it
+        self._reported_sent_s = now_s
+        return [ev.Send(control.Reported(boot=self.config.boot, report=self.report()))]
+
+    # -- state ----------------------------------------------------------------------------------------------
+
+    def _change(self, **fields: object) -> list[ev.Action]:
+        return self._become(msgspec.structs.replace(self.state, **fields))
+
+    def _become(self, new: ev.LinkState) -> list[ev.Action]:
+        """Take over a new state: durable first, then reported."""
+        if new == self.state:
+            return []
+        before = self.report()
+        self._asked = (
+            None if (new.state, new.desired) != (self.state.state, self.state.desired) else self._asked
+        )
+        self.state = new
+        if self.report() != before:
+            self.state = msgspec.structs.replace(new, revision=new.revision + 1)
+        return [ev.Persist(self.state)]
+
+    def persisted(self, state: ev.LinkState) -> None:
+        """The shell's word that a `Persist` reached the disk."""
+        self._durable, self.storage_error = state, None
+        if self._active_told is not None and self._active_told.active == state.active:
+            self._active_told = None
+
+    def _attempt(self) -> ev.Attempt:
+        desired = self.state.desired
+        return (desired.epoch, desired.generation) if desired else (0, 0)
+
+    def _candidate(self) -> ev.RunnablePlan | None:
+        desired = self.state.desired
+        if desired is None or desired.plan_digest is None:
+            return None
+        ref = ev.PlanRef(desired.plan_digest, Origin.PLANNER)
+        return ev.RunnablePlan(ref, desired.plan, desired.artifacts)
+
+    def _missing(self) -> list[control.ArtifactNeed]:
+        desired = self.state.desired
+        return [need for need in desired.artifacts if need.digest not in self._present] if desired else []
+
+    # -- reconcile ------------------------------------------------------------------------------------------
+
+    def _reconcile(self, now_s: float) -> list[ev.Action]:
+        """Ask for whatever the state still lacks; asking twice for the same thing is harmless."""
+        if now_s < self._storage_blocked_until_s:
+            return []
+        actions = self._told() + self._next_step(now_s) + self._profiles(now_s)
+        if self.welcomed and self.state.revision != self._stored_revision:
+            overdue = now_s - self._reported_sent_s >= self._heartbeat_interval_s
+            if self.state.revision != self._sent_revision or overdue:
+                self._sent_revision = self.state.revision
+                actions += self._send_report(now_s)
+        return actions
+
+    def _next_step(self, now_s: float) -> list[ev.Action]:
+        plan, attempt = self._candidate(), self._attempt()
+        match self.state.state:
+            case DeviceState.RECEIVED | DeviceState.WAITING:
+                return self._acquire(plan, attempt, now_s)
+            case DeviceState.VERIFIED if plan:
+                return self._ask("stage", ev.StagePlan(attempt, plan))
+            case DeviceState.STAGED if plan:
+                # The record is on disk before the plan runs: a crash from here on is found at boot.
+                moved = _moved(self.state, Cause.ACTIVATE, "")
+                persist = self._become(msgspec.structs.replace(moved, active=plan.ref))
+                return persist + self._ask("activate", ev.ActivatePlan(attempt, plan))
+            case DeviceState.PROBATION if plan:
+                return self._ask("activate", ev.ActivatePlan(attempt, plan))
+        return []
+
+    def _acquire(self, plan: ev.RunnablePlan | None, attempt: ev.Attempt, now_s: float) -> list[ev.Action]:
+        good, active = self.state.last_good, self.state.active
+        received = self.state.state is DeviceState.RECEIVED
+        if received and plan is None:
+            return self._become(
+                _moved(self.state, Cause.NOTHING_TO_DO, "no plan is desired; what runs goes on")
+            )
+        if plan is None:
+            return []
+        if received and good and active and good.ref.digest == active.digest == plan.ref.digest:
+            return self._become(_moved(self.state, Cause.NOTHING_TO_DO, "it was committed and runs already"))
+        missing = self._missing()
+        if not missing:
+            return self._ask("verify", ev.VerifyPlan(attempt, plan))
+        actions: list[ev.Action] = []
+        if received:
+            reason = f"{len(missing)} artifacts are missing"
+            actions += self._become(_moved(self.state, Cause.ARTIFACTS_MISSING, reason))
+        return actions + self._fetch(missing, now_s)
+
+    def _ask(self, what: str, action: ev.Action) -> list[ev.Action]:
+        wanted = (self._attempt(), what)
+        if self._asked == wanted:
+            return []
+        self._asked = wanted
+        return [action]
+
+    def _fetch(self, needs: list[control.ArtifactNeed], now_s: float) -> list[ev.Action]:
+        if not self.welcomed:
+            return []
+        actions: list[ev.Action] = []
+        for need in needs:
+            asked_s = self._fetch_asked_s.get(need.digest, float("-inf"))
+            if now_s - asked_s >= self.config.fetch_again_s:
+                self._fetch_asked_s[need.digest] = now_s
+                actions.append(ev.FetchArtifact(need))
+        return actions
+
+    def _profiles(self, now_s: float) -> list[ev.Action]:
+        desired = self.state.desired
+        if desired is None:
+            return []
+        actions: list[ev.Action] = []
+        for request in desired.profiles:
+            if request.request in self.state.answered or request.request in self._profiles_asked:
+                continue
+            if request.artifact.digest not in self._present:
+                actions += self._fetch([request.artifact], now_s)
+                continue
+            self._profiles_asked.add(request.request)
+            actions.append(ev.RunProfile(request))
+        return actions
+
+
+def _moved(state: ev.LinkState, cause: Cause, reason: str) -> ev.LinkState:
+    return msgspec.structs.replace(state, state=step(state.state, cause), reason=reason[:512])

@@ -1,0 +1,269 @@
+"""What happens to the link core, and what it answers with, as frozen values.
+
+An *attempt* is the (epoch, generation) that a plan is tried for. The plan manager answers every
+`VerifyPlan`, `StagePlan` and `ActivatePlan` with one of the matching events that repeats the attempt, and
+answers again if it is asked again: after a failed write or a restart of the engine the core asks for what it
+has no answer to.
+"""
+
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from shared.ids import Digest
+from shared.messages.base import Count, DigestText, Line, PlanBytes, ShortText
+from shared.messages.control import (
+    ArtifactNeed,
+    ControlToDevice,
+    ControlToPlanner,
+    Desired,
+    DeviceState,
+    Origin,
+    ProfileRequest,
+)
+
+Attempt = tuple[int, int]
+
+
+class PlanRef(Struct, frozen=True):
+    """A plan that runs, and where it came from."""
+
+    digest: DigestText
+    origin: Origin
+    local_counter: Count = 0
+
+
+class RunnablePlan(Struct, frozen=True):
+    """Everything it takes to run a plan without the planner: last-known-good is one of these."""
+
+    ref: PlanRef
+    wire: PlanBytes
+    artifacts: tuple[ArtifactNeed, ...]
+
+
+class LinkState(Struct, frozen=True, kw_only=True):
+    """What survives a restart. `revision` counts changes of what is reported, over the device's life."""
+
+    revision: Count = 0
+    desired: Desired | None = None
+    state: DeviceState | None = None
+    reason: Line = ""
+    environment: ShortText = ""
+    active: PlanRef | None = None
+    last_good: RunnablePlan | None = None
+    probation_boots: Count = 0
+    local_counter: Count = 0
+    answered: tuple[Count, ...] = ()
+
+
+@dataclass(frozen=True)
+class Connected:
+    """A connection to the control socket stands; a new one after each loss."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The control connection is gone."""
+
+
+@dataclass(frozen=True)
+class Received:
+    message: ControlToDevice
+
+
+@dataclass(frozen=True)
+class ArtifactPresent:
+    """The whole artifact lies in the local store, its digest checked."""
+
+    digest: Digest
+
+
+@dataclass(frozen=True)
+class ArtifactGone:
+    """An artifact was removed or found damaged."""
+
+    digest: Digest
+
+
+@dataclass(frozen=True)
+class FetchFailed:
+    digest: Digest
+    reason: str
+
+
+@dataclass(frozen=True)
+class PlanVerified:
+    attempt: Attempt
+
+
+@dataclass(frozen=True)
+class PlanStaged:
+    attempt: Attempt
+
+
+@dataclass(frozen=True)
+class PlanRefused:
+    """It does not decode, is not legal, or cannot be prepared; from verification or staging."""
+
+    attempt: Attempt
+    reason: str
+
+
+@dataclass(frozen=True)
+class ProbationPassed:
+    attempt: Attempt
+
+
+@dataclass(frozen=True)
+class ProbationFailed:
+    """The manager is back on the plan before, or on its way there."""
+
+    attempt: Attempt
+    reason: str
+
+
+@dataclass(frozen=True)
+class RestoreFailed:
+    """Last-known-good does not run any more."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class ActiveChanged:
+    """What runs changed without the core having asked: a fallback, or a plan made locally."""
+
+    active: PlanRef | None
+
+
+@dataclass(frozen=True)
+class ManagerRestarted:
+    """The plan manager forgot what it was asked to do."""
+
+
+@dataclass(frozen=True)
+class EnvironmentChanged:
+    """Power mode, executor versions, precision: what a verdict on a plan depends on, as one text."""
+
+    environment: str
+
+
+@dataclass(frozen=True)
+class ProfileAnswered:
+    """Every row of a profile is in the spool."""
+
+    request: int
+
+
+@dataclass(frozen=True)
+class PersistFailed:
+    """The last `Persist` did not reach the disk; the actions after it were not carried out."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time passed."""
+
+
+Outcome = PlanVerified | PlanStaged | PlanRefused | ProbationPassed | ProbationFailed
+
+Event = (
+    Connected
+    | Lost
+    | Received
+    | ArtifactPresent
+    | ArtifactGone
+    | FetchFailed
+    | Outcome
+    | RestoreFailed
+    | ActiveChanged
+    | ManagerRestarted
+    | EnvironmentChanged
+    | ProfileAnswered
+    | PersistFailed
+    | Tick
+)
+
+
+@dataclass(frozen=True)
+class Persist:
+    """Write this durably before the actions that follow; if that fails, drop them and say `PersistFailed`."""
+
+    state: LinkState
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send on the control lane if it stands; losing it is fine."""
+
+    message: ControlToPlanner
+
+
+@dataclass(frozen=True)
+class FetchArtifact:
+    """Fetch it, resuming what is there. Asked for again while it is missing."""
+
+    need: ArtifactNeed
+
+
+@dataclass(frozen=True)
+class VerifyPlan:
+    attempt: Attempt
+    plan: RunnablePlan
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    attempt: Attempt
+    plan: RunnablePlan
+
+
+@dataclass(frozen=True)
+class ActivatePlan:
+    """Swap to the staged plan and watch it: the guard decides about probation, and rolls back by itself."""
+
+    attempt: Attempt
+    plan: RunnablePlan
+
+
+@dataclass(frozen=True)
+class RestorePlan:
+    """Run last-known-good now, unless it runs already."""
+
+    plan: RunnablePlan
+
+
+@dataclass(frozen=True)
+class AbandonPlan:
+    """A newer generation took this attempt's place: free what is staged, let what runs run."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True)
+class RunProfile:
+    request: ProfileRequest
+
+
+@dataclass(frozen=True)
+class Reconnect:
+    """The planner is silent or refuses: drop the connection and come back after `delay_s` (or backoff)."""
+
+    reason: str
+    delay_s: float | None = None
+
+
+Action = (
+    Persist
+    | Send
+    | FetchArtifact
+    | VerifyPlan
+    | StagePlan
+    | ActivatePlan
+    | RestorePlan
+    | AbandonPlan
+    | RunProfile
+    | Reconnect
+)

@@ -1,0 +1,398 @@
+"""The telemetry spool: rows on disk until the planner has committed them, in bounded space.
+
+Rows lie in segment files, one write per append (no sync: rows survive a killed process; a power cut may cost
+the youngest, of which nobody was told). When the spool is full the oldest segment goes and its rows are
+counted as dropped. A segment of which rows were ever sent is not dropped, because the planner may hold them
+already; it is marked by its name before the first of its rows leaves. One batch is out at a time, always the
+oldest rows.
+
+The books, at all times and per boot: produced = acknowledged + dropped + spooled. They are kept in `ledger`,
+written to a new file and renamed before a dropped segment is removed, and name it, so that a crash between
+the two is finished at the next start and counted once. A row that cannot be written (disk full) is dropped.
+
+Segment name `BOOT-FIRST.new|sent`: boot and first sequence in hexadecimal. Inside: records of (length,
+CRC-32, row); a torn tail was never produced.
+"""
+
+import logging
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from struct import Struct as Layout
+from typing import Final
+
+from edge_agent.link.ledger import Account, decode_books, encode_books
+from shared.errors import DecodeError
+from shared.messages.telemetry import (
+    MAX_BATCH_BYTES,
+    MAX_BATCH_ROWS,
+    MAX_ROW_BYTES,
+    Ledger,
+    RowRange,
+    TelemetryAck,
+    TelemetryBatch,
+)
+
+log = logging.getLogger(__name__)
+
+_HEAD: Final = Layout(">II")
+_LEDGER: Final = "ledger"
+_MAX_RANGES: Final = 60
+_BATCH_ROW_BYTES: Final = MAX_BATCH_BYTES - (16 << 10)  # leaves room for ranges, ledgers and the envelope
+
+
+@dataclass
+class _Segment:
+    boot: int
+    first: int
+    sent: bool = False
+    sizes: list[int] = field(default_factory=list)  # bytes of each row, in order
+    size_bytes: int = 0
+    acked: int = 0  # rows at the front that are done with
+
+    @property
+    def name(self) -> str:
+        return f"{self.boot:016x}-{self.first:016x}.{'sent' if self.sent else 'new'}"
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.sizes)
+
+    def add(self, rows: Sequence[bytes]) -> None:
+        self.sizes += [len(row) for row in rows]
+        self.size_bytes += sum(len(row) + _HEAD.size for row in rows)
+
+
+@dataclass(frozen=True)
+class SpoolCounts:
+    """The books over all boots still open; produced = acknowledged + dropped + spooled."""
+
+    produced: int
+    acknowledged: int
+    dropped: int
+    spooled: int
+    size_bytes: int
+
+
+class Spool:
+    """One folder, one owner. Not thread-safe."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        boot: int,
+        limit_bytes: int = 16 << 20,
+        write: Callable[[int, bytes], int] = os.write,
+    ) -> None:
+        """`write` is how bytes reach a file: tests put a full disk there.
+
+        Raises:
+            OSError: the folder can be neither made nor read.
+        """
+        self.boot = boot
+        self._folder = folder
+        self._limit_bytes = limit_bytes
+        self._segment_bytes = max(limit_bytes // 16, MAX_ROW_BYTES + _HEAD.size)
+        self._write = write
+        self._file: int | None = None
+        self._unsaved_drops = False
+        self._complained = False
+        folder.mkdir(parents=True, exist_ok=True)
+        self._accounts, self._segments = self._recover()
+        self._accounts.setdefault(boot, Account())
+
+    def close(self) -> None:
+        """Let go of the open file; everything is on disk already."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def counts(self) -> SpoolCounts:
+        """The books now."""
+        produced = sum(one.produced for one in self._accounts.values())
+        dropped = sum(one.dropped() for one in self._accounts.values())
+        spooled = sum(len(one.sizes) - one.acked for one in self._segments)
+        size_bytes = sum(one.size_bytes for one in self._segments)
+        return SpoolCounts(produced, produced - dropped - spooled, dropped, spooled, size_bytes)
+
+    # -- rows in --------------------------------------------------------------------------------------------
+
+    def append(self, rows: Sequence[bytes]) -> int:
+        """Take rows in, in order; returns how many of them are kept. Never raises for a full disk.
+
+        Raises:
+            ValueError: a row is empty or larger than a row may be; none is taken in.
+        """
+        if any(not 0 < len(row) <= MAX_ROW_BYTES for row in rows):
+            raise ValueError(f"a telemetry row has between 1 and {MAX_ROW_BYTES} bytes")
+        kept = 0
+        for chunk in _chunks(rows, self._segment_bytes):
+            if self._store(chunk):
+                kept += len(chunk)
+            else:
+                account = self._accounts[self.boot]
+                account.drop(account.produced, account.produced + len(chunk))
+                account.produced += len(chunk)
+                self._unsaved_drops = True
+                self._seal()
+        return kept
+
+    def _store(self, rows: Sequence[bytes]) -> bool:
+        data = b"".join(_HEAD.pack(len(row), zlib.crc32(row)) + row for row in rows)
+        if not self._make_room(len(data)):
+            return False
+        # A later segment on disk would vouch for the sequences before it: their loss must be on record first.
+        if self._unsaved_drops and not self._save():
+            return False
+        account = self._accounts[self.boot]
+        try:
+            if self._file is None or self._segments[-1].size_bytes + len(data) > self._segment_bytes:
+                self._open_segment(account.produced)
+            assert self._file is not None
+            before_bytes = os.fstat(self._file).st_size
+            try:
+                self._write_all(self._file, data)
+            except OSError:
+                os.ftruncate(self._file, before_bytes)
+                raise
+        except OSError as error:
+            self._complain("telemetry rows are dropped: %s", error)
+            return False
+        self._segments[-1].add(rows)
+        account.produced += len(rows)
+        return True
+
+    def _write_all(self, file: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[self._write(file, bytes(view)) :]
+
+    def _open_segment(self, first: int) -> None:
+        self._seal()
+        segment = _Segment(self.boot, first)
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(self._folder / segment.name, flags, 0o600)
+        self._segments.append(segment)
+
+    def _seal(self) -> None:
+        self.close()
+        if self._segments and not self._segments[-1].sizes:
+            empty = self._segments.pop()
+            (self._folder / empty.name).unlink(missing_ok=True)
+
+    def _make_room(self, size_bytes: int) -> bool:
+        """Drop oldest unsent segments until `size_bytes` more fit."""
+        while sum(one.size_bytes for one in self._segments) + size_bytes > self._limit_bytes:
+            open_one = self._segments[-1] if self._file is not None else None
+            oldest = next((one for one in self._segments if not one.sent and one is not open_one), None)
+            if oldest is None:
+                return False
+            account = self._accounts[oldest.boot]
+            before = list(account.dropped_ranges)
+            account.drop(oldest.first, oldest.end)
+            if not self._save(removing=(oldest.name,)):
+                account.dropped_ranges = before
+                return False
+            self._remove([oldest])
+        return True
+
+    # -- rows out -------------------------------------------------------------------------------------------
+
+    def next_batch(self, correlation: int) -> TelemetryBatch | None:
+        """The oldest rows, marked as sent, with the ledgers they balance; None if all is told.
+
+        Called again without an acknowledgement between, it gives the same rows again, and maybe more.
+        """
+        rows: list[bytes] = []
+        ranges: list[RowRange] = []
+        room_bytes = _BATCH_ROW_BYTES
+        self._finish(())  # what a full disk kept from being tidied up
+        for segment in list(self._segments):
+            if len(ranges) == _MAX_RANGES:
+                break
+            if segment.acked == len(segment.sizes):
+                continue
+            taken = self._take(segment, MAX_BATCH_ROWS - len(rows), room_bytes)
+            if not taken:
+                break
+            first = segment.first + segment.acked
+            ranges.append(RowRange(segment.boot, first, first + len(taken) - 1))
+            rows += taken
+            room_bytes -= sum(len(row) + 5 for row in taken)
+        ledgers = self._ledgers(ranges)
+        if not rows and not ledgers:
+            return None
+        return TelemetryBatch(
+            correlation=correlation, rows=tuple(rows), ranges=tuple(ranges), ledgers=ledgers
+        )
+
+    def _take(self, segment: _Segment, most_rows: int, most_bytes: int) -> list[bytes]:
+        """Rows of a segment from its first open one on; the segment is sealed and marked before."""
+        count, size_bytes = 0, 0
+        for size in segment.sizes[segment.acked : segment.acked + most_rows]:
+            size_bytes += size + 5
+            if size_bytes > most_bytes:
+                break
+            count += 1
+        if not count:
+            return []
+        if segment is self._segments[-1]:
+            self._seal()
+        path = self._folder / segment.name
+        if not segment.sent:
+            segment.sent = True
+            path = path.rename(self._folder / segment.name)
+        rows = _read_rows(path)
+        return rows[segment.acked : segment.acked + count]
+
+    def _ledgers(self, ranges: Sequence[RowRange]) -> tuple[Ledger, ...]:
+        ends = {one.boot: one.last + 1 for one in ranges}
+        left = {one.boot for one in self._segments if one.end > ends.get(one.boot, one.first + one.acked)}
+        ledgers: list[Ledger] = []
+        for boot, account in self._accounts.items():
+            if boot in left and boot not in ends:
+                continue  # its oldest row is still to come
+            ledger = account.ledger(boot, ends[boot] if boot in left else None)
+            if (ledger.produced, ledger.dropped) != account.told:
+                ledgers.append(ledger)
+        return tuple(ledgers[:_MAX_RANGES])
+
+    def acknowledge(self, ack: TelemetryAck) -> None:
+        """The planner has committed these rows. Late, repeated or unknown ranges change nothing else."""
+        for ledger in ack.ledgers:
+            if ledger.boot in self._accounts:
+                account = self._accounts[ledger.boot]
+                account.told = max(account.told, (ledger.produced, ledger.dropped))
+        self._finish(ack.ranges)
+
+    def reject(self, ranges: Sequence[RowRange]) -> None:
+        """The planner will never take these rows: count them as dropped rather than send them for ever."""
+        for one in ranges:
+            if one.boot in self._accounts:
+                self._accounts[one.boot].drop(one.first, one.last + 1)
+        self._unsaved_drops = True
+        self._finish(ranges)
+
+    def _finish(self, ranges: Sequence[RowRange]) -> None:
+        done: list[_Segment] = []
+        for segment in self._segments:
+            for one in ranges:
+                if one.boot == segment.boot and one.first <= segment.first + segment.acked <= one.last:
+                    segment.acked = min(one.last + 1, segment.end) - segment.first
+            if segment.sent and segment.acked == len(segment.sizes):
+                done.append(segment)
+        if done or self._unsaved_drops:
+            saved = self._save(removing=tuple(one.name for one in done))
+            # With a full disk space must be freed all the same: the last segment of a boot stays and vouches
+            # for its sequences until the ledger can.
+            lasts = {one.boot: one for one in self._segments}
+            self._remove([one for one in done if saved or lasts[one.boot] is not one])
+        self._close_accounts()
+
+    def _close_accounts(self) -> None:
+        """Forget boots that are over, sent and balanced."""
+        spooled = {one.boot for one in self._segments}
+        for boot, account in list(self._accounts.items()):
+            told = account.told == (account.produced, account.dropped())
+            if boot != self.boot and boot not in spooled and told:
+                del self._accounts[boot]
+
+    def _remove(self, segments: Sequence[_Segment]) -> None:
+        for segment in segments:
+            self._segments.remove(segment)
+            (self._folder / segment.name).unlink(missing_ok=True)
+
+    # -- books ----------------------------------------------------------------------------------------------
+
+    def _save(self, removing: tuple[str, ...] = ()) -> bool:
+        path = self._folder / (_LEDGER + ".tmp")
+        try:
+            file = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            try:
+                self._write_all(file, encode_books(self._accounts, removing))
+                os.fsync(file)
+            finally:
+                os.close(file)
+            path.rename(self._folder / _LEDGER)
+        except OSError as error:
+            self._complain("the spool's ledger cannot be written: %s", error)
+            return False
+        self._unsaved_drops = self._complained = False
+        return True
+
+    def _complain(self, text: str, error: OSError) -> None:
+        """Once per trouble: a full disk must not fill up with lines that say so."""
+        if not self._complained:
+            log.warning(text, error)
+        self._complained = True
+
+    def _recover(self) -> tuple[dict[int, Account], list[_Segment]]:
+        accounts, removing = self._read_ledger()
+        segments: list[_Segment] = []
+        for path in sorted(self._folder.iterdir(), key=lambda path: path.stat().st_mtime_ns):
+            segment = _parse_name(path.name)
+            if segment is None:
+                continue
+            segment.add(_read_rows(path))
+            account = accounts.setdefault(segment.boot, Account())
+            account.produced = max(account.produced, segment.end)
+            segment.acked = min(account.dropped_until(segment.first), segment.end) - segment.first
+            if path.name in removing or segment.acked == len(segment.sizes):
+                path.unlink()
+            else:
+                segments.append(segment)
+        # Boots in order of their oldest file, sequences in order within a boot.
+        order = {boot: at for at, boot in enumerate(dict.fromkeys(one.boot for one in segments))}
+        return accounts, sorted(segments, key=lambda one: (order[one.boot], one.first))
+
+    def _read_ledger(self) -> tuple[dict[int, Account], tuple[str, ...]]:
+        path = self._folder / _LEDGER
+        try:
+            return decode_books(path.read_bytes())
+        except FileNotFoundError:
+            return {}, ()
+        except (OSError, DecodeError) as error:
+            log.warning("the spool's ledger is unreadable and set aside as ledger.bad: %s", error)
+            path.replace(self._folder / (_LEDGER + ".bad"))
+            return {}, ()
+
+
+def _chunks(rows: Sequence[bytes], most_bytes: int) -> list[list[bytes]]:
+    chunks: list[list[bytes]] = []
+    size_bytes = most_bytes
+    for row in rows:
+        size_bytes += len(row) + _HEAD.size
+        if size_bytes > most_bytes or not chunks:
+            chunks.append([])
+            size_bytes = len(row) + _HEAD.size
+        chunks[-1].append(row)
+    return chunks
+
+
+def _parse_name(name: str) -> _Segment | None:
+    stem, _, kind = name.partition(".")
+    boot, _, first = stem.partition("-")
+    if kind not in ("new", "sent") or len(boot) != 16 or len(first) != 16:
+        return None
+    try:
+        return _Segment(int(boot, 16), int(first, 16), kind == "sent")
+    except ValueError:
+        return None
+
+
+def _read_rows(path: Path) -> list[bytes]:
+    """Rows up to the first record that is cut off or damaged."""
+    data = path.read_bytes()
+    rows: list[bytes] = []
+    at = 0
+    while at + _HEAD.size <= len(data):
+        length, checksum = _HEAD.unpack_from(data, at)
+        row = data[at + _HEAD.size : at + _HEAD.size + length]
+        if not 0 < length <= MAX_ROW_BYTES or len(row) < length or zlib.crc32(row) != checksum:
+            break
+        rows.append(row)
+        at += _HEAD.size + length
+    return rows

@@ -1,0 +1,54 @@
+"""The link's durable state in one file, replaced as a whole."""
+
+from pathlib import Path
+from typing import Final
+
+from edge_agent.link.events import LinkState
+from edge_agent.store import StateFile
+from shared.codec import Codec, Limits
+from shared.errors import DecodeError, StorageError
+from shared.messages.base import MAX_PLAN_BYTES
+
+_LIMIT_BYTES: Final = 3 * MAX_PLAN_BYTES + (64 << 10)  # two plans, their artifacts and the profiles
+_CODEC: Codec[LinkState] = Codec(LinkState, Limits(frame_bytes=_LIMIT_BYTES, body_bytes=_LIMIT_BYTES))
+
+
+def encode_state(state: LinkState) -> bytes:
+    """The file's content."""
+    return _CODEC.encode(state)
+
+
+def decode_state(frame: bytes) -> LinkState:
+    """What `encode_state` wrote.
+
+    Raises:
+        DecodeError: damaged, or written by something else.
+    """
+    return _CODEC.decode(frame)
+
+
+def save_state(path: Path, state: LinkState) -> None:
+    """Replace the file durably, keeping the copy before.
+
+    Raises:
+        OSError: it is not on disk; the old file is still whole.
+    """
+    try:
+        StateFile(path).save(encode_state(state))
+    except StorageError as error:
+        raise OSError(str(error)) from error
+
+
+def load_state(path: Path) -> tuple[LinkState, str | None]:
+    """The saved state, or an empty one and why: a missing file is no complaint, a damaged one is.
+
+    A damaged file is set aside and the copy before it is used, so that the agent starts in any case (at worst
+    it asks the planner for everything) instead of failing at every boot.
+    """
+    found = StateFile(path).load()
+    if found.body is None:
+        return LinkState(), found.problem or None
+    try:
+        return decode_state(found.body), found.problem or None
+    except DecodeError as error:
+        return LinkState(), f"{path.name} is of another version and is forgotten: {error.cause}"

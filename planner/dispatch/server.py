@@ -1,0 +1,302 @@
+"""The shell around the dispatch core: one plain thread owns the four ROUTERs and answers for admission.
+
+Other threads reach it through `post` and `ask`. Lanes are drained in order of urgency with a quota each, so
+that heartbeats and plans keep their latency whatever telemetry arrives.
+"""
+
+import logging
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import zmq
+
+from planner.dispatch import events as ev
+from planner.dispatch import zap
+from planner.dispatch.core import DispatchConfig, DispatchCore, Presence
+from planner.dispatch.ports import DispatchStore
+from planner.dispatch.sockets import bind_router, require_files
+from planner.dispatch.workers import StoreWorkers
+from shared.clock import Clock, SystemClock
+from shared.codec import Codec
+from shared.errors import DecodeError, UnavailableError
+from shared.ids import DeviceId
+from shared.keyfile import KeyPair
+from shared.messages import bulk, control, enrol, telemetry
+from shared.token import Endpoints
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_TICK_S: Final = 0.25
+
+
+@dataclass(frozen=True)
+class _LaneSpec:
+    incoming: Codec[Any]
+    outgoing: Codec[Any]
+    domain: str
+    quota: int  # messages per round
+    receive_messages: int  # queued per connection
+    send_messages: int
+
+
+# In order of urgency.
+_LANES: Final[dict[ev.Lane, _LaneSpec]] = {
+    ev.Lane.CONTROL: _LaneSpec(control.TO_PLANNER, control.TO_DEVICE, zap.DEVICES, 512, 32, 32),
+    ev.Lane.BULK: _LaneSpec(bulk.TO_PLANNER, bulk.TO_DEVICE, zap.DEVICES, 16, 32, 64),
+    ev.Lane.TELEMETRY: _LaneSpec(telemetry.TO_PLANNER, telemetry.TO_DEVICE, zap.DEVICES, 8, 4, 32),
+    ev.Lane.ENROL: _LaneSpec(enrol.TO_PLANNER, enrol.TO_DEVICE, zap.ENROLMENT, 4, 2, 4),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """Where to listen (port 0: any free one) and as whom."""
+
+    keys: KeyPair
+    control: str = "tcp://127.0.0.1:0"
+    telemetry: str = "tcp://127.0.0.1:0"
+    bulk: str = "tcp://127.0.0.1:0"
+    enrol: str = "tcp://127.0.0.1:0"
+    max_devices: int = 200
+    dispatch: DispatchConfig = field(default_factory=DispatchConfig)
+
+
+def new_keys() -> KeyPair:
+    """A fresh CURVE key pair."""
+    public, secret = zmq.curve_keypair()
+    return KeyPair(public.decode("ascii"), secret.decode("ascii"))
+
+
+class DispatchServer:
+    """Serves devices from `start` to `stop`."""
+
+    def __init__(
+        self,
+        store: DispatchStore,
+        config: ServerConfig,
+        *,
+        clock: Clock | None = None,
+        on_presence: Callable[[DeviceId, bool], None] = lambda device, online: None,
+    ) -> None:
+        self._config = config
+        self._clock = clock or SystemClock()
+        self._on_presence = on_presence
+        self._store = store
+        self._core = DispatchCore(list(store.fleet()), epoch=store.epoch(), config=config.dispatch)
+        self._inbox: queue.SimpleQueue[ev.Event | Callable[[], None]] = queue.SimpleQueue()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._routers: dict[ev.Lane, zmq.Socket[bytes]] = {}
+        self._stopping = False
+        self._workers: StoreWorkers | None = None
+        self._thread = threading.Thread(target=self._run, name="dispatch", daemon=True)
+
+    # -- from other threads ---------------------------------------------------------------------------------
+
+    def start(self) -> Endpoints:
+        """Bind, then serve on a thread of its own; returns where.
+
+        Raises:
+            SettingError: too few open files for `max_devices`.
+            UnavailableError: an address is taken.
+        """
+        require_files(self._config.max_devices)
+        self._zap = self._context.socket(zmq.REP)
+        self._zap.setsockopt(zmq.LINGER, 0)
+        self._zap.bind(zap.ENDPOINT)
+        addresses = {
+            ev.Lane.CONTROL: self._config.control,
+            ev.Lane.TELEMETRY: self._config.telemetry,
+            ev.Lane.BULK: self._config.bulk,
+            ev.Lane.ENROL: self._config.enrol,
+        }
+        try:
+            for lane, spec in _LANES.items():
+                self._routers[lane] = bind_router(
+                    self._context,
+                    addresses[lane],
+                    keys=self._config.keys,
+                    domain=spec.domain,
+                    frame_bytes=spec.incoming.limits.frame_bytes,
+                    receive_messages=spec.receive_messages,
+                    send_messages=spec.send_messages,
+                )
+        except UnavailableError:
+            self._context.destroy(linger=0)
+            self._wake_in.close()
+            self._wake_out.close()
+            raise
+        self._workers = StoreWorkers(self._store, self.post)
+        self._thread.start()
+        return Endpoints(
+            control=self._endpoint(ev.Lane.CONTROL),
+            telemetry=self._endpoint(ev.Lane.TELEMETRY),
+            bulk=self._endpoint(ev.Lane.BULK),
+            enrol=self._endpoint(ev.Lane.ENROL),
+        )
+
+    def stop(self) -> None:
+        """Stop serving; work taken by the store is finished first."""
+        self._stopping = True
+        self._wake()
+        self._thread.join()
+        if self._workers is not None:
+            self._workers.close()
+        self._wake_in.close()
+        self._wake_out.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread that owns the sockets runs; the planner's health check."""
+        return self._thread.is_alive()
+
+    def post(self, event: ev.Event) -> None:
+        """Hand an event to the core: `DesiredChanged` after a push, `Revoked` after a revocation."""
+        self._inbox.put(event)
+        self._wake()
+
+    def ask(self, question: Callable[[DispatchCore], T], *, timeout_s: float = 5.0) -> T:
+        """The answer to a question about the core, from its own thread.
+
+        Raises:
+            TimeoutError: the thread does not answer.
+        """
+        answer: Future[T] = Future()
+
+        def put() -> None:
+            try:
+                answer.set_result(question(self._core))
+            except Exception as error:
+                answer.set_exception(error)
+
+        self._inbox.put(put)
+        self._wake()
+        return answer.result(timeout_s)
+
+    def presence(self) -> list[Presence]:
+        """Every device, as dispatch sees it now."""
+        return self.ask(lambda core: core.presence())
+
+    def _wake(self) -> None:
+        try:
+            self._wake_in.send(b"\x00")
+        except OSError:
+            pass  # full: it is awake; closed: it is gone
+
+    def _endpoint(self, lane: ev.Lane) -> str:
+        return self._routers[lane].getsockopt_string(zmq.LAST_ENDPOINT)
+
+    # -- the thread that owns the sockets -------------------------------------------------------------------
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wake_out, zmq.POLLIN)
+        poller.register(self._zap, zmq.POLLIN)
+        for router in self._routers.values():
+            poller.register(router, zmq.POLLIN)
+        next_tick_s = self._clock.monotonic_s()
+        try:
+            while not self._stopping:
+                ready = dict(poller.poll(int(_TICK_S * 1000)))
+                now_s = self._clock.monotonic_s()
+                self._round(ready, now_s)
+                if now_s >= next_tick_s:
+                    next_tick_s = now_s + _TICK_S
+                    self._handle(ev.Tick(), now_s)
+        finally:
+            self._context.destroy(linger=0)
+
+    def _round(self, ready: dict[Any, int], now_s: float) -> None:
+        if self._wake_out.fileno() in ready or self._wake_out in ready:
+            self._drain_inbox(now_s)
+        if self._zap in ready:
+            self._admit()
+        for lane, router in self._routers.items():
+            if router in ready:
+                self._drain(lane, router, now_s)
+
+    def _drain_inbox(self, now_s: float) -> None:
+        try:
+            while self._wake_out.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                item = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if callable(item):
+                item()
+            else:
+                self._handle(item, now_s)
+
+    def _admit(self) -> None:
+        answer = zap.reply(self._zap.recv_multipart(), self._core.may_connect)
+        self._zap.send_multipart(answer or [b"1.0", b"", b"500", b"No request", b"", b""])
+
+    def _drain(self, lane: ev.Lane, router: "zmq.Socket[bytes]", now_s: float) -> None:
+        for _ in range(_LANES[lane].quota):
+            try:
+                frames = router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            if len(frames) != 2:
+                self._core.counts["frames"] += 1
+                continue
+            self._handle(self._event(lane, frames[0].bytes, frames[1]), now_s)
+
+    def _event(self, lane: ev.Lane, route: bytes, frame: zmq.Frame) -> ev.Event:
+        key = str(frame.get("User-Id"))
+        try:
+            message = _LANES[lane].incoming.decode(frame.buffer)
+        except DecodeError as error:
+            return ev.Malformed(lane, route, str(error)[:200])
+        match lane:
+            case ev.Lane.CONTROL:
+                return ev.ControlReceived(route, key, message)
+            case ev.Lane.TELEMETRY:
+                return ev.TelemetryReceived(route, key, message)
+            case ev.Lane.BULK:
+                return ev.BulkReceived(route, key, message)
+            case ev.Lane.ENROL:
+                return ev.EnrolReceived(route, key, str(frame.get("Peer-Address")), message)
+
+    def _handle(self, event: ev.Event, now_s: float) -> None:
+        try:
+            pending = self._core.handle(event, now_s)
+            for action in pending:
+                self._act(action, now_s)
+        except Exception:
+            # One device's message must not end the service of all others.
+            log.exception("dispatch failed on %s", type(event).__name__)
+
+    def _act(self, action: ev.Action, now_s: float) -> None:
+        if isinstance(action, ev.Send):
+            self._send(action, now_s)
+        elif isinstance(action, ev.PresenceChanged):
+            log.info("device_id=%s %s", action.device, "came" if action.online else "went")
+            self._on_presence(action.device, action.online)
+        else:
+            assert self._workers is not None
+            self._workers.submit(action)
+
+    def _send(self, action: ev.Send, now_s: float) -> None:
+        frame = _LANES[action.lane].outgoing.encode(action.message)
+        try:
+            self._routers[action.lane].send_multipart([action.route, frame], zmq.NOBLOCK)
+        except zmq.Again:
+            # Its queue is full: it does not read. Whatever this was, the next comparison repairs it.
+            self._core.counts["send_full"] += 1
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._handle(ev.Unreachable(action.lane, action.route), now_s)

@@ -1,0 +1,127 @@
+"""Database and disk work off the thread that owns the sockets.
+
+Three threads: telemetry and reports, committed in groups; the rest of the store's calls, in order; artifact
+chunks. Every piece of work ends in exactly one event, whatever fails.
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from planner.dispatch import events as ev
+from planner.dispatch.ports import DispatchStore, EnrolRefused
+from planner.dispatch.rows import telemetry_write
+from shared.messages.base import RefusalCode
+
+log = logging.getLogger(__name__)
+
+_GROUP = 256  # pieces of work in one transaction
+
+Write = ev.AppendTelemetry | ev.StoreReport
+
+
+class StoreWorkers:
+    """Carries out the core's store actions and posts what came of them."""
+
+    def __init__(self, store: DispatchStore, post: Callable[[ev.Event], None]) -> None:
+        self._store = store
+        self._post = post
+        # Unbounded here, bounded by the core: `backlog_rows`, one report per device.
+        self._writes: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write_loop, name="dispatch-writer", daemon=True)
+        self._calls = ThreadPoolExecutor(1, thread_name_prefix="dispatch-store")
+        self._chunks = ThreadPoolExecutor(1, thread_name_prefix="dispatch-chunks")
+        self._writer.start()
+
+    def submit(self, action: Write | ev.ReadChunk | ev.Enrol | ev.Reissue) -> None:
+        """Take work; never blocks."""
+        match action:
+            case ev.AppendTelemetry() | ev.StoreReport():
+                self._writes.put(action)
+            case ev.ReadChunk():
+                self._chunks.submit(lambda: self._post(self._read(action)))
+            case ev.Enrol():
+                self._calls.submit(lambda: self._post(self._enrol(action)))
+            case ev.Reissue():
+                self._calls.submit(lambda: self._post(self._reissue(action)))
+
+    def close(self) -> None:
+        """Finish what was taken and stop."""
+        self._writes.put(None)
+        self._writer.join()
+        self._calls.shutdown()
+        self._chunks.shutdown()
+
+    def _write_loop(self) -> None:
+        stopping = False
+        while not stopping:
+            group: list[Write] = []
+            item = self._writes.get()
+            while item is not None:
+                group.append(item)
+                if len(group) == _GROUP or self._writes.empty():
+                    break
+                item = self._writes.get()
+            stopping = item is None
+            self._commit(group)
+
+    def _commit(self, group: list[Write]) -> None:
+        reports = [one for one in group if isinstance(one, ev.StoreReport)]
+        batches = [one for one in group if isinstance(one, ev.AppendTelemetry)]
+        if reports:
+            records = [one.record for one in reports]
+            ok = self._try(lambda: self._store.record_reports(records))
+            for record in records:
+                self._post(ev.ReportStored(record.device, record.report.revision, ok))
+        if batches:
+            ok = self._try(
+                lambda: self._store.append_telemetry(
+                    [telemetry_write(one.device, one.batch) for one in batches]
+                )
+            )
+            for one in batches:
+                self._post(ev.TelemetryCommitted(one.ticket, ok))
+
+    def _try(self, do: Callable[[], None]) -> bool:
+        try:
+            do()
+        except Exception:
+            log.exception("the store failed; devices will send again")
+            return False
+        return True
+
+    def _read(self, action: ev.ReadChunk) -> ev.Event:
+        try:
+            artifact = self._store.artifact(action.digest)
+            if artifact is None:
+                return ev.ChunkRead(action.ticket, 0, None, "no such artifact")
+            with artifact.path.open("rb") as file:
+                file.seek(action.offset_bytes)
+                data = file.read(action.length_bytes)
+        except Exception as error:
+            log.exception("artifact %s cannot be read", action.digest[:12])
+            return ev.ChunkRead(action.ticket, 0, None, f"cannot be read: {type(error).__name__}")
+        return ev.ChunkRead(action.ticket, artifact.size_bytes, data)
+
+    def _enrol(self, action: ev.Enrol) -> ev.Event:
+        try:
+            return ev.Enrolled(action.ticket, self._store.enrol(action.attempt))
+        except EnrolRefused as refused:
+            return ev.EnrolDenied(action.ticket, refused.code, str(refused))
+        except Exception:
+            log.exception("enrolment failed")
+            return ev.EnrolDenied(
+                action.ticket, RefusalCode.INTERNAL, "the planner's store failed; try again"
+            )
+
+    def _reissue(self, action: ev.Reissue) -> ev.Event:
+        try:
+            desired = self._store.reissue(
+                action.device, above_epoch=action.above_epoch, above_generation=action.above_generation
+            )
+        except Exception:
+            log.exception("a new generation for %s failed", action.device)
+            return ev.ReissueFailed(action.device)
+        return ev.DesiredChanged(action.device, desired)

@@ -1,0 +1,113 @@
+"""`DispatchStore` in memory: the reference that the database's implementation is compared with, and what the
+simulator crashes and restores."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from planner.dispatch.ports import (
+    ArtifactFile,
+    EnrolAttempt,
+    EnrolRefused,
+    FleetMember,
+    ReportRecord,
+    StoredRow,
+    TelemetryWrite,
+)
+from shared.ids import DeviceId, Digest
+from shared.messages.base import RefusalCode
+from shared.messages.control import Desired
+from shared.messages.telemetry import Ledger
+
+
+@dataclass
+class MemoryStore:
+    """Everything durable of a planner."""
+
+    current_epoch: int = 1
+    members: dict[DeviceId, FleetMember] = field(default_factory=dict)
+    tokens: dict[Digest, str] = field(default_factory=dict)  # secret digest: key that used it, or ""
+    rows: dict[tuple[DeviceId, int, int], StoredRow] = field(default_factory=dict)
+    ledgers: dict[tuple[DeviceId, int], Ledger] = field(default_factory=dict)
+    artifacts: dict[Digest, bytes] = field(default_factory=dict)
+    folder: Path | None = None
+
+    def snapshot(self) -> Self:
+        """A backup."""
+        return type(self)(
+            self.current_epoch,
+            dict(self.members),
+            dict(self.tokens),
+            dict(self.rows),
+            dict(self.ledgers),
+            dict(self.artifacts),
+            self.folder,
+        )
+
+    def epoch(self) -> int:
+        return self.current_epoch
+
+    def fleet(self) -> Sequence[FleetMember]:
+        return list(self.members.values())
+
+    def enrol(self, attempt: EnrolAttempt) -> DeviceId:
+        used_by = self.tokens.get(attempt.secret_digest)
+        if used_by is None:
+            raise EnrolRefused(RefusalCode.TOKEN_WRONG, "no such token")
+        if used_by not in ("", attempt.public_key):
+            raise EnrolRefused(RefusalCode.TOKEN_USED, "the token was used")
+        known = self.members.get(attempt.device)
+        if known is not None and known.public_key != attempt.public_key and not known.revoked:
+            raise EnrolRefused(RefusalCode.NAME_TAKEN, f"there is a device {attempt.device}")
+        self.tokens[attempt.secret_digest] = attempt.public_key
+        if known is None or known.revoked:
+            self.members[attempt.device] = FleetMember(attempt.device, attempt.public_key)
+        return attempt.device
+
+    def revoke(self, device: DeviceId) -> None:
+        self.members[device] = replace(self.members[device], revoked=True)
+
+    def push(self, device: DeviceId, desired: Desired) -> Desired:
+        """Desire this as the device's next generation."""
+        known = self.members[device].desired
+        generation = known.generation + 1 if known else 1
+        wanted = msgspec.structs.replace(desired, epoch=self.current_epoch, generation=generation)
+        self.members[device] = replace(self.members[device], desired=wanted)
+        return wanted
+
+    def reissue(self, device: DeviceId, *, above_epoch: int, above_generation: int) -> Desired:
+        self.current_epoch = max(self.current_epoch, above_epoch + 1)
+        known = self.members[device].desired or Desired(epoch=0, generation=0)
+        generation = max(known.generation, above_generation) + 1
+        wanted = msgspec.structs.replace(known, epoch=self.current_epoch, generation=generation)
+        self.members[device] = replace(self.members[device], desired=wanted)
+        return wanted
+
+    def record_reports(self, records: Sequence[ReportRecord]) -> None:
+        for one in records:
+            known = self.members[one.device]
+            if known.report and known.boot == one.boot and known.report.revision >= one.report.revision:
+                continue
+            self.members[one.device] = replace(self.members[one.device], boot=one.boot, report=one.report)
+
+    def append_telemetry(self, writes: Sequence[TelemetryWrite]) -> None:
+        for write in writes:
+            for row in write.rows:
+                self.rows.setdefault((write.device, row.boot, row.sequence), row)
+            for ledger in write.ledgers:
+                known = self.ledgers.get((write.device, ledger.boot))
+                if known is None or (known.produced, known.dropped) < (ledger.produced, ledger.dropped):
+                    self.ledgers[write.device, ledger.boot] = ledger
+
+    def artifact(self, digest: Digest) -> ArtifactFile | None:
+        if digest not in self.artifacts:
+            return None
+        if self.folder is None:
+            self.folder = Path(tempfile.mkdtemp())
+        path = self.folder / digest
+        path.write_bytes(self.artifacts[digest])
+        return ArtifactFile(path, len(self.artifacts[digest]))
