@@ -6,7 +6,6 @@ from edge_agent.executor.base import StepResult
 from edge_agent.worker.messages import CombinedStats
 from shared.engine.steps import PlanKey, Step
 
-
 MAX_COMBINED = 512
 """So that a report of statistics stays below the size of a message."""
 
@@ -66,6 +65,4 @@ class Tally:
 
     @staticmethod
     def _freeze(key: tuple[PlanKey, int, int], total: _Sum) -> CombinedStats:
-        return CombinedStats(
-            *key, total.steps, total.tasks, total.busy_s, total.shortest_s, total.longest_s
-        )
+        return CombinedStats(*key, total.steps, total.tasks, total.busy_s, total.shortest_s, total.longest_s)

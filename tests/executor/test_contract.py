@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -185,18 +186,6 @@ def test_null_records_the_operators_in_an_order_that_obeys_the_schedule() -> Non
 # What onnx computes
 
 
-class _Delayed(OnnxExecutor):
-    """Waits a random moment before every run of a session."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self._rng = random.Random(seed)
-
-    def _run_session(self, *arguments: object) -> None:
-        time.sleep(self._rng.random() * 1e-3)
-        super()._run_session(*arguments)  # type: ignore[arg-type]
-
-
 def _border_check(executor: OnnxExecutor, artifacts: Sequence[Artifact], plan: Plan) -> dict[str, np.ndarray]:
     """Run every model through all its blocks under full masks and compare every border."""
     inputs = [random_inputs(artifact.graph, 10 + i) for i, artifact in enumerate(artifacts)]
@@ -253,12 +242,18 @@ def test_results_are_bit_stable_under_random_delays_in_every_group() -> None:
     plan = plan_of([model], [()], [[Member(0, 0, 0)]], [schedule], barrier=Barrier.DATA)
     seen = []
     for seed in range(4):
-        executor = _Delayed(seed)
+        rng = random.Random(seed)
+        executor = OnnxExecutor()
+        executor.pause = partial(_sleep_at_random, rng)
         seen.append(_border_check(executor, [model], plan))
         executor.close()
     for other in seen[1:]:
         for name, array in seen[0].items():
             assert np.array_equal(array, other[name])
+
+
+def _sleep_at_random(rng: random.Random) -> None:
+    time.sleep(rng.random() * 1e-3)
 
 
 def test_every_mask_equals_the_whole_models(onnx: OnnxExecutor) -> None:
