@@ -58,7 +58,7 @@ def test_every_message_is_published() -> None:
     ],
 )
 def test_the_published_bounds_are_those_of_the_codecs(label: str, codecs: list[object]) -> None:
-    cells = dict(_rows((DOCS / "protocol.md").read_text(), 2))
+    cells = {row[0]: row[1] for row in _rows((DOCS / "protocol.md").read_text(), 2)}
     for codec, text in zip(codecs, cells[label].split("/"), strict=True):
         number = int(re.findall(r"[0-9,]+", text)[0].replace(",", ""))
         assert number == codec.limits.frame_bytes  # type: ignore[attr-defined]
