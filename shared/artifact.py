@@ -4,6 +4,7 @@ Layout: `MAGIC`, the length of the graph part (4 bytes, big endian), the graph a
 file to the end. The artifact's digest is the digest of the whole blob, so it can be checked while it streams.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from shared.graph import Graph, graph_from_wire, graph_to_wire
 from shared.ids import Digest
 
 MAGIC = b"STGLOOM1"
-MAX_GRAPH_BYTES = 64 << 20
+MAX_GRAPH_BYTES = 8 << 20  # decoding lists costs up to 72 bytes of memory per byte
 _CHUNK_BYTES = 1 << 20
 
 
@@ -38,9 +39,24 @@ class Artifact:
 
 def pack_artifact(graph: Graph, onnx_bytes: bytes) -> tuple[Digest, bytes]:
     """The blob and its digest."""
-    head = canonical(graph_to_wire(graph))
-    blob = b"".join([MAGIC, len(head).to_bytes(4, "big"), head, onnx_bytes])
+    blob = b"".join([_head(graph), onnx_bytes])
     return digest_bytes([blob]), blob
+
+
+def write_artifact(path: Path, graph: Graph, onnx_bytes: bytes) -> Digest:
+    """Write the blob to `path` without joining it in memory first; returns its digest."""
+    head = _head(graph)
+    with path.open("wb") as file:
+        file.write(head)
+        file.write(onnx_bytes)
+        file.flush()
+        os.fsync(file.fileno())
+    return digest_bytes([head, onnx_bytes])
+
+
+def _head(graph: Graph) -> bytes:
+    part = canonical(graph_to_wire(graph))
+    return b"".join([MAGIC, len(part).to_bytes(4, "big"), part])
 
 
 def file_digest(path: Path) -> Digest:
@@ -53,7 +69,8 @@ def open_artifact(path: Path, expected: Digest | None = None) -> Artifact:
     """Read the graph of an artifact file; the ONNX part stays on disk.
 
     Raises:
-        DecodeError: the file is no artifact, its graph is broken, or its digest is not `expected`.
+        DecodeError: the file is no artifact, its graph is broken or not in canonical form, or its digest is
+            not `expected`.
     """
     digest = file_digest(path)
     if expected is not None and digest != expected:
@@ -69,8 +86,19 @@ def open_artifact(path: Path, expected: Digest | None = None) -> Artifact:
                 f"the graph in {path.name} claims {length} bytes", remedy="import the model again"
             )
         head = file.read(length)
-    try:
-        graph = graph_from_wire(msgpack.unpackb(head, strict_map_key=True))
-    except (ValueError, msgpack.UnpackException, RecursionError) as error:
-        raise DecodeError(f"{path.name}: {error}", remedy="import the model again") from error
+    if len(head) != length:
+        raise DecodeError(f"{path.name} ends inside its graph", remedy="fetch it again")
+    graph = _decode_graph(head, path.name)
     return Artifact(digest, graph, path, len(MAGIC) + 4 + length, path.stat().st_size)
+
+
+def _decode_graph(head: bytes, file_name: str) -> Graph:
+    try:
+        graph = graph_from_wire(msgpack.unpackb(head, strict_map_key=True, max_map_len=0))
+    except (ValueError, msgpack.UnpackException, RecursionError) as error:
+        raise DecodeError(f"{file_name}: {str(error)[:200]}", remedy="import the model again") from error
+    if canonical(graph_to_wire(graph)) != head:
+        raise DecodeError(
+            f"the graph in {file_name} is not in canonical form", remedy="import the model again"
+        )
+    return graph

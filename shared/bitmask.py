@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 
 def bits(mask: int) -> Iterator[int]:
-    """The members of `mask`, ascending."""
+    """The members of `mask` (not negative), ascending."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1

@@ -10,6 +10,8 @@ from shared.ids import Digest
 
 DIGEST_BYTES = 32
 
+_LEAST_INTEGER, _GREATEST_INTEGER = -(1 << 63), (1 << 64) - 1  # what msgpack can hold
+
 
 def canonical(value: Any) -> bytes:
     """Encode lists, tuples, strings, bytes, integers, booleans and None.
@@ -17,7 +19,7 @@ def canonical(value: Any) -> bytes:
     Dictionaries and floats are refused: the first have no one order, the second no one width.
 
     Raises:
-        TypeError: the value holds something that has no canonical form.
+        TypeError: the value holds something that has no canonical form, such as an integer beyond 64 bits.
     """
     _require_canonical(value)
     packed: bytes = msgpack.packb(value, use_bin_type=True)
@@ -28,7 +30,10 @@ def _require_canonical(value: Any) -> None:
     if isinstance(value, list | tuple):
         for item in value:
             _require_canonical(item)
-    elif value is not None and not isinstance(value, str | bytes | int):
+    elif isinstance(value, int):
+        if not _LEAST_INTEGER <= value <= _GREATEST_INTEGER:
+            raise TypeError(f"an integer of {value.bit_length()} bits has no canonical form")
+    elif value is not None and not isinstance(value, str | bytes):
         raise TypeError(f"{type(value).__name__} has no canonical form")
 
 
@@ -49,11 +54,12 @@ def digest_to_raw(digest: Digest) -> bytes:
     """The 32 bytes of a digest.
 
     Raises:
-        ValueError: `digest` is not 64 hexadecimal characters.
+        ValueError: `digest` is not 64 lower-case hexadecimal characters. (`bytes.fromhex` alone would also
+            take capitals and blanks, and so give one digest several spellings.)
     """
     raw = bytes.fromhex(digest)
-    if len(raw) != DIGEST_BYTES:
-        raise ValueError(f"a digest has {DIGEST_BYTES} bytes, not {len(raw)}")
+    if len(raw) != DIGEST_BYTES or raw.hex() != digest:
+        raise ValueError(f"a digest is {2 * DIGEST_BYTES} lower-case hexadecimal characters")
     return raw
 
 
@@ -61,8 +67,8 @@ def digest_from_raw(raw: bytes) -> Digest:
     """The text form of 32 raw bytes.
 
     Raises:
-        ValueError: `raw` has another length.
+        ValueError: `raw` is something else, whatever type a decoder made of it.
     """
-    if len(raw) != DIGEST_BYTES:
-        raise ValueError(f"a digest has {DIGEST_BYTES} bytes, not {len(raw)}")
+    if not isinstance(raw, bytes) or len(raw) != DIGEST_BYTES:
+        raise ValueError(f"a digest is {DIGEST_BYTES} raw bytes")
     return Digest(raw.hex())

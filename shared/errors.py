@@ -47,7 +47,8 @@ class StageloomError(Exception):
     def __init__(self, cause: str, *, remedy: str = "") -> None:
         self.cause = cause
         self.remedy = remedy
-        super().__init__(f"{cause}; {remedy}" if remedy else cause)
+        sentence = f"{cause}; {remedy}" if remedy else cause
+        super().__init__(" ".join(sentence.split()))  # a library's cause may span lines
 
 
 class InputError(StageloomError):
@@ -66,6 +67,7 @@ class UnpinnedShape(ModelError):
     def __init__(self, input_name: str, dimension: str, shape: str) -> None:
         self.input_name = input_name
         self.dimension = dimension
+        self.shape = shape
         super().__init__(
             f"input {input_name!r} has the unpinned dimension {dimension!r} in {shape}",
             remedy=f"pin it with --shape {input_name}=DIMS, for example --shape {input_name}=1x3x224x224",

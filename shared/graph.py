@@ -16,6 +16,9 @@ from shared.errors import DecodeError
 from shared.ids import Digest, TensorId
 
 GRAPH_VERSION = 1
+MAX_OPERATORS = 1 << 16
+MAX_RANK = 64  # numpy's bound
+MAX_TENSOR_BYTES = 1 << 40
 
 ITEM_BYTES = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
@@ -180,29 +183,29 @@ def graph_to_wire(graph: Graph) -> list[Any]:
 
 
 def graph_from_wire(wire: Any) -> Graph:
-    """Rebuild and check a graph.
+    """Rebuild and check a graph. Nothing is converted: only what `graph_to_wire` writes is read.
 
     Raises:
         DecodeError: the value has another version or shape, or the graph breaks an invariant.
     """
     try:
         version, name, tensors, operators, inputs, outputs, base_cuts, partitions, batchable = wire
-        if version != GRAPH_VERSION:
-            raise DecodeError(
-                f"graph format {version!r} is not {GRAPH_VERSION}", remedy="import the model again"
-            )
+        if type(version) is not int or version != GRAPH_VERSION:
+            raise ValueError(f"its format is not {GRAPH_VERSION}")
+        if type(batchable) is not bool:
+            raise ValueError("batchable is not a boolean")
         graph = Graph(
-            name=str(name),
-            tensors=tuple(Tensor(str(n), str(d), tuple(int(x) for x in s)) for n, d, s in tensors),
+            name=_text(name),
+            tensors=tuple(Tensor(_text(n), _text(d), _numbers(s)) for n, d, s in tensors),
             operators=tuple(_operator_from_wire(row) for row in operators),
-            inputs=tuple(TensorId(int(t)) for t in inputs),
-            outputs=tuple(TensorId(int(t)) for t in outputs),
-            base_cuts=tuple(int(c) for c in base_cuts),
-            partitions=tuple((str(n), tuple(int(c) for c in cuts)) for n, cuts in partitions),
-            batchable=bool(batchable),
+            inputs=_tensor_ids(inputs),
+            outputs=_tensor_ids(outputs),
+            base_cuts=_numbers(base_cuts),
+            partitions=tuple((_text(n), _numbers(cuts)) for n, cuts in partitions),
+            batchable=batchable,
         )
     except (TypeError, ValueError) as error:
-        raise DecodeError(f"not a graph: {error}", remedy="import the model again") from error
+        raise DecodeError(f"not a graph: {str(error)[:200]}", remedy="import the model again") from error
     if problem := graph_problem(graph):
         raise DecodeError(f"not a graph: {problem}", remedy="import the model again")
     return graph
@@ -210,40 +213,78 @@ def graph_from_wire(wire: Any) -> Graph:
 
 def _operator_from_wire(row: Any) -> Operator:
     kind, name, nodes, inputs, outputs, flop, weight_bytes, fused_unit, opaque = row
+    flop, weight_bytes, fused_unit = _numbers([flop, weight_bytes, fused_unit])
     return Operator(
-        kind=str(kind),
-        name=str(name),
-        nodes=tuple(int(n) for n in nodes),
-        inputs=tuple(TensorId(int(t)) for t in inputs),
-        outputs=tuple(TensorId(int(t)) for t in outputs),
-        flop=int(flop),
-        weight_bytes=int(weight_bytes),
-        fused_unit=int(fused_unit),
-        opaque=str(opaque),
+        kind=_text(kind),
+        name=_text(name),
+        nodes=_numbers(nodes),
+        inputs=_tensor_ids(inputs),
+        outputs=_tensor_ids(outputs),
+        flop=flop,
+        weight_bytes=weight_bytes,
+        fused_unit=fused_unit,
+        opaque=_text(opaque),
     )
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError(f"{type(value).__name__} where a string belongs")
+    return value
+
+
+def _numbers(values: Any) -> tuple[int, ...]:
+    if type(values) is not list or not all(type(value) is int and value >= 0 for value in values):
+        raise TypeError("a list of whole numbers is broken")
+    return tuple(values)
+
+
+def _tensor_ids(values: Any) -> tuple[TensorId, ...]:
+    return tuple(TensorId(value) for value in _numbers(values))
 
 
 def graph_problem(graph: Graph) -> str:
     """The first broken invariant in words, or an empty string."""
-    count = len(graph.tensors)
+    if not 0 < len(graph.operators) <= MAX_OPERATORS:
+        return f"it has {len(graph.operators)} operators, not 1..{MAX_OPERATORS}"
+    return _tensor_problem(graph) or _order_problem(graph) or _cut_problem(graph)
+
+
+def _tensor_problem(graph: Graph) -> str:
     for tensor in graph.tensors:
-        if tensor.dtype not in ITEM_BYTES or any(d < 0 for d in tensor.shape):
-            return f"tensor {tensor.name!r} has type {tensor.dtype!r} and shape {tensor.shape}"
+        bad_shape = len(tensor.shape) > MAX_RANK or any(d < 0 for d in tensor.shape)
+        if tensor.dtype not in ITEM_BYTES or bad_shape or tensor.nbytes > MAX_TENSOR_BYTES:
+            return f"tensor {tensor.name[:80]!r} has type {tensor.dtype[:80]!r} and shape {tensor.shape[:16]}"
+    for what, ids in (("inputs", graph.inputs), ("outputs", graph.outputs)):
+        if len(set(ids)) != len(ids) or any(not 0 <= t < len(graph.tensors) for t in ids):
+            return f"its {what} repeat a tensor or name an unknown one"
+    return ""
+
+
+def _order_problem(graph: Graph) -> str:
     made: set[int] = set(graph.inputs)
     for op, operator in enumerate(graph.operators):
+        if len(set(operator.inputs)) != len(operator.inputs):
+            return f"operator {op} names an input twice"
         for tensor_id in operator.inputs:
             if tensor_id not in made:
                 return f"operator {op} reads tensor {tensor_id} before it is made"
         for tensor_id in operator.outputs:
-            if not 0 <= tensor_id < count or tensor_id in made:
+            if not 0 <= tensor_id < len(graph.tensors) or tensor_id in made:
                 return f"operator {op} makes tensor {tensor_id}, which is unknown or made twice"
             made.add(tensor_id)
-    if not set(graph.outputs) <= made or any(not 0 <= t < count for t in graph.inputs):
-        return "a graph output is never made, or an input is unknown"
+    if len(made) != len(graph.tensors):
+        return f"{len(graph.tensors) - len(made)} of its tensors are never made"
+    return ""
+
+
+def _cut_problem(graph: Graph) -> str:
     cuts = graph.base_cuts
     if list(cuts) != sorted({c for c in cuts if 0 < c < len(graph.operators)}):
         return "base cuts are not ascending positions inside the graph"
     for name, chosen in graph.partitions:
         if list(chosen) != sorted(set(chosen) & set(cuts)):
-            return f"partition {name!r} is not a choice among the base cuts"
+            return f"partition {name[:80]!r} is not a choice among the base cuts"
+    if len(dict(graph.partitions)) != len(graph.partitions):
+        return "two partitions share a name"
     return ""

@@ -1,0 +1,118 @@
+"""What the engine needs from a backend. An executor knows nothing of how a schedule was found."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from shared.artifact import Artifact
+from shared.bound import BoundPlan
+from shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step
+from shared.ids import Digest, StepId
+from shared.plan import Member
+
+if TYPE_CHECKING:
+    import numpy
+
+Rows: TypeAlias = "Sequence[Mapping[str, numpy.ndarray]]"
+"""Per task of an instance its tensors by name, each with the graph's batch-1 shape."""
+
+BlockTap: TypeAlias = "Callable[[InstanceId, Member, Mapping[str, numpy.ndarray]], None]"
+"""Called after a block of an instance has run, with every tensor that crosses the border behind it, by name
+and with the batch's rows along axis 0. Runs on the lane's thread: for verification, not for service."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTime:
+    """When one item of the launch list ran, on the host's monotonic clock."""
+
+    item: int
+    stream: int
+    started_s: float
+    ended_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step that ended leaves behind."""
+
+    started_s: float
+    ended_s: float
+    outputs: "Mapping[InstanceId, Rows]" = field(default_factory=dict)  # of members with `last`
+    groups: tuple[GroupTime, ...] = ()  # filled while tracing is on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingRequest:
+    """How to time a model's operators."""
+
+    batch: int = 1
+    intra_op_threads: int = 1
+    repeats: int = 5
+    limit_s: float = 20.0
+
+
+class Executor(Protocol):
+    """One backend inside the engine's process.
+
+    `load`, `prepare` and `unload` may be slow and run on a thread of their own. `issue`, `move` and `drop`
+    come in the core's order, one at a time, from whichever thread took the decision, and must be short.
+    `wait` runs on the lane's thread. Steps of different lanes overlap; `issue` of a step may come before the
+    steps in `step.after` have ended: ordering them is the executor's duty.
+    """
+
+    tracing: bool  # fill StepResult.groups; set by the owner at any time
+    tap: "BlockTap | None"  # set by the owner while nothing runs
+
+    @property
+    def name(self) -> str:
+        """The registry's name."""
+
+    def stated_bytes(self, bound: BoundPlan) -> int:
+        """Bytes that `load` and `prepare` will add for this plan beyond what is loaded already."""
+
+    def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
+        """Make a plan known. Weights of an artifact are shared by all plans and replicas.
+
+        Raises:
+            ExecutorError: an option is unknown or a model cannot be loaded.
+        """
+
+    def prepare(self, program: ProgramKey) -> None:
+        """Build what `issue` needs for this program; a second call is free.
+
+        Raises:
+            ExecutorError: the program cannot be built.
+        """
+
+    def issue(self, step: Step, feeds: "Mapping[InstanceId, Rows]") -> None:
+        """Start a step. `feeds` holds the inputs of members whose block is the model's first."""
+
+    def wait(self, step: StepId) -> StepResult:
+        """Block until an issued step has ended.
+
+        Raises:
+            ExecutorError: the step failed; its members' slots hold nothing useful.
+        """
+
+    def move(self, action: MoveInstance) -> None:
+        """Carry out a move in issue order."""
+
+    def drop(self, instance: InstanceId) -> None:
+        """Free what the instance holds; called after the steps that use it have ended."""
+
+    def time_operators(
+        self, artifact: Artifact, request: "TimingRequest", idle: Callable[[], bool]
+    ) -> tuple[float, ...]:
+        """Median time of each operator in microseconds, run alone; -1 where the limit came first.
+
+        Runs on a thread of its own and measures only while `idle()`. [num_operators]
+
+        Raises:
+            ExecutorError: an operator cannot run alone.
+        """
+
+    def unload(self, key: PlanKey) -> None:
+        """Free a plan that no instance uses."""
+
+    def close(self) -> None:
+        """Free everything."""

@@ -1,0 +1,167 @@
+"""A plan joined with the graphs it names: checked once, then every later part may rely on it."""
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+
+from shared.blocks import Block, CombinedGraph, combine, slot_readers, slot_reads, split
+from shared.errors import PlanError
+from shared.graph import Graph
+from shared.ids import Digest
+from shared.legality import violations
+from shared.plan import CombinedBlock, Member, ModelPlan, Plan, Wait
+
+
+@dataclass(frozen=True)
+class BoundModel:
+    """One model of a plan with its graph and blocks."""
+
+    plan: ModelPlan
+    graph: Graph
+    blocks: tuple[Block, ...]
+    slot_reads: tuple[tuple[int, ...], ...]  # see shared.blocks.slot_reads [num_blocks][...]
+    slot_readers: tuple[int, ...]  # see shared.blocks.slot_readers [num_blocks]
+
+    @cached_property
+    def input_bytes(self) -> int:
+        """Bytes of one task's inputs."""
+        return sum(self.graph.tensors[t].nbytes for t in self.graph.inputs)
+
+    @cached_property
+    def buckets(self) -> tuple[int, ...]:
+        """Batch sizes that programs are prepared for, ascending: powers of two, then `batch` itself."""
+        sizes = [1]
+        while sizes[-1] * 2 < self.plan.batch:
+            sizes.append(sizes[-1] * 2)
+        return tuple(sizes) if self.plan.batch == 1 else (*sizes, self.plan.batch)
+
+    def bucket_for(self, tasks: int) -> int:
+        """The smallest bucket that holds `tasks`, which is at most `batch`."""
+        return self.buckets[bisect_left(self.buckets, tasks)]
+
+
+@dataclass(frozen=True)
+class BoundCombined:
+    """One combined block with the graph over its members' operators."""
+
+    plan: CombinedBlock
+    graph: CombinedGraph
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The sub-blocks."""
+        return self.plan.members
+
+    @property
+    def full_mask(self) -> int:
+        """All members active."""
+        return (1 << len(self.plan.members)) - 1
+
+
+@dataclass(frozen=True)
+class BoundPlan:
+    """A legal plan with everything it refers to."""
+
+    plan: Plan
+    models: tuple[BoundModel, ...]
+    combined: tuple[BoundCombined, ...]
+
+    @cached_property
+    def home(self) -> dict[Member, tuple[int, int]]:
+        """Per (model, replica, block) its combined block and its position among the members."""
+        return {
+            member: (index, position)
+            for index, combined in enumerate(self.combined)
+            for position, member in enumerate(combined.members)
+        }
+
+    @cached_property
+    def model_index(self) -> dict[str, int]:
+        """Model name to index."""
+        return {model.plan.name: index for index, model in enumerate(self.models)}
+
+
+def bind(plan: Plan, graphs: Mapping[Digest, Graph]) -> BoundPlan:
+    """Join `plan` with the graphs of its artifacts and check all of it.
+
+    Raises:
+        PlanError: an artifact is absent, a cut is no base cut, a batch is not allowed, a block is in no or in
+            two combined blocks, a schedule is illegal, or the wait rule cannot be honoured.
+    """
+    models = tuple(_bind_model(model, graphs) for model in plan.models)
+    if not models:
+        raise PlanError("a plan needs at least one model")
+    if len({model.plan.name for model in models}) != len(models):
+        raise PlanError("two models of the plan share a name", remedy="rename one of them")
+    _check_cover(plan, models)
+    combined = tuple(_bind_combined(index, block, models) for index, block in enumerate(plan.combined))
+    if plan.wait is not Wait.NONE:
+        _check_wait(plan)
+    return BoundPlan(plan, models, combined)
+
+
+def _bind_model(model: ModelPlan, graphs: Mapping[Digest, Graph]) -> BoundModel:
+    graph = graphs.get(model.artifact)
+    if graph is None:
+        raise PlanError(f"artifact {model.artifact[:12]} of model {model.name!r} is not here")
+    if not set(model.cuts) <= set(graph.base_cuts) or list(model.cuts) != sorted(set(model.cuts)):
+        raise PlanError(f"the cuts of model {model.name!r} are not ascending base cuts of its artifact")
+    if model.batch > 1 and not graph.batchable:
+        raise PlanError(
+            f"model {model.name!r} cannot run in batches of {model.batch}: its rows are not independent",
+            remedy="use batch 1 and more replicas",
+        )
+    blocks = split(graph, model.cuts)
+    return BoundModel(model, graph, blocks, slot_reads(graph, blocks), slot_readers(graph, blocks))
+
+
+def _check_cover(plan: Plan, models: tuple[BoundModel, ...]) -> None:
+    wanted = {
+        Member(index, replica, block)
+        for index, model in enumerate(models)
+        for replica in range(model.plan.replicas)
+        for block in range(model.plan.num_blocks)
+    }
+    seen: set[Member] = set()
+    for combined in plan.combined:
+        for member in combined.members:
+            if member not in wanted:
+                raise PlanError(f"the combined blocks name {tuple(member)}, which no model has")
+            if member in seen:
+                raise PlanError(f"block {tuple(member)} is in two combined blocks")
+            seen.add(member)
+        if not combined.members:
+            raise PlanError("a combined block has no member")
+    if missing := wanted - seen:
+        raise PlanError(f"block {tuple(min(missing))} is in no combined block")
+
+
+def _bind_combined(index: int, block: CombinedBlock, models: tuple[BoundModel, ...]) -> BoundCombined:
+    graph = combine([(models[m.model].graph, models[m.model].blocks[m.block]) for m in block.members])
+    if found := violations(block.schedule, graph):
+        raise PlanError(f"combined block {index}: {found[0].detail} ({len(found)} violations)")
+    return BoundCombined(block, graph)
+
+
+def _check_wait(plan: Plan) -> None:
+    """`wait: all` and `timeout` need an acyclic order, and no two blocks of a replica in one."""
+    home = {member: index for index, block in enumerate(plan.combined) for member in block.members}
+    after: dict[int, set[int]] = {index: set() for index in range(len(plan.combined))}
+    for index, block in enumerate(plan.combined):
+        if len({(m.model, m.replica) for m in block.members}) != len(block.members):
+            raise PlanError(
+                f"combined block {index} holds two blocks of one replica, which cannot wait for each other",
+                remedy="use wait: none",
+            )
+        for m in block.members:
+            if m.block:
+                after[index].add(home[Member(m.model, m.replica, m.block - 1)])
+    try:
+        TopologicalSorter(after).prepare()
+    except CycleError as error:
+        raise PlanError(
+            "the models' blocks impose a cycle on the combined blocks, so none could ever wait for all",
+            remedy="use wait: none",
+        ) from error

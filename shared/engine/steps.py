@@ -1,0 +1,162 @@
+"""What passes between the engine core, the shell that drives it, and an executor. Plain frozen values."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NewType, TypeAlias
+
+from shared.ids import StepId, TaskId
+from shared.plan import Member
+
+PlanKey = NewType("PlanKey", int)
+"""Which loaded plan: counts up with every swap within one life of an engine process."""
+
+InstanceId = NewType("InstanceId", int)
+"""A task or a batch of tasks of one model in flight."""
+
+
+class Outcome(Enum):
+    """How a task ended. Every task ends in exactly one of these ways."""
+
+    COMPLETED = "completed"
+    REFUSED = "refused"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+class Code(str, Enum):
+    """Why a task did not complete: fixed words that applications may test for."""
+
+    UNKNOWN_MODEL = "unknown_model"
+    MODEL_REMOVED = "model_removed"
+    MODEL_CHANGED = "model_changed"
+    QUEUE_FULL = "queue_full"
+    TOO_LARGE = "too_large"
+    DRAINING = "draining"
+    EXECUTOR_FAILED = "executor_failed"
+    SHARED_PART = "shared_part"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One inference request, without its tensors: those stay with the shell under the same id.
+
+    A shared task names several models that all read the same input; it is one task and ends once.
+    """
+
+    id: TaskId
+    models: tuple[str, ...]  # names; more than one is a shared input
+    nbytes: int  # of all input tensors, counted against the queue's bytes
+    priority: int = 0  # higher runs earlier under QueueRule.PRIORITY
+    deadline_s: float | None = None  # on the engine's clock
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramKey:
+    """What an executor prepares: one combined block under one mask, each active member at a batch bucket."""
+
+    plan: PlanKey
+    combined: int
+    mask: int
+    buckets: tuple[int, ...]  # per active member, ascending by position [num_active]
+
+
+@dataclass(frozen=True, slots=True)
+class StepMember:
+    """One active member of a step.
+
+    It reads slot (plan, member) and writes the slot of the next block; the model's first block also fills its
+    own slot from the task's inputs. `staged` says that another member of the same step still reads that next
+    slot: its output is put aside and moved over after the last reader.
+    """
+
+    position: int  # among the members of the combined block
+    member: Member
+    instance: InstanceId
+    tasks: tuple[TaskId, ...]  # rows of the batch, in order, ended ones too; up to the bucket is padding
+    last: bool  # the model's last block: outputs leave when the step completes
+    staged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One run of a combined block, in issue order.
+
+    `after` names every earlier step that must have ended first: it made a slot that this one reads, or reads
+    a slot that this one overwrites; steps reported as ended are left out. An executor that honours it, and
+    runs a lane's steps in order, needs nothing else to be correct. `members` are ordered downstream first.
+    With `fallback` the program was not ready: they run one after another in that order, and `staged` is moot.
+    """
+
+    id: StepId
+    lane: int
+    program: ProgramKey
+    members: tuple[StepMember, ...]
+    after: tuple[StepId, ...]
+    fallback: bool = False
+
+
+# Actions: what the core tells its shell to do, in this order.
+
+
+@dataclass(frozen=True, slots=True)
+class IssueStep:
+    """Hand the step to the executor."""
+
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class FinishTask:
+    """Answer the task. Its outputs left with the last block's step, per model for a shared task.
+
+    A shared task whose models did not all complete has the outcome FAILED and `parts` per model.
+    """
+
+    task: TaskId
+    outcome: Outcome
+    code: str = ""  # a member of Code's values, empty when completed
+    reason: str = ""  # one line: cause; remedy
+    parts: tuple[tuple[str, Outcome], ...] = ()  # of a shared task: how it ended in each model
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareProgram:
+    """Prepare off the hot path, then report with `program_ready`."""
+
+    program: ProgramKey
+
+
+@dataclass(frozen=True, slots=True)
+class MoveInstance:
+    """An instance between two blocks goes over to a new plan: its slot's tensors become the other slot's.
+
+    All tensors live across the cut go where the new plan's blocks look for them. The move happens once the
+    steps in `after` have ended, and before any step issued later that touches one of the slots; such a step
+    names the steps in `after` that are still in flight among its own.
+    """
+
+    instance: InstanceId
+    old: tuple[PlanKey, Member]
+    new: tuple[PlanKey, Member]
+    after: tuple[StepId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropInstance:
+    """The instance goes no further (cancelled, expired, failed); free what it holds after these steps."""
+
+    instance: InstanceId
+    after: tuple[StepId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePlan:
+    """No instance is left on this plan: its programs and slots can be freed."""
+
+    plan: PlanKey
+
+
+Action: TypeAlias = IssueStep | FinishTask | PrepareProgram | MoveInstance | DropInstance | ReleasePlan

@@ -1,0 +1,221 @@
+"""From the normalised ONNX file to the graph: operators, tensors, base cuts, partitions."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import onnx
+
+from shared.bitmask import bits, mask_of
+from shared.errors import ModelError
+from shared.graph import Graph, Operator, Tensor, graph_problem
+from shared.ids import TensorId
+from shared.importer.borders import METADATA_KEY, Borders
+from shared.importer.cuts import MAX_PAPER_CUTS, base_cuts
+from shared.importer.flop import node_flop
+from shared.importer.nodes import captured_names, opaque_reason
+from shared.importer.operators import Group, NodeView, UnitView, form_operators, fused_units
+from shared.importer.values import UNKNOWN, Value, weight_value
+
+PAPER = "paper"
+
+
+@dataclass(frozen=True)
+class Built:
+    """A graph, and which of its operators the papers' counts leave out."""
+
+    graph: Graph
+    classifier: int  # mask of operators
+
+
+def build_graph(model: onnx.ModelProto, values: Mapping[str, Value], borders: Borders | None) -> Built:
+    """The graph of a normalised model; `values` knows its run-time values.
+
+    Raises:
+        ModelError: an output cannot be produced as a plain tensor, or the borders do not fit the graph.
+    """
+    weights = {weight.name: weight for weight in model.graph.initializer}
+    outputs = [output.name for output in model.graph.output]
+    for name in outputs:
+        if why := values.get(name, UNKNOWN).unfit:
+            raise ModelError(
+                f"unsupported: output {name[:80]!r}: {why}",
+                remedy="export the model so that its outputs are tensors of fixed shape",
+            )
+    nodes = [_view(node, weights) for node in model.graph.node]
+    unfit = {
+        name: values.get(name, UNKNOWN).unfit
+        for node in nodes
+        for name in node.makes
+        if values.get(name, UNKNOWN).unfit
+    }
+    groups = form_operators(nodes, outputs=outputs, unfit=unfit)
+    levels, classifier_nodes = _place_borders(groups, nodes, borders)
+    order = sorted(range(len(groups)), key=lambda g: levels[g])  # stable, so still topological
+    groups = [groups[g] for g in order]
+    graph = _assemble(model, groups, nodes, values, weights)
+    paper = _paper_cuts([levels[g] for g in order], borders)
+    cuts = base_cuts(graph, paper)
+    partitions = [("whole", ()), ("base", cuts)]
+    if borders is not None and paper:
+        partitions.append((PAPER, paper))
+    graph = replace(graph, base_cuts=cuts, partitions=tuple(partitions))
+    if problem := graph_problem(graph):
+        raise ModelError(f"the importer made a broken graph: {problem}", remedy="report this model")
+    classifier = mask_of(i for i, g in enumerate(order) if classifier_nodes >> g & 1)
+    return Built(graph, classifier)
+
+
+def _view(node: onnx.NodeProto, weights: Mapping[str, object]) -> NodeView:
+    reads = dict.fromkeys(
+        name for name in (*node.input, *captured_names(node)) if name and name not in weights
+    )
+    return NodeView(
+        node.op_type, tuple(reads), tuple(name for name in node.output if name), opaque_reason(node)
+    )
+
+
+def _ancestors(groups: Sequence[Group], nodes: Sequence[NodeView]) -> tuple[dict[str, int], list[int]]:
+    """Group that makes each value, and per group the mask of itself and all it is computed from."""
+    maker = {name: g for g, group in enumerate(groups) for i in group.nodes for name in nodes[i].makes}
+    reach: list[int] = []
+    for g, group in enumerate(groups):
+        mask = 1 << g
+        for i in group.nodes:
+            for read in nodes[i].reads:
+                if read in maker and maker[read] != g:
+                    mask |= reach[maker[read]]
+        reach.append(mask)
+    return maker, reach
+
+
+def _place_borders(
+    groups: Sequence[Group], nodes: Sequence[NodeView], borders: Borders | None
+) -> tuple[list[int], int]:
+    """Per group the number of borders before it, and the mask of groups that are the classifier."""
+    levels = [0] * len(groups)
+    if borders is None:
+        return levels, 0
+    if len(borders.borders) > MAX_PAPER_CUTS:
+        raise _bad_borders(f"names {len(borders.borders)} borders, at most {MAX_PAPER_CUTS} are used")
+    maker, reach = _ancestors(groups, nodes)
+    everything = (1 << len(groups)) - 1
+
+    def needed_for(names: Sequence[str]) -> int:
+        mask = 0
+        for name in names:
+            if name not in maker:
+                raise _bad_borders(f"names the tensor {name[:80]!r}, which no operator of the graph makes")
+            mask |= reach[maker[name]]
+        return mask
+
+    before = 0
+    for border in borders.borders:
+        inside = needed_for(border)
+        if before & ~inside:
+            raise _bad_borders("has borders that do not hold the one before")
+        before = inside
+        for g in bits(everything & ~inside):
+            levels[g] += 1
+    body = needed_for(borders.body)
+    return levels, everything & ~body if borders.body else 0
+
+
+def _bad_borders(why: str) -> ModelError:
+    return ModelError(f"metadata {METADATA_KEY!r} {why}", remedy="correct or remove that entry")
+
+
+def _paper_cuts(levels: Sequence[int], borders: Borders | None) -> tuple[int, ...]:
+    """Positions of the borders among operators sorted by level."""
+    if borders is None:
+        return ()
+    rises = [p for p in range(1, len(levels)) if levels[p] > levels[p - 1]]
+    return tuple(rises)
+
+
+def _assemble(
+    model: onnx.ModelProto,
+    groups: Sequence[Group],
+    nodes: Sequence[NodeView],
+    values: Mapping[str, Value],
+    weights: Mapping[str, onnx.TensorProto],
+) -> Graph:
+    tensors: list[Tensor] = []
+    ids: dict[str, TensorId] = {}
+
+    def add(name: str) -> TensorId:
+        if name not in ids:
+            value = values[name]
+            ids[name] = TensorId(len(tensors))
+            tensors.append(Tensor(name, value.dtype, value.shape))
+        return ids[name]
+
+    inputs = tuple(add(value.name) for value in model.graph.input)
+    wanted = {output.name for output in model.graph.output}
+    readers: dict[str, set[int]] = {}
+    for g, group in enumerate(groups):
+        for i in group.nodes:
+            for name in nodes[i].reads:
+                readers.setdefault(name, set()).add(g)
+    shape_of = _shapes(values, weights)
+    operators = []
+    for g, group in enumerate(groups):
+        made = [name for i in group.nodes for name in nodes[i].makes]
+        own = set(made)
+        reads = dict.fromkeys(r for i in group.nodes for r in nodes[i].reads if r not in own)
+        lead = model.graph.node[group.lead]
+        operators.append(
+            Operator(
+                kind=lead.op_type,
+                name=lead.name,
+                nodes=group.nodes,
+                inputs=tuple(dict.fromkeys(add(name) for name in reads)),
+                outputs=tuple(add(n) for n in made if n in wanted or readers.get(n, set()) - {g}),
+                flop=sum(node_flop(model.graph.node[i], shape_of) for i in group.nodes),
+                weight_bytes=_weight_bytes([model.graph.node[i] for i in group.nodes], weights),
+                fused_unit=g,
+                opaque=group.opaque,
+            )
+        )
+    graph = Graph(
+        name=model.graph.name,
+        tensors=tuple(tensors),
+        operators=tuple(operators),
+        inputs=inputs,
+        outputs=tuple(add(output.name) for output in model.graph.output),
+    )
+    units = fused_units(unit_views(graph))
+    return replace(
+        graph,
+        operators=tuple(replace(o, fused_unit=unit) for o, unit in zip(graph.operators, units, strict=True)),
+    )
+
+
+def _shapes(
+    values: Mapping[str, Value], weights: Mapping[str, onnx.TensorProto]
+) -> Callable[[str], tuple[int, ...]]:
+    def shape_of(name: str) -> tuple[int, ...]:
+        if name in weights:
+            return weight_value(weights[name]).shape
+        return values.get(name, UNKNOWN).shape
+
+    return shape_of
+
+
+def _weight_bytes(nodes: Sequence[onnx.NodeProto], weights: Mapping[str, onnx.TensorProto]) -> int:
+    names = {name for node in nodes for name in (*node.input, *captured_names(node)) if name in weights}
+    return sum(weight_value(weights[name]).nbytes for name in names)
+
+
+def unit_views(graph: Graph) -> list[UnitView]:
+    """What counting fused units needs of each operator."""
+    outputs = set(graph.outputs)
+    return [
+        UnitView(
+            kind=operator.kind,
+            before=tuple(bits(graph.predecessors[op])),
+            readers=graph.successors[op].bit_count(),
+            is_output=not outputs.isdisjoint(operator.outputs),
+            opaque=bool(operator.opaque),
+        )
+        for op, operator in enumerate(graph.operators)
+    ]

@@ -1,0 +1,304 @@
+"""Which nodes form one operator, in the papers' count, and in which order operators are numbered. Pure.
+
+The rule, applied to the normalised graph in this order:
+
+1. A *weighted* node (convolution, matrix product, normalisation, recurrence) leads an operator and carries
+   its pointwise tail: activations, arithmetic with constants and patterns such as x * sigmoid(x), as long as
+   every run-time value the tail reads comes from the operator itself and nothing else reads what lies
+   between. So Conv and its Relu are one operator, a matmul with bias too, but a residual Add and its Relu
+   are two.
+2. A *shape-only* node (Reshape, Flatten, Squeeze, Unsqueeze, Identity, Dropout) with one run-time input does
+   not count: it belongs to the operator that makes its input, or, behind a graph input, to its only reader.
+3. A node without run-time inputs (a constant too large to fold) belongs to its only reader.
+4. Every other node is an operator: pools, Concat, Add, Relu behind an Add, Transpose, Softmax...
+5. Values that cannot be a slot (sequences, optionals, strings, shapes known only while running) never cross
+   operators: maker and readers of such a value become one operator, opaque, with the reason.
+6. Operators that would wait for each other are merged, so each can run as a unit (its node set is convex).
+
+Fused units are counted on top, as common inference kernels fuse: an elementwise operator over several inputs
+joins the weighted operator at the end of the longest chain that only it reads, a pointwise operator its
+input's maker if it is the only reader. Conv + Add + Relu is one unit.
+"""
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+WEIGHTED = frozenset({
+    "Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv",
+    "Gemm", "MatMul", "MatMulInteger", "QLinearMatMul", "Einsum",
+    "BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization",
+    "RMSNormalization", "LSTM", "GRU", "RNN",
+})  # fmt: skip
+POINTWISE = frozenset({
+    "Abs", "Cast", "Ceil", "Celu", "Clip", "Cos", "DequantizeLinear", "Elu", "Erf", "Exp", "Floor", "Gelu",
+    "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Mish", "Neg", "Not", "PRelu", "QuantizeLinear",
+    "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Softplus", "Softsign", "Sqrt", "Swish",
+    "Tanh", "ThresholdedRelu",
+})  # fmt: skip
+ELEMENTWISE = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Sum", "Mean"})
+SHAPE_ONLY = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"})
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """What grouping needs to know of one node."""
+
+    kind: str
+    reads: tuple[str, ...]  # run-time values, captured ones of sub-graphs included, without repeats
+    makes: tuple[str, ...]
+    opaque: str = ""  # why the node itself cannot be cut further
+
+
+@dataclass(frozen=True)
+class Group:
+    """One operator to be: its nodes, ascending, the leading one, and why it is opaque if it is."""
+
+    nodes: tuple[int, ...]
+    lead: int
+    opaque: str = ""
+
+
+@dataclass
+class _Links:
+    """Who makes and who reads each value, by node index."""
+
+    nodes: Sequence[NodeView]
+    outputs: frozenset[str]
+    maker: dict[str, int] = field(default_factory=dict)
+    readers: dict[str, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for index, node in enumerate(self.nodes):
+            for value in node.makes:
+                self.maker[value] = index
+            for value in node.reads:
+                self.readers.setdefault(value, []).append(index)
+
+    def seen_outside(self, value: str, inside: set[int]) -> bool:
+        """Whether anything but `inside` needs the value."""
+        return value in self.outputs or any(r not in inside for r in self.readers.get(value, ()))
+
+
+def form_operators(
+    nodes: Sequence[NodeView],
+    *,
+    outputs: Iterable[str],
+    unfit: Mapping[str, str],
+) -> list[Group]:
+    """Group `nodes` (topologically ordered) by the module's rule; the groups come in a topological order.
+
+    `outputs` are the graph's; `unfit` maps a value that cannot cross operators to the reason.
+    """
+    links = _Links(nodes, frozenset(outputs))
+    owner = list(range(len(nodes)))
+    for index, node in enumerate(nodes):
+        if node.kind in WEIGHTED and not node.opaque:
+            for member in _tail(links, index, owner):
+                owner[member] = index
+    _absorb_shape_only(links, owner)
+    reasons = {index: node.opaque for index, node in enumerate(nodes) if node.opaque}
+    _merge_unfit(links, owner, unfit, reasons)
+    owner = _contract_cycles(links, owner)
+    return _ordered(links, owner, reasons)
+
+
+def _is_tail_kind(node: NodeView) -> bool:
+    return node.kind in POINTWISE or node.kind in ELEMENTWISE or _is_shape_only(node)
+
+
+def _is_shape_only(node: NodeView) -> bool:
+    return node.kind in SHAPE_ONLY and len(node.reads) == 1
+
+
+def _tail(links: _Links, lead: int, owner: Sequence[int]) -> list[int]:
+    """The nodes that follow weighted node `lead` inside its operator."""
+    region = {lead}
+    frontier = [lead]
+    while frontier:
+        for value in links.nodes[frontier.pop()].makes:
+            for reader in links.readers.get(value, ()):
+                node = links.nodes[reader]
+                inside = all(links.maker.get(read, -1) in region for read in node.reads)
+                if reader not in region and owner[reader] == reader and inside and _is_tail_kind(node):
+                    region.add(reader)
+                    frontier.append(reader)
+    exits = [v for i in region for v in links.nodes[i].makes if links.seen_outside(v, region)]
+    if len(exits) <= 1:
+        return sorted(region - {lead})
+    return _chain(links, lead, region)
+
+
+def _chain(links: _Links, lead: int, region: set[int]) -> list[int]:
+    """The part of a tail with several exits that is a plain chain of sole readers."""
+    chain: list[int] = []
+    last = lead
+    while True:
+        made = links.nodes[last].makes
+        if len(made) != 1 or made[0] in links.outputs:
+            return chain
+        readers = links.readers.get(made[0], [])
+        if len(readers) != 1 or readers[0] not in region or len(links.nodes[readers[0]].reads) != 1:
+            return chain
+        last = readers[0]
+        chain.append(last)
+
+
+def _absorb_shape_only(links: _Links, owner: list[int]) -> None:
+    """Rules 2 and 3."""
+    for index, node in enumerate(links.nodes):
+        if owner[index] == index and _is_shape_only(node) and node.reads[0] in links.maker:
+            owner[index] = owner[links.maker[node.reads[0]]]
+    for index, node in enumerate(links.nodes):
+        absorbable = _is_shape_only(node) or not node.reads
+        if owner[index] != index or node.opaque or not absorbable:
+            continue
+        inside = {i for i, group in enumerate(owner) if group == index}
+        made = [value for i in inside for value in links.nodes[i].makes]
+        readers = {owner[r] for value in made for r in links.readers.get(value, ())} - {index}
+        if len(readers) == 1 and links.outputs.isdisjoint(made):
+            (target,) = readers
+            for member in inside:
+                owner[member] = target
+
+
+def _merge_unfit(links: _Links, owner: list[int], unfit: Mapping[str, str], reasons: dict[int, str]) -> None:
+    """Rule 5: one operator around each value that cannot cross a border."""
+    for value, why in unfit.items():
+        if value not in links.maker:
+            continue
+        target = owner[links.maker[value]]
+        reasons.setdefault(links.maker[value], why)
+        merged = {owner[r] for r in links.readers.get(value, ())}
+        if merged - {target}:
+            owner[:] = [target if o in merged else o for o in owner]
+
+
+def _group_successors(links: _Links, owner: Sequence[int]) -> dict[int, set[int]]:
+    after: dict[int, set[int]] = {o: set() for o in owner}
+    for index, node in enumerate(links.nodes):
+        for read in node.reads:
+            maker = links.maker.get(read)
+            if maker is not None and owner[maker] != owner[index]:
+                after[owner[maker]].add(owner[index])
+    return after
+
+
+def _contract_cycles(links: _Links, owner: Sequence[int]) -> list[int]:
+    """Rule 6: merge each strongly connected component of the graph of groups (Tarjan, without recursion)."""
+    after = _group_successors(links, owner)
+    number: dict[int, int] = {}
+    low: dict[int, int] = {}
+    stack: list[int] = []
+    component: dict[int, int] = {}
+    for root in after:
+        if root in number:
+            continue
+        work = [(root, iter(sorted(after[root])))]
+        number[root] = low[root] = len(number)
+        stack.append(root)
+        while work:
+            group, successors = work[-1]
+            for successor in successors:
+                if successor not in number:
+                    number[successor] = low[successor] = len(number)
+                    stack.append(successor)
+                    work.append((successor, iter(sorted(after[successor]))))
+                    break
+                if successor not in component:
+                    low[group] = min(low[group], number[successor])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[group])
+                if low[group] == number[group]:
+                    while group not in component:
+                        component[stack.pop()] = group
+    return [component[o] for o in owner]
+
+
+def _ordered(links: _Links, owner: Sequence[int], reasons: Mapping[int, str]) -> list[Group]:
+    """Groups in topological order, by first node where there is a choice."""
+    members: dict[int, list[int]] = {}
+    for index, group in enumerate(owner):
+        members.setdefault(group, []).append(index)
+    after = _group_successors(links, owner)
+    missing = dict.fromkeys(members, 0)
+    for successors in after.values():
+        for successor in successors:
+            missing[successor] += 1
+    key = {g: (nodes[0], g) for g, nodes in members.items()}
+    ready = [key[g] for g, count in missing.items() if count == 0]
+    heapq.heapify(ready)
+    groups = []
+    while ready:
+        _, group = heapq.heappop(ready)
+        groups.append(_group(links.nodes, members[group], reasons))
+        for successor in after[group]:
+            missing[successor] -= 1
+            if missing[successor] == 0:
+                heapq.heappush(ready, key[successor])
+    return groups
+
+
+def _group(nodes: Sequence[NodeView], members: list[int], reasons: Mapping[int, str]) -> Group:
+    why = list(dict.fromkeys(reasons[i] for i in members if i in reasons))
+    opaque = [i for i in members if i in reasons]
+    weighted = [i for i in members if nodes[i].kind in WEIGHTED]
+    counted = [i for i in members if not _is_shape_only(nodes[i])]
+    lead = (opaque or weighted or counted or members)[0]
+    return Group(tuple(members), lead, "; ".join(why))
+
+
+@dataclass(frozen=True)
+class UnitView:
+    """What fusing needs to know of one operator."""
+
+    kind: str
+    before: tuple[int, ...]  # operators whose output it reads
+    readers: int  # how many operators read its outputs
+    is_output: bool
+    opaque: bool
+
+
+def fused_units(operators: Sequence[UnitView]) -> list[int]:
+    """Per operator the number of its fused unit, numbered by first appearance."""
+    unit = list(range(len(operators)))
+    depth: list[int] = []
+    for index, operator in enumerate(operators):
+        depth.append(1 + max((depth[p] for p in operator.before), default=0))
+        if operator.opaque:
+            continue
+        free = [
+            p
+            for p in operator.before
+            if operators[p].readers == 1 and not operators[p].is_output and not operators[p].opaque
+        ]
+        if operator.kind in ELEMENTWISE and len(operator.before) > 1:
+            free = [p for p in free if operators[p].kind in WEIGHTED]
+        elif not (operator.kind in POINTWISE or operator.kind in ELEMENTWISE):
+            continue
+        elif len(operator.before) != 1:
+            continue
+        if free:
+            unit[index] = unit[max(free, key=lambda p: (depth[p], p))]
+    numbers: dict[int, int] = {}
+    return [numbers.setdefault(u, len(numbers)) for u in unit]
+
+
+def critical_path(operators: Sequence[UnitView], units: Sequence[int]) -> int:
+    """Units on the longest dependent chain."""
+    before: dict[int, set[int]] = {u: set() for u in units}
+    for operator, own in zip(operators, units, strict=True):
+        before[own] |= {units[p] for p in operator.before if units[p] != own}
+    depth: dict[int, int] = {}
+    for root in before:
+        stack = [root]
+        while stack:
+            top = stack[-1]
+            waiting = [u for u in before[top] if u not in depth]
+            if waiting:
+                stack += waiting
+                continue
+            depth[stack.pop()] = 1 + max((depth[u] for u in before[top]), default=0)
+    return max(depth.values(), default=0)

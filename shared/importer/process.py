@@ -1,0 +1,171 @@
+"""Running the importing child process and turning whatever becomes of it into a report or a `ModelError`."""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from shared.errors import ModelError, UnpinnedShape
+from shared.importer.limits import ImportLimits
+
+_MAX_PROGRESS_CHARS = 1 << 16
+RESULT_NAME = "result.json"
+ARTIFACT_NAME = "artifact"
+STORAGE_EXIT = 64
+_TAIL_CHARS = 200
+_OUT_OF_MEMORY = (
+    "memoryerror", "bad_alloc", "bad allocation", "failed to allocate", "out of memory",
+    "cannot allocate memory", "failed to map segment", "can't start new thread", "libgcc_s.so.1",
+)  # fmt: skip
+"""How libraries say that they met the limit."""
+_TRUST = "if you trust the file"
+
+Progress = Callable[[str], None]
+
+
+def run_child(
+    path: Path, shapes: Mapping[str, Sequence[int]], scratch: Path, limits: ImportLimits, progress: Progress
+) -> dict[str, Any]:
+    """Import `path` in a child process whose files go to `scratch`; returns the report as JSON.
+
+    Raises:
+        ModelError: the child refused the model, crashed, or exceeded a limit.
+        OSError: the child could not write to `scratch`.
+    """
+    request = scratch / "request.json"
+    request.write_text(
+        json.dumps(
+            {
+                "path": str(path.absolute()),
+                "shapes": {name: [int(d) for d in dims] for name, dims in shapes.items()},
+                "scratch": str(scratch.absolute()),
+                "limits": asdict(limits),
+            }
+        )
+    )
+    with (scratch / "stderr.txt").open("wb") as stderr:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "shared.importer.child", str(request.absolute())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=_environment(),
+            cwd=scratch,  # the first entry of its import path; an empty folder of our own
+            start_new_session=True,  # so that the group can be killed
+        )
+    try:
+        timed_out = not _relay(child, time.monotonic() + limits.wall_s, progress)
+    finally:
+        _kill_group(child)
+    if timed_out:
+        raise ModelError(
+            f"importing {path.name} took longer than {limits.wall_s:g} s", remedy=f"raise wall_s {_TRUST}"
+        )
+    return _outcome(child.returncode, scratch, path, limits)
+
+
+def _environment() -> dict[str, str]:
+    """One thread per library: every thread's stack and arena counts against the address space."""
+    root = str(Path(__file__).resolve().parents[2])
+    search = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+    threads = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    return {**os.environ, **threads, "PYTHONPATH": search, "MALLOC_ARENA_MAX": "1"}
+
+
+def _relay(child: subprocess.Popen[bytes], deadline: float, progress: Progress) -> bool:
+    """Pass progress lines on until the child ends; False if the deadline came first."""
+    assert child.stdout is not None
+    passed = 0
+    with selectors.DefaultSelector() as selector, child.stdout as stdout:
+        selector.register(stdout, selectors.EVENT_READ)
+        pending = b""
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0 or not selector.select(left):
+                return False
+            chunk = os.read(stdout.fileno(), 4096)
+            if not chunk:
+                break
+            passed += len(chunk)
+            if passed > _MAX_PROGRESS_CHARS:
+                continue
+            *lines, pending = (pending + chunk).split(b"\n")
+            for line in lines:
+                progress(line.decode("ascii", "replace"))
+    try:
+        child.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    """End whatever is left of the child and its descendants."""
+    if child.stdin is not None:
+        child.stdin.close()
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    child.wait()
+
+
+def _outcome(code: int, scratch: Path, path: Path, limits: ImportLimits) -> dict[str, Any]:
+    try:
+        outcome = json.loads((scratch / RESULT_NAME).read_text())
+    except (OSError, ValueError):
+        if STORAGE_EXIT < code < 2 * STORAGE_EXIT:
+            raise OSError(code - STORAGE_EXIT, os.strerror(code - STORAGE_EXIT)) from None
+        raise _died(code, scratch, path, limits) from None
+    if "unpinned" in outcome:
+        raise UnpinnedShape(*outcome["unpinned"])
+    if "error" in outcome:
+        cause, remedy = outcome["error"]
+        if speaks_of_memory(cause):
+            raise _out_of_memory(path, limits, cause)
+        raise ModelError(cause, remedy=remedy)
+    if "exhausted" in outcome or speaks_of_memory(outcome.get("crashed", "")):
+        raise _out_of_memory(path, limits)
+    if "crashed" in outcome:
+        raise _crashed(path, outcome["crashed"][:_TAIL_CHARS])
+    report: dict[str, Any] = outcome["report"]
+    return report
+
+
+def speaks_of_memory(text: str) -> bool:
+    """Whether a library's message says that it met the memory limit."""
+    return any(sign in text.lower() for sign in _OUT_OF_MEMORY)
+
+
+def _died(code: int, scratch: Path, path: Path, limits: ImportLimits) -> ModelError:
+    tail = " ".join((scratch / "stderr.txt").read_text(errors="replace").split())[-_TAIL_CHARS:]
+    if -code in (signal.SIGXCPU, signal.SIGKILL):
+        return ModelError(
+            f"importing {path.name} used more than {limits.cpu_s} s of processor time, or was killed",
+            remedy=f"raise cpu_s {_TRUST}",
+        )
+    if speaks_of_memory(tail):
+        return _out_of_memory(path, limits)
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return _crashed(path, f"{how} {tail}".strip())
+
+
+def _crashed(path: Path, how: str) -> ModelError:
+    return ModelError(
+        f"the importer crashed on {path.name}: {how}", remedy="do not use this file, or export it again"
+    )
+
+
+def _out_of_memory(path: Path, limits: ImportLimits, detail: str = "") -> ModelError:
+    return ModelError(
+        f"importing {path.name} needs more than {limits.memory_bytes} bytes of memory"
+        + (f": {detail}" if detail else ""),
+        remedy=f"raise memory_bytes {_TRUST}",
+    )

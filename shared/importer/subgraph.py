@@ -1,0 +1,99 @@
+"""Cutting sub-models out of a normalised model: one ONNX file that computes exactly the chosen operators."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import onnx
+from onnx import helper
+
+from shared.artifact import Artifact
+from shared.digest import digest_bytes, digest_of
+from shared.errors import ModelError
+from shared.graph import Graph
+from shared.ids import Digest, OpId, TensorId
+from shared.importer.nodes import captured_names, nodes_within
+from shared.importer.values import ELEMENT_TYPES
+
+
+@dataclass(frozen=True)
+class SubModel:
+    """A runnable ONNX file; its inputs and outputs are the named tensors of the graph, in these orders."""
+
+    onnx_bytes: bytes
+    inputs: tuple[TensorId, ...]  # read from outside, ascending
+    outputs: tuple[TensorId, ...]  # needed outside: by another operator or as a graph output; ascending
+    digest: Digest
+
+
+class ModelSource:
+    """A normalised model, parsed once, from which any convex set of operators can be extracted."""
+
+    def __init__(self, onnx_bytes: bytes, graph: Graph) -> None:
+        self.graph = graph
+        self._model = onnx.ModelProto()
+        self._model.ParseFromString(onnx_bytes)
+        self._weights = {weight.name: weight for weight in self._model.graph.initializer}
+        self._onnx_digest = digest_bytes([onnx_bytes])
+
+    @classmethod
+    def open(cls, artifact: Artifact) -> "ModelSource":
+        """The source of an opened artifact."""
+        return cls(artifact.onnx_bytes(), artifact.graph)
+
+    @cached_property
+    def _outputs(self) -> frozenset[TensorId]:
+        return frozenset(self.graph.outputs)
+
+    def borders(self, ops: Iterable[OpId]) -> tuple[tuple[TensorId, ...], tuple[TensorId, ...]]:
+        """Tensors read from outside, and those made that are needed outside; both ascending."""
+        inside = set(ops)
+        made = {t for op in inside for t in self.graph.operators[op].outputs}
+        read = {t for op in inside for t in self.graph.operators[op].inputs}
+        needed = {
+            t for t in made if t in self._outputs or any(r not in inside for r in self.graph.consumers[t])
+        }
+        return tuple(sorted(read - made)), tuple(sorted(needed))
+
+    def sub_digest(self, ops: Iterable[OpId], *, batch: int = 1) -> Digest:
+        """Digest that equal sub-models of this model share, whatever plan asks for them; cheap."""
+        return digest_of([self._onnx_digest, sorted({int(op) for op in ops}), batch])
+
+    def extract(self, ops: Iterable[OpId], *, batch: int = 1) -> SubModel:
+        """The sub-model of `ops`; `batch` becomes the leading dimension of its inputs and outputs.
+
+        Raises:
+            ModelError: the graph is not batchable, or `ops` is empty.
+        """
+        chosen = sorted(set(ops))
+        if not chosen or batch < 1:
+            raise ModelError("a sub-model needs an operator and a positive batch", remedy="name one")
+        if batch != 1 and not self.graph.batchable:
+            raise ModelError(
+                f"model {self.graph.name!r} runs with batch 1 only", remedy="plan it with batch 1"
+            )
+        inputs, outputs = self.borders(chosen)
+        part = onnx.ModelProto()
+        part.ir_version = self._model.ir_version
+        part.opset_import.extend(self._model.opset_import)
+        part.graph.name = self.graph.name
+        indices = sorted(i for op in chosen for i in self.graph.operators[op].nodes)
+        nodes = [self._model.graph.node[i] for i in indices]
+        part.graph.node.extend(nodes)
+        used = {name for node in nodes for name in (*node.input, *captured_names(node))}
+        part.graph.initializer.extend(self._weights[name] for name in sorted(used & self._weights.keys()))
+        part.graph.input.extend(self._describe(t, batch) for t in inputs)
+        part.graph.output.extend(self._describe(t, batch) for t in outputs)
+        if self._model.functions and any(node.domain for node in nodes_within(part.graph)):
+            part.functions.extend(self._model.functions)
+        return SubModel(part.SerializeToString(), inputs, outputs, self.sub_digest(chosen, batch=batch))
+
+    def _describe(self, tensor: TensorId, batch: int) -> onnx.ValueInfoProto:
+        found = self.graph.tensors[tensor]
+        shape = found.shape if batch == 1 else (batch, *found.shape[1:])
+        return helper.make_tensor_value_info(found.name, ELEMENT_TYPES[found.dtype], shape)
+
+
+def extract(onnx_bytes: bytes, graph: Graph, ops: Iterable[OpId], *, batch: int = 1) -> SubModel:
+    """One sub-model; for more than one of the same model keep a `ModelSource`."""
+    return ModelSource(onnx_bytes, graph).extract(ops, batch=batch)

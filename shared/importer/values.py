@@ -1,0 +1,171 @@
+"""Types and shapes of every value of a model, and what they will take, before anything runs.
+
+Shape inference works on a skeleton: weights beyond a few kilobytes become typed inputs, so that neither a
+500 MB model is copied nor a hostile one executed.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import onnx
+from onnx import TensorProto
+
+from shared.errors import ModelError
+from shared.graph import ITEM_BYTES
+from shared.importer.limits import ImportLimits
+from shared.importer.nodes import captured_names
+
+_SMALL_WEIGHT_BYTES = 1 << 12  # shapes, axes, scales: what shape inference wants to know by value
+
+DTYPES: dict[int, str] = {
+    TensorProto.DOUBLE: "float64", TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "float16",
+    TensorProto.BFLOAT16: "bfloat16", TensorProto.INT64: "int64", TensorProto.INT32: "int32",
+    TensorProto.INT16: "int16", TensorProto.INT8: "int8", TensorProto.UINT64: "uint64",
+    TensorProto.UINT32: "uint32", TensorProto.UINT16: "uint16", TensorProto.UINT8: "uint8",
+    TensorProto.BOOL: "bool",
+}  # fmt: skip
+ELEMENT_TYPES = {name: code for code, name in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor with a pinned shape, or the reason why a value is none (`unfit`)."""
+
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    unfit: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one instance; 0 for an unfit value."""
+        return 0 if self.unfit else ITEM_BYTES[self.dtype] * prod(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Elements; 0 for an unfit value."""
+        return 0 if self.unfit else prod(self.shape)
+
+
+UNKNOWN = Value(unfit="its shape is known only while running")
+
+
+def value_of(type_proto: Any) -> Value:
+    """The value that an ONNX type describes."""
+    kind = type_proto.WhichOneof("value")
+    if kind is None:
+        return UNKNOWN
+    if kind != "tensor_type":
+        return Value(unfit=f"{kind.removesuffix('_type').replace('_', ' ')} values cannot be cut")
+    tensor = type_proto.tensor_type
+    if tensor.elem_type == TensorProto.STRING:
+        return Value(unfit="string tensors cannot be cut")
+    if tensor.elem_type == TensorProto.UNDEFINED:
+        return UNKNOWN
+    if tensor.elem_type not in DTYPES:
+        name = TensorProto.DataType.Name(tensor.elem_type).lower()
+        return Value(unfit=f"{name} tensors cannot be cut")
+    if not tensor.HasField("shape"):
+        return UNKNOWN
+    dims = tensor.shape.dim
+    if any(not d.HasField("dim_value") or d.dim_value < 0 for d in dims):
+        return UNKNOWN
+    return Value(DTYPES[tensor.elem_type], tuple(int(d.dim_value) for d in dims))
+
+
+def weight_value(tensor: TensorProto) -> Value:
+    """The value of an initializer."""
+    if tensor.data_type not in DTYPES:
+        return Value(unfit=f"{TensorProto.DataType.Name(tensor.data_type).lower()} tensors cannot be cut")
+    return Value(DTYPES[tensor.data_type], tuple(int(d) for d in tensor.dims))
+
+
+def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with its large weights as typed inputs, and without shapes that the file claims."""
+    bare = onnx.ModelProto()
+    bare.ir_version = model.ir_version
+    bare.opset_import.extend(model.opset_import)
+    bare.functions.extend(model.functions)
+    bare.graph.name = model.graph.name
+    bare.graph.node.extend(model.graph.node)
+    bare.graph.input.extend(model.graph.input)
+    for output in model.graph.output:
+        claimed = bare.graph.output.add()
+        claimed.CopyFrom(output)
+        if claimed.type.WhichOneof("value") == "tensor_type":
+            claimed.type.tensor_type.ClearField("shape")
+    for weight in model.graph.initializer:
+        if len(weight.raw_data) <= _SMALL_WEIGHT_BYTES and prod(weight.dims) <= _SMALL_WEIGHT_BYTES:
+            bare.graph.initializer.append(weight)
+        else:
+            typed = onnx.helper.make_tensor_value_info(weight.name, weight.data_type, list(weight.dims))
+            bare.graph.input.append(typed)
+    return bare
+
+
+def infer_values(model: onnx.ModelProto) -> dict[str, Value]:
+    """Every named value of the main graph: inputs, weights, node outputs. Names that stay unknown are absent.
+
+    Raises:
+        ModelError: the operators contradict each other's types or shapes.
+    """
+    bare = skeleton(model)
+    try:
+        inferred = onnx.shape_inference.infer_shapes(bare, check_type=True, strict_mode=False, data_prop=True)
+    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
+        raise ModelError(
+            f"shape inference fails: {' '.join(str(error).split())[:300]}",
+            remedy="export the model again with shapes that fit together",
+        ) from error
+    values = {weight.name: weight_value(weight) for weight in model.graph.initializer}
+    weights = set(values)
+    for info in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output):
+        if info.name not in weights:
+            values[info.name] = value_of(info.type)
+    return values
+
+
+def claimed_values(model: onnx.ModelProto) -> dict[str, Value]:
+    """What the file says of its values, where it says it in full; a claim until a run confirms it."""
+    claims = {v.name: value_of(v.type) for v in (*model.graph.value_info, *model.graph.output)}
+    return {name: value for name, value in claims.items() if not value.unfit}
+
+
+def with_claims(values: Mapping[str, Value], claims: Mapping[str, Value]) -> dict[str, Value]:
+    """`values`, completed from the file's claims where inference knows nothing."""
+    unknown = {name: c for name, c in claims.items() if values.get(name, UNKNOWN) == UNKNOWN}
+    return {**values, **unknown}
+
+
+def require_affordable(values: Mapping[str, Value], constants: Iterable[str], limits: ImportLimits) -> None:
+    """Refuse a model whose values would not fit, before anything allocates them.
+
+    `constants` names the values that do not depend on an input: onnxruntime computes them at load.
+
+    Raises:
+        ModelError: one value, or all constants together, exceed the limits.
+    """
+    for name, value in values.items():
+        if value.nbytes > limits.tensor_bytes:
+            raise ModelError(
+                f"value {name[:80]!r} of shape {list(value.shape)} would take {value.nbytes} bytes,"
+                f" the limit is {limits.tensor_bytes}",
+                remedy="pin smaller shapes, or raise the limit tensor_bytes if you trust the file",
+            )
+    total = sum(values[name].nbytes for name in constants if name in values)
+    if total > limits.constant_bytes:
+        raise ModelError(
+            f"unsupported: weights and folded constants take {total} bytes,"
+            f" a protobuf holds at most {limits.constant_bytes}",
+            remedy="split the model, or store its weights in float16",
+        )
+
+
+def constant_names(model: onnx.ModelProto) -> list[str]:
+    """Weights and values that no graph input reaches, whether or not onnxruntime folds them."""
+    constant = {weight.name for weight in model.graph.initializer}
+    for node in model.graph.node:
+        if all(name in constant for name in (*filter(None, node.input), *captured_names(node))):
+            constant.update(filter(None, node.output))
+    return sorted(constant)

@@ -1,0 +1,299 @@
+"""The plan: everything that decides how a device runs its models, as one frozen value.
+
+A plan is plain data. `shared.bound.bind` joins it with the graphs it names and checks that it is legal.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import msgpack
+
+from shared.digest import canonical, digest_bytes, digest_from_raw, digest_to_raw
+from shared.errors import PlanError
+from shared.ids import Digest
+from shared.launch_list import Barrier
+from shared.schedule import Schedule, num_operators
+from shared.stage_string import from_tokens, to_string, to_tokens
+
+PLAN_VERSION = 1
+MAX_PLAN_BYTES = 96 << 10  # decoding lists costs up to 72 bytes of memory per byte
+MAX_MODELS = 64
+MAX_COMBINED = 4096
+MAX_LANES = 16
+MAX_PLAN_OPERATORS = 1 << 17  # over all schedules: a range of six bytes expands to 65,536 operators
+
+
+class QueueRule(Enum):
+    """Who loses when a queue is full."""
+
+    REFUSE_NEWEST = "refuse_newest"
+    DROP_OLDEST = "drop_oldest"
+    DEADLINE = "deadline"  # run the earliest deadline first; full: the latest deadline loses
+    PRIORITY = "priority"  # run the highest priority first; full: the lowest priority, newest first, loses
+
+
+class StepChoice(Enum):
+    """Which combined block runs next among those that can."""
+
+    RATIO = "ratio"  # highest input ratio first, ties to the oldest instance (TOP, VI-A)
+    ROUND_ROBIN = "round_robin"
+    WEIGHTED = "weighted"  # proportional share: the combined block furthest behind its weight
+
+
+class Wait(Enum):
+    """Whether a combined block waits for members that have no input yet."""
+
+    NONE = "none"  # TOP: never
+    ALL = "all"  # synchronised rivals (POS): until every member's task has arrived
+    TIMEOUT = "timeout"  # as ALL, for at most `wait_timeout_us`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuePlan:
+    """The bounds of one model's queue."""
+
+    rule: QueueRule = QueueRule.REFUSE_NEWEST
+    max_tasks: int = 256
+    max_bytes: int = 256 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPlan:
+    """How one model is cut, repeated, batched and served."""
+
+    name: str  # what applications call it
+    artifact: Digest
+    cuts: tuple[int, ...] = ()  # ascending, among the artifact's base cuts; () is one block
+    replicas: int = 1
+    batch: int = 1  # tasks per instance at most
+    batch_max_delay_us: int = 0  # how long the oldest task may wait for others to join its batch
+    launch_interval_us: int = 0  # per task; 0 launches as soon as slot 0 is free
+    work_conserving: bool = True  # launch before the interval is over when a lane is idle; False is TOP's
+    weight: int = 1  # share under StepChoice.WEIGHTED
+    queue: QueuePlan = QueuePlan()
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of this model."""
+        return len(self.cuts) + 1
+
+
+class Member(NamedTuple):
+    """One sub-block of a combined block."""
+
+    model: int
+    replica: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class CombinedBlock:
+    """Blocks that are scheduled together, and how."""
+
+    members: tuple[Member, ...]
+    schedule: Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorOptions:
+    """What the executor is told; a field that an executor does not know is refused by it, never ignored."""
+
+    name: str = "onnx"
+    intra_op_threads: int = 1  # onnx: threads inside one operator
+    precision: str = "fp32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One device's plan. `lanes` steps of different combined blocks may overlap."""
+
+    models: tuple[ModelPlan, ...]
+    combined: tuple[CombinedBlock, ...]
+    lanes: int = 1
+    run_ahead: int = 2  # steps in flight per lane at most
+    step_choice: StepChoice = StepChoice.RATIO
+    wait: Wait = Wait.NONE
+    wait_timeout_us: int = 0
+    max_skips: int = 8  # a combined block passed over this often is overdue
+    barrier: Barrier = Barrier.FULL
+    executor: ExecutorOptions = ExecutorOptions()
+
+    @cached_property
+    def wire(self) -> bytes:
+        """Canonical msgpack; the digest is taken over these bytes."""
+        return canonical(_to_lists(self))
+
+    @cached_property
+    def digest(self) -> Digest:
+        """Digest of `wire`."""
+        return digest_bytes([self.wire])
+
+
+def _to_lists(plan: Plan) -> list[Any]:
+    return [
+        PLAN_VERSION,
+        [_model_to_list(model) for model in plan.models],
+        [[[part for m in c.members for part in m], to_tokens(c.schedule)] for c in plan.combined],
+        [
+            plan.lanes,
+            plan.run_ahead,
+            plan.step_choice.value,
+            plan.wait.value,
+            plan.wait_timeout_us,
+            plan.max_skips,
+            plan.barrier.value,
+        ],
+        [plan.executor.name, plan.executor.intra_op_threads, plan.executor.precision],
+    ]
+
+
+def _model_to_list(model: ModelPlan) -> list[Any]:
+    queue = model.queue
+    return [
+        model.name,
+        digest_to_raw(model.artifact),
+        list(model.cuts),
+        [model.replicas, model.batch, model.batch_max_delay_us, model.launch_interval_us],
+        model.work_conserving,
+        model.weight,
+        [queue.rule.value, queue.max_tasks, queue.max_bytes],
+    ]
+
+
+def decode_plan(wire: bytes, expected: Digest | None = None) -> Plan:
+    """Rebuild a plan and check every field's type and bound; graphs are checked by `shared.bound.bind`.
+
+    Raises:
+        PlanError: the bytes are too many, no plan, not canonical, or have another digest than `expected`.
+    """
+    if len(wire) > MAX_PLAN_BYTES:
+        raise PlanError(f"a plan of {len(wire)} bytes is larger than {MAX_PLAN_BYTES}")
+    if expected is not None and digest_bytes([wire]) != expected:
+        raise PlanError(
+            f"the plan's bytes do not have the digest {expected[:12]}", remedy="push the plan again"
+        )
+    try:
+        lists = msgpack.unpackb(wire, strict_map_key=True, max_array_len=MAX_PLAN_BYTES, max_map_len=0)
+        plan = _from_lists(lists)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise PlanError(f"not a plan: {str(error)[:200]}", remedy="push the plan again") from error
+    if plan.wire != wire:
+        raise PlanError("the plan is not in canonical form", remedy="push the plan again")
+    return plan
+
+
+def _from_lists(lists: Any) -> Plan:
+    version, models, combined, rules, executor = lists
+    if version != PLAN_VERSION:
+        raise PlanError(
+            f"plan format {_short(version)} is not {PLAN_VERSION}", remedy="upgrade the older side"
+        )
+    lanes, run_ahead, step_choice, wait, wait_timeout_us, max_skips, barrier = rules
+    name, intra_op_threads, precision = executor
+    if len(models) > MAX_MODELS or len(combined) > MAX_COMBINED:
+        raise PlanError(f"a plan of {len(models)} models and {len(combined)} combined blocks is too large")
+    return Plan(
+        models=tuple(_model_from_list(row) for row in models),
+        combined=_all_combined(combined, len(models)),
+        lanes=_bounded("lanes", lanes, 1, MAX_LANES),
+        run_ahead=_bounded("run_ahead", run_ahead, 1, 64),
+        step_choice=StepChoice(step_choice),
+        wait=Wait(wait),
+        wait_timeout_us=_bounded("wait_timeout_us", wait_timeout_us, 0, 60_000_000),
+        max_skips=_bounded("max_skips", max_skips, 1, 1 << 20),
+        barrier=Barrier(barrier),
+        executor=ExecutorOptions(
+            name=_text("executor", name, 64),
+            intra_op_threads=_bounded("intra_op_threads", intra_op_threads, 1, 256),
+            precision=_text("precision", precision, 16),
+        ),
+    )
+
+
+def _model_from_list(row: Any) -> ModelPlan:
+    name, artifact, cuts, (replicas, batch, delay, interval), work_conserving, weight, queue = row
+    rule, max_tasks, max_bytes = queue
+    if type(work_conserving) is not bool:
+        raise PlanError("work_conserving is not a boolean")
+    return ModelPlan(
+        name=_text("model name", name, 128),
+        artifact=digest_from_raw(artifact),
+        cuts=tuple(_bounded("cut", cut, 1, 1 << 20) for cut in cuts),
+        replicas=_bounded("replicas", replicas, 1, 64),
+        batch=_bounded("batch", batch, 1, 1024),
+        batch_max_delay_us=_bounded("batch_max_delay_us", delay, 0, 60_000_000),
+        launch_interval_us=_bounded("launch_interval_us", interval, 0, 3_600_000_000),
+        work_conserving=work_conserving,
+        weight=_bounded("weight", weight, 1, 1 << 20),
+        queue=QueuePlan(
+            rule=QueueRule(rule),
+            max_tasks=_bounded("max_tasks", max_tasks, 1, 1 << 24),
+            max_bytes=_bounded("max_bytes", max_bytes, 1, 1 << 40),
+        ),
+    )
+
+
+def _all_combined(rows: Any, num_models: int) -> tuple[CombinedBlock, ...]:
+    left = MAX_PLAN_OPERATORS
+    combined = []
+    for row in rows:
+        block = _combined_from_list(row, num_models)
+        left -= num_operators(block.schedule)
+        if left < 0:
+            raise PlanError(f"the schedules of a plan expand to more than {MAX_PLAN_OPERATORS} operators")
+        combined.append(block)
+    return tuple(combined)
+
+
+def _combined_from_list(row: Any, num_models: int) -> CombinedBlock:
+    flat, tokens = row
+    if len(flat) % 3:
+        raise PlanError("the members of a combined block are not triples")
+    members = tuple(
+        Member(*(_bounded("member", part, 0, 1 << 20) for part in flat[i : i + 3]))
+        for i in range(0, len(flat), 3)
+    )
+    if unknown := [m for m in members if m.model >= num_models]:
+        raise PlanError(f"a combined block names model {unknown[0].model} of a plan with {num_models}")
+    return CombinedBlock(members, from_tokens(tokens))
+
+
+def _bounded(name: str, value: Any, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise PlanError(f"{name} is {_short(value)}, outside {low}..{high}")
+    return value
+
+
+def _short(value: Any) -> str:
+    """A decoded value for a message: never the text of something large or deep."""
+    return str(value) if type(value) in (int, bool, float) else f"a {type(value).__name__}"
+
+
+def _text(name: str, value: Any, longest: int) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= longest or not value.isprintable():
+        raise PlanError(f"{name} is not a printable string of at most {longest} characters")
+    return value
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan as a person reads it: one line per model, one per combined block with its stage string."""
+    lines = [
+        f"plan {plan.digest[:12]}  executor={plan.executor.name} threads={plan.executor.intra_op_threads} "
+        f"precision={plan.executor.precision} lanes={plan.lanes} run_ahead={plan.run_ahead} "
+        f"step_choice={plan.step_choice.value} wait={plan.wait.value} max_skips={plan.max_skips} "
+        f"barrier={plan.barrier.value}"
+    ]
+    for model in plan.models:
+        queue = model.queue
+        lines.append(
+            f"model {model.name}  artifact={model.artifact} blocks={model.num_blocks} "
+            f"cuts={','.join(map(str, model.cuts)) or '-'} replicas={model.replicas} batch={model.batch} "
+            f"interval_us={model.launch_interval_us} "
+            f"queue={queue.rule.value}:{queue.max_tasks} tasks:{queue.max_bytes} bytes"
+        )
+    for block in plan.combined:
+        members = " ".join(f"{plan.models[m.model].name}#{m.replica}.{m.block}" for m in block.members)
+        lines.append(f"combined {members}  {to_string(block.schedule)}")
+    return "\n".join(lines) + "\n"

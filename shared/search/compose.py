@@ -1,0 +1,137 @@
+"""From models and a scheduler's name to a legal plan: the first plan of every device is made here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from shared.blocks import Block, combine, split
+from shared.bound import bind
+from shared.errors import PlanError, SettingError
+from shared.graph import Graph
+from shared.ids import Digest
+from shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan, QueuePlan
+from shared.schedule import Schedule
+from shared.search.costs import CostTable
+from shared.search.interface import Budget, Limits
+from shared.search.registry import scheduler as find_scheduler
+
+
+class Combination(Enum):
+    """Which blocks are scheduled together."""
+
+    ALONE = "alone"  # every block is a combined block of its own
+    ALIGNED = "aligned"  # the i-th blocks of different models, in the models' order, up to H of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelChoice:
+    """One model and how it is to be cut, repeated, batched and served; see `shared.plan.ModelPlan`."""
+
+    name: str
+    artifact: Digest
+    graph: Graph
+    partition: str | tuple[int, ...] = "whole"  # a partition of the graph, or cuts among its base cuts
+    replicas: int = 1
+    batch: int = 1
+    batch_max_delay_us: int = 0
+    launch_interval_us: int = 0
+    work_conserving: bool = True
+    weight: int = 1
+    queue: QueuePlan = field(default_factory=QueuePlan)
+
+    def cuts(self) -> tuple[int, ...]:
+        """The chosen cuts.
+
+        Raises:
+            PlanError: the graph offers no partition of that name; the error lists those it has.
+        """
+        if not isinstance(self.partition, str):
+            return self.partition
+        offered = dict(self.graph.partitions)
+        if self.partition not in offered:
+            raise PlanError(
+                f"model {self.name!r} has no partition {self.partition!r}",
+                remedy=f"choose one of {', '.join(offered) or 'its base cuts'}",
+            )
+        return offered[self.partition]
+
+    def plan(self) -> ModelPlan:
+        """The model's part of a plan."""
+        return ModelPlan(
+            name=self.name,
+            artifact=self.artifact,
+            cuts=self.cuts(),
+            replicas=self.replicas,
+            batch=self.batch,
+            batch_max_delay_us=self.batch_max_delay_us,
+            launch_interval_us=self.launch_interval_us,
+            work_conserving=self.work_conserving,
+            weight=self.weight,
+            queue=self.queue,
+        )
+
+
+def compose(
+    models: Sequence[ModelChoice],
+    *,
+    scheduler: str = "sequential",
+    combination: Combination = Combination.ALONE,
+    members_max: int = 2,
+    costs: CostTable | None = None,
+    limits: Limits | None = None,
+    budget: Budget | None = None,
+    lanes: int = 1,
+    executor: ExecutorOptions | None = None,
+) -> Plan:
+    """A legal plan. `members_max` is H; the plan's other rules keep their defaults (`dataclasses.replace`).
+
+    Raises:
+        SettingError: there is no scheduler of that name, or H is below one.
+        PlanError: a partition is unknown, or the plan would not be legal.
+    """
+    if members_max < 1:
+        raise SettingError(f"a combined block of {members_max} members is none", remedy="use 1 or more")
+    plans = tuple(choice.plan() for choice in models)
+    blocks = [split(choice.graph, plan.cuts) for choice, plan in zip(models, plans, strict=True)]
+    chosen = find_scheduler(scheduler)
+    table = costs or CostTable()
+    found: dict[tuple[tuple[int, int], ...], Schedule] = {}  # replicas share their schedules
+
+    def schedule(members: Sequence[Member]) -> Schedule:
+        key = tuple((member.model, member.block) for member in members)
+        if key not in found:
+            parts: list[tuple[Digest, Graph, Block]] = [
+                (models[model].artifact, models[model].graph, blocks[model][block]) for model, block in key
+            ]
+            graph = combine([(graph, block) for _, graph, block in parts])
+            found[key] = chosen(graph, table.for_members(parts), limits or Limits(), budget or Budget())
+        return found[key]
+
+    combined = tuple(
+        CombinedBlock(members, schedule(members)) for members in _members(plans, combination, members_max)
+    )
+    plan = Plan(models=plans, combined=combined, lanes=lanes, executor=executor or ExecutorOptions())
+    bind(plan, {choice.artifact: choice.graph for choice in models})
+    return plan
+
+
+def _members(
+    plans: Sequence[ModelPlan], combination: Combination, members_max: int
+) -> list[tuple[Member, ...]]:
+    if combination is Combination.ALONE:
+        return [
+            (Member(model, replica, block),)
+            for model, plan in enumerate(plans)
+            for replica in range(plan.replicas)
+            for block in range(plan.num_blocks)
+        ]
+    together = []
+    for block in range(max((plan.num_blocks for plan in plans), default=0)):
+        for replica in range(max(plan.replicas for plan in plans)):
+            row = [
+                Member(model, replica, block)
+                for model, plan in enumerate(plans)
+                if replica < plan.replicas and block < plan.num_blocks
+            ]
+            together += [tuple(row[i : i + members_max]) for i in range(0, len(row), members_max)]
+    return together

@@ -1,0 +1,96 @@
+"""What operators and stages cost, in seconds.
+
+Operators: measured on the device where a measurement is there, keyed by artifact and operator; else a
+roofline estimate (Williams et al. 2009): the launch, plus the longer of computing and of moving bytes.
+
+Stages: IOS (Ding et al. 2021, section 3) measures every stage it meets; TOP keeps those measurements. Until
+a stage has one, its groups cost
+
+    longest + contention * (total - longest) + barrier
+
+over the groups' sums. `contention` 0 means that groups never slow each other down, 1 that they run as if one
+after another; both ends are exact, what lies between is a straight line and nothing more.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shared.blocks import Block
+from shared.errors import InputError
+from shared.graph import Graph
+from shared.ids import Digest, OpId
+from shared.schedule import Group, StageSchedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRates:
+    """What the estimate assumes of a device that nothing was measured on: about one core of a small CPU."""
+
+    flop_per_s: float = 2e10
+    bytes_per_s: float = 8e9
+    launch_s: float = 2e-5  # one operator's fixed cost
+    barrier_s: float = 2e-5  # what ends a stage of more than one group
+    contention: float = 1.0  # nothing is known to overlap until it was measured
+
+
+@dataclass(frozen=True, slots=True)
+class StageCosts:
+    """The costs of one combined block."""
+
+    operators_s: tuple[float, ...]  # per operator of the combined graph [num_ops]
+    contention: float = 1.0
+    barrier_s: float = 0.0
+
+    def stage_s(self, groups: Sequence[Group]) -> float:
+        """Seconds of one stage; a stage of a single group has no barrier to pay for."""
+        sums = [sum(self.operators_s[op] for op in group) for group in groups]
+        longest = max(sums)
+        waiting = self.barrier_s if len(sums) > 1 else 0.0
+        return longest + self.contention * (sum(sums) - longest) + waiting
+
+    def schedule_s(self, schedule: StageSchedule) -> float:
+        """Seconds of all stages, one after another."""
+        return sum(self.stage_s(stage.groups) for stage in schedule.stages)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostTable:
+    """Operator costs of one device class."""
+
+    measured_s: Mapping[tuple[Digest, OpId], float] = field(default_factory=dict)
+    rates: DeviceRates = DeviceRates()
+
+    def __post_init__(self) -> None:
+        for (artifact, op), seconds in self.measured_s.items():
+            if not 0.0 <= seconds < float("inf"):  # false for NaN too
+                raise InputError(
+                    f"operator {op} of artifact {artifact[:12]} has the cost {seconds}",
+                    remedy="measure it again",
+                )
+
+    def operator_s(self, artifact: Digest, graph: Graph, op: OpId) -> float:
+        """The measurement, or the estimate where there is none."""
+        measured = self.measured_s.get((artifact, op))
+        return self.estimate_s(graph, op) if measured is None else measured
+
+    def estimate_s(self, graph: Graph, op: OpId) -> float:
+        """Roofline estimate from the operator's flop and the bytes it reads and writes."""
+        operator = graph.operators[op]
+        moved = operator.weight_bytes + sum(
+            graph.tensors[tensor].nbytes for tensor in (*operator.inputs, *operator.outputs)
+        )
+        return self.rates.launch_s + max(
+            operator.flop / self.rates.flop_per_s, moved / self.rates.bytes_per_s
+        )
+
+    def for_members(self, members: Iterable[tuple[Digest, Graph, Block]]) -> StageCosts:
+        """The costs of a combined block, numbered as `shared.blocks.combine` numbers its operators."""
+        return StageCosts(
+            tuple(
+                self.operator_s(artifact, graph, OpId(op))
+                for artifact, graph, block in members
+                for op in block.operators
+            ),
+            contention=self.rates.contention,
+            barrier_s=self.rates.barrier_s,
+        )

@@ -1,0 +1,40 @@
+"""What every scheduler takes and gives."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from shared.blocks import CombinedGraph
+from shared.errors import SettingError
+from shared.schedule import Schedule
+from shared.search.costs import StageCosts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a stage may hold (IOS, section 4.3); None leaves it open. TOP uses r = 3 and s = 8."""
+
+    r: int | None = None  # operators per group
+    s: int | None = None  # groups per stage
+
+    def __post_init__(self) -> None:
+        for name, value in (("r", self.r), ("s", self.s)):
+            if value is not None and value < 1:
+                raise SettingError(f"the limit {name} = {value} allows no stage", remedy="use 1 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How much a scheduler may try before it answers with the best it has.
+
+    Counted in partial schedules looked at, not in seconds: equal arguments give equal schedules.
+    """
+
+    expansions: int = 100_000
+
+
+class Scheduler(Protocol):
+    """A pure function: the same arguments give the same schedule, legal for `graph` within `limits`."""
+
+    def __call__(
+        self, graph: CombinedGraph, costs: StageCosts, limits: Limits, budget: Budget
+    ) -> Schedule: ...

@@ -1,0 +1,271 @@
+"""The text and the wire form of a schedule: one list of tokens, written as a string or as integers.
+
+Grammar (docs/stage_string.md has it with examples)::
+
+    schedule = stages | streams
+    stages   = stage *( "/" stage )
+    stage    = chain | [ "*" ] group *( "|" group )
+    chain    = op ".." op          ; three or more stages of one operator each, ascending by one
+    group    = run *( "," run )
+    run      = op | op "-" op      ; two or more operators of one group, ascending by one
+    streams  = "~" segment *( ";" segment )
+    segment  = stream ":" run *( "," run )    ; launches in order; consecutive segments change the stream
+    op, stream = "0" | nonzero *digit
+
+There is exactly one way to write a schedule: ranges are used wherever they apply, groups are ordered by
+their first operator. `parse` refuses every other spelling, so equal schedules have equal strings.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from shared.errors import PlanError
+from shared.graph import MAX_OPERATORS as MAX_OPERATORS
+from shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedule
+
+MAX_STREAMS = 1 << 10
+MAX_TOKENS = 4 * MAX_OPERATORS  # the longest: every operator in a segment of its own
+MAX_CHARACTERS = len("1023:65535;") * MAX_OPERATORS
+
+# Tokens below zero are separators; msgpack writes each, and every operator below 128, in one byte.
+_STAGE, _GROUP, _RUN, _CHAIN, _MERGE, _STREAMS, _SEGMENT, _OF, _NEXT = -1, -2, -3, -4, -5, -6, -7, -8, -9
+_TEXT = {
+    _STAGE: "/",
+    _GROUP: "|",
+    _RUN: "-",
+    _CHAIN: "..",
+    _MERGE: "*",
+    _STREAMS: "~",
+    _SEGMENT: ";",
+    _OF: ":",
+    _NEXT: ",",
+}
+_TOKEN = {text: token for token, text in _TEXT.items()}
+
+
+def to_string(schedule: Schedule) -> str:
+    """The stage string.
+
+    Raises:
+        PlanError: as `to_tokens`.
+    """
+    return "".join(_TEXT[token] if token < 0 else str(token) for token in to_tokens(schedule))
+
+
+def parse(text: str) -> Schedule:
+    """The schedule of a stage string.
+
+    Raises:
+        PlanError: the string breaks the grammar, is not canonical, or is larger than the limits.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise PlanError(f"a stage string of {len(text)} characters is too long")
+    return from_tokens(list(_scan(text)))
+
+
+def to_tokens(schedule: Schedule) -> list[int]:
+    """The wire form: the string's tokens as integers.
+
+    Raises:
+        PlanError: the schedule cannot be written: it is empty, has an empty or unordered group, or a number
+            beyond the limits. What can be written reads back as the same value.
+    """
+    if problem := _unwritable(schedule):
+        raise PlanError(f"not a schedule: {problem}")
+    if isinstance(schedule, StreamSchedule):
+        return _stream_tokens(schedule)
+    tokens: list[int] = []
+    for index, part in enumerate(_chains(schedule.stages)):
+        if index:
+            tokens.append(_STAGE)
+        if isinstance(part, range):
+            tokens += [part[0], _CHAIN, part[-1]]
+            continue
+        if part.merge:
+            tokens.append(_MERGE)
+        for position, group in enumerate(part.groups):
+            if position:
+                tokens.append(_GROUP)
+            tokens += _run_tokens(group)
+    return tokens
+
+
+def _unwritable(schedule: Schedule) -> str:
+    if isinstance(schedule, StreamSchedule):
+        ops = [launch.op for launch in schedule.launches]
+        if any(not 0 <= launch.stream < MAX_STREAMS for launch in schedule.launches):
+            return f"a stream is outside 0..{MAX_STREAMS - 1}"
+    else:
+        if not all(stage.groups and all(stage.groups) for stage in schedule.stages):
+            return "a stage has no operator, or an empty group"
+        if any(list(stage.groups) != sorted(stage.groups) for stage in schedule.stages):
+            return "the groups of a stage are not ordered by their first operator"
+        ops = [op for stage in schedule.stages for op in stage.operators]
+    if not 0 < len(ops) <= MAX_OPERATORS:
+        return f"it has {len(ops)} operators, not 1..{MAX_OPERATORS}"
+    if any(not 0 <= op < MAX_OPERATORS for op in ops):
+        return f"an operator is outside 0..{MAX_OPERATORS - 1}"
+    return ""
+
+
+def _chains(stages: Sequence[Stage]) -> Iterator[Stage | range]:
+    """Replace runs of three or more one-operator stages, ascending by one, by their range."""
+
+    def single(stage: Stage) -> int | None:
+        return stage.groups[0][0] if len(stage.operators) == 1 and not stage.merge else None
+
+    def key(item: tuple[int, Stage]) -> tuple[str, int]:
+        index, stage = item
+        op = single(stage)
+        return ("stage", index) if op is None else ("single", op - index)
+
+    for (kind, _), members in groupby(enumerate(stages), key=key):
+        run = [stage for _, stage in members]
+        if kind == "single" and len(run) >= 3:
+            first = run[0].groups[0][0]
+            yield range(first, first + len(run))
+        else:
+            yield from run
+
+
+def _run_tokens(ops: Sequence[int]) -> list[int]:
+    tokens: list[int] = []
+    for _, members in groupby(enumerate(ops), key=lambda item: item[1] - item[0]):
+        run = [op for _, op in members]
+        if tokens:
+            tokens.append(_NEXT)
+        tokens += [run[0]] if len(run) == 1 else [run[0], _RUN, run[-1]]
+    return tokens
+
+
+def _stream_tokens(schedule: StreamSchedule) -> list[int]:
+    tokens = [_STREAMS]
+    for stream, launches in groupby(schedule.launches, key=lambda launch: launch.stream):
+        if len(tokens) > 1:
+            tokens.append(_SEGMENT)
+        tokens += [stream, _OF, *_run_tokens([launch.op for launch in launches])]
+    return tokens
+
+
+def _scan(text: str) -> Iterator[int]:
+    position = 0
+    while position < len(text):
+        character = text[position]
+        if character in "0123456789":
+            end = position
+            while end < len(text) and text[end] in "0123456789":
+                end += 1
+            digits = text[position:end]
+            if len(digits) > 6 or (len(digits) > 1 and digits[0] == "0"):
+                raise PlanError(f"number {digits[:12]!r} at {position} in a stage string")
+            yield int(digits)
+            position = end
+            continue
+        symbol = ".." if text.startswith("..", position) else character
+        if symbol not in _TOKEN:
+            raise PlanError(f"character {character!r} at {position} in a stage string")
+        yield _TOKEN[symbol]
+        position += len(symbol)
+
+
+def from_tokens(tokens: Any) -> Schedule:
+    """The schedule of a token list.
+
+    Raises:
+        PlanError: the tokens break the grammar, are not canonical, or are larger than the limits.
+    """
+    if not isinstance(tokens, list | tuple) or len(tokens) > MAX_TOKENS:
+        raise PlanError(f"a schedule is a list of at most {MAX_TOKENS} integers")
+    if not all(type(token) is int and _NEXT <= token < MAX_OPERATORS for token in tokens):
+        raise PlanError("a schedule holds something that is no token")
+    reader = _Reader(list(tokens))
+    schedule = reader.streams() if tokens and tokens[0] == _STREAMS else reader.stages()
+    if to_tokens(schedule) != list(tokens):
+        raise PlanError(
+            "the schedule is not written in its canonical form", remedy="write it with `to_string`"
+        )
+    return schedule
+
+
+class _Reader:
+    """Recursive descent over tokens; expansion is bounded by MAX_OPERATORS."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+        self.position = 0
+        self.expanded = 0
+
+    def peek(self) -> int | None:
+        return self.tokens[self.position] if self.position < len(self.tokens) else None
+
+    def take(self, token: int) -> bool:
+        if self.peek() == token:
+            self.position += 1
+            return True
+        return False
+
+    def number(self) -> int:
+        token = self.peek()
+        if token is None or token < 0:
+            raise PlanError(f"a number is missing at token {self.position} of a schedule")
+        self.position += 1
+        return token
+
+    def span(self, first: int, last: int) -> range:
+        if last <= first:
+            raise PlanError(f"the range {first} to {last} in a schedule does not ascend")
+        self.count(last + 1 - first)
+        return range(first, last + 1)
+
+    def count(self, ops: int) -> None:
+        self.expanded += ops
+        if self.expanded > MAX_OPERATORS:
+            raise PlanError(f"a schedule expands to more than {MAX_OPERATORS} operators")
+
+    def run(self) -> list[int]:
+        ops: list[int] = []
+        while True:
+            first = self.number()
+            if self.take(_RUN):
+                ops += self.span(first, self.number())
+            else:
+                self.count(1)
+                ops.append(first)
+            if not self.take(_NEXT):
+                return ops
+
+    def finish(self) -> None:
+        if self.peek() is not None:
+            raise PlanError(f"unexpected token at {self.position} of a schedule")
+
+    def stages(self) -> StageSchedule:
+        stages: list[Stage] = []
+        while True:
+            merge = self.take(_MERGE)
+            if not merge and self.tokens[self.position + 1 : self.position + 2] == [_CHAIN]:
+                first = self.number()
+                self.take(_CHAIN)
+                stages += [Stage(((op,),)) for op in self.span(first, self.number())]
+            else:
+                groups = [tuple(self.run())]
+                while self.take(_GROUP):
+                    groups.append(tuple(self.run()))
+                stages.append(Stage(tuple(groups), merge))
+            if not self.take(_STAGE):
+                break
+        self.finish()
+        return StageSchedule(tuple(stages))
+
+    def streams(self) -> StreamSchedule:
+        self.take(_STREAMS)
+        launches: list[Launch] = []
+        while True:
+            stream = self.number()
+            if not self.take(_OF):
+                raise PlanError(f"a segment of a stream schedule is broken at token {self.position}")
+            launches += [Launch(op, stream) for op in self.run()]
+            if not self.take(_SEGMENT):
+                break
+        self.finish()
+        return StreamSchedule(tuple(launches))

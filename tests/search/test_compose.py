@@ -1,0 +1,100 @@
+"""Plans made from models and a scheduler's name."""
+
+import pytest
+
+from shared.bound import bind
+from shared.errors import PlanError, SettingError
+from shared.plan import Member, QueuePlan, QueueRule, decode_plan
+from shared.schedule import stage_schedule
+from shared.search.compose import Combination, ModelChoice, compose
+from tests.search.graphs import CHAIN, DIAMOND, model
+
+LEFT = model("left", DIAMOND, cuts=[1, 3])
+RIGHT = model("right", CHAIN, cuts=[2])
+
+
+def choices(left_replicas: int = 1) -> list[ModelChoice]:
+    return [
+        ModelChoice(name="left", artifact=LEFT[0], graph=LEFT[1], partition="base", replicas=left_replicas),
+        ModelChoice(name="right", artifact=RIGHT[0], graph=RIGHT[1], partition="base"),
+    ]
+
+
+def test_alone_gives_every_block_of_every_replica_its_own_combined_block() -> None:
+    plan = compose(choices(left_replicas=2), scheduler="greedy")
+    assert [block.members for block in plan.combined] == [
+        *((Member(0, replica, block),) for replica in range(2) for block in range(3)),
+        (Member(1, 0, 0),),
+        (Member(1, 0, 1),),
+    ]
+    assert plan.combined[1].schedule == stage_schedule([[[0], [1]]])
+
+
+def test_aligned_puts_same_numbered_blocks_of_different_models_together_up_to_h() -> None:
+    plan = compose(choices(left_replicas=2), scheduler="greedy", combination=Combination.ALIGNED)
+    assert [block.members for block in plan.combined] == [
+        (Member(0, 0, 0), Member(1, 0, 0)),
+        (Member(0, 1, 0),),
+        (Member(0, 0, 1), Member(1, 0, 1)),
+        (Member(0, 1, 1),),
+        (Member(0, 0, 2),),
+        (Member(0, 1, 2),),
+    ]
+    assert plan.combined[0].schedule == stage_schedule([[[0], [1]], [[2]]])
+
+
+def test_aligned_splits_in_order_what_is_more_than_h() -> None:
+    three = [
+        ModelChoice(name=f"m{i}", artifact=artifact, graph=graph)
+        for i, (artifact, graph) in enumerate(model(f"m{i}", CHAIN) for i in range(3))
+    ]
+    plan = compose(three, combination=Combination.ALIGNED, members_max=2)
+    assert [len(block.members) for block in plan.combined] == [2, 1]
+
+
+@pytest.mark.parametrize("combination", list(Combination))
+@pytest.mark.parametrize("name", ["sequential", "greedy"])
+def test_composed_plan_is_legal_and_survives_the_wire(name: str, combination: Combination) -> None:
+    plan = compose(choices(left_replicas=3), scheduler=name, combination=combination, members_max=3)
+    assert decode_plan(plan.wire, plan.digest) == plan
+    bind(plan, dict([LEFT, RIGHT]))
+
+
+def test_choice_reaches_the_plan_field_by_field() -> None:
+    queue = QueuePlan(rule=QueueRule.DEADLINE, max_tasks=7, max_bytes=99)
+    choice = ModelChoice(
+        name="left",
+        artifact=LEFT[0],
+        graph=LEFT[1],
+        partition=(3,),
+        replicas=2,
+        batch=4,
+        batch_max_delay_us=5,
+        launch_interval_us=6,
+        work_conserving=False,
+        weight=8,
+        queue=queue,
+    )
+    plan = compose([choice], lanes=2)
+    made = plan.models[0]
+    assert plan.lanes == 2
+    assert (made.name, made.artifact, made.cuts, made.replicas) == ("left", LEFT[0], (3,), 2)
+    assert (made.batch, made.batch_max_delay_us, made.launch_interval_us) == (4, 5, 6)
+    assert (made.work_conserving, made.weight, made.queue) == (False, 8, queue)
+
+
+def test_unknown_partition_is_refused_with_the_list_of_offered_ones() -> None:
+    choice = ModelChoice(name="left", artifact=LEFT[0], graph=LEFT[1], partition="paper")
+    with pytest.raises(PlanError, match="no partition 'paper'; choose one of whole, base"):
+        compose([choice])
+
+
+def test_cut_that_is_no_base_cut_is_refused() -> None:
+    choice = ModelChoice(name="left", artifact=LEFT[0], graph=LEFT[1], partition=(2,))
+    with pytest.raises(PlanError, match="not ascending base cuts"):
+        compose([choice])
+
+
+def test_combined_block_without_members_is_refused() -> None:
+    with pytest.raises(SettingError, match="0 members"):
+        compose(choices(), members_max=0)
