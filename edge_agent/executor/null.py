@@ -38,6 +38,7 @@ class NullExecutor:
     def __init__(self) -> None:
         self.tracing = False
         self.tap: BlockTap | None = None
+        self.pause: Callable[[], None] | None = None
         self.history: deque[NullRecord] = deque(maxlen=HISTORY)
         self._order = StepOrder()
         self._plans: dict[PlanKey, BoundPlan] = {}
@@ -122,6 +123,8 @@ class NullExecutor:
             for index, item in enumerate(self._program(step.program.plan, step.program.combined, mask)):
                 if any(before >= index for before in item.waits):
                     raise ExecutorError(f"item {index} of step {step.id} waits for a later item")
+                if self.pause is not None:
+                    self.pause()
                 ran.append((item.member, item.ops))
                 if self.tracing:
                     now_s = time.monotonic()

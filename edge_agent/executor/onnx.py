@@ -50,6 +50,7 @@ class OnnxExecutor:
     def __init__(self) -> None:
         self.tracing = False
         self.tap: BlockTap | None = None
+        self.pause: Callable[[], None] | None = None
         self._order = StepOrder()
         self._pool = StreamPool()
         self._cache = SessionCache()
@@ -176,6 +177,8 @@ class OnnxExecutor:
 
         def item(index: int) -> None:
             position = program.items[index].member
+            if self.pause is not None:
+                self.pause()
             started_s = time.monotonic() if tracing else 0.0
             for session in program.sessions[index]:
                 self._run_session(session, values[position])
