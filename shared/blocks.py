@@ -51,24 +51,37 @@ def split(graph: Graph, cuts: Sequence[int]) -> tuple[Block, ...]:
     return tuple(blocks)
 
 
-def slot_readers(graph: Graph, blocks: Sequence[Block]) -> tuple[int, ...]:
-    """Per slot the last block that reads a tensor lying in it. [num_blocks]
+def slot_reads(graph: Graph, blocks: Sequence[Block]) -> tuple[tuple[int, ...], ...]:
+    """Per block the slots in which the tensors lie that it reads, ascending. [num_blocks][...]
 
     A tensor lies in the slot after the block that makes it (a graph input in slot 0) and is passed through
-    later slots by reference. Slot b may be given to the next instance once block `slot_readers[b]` has been
-    issued. A graph output counts as read by the last block.
+    later slots by reference, so a block may read slots of earlier blocks. A graph output that lies in a slot
+    counts as read by the last block, which hands it out.
     """
     block_of = [block.index for block in blocks for _ in block.operators]
-    last_reader = list(range(len(blocks)))
+    reads: list[set[int]] = [set() for _ in blocks]
     outputs = set(graph.outputs)
     for tensor, made in enumerate(graph.producer):
         slot = 0 if made < 0 else block_of[made] + 1
         if slot == len(blocks):
             continue
-        readers = [block_of[op] for op in graph.consumers[tensor]]
+        for op in graph.consumers[tensor]:
+            if block_of[op] >= slot:
+                reads[block_of[op]].add(slot)
         if tensor in outputs:
-            readers.append(len(blocks) - 1)
-        last_reader[slot] = max([last_reader[slot], *readers])
+            reads[-1].add(slot)
+    return tuple(tuple(sorted(slots)) for slots in reads)
+
+
+def slot_readers(graph: Graph, blocks: Sequence[Block]) -> tuple[int, ...]:
+    """Per slot the last block that reads a tensor lying in it, at least the slot's own. [num_blocks]
+
+    Slot b may be given to the next instance once block `slot_readers[b]` has been issued.
+    """
+    last_reader = list(range(len(blocks)))
+    for block, slots in enumerate(slot_reads(graph, blocks)):
+        for slot in slots:
+            last_reader[slot] = max(last_reader[slot], block)
     return tuple(last_reader)
 
 

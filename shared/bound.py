@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 
-from shared.blocks import Block, CombinedGraph, combine, slot_readers, split
+from shared.blocks import Block, CombinedGraph, combine, slot_readers, slot_reads, split
 from shared.errors import PlanError
 from shared.graph import Graph
 from shared.ids import Digest
@@ -21,6 +21,7 @@ class BoundModel:
     plan: ModelPlan
     graph: Graph
     blocks: tuple[Block, ...]
+    slot_reads: tuple[tuple[int, ...], ...]  # see shared.blocks.slot_reads [num_blocks][...]
     slot_readers: tuple[int, ...]  # see shared.blocks.slot_readers [num_blocks]
 
     @cached_property
@@ -113,7 +114,7 @@ def _bind_model(model: ModelPlan, graphs: Mapping[Digest, Graph]) -> BoundModel:
             remedy="use batch 1 and more replicas",
         )
     blocks = split(graph, model.cuts)
-    return BoundModel(model, graph, blocks, slot_readers(graph, blocks))
+    return BoundModel(model, graph, blocks, slot_reads(graph, blocks), slot_readers(graph, blocks))
 
 
 def _check_cover(plan: Plan, models: tuple[BoundModel, ...]) -> None:

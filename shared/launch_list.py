@@ -85,7 +85,7 @@ def _lower_stages(stages: list[_ActiveStage], graph: CombinedGraph, barrier: Bar
             joins = (
                 len(stage.groups) == 1
                 and not waits
-                and previous == [len(items) - 1]
+                and bool(items)
                 and _can_grow(items[-1], member, stage)
                 and (barrier is Barrier.FULL or not _read_elsewhere(items[-1], graph, stream_of))
             )

@@ -262,7 +262,7 @@ class _Reader:
         launches: list[Launch] = []
         while True:
             stream = self.number()
-            if stream >= MAX_STREAMS or not self.take(_OF):
+            if not self.take(_OF):
                 raise PlanError(f"a segment of a stream schedule is broken at token {self.position}")
             launches += [Launch(op, stream) for op in self.run()]
             if not self.take(_SEGMENT):

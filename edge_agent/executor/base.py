@@ -1,6 +1,6 @@
 """What the engine needs from a backend. An executor knows nothing of how a schedule was found."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -8,12 +8,17 @@ from shared.artifact import Artifact
 from shared.bound import BoundPlan
 from shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step
 from shared.ids import Digest, StepId
+from shared.plan import Member
 
 if TYPE_CHECKING:
     import numpy
 
 Rows: TypeAlias = "Sequence[Mapping[str, numpy.ndarray]]"
 """Per task of an instance its tensors by name, each with the graph's batch-1 shape."""
+
+BlockTap: TypeAlias = "Callable[[InstanceId, Member, Mapping[str, numpy.ndarray]], None]"
+"""Called after a block of an instance has run, with every tensor that crosses the border behind it, by name
+and with the batch's rows along axis 0. Runs on the lane's thread: for verification, not for service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +41,27 @@ class StepResult:
     groups: tuple[GroupTime, ...] = ()  # filled while tracing is on
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingRequest:
+    """How to time a model's operators."""
+
+    batch: int = 1
+    intra_op_threads: int = 1
+    repeats: int = 5
+    limit_s: float = 20.0
+
+
 class Executor(Protocol):
     """One backend inside the engine's process.
 
-    `load`, `prepare` and `unload` may be slow and run on a thread of their own. `issue` and `wait` run on the
-    lane's thread, `issue` in the core's order within a lane. Steps of different lanes overlap; `issue` of a
-    step may come before the steps in `step.after` have ended: ordering them is the executor's duty.
+    `load`, `prepare` and `unload` may be slow and run on a thread of their own. `issue`, `move` and `drop`
+    come in the core's order, one at a time, from whichever thread took the decision, and must be short.
+    `wait` runs on the lane's thread. Steps of different lanes overlap; `issue` of a step may come before the
+    steps in `step.after` have ended: ordering them is the executor's duty.
     """
+
+    tracing: bool  # fill StepResult.groups; set by the owner at any time
+    tap: "BlockTap | None"  # set by the owner while nothing runs
 
     @property
     def name(self) -> str:
@@ -80,6 +99,17 @@ class Executor(Protocol):
 
     def drop(self, instance: InstanceId) -> None:
         """Free what the instance holds; called after the steps that use it have ended."""
+
+    def time_operators(
+        self, artifact: Artifact, request: "TimingRequest", idle: Callable[[], bool]
+    ) -> tuple[float, ...]:
+        """Median time of each operator in microseconds, run alone; -1 where the limit came first.
+
+        Runs on a thread of its own and measures only while `idle()`. [num_operators]
+
+        Raises:
+            ExecutorError: an operator cannot run alone.
+        """
 
     def unload(self, key: PlanKey) -> None:
         """Free a plan that no instance uses."""

@@ -24,6 +24,21 @@ class Outcome(Enum):
     EXPIRED = "expired"
 
 
+class Code(str, Enum):
+    """Why a task did not complete: fixed words that applications may test for."""
+
+    UNKNOWN_MODEL = "unknown_model"
+    MODEL_REMOVED = "model_removed"
+    MODEL_CHANGED = "model_changed"
+    QUEUE_FULL = "queue_full"
+    TOO_LARGE = "too_large"
+    DRAINING = "draining"
+    EXECUTOR_FAILED = "executor_failed"
+    SHARED_PART = "shared_part"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One inference request, without its tensors: those stay with the shell under the same id.
@@ -52,14 +67,15 @@ class ProgramKey:
 class StepMember:
     """One active member of a step.
 
-    It reads slot (plan, member) and writes the slot of the next block. `staged` says that another member of
-    the same step still reads that next slot: its output is put aside and moved over after the last reader.
+    It reads slot (plan, member) and writes the slot of the next block; the model's first block also fills its
+    own slot from the task's inputs. `staged` says that another member of the same step still reads that next
+    slot: its output is put aside and moved over after the last reader.
     """
 
     position: int  # among the members of the combined block
     member: Member
     instance: InstanceId
-    tasks: tuple[TaskId, ...]  # rows of the batch, in order; rows up to the bucket are padding
+    tasks: tuple[TaskId, ...]  # rows of the batch, in order, ended ones too; up to the bucket is padding
     last: bool  # the model's last block: outputs leave when the step completes
     staged: bool = False
 
@@ -69,8 +85,9 @@ class Step:
     """One run of a combined block, in issue order.
 
     `after` names every earlier step that must have ended first: it made a slot that this one reads, or reads
-    a slot that this one overwrites. An executor needs nothing else to be correct. With `fallback` the program
-    was not ready: the members run one after another, in the order given (downstream first).
+    a slot that this one overwrites; steps reported as ended are left out. An executor that honours it, and
+    runs a lane's steps in order, needs nothing else to be correct. `members` are ordered downstream first.
+    With `fallback` the program was not ready: they run one after another in that order, and `staged` is moot.
     """
 
     id: StepId
@@ -93,12 +110,16 @@ class IssueStep:
 
 @dataclass(frozen=True, slots=True)
 class FinishTask:
-    """Answer the task; a completed one has its outputs in the step that completed last."""
+    """Answer the task. Its outputs left with the last block's step, per model for a shared task.
+
+    A shared task whose models did not all complete has the outcome FAILED and `parts` per model.
+    """
 
     task: TaskId
     outcome: Outcome
-    code: str = ""  # fixed word, for example "queue_full"
+    code: str = ""  # a member of Code's values, empty when completed
     reason: str = ""  # one line: cause; remedy
+    parts: tuple[tuple[str, Outcome], ...] = ()  # of a shared task: how it ended in each model
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +131,12 @@ class PrepareProgram:
 
 @dataclass(frozen=True, slots=True)
 class MoveInstance:
-    """An instance between two blocks goes over to a new plan: its slot's tensors become the other slot's."""
+    """An instance between two blocks goes over to a new plan: its slot's tensors become the other slot's.
+
+    All tensors live across the cut go where the new plan's blocks look for them. The move happens once the
+    steps in `after` have ended, and before any step issued later that touches one of the slots; such a step
+    names the steps in `after` that are still in flight among its own.
+    """
 
     instance: InstanceId
     old: tuple[PlanKey, Member]

@@ -71,7 +71,7 @@ def closure(pairs: set[tuple[int, int]], order: list[int]) -> set[tuple[int, int
 
 
 def check_shape(items: LaunchList, graph: CombinedGraph) -> None:
-    """Waits name earlier items of other streams; items have one member and are convex over edges and waits."""
+    """Waits name earlier items of other streams; an item has one member and is convex (edges and waits)."""
     edges = {(a, op) for item in items for op in item.ops for a in bits(graph.predecessors[op])}
     order = [op for item in items for op in item.ops]
     ordered = closure(always_before(items) | edges, order)

@@ -1,0 +1,183 @@
+"""The command `stageloom-agent`. Data goes to stdout, everything else to stderr."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from edge_agent import __version__
+from edge_agent.config import ModelFile, encode_config, load_config
+from edge_agent.ingest.paths import HOME_VARIABLE, default_home, socket_of
+from shared.errors import ExitCode, SettingError, StageloomError
+
+_CODES = """
+Exit codes: 0 done, 1 the answer is no (a check failed, the agent is not ready), 2 wrong input or setting,
+3 the comparison proves nothing, 4 no agent or planner answers, 5 disk or permission, 6 no executor,
+7 refused by the planner, 130 Ctrl-C.
+"""
+
+app = typer.Typer(
+    name="stageloom-agent",
+    help="The edge agent of Stageloom: serves neural networks on this machine by a plan.\n" + _CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+Home = Annotated[
+    Path | None,
+    typer.Option("--home", envvar=HOME_VARIABLE, help="State directory.", show_default="var/agent"),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+
+
+def parse_shapes(texts: list[str]) -> dict[str, tuple[int, ...]]:
+    """`images=1x3x640x640` and so on.
+
+    Raises:
+        SettingError: one of them is something else.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, _, dims = text.rpartition("=")
+        try:
+            shape = tuple(int(dim) for dim in dims.split("x"))
+        except ValueError:
+            shape = ()
+        if not name or not shape or any(dim < 0 for dim in shape):
+            raise SettingError(
+                f"--shape {text!r} is not NAME=DIMS", remedy="write it like --shape input=1x3x224x224"
+            )
+        shapes[name] = shape
+    return shapes
+
+
+def parse_model(text: str, shapes: dict[str, tuple[int, ...]]) -> ModelFile:
+    """`FILE` or `NAME=FILE`; without a name the file's own is used.
+
+    Raises:
+        SettingError: the name has characters that no model name may have.
+    """
+    name, separator, file = text.partition("=")
+    if not separator or "/" in name:
+        file, name = text, Path(text).stem
+    try:
+        return msgspec.convert({"path": file, "name": name, "shapes": shapes}, ModelFile)
+    except msgspec.ValidationError as error:
+        raise SettingError(
+            f"{name!r} cannot be the name of a model", remedy="give one with --model NAME=FILE"
+        ) from error
+
+
+@app.command()
+def run(
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", metavar="[NAME=]FILE", help="Serve this ONNX file alone; repeat for more."),
+    ] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option("--shape", metavar="NAME=DIMS", help="Pin an input, like images=1x3x640x640."),
+    ] = None,
+    scheduler: Annotated[str | None, typer.Option(help="Scheduler for plans made here.")] = None,
+    executor: Annotated[str | None, typer.Option(help="Executor for plans made here.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads inside one operator.")] = None,
+    replicas: Annotated[int | None, typer.Option(help="Instances of each model that may overlap.")] = None,
+    home: Home = None,
+) -> None:
+    """Run the agent in the foreground, until Ctrl-C.
+
+    After `join` it serves what the planner desires, and starts on its last-known-good plan if the planner is
+    away. With --model it needs no planner: it imports the files and makes a plan itself.
+    """
+    models = None
+    if model:
+        shapes = parse_shapes(shape or [])
+        models = tuple(msgspec.to_builtins(parse_model(text, shapes)) for text in model)
+    elif shape:
+        raise SettingError("--shape is given without --model", remedy="name the ONNX file with --model FILE")
+    config = load_config(
+        home,
+        models=models,
+        scheduler=scheduler,
+        executor=executor,
+        intra_op_threads=threads,
+        replicas=replicas,
+    )
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "edge_agent.run", encode_config(config)])
+
+
+@app.command()
+def join(
+    token: Annotated[str, typer.Argument(help="From `stageloom device token`; good for one device, once.")],
+    name: Annotated[str | None, typer.Option(help="Name of this device.", show_default="host name")] = None,
+    home: Home = None,
+) -> None:
+    """Enrol this machine with a planner: make its key pair and trade the token for a place in the fleet."""
+    from edge_agent.planner_link import join_planner
+
+    device = join_planner(load_config(home), token, name)
+    typer.echo(f"joined as {device}; start serving with `stageloom-agent run`", err=True)
+
+
+@app.command()
+def status(home: Home = None, as_json: Json = False) -> None:
+    """Show health, readiness, plan, link, queues and tasks of the agent that runs here.
+
+    Exit code 0 if it is ready, 1 if it runs but takes no tasks, 4 if no agent answers.
+    """
+    from edge_agent.ask import ask_status
+    from edge_agent.show import status_text
+
+    answer = ask_status(socket_of(home or default_home()))
+    _print(msgspec.to_builtins(answer), status_text(answer), as_json)
+    if not answer.ready:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@app.command()
+def doctor(home: Home = None, as_json: Json = False) -> None:
+    """Check this machine: Python, packages, GPU, permissions, disk, limits, clock.
+
+    Exit code 0 if nothing stands in the way, 1 otherwise.
+    """
+    from edge_agent.doctor import examine
+    from edge_agent.show import doctor_text
+
+    checks = examine(home or default_home())
+    found = [msgspec.to_builtins(check) for check in checks]
+    ok = all(check.result != "fail" for check in checks)
+    _print({"ok": ok, "checks": found}, doctor_text(checks), as_json)
+    if not ok:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def _print(data: dict[str, Any], text: str, as_json: bool) -> None:
+    typer.echo(json.dumps(data, indent=2) if as_json else text)
+
+
+def main() -> None:
+    """Console script: one line for every error, and an exit code that tells the kind."""
+    try:
+        app()
+    except StageloomError as error:
+        typer.echo(f"stageloom-agent: {error}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(ExitCode.INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

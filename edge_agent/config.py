@@ -1,0 +1,95 @@
+"""Settings of the agent: `agent.json` in its home, and over it what the command line says."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from edge_agent.ingest.paths import default_home
+from shared.errors import SettingError
+
+SETTINGS_NAME = "agent.json"
+_MAX_SETTINGS_BYTES = 1 << 20
+
+Seconds = Annotated[float, Meta(gt=0.0, le=86_400.0)]
+Limit = Annotated[int, Meta(ge=1, le=1 << 20)]
+
+
+class ModelFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An ONNX file to serve without a planner; `name` is what applications call it."""
+
+    path: str
+    name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
+    shapes: dict[str, tuple[int, ...]] = {}  # of inputs whose dimensions the file leaves open
+
+
+class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One agent. Times in seconds, sizes in bytes."""
+
+    home: str = ""  # state directory; empty: $STAGELOOM_AGENT_HOME, else var/agent
+    models: tuple[ModelFile, ...] = ()  # served alone; empty: what the planner desires, or last-known-good
+    scheduler: str = "greedy"  # for plans made here
+    executor: str = "onnx"  # for plans made here
+    intra_op_threads: Annotated[int, Meta(ge=1, le=256)] = 1  # for plans made here
+    replicas: Annotated[int, Meta(ge=1, le=64)] = 2  # for plans made here: two callers hide each other's gaps
+    probation_s: Seconds = 5.0  # how long a new plan is watched before it is committed
+    stats_interval_s: Seconds = 1.0  # how often telemetry is taken
+    silent_engine_s: Seconds = 30.0  # an engine process that reports nothing for so long is killed
+    drain_s: Seconds = 5.0  # how long tasks may finish when the agent is told to stop
+    max_tasks: Limit = 1024  # open tasks per application
+    max_arena_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 44)] = 1 << 30  # shared memory per application
+    spool_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 64 << 20  # telemetry kept for the planner
+    log_level: Annotated[str, Meta(pattern=r"^(DEBUG|INFO|WARNING|ERROR)\Z")] = "INFO"
+
+    @property
+    def home_path(self) -> Path:
+        """The state directory."""
+        return Path(self.home) if self.home else default_home()
+
+
+def load_config(home: Path | None = None, **given: Any) -> AgentConfig:
+    """The settings file's values, with `given` ones (not None) put over them.
+
+    Raises:
+        SettingError: the file cannot be read, or a value is unknown, of the wrong type or out of range.
+    """
+    directory = home or default_home()
+    path = directory / SETTINGS_NAME
+    values: Any = {}
+    try:
+        with path.open("rb") as file:
+            values = msgspec.json.decode(file.read(_MAX_SETTINGS_BYTES))
+    except FileNotFoundError:
+        pass
+    except (OSError, msgspec.DecodeError) as error:
+        raise SettingError(f"{path} cannot be read: {error}", remedy="mend or remove it") from error
+    if not isinstance(values, dict):
+        raise SettingError(f"{path} is not a JSON object", remedy="mend or remove it")
+    values |= {name: value for name, value in given.items() if value is not None}
+    values["home"] = str(directory)
+    return _converted(values, str(path))
+
+
+def encode_config(config: AgentConfig) -> str:
+    """For the command line of the process that runs."""
+    return msgspec.json.encode(config).decode()
+
+
+def decode_config(text: str) -> AgentConfig:
+    """What `encode_config` made.
+
+    Raises:
+        SettingError: it is something else.
+    """
+    try:
+        return msgspec.json.decode(text, type=AgentConfig)
+    except msgspec.MsgspecError as error:
+        raise SettingError(f"the agent's settings cannot be read: {error}") from error
+
+
+def _converted(values: dict[str, Any], where: str) -> AgentConfig:
+    try:
+        return msgspec.convert(values, AgentConfig)
+    except msgspec.ValidationError as error:
+        raise SettingError(f"a setting of {where} or of the command line is wrong: {error}") from error

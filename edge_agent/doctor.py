@@ -1,0 +1,199 @@
+"""Is this machine fit for an agent? Each check looks at one thing and says what to do about it.
+
+Nothing heavy is imported: versions come from the installed metadata, so that a broken package is named and
+not run.
+"""
+
+import os
+import resource
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+from msgspec import Struct
+
+from edge_agent.device import cpu_name, gpu_names, installed
+
+_NEEDED = ("msgpack", "msgspec", "numpy", "pyzmq")
+_IMPORT_NAMES = {"pyzmq": "zmq"}
+_LEAST_FREE_BYTES = 512 << 20
+_LEAST_FILES = 1024
+_BUILT_S = 1_735_689_600  # 2025-01-01: a clock before this was never set
+
+
+class Check(Struct, frozen=True, kw_only=True):
+    """One finding; `result` is ok, warn or fail."""
+
+    name: str
+    result: str
+    detail: str
+    remedy: str = ""
+
+
+def examine(home: Path) -> list[Check]:
+    """All checks."""
+    checks: list[Callable[[], Check]] = [
+        _python,
+        _packages,
+        lambda: runtime_check(installed(("onnxruntime", "onnxruntime-gpu"))),
+        lambda: gpu_check(gpu_names(), installed(("onnxruntime", "onnxruntime-gpu", "torch"))),
+        lambda: home_check(home),
+        lambda: disk_check(home),
+        lambda: key_check(home),
+        _files,
+        _shared_memory,
+        lambda: clock_check(time.time()),
+    ]
+    return [check() for check in checks]
+
+
+def _python() -> Check:
+    number = ".".join(map(str, sys.version_info[:3]))
+    return Check(name="python", result="ok", detail=f"{number}, {cpu_name()}, {os.cpu_count()} processors")
+
+
+def _packages() -> Check:
+    missing = [name for name in _NEEDED if find_spec(_IMPORT_NAMES.get(name, name)) is None]
+    if missing:
+        return Check(
+            name="packages",
+            result="fail",
+            detail=f"missing: {', '.join(missing)}",
+            remedy="pip install 'stageloom[edge]'",
+        )
+    found = installed(_NEEDED)
+    return Check(name="packages", result="ok", detail=", ".join(f"{n} {v}" for n, v in found.items()))
+
+
+def runtime_check(versions: dict[str, str]) -> Check:
+    """onnxruntime and onnxruntime-gpu share an import name and overwrite each other's files."""
+    if len(versions) == 2:
+        return Check(
+            name="onnxruntime",
+            result="fail",
+            detail="onnxruntime and onnxruntime-gpu are both installed and break each other",
+            remedy="pip uninstall both, then install one of them",
+        )
+    if versions:
+        ((name, number),) = versions.items()
+        return Check(name="onnxruntime", result="ok", detail=f"{name} {number}")
+    if find_spec("onnxruntime") is not None:
+        return Check(name="onnxruntime", result="ok", detail="present, installed by other means")
+    return Check(
+        name="onnxruntime",
+        result="warn",
+        detail="not installed: plans for the onnx executor cannot run",
+        remedy="pip install 'stageloom[onnx]', or the wheel that your GPU's vendor offers",
+    )
+
+
+def gpu_check(names: list[str], versions: dict[str, str]) -> Check:
+    """Is there a GPU, and something that can use it?"""
+    if not names:
+        return Check(name="gpu", result="ok", detail="none: models run on the processor")
+    usable = [name for name in ("onnxruntime-gpu", "torch") if name in versions]
+    if usable:
+        return Check(name="gpu", result="ok", detail=f"{', '.join(names)}, used through {', '.join(usable)}")
+    return Check(
+        name="gpu",
+        result="warn",
+        detail=f"{', '.join(names)}, but nothing installed here uses it",
+        remedy="pip install 'stageloom[torch]' or 'stageloom[onnx-gpu]'",
+    )
+
+
+def home_check(home: Path) -> Check:
+    """The state directory can be written by us and read by nobody else."""
+    directory = home
+    while not directory.exists() and directory != directory.parent:
+        directory = directory.parent
+    if not os.access(directory, os.W_OK | os.X_OK):
+        return Check(
+            name="home",
+            result="fail",
+            detail=f"{directory} cannot be written",
+            remedy="mend its permissions or set STAGELOOM_AGENT_HOME",
+        )
+    if home.exists() and stat.S_IMODE(home.stat().st_mode) & 0o022:
+        return Check(
+            name="home",
+            result="fail",
+            detail=f"{home} can be written by others",
+            remedy=f"chmod go-w {home}",
+        )
+    return Check(name="home", result="ok", detail=str(home.absolute()))
+
+
+def disk_check(home: Path) -> Check:
+    """There is room for artifacts and telemetry."""
+    directory = home
+    while not directory.exists() and directory != directory.parent:
+        directory = directory.parent
+    free = shutil.disk_usage(directory).free
+    detail = f"{free >> 20} MiB free in {directory.absolute()}"
+    if free < _LEAST_FREE_BYTES:
+        return Check(
+            name="disk",
+            result="warn",
+            detail=detail,
+            remedy=f"free {_LEAST_FREE_BYTES >> 20} MiB, or artifacts may not fit",
+        )
+    return Check(name="disk", result="ok", detail=detail)
+
+
+def key_check(home: Path) -> Check:
+    """Secret files are for the owner only."""
+    readable = [
+        path.name
+        for path in (sorted(home.iterdir()) if home.is_dir() else [])
+        if path.is_file() and "key" in path.name and stat.S_IMODE(path.stat().st_mode) & 0o077
+    ]
+    if readable:
+        return Check(
+            name="keys",
+            result="fail",
+            detail=f"others can read {', '.join(readable)}",
+            remedy="chmod 600 them, and join again with a new token if that was so for long",
+        )
+    return Check(name="keys", result="ok", detail="for the owner only")
+
+
+def _files() -> Check:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < _LEAST_FILES:
+        return Check(
+            name="open files",
+            result="warn",
+            detail=f"at most {soft}",
+            remedy=f"raise the limit to {_LEAST_FILES} (`ulimit -n {_LEAST_FILES}`)",
+        )
+    return Check(name="open files", result="ok", detail=f"at most {soft}")
+
+
+def _shared_memory() -> Check:
+    try:
+        os.close(os.memfd_create("stageloom-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    except (OSError, AttributeError) as error:
+        return Check(
+            name="shared memory",
+            result="fail",
+            detail=f"memory files cannot be made: {error}",
+            remedy="use Linux 3.17 or later; a sandbox may forbid memfd_create",
+        )
+    return Check(name="shared memory", result="ok", detail="memory files can be sealed")
+
+
+def clock_check(now_s: float) -> Check:
+    """Telemetry carries wall-clock times."""
+    if now_s < _BUILT_S:
+        return Check(
+            name="clock",
+            result="warn",
+            detail=f"it says {time.strftime('%Y-%m-%d', time.gmtime(now_s))}",
+            remedy="set the clock, for example by NTP: telemetry would carry that date",
+        )
+    return Check(name="clock", result="ok", detail=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now_s)))

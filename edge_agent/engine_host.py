@@ -1,0 +1,170 @@
+"""The engine process on the main loop: started, listened to, watched. What it runs is decided elsewhere."""
+
+import logging
+from collections.abc import Callable, Mapping
+
+from edge_agent.ingest.connection import Arena
+from edge_agent.ingest.endpoint import Accepted
+from edge_agent.loop import READ, WRITE, Loop, Timer
+from edge_agent.worker.channel import ChannelClosed
+from edge_agent.worker.config import WorkerConfig
+from edge_agent.worker.handle import WorkerHandle
+from edge_agent.worker.messages import Exited, Profile, Report
+from shared.engine.steps import PlanKey
+from shared.errors import StageloomError, TaskRefused, UnavailableError
+from shared.ids import Digest, TaskId
+
+_log = logging.getLogger(__name__)
+
+
+class EngineHost:
+    """At most one engine process at a time. `on_report` gets everything it says, `Exited` last."""
+
+    def __init__(
+        self, loop: Loop, config: WorkerConfig, silent_s: float, on_report: Callable[[Report], None]
+    ) -> None:
+        self._loop = loop
+        self._config = config
+        self._silent_s = silent_s
+        self._on_report = on_report
+        self._handle: WorkerHandle | None = None
+        self._timer: Timer | None = None
+        self._heard_s = loop.now()
+
+    @property
+    def pid(self) -> int | None:
+        """The process, if there is one."""
+        return self._handle.pid if self._handle else None
+
+    def start_in(self, delay_s: float) -> None:
+        """Start a process after a while; replaces an earlier wish."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._loop.now() + delay_s, self._start)
+
+    def _start(self) -> None:
+        if self._handle is not None:
+            return
+        try:
+            self._handle = WorkerHandle.start(self._config)
+        except UnavailableError as error:
+            _log.error("%s; trying again in a second", error)
+            self.start_in(1.0)
+            return
+        self._heard_s = self._loop.now()
+        self._watch()
+
+    def _watch(self) -> None:
+        if self._handle is not None and (file := self._handle.fileno()) >= 0:
+            self._loop.watch(file, READ | (WRITE if self._handle.wants_write else 0), self._ready)
+
+    def _ready(self, events: int) -> None:
+        handle = self._handle
+        if handle is None:
+            return
+        file = handle.fileno()
+        reports = handle.poll()
+        if handle.fileno() < 0:
+            self._loop.watch(file, 0, self._ready)
+            self._handle = None
+        self._heard_s = self._loop.now()
+        for report in reports:
+            self._on_report(report)
+        self._watch()
+
+    def check_alive(self, *, busy: bool) -> None:
+        """Kill a process that has been silent for too long, unless it is loading (`busy`)."""
+        if self._handle is None or busy:
+            self._heard_s = self._loop.now()
+        elif self._loop.now() - self._heard_s > self._silent_s:
+            _log.error("the engine process has been silent for %g s and is killed", self._silent_s)
+            self.end()
+
+    def end(self) -> None:
+        """End the process by force; `Exited` is reported as after a crash."""
+        if self._handle is None:
+            return
+        handle, self._handle = self._handle, None
+        self._loop.watch(handle.fileno(), 0, self._ready)
+        self._on_report(Exited(handle.stop(timeout_s=0.2)))
+
+    def shut_down(self) -> None:
+        """End the process for good, without a report."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._handle is not None:
+            handle, self._handle = self._handle, None
+            self._loop.watch(handle.fileno(), 0, self._ready)
+            handle.stop(timeout_s=2.0)
+
+    def submit(self, task: Accepted) -> None:
+        """Hand a task over.
+
+        Raises:
+            TaskRefused: the process does not take more now (`engine_busy`).
+        """
+        shared = len(task.models) > 1
+        outputs = [
+            (f"{task.models[p.model]}/{p.tensor}" if shared else p.tensor, p.arena, p.offset_bytes)
+            for p in task.outputs
+        ]
+        inputs = [(p.tensor, p.arena, p.offset_bytes) for p in task.inputs]
+        handle = self._handle
+        if handle is None:
+            return  # it has just ended: the task is answered with the others
+        try:
+            handle.submit(task.id, task.models, inputs, outputs, task.priority, task.deadline_s)
+        except ChannelClosed:
+            return  # as above: `Exited` is on its way
+        except UnavailableError as error:
+            raise TaskRefused("engine_busy", error.cause, remedy="submit more slowly") from error
+        except ValueError as error:
+            raise TaskRefused("too_many_tensors", str(error)) from error
+        self._sent(handle)
+
+    def cancel(self, task: TaskId) -> None:
+        """End a task early."""
+        self._send(lambda handle: handle.cancel(task))
+
+    def add_arena(self, arena: Arena) -> None:
+        """Let the process map an application's arena."""
+        self._send(lambda handle: handle.add_arena(arena.id, arena.descriptor, arena.nbytes))
+
+    def drop_arena(self, arena: Arena) -> None:
+        """Let it forget the arena."""
+        self._send(lambda handle: handle.drop_arena(arena.id))
+
+    def load_plan(self, key: PlanKey, wire: bytes, artifacts: Mapping[Digest, str]) -> None:
+        """Load a plan beside the one that runs."""
+        self._send(lambda handle: handle.load_plan(key, wire, artifacts))
+
+    def activate(self, key: PlanKey) -> None:
+        """Send new launches to a loaded plan."""
+        self._send(lambda handle: handle.activate(key))
+
+    def unload(self, key: PlanKey) -> None:
+        """Free a loaded plan that does not run."""
+        self._send(lambda handle: handle.unload(key))
+
+    def profile(self, request: Profile) -> None:
+        """Time the operators of an artifact."""
+        self._send(lambda handle: handle.profile(request))
+
+    def drain(self) -> None:
+        """Take no more tasks, report `Drained`."""
+        self._send(lambda handle: handle.drain())
+
+    def _send(self, command: Callable[[WorkerHandle], None]) -> None:
+        if self._handle is None:
+            return
+        try:
+            command(self._handle)
+        except StageloomError as error:
+            # Gone: `Exited` is on its way. Not reading: `check_alive` ends it.
+            _log.warning("a command did not reach the engine process: %s", error)
+            return
+        self._sent(self._handle)
+
+    def _sent(self, handle: WorkerHandle) -> None:
+        if handle.wants_write:
+            self._watch()

@@ -1,0 +1,160 @@
+"""The executor that computes nothing and honours order: for the engine's own tests and its budget.
+
+It checks what a real backend would rely on, and answers zeros of the right shapes.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_agent.executor.base import BlockTap, GroupTime, Rows, StepResult, TimingRequest
+from edge_agent.executor.order import StepOrder
+from shared.artifact import Artifact
+from shared.bound import BoundPlan
+from shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember
+from shared.errors import ExecutorError
+from shared.ids import Digest, StepId
+from shared.launch_list import LaunchList, lower
+
+HISTORY = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class NullRecord:
+    """What one step did: the operators in the order they would have run, as (position, operators)."""
+
+    step: StepId
+    items: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+class NullExecutor:
+    """Keeps the last HISTORY steps in `history`."""
+
+    name = "null"
+
+    def __init__(self) -> None:
+        self.tracing = False
+        self.tap: BlockTap | None = None
+        self.history: deque[NullRecord] = deque(maxlen=HISTORY)
+        self._order = StepOrder()
+        self._plans: dict[PlanKey, BoundPlan] = {}
+        self._programs: dict[tuple[PlanKey, int, int], LaunchList] = {}
+        self._zeros: dict[tuple[PlanKey, int, int], dict[str, np.ndarray]] = {}  # by model and block border
+        self._issued: dict[StepId, tuple[Step, frozenset[InstanceId]]] = {}
+        self._last_issued: dict[int, StepId] = {}  # by lane
+        self._next_block: dict[InstanceId, int] = {}
+
+    def stated_bytes(self, bound: BoundPlan) -> int:
+        """Nothing."""
+        return 0
+
+    def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
+        """Lower every full mask, so that a broken schedule fails here."""
+        self._plans[key] = bound
+        for index, combined in enumerate(bound.combined):
+            self._program(key, index, combined.full_mask)
+        for index, model in enumerate(bound.models):
+            for block in model.blocks:
+                tensors = [model.graph.tensors[t] for t in block.live_out]
+                self._zeros[key, index, block.index] = {
+                    t.name: np.zeros(t.shape, t.dtype) for t in tensors if t.dtype != "bfloat16"
+                }
+
+    def prepare(self, program: ProgramKey) -> None:
+        """Lower the schedule under the program's mask."""
+        self._program(program.plan, program.combined, program.mask)
+
+    def _program(self, key: PlanKey, combined: int, mask: int) -> LaunchList:
+        known = self._programs.get((key, combined, mask))
+        if known is None:
+            plan = self._plans[key]
+            block = plan.combined[combined]
+            known = lower(block.plan.schedule, block.graph, mask, barrier=plan.plan.barrier)
+            self._programs[key, combined, mask] = known
+        return known
+
+    def issue(self, step: Step, feeds: Mapping[InstanceId, Rows]) -> None:
+        """Check that ids rise within the lane and that `after` names earlier steps."""
+        if step.id <= self._last_issued.get(step.lane, StepId(-1)):
+            raise ExecutorError(f"step {step.id} was issued out of order on lane {step.lane}")
+        if any(before >= step.id for before in step.after):
+            raise ExecutorError(f"step {step.id} waits for a step that comes later")
+        self._last_issued[step.lane] = step.id
+        for member in step.members:
+            if member.member.block == 0 and len(feeds.get(member.instance, ())) != len(member.tasks):
+                raise ExecutorError(f"step {step.id} begins instance {member.instance} without its inputs")
+        self._order.issue(step)
+        self._issued[step.id] = (step, frozenset(feeds))
+
+    def wait(self, step: StepId) -> StepResult:
+        """Check that every active member is where it should be, then that the items obey their waits."""
+        issued, _ = self._issued.pop(step)
+        self._order.begin(issued)
+        started_s = time.monotonic()
+        try:
+            for member in issued.members:
+                self._advance(member)
+            groups = self._run(issued)
+            outputs = {m.instance: self._outputs(issued, m) for m in issued.members if m.last}
+        finally:
+            self._order.end(issued)
+        return StepResult(started_s, time.monotonic(), outputs, groups)
+
+    def _advance(self, member: StepMember) -> None:
+        reached = self._next_block.get(member.instance, 0)
+        if reached != member.member.block:
+            raise ExecutorError(
+                f"instance {member.instance} is before block {reached}, not {member.member.block}"
+            )
+        if member.last:
+            self._next_block.pop(member.instance, None)
+        else:
+            self._next_block[member.instance] = reached + 1
+
+    def _run(self, step: Step) -> tuple[GroupTime, ...]:
+        parts = [1 << m.position for m in step.members] if step.fallback else [step.program.mask]
+        ran: list[tuple[int, tuple[int, ...]]] = []
+        groups: list[GroupTime] = []
+        for mask in parts:
+            for index, item in enumerate(self._program(step.program.plan, step.program.combined, mask)):
+                if any(before >= index for before in item.waits):
+                    raise ExecutorError(f"item {index} of step {step.id} waits for a later item")
+                ran.append((item.member, item.ops))
+                if self.tracing:
+                    now_s = time.monotonic()
+                    groups.append(GroupTime(index, item.stream, now_s, now_s))
+        self.history.append(NullRecord(step.id, tuple(ran)))
+        return tuple(groups)
+
+    def _outputs(self, step: Step, member: StepMember) -> list[dict[str, np.ndarray]]:
+        border = self._zeros[step.program.plan, member.member.model, member.member.block]
+        return [border for _ in member.tasks]
+
+    def move(self, action: MoveInstance) -> None:
+        """The instance stands before the new plan's block."""
+        if action.instance in self._next_block:
+            self._next_block[action.instance] = action.new[1].block
+
+    def drop(self, instance: InstanceId) -> None:
+        """Forget where the instance was."""
+        self._next_block.pop(instance, None)
+
+    def time_operators(
+        self, artifact: Artifact, request: TimingRequest, idle: Callable[[], bool]
+    ) -> tuple[float, ...]:
+        """Nothing runs, so nothing takes time."""
+        return (0.0,) * len(artifact.graph.operators)
+
+    def unload(self, key: PlanKey) -> None:
+        """Forget the plan."""
+        self._plans.pop(key, None)
+        self._programs = {k: v for k, v in self._programs.items() if k[0] != key}
+        self._zeros = {k: v for k, v in self._zeros.items() if k[0] != key}
+
+    def close(self) -> None:
+        """Forget everything."""
+        for key in list(self._plans):
+            self.unload(key)

@@ -1,0 +1,291 @@
+"""The onnxruntime executor on the CPU.
+
+A step runs inside `wait`, on the lane's own thread; the groups beside its first one run on a pool. Tensors
+belong to the instance and pass from block to block by reference, so a slot of the design is a dictionary
+here, and nothing is copied or overwritten: staging and moves between plans cost nothing.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from edge_agent.executor.base import BlockTap, GroupTime, Rows, StepResult, TimingRequest
+from edge_agent.executor.onnx_program import CombinedPrograms, Program
+from edge_agent.executor.onnx_sessions import (
+    LazySource,
+    SessionCache,
+    SessionKey,
+    Values,
+    needed_bytes,
+    one_line,
+)
+from edge_agent.executor.onnx_timing import time_operators
+from edge_agent.executor.order import StepOrder
+from edge_agent.executor.streams import MAX_THREADS, StreamPool
+from shared.artifact import Artifact
+from shared.bitmask import bits
+from shared.bound import BoundPlan
+from shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember
+from shared.errors import ExecutorError
+from shared.ids import Digest, StepId
+from shared.plan import Member
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A plan with what its programs are made from."""
+
+    bound: BoundPlan
+    combined: tuple[CombinedPrograms, ...]
+    sources: Mapping[Digest, Artifact]
+
+
+class OnnxExecutor:
+    """Runs plans on onnxruntime's CPU kernels."""
+
+    name = "onnx"
+
+    def __init__(self) -> None:
+        self.tracing = False
+        self.tap: BlockTap | None = None
+        self._order = StepOrder()
+        self._pool = StreamPool()
+        self._cache = SessionCache()
+        self._plans: dict[PlanKey, _Loaded] = {}
+        self._programs: dict[ProgramKey, Program] = {}
+        self._issued: dict[StepId, tuple[Step, Mapping[InstanceId, Rows]]] = {}
+        self._values: dict[InstanceId, Values] = {}
+
+    def stated_bytes(self, bound: BoundPlan) -> int:
+        """Weights, activations and overhead of the sessions that are not there yet, at every bucket."""
+        graphs = {model.plan.artifact: model.graph for model in bound.models}
+        wanted = {
+            key
+            for combined in bound.combined
+            for bucket_of in _every_bucket(bound, combined.members)
+            for key in CombinedPrograms(bound, combined).keys(bucket_of)
+        }
+        return sum(needed_bytes(key, graphs[key.artifact]) for key in wanted if self._cache.get(key) is None)
+
+    def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
+        """Make the sessions of every atom at batch 1: with them any mask can run as a fallback.
+
+        Raises:
+            ExecutorError: an option is unknown, an artifact is missing, or a session cannot be made.
+        """
+        if bound.plan.executor.precision != "fp32":
+            raise ExecutorError(
+                f"the onnx executor does not know the precision {bound.plan.executor.precision!r}",
+                remedy="use fp32, which keeps the model's own types",
+            )
+        if missing := {m.plan.artifact for m in bound.models} - artifacts.keys():
+            raise ExecutorError(f"artifact {min(missing)[:12]} is not here", remedy="fetch it first")
+        combined = tuple(CombinedPrograms(bound, block) for block in bound.combined)
+        sources = {digest: LazySource(artifact) for digest, artifact in artifacts.items()}
+        try:
+            for block, programs in zip(bound.combined, combined, strict=True):
+                for session in programs.keys(dict.fromkeys(range(len(block.members)), 1)):
+                    self._cache.ensure(session, key, sources[session.artifact])
+        except ExecutorError:
+            self._cache.release(key)
+            raise
+        self._plans[key] = _Loaded(bound, combined, dict(artifacts))
+
+    def prepare(self, program: ProgramKey) -> None:
+        """Make the sessions for the program's buckets and have a thread for each of its streams.
+
+        Raises:
+            ExecutorError: a session cannot be made.
+        """
+        if program in self._programs:
+            return
+        loaded = self._plans[program.plan]
+        built = self._build(program, loaded)
+        sources = {digest: LazySource(artifact) for digest, artifact in loaded.sources.items()}
+        for key in {key for keys in built.sessions for key in keys}:
+            self._cache.ensure(key, program.plan, sources[key.artifact])
+        self._pool.grow(loaded.bound.plan.lanes * min(len(built.threading.items) - 1, MAX_THREADS))
+        self._programs[program] = built
+
+    def _build(self, program: ProgramKey, loaded: _Loaded) -> Program:
+        bucket_of = dict(zip(bits(program.mask), program.buckets, strict=True))
+        return loaded.combined[program.combined].program(program.mask, bucket_of)
+
+    def issue(self, step: Step, feeds: Mapping[InstanceId, Rows]) -> None:
+        """Take the step in; it runs in `wait`."""
+        self._order.issue(step)
+        self._issued[step.id] = (step, feeds)
+
+    def wait(self, step: StepId) -> StepResult:
+        """Run the step on this thread.
+
+        Raises:
+            ExecutorError: a session failed, or an instance lacks a tensor because an earlier step failed.
+        """
+        issued, feeds = self._issued.pop(step)
+        self._order.begin(issued)
+        started_s = time.monotonic()
+        try:
+            values = {m.position: self._gather(issued, m, feeds) for m in issued.members}
+            groups: list[GroupTime] = []
+            for part, position in self._parts(issued):
+                self._run(issued, part, position, values, groups)
+            outputs = {
+                m.instance: self._leave(issued, m, values[m.position]) for m in issued.members if m.last
+            }
+        finally:
+            self._order.end(issued)
+        return StepResult(started_s, time.monotonic(), outputs, tuple(groups))
+
+    def _parts(self, step: Step) -> Iterable[tuple[ProgramKey, int | None]]:
+        """The programs a step runs, and of which member alone: all at once, or one after another."""
+        if not step.fallback:
+            return [(step.program, None)]
+        plan, combined = step.program.plan, step.program.combined
+        return [
+            (ProgramKey(plan, combined, 1 << m.position, (_bucket(step, m),)), m.position)
+            for m in step.members
+        ]
+
+    def _gather(self, step: Step, member: StepMember, feeds: Mapping[InstanceId, Rows]) -> Values:
+        """The tensors in the member's slot."""
+        if member.member.block:
+            try:
+                return self._values[member.instance]
+            except KeyError:
+                raise ExecutorError(f"instance {member.instance} lost its tensors in a failed step") from None
+        graph = self._plans[step.program.plan].bound.models[member.member.model].graph
+        rows = feeds[member.instance]
+        bucket = _bucket(step, member)
+        return {t: _stack([row[graph.tensors[t].name] for row in rows], bucket) for t in graph.inputs}
+
+    def _run(
+        self,
+        step: Step,
+        key: ProgramKey,
+        alone: int | None,
+        values: Mapping[int, Values],
+        groups: list[GroupTime],
+    ) -> None:
+        program = self._programs.get(key)
+        if program is None:  # not prepared: only a fallback gets here, and runs on this thread
+            program = self._build(key, self._plans[key.plan])
+        tracing = self.tracing
+
+        def item(index: int) -> None:
+            position = program.items[index].member
+            started_s = time.monotonic() if tracing else 0.0
+            for session in program.sessions[index]:
+                self._run_session(session, values[position])
+            for tensor in program.dead[index]:
+                values[position].pop(tensor, None)
+            if tracing:
+                stream = program.items[index].stream if alone is None else 0
+                groups.append(GroupTime(index, stream, started_s, time.monotonic()))
+
+        try:
+            if alone is not None or len(program.threading.items) == 1:
+                for index in range(len(program.items)):
+                    item(index)
+            else:
+                self._pool.run(program.threading, item)
+        except ExecutorError:
+            raise
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            raise ExecutorError(f"step {step.id} failed: {one_line(error)}") from error
+        for member in step.members:
+            if alone is None or member.position == alone:
+                self._settle(step, member, values[member.position])
+
+    def _run_session(self, key: SessionKey, values: Values) -> None:
+        session = self._cache.get(key)
+        if session is not None:
+            session.run(values)
+            return
+        single = self._cache.get(SessionKey(key.artifact, key.ops, 1, key.intra_op_threads))
+        if single is None:
+            raise ExecutorError(f"no session for {len(key.ops)} operators of {key.artifact[:12]} is loaded")
+        single.run_rows(values)
+
+    def _settle(self, step: Step, member: StepMember, values: Values) -> None:
+        """Keep what crosses the border behind the block, by reference, and forget the rest."""
+        model = self._plans[step.program.plan].bound.models[member.member.model]
+        live = model.blocks[member.member.block].live_out
+        crossing = {tensor: values[tensor] for tensor in live}
+        if self.tap is not None:
+            names = [model.graph.tensors[tensor].name for tensor in live]
+            rows = [_rows(array, len(member.tasks), model.plan.batch) for array in crossing.values()]
+            self.tap(member.instance, member.member, dict(zip(names, rows, strict=True)))
+        values.clear()
+        values.update(crossing)
+        if not member.last:
+            self._values[member.instance] = values
+
+    def _leave(self, step: Step, member: StepMember, values: Values) -> Rows:
+        """The outputs of an instance that ends, per task; it holds nothing from here on."""
+        self._values.pop(member.instance, None)
+        graph = self._plans[step.program.plan].bound.models[member.member.model].graph
+        if len(member.tasks) == 1 and _bucket(step, member) == 1:
+            return [{graph.tensors[t].name: values[t] for t in graph.outputs}]
+        return [
+            {graph.tensors[t].name: values[t][row : row + 1] for t in graph.outputs}
+            for row in range(len(member.tasks))
+        ]
+
+    def move(self, action: MoveInstance) -> None:
+        """Nothing to do: tensors are kept by instance, and the cut is the same in both plans."""
+
+    def drop(self, instance: InstanceId) -> None:
+        """Let go of the instance's tensors."""
+        self._values.pop(instance, None)
+
+    def time_operators(
+        self, artifact: Artifact, request: TimingRequest, idle: Callable[[], bool]
+    ) -> tuple[float, ...]:
+        """Run the model operator by operator; see `onnx_timing`."""
+        return time_operators(artifact, request, idle)
+
+    def unload(self, key: PlanKey) -> None:
+        """Let go of the plan's programs and of the sessions that no other plan holds."""
+        self._plans.pop(key, None)
+        for program in [program for program in self._programs if program.plan == key]:
+            del self._programs[program]
+        self._cache.release(key)
+
+    def close(self) -> None:
+        """Let go of everything and end the pool."""
+        for key in list(self._plans):
+            self.unload(key)
+        self._values.clear()
+        self._pool.close()
+
+
+def _bucket(step: Step, member: StepMember) -> int:
+    """The batch that the member's program was built for."""
+    rank = (step.program.mask & ((1 << member.position) - 1)).bit_count()
+    return step.program.buckets[rank]
+
+
+def _stack(rows: Sequence[np.ndarray], bucket: int) -> np.ndarray:
+    """The tasks' rows as one batch; what is missing to the bucket repeats the first row. [bucket, ...]
+
+    A single row passes by reference. Padding repeats real data, since zeros can be slow (denormals) or
+    outside what a model accepts.
+    """
+    if bucket == 1:
+        return rows[0]
+    return np.concatenate([*rows, *[rows[0]] * (bucket - len(rows))])
+
+
+def _rows(array: np.ndarray, tasks: int, batch: int) -> np.ndarray:
+    """The rows that belong to tasks; a model without batches may have tensors without a leading axis."""
+    return array if batch == 1 else array[:tasks]
+
+
+def _every_bucket(bound: BoundPlan, members: Sequence[Member]) -> Iterator[dict[int, int]]:
+    """Per bucket size the members that have it; together they name every session a plan may want."""
+    buckets = {position: bound.models[m.model].buckets for position, m in enumerate(members)}
+    for size in sorted({size for sizes in buckets.values() for size in sizes}):
+        yield {position: size for position, sizes in buckets.items() if size in sizes}

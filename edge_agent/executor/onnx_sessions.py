@@ -1,0 +1,193 @@
+"""onnxruntime sessions on the CPU, each made once and shared by replicas, masks and plans.
+
+A session computes a set of operators of one artifact at one batch. Sessions draw from one arena of the
+process and keep no threads of their own unless asked to: a lane's thread computes.
+"""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from shared.artifact import Artifact
+from shared.engine.steps import PlanKey
+from shared.errors import ExecutorError, ModelError
+from shared.graph import Graph
+from shared.ids import Digest, OpId, TensorId
+from shared.importer.subgraph import ModelSource
+
+Values = dict[TensorId, np.ndarray]
+"""Tensors of one instance, each with its batch along axis 0. [bucket, ...]"""
+
+_SESSION_BYTES = 1 << 20
+"""What a session takes beside weights and activations, rounded up from 0.3 to 0.8 MiB seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKey:
+    """What makes two sub-graphs the same session."""
+
+    artifact: Digest
+    ops: tuple[int, ...]  # of the model, ascending
+    batch: int
+    intra_op_threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A session with the tensors it reads and makes."""
+
+    session: Any
+    inputs: tuple[tuple[TensorId, str], ...]
+    outputs: tuple[TensorId, ...]
+    names: tuple[str, ...]  # of the outputs
+
+    def run(self, values: Values) -> None:
+        """Read inputs from `values` and put outputs there; arrays pass by reference both ways."""
+        feeds = {name: values[tensor] for tensor, name in self.inputs}
+        values.update(zip(self.outputs, self.session.run(self.names, feeds), strict=True))
+
+    def run_rows(self, values: Values) -> None:
+        """The same with a session of batch 1, row by row: for a batch whose own session is not there yet."""
+        rows = len(values[self.inputs[0][0]])
+        made = [
+            self.session.run(
+                self.names, {name: values[tensor][row : row + 1] for tensor, name in self.inputs}
+            )
+            for row in range(rows)
+        ]
+        for position, tensor in enumerate(self.outputs):
+            values[tensor] = np.concatenate([row[position] for row in made])
+
+
+def needed_bytes(key: SessionKey, graph: Graph) -> int:
+    """What a new session will take: weights in the layout its kernels want, and its activations."""
+    weights = sum(graph.operators[op].weight_bytes for op in key.ops)
+    made = [graph.tensors[t].nbytes for op in key.ops for t in graph.operators[op].outputs]
+    read = [graph.tensors[t].nbytes for op in key.ops for t in graph.operators[op].inputs]
+    # A step holds what crosses its operators' borders; inside, memory is reused: two of the largest suffice.
+    activations = key.batch * 2 * max(made + read, default=0)
+    return weights + activations + _SESSION_BYTES
+
+
+class SessionCache:
+    """Sessions by key, with the plans that hold them. Methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[SessionKey, Session] = {}
+        self._holders: dict[SessionKey, set[PlanKey]] = {}
+        self._making = threading.Lock()  # one at a time: two would want twice the memory at once
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, key: SessionKey) -> Session | None:
+        """The session if it is there."""
+        return self._sessions.get(key)
+
+    def ensure(self, key: SessionKey, holder: PlanKey, source: "LazySource") -> Session:
+        """The session, made now if need be, held for a plan until `release`.
+
+        Raises:
+            ExecutorError: onnxruntime cannot build it.
+        """
+        with self._making:
+            session = self._sessions.get(key)
+            if session is None:
+                session = self._sessions[key] = open_session(key, source)
+            self._holders.setdefault(key, set()).add(holder)
+            return session
+
+    def release(self, holder: PlanKey) -> None:
+        """Forget the sessions that no other plan holds."""
+        with self._making:
+            for key in [key for key, holders in self._holders.items() if holder in holders]:
+                self._holders[key].discard(holder)
+                if not self._holders[key]:
+                    del self._holders[key], self._sessions[key]
+
+
+class LazySource:
+    """An artifact's ONNX model, parsed when the first sub-graph is cut out of it and dropped with this."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.artifact = artifact
+        self._source: ModelSource | None = None
+
+    def model(self, ops: tuple[int, ...], batch: int) -> bytes:
+        """The ONNX bytes of a sub-graph; the whole model at batch 1 is not even parsed."""
+        if batch == 1 and len(ops) == len(self.artifact.graph.operators):
+            return self.artifact.onnx_bytes()
+        if self._source is None:
+            self._source = ModelSource.open(self.artifact)
+        return self._source.extract([OpId(op) for op in ops], batch=batch).onnx_bytes
+
+
+def borders(graph: Graph, ops: tuple[int, ...]) -> tuple[tuple[TensorId, ...], tuple[TensorId, ...]]:
+    """What the operators read from outside, and what of theirs is needed outside; ascending."""
+    inside = set(ops)
+    made = {t for op in ops for t in graph.operators[op].outputs}
+    read = {t for op in ops for t in graph.operators[op].inputs}
+    outputs = set(graph.outputs)
+    needed = {t for t in made if t in outputs or any(r not in inside for r in graph.consumers[t])}
+    return tuple(sorted(read - made)), tuple(sorted(needed))
+
+
+def open_session(key: SessionKey, source: LazySource) -> Session:
+    """Make a session.
+
+    Raises:
+        ExecutorError: onnxruntime cannot build it.
+    """
+    _share_arena()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = key.intra_op_threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    # A pool that spins between operators takes the core that another lane computes on.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    graph = source.artifact.graph
+    inputs, outputs = borders(graph, key.ops)
+    try:
+        session = onnxruntime.InferenceSession(
+            source.model(key.ops, key.batch), options, providers=["CPUExecutionProvider"]
+        )
+    except ModelError as error:
+        raise ExecutorError(str(error)) from error
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        raise ExecutorError(
+            f"onnxruntime cannot load {len(key.ops)} operators of model {graph.name!r}: {one_line(error)}",
+            remedy="import the model again or use another executor",
+        ) from error
+    return Session(
+        session=session,
+        inputs=tuple((t, graph.tensors[t].name) for t in inputs),
+        outputs=outputs,
+        names=tuple(graph.tensors[t].name for t in outputs),
+    )
+
+
+def one_line(error: Exception) -> str:
+    """An error of onnxruntime, short enough for a report."""
+    return " ".join(str(error).split())[:300]
+
+
+_arena_lock = threading.Lock()
+_arena: list[bool] = []
+
+
+def _share_arena() -> None:
+    """Give all sessions of the process one arena that grows by what is asked for, not by powers of two."""
+    with _arena_lock:
+        if _arena:
+            return
+        memory = onnxruntime.OrtMemoryInfo(
+            "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+        )
+        settings: Mapping[str, int] = {"arena_extend_strategy": 1}
+        onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg(dict(settings)))
+        _arena.append(True)

@@ -1,0 +1,82 @@
+"""Measures every operator of a model alone, on real intermediate tensors, for the planner's costs."""
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import numpy as np
+
+from edge_agent.executor.base import TimingRequest
+from edge_agent.executor.onnx_sessions import LazySource, Session, SessionKey, Values, one_line, open_session
+from shared.artifact import Artifact
+from shared.errors import ExecutorError
+from shared.graph import Graph
+from shared.ids import TensorId
+
+_SEED = 7
+_IDLE_POLL_S = 0.005
+
+
+def time_operators(artifact: Artifact, request: TimingRequest, idle: Callable[[], bool]) -> tuple[float, ...]:
+    """Median microseconds per operator, each run as a session of its own; -1 where `limit_s` came first.
+
+    Operators run in the model's order on what the ones before them made, so that value-dependent kernels see
+    plausible data. Tensors are dropped after their last reader. Between runs it waits until `idle()`.
+    [num_operators]
+
+    Raises:
+        ExecutorError: an operator cannot run alone.
+    """
+    graph, source = artifact.graph, LazySource(artifact)
+    ends_s = time.monotonic() + request.limit_s
+    values = _inputs(graph, request.batch)
+    times: list[float] = []
+    for op in range(len(graph.operators)):
+        if not _await_idle(idle, ends_s):
+            break
+        key = SessionKey(artifact.digest, (op,), request.batch, request.intra_op_threads)
+        try:
+            times.append(_time_one(open_session(key, source), values, request.repeats, ends_s, idle))
+        except ExecutorError:
+            raise
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            raise ExecutorError(f"operator {op} of {graph.name!r} cannot run: {one_line(error)}") from error
+        for tensor in [t for t in values if all(reader <= op for reader in graph.consumers[t])]:
+            del values[tensor]
+    return (*times, *[-1.0] * (len(graph.operators) - len(times)))
+
+
+def _time_one(
+    session: Session, values: Values, repeats: int, ends_s: float, idle: Callable[[], bool]
+) -> float:
+    session.run(values)  # warms caches and makes what later operators read
+    taken_s: list[float] = []
+    while len(taken_s) < repeats and (not taken_s or _await_idle(idle, ends_s)):
+        began_s = time.perf_counter()
+        session.run(values)
+        taken_s.append(time.perf_counter() - began_s)
+    return median(taken_s) * 1e6
+
+
+def _await_idle(idle: Callable[[], bool], ends_s: float) -> bool:
+    """Wait for an idle moment; False when the limit comes first."""
+    while time.monotonic() < ends_s:
+        if idle():
+            return True
+        time.sleep(_IDLE_POLL_S)
+    return False
+
+
+def _inputs(graph: Graph, batch: int) -> Values:
+    """Seeded inputs of the graph's types. [batch, ...]"""
+    rng = np.random.default_rng(_SEED)
+    values: dict[TensorId, np.ndarray] = {}
+    for tensor in graph.inputs:
+        described = graph.tensors[tensor]
+        shape = described.shape if batch == 1 else (batch, *described.shape[1:])
+        dtype = np.dtype(described.dtype)
+        if dtype.kind == "f":
+            values[tensor] = rng.standard_normal(shape).astype(dtype)
+        else:
+            values[tensor] = rng.integers(0, 2, shape).astype(dtype)
+    return values

@@ -1,0 +1,114 @@
+"""One application's connection: its arenas, its open tasks, and replies that its socket did not take yet."""
+
+import contextlib
+import fcntl
+import os
+import socket
+from collections import deque
+from dataclasses import dataclass, field
+
+from edge_agent.ingest.messages import ToApplication, encode
+from shared.errors import TaskRefused
+from shared.ids import TaskId
+
+# Of <linux/fcntl.h>; Python's fcntl module names them from 3.9 on, typeshed only for Linux.
+_SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What one application may use; more is refused, so that it cannot starve the others."""
+
+    max_tasks: int = 1024  # open at once
+    max_arenas: int = 16
+    max_arena_bytes: int = 1 << 30  # in sum
+    max_unsent: int = 256  # replies waiting for its socket, above which nothing more is read from it
+
+
+@dataclass(slots=True)
+class Arena:
+    """Shared memory of an application. The descriptor is kept to hand it to a new engine process."""
+
+    id: int  # unique in this agent
+    descriptor: int
+    nbytes: int
+    detached: bool = False
+
+
+@dataclass
+class Connection:
+    """State of one connection; `id` is never used again."""
+
+    id: int
+    sock: socket.socket
+    limits: ConnectionLimits
+    greeted: bool = False
+    last_task: int = -1
+    arenas: dict[int, Arena] = field(default_factory=dict)  # by the application's own number
+    tasks: dict[int, TaskId] = field(default_factory=dict)  # open ones, by the application's own number
+    _unsent: deque[bytes] = field(default_factory=deque)
+
+    def arena_sizes(self) -> dict[int, int]:
+        """Bytes per arena that a task may name."""
+        return {number: arena.nbytes for number, arena in self.arenas.items()}
+
+    def admit_arena(self, number: int, nbytes: int, descriptors: list[int], new_id: int) -> Arena:
+        """Check a descriptor and keep it.
+
+        Raises:
+            TaskRefused: no descriptor, not a memory file of that size with both size seals (without them the
+                application could shrink it and crash whoever reads it), or over a limit.
+        """
+        if len(descriptors) != 1:
+            raise TaskRefused("bad_arena", f"{len(descriptors)} descriptors came with an arena, not one")
+        if number in self.arenas:
+            raise TaskRefused("bad_arena", f"arena {number} is attached already")
+        if len(self.arenas) >= self.limits.max_arenas:
+            raise TaskRefused("bad_arena", f"more than {self.limits.max_arenas} arenas on one connection")
+        if nbytes + sum(arena.nbytes for arena in self.arenas.values()) > self.limits.max_arena_bytes:
+            raise TaskRefused("bad_arena", f"more than {self.limits.max_arena_bytes} bytes of arenas")
+        try:
+            seals = fcntl.fcntl(descriptors[0], fcntl.F_GET_SEALS)
+        except OSError as error:
+            raise TaskRefused("bad_arena", "the arena's descriptor is not a memory file") from error
+        if seals & _SIZE_SEALS != _SIZE_SEALS or os.fstat(descriptors[0]).st_size != nbytes:
+            raise TaskRefused("bad_arena", "the arena is not sealed against shrinking and growing")
+        arena = Arena(new_id, descriptors.pop(), nbytes)
+        self.arenas[number] = arena
+        return arena
+
+    @property
+    def choked(self) -> bool:
+        """Its replies pile up: read nothing more from it until they leave."""
+        return len(self._unsent) >= self.limits.max_unsent
+
+    @property
+    def has_unsent(self) -> bool:
+        """Some reply waits for the socket."""
+        return bool(self._unsent)
+
+    def send(self, message: ToApplication) -> None:
+        """Send, or keep for `flush`; never waits."""
+        packet = encode(message)
+        if self._unsent or not self._try_send(packet):
+            self._unsent.append(packet)
+
+    def flush(self) -> None:
+        """Send what waits, as far as the socket takes it."""
+        while self._unsent and self._try_send(self._unsent[0]):
+            self._unsent.popleft()
+
+    def _try_send(self, packet: bytes) -> bool:
+        try:
+            self.sock.send(packet, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True  # the other end is gone; reading notices and closes
+        return True
+
+    def close(self) -> None:
+        """Close the socket; arenas are closed by their owner, once no task uses them."""
+        self._unsent.clear()
+        with contextlib.suppress(OSError):
+            self.sock.close()

@@ -1,0 +1,398 @@
+"""The local endpoint: where applications of this machine submit tasks.
+
+It runs on the main loop and never waits for anyone: packets are read a few at a time per connection, replies
+that a slow application does not take are kept up to a bound, and above it nothing more is read from that
+application. Tensors stay in the application's arenas; only their places pass through here.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from edge_agent.ingest.channel import SOCKET_NAME, receive, socket_address
+from edge_agent.ingest.connection import Arena, Connection, ConnectionLimits
+from edge_agent.ingest.ledger import UNKNOWN_MODEL, OpenTask, TaskLedger
+from edge_agent.ingest.messages import (
+    MAX_PACKET_BYTES,
+    PROTOCOL_VERSION,
+    AskStatus,
+    AttachArena,
+    Cancel,
+    DetachArena,
+    Ended,
+    Goodbye,
+    Hello,
+    ListModels,
+    ModelInfo,
+    Models,
+    Status,
+    Submit,
+    ToAgent,
+    Welcome,
+    decode_to_agent,
+    encode,
+)
+from edge_agent.ingest.signature import check_task
+from edge_agent.loop import READ, WRITE, Loop
+from shared.engine.steps import Outcome
+from shared.errors import DecodeError, StorageError, TaskRefused
+from shared.ids import TaskId
+
+_log = logging.getLogger(__name__)
+
+_PACKETS_PER_TURN = 32  # of one connection, before the others have their turn
+_MAX_CONNECTIONS = 256
+_BACKLOG = 128
+_REASON_CHARS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A tensor's place in an arena, as the engine process is told."""
+
+    model: int  # index among the task's models; 0 for inputs, which all models share
+    tensor: str
+    arena: int
+    offset_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """A checked task on its way to the engine."""
+
+    id: TaskId
+    models: tuple[str, ...]
+    inputs: tuple[Place, ...]
+    outputs: tuple[Place, ...]
+    nbytes: int
+    priority: int
+    deadline_s: float | None  # on CLOCK_MONOTONIC
+
+
+class Backend(Protocol):
+    """What the endpoint needs from the agent behind it."""
+
+    def models(self) -> Mapping[str, ModelInfo]:
+        """What can be run now; empty while no plan is active."""
+
+    def not_ready(self) -> str:
+        """Why no task can be taken now; empty when one can."""
+
+    def submit(self, task: Accepted) -> None:
+        """Hand the task to the engine; its end comes back through `Endpoint.task_ended`."""
+
+    def cancel(self, task: TaskId) -> None:
+        """The owner does not want it any more."""
+
+    def add_arena(self, arena: Arena) -> None:
+        """The engine process maps it."""
+
+    def drop_arena(self, arena: Arena) -> None:
+        """No open task uses it."""
+
+    def status(self) -> bytes:
+        """The status as JSON."""
+
+
+class Endpoint:
+    """All connections. Methods are called on the loop's thread."""
+
+    def __init__(
+        self, loop: Loop, backend: Backend, ledger: TaskLedger, limits: ConnectionLimits | None = None
+    ) -> None:
+        self._loop = loop
+        self._backend = backend
+        self._ledger = ledger
+        self._limits = limits or ConnectionLimits()
+        self._listener: socket.socket | None = None
+        self._path: Path | None = None
+        self._connections: dict[int, Connection] = {}
+        self._next_connection = 1
+        self._next_arena = 1
+        # Arenas that wait for open tasks before they can be dropped: arena -> tasks that use it.
+        self._users: dict[int, set[TaskId]] = {}
+        self._arenas_of: dict[TaskId, tuple[Arena, ...]] = {}
+
+    def listen(self, directory: Path) -> Path:
+        """Open the socket `agent.sock` in a directory that only the owner may enter.
+
+        The caller holds the state directory's lock, so a socket file that is there is stale.
+
+        Raises:
+            StorageError: the directory or the socket cannot be made.
+        """
+        path = directory / SOCKET_NAME
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            directory.chmod(0o700)
+            path.unlink(missing_ok=True)
+            old_mask = os.umask(0o177)
+            try:
+                with socket_address(path) as address:
+                    listener.bind(address)
+            finally:
+                os.umask(old_mask)
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise StorageError(
+                f"cannot listen at {path}: {error.strerror}", remedy="check the directory's owner and space"
+            ) from error
+        self._listener, self._path = listener, path
+        self._loop.watch(listener, READ, self._accept)
+        return path
+
+    @property
+    def num_connections(self) -> int:
+        """Applications connected now."""
+        return len(self._connections)
+
+    def arenas(self) -> list[Arena]:
+        """Every arena that is mapped or may still be used: what a new engine process is told first."""
+        return [arena for c in self._connections.values() for arena in c.arenas.values()]
+
+    def task_ended(
+        self, task: TaskId, outcome: Outcome, code: str = "", reason: str = "", queued_at_s: float = 0.0
+    ) -> None:
+        """Count the end and tell the owner, if it is still there."""
+        ended = self._ledger.end(task, outcome, self._loop.now())
+        if ended is None:
+            return
+        self._release(task)
+        connection = self._connections.get(ended.owner)
+        if connection is None:
+            return
+        connection.tasks.pop(ended.owner_task, None)
+        self._send(
+            connection,
+            Ended(
+                ended.owner_task,
+                outcome.value,
+                code,
+                reason[:_REASON_CHARS],
+                ended.received_at_s,
+                queued_at_s,
+            ),
+        )
+
+    def end_all(self, outcome: Outcome, code: str, reason: str) -> None:
+        """The engine is gone: every open task ends."""
+        for task in self._ledger.open_tasks():
+            self.task_ended(task.id, outcome, code, reason)
+
+    def close(self, reason: str) -> None:
+        """Say why, close every connection and remove the socket file."""
+        if self._listener is not None:
+            self._loop.watch(self._listener, 0, self._accept)
+            self._listener.close()
+            self._listener = None
+        for connection in list(self._connections.values()):
+            self._drop(connection, reason)
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def _accept(self, events: int) -> None:
+        assert self._listener is not None
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as error:
+            # Out of descriptors or the peer left at once; level triggering asks again.
+            _log.warning("an application could not connect: %s", error)
+            return
+        if len(self._connections) >= _MAX_CONNECTIONS:
+            sock.send(encode(Goodbye(f"more than {_MAX_CONNECTIONS} applications are connected")))
+            sock.close()
+            return
+        sock.setblocking(False)
+        connection = Connection(self._next_connection, sock, self._limits)
+        self._next_connection += 1
+        self._connections[connection.id] = connection
+        self._watch(connection)
+
+    def _watch(self, connection: Connection) -> None:
+        events = (0 if connection.choked else READ) | (WRITE if connection.has_unsent else 0)
+        self._loop.watch(connection.sock, events, lambda ready: self._ready(connection, ready))
+
+    def _ready(self, connection: Connection, events: int) -> None:
+        if events & WRITE:
+            connection.flush()
+        if events & READ:
+            self._read(connection)
+        if connection.id in self._connections:
+            self._watch(connection)
+
+    def _read(self, connection: Connection) -> None:
+        for _ in range(_PACKETS_PER_TURN):
+            if connection.id not in self._connections or connection.choked:
+                return
+            descriptors: list[int] = []
+            try:
+                packet, descriptors = receive(connection.sock)
+                if not packet:
+                    self._drop(connection, "")
+                    return
+                self._handle(connection, decode_to_agent(packet), descriptors)
+            except BlockingIOError:
+                return
+            except (DecodeError, TaskRefused) as error:
+                self._drop(connection, str(error))
+                return
+            except OSError:
+                self._drop(connection, "")
+                return
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    def _handle(self, connection: Connection, message: ToAgent, descriptors: list[int]) -> None:
+        if not connection.greeted and not isinstance(message, Hello):
+            raise DecodeError("the first message is not a hello")
+        match message:
+            case Submit():
+                self._submit(connection, message)
+            case Cancel():
+                if (task := connection.tasks.get(message.task)) is not None:
+                    self._backend.cancel(task)
+            case AttachArena():
+                arena = connection.admit_arena(
+                    message.arena, message.nbytes, descriptors, new_id=self._next_arena
+                )
+                self._next_arena += 1
+                self._users[arena.id] = set()
+                self._backend.add_arena(arena)
+            case DetachArena():
+                self._detach(connection.arenas.pop(message.arena, None))
+            case ListModels():
+                self._send(connection, _page(message, list(self._backend.models().values())))
+            case AskStatus():
+                self._send(connection, Status(message.request, self._backend.status()))
+            case Hello():
+                if message.version != PROTOCOL_VERSION:
+                    raise DecodeError(
+                        f"the application speaks version {message.version} of the local protocol, "
+                        f"the agent {PROTOCOL_VERSION}",
+                        remedy="install the same stageloom on both sides",
+                    )
+                connection.greeted = True
+                limits = self._limits
+                self._send(
+                    connection,
+                    Welcome(PROTOCOL_VERSION, limits.max_tasks, limits.max_arena_bytes, limits.max_arenas),
+                )
+
+    def _submit(self, connection: Connection, submit: Submit) -> None:
+        if submit.task <= connection.last_task:
+            raise DecodeError(f"task number {submit.task} does not rise")
+        connection.last_task = submit.task
+        now_s = self._loop.now()
+        models = self._backend.models()
+        known = submit.models[0] in models
+        opened = self._ledger.open(
+            owner=connection.id,
+            owner_task=submit.task,
+            model=submit.models[0] if known else UNKNOWN_MODEL,
+            now_s=now_s,
+        )
+        try:
+            task = self._checked(connection, submit, opened, models)
+        except TaskRefused as error:
+            self.task_ended(opened.id, Outcome.REFUSED, error.code, str(error))
+            return
+        if task.deadline_s is not None and task.deadline_s <= now_s:
+            self.task_ended(
+                opened.id, Outcome.EXPIRED, "deadline", "the deadline passed before it was queued"
+            )
+            return
+        connection.tasks[submit.task] = opened.id
+        used = {connection.arenas[ref.arena].id: connection.arenas[ref.arena] for ref in submit.inputs}
+        used |= {connection.arenas[ref.arena].id: connection.arenas[ref.arena] for ref in submit.outputs}
+        for arena in used.values():
+            self._users[arena.id].add(opened.id)
+        self._arenas_of[opened.id] = tuple(used.values())
+        self._backend.submit(task)
+
+    def _checked(
+        self, connection: Connection, submit: Submit, opened: OpenTask, models: Mapping[str, ModelInfo]
+    ) -> Accepted:
+        if why := self._backend.not_ready():
+            raise TaskRefused("not_ready", why, remedy="see `stageloom-agent status`")
+        if len(connection.tasks) >= self._limits.max_tasks:
+            raise TaskRefused(
+                "too_many_tasks",
+                f"{len(connection.tasks)} tasks of this application are open",
+                remedy="wait for some to end",
+            )
+        nbytes = check_task(submit, models, connection.arena_sizes())
+        deadline_s = None
+        if submit.deadline_s is not None:
+            deadline_s = min(submit.sent_at_s, opened.received_at_s) + submit.deadline_s
+        return Accepted(
+            id=opened.id,
+            models=submit.models,
+            inputs=tuple(
+                Place(0, ref.tensor, connection.arenas[ref.arena].id, ref.offset_bytes)
+                for ref in submit.inputs
+            ),
+            outputs=tuple(
+                Place(ref.model, ref.tensor, connection.arenas[ref.arena].id, ref.offset_bytes)
+                for ref in submit.outputs
+            ),
+            nbytes=nbytes,
+            priority=submit.priority,
+            deadline_s=deadline_s,
+        )
+
+    def _release(self, task: TaskId) -> None:
+        for arena in self._arenas_of.pop(task, ()):
+            users = self._users[arena.id]
+            users.discard(task)
+            if arena.detached and not users:
+                self._forget(arena)
+
+    def _detach(self, arena: Arena | None) -> None:
+        if arena is None or arena.detached:
+            return
+        arena.detached = True
+        if not self._users[arena.id]:
+            self._forget(arena)
+
+    def _forget(self, arena: Arena) -> None:
+        del self._users[arena.id]
+        self._backend.drop_arena(arena)
+        os.close(arena.descriptor)
+
+    def _drop(self, connection: Connection, reason: str) -> None:
+        if self._connections.pop(connection.id, None) is None:
+            return
+        self._loop.watch(connection.sock, 0, self._accept)
+        if reason:
+            _log.warning("connection %d of an application ends: %s", connection.id, reason)
+            connection.send(Goodbye(reason[:_REASON_CHARS]))
+        connection.close()
+        for arena in list(connection.arenas.values()):
+            self._detach(arena)
+        for task in list(connection.tasks.values()):
+            self._backend.cancel(task)
+
+    def _send(self, connection: Connection, message: Ended | Models | Status | Welcome) -> None:
+        had_unsent = connection.has_unsent
+        connection.send(message)
+        if connection.has_unsent and not had_unsent:
+            self._watch(connection)
+
+
+def _page(request: ListModels, infos: Sequence[ModelInfo]) -> Models:
+    """As many models from `start` on as one packet holds."""
+    chosen: list[ModelInfo] = []
+    size = 64
+    for info in infos[request.start :]:
+        size += len(encode(Models(0, (info,))))
+        if chosen and (size > MAX_PACKET_BYTES or len(chosen) == 64):
+            break
+        chosen.append(info)
+    return Models(request.request, tuple(chosen), request.start + len(chosen) < len(infos))

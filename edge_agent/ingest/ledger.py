@@ -1,0 +1,123 @@
+"""The book of tasks: every task that arrives is opened once and ends once, whatever happens to its owner.
+
+Pure: it decides nothing, it only refuses to end a task twice and counts. At all times, per model,
+submitted = completed + refused + failed + cancelled + expired + open.
+"""
+
+from dataclasses import dataclass, field
+
+from shared.engine.steps import Outcome
+from shared.ids import TaskId
+from shared.messages.telemetry import LatencyHistogram, latency_bucket
+
+UNKNOWN_MODEL = "unknown"
+"""Under which tasks are counted that name no model of the plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTask:
+    """A task that has not ended."""
+
+    id: TaskId
+    owner: int  # the connection that submitted it
+    owner_task: int  # its number there
+    model: str  # the first of its models
+    received_at_s: float
+
+
+@dataclass(slots=True)
+class Counts:
+    """How tasks ended, and how many arrived."""
+
+    submitted: int = 0
+    completed: int = 0
+    refused: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    expired: int = 0
+
+    @property
+    def ended(self) -> int:
+        """Tasks that ended, in whatever way."""
+        return self.completed + self.refused + self.failed + self.cancelled + self.expired
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one end."""
+        name = outcome.value
+        setattr(self, name, getattr(self, name) + 1)
+
+
+@dataclass(slots=True)
+class Interval:
+    """What happened to one model's tasks since the last reading."""
+
+    counts: Counts = field(default_factory=Counts)
+    latency_buckets: dict[int, int] = field(default_factory=dict)  # of completed tasks
+    latency_sum_us: int = 0
+    latency_max_us: int = 0
+
+    def add_latency(self, latency_us: int) -> None:
+        """One completed task's time from the agent reading it to its end."""
+        bucket = latency_bucket(latency_us)
+        self.latency_buckets[bucket] = self.latency_buckets.get(bucket, 0) + 1
+        self.latency_sum_us += latency_us
+        self.latency_max_us = max(self.latency_max_us, latency_us)
+
+    def histogram(self, model: str) -> LatencyHistogram:
+        """As a telemetry row."""
+        return LatencyHistogram(
+            model,
+            self.counts.completed,
+            self.latency_sum_us,
+            self.latency_max_us,
+            tuple(sorted(self.latency_buckets.items())),
+        )
+
+
+class TaskLedger:
+    """All open tasks of all applications."""
+
+    def __init__(self) -> None:
+        self._next = 1
+        self._open: dict[TaskId, OpenTask] = {}
+        self.totals: dict[str, Counts] = {}
+        self._interval: dict[str, Interval] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(self, *, owner: int, owner_task: int, model: str, now_s: float) -> OpenTask:
+        """A task arrived; it must end by `end`."""
+        task = OpenTask(TaskId(self._next), owner, owner_task, model, now_s)
+        self._next += 1
+        self._open[task.id] = task
+        self._totals_of(model).submitted += 1
+        self._interval_of(model).counts.submitted += 1
+        return task
+
+    def end(self, task: TaskId, outcome: Outcome, now_s: float) -> OpenTask | None:
+        """The task ended; None if it had ended before (the first end stands)."""
+        ended = self._open.pop(task, None)
+        if ended is None:
+            return None
+        self._totals_of(ended.model).add(outcome)
+        interval = self._interval_of(ended.model)
+        interval.counts.add(outcome)
+        if outcome is Outcome.COMPLETED:
+            interval.add_latency(max(round((now_s - ended.received_at_s) * 1e6), 0))
+        return ended
+
+    def open_tasks(self) -> list[OpenTask]:
+        """All that have not ended, oldest first."""
+        return list(self._open.values())
+
+    def take_intervals(self) -> dict[str, Interval]:
+        """Per model what happened since the last call; models without an event are left out."""
+        taken, self._interval = self._interval, {}
+        return taken
+
+    def _totals_of(self, model: str) -> Counts:
+        return self.totals.setdefault(model, Counts())
+
+    def _interval_of(self, model: str) -> Interval:
+        return self._interval.setdefault(model, Interval())

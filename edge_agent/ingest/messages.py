@@ -1,0 +1,207 @@
+"""What an application and the agent say to each other over the local socket.
+
+One message is one packet of the `SOCK_SEQPACKET` socket, at most `MAX_PACKET_BYTES`, so a reader never waits
+for the rest of one. Tensors do not travel: the application allocates an arena (a sealed memfd), passes its
+descriptor with `AttachArena`, and names offsets in it. Packets are plain msgpack of positional structs whose
+fields are all bounded; the packet's own limit bounds what decoding can cost.
+"""
+
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from shared.errors import DecodeError
+
+PROTOCOL_VERSION: Final = 1
+MAX_PACKET_BYTES: Final = 64 << 10
+MAX_TENSORS: Final = 256
+MAX_SHARED_MODELS: Final = 16
+ALIGNMENT_BYTES: Final = 64
+"""Tensors lie at multiples of this in an arena: a cache line, and wide enough for every vector unit."""
+
+Id = Annotated[int, Meta(ge=0, le=2**53)]
+Offset = Annotated[int, Meta(ge=0, le=2**44)]
+ModelName = Annotated[str, Meta(min_length=1, max_length=128)]
+TensorName = Annotated[str, Meta(max_length=512)]
+Dtype = Annotated[str, Meta(max_length=16)]
+Dim = Annotated[int, Meta(ge=0, le=2**40)]
+Shape = Annotated[tuple[Dim, ...], Meta(max_length=32)]
+Line = Annotated[str, Meta(max_length=1024)]
+Instant = Annotated[float, Meta(ge=0.0, le=1e12)]
+"""Seconds on CLOCK_MONOTONIC, which both processes share."""
+
+
+class TensorInfo(Struct, frozen=True, array_like=True):
+    """One tensor of a model: numpy's type name and the pinned shape of one task."""
+
+    name: TensorName
+    dtype: Dtype
+    shape: Shape
+
+
+class ModelInfo(Struct, frozen=True, array_like=True):
+    """What a model takes and gives."""
+
+    name: ModelName
+    inputs: Annotated[tuple[TensorInfo, ...], Meta(max_length=MAX_TENSORS)]
+    outputs: Annotated[tuple[TensorInfo, ...], Meta(max_length=MAX_TENSORS)]
+
+
+class InputRef(Struct, frozen=True, array_like=True):
+    """An input tensor in an arena; type and shape are what the application believes, checked by the agent."""
+
+    tensor: TensorName
+    arena: Id
+    offset_bytes: Offset
+    dtype: Dtype
+    shape: Shape
+
+
+class OutputRef(Struct, frozen=True, array_like=True):
+    """Where an output of `models[model]` of the task goes; `nbytes` is the room there."""
+
+    model: Annotated[int, Meta(ge=0, lt=MAX_SHARED_MODELS)]
+    tensor: TensorName
+    arena: Id
+    offset_bytes: Offset
+    nbytes: Offset
+
+
+class Hello(Struct, frozen=True, array_like=True, tag=1):
+    """Application to agent, first on every connection."""
+
+    version: Annotated[int, Meta(ge=1, le=255)]
+
+
+class AttachArena(Struct, frozen=True, array_like=True, tag=2):
+    """Application to agent, with the descriptor of a memfd sealed against shrinking and growing."""
+
+    arena: Id
+    nbytes: Annotated[int, Meta(ge=1, le=2**44)]
+
+
+class DetachArena(Struct, frozen=True, array_like=True, tag=3):
+    """Application to agent: no task in flight uses the arena any more."""
+
+    arena: Id
+
+
+class Submit(Struct, frozen=True, array_like=True, tag=4):
+    """Application to agent: one task. More than one model: all read the same input, and the task ends once.
+
+    `deadline_s` counts from `sent_at_s`, the instant the application called.
+    """
+
+    task: Id
+    models: Annotated[tuple[ModelName, ...], Meta(min_length=1, max_length=MAX_SHARED_MODELS)]
+    inputs: Annotated[tuple[InputRef, ...], Meta(max_length=MAX_TENSORS)]
+    outputs: Annotated[tuple[OutputRef, ...], Meta(max_length=MAX_TENSORS)]
+    sent_at_s: Instant
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31)] = 0
+    deadline_s: Annotated[float, Meta(ge=0.0, le=1e9)] | None = None
+
+
+class Cancel(Struct, frozen=True, array_like=True, tag=5):
+    """Application to agent: the task is not wanted any more. One that has ended already stays as it is."""
+
+    task: Id
+
+
+class ListModels(Struct, frozen=True, array_like=True, tag=6):
+    """Application to agent: what can be run now, from the model at position `start` on."""
+
+    request: Id
+    start: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+
+
+class AskStatus(Struct, frozen=True, array_like=True, tag=7):
+    """Application to agent: how are you."""
+
+    request: Id
+
+
+class Welcome(Struct, frozen=True, array_like=True, tag=1):
+    """Agent to application: what one connection may use."""
+
+    version: Annotated[int, Meta(ge=1, le=255)]
+    max_tasks: Id
+    max_arena_bytes: Offset
+    max_arenas: Id
+
+
+class Ended(Struct, frozen=True, array_like=True, tag=2):
+    """Agent to application: the task's one end. A completed one has its outputs in the arena.
+
+    `code` is a fixed word, `reason` one line: cause; remedy. The instants are when the agent read the task
+    and when the engine queued it; 0 where it did not get that far.
+    """
+
+    task: Id
+    outcome: Annotated[str, Meta(max_length=16)]
+    code: Annotated[str, Meta(max_length=64)] = ""
+    reason: Line = ""
+    received_at_s: Instant = 0.0
+    queued_at_s: Instant = 0.0
+
+
+class Models(Struct, frozen=True, array_like=True, tag=3):
+    """Agent to application: part of the models; `more` says that the next part starts after these."""
+
+    request: Id
+    models: Annotated[tuple[ModelInfo, ...], Meta(max_length=64)]
+    more: bool = False
+
+
+class Status(Struct, frozen=True, array_like=True, tag=4):
+    """Agent to application: the status as JSON (see `edge_agent.status.AgentStatus`)."""
+
+    request: Id
+    body: Annotated[bytes, Meta(max_length=MAX_PACKET_BYTES)]
+
+
+class Goodbye(Struct, frozen=True, array_like=True, tag=5):
+    """Agent to application: the connection ends here, and why."""
+
+    reason: Line
+
+
+ToAgent = Hello | AttachArena | DetachArena | Submit | Cancel | ListModels | AskStatus
+ToApplication = Welcome | Ended | Models | Status | Goodbye
+
+_M = TypeVar("_M")
+_encoder: Final = msgspec.msgpack.Encoder()
+_to_agent: Final[msgspec.msgpack.Decoder[ToAgent]] = msgspec.msgpack.Decoder(ToAgent)
+_to_application: Final[msgspec.msgpack.Decoder[ToApplication]] = msgspec.msgpack.Decoder(ToApplication)
+
+
+def encode(message: ToAgent | ToApplication) -> bytes:
+    """One packet."""
+    return _encoder.encode(message)
+
+
+def decode_to_agent(packet: bytes) -> ToAgent:
+    """What an application sent.
+
+    Raises:
+        DecodeError: too long, or no message of this conversation.
+    """
+    return _decode(_to_agent, packet)
+
+
+def decode_to_application(packet: bytes) -> ToApplication:
+    """What the agent sent.
+
+    Raises:
+        DecodeError: too long, or no message of this conversation.
+    """
+    return _decode(_to_application, packet)
+
+
+def _decode(decoder: "msgspec.msgpack.Decoder[_M]", packet: bytes) -> _M:
+    if len(packet) > MAX_PACKET_BYTES:
+        raise DecodeError(f"a packet of more than {MAX_PACKET_BYTES} bytes")
+    try:
+        return decoder.decode(packet)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise DecodeError(f"not a message: {str(error)[:200]}") from error

@@ -1,0 +1,130 @@
+"""Does a submitted task fit the models it names? Pure checks that name what was expected."""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from edge_agent.ingest.messages import (
+    ALIGNMENT_BYTES,
+    MAX_PACKET_BYTES,
+    MAX_TENSORS,
+    InputRef,
+    ModelInfo,
+    Models,
+    OutputRef,
+    Submit,
+    TensorInfo,
+    encode,
+)
+from shared.errors import TaskRefused
+from shared.graph import ITEM_BYTES, Graph
+
+
+def model_info(name: str, graph: Graph) -> ModelInfo:
+    """What a model takes and gives, from its graph.
+
+    Raises:
+        TaskRefused: it has more inputs or outputs than one packet names.
+    """
+    if max(len(graph.inputs), len(graph.outputs)) > MAX_TENSORS:
+        raise TaskRefused("too_many_tensors", f"model {name!r} has more than {MAX_TENSORS} inputs or outputs")
+
+    def describe(ids: Sequence[int]) -> tuple[TensorInfo, ...]:
+        return tuple(TensorInfo(t.name, t.dtype, t.shape) for t in (graph.tensors[i] for i in ids))
+
+    info = ModelInfo(name, describe(graph.inputs), describe(graph.outputs))
+    if len(encode(Models(0, (info,)))) > MAX_PACKET_BYTES:
+        raise TaskRefused("too_many_tensors", f"the signature of model {name!r} fits no packet")
+    return info
+
+
+def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:
+    """Bytes of one tensor."""
+    return ITEM_BYTES[dtype] * prod(shape)
+
+
+def check_task(submit: Submit, models: Mapping[str, ModelInfo], arenas: Mapping[int, int]) -> int:
+    """Check models, inputs, outputs and their places; `arenas` maps an arena to its bytes.
+
+    Returns:
+        Bytes of all inputs.
+
+    Raises:
+        TaskRefused: with the code `unknown_model`, `wrong_input`, `wrong_dtype`, `wrong_shape`,
+            `signature_changed` (the application's view of the outputs is out of date) or `bad_reference`.
+    """
+    wanted = [_known(name, models) for name in submit.models]
+    if len(set(submit.models)) != len(submit.models):
+        raise TaskRefused("wrong_input", "a shared task names one model twice", remedy="submit two tasks")
+    for info in wanted:
+        _check_inputs(info, submit.inputs)
+    _check_outputs(wanted, submit.outputs)
+    nbytes = 0
+    for ref in submit.inputs:
+        size = tensor_bytes(ref.dtype, ref.shape)
+        _check_place(ref, size, arenas)
+        nbytes += size
+    for out in submit.outputs:
+        _check_place(out, out.nbytes, arenas)
+    return nbytes
+
+
+def _known(name: str, models: Mapping[str, ModelInfo]) -> ModelInfo:
+    info = models.get(name)
+    if info is None:
+        have = ", ".join(sorted(models)[:8]) or "none"
+        raise TaskRefused(
+            "unknown_model", f"no model {name[:64]!r} runs here", remedy=f"models of the active plan: {have}"
+        )
+    return info
+
+
+def _check_inputs(info: ModelInfo, inputs: Sequence[InputRef]) -> None:
+    given = {ref.tensor: ref for ref in inputs}
+    expected = ", ".join(f"{t.name}: {t.dtype} {shape_text(t.shape)}" for t in info.inputs[:8])
+    if len(given) != len(inputs) or set(given) != {t.name for t in info.inputs}:
+        names = ", ".join(sorted(given)[:8]) or "nothing"
+        raise TaskRefused(
+            "wrong_input", f"{names[:200]} given to {info.name!r}", remedy=f"it takes {expected}"
+        )
+    for tensor in info.inputs:
+        ref = given[tensor.name]
+        if ref.dtype != tensor.dtype:
+            raise TaskRefused(
+                "wrong_dtype",
+                f"input {tensor.name!r} of {info.name!r} is {tensor.dtype}, not {ref.dtype}",
+                remedy=f"it takes {expected}",
+            )
+        if ref.shape != tensor.shape:
+            raise TaskRefused(
+                "wrong_shape",
+                f"input {tensor.name!r} of {info.name!r} is {shape_text(tensor.shape)}, "
+                f"not {shape_text(ref.shape)}",
+                remedy=f"it takes {expected}",
+            )
+
+
+def _check_outputs(wanted: Sequence[ModelInfo], outputs: Sequence[OutputRef]) -> None:
+    expected = {
+        (index, tensor.name): tensor_bytes(tensor.dtype, tensor.shape)
+        for index, info in enumerate(wanted)
+        for tensor in info.outputs
+    }
+    if {(ref.model, ref.tensor): ref.nbytes for ref in outputs} != expected or len(outputs) != len(expected):
+        raise TaskRefused(
+            "signature_changed",
+            f"the outputs of {', '.join(info.name for info in wanted)} are not those named",
+            remedy="ask for the models again and resubmit",
+        )
+
+
+def _check_place(ref: InputRef | OutputRef, nbytes: int, arenas: Mapping[int, int]) -> None:
+    size = arenas.get(ref.arena)
+    if size is None or ref.offset_bytes + nbytes > size or ref.offset_bytes % ALIGNMENT_BYTES:
+        raise TaskRefused(
+            "bad_reference", f"tensor {ref.tensor[:64]!r} lies outside arena {ref.arena} or is not aligned"
+        )
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """`1x3x224x224`; a scalar is `scalar`."""
+    return "x".join(map(str, shape)) or "scalar"

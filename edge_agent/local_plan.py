@@ -1,0 +1,51 @@
+"""A plan made on this machine: the agent alone, without any planner."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from edge_agent.config import AgentConfig
+from edge_agent.link.events import PlanRef, RunnablePlan
+from edge_agent.store import ArtifactStore
+from shared.artifact import open_artifact
+from shared.importer.api import artifact_path, import_model
+from shared.messages.control import ArtifactNeed, Origin
+from shared.plan import ExecutorOptions
+from shared.search.compose import ModelChoice, compose
+
+Progress = Callable[[str], None]
+
+
+def plan_alone(config: AgentConfig, store: ArtifactStore, progress: Progress) -> RunnablePlan:
+    """Import the configured models and compose a plan: every model whole, in `replicas` lanes.
+
+    Whole models, since a session over a whole model is fastest where nothing is combined; several replicas,
+    since one caller of a session leaves gaps that another fills.
+
+    Raises:
+        ModelError, UnpinnedShape: a file cannot be imported.
+        StorageError: the artifacts cannot be stored.
+        SettingError, PlanError: the settings allow no plan.
+    """
+    choices, needs = [], []
+    for model in config.models:
+        progress(f"importing {model.path} as {model.name}")
+        scratch = store.directory.parent / "import"
+        report = import_model(Path(model.path), shapes=model.shapes, out_dir=scratch)
+        artifact = open_artifact(store.adopt(artifact_path(scratch, report.digest), report.digest))
+        choices.append(
+            ModelChoice(
+                name=model.name,
+                artifact=artifact.digest,
+                graph=artifact.graph,
+                replicas=config.replicas,
+            )
+        )
+        needs.append(ArtifactNeed(model.name, artifact.digest, artifact.size))
+    plan = compose(
+        choices,
+        scheduler=config.scheduler,
+        lanes=config.replicas,
+        executor=ExecutorOptions(name=config.executor, intra_op_threads=config.intra_op_threads),
+    )
+    progress(f"plan {plan.digest[:12]}: {len(plan.models)} models, {len(plan.combined)} combined blocks")
+    return RunnablePlan(PlanRef(plan.digest, Origin.LOCAL, 1), plan.wire, tuple(needs))

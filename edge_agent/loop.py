@@ -1,0 +1,106 @@
+"""The agent's main loop: one thread, one selector, a few timers. Every callback must return at once."""
+
+import heapq
+import itertools
+import logging
+import selectors
+import time
+from collections.abc import Callable
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+READ = selectors.EVENT_READ
+WRITE = selectors.EVENT_WRITE
+
+
+class Timer:
+    """A call to come; `cancel` is free and may come late."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        """Do not call."""
+        self._call = None
+
+    def fire(self) -> None:
+        """Call, once, unless cancelled."""
+        call, self._call = self._call, None
+        if call is not None:
+            call()
+
+
+class Loop:
+    """Calls back on readiness and on time. `last_turn_s` says when it was last seen alive."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self.now = now
+        self.last_turn_s = now()
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()
+        self._running = False
+
+    def watch(self, file: Any, events: int, callback: Callable[[int], None]) -> None:
+        """Call `callback(ready events)` whenever `file` is ready for one of `events`; 0 stops that."""
+        known = file in self._selector.get_map()
+        if not events:
+            if known:
+                self._selector.unregister(file)
+        elif known:
+            self._selector.modify(file, events, callback)
+        else:
+            self._selector.register(file, events, callback)
+
+    def call_at(self, when_s: float, call: Callable[[], None]) -> Timer:
+        """Call once at an instant of `now`'s clock."""
+        timer = Timer(call)
+        heapq.heappush(self._timers, (when_s, next(self._order), timer))
+        return timer
+
+    def call_every(self, interval_s: float, call: Callable[[], None]) -> None:
+        """Call now and then, at least `interval_s` apart; missed turns are not made up for."""
+
+        def again() -> None:
+            self.call_at(self.now() + interval_s, again)
+            call()
+
+        self.call_at(self.now() + interval_s, again)
+
+    def run(self) -> None:
+        """Until `stop`. An exception of one callback is logged; the others go on."""
+        self._running = True
+        while self._running:
+            self.turn(60.0)
+
+    def stop(self) -> None:
+        """Return from `run` after this turn."""
+        self._running = False
+
+    def turn(self, longest_s: float) -> None:
+        """Wait for the next thing, at most `longest_s`, and do all that is due."""
+        if self._timers:
+            longest_s = min(longest_s, max(self._timers[0][0] - self.now(), 0.0))
+        ready = self._selector.select(longest_s)
+        self.last_turn_s = self.now()
+        for key, events in ready:
+            # An earlier callback of this turn may have closed this file.
+            if self._selector.get_map().get(key.fd) is key:
+                _guarded(key.data, events)
+        while self._timers and self._timers[0][0] <= self.now():
+            _guarded(heapq.heappop(self._timers)[2].fire)
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._selector.close()
+        self._timers.clear()
+
+
+def _guarded(call: Callable[..., None], *args: Any) -> None:
+    try:
+        call(*args)
+    except Exception:
+        _log.exception("a callback of the main loop failed; the loop goes on")

@@ -1,0 +1,65 @@
+"""Does a plan that has just been activated keep its place? Pure.
+
+It fails at once when the engine crashes, or when tasks fail that used to be served: at least `min_failed` of
+them and more than `max_failed_share` of those that ran. It passes when `length_s` have gone by without that.
+Refused, cancelled and expired tasks say something about load, not about the plan's correctness.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from shared.engine.steps import Outcome
+
+
+class Verdict(Enum):
+    """What probation has come to."""
+
+    OPEN = "open"
+    PASSED = "passed"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbationConfig:
+    """How long and how strict."""
+
+    length_s: float = 5.0
+    min_failed: int = 3
+    max_failed_share: float = 0.1
+
+
+class Probation:
+    """One plan's probation; a verdict that is not OPEN is final."""
+
+    def __init__(self, began_s: float, config: ProbationConfig | None = None) -> None:
+        self.config = config or ProbationConfig()
+        self.ends_s = began_s + self.config.length_s
+        self.completed = 0
+        self.failed = 0
+        self.verdict = Verdict.OPEN
+        self.reason = ""
+
+    def task_ended(self, outcome: Outcome, reason: str) -> None:
+        """A task ended while the plan ran."""
+        if self.verdict is not Verdict.OPEN:
+            return
+        self.completed += outcome is Outcome.COMPLETED
+        if outcome is not Outcome.FAILED:
+            return
+        self.failed += 1
+        ran = self.completed + self.failed
+        if self.failed >= self.config.min_failed and self.failed > self.config.max_failed_share * ran:
+            self._end(Verdict.FAILED, f"{self.failed} of {ran} tasks failed: {reason}")
+
+    def engine_crashed(self, how: str) -> None:
+        """The engine process ended."""
+        self._end(Verdict.FAILED, f"the engine crashed under it: {how}")
+
+    def tick(self, now_s: float) -> None:
+        """Time passed."""
+        if now_s >= self.ends_s:
+            self._end(Verdict.PASSED, f"{self.completed} tasks completed, {self.failed} failed")
+
+    def _end(self, verdict: Verdict, reason: str) -> None:
+        if self.verdict is Verdict.OPEN:
+            self.verdict, self.reason = verdict, reason

@@ -1,0 +1,101 @@
+"""The process behind `stageloom-agent run`: settings in, the agent's main loop, an exit code out.
+
+`python -m edge_agent.run SETTINGS` with the settings as JSON. The command line replaces itself with this, so
+that neither it nor what it prints with stays in the memory of a process that runs for months.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+
+from edge_agent.config import AgentConfig, decode_config
+from edge_agent.home import HomeLock
+from edge_agent.links import NoPlanner
+from edge_agent.loop import READ
+from edge_agent.service import Agent, LinkFactory
+from edge_agent.store import ArtifactStore
+from shared.errors import ExitCode, SettingError, StageloomError
+
+_log = logging.getLogger(__name__)
+
+_SWITCH_INTERVAL_S = 0.0005
+"""Python's default of 5 ms is what a task would wait while the link's thread decodes a plan."""
+
+
+def main() -> int:
+    """Run the agent."""
+    os.umask(0o077)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    try:
+        if len(sys.argv) != 2:
+            raise SettingError(
+                "this process is started by the command line", remedy="use `stageloom-agent run`"
+            )
+        config = decode_config(sys.argv[1])
+        logging.basicConfig(
+            level=config.log_level,
+            stream=sys.stderr,
+            format="%(asctime)s %(levelname)s %(name)s %(message)s",
+        )
+        return run_agent(config)
+    except StageloomError as error:
+        sys.stderr.write(f"stageloom-agent: {error}\n")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+
+
+def run_agent(config: AgentConfig) -> ExitCode:
+    """Until a signal; Ctrl-C gives `INTERRUPTED`, a polite end `OK`.
+
+    Raises:
+        StageloomError: it cannot start.
+    """
+    lock = HomeLock(config.home_path)
+    make_link, problems = _link_maker(config)
+    agent = Agent(config, make_link, problems=problems)
+    stopped_by: list[int] = []
+    with _signals(agent, stopped_by):
+        agent.run()
+    lock.release()
+    return ExitCode.INTERRUPTED if signal.SIGINT in stopped_by else ExitCode.OK
+
+
+def _link_maker(config: AgentConfig) -> tuple[LinkFactory, list[str]]:
+    if config.models:
+        from edge_agent.local_plan import plan_alone  # the importer's code, for agents without a planner
+
+        store = ArtifactStore(config.home_path / "artifacts")
+        plan = plan_alone(config, store, _log.info)
+        return lambda: NoPlanner(plan), []
+    from edge_agent.planner_link import connect_planner  # ZeroMQ, for agents that have joined one
+
+    return connect_planner(config)
+
+
+@contextlib.contextmanager
+def _signals(agent: Agent, seen: list[int]) -> Iterator[None]:
+    """SIGTERM and SIGINT end the agent politely, the second one at once."""
+    read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def on_signal(events: int) -> None:
+        seen.extend(os.read(read, 16))
+        agent.request_stop()
+
+    agent.loop.watch(read, READ, on_signal)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(read)
+        os.close(write)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

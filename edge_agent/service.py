@@ -1,0 +1,410 @@
+"""The agent's main process: the link, the local endpoint and the engine process on one loop.
+
+Nothing here decides about plans or tasks: `PlanManager`, `TaskLedger` and the link core do; this part carries
+their actions out and turns each outcome into the next event. No heavy package is imported on this path.
+"""
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import TypeAlias
+
+import msgspec
+
+from edge_agent import __version__
+from edge_agent.background import Background
+from edge_agent.config import AgentConfig
+from edge_agent.engine_host import EngineHost
+from edge_agent.ingest.connection import Arena, ConnectionLimits
+from edge_agent.ingest.endpoint import Accepted, Endpoint
+from edge_agent.ingest.ledger import TaskLedger
+from edge_agent.ingest.messages import ModelInfo
+from edge_agent.ingest.paths import runtime_directory
+from edge_agent.link import events as link
+from edge_agent.link.events import RunnablePlan
+from edge_agent.links import Link
+from edge_agent.loop import READ, Loop
+from edge_agent.plan_check import PlanChecked, PlanUnusable, check_plan
+from edge_agent.plans import (
+    Action,
+    CheckPlan,
+    KeepFallback,
+    LoadPlan,
+    Note,
+    PlanManager,
+    StartEngine,
+    StopEngine,
+    SwapTo,
+    Tell,
+    UnloadPlan,
+)
+from edge_agent.probation import ProbationConfig
+from edge_agent.status import AgentStatus, EngineStatus, PlanStatus, QueueStatus, TaskTotals
+from edge_agent.store import ArtifactStore, StateFile
+from edge_agent.supervisor import Supervisor
+from edge_agent.telemetry import ServiceTimes, engine_rows, profile_rows, task_rows, trace_row
+from edge_agent.worker import messages as engine
+from edge_agent.worker.config import WorkerConfig
+from shared.engine.steps import Outcome, PlanKey
+from shared.errors import StorageError, TaskRefused
+from shared.ids import Digest, TaskId
+from shared.messages.control import ProfileRequest
+from shared.messages.telemetry import Event, RowData
+
+_log = logging.getLogger(__name__)
+
+_TICK_S = 0.25
+_PROBLEMS = 16  # of the newest, shown by `status`
+_PROFILE_REPEATS = 5
+
+LinkFactory: TypeAlias = Callable[[], Link]
+
+
+class Agent:
+    """Wires the parts together; `run` returns when `request_stop` was called and the last task has ended."""
+
+    def __init__(self, config: AgentConfig, make_link: LinkFactory, *, problems: Sequence[str] = ()) -> None:
+        home = config.home_path
+        self.config = config
+        self.loop = Loop()
+        self.artifacts = ArtifactStore(home / "artifacts")
+        self._started_s = self.loop.now()
+        self._home = home
+        self._problems: deque[str] = deque(problems, maxlen=_PROBLEMS)
+        self._fallback_file = StateFile(home / "fallback")
+        self._supervisor = Supervisor(Random())
+        self._plans = PlanManager(
+            self._supervisor, ProbationConfig(length_s=config.probation_s), self._load_fallback()
+        )
+        self._ledger = TaskLedger()
+        self._endpoint = Endpoint(
+            self.loop,
+            self,
+            self._ledger,
+            ConnectionLimits(max_tasks=config.max_tasks, max_arena_bytes=config.max_arena_bytes),
+        )
+        self._engine = EngineHost(
+            self.loop,
+            WorkerConfig(stats_interval_s=config.stats_interval_s, log_level=config.log_level),
+            config.silent_engine_s,
+            self._on_report,
+        )
+        self._background = Background(self.loop)
+        self._link: Link = make_link()
+        self._members: dict[Digest, tuple[tuple[str, ...], ...]] = {}
+        self._service: ServiceTimes = ServiceTimes(())
+        self._stats: engine.Stats | None = None
+        self._last_exit = ""
+        self._stopping = False
+        self._counted_s = self._started_s
+
+    # -- life -----------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until told to stop."""
+        self._endpoint.listen(runtime_directory(self._home))
+        self.loop.watch(self._link.fileno(), READ, self._on_link)
+        self.loop.call_every(_TICK_S, self._tick)
+        self.loop.call_every(self.config.stats_interval_s, self._count)
+        self._engine.start_in(0.0)
+        for problem in self._problems:
+            self._record([Event("state", problem[:512])])
+        try:
+            self.loop.run()
+        finally:
+            self._endpoint.end_all(Outcome.FAILED, "agent_restarted", "the agent was stopped")
+            self._count()
+            self._endpoint.close("the agent was stopped")
+            self._engine.shut_down()
+            self._background.close()
+            self._link.stop()
+            self.loop.close()
+
+    def request_stop(self) -> None:
+        """Take no more tasks, let those that are open end for a while, then return from `run`."""
+        if self._stopping:
+            self.loop.stop()
+            return
+        self._stopping = True
+        self._engine.drain()
+        self.loop.call_at(self.loop.now() + self.config.drain_s, self.loop.stop)
+        self._stop_when_empty()
+
+    def _stop_when_empty(self) -> None:
+        if self._stopping and not len(self._ledger):
+            self.loop.stop()
+
+    def _tick(self) -> None:
+        self._do(self._plans.tick(self.loop.now()))
+        self._engine.check_alive(busy=self._plans.loading or not self._plans.engine_up)
+
+    # -- the endpoint's backend -----------------------------------------------------------------------------
+
+    def models(self) -> Mapping[str, ModelInfo]:
+        """What the active plan serves."""
+        return self._plans.models
+
+    def not_ready(self) -> str:
+        """Why no task is taken; empty when one is."""
+        if self._stopping:
+            return "the agent is stopping"
+        if not self._plans.engine_up:
+            return "the engine process is starting"
+        if self._plans.active is None:
+            return "a plan is being loaded" if self._plans.loading else "no plan is active"
+        return ""
+
+    def submit(self, task: Accepted) -> None:
+        """To the engine."""
+        try:
+            self._engine.submit(task)
+        except TaskRefused as error:
+            self._endpoint.task_ended(task.id, Outcome.REFUSED, error.code, str(error))
+
+    def cancel(self, task: TaskId) -> None:
+        """To the engine; its answer ends the task."""
+        self._engine.cancel(task)
+
+    def add_arena(self, arena: Arena) -> None:
+        """To the engine."""
+        self._engine.add_arena(arena)
+
+    def drop_arena(self, arena: Arena) -> None:
+        """To the engine."""
+        self._engine.drop_arena(arena)
+
+    def status(self) -> bytes:
+        """As JSON."""
+        active = self._plans.active
+        opened: dict[str, int] = {}
+        for task in self._ledger.open_tasks():
+            opened[task.model] = opened.get(task.model, 0) + 1
+        reason = self.not_ready()
+        stats = self._stats
+        return msgspec.json.encode(
+            AgentStatus(
+                version=__version__,
+                pid=os.getpid(),
+                home=str(self._home.absolute()),
+                uptime_s=round(self.loop.now() - self._started_s, 3),
+                ready=not reason,
+                reason=reason,
+                engine=EngineStatus(
+                    pid=self._engine.pid,
+                    up=self._plans.engine_up,
+                    restarts=self._supervisor.restarts,
+                    last_exit=self._last_exit,
+                ),
+                plan=PlanStatus(
+                    digest=active.ref.digest,
+                    origin=active.ref.origin.value,
+                    models=tuple(self._plans.models),
+                )
+                if active
+                else None,
+                trial=self._plans.phase.value if self._plans.phase else "",
+                link=self._link.status(),
+                queues=tuple(
+                    QueueStatus(model=m.name, tasks=m.queue_length, oldest_age_s=m.oldest_age_s)
+                    for m in stats.models
+                )
+                if stats
+                else (),
+                tasks=tuple(
+                    TaskTotals(
+                        model=model,
+                        submitted=c.submitted,
+                        completed=c.completed,
+                        refused=c.refused,
+                        failed=c.failed,
+                        cancelled=c.cancelled,
+                        expired=c.expired,
+                        open=opened.get(model, 0),
+                    )
+                    for model, c in sorted(self._ledger.totals.items())
+                ),
+                applications=self._endpoint.num_connections,
+                problems=tuple(self._problems),
+            )
+        )
+
+    # -- the engine process ---------------------------------------------------------------------------------
+
+    def _on_report(self, report: engine.Report) -> None:
+        match report:
+            case engine.TaskDone():
+                self._task_done(report)
+            case engine.Stats():
+                self._stats_arrived(report)
+            case engine.Ready():
+                self._supervisor.started(self.loop.now())
+                for arena in self._endpoint.arenas():
+                    self._engine.add_arena(arena)
+                self._do(self._plans.ready())
+            case engine.PlanLoaded():
+                self._do(self._plans.loaded(PlanKey(report.key)))
+            case engine.PlanFailed():
+                _log.warning("plan %d failed in the engine: %s", report.key, report.reason)
+                self._do(self._plans.load_failed(PlanKey(report.key), report.reason))
+            case engine.PlanActive():
+                self._plan_active(PlanKey(report.key))
+            case engine.PlanReleased():
+                self._do(self._plans.released(PlanKey(report.key)))
+            case engine.OperatorTimes():
+                self._profiled(report)
+            case engine.Traced():
+                plan = self._plans.plan_of(PlanKey(report.key))
+                if plan is not None:
+                    self._record([trace_row(report, plan.ref.digest)])
+            case engine.Exited():
+                self._exited(report.returncode)
+            case engine.Drained():
+                self._stop_when_empty()
+
+    def _task_done(self, done: engine.TaskDone) -> None:
+        outcome = Outcome(done.outcome)
+        self._endpoint.task_ended(TaskId(done.task), outcome, done.code, done.reason, done.queued_s)
+        if self._plans.phase is not None:
+            self._do(self._plans.task_ended(outcome, done.reason))
+        if self._stopping:
+            self._stop_when_empty()
+
+    def _plan_active(self, key: PlanKey) -> None:
+        self._do(self._plans.activated(key, self.loop.now()))
+        active = self._plans.active
+        if active is not None:
+            _log.info("plan %s is active", active.ref.digest[:12])
+            self._service = ServiceTimes(self._members.get(active.ref.digest, ()))
+
+    def _exited(self, returncode: int) -> None:
+        how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
+        self._last_exit = how
+        self._stats = None
+        self._endpoint.end_all(
+            Outcome.FAILED,
+            "agent_restarted",
+            f"the engine process ended ({how}) while the task was in flight; submit it again if wanted",
+        )
+        self._do(self._plans.exited(how, self.loop.now()))
+
+    # -- plans ----------------------------------------------------------------------------------------------
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            self._carry_out(action)
+
+    def _carry_out(self, action: Action) -> None:
+        match action:
+            case CheckPlan(plan):
+                self._background.run(lambda: check_plan(plan, self.artifacts), self._checked)
+            case LoadPlan(key, plan):
+                paths = {need.digest: str(self.artifacts.path(need.digest)) for need in plan.artifacts}
+                self._engine.load_plan(key, plan.wire, paths)
+            case SwapTo(key):
+                self._engine.activate(key)
+            case UnloadPlan(key):
+                self._engine.unload(key)
+            case StartEngine(delay_s):
+                if not self._stopping:
+                    self._engine.start_in(delay_s)
+            case StopEngine():
+                self._engine.end()
+            case Tell(event):
+                self._link.tell(event)
+                if isinstance(event, link.ProbationPassed):
+                    self._collect()
+            case Note(code, text):
+                self._note(code, text)
+            case KeepFallback(plan):
+                try:
+                    self._fallback_file.save(msgspec.msgpack.encode(plan))
+                except StorageError as error:
+                    self._note("storage", str(error))
+
+    def _checked(self, result: PlanChecked | PlanUnusable) -> None:
+        if isinstance(result, PlanUnusable):
+            self._note("plan_unusable", f"plan {result.digest[:12]}: {result.reason}")
+            self._do(self._plans.check_failed(result.digest, result.reason, result.damaged))
+            return
+        self._members[result.digest] = result.members
+        self._do(self._plans.checked(result.digest, result.models))
+
+    def _load_fallback(self) -> RunnablePlan | None:
+        found = self._fallback_file.load()
+        if found.problem:
+            self._problems.append(found.problem)
+        if found.body is None:
+            return None
+        try:
+            return msgspec.msgpack.decode(found.body, type=RunnablePlan)
+        except msgspec.MsgspecError as error:
+            self._problems.append(f"the fallback plan cannot be read and is forgotten: {error}")
+            return None
+
+    def _collect(self) -> None:
+        keep = self._plans.needed()
+        gone = self.artifacts.collect(keep)
+        for digest in gone:
+            self._link.tell(link.ArtifactGone(digest))
+
+    # -- the link -------------------------------------------------------------------------------------------
+
+    def _on_link(self, events: int) -> None:
+        for order in self._link.take():
+            match order:
+                case link.RestorePlan(plan):
+                    self._do(self._plans.restore(plan))
+                case link.VerifyPlan(attempt, plan):
+                    self._do(self._plans.verify(attempt, plan))
+                case link.StagePlan(attempt, plan):
+                    self._do(self._plans.stage(attempt, plan))
+                case link.ActivatePlan(attempt, plan):
+                    self._do(self._plans.activate(attempt, plan))
+                case link.AbandonPlan(attempt):
+                    self._do(self._plans.abandon(attempt))
+                case link.RunProfile(request):
+                    self._profile(request)
+
+    def _profile(self, request: ProfileRequest) -> None:
+        digest = request.artifact.digest
+        self._engine.profile(
+            engine.Profile(
+                request=request.request,
+                artifact=digest,
+                path=str(self.artifacts.path(digest)),
+                executor=self.config.executor,
+                intra_op_threads=self.config.intra_op_threads,
+                batch=request.batch,
+                repeats=_PROFILE_REPEATS,
+                limit_s=request.budget_s,
+            )
+        )
+
+    def _profiled(self, times: engine.OperatorTimes) -> None:
+        self._record(profile_rows(times, "", _PROFILE_REPEATS))
+        self._link.tell(link.ProfileAnswered(times.request))
+
+    # -- telemetry ------------------------------------------------------------------------------------------
+
+    def _count(self) -> None:
+        now_s = self.loop.now()
+        length_us, self._counted_s = round((now_s - self._counted_s) * 1e6), now_s
+        self._record(task_rows(self._ledger.take_intervals(), length_us))
+
+    def _stats_arrived(self, stats: engine.Stats) -> None:
+        self._stats = stats
+        self._service.add(stats)
+        plan = self._plans.plan_of(PlanKey(stats.key)) if stats.key is not None else None
+        self._record(engine_rows(stats, plan.ref.digest if plan else None, self._service.per_task_us()))
+
+    def _note(self, code: str, text: str) -> None:
+        _log.warning("%s: %s", code, text)
+        self._problems.append(f"{time.strftime('%H:%M:%S')} {code}: {text}")
+        self._record([Event(code[:128], text[:512])])
+
+    def _record(self, rows: Sequence[RowData]) -> None:
+        if rows:
+            self._link.record(rows)

@@ -1,0 +1,179 @@
+"""What the agent keeps on disk: small state files that survive a power cut, and artifacts by digest.
+
+A state file is written beside the old one, synced, and renamed over it; the copy before stays as `.previous`.
+Each carries a digest over its body. A file that does not check is set aside as `.corrupt` and the previous
+copy is used; if that is broken too the agent starts without, and says so. It never stops a start.
+"""
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.digest import DIGEST_BYTES
+from shared.errors import StateError, StorageError
+from shared.ids import Digest
+
+_MAGIC = b"STGLSTATE1\n"
+_MAX_STATE_BYTES = 16 << 20
+_PART = ".part"
+_DIGEST_CHARS = 2 * DIGEST_BYTES
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A state file's body, None if there is none that checks; `problem` says what was wrong on the way."""
+
+    body: bytes | None
+    problem: str = ""
+
+
+class StateFile:
+    """One checked file with its previous copy."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._previous = path.with_name(path.name + ".previous")
+
+    def load(self) -> Loaded:
+        """The newest copy that checks."""
+        newest, previous = self._read(self.path), self._read(self._previous)
+        problem = "; ".join(one.problem for one in (newest, previous) if one.problem)
+        return Loaded(previous.body if newest.body is None else newest.body, problem)
+
+    def _read(self, path: Path) -> Loaded:
+        try:
+            return Loaded(_unsealed(path))
+        except FileNotFoundError:
+            return Loaded(None)
+        except OSError as error:
+            return Loaded(None, f"{path.name} cannot be read: {error.strerror}")
+        except StateError as error:
+            with contextlib.suppress(OSError):
+                path.replace(path.with_name(self.path.name + ".corrupt"))
+            return Loaded(None, f"{path.name} is corrupt ({error.cause}) and set aside")
+
+    def save(self, body: bytes) -> None:
+        """Durable when it returns; the file holds the old or the new body at every moment.
+
+        Raises:
+            StorageError: the disk is full, or the directory may not be written. Nothing has changed then.
+        """
+        fresh = self.path.with_name(self.path.name + ".new")
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_synced(fresh, _MAGIC + _checksum(body) + body)
+            if self.path.exists():
+                spare = self._previous.with_name(self._previous.name + ".new")
+                spare.unlink(missing_ok=True)
+                os.link(self.path, spare)
+                spare.replace(self._previous)
+            fresh.replace(self.path)
+            sync_directory(self.path.parent)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                fresh.unlink(missing_ok=True)
+            raise StorageError(
+                f"{self.path} cannot be written: {error.strerror}", remedy="free space or mend permissions"
+            ) from error
+
+
+def _unsealed(path: Path) -> bytes:
+    with path.open("rb") as file:
+        data = file.read(_MAX_STATE_BYTES + 1)
+    head = len(_MAGIC)
+    if len(data) > _MAX_STATE_BYTES:
+        raise StateError("too large")
+    if data[:head] != _MAGIC:
+        raise StateError("not a state file")
+    body = data[head + DIGEST_BYTES :]
+    if data[head : head + DIGEST_BYTES] != _checksum(body):
+        raise StateError("its checksum is wrong")
+    return body
+
+
+def _checksum(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest()
+
+
+def write_synced(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Write a whole file and wait until the disk has it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_directory(directory: Path) -> None:
+    """Make a rename in it durable."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class ArtifactStore:
+    """Whole artifacts, each under its digest's name; `NAME.part` is a download that the link is at."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def path(self, digest: Digest) -> Path:
+        """Where the artifact lies, if it is present."""
+        return self.directory / digest
+
+    def present(self) -> frozenset[Digest]:
+        """Digests of the whole artifacts; their content is checked before a plan uses them."""
+        if not self.directory.is_dir():
+            return frozenset()
+        names = (path.name for path in self.directory.iterdir())
+        return frozenset(Digest(name) for name in names if len(name) == _DIGEST_CHARS)
+
+    def adopt(self, path: Path, digest: Digest) -> Path:
+        """Move an artifact that was made on this file system into the store.
+
+        Raises:
+            StorageError: it cannot be moved.
+        """
+        try:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.replace(self.path(digest))
+            sync_directory(self.directory)
+        except OSError as error:
+            raise StorageError(
+                f"artifact {digest[:12]} cannot be stored: {error.strerror}", remedy="free space"
+            ) from error
+        return self.path(digest)
+
+    def make_durable(self, digest: Digest) -> None:
+        """Wait until the disk has it, name and content: last-known-good must survive a power cut.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        descriptor = os.open(self.path(digest), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        sync_directory(self.directory)
+
+    def remove(self, digest: Digest) -> None:
+        """Forget an artifact that turned out damaged."""
+        self.path(digest).unlink(missing_ok=True)
+
+    def collect(self, keep: Collection[Digest]) -> list[Digest]:
+        """Remove every artifact and download that is not to be kept; returns the artifacts that went."""
+        gone = []
+        for path in list(self.directory.iterdir()) if self.directory.is_dir() else []:
+            digest = Digest(path.name.removesuffix(_PART))
+            if digest in keep or len(digest) != _DIGEST_CHARS:
+                continue
+            path.unlink(missing_ok=True)
+            if path.name == digest:
+                gone.append(digest)
+        return gone

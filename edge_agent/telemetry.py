@@ -1,0 +1,147 @@
+"""Measurements of both processes as telemetry rows."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from edge_agent.ingest.ledger import Interval
+from edge_agent.worker.messages import OperatorTimes, Stats, Traced
+from shared.ids import Digest
+from shared.messages.telemetry import (
+    GroupSpan,
+    OperatorTiming,
+    ProfileResult,
+    QueueSample,
+    RowData,
+    StepTimings,
+    StepTrace,
+    TaskCounters,
+)
+
+_TIMINGS_PER_ROW = 64
+_GROUPS_PER_ROW = 128
+_PLAN_CHARS = 16
+_LONGEST_NAME = 64
+
+
+def row_name(model: str) -> str:
+    """A model's name as rows spell it: other characters than letters, digits, `.`, `_` and `-` become `_`."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", model)[:_LONGEST_NAME]
+    return name if name[:1].isalnum() else f"x{name}"[:_LONGEST_NAME]
+
+
+def task_rows(intervals: Mapping[str, Interval], length_us: int) -> list[RowData]:
+    """Counters and latencies of the models that saw a task."""
+    rows: list[RowData] = []
+    for model, interval in intervals.items():
+        c, name = interval.counts, row_name(model)
+        rows.append(
+            TaskCounters(
+                name, length_us, c.submitted, c.completed, c.refused, c.cancelled, c.expired, c.failed
+            )
+        )
+        if c.completed:
+            rows.append(interval.histogram(name))
+    return rows
+
+
+def engine_rows(stats: Stats, plan: Digest | None, service_us: Mapping[str, float]) -> list[RowData]:
+    """Queues and steps; `service_us` is the mean device time of one task of a model."""
+    rows: list[RowData] = [
+        QueueSample(
+            row_name(model.name),
+            model.queue_length,
+            round(model.queue_length * service_us.get(model.name, 0.0)),
+            round(model.oldest_age_s * 1e6),
+        )
+        for model in stats.models
+    ]
+    if plan is not None:
+        rows += [
+            StepTimings(
+                plan[:_PLAN_CHARS],
+                one.combined,
+                one.mask,
+                one.steps,
+                round(one.busy_s * 1e6),
+                round(one.longest_s * 1e6),
+            )
+            for one in stats.combined
+            if one.steps and one.key == stats.key
+        ]
+    return rows
+
+
+class ServiceTimes:
+    """Device time per completed task of each model, since the plan was activated.
+
+    A step's time is shared equally by the members of its combined block.
+    """
+
+    def __init__(self, members: Sequence[Sequence[str]]) -> None:
+        self._members = members
+        self._busy_s: dict[str, float] = {}
+        self._completed: dict[str, int] = {}
+        self._before: dict[str, int] | None = None
+
+    def add(self, stats: Stats) -> None:
+        """One report of the engine."""
+        completed = {model.name: model.outcomes.get("completed", 0) for model in stats.models}
+        if self._before is not None:
+            for name, count in completed.items():
+                self._completed[name] = self._completed.get(name, 0) + count - self._before.get(name, 0)
+        self._before = completed
+        for one in stats.combined:
+            if one.key != stats.key or one.combined >= len(self._members):
+                continue
+            names = self._members[one.combined]
+            for name in names:
+                self._busy_s[name] = self._busy_s.get(name, 0.0) + one.busy_s / len(names)
+
+    def per_task_us(self) -> dict[str, float]:
+        """Per model; models without a completed task are left out."""
+        return {
+            name: self._busy_s.get(name, 0.0) / count * 1e6
+            for name, count in self._completed.items()
+            if count
+        }
+
+
+def trace_row(traced: Traced, plan: Digest) -> StepTrace:
+    """One step as a timeline; groups beyond what a row holds are left out."""
+
+    def since_us(at_s: float) -> int:
+        return max(round((at_s - traced.started_s) * 1e6), 0)
+
+    return StepTrace(
+        plan[:_PLAN_CHARS],
+        traced.combined,
+        traced.mask,
+        traced.lane,
+        since_us(traced.ended_s),
+        tuple(
+            GroupSpan(item, stream, since_us(begin_s), since_us(end_s))
+            for item, stream, begin_s, end_s in traced.groups[:_GROUPS_PER_ROW]
+        ),
+    )
+
+
+def profile_rows(times: OperatorTimes, environment: str, runs: int) -> list[RowData]:
+    """The answer to a profile request, in parts; operators that the time limit cut off are left out."""
+    timings = [
+        OperatorTiming(op, median_us, 0.0, runs)
+        for op, median_us in enumerate(times.median_us)
+        if median_us >= 0
+    ]
+    parts = [timings[i : i + _TIMINGS_PER_ROW] for i in range(0, len(timings), _TIMINGS_PER_ROW)] or [[]]
+    return [
+        ProfileResult(
+            times.request,
+            Digest(times.artifact),
+            times.batch,
+            environment[:128],
+            tuple(part),
+            index == len(parts) - 1,
+            times.reason[:512],
+        )
+        for index, part in enumerate(parts)
+    ]

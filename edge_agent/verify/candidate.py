@@ -1,0 +1,128 @@
+"""One model under a plan through the engine, with every block-border tensor recorded."""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from edge_agent.executor.base import Executor, StepResult
+from edge_agent.verify.inputs import Feeds
+from edge_agent.worker.driver import EngineDriver, TaskEnd, TaskIO
+from shared.artifact import Artifact
+from shared.bound import BoundPlan
+from shared.engine.steps import InstanceId, Outcome, PlanKey, Step, Task
+from shared.ids import TaskId
+from shared.plan import Member
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Place: TypeAlias = tuple[int, str]
+"""Where a tensor was seen: behind which block (the number of blocks for the task's answer), and its name."""
+
+_PREPARE_S = 600.0
+_MAX_DELAY_S = 0.002
+
+
+@dataclass(slots=True)
+class Trace:
+    """What one task left behind."""
+
+    tensors: "dict[Place, np.ndarray]" = field(default_factory=dict)
+    outcome: Outcome | None = None
+    reason: str = ""
+
+
+class _Io(TaskIO):
+    """A task whose inputs and outputs are plain arrays."""
+
+    def __init__(self, feeds: Feeds, blocks: int) -> None:
+        self.trace = Trace()
+        self.over = threading.Event()
+        self._feeds = feeds
+        self._blocks = blocks
+
+    def inputs(self, model: str) -> "Mapping[str, np.ndarray]":
+        return self._feeds
+
+    def deliver(self, model: str, outputs: "Mapping[str, np.ndarray]") -> None:
+        for name, array in outputs.items():
+            self.trace.tensors[self._blocks, name] = array.copy()
+
+    def ended(self, end: TaskEnd) -> None:
+        self.trace.outcome, self.trace.reason = end.outcome, end.reason
+        self.over.set()
+
+
+class Candidate:
+    """An engine in this process that serves one model; the plan has batch 1 and that model only."""
+
+    def __init__(self, executor: Executor, bound: BoundPlan, artifact: Artifact) -> None:
+        """Takes the executor over and closes it in the end.
+
+        Raises:
+            ExecutorError: the executor cannot load the plan.
+        """
+        self._bound = bound
+        self._executor = executor
+        self._seen: dict[InstanceId, dict[Place, np.ndarray]] = {}
+        self._task_of: dict[InstanceId, TaskId] = {}
+        self._next_task = 0
+        executor.tap = self._tap
+        self._driver = EngineDriver(executor)
+        self._driver.on_step = self._on_step
+        try:
+            self._driver.load(PlanKey(0), bound, {artifact.digest: artifact})
+            self._driver.wait_prepared(PlanKey(0), _PREPARE_S)
+            self._driver.activate(PlanKey(0))
+        except BaseException:
+            self._driver.close()
+            raise
+
+    def run(self, tasks: Sequence[Feeds], delays: "np.random.Generator | None") -> list[Trace]:
+        """Submit all tasks at once and wait for all; `delays` draws a pause before every group."""
+        self._executor.pause = None if delays is None else _Pauses(delays)
+        self._seen.clear()
+        self._task_of.clear()
+        blocks = self._bound.models[0].plan.num_blocks
+        name = self._bound.models[0].plan.name
+        ios: dict[TaskId, _Io] = {}
+        for feeds in tasks:
+            task = TaskId(self._next_task)
+            self._next_task += 1
+            ios[task] = _Io(feeds, blocks)
+            nbytes = sum(array.nbytes for array in feeds.values())
+            self._driver.submit(Task(id=task, models=(name,), nbytes=nbytes), ios[task])
+        for io in ios.values():
+            io.over.wait()
+        for instance, tensors in self._seen.items():
+            if instance in self._task_of:
+                ios[self._task_of[instance]].trace.tensors.update(tensors)
+        return [io.trace for io in ios.values()]
+
+    def close(self) -> None:
+        """End the engine and free the executor."""
+        self._driver.close()
+
+    def _tap(self, instance: InstanceId, member: Member, tensors: "Mapping[str, np.ndarray]") -> None:
+        seen = self._seen.setdefault(instance, {})
+        for name, array in tensors.items():
+            seen[member.block, name] = array.copy()
+
+    def _on_step(self, step: Step, result: StepResult) -> None:
+        for member in step.members:
+            self._task_of[member.instance] = member.tasks[0]
+
+
+class _Pauses:
+    """Sleeps a random while before a group; called from several threads."""
+
+    def __init__(self, rng: "np.random.Generator") -> None:
+        self._rng = rng
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        with self._lock:
+            seconds = float(self._rng.random()) * _MAX_DELAY_S
+        time.sleep(seconds)

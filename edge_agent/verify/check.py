@@ -1,0 +1,258 @@
+"""The whole comparison: a model under a schedule against the whole model in onnxruntime.
+
+Section "Executors" of docs/architecture.md says what is compared and why; tests/verify plants defects in an
+executor and requires that they are found.
+"""
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from edge_agent.executor.base import Executor
+from edge_agent.executor.registry import make_executor
+from edge_agent.verify.candidate import Candidate, Place, Trace
+from edge_agent.verify.compare import MIN_SENSITIVITY, relative_difference, sensitivity
+from edge_agent.verify.inputs import MAX_PAIRS, Feeds, ValueRange, check_ranges, draw_pair
+from edge_agent.verify.reference import Reference, before_saturation
+from edge_agent.verify.report import VerifyReport
+from edge_agent.verify.seeding import seed_weights
+from shared.artifact import Artifact, open_artifact, write_artifact
+from shared.bound import BoundPlan, bind
+from shared.engine.steps import Outcome
+from shared.errors import InputError
+from shared.graph import Graph
+from shared.importer.api import artifact_path, import_model
+from shared.plan import ExecutorOptions
+from shared.search.compose import ModelChoice, compose
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+
+Progress: TypeAlias = Callable[[str], None]
+DEFAULT_REPEATS = 3
+_CALIBRATION_INPUTS = 3
+
+
+def verify(
+    model_path: Path,
+    schedule: str,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    ranges: Mapping[str, ValueRange] | None = None,
+    partition: str | None = None,
+    executor: str = "onnx",
+    seed: int = 0,
+    repeats: int = DEFAULT_REPEATS,
+    delays: bool = True,
+    progress: Progress = lambda line: None,
+) -> VerifyReport:
+    """Import a model and compare it under the scheduler `schedule` with the whole model.
+
+    `partition` is by default `paper` where the file carries borders, else `base`, so that there are borders
+    to compare. Each of a pair of inputs runs `repeats` times, from the second time on with random `delays`.
+
+    Raises:
+        ModelError, UnpinnedShape: the model cannot be imported.
+        InputError: a range or an option cannot be used. SettingError: no such scheduler.
+        ExecutorError: the backend is missing, or fails outside a task.
+    """
+    with tempfile.TemporaryDirectory(prefix="stageloom-verify-") as name:
+        folder = Path(name)
+        progress("importing")
+        imported = import_model(model_path, shapes=shapes or {}, out_dir=folder)
+        artifact = open_artifact(artifact_path(folder, imported.digest))
+        return verify_artifact(
+            artifact,
+            schedule,
+            make_executor(executor),
+            ranges=ranges,
+            partition=partition,
+            seed=seed,
+            repeats=repeats,
+            delays=delays,
+            progress=progress,
+        )
+
+
+def verify_artifact(
+    artifact: Artifact,
+    schedule: str,
+    executor: Executor,
+    *,
+    ranges: Mapping[str, ValueRange] | None = None,
+    partition: str | None = None,
+    seed: int = 0,
+    repeats: int = DEFAULT_REPEATS,
+    delays: bool = True,
+    progress: Progress = lambda line: None,
+) -> VerifyReport:
+    """As `verify`, for a model that was imported; the executor is closed in the end.
+
+    Raises:
+        InputError, SettingError, ExecutorError: as `verify`.
+    """
+    import numpy as np
+
+    if repeats < 1:
+        raise InputError(f"{repeats} repeats compare nothing", remedy="use 1 or more")
+    partition = partition or default_partition(artifact.graph)
+    rng = np.random.default_rng(seed)
+    with tempfile.TemporaryDirectory(prefix="stageloom-verify-") as name:
+        folder = Path(name)
+        progress("seeding weights")
+        seeded = _seed(artifact, ranges or {}, rng, folder)
+        bound = _bind(seeded.artifact, schedule, partition, executor.name)
+        progress("drawing inputs")
+        pair = _find_pair(seeded, bound, ranges or {}, rng, folder)
+        del seeded.model
+        progress(f"running {2 * repeats} tasks")
+        candidate = Candidate(executor, bound, seeded.artifact)
+        try:
+            tally = _run(candidate, pair, repeats, rng if delays else None)
+        finally:
+            candidate.close()
+    return VerifyReport(
+        model=artifact.graph.name,
+        scheduler=schedule,
+        partition=partition,
+        executor=executor.name,
+        operators=len(artifact.graph.operators),
+        blocks=len(bound.models[0].blocks),
+        seeded_weights=len(seeded.names),
+        pairs=pair.drawn,
+        runs=2 * repeats,
+        tensors=len(pair.places),
+        difference=tally.difference,
+        worst=tally.worst,
+        sensitivity=pair.sensitivity,
+        stable=tally.stable,
+        failed_tasks=tally.failed,
+        reason=tally.reason,
+    )
+
+
+def default_partition(graph: Graph) -> str:
+    """`paper` where the model's file carried borders, else `base`."""
+    return "paper" if "paper" in dict(graph.partitions) else "base"
+
+
+@dataclass(slots=True)
+class _Seeded:
+    """A model whose weights say something."""
+
+    artifact: Artifact
+    model: "onnx.ModelProto"  # what the artifact holds, parsed
+    names: list[str]  # of the replaced weights
+
+
+def _seed(
+    artifact: Artifact, ranges: Mapping[str, ValueRange], rng: "np.random.Generator", folder: Path
+) -> _Seeded:
+    """Seed the weights that say nothing; the artifact is written anew only if there were any."""
+    import onnx
+
+    tensors = [artifact.graph.tensors[t] for t in artifact.graph.inputs]
+    check_ranges(tensors, ranges)
+    model = onnx.ModelProto()
+    model.ParseFromString(artifact.onnx_bytes())
+    inputs = [feeds for attempt in range(2) for feeds in draw_pair(tensors, ranges, attempt, rng)]
+    names = seed_weights(model, inputs[:_CALIBRATION_INPUTS], rng)
+    if not names:
+        return _Seeded(artifact, model, names)
+    path = folder / "seeded.artifact"
+    write_artifact(path, artifact.graph, model.SerializeToString())
+    return _Seeded(open_artifact(path), model, names)
+
+
+def _bind(artifact: Artifact, schedule: str, partition: str, executor: str) -> BoundPlan:
+    choice = ModelChoice(
+        name=artifact.graph.name, artifact=artifact.digest, graph=artifact.graph, partition=partition
+    )
+    plan = compose([choice], scheduler=schedule, executor=ExecutorOptions(name=executor))
+    return bind(plan, {artifact.digest: artifact.graph})
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Two inputs and everything they should lead to."""
+
+    feeds: tuple[Feeds, Feeds]
+    expected: "tuple[dict[str, np.ndarray], dict[str, np.ndarray]]"  # by tensor name
+    places: tuple[Place, ...]  # where the engine must show which tensor
+    sensitivity: float
+    drawn: int
+
+
+def _find_pair(
+    seeded: _Seeded,
+    bound: BoundPlan,
+    ranges: Mapping[str, ValueRange],
+    rng: "np.random.Generator",
+    folder: Path,
+) -> _Pair:
+    """The first pair of inputs that the outputs depend on enough, or the best of all attempts."""
+    graph, blocks = bound.models[0].graph, bound.models[0].blocks
+    outputs = [graph.tensors[t].name for t in graph.outputs]
+    places = [(block.index, graph.tensors[t].name) for block in blocks for t in block.live_out]
+    places += [(len(blocks), name) for name in outputs]
+    judged = [before_saturation(seeded.model, name) for name in outputs]
+    reference = Reference(seeded.model, [*(name for _, name in places), *judged], folder)
+    tensors = [graph.tensors[t] for t in graph.inputs]
+    best: _Pair | None = None
+    for attempt in range(MAX_PAIRS):
+        feeds = draw_pair(tensors, ranges, attempt, rng)
+        expected = (reference.run(feeds[0]), reference.run(feeds[1]))
+        found = sensitivity(expected[0], expected[1], judged)
+        if best is None or found > best.sensitivity:
+            best = _Pair(feeds, expected, tuple(places), found, attempt + 1)
+        if found > MIN_SENSITIVITY:
+            break
+    assert best is not None
+    return replace(best, drawn=attempt + 1)
+
+
+def _run(candidate: Candidate, pair: _Pair, repeats: int, delays: "np.random.Generator | None") -> "_Tally":
+    """Both inputs, again and again, in alternating order: a slot that keeps what came before shows."""
+    tally = _Tally(pair)
+    for repeat in range(repeats):
+        order = (0, 1) if repeat % 2 == 0 else (1, 0)
+        traces = candidate.run([pair.feeds[which] for which in order], delays if repeat else None)
+        for which, trace in zip(order, traces, strict=True):
+            tally.add(which, trace)
+    return tally
+
+
+class _Tally:
+    """What the traces amount to so far."""
+
+    def __init__(self, pair: _Pair) -> None:
+        self.difference = 0.0
+        self.worst = ""
+        self.stable = True
+        self.failed = 0
+        self.reason = ""
+        self._pair = pair
+        self._first: dict[int, Trace] = {}
+
+    def add(self, which: int, trace: Trace) -> None:
+        """Compare the trace of input `which` with the reference, and with the first one of that input."""
+        if trace.outcome is not Outcome.COMPLETED:
+            self.failed += 1
+            self.reason = self.reason or trace.reason
+            return
+        for place in self._pair.places:
+            found = trace.tensors.get(place)
+            expected = self._pair.expected[which][place[1]]
+            gap = math.inf if found is None else relative_difference(found, expected)
+            if gap > self.difference or (gap == math.inf and not self.worst):
+                self.difference, self.worst = gap, f"{place[1]} behind block {place[0]}"
+        first = self._first.setdefault(which, trace)
+        self.stable = self.stable and all(
+            first.tensors[place].tobytes() == trace.tensors[place].tobytes()
+            for place in self._pair.places
+            if place in first.tensors and place in trace.tensors
+        )

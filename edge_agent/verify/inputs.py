@@ -1,0 +1,128 @@
+"""Pairs of inputs with differing contents, for tensors of any number and type.
+
+White noise is a poor input: global pooling averages it away and the outputs hardly depend on it. So the
+contents change from pair to pair: low-frequency patterns, noise, other scales, and for integers sub-ranges.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from shared.errors import InputError
+from shared.graph import Tensor
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Feeds: TypeAlias = "dict[str, np.ndarray]"
+"""Input tensors by name, each with its batch-1 shape."""
+
+MAX_PAIRS = 16
+_COARSE = 4  # cells per axis of a low-frequency pattern
+_SCALES = (1.0, 0.25, 4.0)
+_SMALL_INTEGERS = {"uint8": (0, 255), "int8": (-128, 127)}
+_INTEGER_RANGE = (0, 1)  # without a given range: valid ids of every table, valid masks and flags
+_FLOATS = {"float16", "float32", "float64"}
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRange:
+    """The values an input may take, both ends included."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not -math.inf < self.low <= self.high < math.inf:
+            raise InputError(
+                f"the range {self.low}:{self.high} holds no value", remedy="write LO:HI with LO <= HI"
+            )
+
+
+def check_ranges(tensors: Sequence[Tensor], ranges: Mapping[str, ValueRange]) -> None:
+    """Refuse what cannot be drawn before anything runs.
+
+    Raises:
+        InputError: a range names no input or leaves its type, or an input has a type that cannot be fed.
+    """
+    import numpy as np
+
+    known = {tensor.name: tensor for tensor in tensors}
+    for name, values in ranges.items():
+        if name not in known:
+            raise InputError(f"the model has no input {name!r}", remedy=f"its inputs are {', '.join(known)}")
+        dtype = known[name].dtype
+        if dtype not in _FLOATS and dtype != "bool":
+            limits = np.iinfo(dtype)
+            if not (limits.min <= values.low and values.high <= limits.max):
+                raise InputError(
+                    f"the range {values.low:g}:{values.high:g} of {name!r} leaves its type {dtype}"
+                )
+    for tensor in tensors:
+        if tensor.dtype == "bfloat16":
+            raise InputError(f"input {tensor.name!r} has the type bfloat16, which cannot be fed")
+
+
+def draw_pair(
+    tensors: Sequence[Tensor], ranges: Mapping[str, ValueRange], attempt: int, rng: "np.random.Generator"
+) -> tuple[Feeds, Feeds]:
+    """Two sets of inputs for one comparison; `attempt` counts up from 0 and changes the kind of content."""
+    return (
+        {t.name: _draw(t, ranges.get(t.name), attempt, False, rng) for t in tensors},
+        {t.name: _draw(t, ranges.get(t.name), attempt, True, rng) for t in tensors},
+    )
+
+
+def _draw(
+    tensor: Tensor, values: ValueRange | None, attempt: int, second: bool, rng: "np.random.Generator"
+) -> "np.ndarray":
+    if tensor.dtype in _FLOATS:
+        drawn = _real(tensor.shape, values, attempt, second, rng)
+    elif tensor.dtype == "bool":
+        drawn = rng.random(tensor.shape) < (0.5, 0.2, 0.8)[(attempt + second) % 3]
+    else:
+        drawn = _whole(tensor, values, attempt, second, rng)
+    return drawn.astype(tensor.dtype)
+
+
+def _real(
+    shape: tuple[int, ...],
+    values: ValueRange | None,
+    attempt: int,
+    second: bool,
+    rng: "np.random.Generator",
+) -> "np.ndarray":
+    """About unit variance times a scale; inside a given range its middle plus up to half its width."""
+    pattern = _pattern(shape, rng)
+    noise = rng.standard_normal(shape)
+    kinds = (pattern + 0.3 * noise, pattern, noise + rng.standard_normal(), 0.5 * pattern + noise)
+    drawn = kinds[(attempt + (2 if second and attempt % 2 else 0)) % len(kinds)]
+    if values is not None:
+        squashed = drawn / (1.0 + abs(drawn))  # inside -1..1
+        return (values.low + values.high) / 2 + squashed * (values.high - values.low) / 2
+    return drawn * _SCALES[(attempt // len(kinds) + second * (attempt > 0)) % len(_SCALES)]
+
+
+def _pattern(shape: tuple[int, ...], rng: "np.random.Generator") -> "np.ndarray":
+    """Random levels on a coarse grid over every axis, stretched to `shape`; varies slowly along long axes."""
+    import numpy as np
+
+    pattern = rng.standard_normal([min(size, _COARSE) for size in shape])
+    for axis, size in enumerate(shape):
+        cells = pattern.shape[axis]
+        pattern = np.take(pattern, np.arange(size) * cells // max(size, 1), axis=axis)
+    return pattern
+
+
+def _whole(
+    tensor: Tensor, values: ValueRange | None, attempt: int, second: bool, rng: "np.random.Generator"
+) -> "np.ndarray":
+    """Uniform over the range; from the second attempt on over a sub-range, another for each of the pair."""
+    low, high = _SMALL_INTEGERS.get(tensor.dtype, _INTEGER_RANGE)
+    if values is not None:
+        low, high = int(values.low), int(values.high)
+    if attempt:
+        middle = (low + high) // 2
+        low, high = (low, middle) if bool(attempt % 2) != second else (min(middle + 1, high), high)
+    return rng.integers(low, high, size=tensor.shape, endpoint=True)

@@ -1,0 +1,303 @@
+"""Seeded values for weights that say nothing: all elements equal, zero included.
+
+A model with such weights gives the same output for every input, so a dropped or swapped operator would pass
+any comparison. Operator by operator, in run order, weights are drawn and then scaled by what the operator
+makes of a few inputs, so that every output channel has about unit variance: data-dependent initialisation
+(Salimans & Kingma 2016; layer-sequential: Mishkin & Matas 2016).
+
+A bias takes away half of a channel's mean. With none of it the positive mean of Relu outputs grows from layer
+to layer and buries what depends on the input; with all of it every layer also enlarges rounding errors by
+some 1.2 times, as batch normalisation does (Yang et al. 2019): measured on a ResNet-50 behind 50 layers, two
+correct runs then differ by 1e-4, with half of it by 1e-5.
+
+Works on a normalised ONNX file: weights are initializers, nodes are in topological order.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from edge_agent.verify.inputs import Feeds
+from edge_agent.verify.roles import Linear, Role, linear_of, role_of
+from edge_agent.verify.single_node import NodeRunner, reads_of
+from shared.importer.nodes import captured_names
+
+if TYPE_CHECKING:
+    import numpy as np
+    import onnx
+
+Samples: TypeAlias = "list[np.ndarray]"
+"""One value under each of the calibration inputs. [num_samples]"""
+
+_CENTRED = 0.5  # share of the mean that a bias takes away; see the module's text
+_NOISE = 0.1  # standard deviation of what biases and shifts add
+_FEW_POSITIONS = 16  # fewer per channel do not give a standard deviation of their own
+_TINY = 1e-12
+_COPY_BYTES = 64 << 20  # a larger shared weight is not copied, and stays as it is
+_FLOATS = {"float16", "float32", "float64"}
+_STATISTICS = (Role.MEAN, Role.VARIANCE)
+
+
+def seed_weights(model: "onnx.ModelProto", inputs: Sequence[Feeds], rng: "np.random.Generator") -> list[str]:
+    """Replace equal-valued weights, in place; returns the names of those replaced, in run order.
+
+    `inputs` are the calibration inputs, two or more. What cannot be run node by node keeps the drawn values
+    unscaled.
+    """
+    seeder = _Seeder(model, inputs, rng)
+    for node in model.graph.node:
+        if not seeder.waiting:
+            break
+        seeder.visit(node)
+    return seeder.replaced
+
+
+class _Seeder:
+    def __init__(self, model: "onnx.ModelProto", inputs: Sequence[Feeds], rng: "np.random.Generator") -> None:
+        self.rng = rng
+        self.waiting = _separate_uniform_weights(model)
+        self.stored = {tensor.name: tensor for tensor in model.graph.initializer}
+        self.num_samples = len(inputs)
+        self.replaced: list[str] = []
+        self.runner = NodeRunner(model)
+        self.values: dict[str, Samples] = {
+            value.name: [feeds[value.name] for feeds in inputs] for value in model.graph.input
+        }
+        self.readers_left: dict[str, int] = {}
+        for node in model.graph.node:
+            for name in reads_of(node):
+                self.readers_left[name] = self.readers_left.get(name, 0) + 1
+
+    def visit(self, node: "onnx.NodeProto") -> None:
+        """Give the node's equal-valued weights values, run it on every sample, scale them."""
+        mine: dict[str, Role] = {}
+        for index, name in enumerate(node.input):
+            if name in self.waiting and (role := role_of(node.op_type, index, _size(self.stored[name]))):
+                mine[name] = role
+        drawn = {name: self._draw(node, name, role) for name, role in mine.items()}
+        if any(role in _STATISTICS for role in mine.values()):
+            self._measure_statistics(node, mine, drawn)
+        outputs = self._run(node, drawn)
+        if outputs is not None and Role.WEIGHT in mine.values():
+            self._scale(node, mine, drawn, outputs[0])
+        self._keep(node, drawn, outputs)
+
+    def _draw(self, node: "onnx.NodeProto", name: str, role: Role) -> "np.ndarray":
+        import numpy as np
+
+        shape = tuple(self.stored[name].dims)
+        if role is Role.WEIGHT:
+            return self._draw_weight(node, list(node.input).index(name), shape)
+        if role is Role.BIAS:  # centring decides it
+            return np.zeros(shape, np.float32)
+        if role in (Role.GAIN, Role.VARIANCE):
+            return self.rng.uniform(0.5, 1.5, shape).astype("float32")
+        if role is Role.SLOPE:
+            return self.rng.uniform(0.05, 0.3, shape).astype("float32")
+        spread = 1.0 if role is Role.TABLE else _NOISE
+        return self.rng.standard_normal(shape, dtype="float32") * spread
+
+    def _draw_weight(self, node: "onnx.NodeProto", index: int, shape: tuple[int, ...]) -> "np.ndarray":
+        drawn = self.rng.standard_normal(shape, dtype="float32")
+        linear = linear_of(node.op_type, index, transposed=_transposed(node))
+        if linear is None or linear.weight_axis is None:
+            return drawn / math.sqrt(max(drawn.size // max(shape), 1))
+        summed = tuple(a for a in range(len(shape)) if a != linear.weight_axis % len(shape))
+        fan_in = math.prod(shape[a] for a in summed)
+        return drawn / math.sqrt(max(fan_in, 1))
+
+    def _measure_statistics(
+        self, node: "onnx.NodeProto", mine: Mapping[str, Role], drawn: "dict[str, np.ndarray]"
+    ) -> None:
+        samples = self.values.get(node.input[0])
+        if samples is None:
+            return
+        mean, deviation = _statistics(samples, 1)
+        for name, role in mine.items():
+            if role is Role.MEAN:
+                drawn[name] = mean
+            elif role is Role.VARIANCE:
+                drawn[name] = deviation**2
+
+    def _run(self, node: "onnx.NodeProto", drawn: "Mapping[str, np.ndarray]") -> list[Samples] | None:
+        """Per output of the node its samples, or None if it cannot be run alone."""
+        wanted = [name for name in reads_of(node) if name not in self.stored]
+        if any(name not in self.values for name in wanted):
+            return None
+        runs = [{name: self.values[name][k] for name in wanted} for k in range(self.num_samples)]
+        stored = {name: self.stored[name] for name in reads_of(node) if name in self.stored}
+        return self.runner.run(node, runs, stored, drawn)
+
+    def _scale(
+        self,
+        node: "onnx.NodeProto",
+        mine: Mapping[str, Role],
+        drawn: "dict[str, np.ndarray]",
+        samples: Samples,
+    ) -> None:
+        """Scale weight and bias so that the first output has about unit variance; samples change too."""
+        import numpy as np
+
+        index = next(i for i, name in enumerate(node.input) if mine.get(name) is Role.WEIGHT)
+        linear = linear_of(node.op_type, index, transposed=_transposed(node))
+        if linear is None or samples[0].dtype.name not in _FLOATS:
+            return
+        mean, deviation = _statistics(samples, linear.output_axis)
+        kept = (1.0 - _CENTRED) * mean
+        scale = 1.0 / np.sqrt(deviation**2 + kept**2)
+        weight = drawn[node.input[index]]
+        weight *= _along(scale, weight.ndim, linear.weight_axis)
+        shift = self._bias(node, mine, drawn, linear, (mean - kept) * scale)
+        for k, sample in enumerate(samples):
+            wide = sample * _along(scale, sample.ndim, linear.output_axis)
+            samples[k] = (wide + _along(shift, sample.ndim, linear.output_axis)).astype(sample.dtype)
+
+    def _bias(
+        self,
+        node: "onnx.NodeProto",
+        mine: Mapping[str, Role],
+        drawn: "dict[str, np.ndarray]",
+        linear: Linear,
+        mean: "np.ndarray",
+    ) -> "np.ndarray":
+        """Set a seeded bias; returns what it adds per output channel."""
+        import numpy as np
+
+        name = node.input[linear.bias] if linear.bias is not None and linear.bias < len(node.input) else ""
+        if mine.get(name) is not Role.BIAS:
+            return np.zeros_like(mean)
+        bias = drawn[name]
+        noise = _NOISE * self.rng.standard_normal(bias.shape, dtype="float32")
+        fits = linear.output_axis is not None and bias.size == mean.size
+        drawn[name] = noise - (mean.reshape(bias.shape) if fits else 0.0)
+        return drawn[name].reshape(-1) if fits else np.zeros_like(mean)
+
+    def _keep(
+        self, node: "onnx.NodeProto", drawn: "Mapping[str, np.ndarray]", outputs: list[Samples] | None
+    ) -> None:
+        """Write the weights into the model, remember the outputs, forget what nobody reads any more."""
+        for name, array in drawn.items():
+            _store(self.stored[name], array)
+            self.waiting.discard(name)
+            self.replaced.append(name)
+        if outputs is not None:
+            self.values.update(zip([name for name in node.output if name], outputs, strict=True))
+        for name in reads_of(node):
+            self.readers_left[name] -= 1
+            if not self.readers_left[name]:
+                self.values.pop(name, None)
+
+
+def _separate_uniform_weights(model: "onnx.ModelProto") -> set[str]:
+    """Names of the weights to replace, each read once: those that others read too are copied first.
+
+    Files share equal tensors, of one role or of several; scaled for one reader they would not suit the next.
+    """
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    reads = Counter(name for node in model.graph.node for name in (*node.input, *captured_names(node)))
+    verdicts: dict[tuple[str, int | None], bool] = {}
+    found: set[str] = set()
+    for node in model.graph.node:
+        for index, name in _to_replace(node, stored, verdicts, bool(found)):
+            if reads[name] == 1:
+                found.add(name)
+            elif stored[name].ByteSize() <= _COPY_BYTES:
+                reads[name] -= 1
+                copy = model.graph.initializer.add()
+                copy.CopyFrom(stored[name])
+                copy.name = f"{name}/{node.name}/{index}"
+                node.input[index] = copy.name
+                found.add(copy.name)
+    return found
+
+
+def _to_replace(
+    node: "onnx.NodeProto",
+    stored: "Mapping[str, onnx.TensorProto]",
+    verdicts: dict[tuple[str, int | None], bool],
+    replaced_before: bool,
+) -> list[tuple[int, str]]:
+    """Input index and name of the node's weights that say nothing; the bias goes with its weight.
+
+    A kernel that is constant per output channel says nothing either: BatchNorm folded into equal weights.
+    Statistics of BatchNorm no longer fit once something before it was replaced.
+    """
+    chosen = []
+    biases = []
+    replaces_weight = False
+    for index, name in enumerate(node.input):
+        if name not in stored or not (role := role_of(node.op_type, index, _size(stored[name]))):
+            continue
+        linear = linear_of(node.op_type, index, transposed=_transposed(node)) if role is Role.WEIGHT else None
+        key = (name, linear.weight_axis if linear else None)
+        if key not in verdicts:
+            verdicts[key] = _is_uniform(stored[name], key[1])
+        if verdicts[key] or (replaced_before and role in _STATISTICS):
+            chosen.append((index, name))
+            replaces_weight |= role is Role.WEIGHT
+        elif role is Role.BIAS:
+            biases.append((index, name))
+    return chosen + biases if replaces_weight else chosen
+
+
+def _is_uniform(tensor: "onnx.TensorProto", axis: int | None) -> bool:
+    """Whether all elements are equal, or with an axis all that share their place along it."""
+    import numpy as np
+    from onnx import numpy_helper
+
+    array = numpy_helper.to_array(tensor)
+    if array.dtype.name not in _FLOATS or not array.size:
+        return False
+    rows = array.reshape(1, -1)
+    if axis is not None and array.size > array.shape[axis]:
+        rows = np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)
+    return bool((rows == rows[:, :1]).all())
+
+
+def _statistics(samples: Samples, axis: int | None) -> "tuple[np.ndarray, np.ndarray]":
+    """Mean and standard deviation per channel over samples and positions. [channels], or [1] without an axis.
+
+    Channels that too few numbers back share one deviation; a channel that never varies gets 1.
+    """
+    import numpy as np
+
+    stacked = np.stack(samples).astype(np.float32)  # [num_samples, ...]
+    if axis is None:
+        flat = stacked.reshape(1, -1)
+    else:
+        place = axis % (stacked.ndim - 1) + 1
+        flat = np.moveaxis(stacked, place, 0).reshape(stacked.shape[place], -1)
+    mean = flat.mean(axis=1, dtype=np.float64)
+    variance = np.square(flat - mean[:, None].astype(np.float32)).mean(axis=1, dtype=np.float64)
+    if flat.shape[1] < _FEW_POSITIONS:
+        variance = np.full_like(variance, variance.mean())
+    usable = np.isfinite(variance) & (variance > _TINY)
+    deviation = np.sqrt(np.where(usable, variance, 1.0))
+    return np.where(np.isfinite(mean), mean, 0.0).astype(np.float32), deviation.astype(np.float32)
+
+
+def _along(vector: "np.ndarray", ndim: int, axis: int | None) -> "np.ndarray":
+    """`vector` shaped to multiply along `axis`; a vector of one element multiplies everywhere."""
+    if axis is None:
+        return vector.reshape((1,) * ndim)
+    shape = [1] * ndim
+    shape[axis] = vector.size
+    return vector.reshape(shape)
+
+
+def _store(tensor: "onnx.TensorProto", array: "np.ndarray") -> None:
+    from onnx import helper
+
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    for field in ("float_data", "double_data", "int32_data", "raw_data"):
+        tensor.ClearField(field)
+    tensor.raw_data = array.astype(dtype).tobytes()
+
+
+def _size(tensor: "onnx.TensorProto") -> int:
+    return math.prod(tensor.dims)
+
+
+def _transposed(node: "onnx.NodeProto") -> bool:
+    return any(attribute.name == "transB" and attribute.i for attribute in node.attribute)

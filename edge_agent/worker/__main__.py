@@ -1,0 +1,37 @@
+"""`python -m edge_agent.worker FD CONFIG`: started by `WorkerHandle.start`, not by hand."""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import NoReturn
+
+from edge_agent.worker.channel import Channel
+from edge_agent.worker.config import decode_config
+from edge_agent.worker.process import EngineProcess
+
+_EXIT_BUG = 70
+
+
+def _die(problem: threading.ExceptHookArgs) -> None:
+    """A thread that ends by an exception leaves the engine stuck; a dead process is restarted."""
+    logging.getLogger(__name__).critical(
+        "thread %s failed; the engine process ends", problem.thread, exc_info=problem.exc_value
+    )
+    os._exit(_EXIT_BUG)
+
+
+def main() -> NoReturn:
+    """Take the inherited channel and serve."""
+    config = decode_config(sys.argv[2])
+    logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the agent stops us
+    sys.setswitchinterval(config.switch_interval_s)
+    threading.excepthook = _die
+    EngineProcess(Channel(socket.socket(fileno=int(sys.argv[1]))), config).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Tasks whose tensors lie in clients' arenas: found, checked, read in place and answered in place."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from edge_agent.worker.arenas import Arena
+from edge_agent.worker.driver import EngineDriver, TaskEnd, TaskIO
+from edge_agent.worker.messages import AddArena, ArenaRefused, Report, Submit, TaskDone
+from shared.bound import BoundModel
+from shared.engine.steps import Code, Outcome, Task
+from shared.errors import RefusedError, TaskRefused
+from shared.graph import Tensor
+from shared.ids import TaskId
+
+if TYPE_CHECKING:
+    import numpy
+
+BAD_INPUT = "bad_input"
+UNKNOWN_ARENA = "unknown_arena"
+
+
+class ArenaTasks:
+    """Used by the receiving thread; `ended` of a task runs on any."""
+
+    def __init__(self, report: Callable[[Report], None], driver: Callable[[], EngineDriver | None]) -> None:
+        self._report = report
+        self._driver = driver
+        self._arenas: dict[int, Arena] = {}
+        self._in_arena: dict[int, set[TaskId]] = {}
+
+    def add_arena(self, command: AddArena, fds: list[int]) -> None:
+        """Map an arena; a refused one is reported, and tasks that name it are refused."""
+        try:
+            if len(fds) != 1 or command.arena in self._arenas:
+                raise RefusedError(f"arena {command.arena} is known, or came without its memory file")
+            self._arenas[command.arena] = Arena(fds[0], command.size_bytes)
+            self._in_arena[command.arena] = set()
+        except RefusedError as error:
+            self._report(ArenaRefused(command.arena, str(error)))
+
+    def drop_arena(self, arena: int) -> None:
+        """Cancel the tasks that lie in it and unmap it once nothing reads it any more."""
+        if self._arenas.pop(arena, None) is None:
+            return
+        for task in sorted(self._in_arena.pop(arena)):
+            self.cancel(task)
+
+    def cancel(self, task: int) -> None:
+        """End a task if it has not ended."""
+        driver = self._driver()
+        if driver is not None:
+            driver.cancel(TaskId(task))
+
+    def submit(self, command: Submit) -> None:
+        """Hand a task to the engine, or answer at once what is wrong with it."""
+        driver = self._driver()
+        try:
+            if driver is None or driver.active is None:
+                raise TaskRefused(Code.UNKNOWN_MODEL, "no plan is active", remedy="try again in a moment")
+            bound = driver.active
+            models = [bound.models[bound.model_index[m]] for m in command.models if m in bound.model_index]
+            io = self._locate(command, models)
+            nbytes = sum(model.input_bytes for model in models[:1])
+            task = Task(
+                id=TaskId(command.task),
+                models=command.models,
+                nbytes=nbytes,
+                priority=command.priority,
+                deadline_s=command.deadline_s,
+            )
+            driver.submit(task, io)
+        except TaskRefused as error:
+            self._refuse(command.task, error.code, str(error))
+        except (RefusedError, ValueError, TypeError, OverflowError) as error:
+            self._refuse(command.task, BAD_INPUT, str(error))
+
+    def _refuse(self, task: int, code: str, reason: str) -> None:
+        now = time.monotonic()
+        self._report(TaskDone(task, Outcome.REFUSED.value, code, reason, now, None, now))
+
+    def _locate(self, command: Submit, models: list[BoundModel]) -> "_ArenaTask":
+        """Views of every tensor of the task.
+
+        Raises:
+            RefusedError: an arena is unknown, a tensor does not fit, or an input has no place.
+        """
+        several = len(command.models) > 1
+        sources = {name: (arena, offset) for name, arena, offset in command.inputs}
+        targets = {name: (arena, offset) for name, arena, offset in command.outputs}
+        inputs: dict[str, dict[str, numpy.ndarray]] = {}
+        outputs: dict[str, dict[str, numpy.ndarray]] = {}
+        for model in models:
+            graph, name = model.graph, model.plan.name
+            inputs[name] = {
+                tensor.name: self._view(tensor, _required(sources, name, tensor))
+                for tensor in (graph.tensors[t] for t in graph.inputs)
+            }
+            outputs[name] = {
+                tensor.name: self._view(tensor, place)
+                for tensor in (graph.tensors[t] for t in graph.outputs)
+                if (place := targets.get(f"{name}/{tensor.name}" if several else tensor.name))
+            }
+        held = tuple({arena for _, arena, _ in (*command.inputs, *command.outputs)} & self._in_arena.keys())
+        return _ArenaTask(self, TaskId(command.task), inputs, outputs, held)
+
+    def _view(self, tensor: Tensor, place: tuple[int, int]) -> "numpy.ndarray":
+        arena = self._arenas.get(place[0])
+        if arena is None:
+            raise TaskRefused(UNKNOWN_ARENA, f"arena {place[0]} is not known", remedy="add it first")
+        return arena.view(tensor, place[1])
+
+    def hold(self, task: TaskId, arenas: tuple[int, ...]) -> None:
+        """Remember that a task lies in these arenas."""
+        for arena in arenas:
+            self._in_arena[arena].add(task)
+
+    def finish(self, end: TaskEnd, arenas: tuple[int, ...]) -> None:
+        """Answer a task."""
+        for arena in arenas:
+            held = self._in_arena.get(arena)
+            if held is not None:
+                held.discard(end.task)
+        parts = tuple((model, outcome.value) for model, outcome in end.parts)
+        self._report(
+            TaskDone(
+                end.task,
+                end.outcome.value,
+                end.code,
+                end.reason,
+                end.queued_s,
+                end.started_s,
+                end.ended_s,
+                parts,
+            )
+        )
+
+
+class _ArenaTask(TaskIO):
+    """One task in place."""
+
+    def __init__(
+        self,
+        owner: ArenaTasks,
+        task: TaskId,
+        inputs: "Mapping[str, Mapping[str, numpy.ndarray]]",
+        outputs: "Mapping[str, Mapping[str, numpy.ndarray]]",
+        arenas: tuple[int, ...],
+    ) -> None:
+        self._owner = owner
+        self._inputs = inputs
+        self._outputs = outputs
+        self._arenas = arenas
+        owner.hold(task, arenas)
+
+    def inputs(self, model: str) -> "Mapping[str, numpy.ndarray]":
+        """Views into the arena."""
+        return self._inputs[model]
+
+    def deliver(self, model: str, outputs: "Mapping[str, numpy.ndarray]") -> None:
+        """Write what the client has named a place for."""
+        for name, place in self._outputs[model].items():
+            place[...] = outputs[name]
+
+    def ended(self, end: TaskEnd) -> None:
+        """Report it."""
+        self._owner.finish(end, self._arenas)
+
+
+def _required(sources: Mapping[str, tuple[int, int]], model: str, tensor: Tensor) -> tuple[int, int]:
+    place = sources.get(f"{model}/{tensor.name}") or sources.get(tensor.name)
+    if place is None:
+        raise RefusedError(f"model {model!r} needs the input {tensor.name!r}, which the task does not have")
+    return place

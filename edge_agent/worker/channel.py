@@ -1,0 +1,130 @@
+"""One end of the socket pair between the two agent processes: whole messages, with file descriptors.
+
+SOCK_SEQPACKET keeps message borders and order, and reports the other end's death as an empty message.
+Sending never blocks: what the socket does not take waits in a bounded backlog, so that a stopped peer
+cannot stall a lane or the link.
+"""
+
+import array
+import os
+import socket
+from collections import deque
+from collections.abc import Sequence
+
+from edge_agent.worker.messages import MAX_MESSAGE_BYTES
+from shared.errors import UnavailableError
+
+MAX_BACKLOG = 16384
+_MAX_FDS = 4
+_FD_SPACE = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
+
+
+class ChannelClosed(UnavailableError):
+    """The other process is gone."""
+
+    def __init__(self) -> None:
+        super().__init__("the other process closed the channel")
+
+
+def channel_pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected ends; both are closed on exec unless passed on by name."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+class Channel:
+    """Not thread-safe: the caller guards `send` and `flush` with one lock and receives on one thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._backlog: deque[tuple[bytes, tuple[int, ...]]] = deque()
+
+    def fileno(self) -> int:
+        """Readable when a message waits."""
+        return self._sock.fileno()
+
+    @property
+    def backlog(self) -> int:
+        """Messages not yet taken by the socket; `flush` when it is writable."""
+        return len(self._backlog)
+
+    def send(self, message: bytes, fds: Sequence[int] = ()) -> None:
+        """Send now or keep for `flush`. `fds` are duplicated: the caller still closes its own.
+
+        Raises:
+            ChannelClosed: the other process is gone.
+            UnavailableError: the other process has not read for so long that the backlog is full.
+        """
+        if len(message) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {len(message)} bytes is larger than {MAX_MESSAGE_BYTES}")
+        if not self._backlog and self._try_send(message, fds):
+            return
+        if len(self._backlog) >= MAX_BACKLOG:
+            raise UnavailableError("the engine process does not read its messages", remedy="restart it")
+        self._backlog.append((message, tuple(os.dup(fd) for fd in fds)))
+
+    def flush(self) -> None:
+        """Send what waits, as far as the socket takes it.
+
+        Raises:
+            ChannelClosed: the other process is gone.
+        """
+        while self._backlog:
+            message, fds = self._backlog[0]
+            if not self._try_send(message, fds):
+                return
+            self._backlog.popleft()
+            for fd in fds:
+                os.close(fd)
+
+    def _try_send(self, message: bytes, fds: Sequence[int]) -> bool:
+        try:
+            if fds:
+                socket.send_fds(self._sock, [message], list(fds))
+            else:
+                self._sock.send(message)
+        except BlockingIOError:
+            return False
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise ChannelClosed from error
+        return True
+
+    def receive(self) -> tuple[bytes, list[int]] | None:
+        """The next message with its file descriptors, or None when none waits.
+
+        Raises:
+            ChannelClosed: the other process is gone.
+            ValueError: the message was larger than the limit; it is lost.
+        """
+        try:
+            message, ancillary, flags, _ = self._sock.recvmsg(
+                MAX_MESSAGE_BYTES, _FD_SPACE, socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return None
+        except ConnectionResetError as error:
+            raise ChannelClosed from error
+        if not message:
+            raise ChannelClosed
+        fds = _descriptors(ancillary) if ancillary else []
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            for fd in fds:
+                os.close(fd)
+            raise ValueError("a message was cut off at the size limit")
+        return message, fds
+
+    def close(self) -> None:
+        """Close this end and what waits in the backlog."""
+        for _, fds in self._backlog:
+            for fd in fds:
+                os.close(fd)
+        self._backlog.clear()
+        self._sock.close()
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return list(fds)

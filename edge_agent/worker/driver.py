@@ -1,0 +1,513 @@
+"""Drives the engine core with threads: one per lane, one for time, one for preparing programs.
+
+Leader and follower: whoever ends a step takes the core's lock, reports the end, carries out what the core
+answers, and goes on with its own lane's next step with the lock released. Idle lanes wait on a lock each.
+Nothing here knows where tensors come from or who asks: see `shell` and `process`.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, TypeAlias
+
+from edge_agent.executor.base import Executor, Rows, StepResult
+from edge_agent.worker.messages import CombinedStats
+from edge_agent.worker.tally import Tally
+from shared.artifact import Artifact
+from shared.bound import BoundModel, BoundPlan
+from shared.engine.core import EngineCore
+from shared.engine.stats import EngineStats
+from shared.engine.steps import (
+    Action,
+    DropInstance,
+    FinishTask,
+    InstanceId,
+    IssueStep,
+    MoveInstance,
+    Outcome,
+    PlanKey,
+    PrepareProgram,
+    ProgramKey,
+    Step,
+    StepMember,
+    Task,
+)
+from shared.errors import StageloomError
+from shared.ids import Digest, StepId, TaskId
+
+if TYPE_CHECKING:
+    import numpy
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 0.001
+"""The timer's shortest sleep: a time that has come and cannot be acted on yet must not make it spin."""
+
+
+class TaskIO:
+    """A task's tensors and its owner; subclasses say where they lie."""
+
+    def inputs(self, model: str) -> "Mapping[str, numpy.ndarray]":
+        """The model's inputs by the graph's names, each with its batch-1 shape."""
+        raise NotImplementedError
+
+    def deliver(self, model: str, outputs: "Mapping[str, numpy.ndarray]") -> None:
+        """The model's outputs, before `ended` says that the task completed. Runs on a lane's thread."""
+        raise NotImplementedError
+
+    def ended(self, end: "TaskEnd") -> None:
+        """The task is over, in exactly one way. Nothing is delivered afterwards."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEnd:
+    """How and when a task ended; seconds on the driver's clock."""
+
+    task: TaskId
+    outcome: Outcome
+    code: str
+    reason: str
+    queued_s: float
+    started_s: float | None  # when its first step began to run; None if it never did
+    ended_s: float
+    parts: tuple[tuple[str, Outcome], ...] = ()  # of a task for several models: how it ended in each
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A task that has not ended."""
+
+    io: TaskIO
+    queued_s: float
+    started_s: float | None = None
+    delivering: int = 0  # lanes that are writing its outputs: the answer waits for them
+    problem: str = ""  # why its outputs could not be written
+    finish: FinishTask | None = None
+
+
+def _held() -> threading.Lock:
+    """A lock that whoever acquires it next sleeps on."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One lane's issued steps and the lock that its thread sleeps on."""
+
+    wake: threading.Lock = field(default_factory=_held)
+    pending: deque[tuple[Step, str | None]] = field(default_factory=deque)  # with why it was not issued
+    idle: bool = False
+
+
+_Ends: TypeAlias = list[tuple[TaskIO, TaskEnd]]
+"""Answers to give once the lock is released."""
+
+StepObserver = Callable[[Step, StepResult], None]
+
+
+class EngineDriver:
+    """The engine core with an executor, running.
+
+    `on_released` is told about plans that were freed, on the preparing thread. Public methods may be called
+    from any thread; callbacks must be short.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        on_released: Callable[[PlanKey], None] = lambda key: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.executor = executor
+        self.on_step: StepObserver | None = None  # set while nothing runs, or to trace
+        self._tally = Tally()
+        self._on_released = on_released
+        self._clock = clock
+        self._core = EngineCore()
+        self._lock = threading.Lock()
+        self._tasks: dict[TaskId, _Entry] = {}
+        self._plans: dict[PlanKey, BoundPlan] = {}
+        self._active: PlanKey | None = None
+        self._in_flight: set[StepId] = set()
+        self._drops: list[tuple[set[StepId], InstanceId]] = []  # instances to drop once these have ended
+        self._lanes: list[_Lane] = []
+        self._threads: list[threading.Thread] = []
+        self._stopping = False
+        self._timer = _held()
+        self._timer_until_s = -math.inf  # what the timer sleeps until; -inf while it is awake
+        self._chores: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._unprepared: dict[PlanKey, set[ProgramKey]] = {}
+        self._prepared = threading.Condition(self._lock)
+        self._start(self._keep_time, "timer")
+        self._start(self._do_chores, "prepare")
+
+    # Plans
+
+    def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
+        """Load a plan and ask for its programs; slow, on the caller's thread.
+
+        Raises:
+            ExecutorError: the executor cannot load it; nothing has changed.
+            ValueError: a plan with this key is loaded.
+        """
+        self.executor.load(key, bound, artifacts)
+        with self._lock:
+            actions = self._core.load(key, bound, self._clock())
+            while len(self._lanes) < bound.plan.lanes:
+                self._lanes.append(_Lane())
+                self._start(self._run_lane, f"lane-{len(self._lanes) - 1}", self._lanes[-1])
+            self._plans[key] = bound
+            self._act(actions)
+
+    def wait_prepared(self, key: PlanKey, timeout_s: float) -> int:
+        """Wait until the programs that were asked for so far are ready; the number still missing."""
+        with self._prepared:
+            self._prepared.wait_for(lambda: not self._unprepared.get(key), timeout_s)
+            return len(self._unprepared.get(key, ()))
+
+    def activate(self, key: PlanKey) -> None:
+        """Send new launches to a loaded plan.
+
+        Raises:
+            ValueError: the plan is not loaded.
+        """
+        with self._lock:
+            actions = self._core.activate(key, self._clock())
+            self._active = key
+            ends = self._act(actions)
+        self._answer(ends)
+
+    def unload(self, key: PlanKey) -> None:
+        """Give up a plan that is not in use; `on_released` follows.
+
+        Raises:
+            ValueError: the plan is not loaded or in use.
+        """
+        with self._lock:
+            actions = self._core.unload(key, self._clock())
+            if self._active == key:
+                self._active = None
+            self._act(actions)
+
+    def drain(self, *, refuse: bool) -> None:
+        """Stop launching; with `refuse` queued and new tasks are refused, without they wait."""
+        with self._lock:
+            ends = self._act(self._core.drain(self._clock(), refuse=refuse))
+        self._answer(ends)
+
+    @property
+    def active(self) -> BoundPlan | None:
+        """The plan that new launches go to."""
+        key = self._active
+        return None if key is None else self._plans.get(key)
+
+    @property
+    def active_key(self) -> PlanKey | None:
+        """Its key."""
+        return self._active
+
+    @property
+    def quiet(self) -> bool:
+        """No task is queued or in flight."""
+        return not self._tasks and not self._in_flight
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is in flight; tasks may be queued."""
+        with self._lock:
+            return self._core.idle and not self._in_flight
+
+    def snapshot(self) -> tuple[EngineStats, tuple[CombinedStats, ...], float]:
+        """The core's state, the steps since the last call, and the busy seconds so far."""
+        with self._lock:
+            now = self._clock()
+            return self._core.snapshot(now), self._tally.take(), self._tally.busy_s(now)
+
+    # Tasks
+
+    def submit(self, task: Task, io: TaskIO) -> None:
+        """Take in a task; `io.ended` is called once, perhaps before this returns.
+
+        Raises:
+            ValueError: a task of this id has not ended, or it names no model or one twice.
+        """
+        now = self._clock()
+        with self._lock:
+            if task.id in self._tasks:
+                raise ValueError(f"task {task.id} is here already")
+            self._tasks[task.id] = _Entry(io, now)
+            try:
+                actions = self._core.submit(task, now)
+            except ValueError:
+                del self._tasks[task.id]
+                raise
+            ends = self._act(actions)
+        self._answer(ends)
+
+    def cancel(self, task: TaskId) -> None:
+        """End a task if it has not ended."""
+        with self._lock:
+            ends = self._act(self._core.cancel(task, self._clock()))
+        self._answer(ends)
+
+    def close(self) -> None:
+        """Stop all threads after the steps in flight and free the executor. Tasks left are never answered."""
+        with self._lock:
+            self._stopping = True
+            for lane in self._lanes:
+                if lane.idle:
+                    lane.idle = False
+                    lane.wake.release()
+            self._wake_timer(-math.inf)
+        self._chores.put(None)
+        for thread in self._threads:
+            thread.join()
+        self.executor.close()
+
+    # Actions; the lock is held
+
+    def _act(self, actions: list[Action]) -> _Ends:
+        """Carry out what the core decided; the answers are given after the lock is released."""
+        ends: _Ends = []
+        for action in actions:
+            if isinstance(action, IssueStep):
+                self._issue(action.step)
+            elif isinstance(action, FinishTask):
+                entry = self._tasks[action.task]
+                entry.finish = action
+                if not entry.delivering:
+                    ends.append(self._end_of(entry))
+            elif isinstance(action, MoveInstance):
+                self.executor.move(action)
+            elif isinstance(action, DropInstance):
+                self._drop(action)
+            elif isinstance(action, PrepareProgram):
+                self._unprepared.setdefault(action.program.plan, set()).add(action.program)
+                self._chores.put(partial(self._prepare, action.program))
+            else:
+                self._chores.put(partial(self._release, action.plan))
+        wakeup_s = self._core.next_wakeup(self._clock())
+        if wakeup_s is not None:
+            self._wake_timer(wakeup_s)
+        return ends
+
+    def _issue(self, step: Step) -> None:
+        models = self._plans[step.program.plan].models
+        feeds = {
+            member.instance: self._rows(models[member.member.model], member)
+            for member in step.members
+            if member.member.block == 0
+        }
+        self._in_flight.add(step.id)
+        self._tally.step_issued(self._clock())
+        problem = None
+        try:
+            self.executor.issue(step, feeds)
+        except Exception as error:  # a backend's; the lane's thread reports it as the step's end
+            problem = _reason(error)
+        lane = self._lanes[step.lane]
+        lane.pending.append((step, problem))
+        if lane.idle:
+            lane.idle = False
+            lane.wake.release()
+
+    def _rows(self, model: BoundModel, member: StepMember) -> Rows:
+        """The inputs of an instance's tasks; a task that ended before its first step leaves a copy's row."""
+        name = model.plan.name
+        rows = [entry.io.inputs(name) if (entry := self._tasks.get(t)) else None for t in member.tasks]
+        spare = next((row for row in rows if row is not None), None)
+        if spare is None:
+            spare = _zeros(model)
+        return [row if row is not None else spare for row in rows]
+
+    def _drop(self, action: DropInstance) -> None:
+        waits = self._in_flight & set(action.after)
+        if waits:
+            self._drops.append((waits, action.instance))
+        else:
+            self.executor.drop(action.instance)
+
+    def _end_of(self, entry: _Entry) -> tuple[TaskIO, TaskEnd]:
+        finish = entry.finish
+        assert finish is not None
+        del self._tasks[finish.task]
+        outcome, code, reason = finish.outcome, finish.code, finish.reason
+        if outcome is Outcome.COMPLETED and entry.problem:
+            outcome, code, reason = Outcome.FAILED, "output", entry.problem
+        end = TaskEnd(
+            finish.task, outcome, code, reason, entry.queued_s, entry.started_s, self._clock(), finish.parts
+        )
+        return entry.io, end
+
+    def _wake_timer(self, wakeup_s: float) -> None:
+        if wakeup_s < self._timer_until_s:
+            self._timer_until_s = -math.inf
+            self._timer.release()
+
+    @staticmethod
+    def _answer(ends: _Ends) -> None:
+        for io, end in ends:
+            io.ended(end)
+
+    # Threads
+
+    def _start(self, target: Callable[..., None], name: str, *arguments: object) -> None:
+        thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _run_lane(self, lane: _Lane) -> None:
+        while True:
+            while lane.pending:
+                step, problem = lane.pending.popleft()
+                if problem is None:
+                    self._finish_step(step)
+                else:
+                    self._step_ended(step, None, problem)
+            with self._lock:
+                if lane.pending:
+                    continue
+                if self._stopping:
+                    return
+                lane.idle = True
+            lane.wake.acquire()
+
+    def _finish_step(self, step: Step) -> None:
+        try:
+            result = self.executor.wait(step.id)
+        except Exception as error:  # a backend's; the tasks fail and the engine goes on
+            self._step_ended(step, None, _reason(error))
+            return
+        observer = self.on_step
+        if observer is not None:
+            observer(step, result)
+        if result.outputs:
+            self._deliver(step, result)
+        self._step_ended(step, result, None)
+
+    def _deliver(self, step: Step, result: StepResult) -> None:
+        """Write outputs with the lock released; a task that ends meanwhile is answered after the writing."""
+        models = self._plans[step.program.plan].models
+        writes = []
+        with self._lock:
+            for member in step.members:
+                if not member.last:
+                    continue
+                name = models[member.member.model].plan.name
+                for task, row in zip(member.tasks, result.outputs[member.instance], strict=True):
+                    entry = self._tasks.get(task)
+                    if entry is not None and entry.finish is None:
+                        entry.delivering += 1
+                        writes.append((entry, name, row))
+        for entry, name, row in writes:
+            _write(entry, name, row)
+        ends: _Ends = []
+        with self._lock:
+            for entry, _, _ in writes:
+                entry.delivering -= 1
+                if entry.finish is not None and not entry.delivering:
+                    ends.append(self._end_of(entry))
+        self._answer(ends)
+
+    def _step_ended(self, step: Step, result: StepResult | None, error: str | None) -> None:
+        with self._lock:
+            now = self._clock()
+            self._in_flight.discard(step.id)
+            self._tally.step_ended(step, result, now)
+            if result is not None:
+                self._note_start(step, result.started_s)
+            if self._drops:
+                self._drop_after(step.id)
+            ends = self._act(self._core.step_done(step.id, now, error))
+        self._answer(ends)
+
+    def _note_start(self, step: Step, started_s: float) -> None:
+        for member in step.members:
+            if member.member.block == 0 or member.last:
+                for task in member.tasks:
+                    entry = self._tasks.get(task)
+                    if entry is not None and entry.started_s is None:
+                        entry.started_s = started_s
+
+    def _drop_after(self, step: StepId) -> None:
+        kept = []
+        for waits, instance in self._drops:
+            waits.discard(step)
+            if waits:
+                kept.append((waits, instance))
+            else:
+                self.executor.drop(instance)
+        self._drops = kept
+
+    def _keep_time(self) -> None:
+        while True:
+            with self._lock:
+                if self._stopping:
+                    return
+                self._timer_until_s = -math.inf  # nobody wakes whoever is awake
+                self._timer.acquire(blocking=False)
+                ends = self._act(self._core.tick(self._clock()))
+                now = self._clock()
+                wakeup_s = self._core.next_wakeup(now)
+                self._timer_until_s = math.inf if wakeup_s is None else max(wakeup_s, now + _TICK_S)
+                sleep_s = self._timer_until_s - now
+            self._answer(ends)
+            self._timer.acquire(timeout=-1 if sleep_s == math.inf else sleep_s)
+
+    def _do_chores(self) -> None:
+        while (chore := self._chores.get()) is not None:
+            chore()
+
+    def _prepare(self, program: ProgramKey) -> None:
+        report = self._core.program_ready
+        if program.plan in self._plans:
+            try:
+                self.executor.prepare(program)
+            except Exception as error:  # a backend's; its members go on running one after another
+                log.warning("program of combined block %d: %s", program.combined, _reason(error))
+                report = self._core.program_failed
+        with self._prepared:
+            ends = self._act(report(program, self._clock()))
+            self._unprepared.get(program.plan, set()).discard(program)
+            self._prepared.notify_all()
+        self._answer(ends)
+
+    def _release(self, key: PlanKey) -> None:
+        with self._lock:
+            self._plans.pop(key, None)
+            self._unprepared.pop(key, None)
+        self.executor.unload(key)
+        self._on_released(key)
+
+
+def _write(entry: _Entry, model: str, row: "Mapping[str, numpy.ndarray]") -> None:
+    try:
+        entry.io.deliver(model, row)
+    except Exception as error:  # the owner's; its task fails and the engine goes on
+        entry.problem = _reason(error)
+
+
+def _zeros(model: BoundModel) -> "Mapping[str, numpy.ndarray]":
+    """Inputs for an instance whose tasks have all ended and that travels on."""
+    import numpy
+
+    tensors = [model.graph.tensors[t] for t in model.graph.inputs]
+    return {tensor.name: numpy.zeros(tensor.shape, tensor.dtype) for tensor in tensors}
+
+
+def _reason(error: Exception) -> str:
+    """One line for whoever asked; what is no error of ours leaves its traceback in the log."""
+    if isinstance(error, StageloomError):
+        return str(error)
+    log.error("the executor failed", exc_info=error)
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

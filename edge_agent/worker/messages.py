@@ -1,0 +1,253 @@
+"""What passes between the agent's link process and the engine process: commands one way, reports the other.
+
+Both ends run the same code from the same installation and trust each other, so the messages carry no
+version; task contents are still checked, since a wrong offset must fail one task and not the process.
+Times are seconds on CLOCK_MONOTONIC, which both processes share.
+"""
+
+from typing import TypeAlias
+
+import msgspec
+
+MAX_MESSAGE_BYTES = 64 << 10
+"""A message larger than this is a mistake; bulk data travels as file descriptors."""
+
+Place: TypeAlias = tuple[str, int, int]
+"""A tensor's name, the arena it lies in, and its offset there in bytes.
+
+The name is the graph's. In a task that names several models it may be `MODEL/TENSOR`; an input without
+the prefix goes to every model that has an input of that name.
+"""
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True):
+    """Base: encoded as a list that begins with the tag."""
+
+
+# Commands
+
+
+class LoadPlan(_Message, frozen=True, tag=1):
+    """Load a plan beside whatever runs; its canonical bytes lie in the memory file sent along."""
+
+    key: int
+    artifacts: dict[str, str]  # digest to path
+
+
+class Activate(_Message, frozen=True, tag=2):
+    """Send new launches to this plan."""
+
+    key: int
+
+
+class Unload(_Message, frozen=True, tag=3):
+    """Free a loaded plan that is not active."""
+
+    key: int
+
+
+class AddArena(_Message, frozen=True, tag=4):
+    """Map a client's memory file, which is sent along."""
+
+    arena: int
+    size_bytes: int
+
+
+class DropArena(_Message, frozen=True, tag=5):
+    """Forget an arena; tasks that lie in it end as cancelled."""
+
+    arena: int
+
+
+class Submit(_Message, frozen=True, tag=6):
+    """One task. Inputs are read in place, outputs are written in place before TaskDone says `completed`."""
+
+    task: int
+    models: tuple[str, ...]
+    inputs: tuple[Place, ...]
+    outputs: tuple[Place, ...]
+    priority: int = 0
+    deadline_s: float | None = None
+
+
+class Cancel(_Message, frozen=True, tag=7):
+    """End a task early if it has not ended."""
+
+    task: int
+
+
+class Profile(_Message, frozen=True, tag=8):
+    """Time every operator of an artifact while the queues are empty."""
+
+    request: int
+    artifact: str
+    path: str
+    executor: str = "onnx"
+    intra_op_threads: int = 1
+    batch: int = 1
+    repeats: int = 5
+    limit_s: float = 20.0
+
+
+class Trace(_Message, frozen=True, tag=9):
+    """Report every step with the times of its groups, or stop."""
+
+    on: bool
+
+
+class Drain(_Message, frozen=True, tag=10):
+    """Launch nothing more, until the next `Activate`; report `Drained` when nothing is in flight.
+
+    With `refuse` queued tasks and those still to come are refused (shutting down); without, they wait.
+    """
+
+    refuse: bool = True
+
+
+class Stop(_Message, frozen=True, tag=11):
+    """End the process now; tasks in flight are lost."""
+
+
+Command: TypeAlias = (
+    LoadPlan | Activate | Unload | AddArena | DropArena | Submit | Cancel | Profile | Trace | Drain | Stop
+)
+
+# Reports
+
+
+class Ready(_Message, frozen=True, tag=1):
+    """The process is up and listens."""
+
+    pid: int
+
+
+class PlanLoaded(_Message, frozen=True, tag=2):
+    """The plan can be activated. Without `prepared` some programs are still missing and run as a fallback."""
+
+    key: int
+    prepared: bool
+    stated_bytes: int
+
+
+class PlanFailed(_Message, frozen=True, tag=3):
+    """The plan could not be loaded or activated; whatever ran before still runs."""
+
+    key: int
+    reason: str
+
+
+class PlanActive(_Message, frozen=True, tag=4):
+    """New launches go to this plan."""
+
+    key: int
+
+
+class PlanReleased(_Message, frozen=True, tag=5):
+    """The plan's last instance has left; it is freed."""
+
+    key: int
+
+
+class TaskDone(_Message, frozen=True, tag=6):
+    """A task ended, in exactly one way."""
+
+    task: int
+    outcome: str  # a value of shared.engine.steps.Outcome
+    code: str
+    reason: str
+    queued_s: float
+    started_s: float | None  # None: it never began to run
+    ended_s: float
+    parts: tuple[tuple[str, str], ...] = ()  # of a task for several models that did not all complete
+
+
+class ModelStats(_Message, frozen=True):
+    """One model at one instant."""
+
+    name: str
+    queue_length: int
+    oldest_age_s: float  # 0 when the queue is empty
+    outcomes: dict[str, int]  # since the process started
+
+
+class CombinedStats(_Message, frozen=True):
+    """Steps of one combined block under one mask since the last `Stats`."""
+
+    key: int
+    combined: int
+    mask: int
+    steps: int
+    tasks: int
+    busy_s: float
+    shortest_s: float
+    longest_s: float
+
+
+class Stats(_Message, frozen=True, tag=7):
+    """What the engine did, every `stats_interval_s`."""
+
+    at_s: float
+    key: int | None  # the active plan
+    busy_s: float  # seconds in which at least one step ran, since the process started
+    models: tuple[ModelStats, ...]
+    combined: tuple[CombinedStats, ...]
+
+
+class OperatorTimes(_Message, frozen=True, tag=8):
+    """Median time of every operator in microseconds; negative where the time limit came first."""
+
+    request: int
+    artifact: str
+    batch: int
+    median_us: tuple[float, ...]
+    reason: str = ""  # why there are no times
+
+
+class Traced(_Message, frozen=True, tag=9):
+    """One step's groups on their streams."""
+
+    step: int
+    lane: int
+    key: int
+    combined: int
+    mask: int
+    started_s: float
+    ended_s: float
+    groups: tuple[tuple[int, int, float, float], ...]  # launch-list item, stream, started_s, ended_s
+
+
+class Drained(_Message, frozen=True, tag=10):
+    """Nothing is in flight."""
+
+
+class Exited(_Message, frozen=True, tag=11):
+    """The process is gone; made by the handle, never sent. Negative: the signal that ended it."""
+
+    returncode: int
+
+
+class ArenaRefused(_Message, frozen=True, tag=12):
+    """The arena cannot be used; tasks that name it are refused."""
+
+    arena: int
+    reason: str
+
+
+Report: TypeAlias = (
+    Ready
+    | PlanLoaded
+    | PlanFailed
+    | PlanActive
+    | PlanReleased
+    | TaskDone
+    | Stats
+    | OperatorTimes
+    | Traced
+    | Drained
+    | Exited
+    | ArenaRefused
+)
+
+encode = msgspec.msgpack.Encoder().encode
+decode_command = msgspec.msgpack.Decoder(Command).decode
+decode_report = msgspec.msgpack.Decoder(Report).decode

@@ -1,0 +1,261 @@
+"""The engine process: commands from the agent drive the engine, what becomes of them goes back as reports."""
+
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NoReturn
+
+from edge_agent.executor.base import StepResult, TimingRequest
+from edge_agent.executor.registry import make_executor
+from edge_agent.worker import messages
+from edge_agent.worker.arena_tasks import ArenaTasks
+from edge_agent.worker.channel import Channel, ChannelClosed
+from edge_agent.worker.config import WorkerConfig
+from edge_agent.worker.driver import EngineDriver
+from edge_agent.worker.messages import Command, Report
+from shared.artifact import Artifact, open_artifact
+from shared.bound import bind
+from shared.engine.steps import PlanKey, Step
+from shared.errors import PlanError, StageloomError, UnavailableError
+from shared.ids import Digest
+from shared.plan import MAX_PLAN_BYTES, decode_plan
+
+log = logging.getLogger(__name__)
+
+PREPARE_TIMEOUT_S = 60.0
+"""A plan is reported as loaded after this time even where programs are missing: those run as a fallback."""
+
+_DRAIN_POLL_S = 0.005
+_EXIT_BUG = 70
+
+
+class EngineProcess:
+    """One life of the engine. `run` receives on the main thread; lanes report from their own."""
+
+    def __init__(self, channel: Channel, config: WorkerConfig) -> None:
+        self._config = config
+        self._channel = channel
+        self._sending = threading.Lock()
+        self._nudge = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._driver: EngineDriver | None = None
+        self._tasks = ArenaTasks(self.report, lambda: self._driver)
+        self._artifacts: dict[Digest, Artifact] = {}
+        self._loads: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._draining = False
+        self._next_stats_s = time.monotonic() + config.stats_interval_s
+
+    def run(self) -> NoReturn:
+        """Serve until told to stop or until the agent is gone; then end the process.
+
+        Threads inside a backend cannot be interrupted and would hold up an ordinary exit.
+        """
+        threading.Thread(target=self._load_plans, name="load", daemon=True).start()
+        self.report(messages.Ready(os.getpid()))
+        try:
+            self._serve()
+        except ChannelClosed:
+            log.info("the agent is gone")
+        os._exit(0)
+
+    def report(self, report: Report) -> None:
+        """Send a report, from any thread."""
+        try:
+            with self._sending:
+                self._channel.send(messages.encode(report))
+                waiting = self._channel.backlog
+        except ChannelClosed:
+            return  # the main thread reads the same end and ends the process
+        except UnavailableError:
+            log.error("the agent has not read its reports for a long time")
+            os._exit(_EXIT_BUG)
+        if waiting:
+            os.eventfd_write(self._nudge, 1)
+
+    def _serve(self) -> None:
+        poll = select.poll()
+        poll.register(self._nudge, select.POLLIN)
+        while True:
+            events = select.POLLIN | (select.POLLOUT if self._channel.backlog else 0)
+            poll.register(self._channel.fileno(), events)
+            wait_s = self._next_stats_s - time.monotonic()
+            if self._draining:
+                wait_s = min(wait_s, _DRAIN_POLL_S)
+            for fd, event in poll.poll(max(0.0, wait_s) * 1000):
+                if fd == self._nudge:
+                    os.eventfd_read(self._nudge)
+                if event & select.POLLOUT:
+                    with self._sending:
+                        self._channel.flush()
+            while (received := self._channel.receive()) is not None:
+                self._dispatch(*received)
+            self._report_regularly()
+
+    def _dispatch(self, message: bytes, fds: list[int]) -> None:
+        try:
+            self._obey(messages.decode_command(message), fds)
+        except (StageloomError, ValueError) as error:
+            log.error("a command could not be carried out: %s", error)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _obey(self, command: Command, fds: list[int]) -> None:
+        if isinstance(command, messages.Submit):
+            self._tasks.submit(command)
+        elif isinstance(command, messages.Cancel):
+            self._tasks.cancel(command.task)
+        elif isinstance(command, messages.AddArena):
+            self._tasks.add_arena(command, fds)
+        elif isinstance(command, messages.DropArena):
+            self._tasks.drop_arena(command.arena)
+        elif isinstance(command, messages.LoadPlan):
+            wire = os.pread(fds[0], MAX_PLAN_BYTES + 1, 0) if fds else b""
+            self._loads.put(partial(self._load, PlanKey(command.key), wire, command.artifacts))
+        elif isinstance(command, messages.Activate | messages.Unload):
+            self._switch(command)
+        elif isinstance(command, messages.Profile):
+            threading.Thread(target=self._profile, args=(command,), name="profile", daemon=True).start()
+        elif isinstance(command, messages.Trace):
+            self._trace(command.on)
+        elif isinstance(command, messages.Drain):
+            self._draining = True
+            if self._driver is not None:
+                self._driver.drain(refuse=command.refuse)
+        else:
+            with self._sending:
+                self._channel.flush()
+            os._exit(0)
+
+    # Plans
+
+    def _load_plans(self) -> None:
+        while True:
+            self._loads.get()()
+
+    def _load(self, key: PlanKey, wire: bytes, paths: Mapping[str, str]) -> None:
+        """Load a plan on the loading thread; whatever goes wrong is reported, and what runs goes on."""
+        try:
+            plan = decode_plan(wire)
+            artifacts = {m.artifact: self._artifact(m.artifact, paths) for m in plan.models}
+            bound = bind(plan, {digest: artifact.graph for digest, artifact in artifacts.items()})
+            driver = self._driver
+            if driver is None:
+                executor = make_executor(plan.executor.name)
+                driver = EngineDriver(executor, on_released=self._released)
+            elif driver.executor.name != plan.executor.name:
+                raise PlanError(
+                    f"the engine runs executor {driver.executor.name!r}, not {plan.executor.name!r}",
+                    remedy="restart the engine process to change executors",
+                )
+            stated_bytes = driver.executor.stated_bytes(bound)
+            driver.load(key, bound, artifacts)
+            self._driver = driver
+            missing = driver.wait_prepared(key, PREPARE_TIMEOUT_S)
+        except (StageloomError, ValueError, OSError) as error:
+            self.report(messages.PlanFailed(key, str(error)))
+        except Exception as error:  # a backend's: the plan is refused and what ran before runs on
+            log.exception("plan %d could not be loaded", key)
+            self.report(messages.PlanFailed(key, f"{type(error).__name__}: {error}"))
+        else:
+            self.report(messages.PlanLoaded(key, missing == 0, stated_bytes))
+
+    def _artifact(self, digest: Digest, paths: Mapping[str, str]) -> Artifact:
+        known = self._artifacts.get(digest)
+        if known is None:
+            if digest not in paths:
+                raise PlanError(f"artifact {digest[:12]} is not here", remedy="fetch it first")
+            known = self._artifacts[digest] = open_artifact(Path(paths[digest]), digest)
+        return known
+
+    def _switch(self, command: messages.Activate | messages.Unload) -> None:
+        key = PlanKey(command.key)
+        try:
+            if self._driver is None:
+                raise ValueError("no plan is loaded")
+            if isinstance(command, messages.Unload):
+                self._driver.unload(key)
+                return
+            self._driver.activate(key)
+        except ValueError as error:
+            self.report(messages.PlanFailed(key, str(error)))
+        else:
+            self._draining = False
+            self.report(messages.PlanActive(key))
+
+    def _released(self, key: PlanKey) -> None:
+        self.report(messages.PlanReleased(key))
+
+    # Observation
+
+    def _report_regularly(self) -> None:
+        driver = self._driver
+        if self._draining and (driver is None or driver.idle):
+            self._draining = False
+            self.report(messages.Drained())
+        now = time.monotonic()
+        if now >= self._next_stats_s:
+            self._next_stats_s = now + self._config.stats_interval_s
+            if driver is not None:
+                self.report(_stats(driver))
+
+    def _trace(self, on: bool) -> None:
+        if self._driver is not None:
+            self._driver.executor.tracing = on
+            self._driver.on_step = self._traced if on else None
+
+    def _traced(self, step: Step, result: StepResult) -> None:
+        program = step.program
+        groups = tuple((g.item, g.stream, g.started_s, g.ended_s) for g in result.groups)
+        self.report(
+            messages.Traced(
+                step.id,
+                step.lane,
+                program.plan,
+                program.combined,
+                program.mask,
+                result.started_s,
+                result.ended_s,
+                groups,
+            )
+        )
+
+    def _profile(self, request: messages.Profile) -> None:
+        """Time operators on a thread of its own, in the pauses of whatever runs."""
+        digest = Digest(request.artifact)
+        times: tuple[float, ...] = ()
+        reason = ""
+        try:
+            artifact = self._artifact(digest, {digest: request.path})
+            timing = TimingRequest(
+                batch=request.batch,
+                intra_op_threads=request.intra_op_threads,
+                repeats=request.repeats,
+                limit_s=request.limit_s,
+            )
+            executor = make_executor(request.executor)
+            times = executor.time_operators(artifact, timing, self._quiet)
+            executor.close()
+        except (StageloomError, ValueError, OSError) as error:
+            reason = str(error)
+        except Exception as error:  # a backend's: there are no times, and the engine goes on
+            log.exception("profile request %d failed", request.request)
+            reason = f"{type(error).__name__}: {error}"
+        self.report(messages.OperatorTimes(request.request, digest, request.batch, times, reason))
+
+    def _quiet(self) -> bool:
+        return self._driver is None or self._driver.quiet
+
+
+def _stats(driver: EngineDriver) -> messages.Stats:
+    engine, combined, busy_s = driver.snapshot()
+    models = tuple(
+        messages.ModelStats(m.name, m.queued, m.oldest_age_s, asdict(m.ended)) for m in engine.models
+    )
+    return messages.Stats(engine.now_s, engine.active, busy_s, models, combined)

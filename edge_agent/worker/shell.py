@@ -1,0 +1,209 @@
+"""The engine inside this process, for verification, benchmarks and tests: numpy arrays in and out.
+
+The service runs the same driver in a process of its own; see `process`.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+
+import numpy as np
+
+from edge_agent.executor.base import Executor
+from edge_agent.worker.driver import EngineDriver, StepObserver, TaskEnd, TaskIO
+from shared.artifact import Artifact
+from shared.bound import BoundModel, bind
+from shared.engine.stats import EngineStats
+from shared.engine.steps import Code, Outcome, PlanKey, Task
+from shared.errors import (
+    ExecutorError,
+    StageloomError,
+    TaskCancelled,
+    TaskExpired,
+    TaskFailed,
+    TaskRefused,
+)
+from shared.graph import Tensor
+from shared.ids import Digest, TaskId
+from shared.plan import Plan
+
+Outputs = dict[str, np.ndarray]
+"""By tensor name; `MODEL/TENSOR` for a task that names several models."""
+
+PREPARE_TIMEOUT_S = 300.0
+
+
+class EngineShell:
+    """An engine with one executor. Use it as a context manager: it has threads.
+
+    Set `executor.tap` before the first task to see every block border.
+    """
+
+    def __init__(self, executor: Executor, *, on_step: StepObserver | None = None) -> None:
+        self.executor = executor
+        self._driver = EngineDriver(executor)
+        self._driver.on_step = on_step
+        self._keys = itertools.count(1)
+        self._ids = itertools.count(1)
+
+    def load(self, plan: Plan, artifacts: Mapping[Digest, Artifact]) -> PlanKey:
+        """Load a plan and wait until its programs are ready.
+
+        Raises:
+            PlanError: the plan is not legal for the artifacts' graphs.
+            ExecutorError: the executor cannot load it, or cannot prepare it in time.
+        """
+        bound = bind(plan, {digest: artifact.graph for digest, artifact in artifacts.items()})
+        key = PlanKey(next(self._keys))
+        self._driver.load(key, bound, artifacts)
+        if missing := self._driver.wait_prepared(key, PREPARE_TIMEOUT_S):
+            raise ExecutorError(f"{missing} programs were not ready in {PREPARE_TIMEOUT_S:.0f} s")
+        return key
+
+    def activate(self, key: PlanKey) -> None:
+        """Send new launches to a loaded plan.
+
+        Raises:
+            ValueError: the plan is not loaded.
+        """
+        self._driver.activate(key)
+
+    def unload(self, key: PlanKey) -> None:
+        """Give up a plan that is not in use.
+
+        Raises:
+            ValueError: the plan is not loaded or in use.
+        """
+        self._driver.unload(key)
+
+    def submit(
+        self,
+        model: str | Sequence[str],
+        inputs: Mapping[str, np.ndarray],
+        *,
+        priority: int = 0,
+        deadline_s: float | None = None,
+        on_end: Callable[[TaskEnd], None] | None = None,
+    ) -> "Future[Outputs]":
+        """One task of one model, or one task that several models share the input of.
+
+        The future ends with the outputs or with TaskRefused, TaskExpired, TaskCancelled or TaskFailed.
+        Arrays must not change until then. `on_end` runs on an engine thread, after the future is done.
+        """
+        names = (model,) if isinstance(model, str) else tuple(model)
+        task = TaskId(next(self._ids))
+        io = _ArrayTask(task, inputs, len(names) > 1, on_end)
+        nbytes = sum(array.nbytes for array in inputs.values())
+        try:
+            self._check(names, inputs)
+            self._driver.submit(
+                Task(id=task, models=names, nbytes=nbytes, priority=priority, deadline_s=deadline_s), io
+            )
+        except TaskRefused as error:
+            io.future.set_exception(error)
+        return io.future
+
+    def cancel(self, future: "Future[Outputs]") -> None:
+        """End a submitted task early; its future ends with TaskCancelled if it had not ended."""
+        if isinstance(future, _TaskFuture):
+            self._driver.cancel(future.task)
+
+    def stats(self) -> EngineStats:
+        """The engine's state at this instant."""
+        return self._driver.snapshot()[0]
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is in flight."""
+        return self._driver.idle
+
+    def close(self) -> None:
+        """End the threads after the steps in flight, and the executor. Futures left over never end."""
+        self._driver.close()
+
+    def __enter__(self) -> "EngineShell":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check(self, names: tuple[str, ...], inputs: Mapping[str, np.ndarray]) -> None:
+        bound = self._driver.active
+        if bound is None:
+            raise TaskRefused(Code.UNKNOWN_MODEL, "no plan is active", remedy="activate one")
+        for name in names:
+            if name in bound.model_index:
+                _check_inputs(bound.models[bound.model_index[name]], inputs)
+
+
+def _check_inputs(model: BoundModel, inputs: Mapping[str, np.ndarray]) -> None:
+    for tensor in (model.graph.tensors[t] for t in model.graph.inputs):
+        array = inputs.get(tensor.name)
+        if array is None:
+            raise TaskRefused("bad_input", f"model {model.plan.name!r} needs the input {tensor.name!r}")
+        if array.shape != tensor.shape or array.dtype != np.dtype(tensor.dtype):
+            raise TaskRefused("bad_input", f"input {tensor.name!r} is {_text(array)}, not {_wanted(tensor)}")
+
+
+def _text(array: np.ndarray) -> str:
+    return f"{array.dtype} {list(array.shape)}"
+
+
+def _wanted(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"
+
+
+class _TaskFuture(Future[Outputs]):
+    """A future that knows its task."""
+
+    def __init__(self, task: TaskId) -> None:
+        super().__init__()
+        self.task = task
+
+
+class _ArrayTask(TaskIO):
+    """A task in numpy arrays."""
+
+    def __init__(
+        self,
+        task: TaskId,
+        inputs: Mapping[str, np.ndarray],
+        several: bool,
+        on_end: Callable[[TaskEnd], None] | None,
+    ) -> None:
+        self.future = _TaskFuture(task)
+        self._inputs = inputs
+        self._several = several
+        self._outputs: Outputs = {}
+        self._on_end = on_end
+
+    def inputs(self, model: str) -> Mapping[str, np.ndarray]:
+        """The arrays that were submitted."""
+        return self._inputs
+
+    def deliver(self, model: str, outputs: Mapping[str, np.ndarray]) -> None:
+        """Keep the arrays by reference."""
+        for name, array in outputs.items():
+            self._outputs[f"{model}/{name}" if self._several else name] = array
+
+    def ended(self, end: TaskEnd) -> None:
+        """Settle the future."""
+        if end.outcome is Outcome.COMPLETED:
+            self.future.set_result(self._outputs)
+        else:
+            self.future.set_exception(_error(end))
+        if self._on_end is not None:
+            self._on_end(end)
+
+
+def _error(end: TaskEnd) -> StageloomError:
+    if end.outcome is Outcome.REFUSED:
+        return TaskRefused(end.code, end.reason)
+    kinds = {Outcome.EXPIRED: TaskExpired, Outcome.CANCELLED: TaskCancelled, Outcome.FAILED: TaskFailed}
+    return kinds[end.outcome](end.reason)

@@ -1,0 +1,64 @@
+"""Counts what the engine's steps took, between two reports."""
+
+from dataclasses import dataclass
+
+from edge_agent.executor.base import StepResult
+from edge_agent.worker.messages import CombinedStats
+from shared.engine.steps import PlanKey, Step
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Steps of one combined block under one mask."""
+
+    steps: int = 0
+    tasks: int = 0
+    busy_s: float = 0.0
+    shortest_s: float = float("inf")
+    longest_s: float = 0.0
+
+
+class Tally:
+    """Guarded by the driver's lock."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[PlanKey, int, int], _Sum] = {}
+        self._busy_s = 0.0
+        self._in_flight = 0
+        self._since_s = 0.0
+
+    def step_issued(self, now: float) -> None:
+        """A step was handed to a lane."""
+        if not self._in_flight:
+            self._since_s = now
+        self._in_flight += 1
+
+    def step_ended(self, step: Step, result: StepResult | None, now: float) -> None:
+        """It ended; one that failed counts as busy time only."""
+        self._in_flight -= 1
+        if not self._in_flight:
+            self._busy_s += now - self._since_s
+        if result is None:
+            return
+        key = (step.program.plan, step.program.combined, step.program.mask)
+        total = self._sums.get(key)
+        if total is None:
+            total = self._sums[key] = _Sum()
+        taken_s = result.ended_s - result.started_s
+        total.steps += 1
+        total.tasks += sum(len(member.tasks) for member in step.members)
+        total.busy_s += taken_s
+        total.shortest_s = min(total.shortest_s, taken_s)
+        total.longest_s = max(total.longest_s, taken_s)
+
+    def busy_s(self, now: float) -> float:
+        """Seconds in which at least one step was in flight."""
+        return self._busy_s + (now - self._since_s if self._in_flight else 0.0)
+
+    def take(self) -> tuple[CombinedStats, ...]:
+        """The sums since the last call."""
+        sums, self._sums = self._sums, {}
+        return tuple(
+            CombinedStats(*key, s.steps, s.tasks, s.busy_s, s.shortest_s, s.longest_s)
+            for key, s in sorted(sums.items())
+        )

@@ -1,0 +1,254 @@
+"""The board on which instances move: lanes, steps in flight, and what could run next.
+
+Whatever changes a slot touches combined blocks; `refresh` works out their moves again, `issue_next` runs one.
+"""
+
+import math
+
+from shared.engine.choice import Chooser
+from shared.engine.programs import Program, ProgramStatus
+from shared.engine.records import Instance, StepRecord, TaskRecord
+from shared.engine.slots import CombinedState, InFlight, PlanState, Touched
+from shared.engine.steps import Action, DropInstance, IssueStep, PrepareProgram, Step, StepMember
+from shared.engine.swap import find_place, move_to
+from shared.ids import StepId
+from shared.plan import Wait
+
+
+class Board:
+    """Steps and slots over all loaded plans; actions go to `out`."""
+
+    __slots__ = (
+        "_max_preparing",
+        "_max_programs",
+        "_timed",
+        "chooser",
+        "fallback_steps",
+        "in_flight",
+        "lanes",
+        "out",
+        "steps",
+        "touched",
+    )
+
+    def __init__(self, max_preparing: int, max_programs: int) -> None:
+        self._max_preparing = max_preparing
+        self._max_programs = max_programs
+        self._timed: Touched = {}  # those that wait for members under `wait: timeout`
+        self.chooser = Chooser()
+        self.fallback_steps = 0
+        self.in_flight: InFlight = {}
+        self.lanes: list[int] = [0]  # steps in flight per lane
+        self.out: list[Action] = []
+        self.steps = 0  # issued so far
+        self.touched: Touched = {}
+
+    # What could run
+
+    def refresh(self, now: float) -> None:
+        """Work out again what the touched combined blocks would run."""
+        touched = self.touched
+        while touched:
+            combined, _ = touched.popitem()
+            moves = combined.moves = combined.find_moves()
+            if self._timed:
+                self._timed.pop(combined, None)
+            if not moves:
+                combined.since_s = math.inf
+                self.chooser.dismiss(combined)
+            elif combined.plan.waits and moves != combined.full and self._must_wait(combined, now):
+                self.chooser.dismiss(combined)
+            elif moves & combined.ready:
+                self.chooser.admit(combined)
+            else:
+                self.chooser.dismiss(combined)
+                self._shift(combined)
+
+    def _must_wait(self, combined: CombinedState, now: float) -> bool:
+        """Under `wait: all` always, under `timeout` until it is over."""
+        if combined.plan.wait is Wait.ALL:
+            return True
+        if combined.since_s == math.inf:
+            combined.since_s = now
+        if now >= combined.since_s + combined.plan.wait_timeout_s:
+            return False
+        self._timed[combined] = None
+        return True
+
+    def _shift(self, combined: CombinedState) -> None:
+        """Only dead instances would move: they travel on without a step."""
+        for position in combined.order:
+            if combined.moves >> position & 1:
+                instance = combined.held[position]
+                assert instance is not None
+                instance.track.advance(instance, self.touched)
+        combined.since_s = math.inf
+
+    def end_waits(self, now: float) -> None:
+        """Look again at the combined blocks that have waited for members long enough."""
+        for combined in self._timed:
+            if now >= combined.since_s + combined.plan.wait_timeout_s:
+                self.touched[combined] = None
+
+    @property
+    def next_wait_s(self) -> float:
+        """When the next combined block has waited long enough; infinity without one."""
+        return min((c.since_s + c.plan.wait_timeout_s for c in self._timed), default=math.inf)
+
+    def loosen(self, plan: PlanState) -> None:
+        """From now on the plan waits for nobody, until it is empty: it drains, or it is superseded."""
+        if plan.wait is Wait.NONE:
+            return
+        plan.loose = True
+        for combined in plan.combined:
+            combined.since_s = math.inf
+            self.touched[combined] = None
+            for instance in list(combined.held):
+                if instance is not None and not instance.live:
+                    instance.track.vacate(instance, self.touched)
+
+    # Issuing
+
+    def issue_next(self, now: float) -> bool:
+        """Issue one step into the least loaded lane that can take one."""
+        if not self.chooser.runnable:
+            return False
+        lanes = self.lanes
+        order = range(1) if len(lanes) == 1 else sorted(range(len(lanes)), key=lanes.__getitem__)
+        for lane in order:
+            combined = self.chooser.choose(lane, lanes[lane], now)
+            if combined is not None:
+                self._issue(combined, lane, now)
+                return True
+        return False
+
+    def _issue(self, combined: CombinedState, lane: int, now: float) -> None:
+        step_id = StepId(self.steps)
+        self.steps += 1
+        plan = combined.plan
+        record = StepRecord(combined, lane)
+        active = combined.moves & combined.ready
+        program = combined.programs.find(active, combined.buckets(active))
+        fallback = program.status is not ProgramStatus.READY
+        if fallback:
+            self.fallback_steps += 1
+            self._ask(plan, program)
+        after: set[StepId] = set()
+        members = self._advance(combined, active, step_id, record, after, now)
+        self.in_flight[step_id] = record
+        plan.steps += 1
+        combined.lane = lane
+        combined.in_flight += 1
+        combined.runs += 1
+        combined.active_sum += len(members)
+        combined.since_s = math.inf
+        self.lanes[lane] += 1
+        self.touched[combined] = None
+        self.out.append(
+            IssueStep(Step(step_id, lane, program.key, tuple(members), tuple(sorted(after)), fallback))
+        )
+
+    def _advance(
+        self,
+        combined: CombinedState,
+        active: int,
+        step_id: StepId,
+        record: StepRecord,
+        after: set[StepId],
+        now: float,
+    ) -> list[StepMember]:
+        """Move all members of a step on, downstream first; the dead ones travel along."""
+        members = []
+        moves = combined.moves
+        for position in combined.order:
+            if not moves >> position & 1:
+                continue
+            instance = combined.held[position]
+            assert instance is not None
+            track, block = instance.track, instance.block
+            if active >> position & 1:
+                staged = track.access(block, step_id, self.in_flight, after)
+                instance.started = True
+                instance.steps.append(step_id)
+                instance.ready_s = now
+                record.members.append((instance, track, block))
+                last = block + 1 == track.blocks
+                members.append(
+                    StepMember(position, track.members[block], instance.id, instance.task_ids, last, staged)
+                )
+            track.advance(instance, self.touched)
+        return members
+
+    def _ask(self, plan: PlanState, program: Program) -> None:
+        """Have a program prepared that a step just lacked, within the bounds."""
+        if (
+            program.status is ProgramStatus.UNASKED
+            and plan.preparing < self._max_preparing
+            and plan.programs < self._max_programs
+        ):
+            plan.preparing += 1
+            plan.programs += 1
+            program.status = ProgramStatus.PREPARING
+            program.on_demand = True
+            self.out.append(PrepareProgram(program.key))
+
+    # Leaving
+
+    def retire(self, step_id: StepId) -> StepRecord:
+        """A step ended: nothing waits for it any more.
+
+        Raises:
+            ValueError: the step is not in flight.
+        """
+        record = self.in_flight.pop(step_id, None)
+        if record is None:
+            raise ValueError(f"step {step_id} is not in flight")
+        record.combined.in_flight -= 1
+        self.lanes[record.lane] -= 1
+        for plan in record.holds:
+            plan.steps -= 1
+        for instance, track, block in record.members:
+            instance.steps.remove(step_id)
+            if instance.track is track and instance.passed <= block:
+                instance.passed = block + 1
+        return record
+
+    def drop_row(self, instance: Instance, entry: TaskRecord) -> None:
+        """A task that the instance carries has ended before its result."""
+        if instance.over:
+            return
+        instance.live -= 1
+        if not instance.live:
+            self.bury(instance)
+        elif not instance.started:
+            instance.rows.remove(entry)
+            instance.fit()
+            track = instance.track
+            self.touched[track.home[instance.block]] = None
+
+    def bury(self, instance: Instance, *, failed: bool = False) -> None:
+        """No task of the instance is left: it goes no further, or travels on empty where others wait."""
+        instance.over = True
+        instance.live = 0
+        unfinished = instance.block < instance.track.blocks
+        if instance.started and (unfinished or failed):
+            waits = {*instance.steps, *(step for step in instance.moved_after if step in self.in_flight)}
+            self.out.append(DropInstance(instance.id, tuple(sorted(waits))))
+        if not unfinished:
+            return
+        track, block = instance.track, instance.block
+        if track.plan.waits:
+            track.leave(block, self.touched)
+            track.enter(block, instance, self.touched)
+        else:
+            track.vacate(instance, self.touched)
+
+    def move_over(self, old: PlanState, new: PlanState) -> None:
+        """Let every instance of a superseded plan that can go over do so, the oldest first."""
+        instances = [i for combined in old.combined for i in combined.held if i is not None]
+        for instance in sorted(instances, key=lambda i: i.id):
+            place = find_place(instance, new)
+            if place is not None:
+                action = move_to(instance, place, self.in_flight, self.touched)
+                if action is not None:
+                    self.out.append(action)

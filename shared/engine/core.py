@@ -1,0 +1,335 @@
+"""The engine core: one method per event, each returns what to do about it. No clock, thread or socket.
+
+`now` is in seconds on one monotonic clock and must not go back. The caller carries out the actions in order,
+reports what became of them (`step_done`, `program_ready`), and calls `tick` no later than `next_wakeup`.
+
+A task lives through: submitted -> queued -> (shared: in the buffers) -> launched into an instance in slot 0
+-> its blocks issued one after another -> the last block's step ended. It can end at any of these points.
+"""
+
+import math
+
+from shared.bound import BoundPlan
+from shared.engine.board import Board
+from shared.engine.launcher import Launcher
+from shared.engine.ledger import Ledger
+from shared.engine.programs import ProgramStatus
+from shared.engine.records import Instance
+from shared.engine.slots import ModelState, PlanState
+from shared.engine.stats import EngineStats, combined_stats, counts, model_stats, progress_of
+from shared.engine.steps import (
+    Action,
+    Code,
+    InstanceId,
+    Outcome,
+    PlanKey,
+    PrepareProgram,
+    ProgramKey,
+    ReleasePlan,
+    Task,
+)
+from shared.ids import StepId, TaskId
+
+
+class EngineCore:
+    """Queues, launcher, slots, step choice and swaps of one device.
+
+    `max_preparing` bounds the programs per plan that are asked for on demand at any time, `max_programs` all
+    that are asked for in the life of a plan.
+    """
+
+    def __init__(self, *, max_preparing: int = 2, max_programs: int = 1024) -> None:
+        self._board = Board(max_preparing, max_programs)
+        self._ledger = Ledger(self._board.drop_row)
+        self._plans: dict[PlanKey, PlanState] = {}
+        self._active: PlanState | None = None
+        self._draining = False
+        self._next_instance = 0
+
+    # Plans
+
+    def load(self, key: PlanKey, bound: BoundPlan, now: float) -> list[Action]:
+        """Make a plan known and ask for the programs of its full masks, at the largest and smallest batch.
+
+        Raises:
+            ValueError: a plan with this key is loaded.
+        """
+        if key in self._plans:
+            raise ValueError(f"plan {key} is loaded already")
+        out = self._begin(now)
+        plan = self._plans[key] = PlanState(key, bound)
+        lanes = self._board.lanes
+        lanes.extend([0] * (plan.lanes - len(lanes)))
+        for combined in plan.combined:
+            models = [bound.models[member.model] for member in bound.combined[combined.index].members]
+            largest = tuple(model.buckets[-1] for model in models)
+            for buckets in dict.fromkeys((largest, (1,) * combined.size)):
+                program = combined.programs.find(combined.full, buckets)
+                program.status = ProgramStatus.PREPARING
+                plan.programs += 1
+                out.append(PrepareProgram(program.key))
+        return self._end(now)
+
+    def activate(self, key: PlanKey, now: float) -> list[Action]:
+        """Launch into this plan from now on; `shared.engine.swap` says what moves over. Also ends a drain.
+
+        Queued tasks of a model that the plan lacks, or whose inputs differ in it, are refused, as are those
+        for which its queues leave no room. The plan that was active is released when nothing is in flight on
+        it any more.
+
+        Raises:
+            ValueError: the plan is not loaded.
+        """
+        plan = self._plans.get(key)
+        if plan is None:
+            raise ValueError(f"plan {key} is not loaded")
+        self._begin(now)
+        before = self._active
+        self._active = plan
+        self._draining = self._ledger.closed = False
+        plan.superseded = False
+        if before is not None and before is not plan:
+            before.superseded = True
+            self._board.loosen(before)
+        self._ledger.follow(plan)
+        return self._end(now)
+
+    def unload(self, key: PlanKey, now: float) -> list[Action]:
+        """Give up a loaded plan that nothing is in flight on: one that is not active, or a drained one.
+
+        After the active plan is unloaded the queues go on as they were, until another plan is activated.
+
+        Raises:
+            ValueError: the plan is not loaded, or it is in use.
+        """
+        plan = self._plans.get(key)
+        if plan is None or not plan.empty or (plan is self._active and not self._draining):
+            raise ValueError(f"plan {key} is not loaded, or it is in use")
+        self._begin(now)
+        if plan is self._active:
+            self._active = None
+            for launcher in self._ledger.launchers.values():
+                launcher.target = None
+        self._release(plan)
+        return self._end(now)
+
+    def drain(self, now: float, *, refuse: bool = False) -> list[Action]:
+        """Stop launching until the next `activate`; `idle` tells when nothing is in flight any more.
+
+        With `refuse`, queued tasks and those still to come are refused (shutting down); else they wait.
+        """
+        self._begin(now)
+        self._draining = True
+        if refuse:
+            self._ledger.closed = True
+            for launcher in self._ledger.launchers.values():
+                self._ledger.refuse_all(launcher, Code.DRAINING, "the engine is shutting down")
+        if self._active is not None:
+            self._board.loosen(self._active)
+        return self._end(now)
+
+    def _release(self, plan: PlanState) -> None:
+        del self._plans[plan.key]
+        self._ledger.out.append(ReleasePlan(plan.key))
+
+    # Programs
+
+    def program_ready(self, program: ProgramKey, now: float) -> list[Action]:
+        """The program can be used; for a plan that is gone this is ignored."""
+        return self._program(program, ProgramStatus.READY, now)
+
+    def program_failed(self, program: ProgramKey, now: float) -> list[Action]:
+        """The program cannot be built: its members go on running one after another."""
+        return self._program(program, ProgramStatus.FAILED, now)
+
+    def _program(self, key: ProgramKey, status: ProgramStatus, now: float) -> list[Action]:
+        self._begin(now)
+        plan = self._plans.get(key.plan)
+        if plan is not None:
+            program = plan.combined[key.combined].programs.find(key.mask, key.buckets)
+            if program.on_demand and program.status is ProgramStatus.PREPARING:
+                plan.preparing -= 1
+            program.status = status
+        return self._end(now)
+
+    # Tasks
+
+    def submit(self, task: Task, now: float) -> list[Action]:
+        """Take in a task, or refuse it.
+
+        Raises:
+            ValueError: a task of this id has not ended yet, or it names no model or one of them twice.
+        """
+        if task.id in self._ledger.tasks:
+            raise ValueError(f"task {task.id} is here already")
+        if not task.models or len(set(task.models)) != len(task.models):
+            raise ValueError(f"task {task.id} names no model, or one of them twice")
+        self._begin(now)
+        self._ledger.submit(task, now)
+        return self._end(now)
+
+    def cancel(self, task_id: TaskId, now: float) -> list[Action]:
+        """End a task wherever it is; one that is unknown or has ended is ignored."""
+        self._begin(now)
+        entry = self._ledger.tasks.get(task_id)
+        if entry is not None:
+            self._ledger.finish(entry, Outcome.CANCELLED, Code.CANCELLED, "cancelled by the application")
+        return self._end(now)
+
+    # Steps and time
+
+    def step_done(self, step_id: StepId, now: float, error: str | None = None) -> list[Action]:
+        """A step ended. With `error` the tasks of its members fail and what they hold is freed.
+
+        Raises:
+            ValueError: the step is not in flight.
+        """
+        record = self._board.retire(step_id)
+        self._begin(now)
+        for instance, track, block in record.members:
+            if instance.over:
+                continue
+            if error is not None:
+                self._board.bury(instance, failed=True)
+                self._end_rows(instance, track.model.name, Outcome.FAILED, error)
+            elif block + 1 == track.blocks:
+                instance.over = True
+                self._end_rows(instance, track.model.name, Outcome.COMPLETED, "")
+        return self._end(now)
+
+    def _end_rows(self, instance: Instance, model: str, outcome: Outcome, reason: str) -> None:
+        for row in instance.rows:
+            if not row.ended:
+                self._ledger.end_part(row, model, outcome, reason)
+
+    def tick(self, now: float) -> list[Action]:
+        """Time has passed."""
+        self._begin(now)
+        return self._end(now)
+
+    def next_wakeup(self, now: float) -> float | None:
+        """When `tick` must be called at the latest if nothing else happens; None for never."""
+        wakeup = min(self._ledger.next_deadline_s, self._board.next_wait_s)
+        if self._launching:
+            for launcher in self._ledger.launchers.values():
+                if launcher.target is not None and launcher.target.free_tracks:
+                    wakeup = min(wakeup, launcher.due_s())
+        return None if wakeup == math.inf else max(wakeup, now)
+
+    # What it says of itself
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is in flight: no instance in a slot, no step."""
+        return all(plan.empty for plan in self._plans.values())
+
+    def snapshot(self, now: float) -> EngineStats:
+        """The engine at this instant."""
+        active, board, ledger = self._active, self._board, self._ledger
+        return EngineStats(
+            now_s=now,
+            active=None if active is None else active.key,
+            loaded=tuple(self._plans),
+            draining=self._draining,
+            submitted=ledger.submitted,
+            ended=counts(ledger.ended),
+            open_tasks=len(ledger.tasks),
+            instances=sum(plan.population for plan in self._plans.values()),
+            lane_loads=tuple(board.lanes),
+            steps=board.steps,
+            fallback_steps=board.fallback_steps,
+            models=tuple(
+                model_stats(
+                    launcher, () if active is None else progress_of(active, name, board.in_flight), now
+                )
+                for name, launcher in ledger.launchers.items()
+            ),
+            combined=() if active is None else combined_stats(active.combined),
+        )
+
+    # Around every event
+
+    def _begin(self, now: float) -> list[Action]:
+        """A new list of actions; what has expired ends before anything else happens."""
+        out: list[Action] = []
+        self._ledger.out = self._board.out = out
+        self._ledger.expire(now)
+        self._board.end_waits(now)
+        return out
+
+    def _end(self, now: float) -> list[Action]:
+        """Settle the plans, launch and issue what can be, then hand out the actions."""
+        board = self._board
+        out = board.out
+        self._settle()
+        board.refresh(now)
+        while True:
+            if self._launching:
+                self._launch(now)
+            issued = board.issue_next(now)
+            if issued and len(self._plans) > 1:
+                self._settle()
+            board.refresh(now)
+            if not issued and not (self._launching and self._launch_early(now)):
+                return out
+
+    def _settle(self) -> None:
+        """Move instances over to the active plan, release plans that ran empty, end a plan's looseness."""
+        for plan in list(self._plans.values()):
+            if plan.superseded and plan.population and self._active is not None:
+                self._board.move_over(plan, self._active)
+            if not plan.empty:
+                continue
+            if plan.superseded:
+                self._release(plan)
+            elif not self._draining:
+                plan.loose = False
+
+    # Launching
+
+    @property
+    def _launching(self) -> bool:
+        """Whether launches may happen. A plan that lost its rounds to a drain runs empty first."""
+        return self._active is not None and not self._draining and not self._active.loose
+
+    def _launch(self, now: float) -> None:
+        """Launch everything that is due and finds a free slot 0."""
+        for launcher in self._ledger.launchers.values():
+            target = launcher.target
+            while target is not None and target.free_tracks and launcher.due_s() <= now:
+                self._launch_one(launcher, target, now)
+        self._board.refresh(now)
+
+    def _launch_early(self, now: float) -> bool:
+        """With an idle lane, launch the one task or batch that is nearest to its turn."""
+        assert self._active is not None
+        if 0 not in self._board.lanes[: self._active.lanes]:
+            return False
+        nearest: Launcher | None = None
+        for launcher in self._ledger.launchers.values():
+            target = launcher.target
+            if target is None or not target.free_tracks or launcher.due_s(early=True) > now:
+                continue
+            if nearest is None or launcher.next_s < nearest.next_s:
+                nearest = launcher
+        if nearest is None or nearest.target is None:
+            return False
+        self._launch_one(nearest, nearest.target, now)
+        self._board.refresh(now)
+        return True
+
+    def _launch_one(self, launcher: Launcher, target: ModelState, now: float) -> None:
+        rows = launcher.take(now)
+        free = target.free_tracks
+        track = target.tracks[(free & -free).bit_length() - 1]
+        instance = Instance(InstanceId(self._next_instance), track, rows, now)
+        self._next_instance += 1
+        track.occupy(0, instance)
+        track.enter(0, instance, self._board.touched)
+        track.plan.population += 1
+        left_buffer = False
+        for row in rows:
+            row.instances.append(instance)
+            left_buffer |= row.shared
+        if left_buffer:
+            self._ledger.line.enter(self._ledger.launchers)

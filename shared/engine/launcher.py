@@ -1,0 +1,115 @@
+"""The launcher of one model: what waits in its queue, and when the next tasks may go into slot 0.
+
+The spacing is counted from the last launch, `launch_interval_us` for each task that it took; there is no
+clock grid (TOP's launcher dequeues by frequency). A batch is launched when it is full or its oldest task has
+waited `batch_max_delay_us`.
+"""
+
+import math
+
+from shared.engine.queues import TaskQueue
+from shared.engine.records import TaskRecord
+from shared.engine.slots import ModelState
+from shared.engine.steps import Outcome
+
+
+class Launcher:
+    """One model by name; it outlives the plans that serve it."""
+
+    __slots__ = (
+        "batch",
+        "delay_s",
+        "ended",
+        "graph",
+        "interval_s",
+        "launched",
+        "name",
+        "next_s",
+        "queue",
+        "served",
+        "target",
+        "work_conserving",
+    )
+
+    def __init__(self, target: ModelState) -> None:
+        self.name = target.name
+        self.queue = TaskQueue(target.bound.plan.queue)
+        self.graph = target.bound.graph
+        self.next_s = -math.inf  # the spacing since the last launch is over from here on
+        self.target: ModelState | None = None  # where it launches into; None while no plan serves the model
+        self.served = True  # the plan activated last has the model
+        self.ended = dict.fromkeys(Outcome, 0)
+        self.launched = 0
+        self.batch = 1
+        self.delay_s = 0.0
+        self.interval_s = 0.0
+        self.work_conserving = True
+
+    def follow(self, target: ModelState) -> list[TaskRecord]:
+        """Serve a new plan from now on; returns the queued tasks that its bounds leave no room for."""
+        plan = target.bound.plan
+        self.target = target
+        self.graph = target.bound.graph
+        self.served = True
+        self.batch = plan.batch
+        self.delay_s = plan.batch_max_delay_us * 1e-6
+        self.interval_s = plan.launch_interval_us * 1e-6
+        self.work_conserving = plan.work_conserving
+        return self.queue.reconfigure(plan.queue)
+
+    def due_s(self, *, early: bool = False) -> float:
+        """From when on a launch is allowed, slots aside: infinity with nothing to launch.
+
+        With `early` the spacing does not count, where the plan is work conserving.
+        """
+        launchable = self.queue.launchable
+        if not launchable:
+            return math.inf
+        spaced = -math.inf if early and self.work_conserving else self.next_s
+        if launchable >= self.batch:
+            return spaced
+        return max(spaced, self.queue.oldest_launchable_s + self.delay_s)
+
+    def take(self, now: float) -> list[TaskRecord]:
+        """Take the tasks of one launch out of the queue and start the spacing."""
+        rows = [self.queue.take() for _ in range(min(self.batch, self.queue.launchable))]
+        self.next_s = now + self.interval_s * len(rows)
+        self.launched += len(rows)
+        return rows
+
+
+class SharedLine:
+    """Shared tasks in order of arrival, on their way into the one-deep buffers of their models.
+
+    A task enters when the buffers of all its models are free and no older shared task waits for one of them.
+    """
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, TaskRecord] = {}
+
+    def add(self, entry: TaskRecord) -> None:
+        """A shared task came."""
+        self._waiting[entry.seq] = entry
+
+    def discard(self, entry: TaskRecord) -> None:
+        """It ended while it waited."""
+        self._waiting.pop(entry.seq, None)
+
+    def enter(self, launchers: dict[str, Launcher]) -> None:
+        """Let every task in that may enter now."""
+        if not self._waiting:
+            return
+        claimed: set[str] = set()
+        for entry in list(self._waiting.values()):
+            models = entry.task.models
+            if not claimed.isdisjoint(models) or any(launchers[m].queue.buffer is not None for m in models):
+                claimed.update(models)
+                if len(claimed) == len(launchers):
+                    return
+                continue
+            del self._waiting[entry.seq]
+            entry.buffered = True
+            for model in models:
+                launchers[model].queue.buffer = entry

@@ -1,0 +1,95 @@
+"""What the core remembers of tasks, instances and steps. Mutable, and private to the engine."""
+
+import math
+from typing import TYPE_CHECKING
+
+from shared.engine.steps import InstanceId, Outcome, Task
+from shared.ids import StepId, TaskId
+
+if TYPE_CHECKING:
+    from shared.engine.slots import CombinedState, PlanState, Track
+
+
+class TaskRecord:
+    """A task from submission to its one end."""
+
+    __slots__ = (
+        "arrived_s",
+        "buffered",
+        "deadline_s",
+        "ended",
+        "instances",
+        "parts",
+        "seq",
+        "shared",
+        "task",
+        "trouble",
+    )
+
+    def __init__(self, task: Task, seq: int, arrived_s: float) -> None:
+        self.task = task
+        self.seq = seq  # order of arrival
+        self.arrived_s = arrived_s
+        self.deadline_s = math.inf if task.deadline_s is None else task.deadline_s
+        self.shared = len(task.models) > 1
+        self.buffered = False  # a shared task that is, or has been, in the buffers of its models
+        self.ended = False
+        self.instances: list[Instance] = []  # one per model in which it was launched
+        self.parts: dict[str, Outcome] = {}  # of a shared task: how it ended in each model so far
+        self.trouble = ""  # of a shared task: why it did not complete in some model
+
+
+class Instance:
+    """Tasks of one model in flight. `block` is where it is in logical time, `passed` in physical time."""
+
+    __slots__ = (
+        "block",
+        "bucket",
+        "deadline_s",
+        "id",
+        "live",
+        "moved_after",
+        "over",
+        "passed",
+        "ready_s",
+        "rows",
+        "started",
+        "steps",
+        "task_ids",
+        "track",
+    )
+
+    def __init__(self, id: InstanceId, track: "Track", rows: list[TaskRecord], now: float) -> None:
+        self.id = id
+        self.track = track
+        self.block = 0  # its input lies ready in this block's slot; the number of blocks once all are issued
+        self.passed = 0  # blocks whose step has ended
+        self.ready_s = now  # when `block` became ready
+        self.over = False  # completed, failed or dead: nothing is left to be answered
+        self.moved_after: tuple[StepId, ...] = ()  # what its last move waits for
+        self.started = False  # block 0 was issued: rows are fixed from then on
+        self.rows = rows
+        self.live = len(rows)  # rows whose task has not ended; 0 means that the instance is dead
+        self.steps: list[StepId] = []  # in flight
+        self.bucket = 1
+        self.task_ids: tuple[TaskId, ...] = ()
+        self.deadline_s = math.inf
+        self.fit()
+
+    def fit(self) -> None:
+        """Work out what follows from the rows."""
+        self.task_ids = tuple(row.task.id for row in self.rows)
+        self.deadline_s = min((row.deadline_s for row in self.rows), default=math.inf)
+        self.bucket = self.track.bound.bucket_for(len(self.rows)) if self.rows else self.bucket
+
+
+class StepRecord:
+    """A step in flight."""
+
+    __slots__ = ("combined", "holds", "lane", "members")
+
+    def __init__(self, combined: "CombinedState", lane: int) -> None:
+        self.combined = combined
+        self.lane = lane
+        self.members: list[tuple[Instance, Track, int]] = []  # with where it was and the block that it runs
+        self.holds: list[PlanState] = [combined.plan]  # plans that must outlive this step

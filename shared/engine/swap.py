@@ -1,0 +1,97 @@
+"""Moving an instance in flight over to a new plan.
+
+An instance stands at a cut. It may go over where the new plan has the same cut of the same artifact, every
+slot in which its live tensors would lie there is free, and the tensors mean the same: same executor,
+precision and batch bucket. It goes only into plans that never wait for members: elsewhere its arrival in the
+middle would break the rounds in which `wait: all` moves the models' instances.
+"""
+
+from shared.engine.records import Instance
+from shared.engine.slots import InFlight, PlanState, Touched, Track
+from shared.engine.steps import MoveInstance
+from shared.graph import Graph
+from shared.ids import StepId
+from shared.plan import Wait
+
+
+def same_inputs(one: Graph, other: Graph) -> bool:
+    """Whether a task made for one graph can be run by the other."""
+    return [one.tensors[t] for t in one.inputs] == [other.tensors[t] for t in other.inputs]
+
+
+def find_place(instance: Instance, plan: PlanState) -> tuple[Track, int] | None:
+    """Where in `plan` the instance can go on: a replica and the block to run next there."""
+    old = instance.track
+    if instance.block >= old.blocks or not instance.live or plan.wait is not Wait.NONE:
+        return None
+    theirs, ours = old.plan.bound.plan.executor, plan.bound.plan.executor
+    if (theirs.name, theirs.precision) != (ours.name, ours.precision):
+        return None
+    index = plan.bound.model_index.get(old.model.name)
+    if index is None:
+        return None
+    model = plan.models[index]
+    same_artifact = model.bound.plan.artifact == old.bound.plan.artifact
+    if not same_artifact or instance.bucket not in model.bound.buckets:
+        return None
+    position = old.bound.blocks[instance.block].start
+    block = next((b.index for b in model.bound.blocks if b.start == position), None)
+    if block is None:
+        return None
+    for track in model.tracks:
+        if all(track.holder[slot] is None for slot in track.holds[block]):
+            return track, block
+    return None
+
+
+def move_to(
+    instance: Instance,
+    place: tuple[Track, int],
+    in_flight: InFlight,
+    touched: Touched,
+) -> MoveInstance | None:
+    """Move an instance in logical time; the action is None where nothing is on the device yet.
+
+    The move counts as a reader of the slots that it leaves and as the writer of those it enters. It happens
+    when the steps in its `after` have ended, so those stand for it in the slots' books.
+    """
+    old, old_block = instance.track, instance.block
+    new, block = place
+    after: set[StepId] = set()
+    left = old.holds[old_block]
+    taken = new.holds[block]
+    if instance.started:
+        for slot in left:
+            after.update(step for step in old.writers[slot] if step in in_flight)
+        for slot in taken:
+            after.update(step for step in new.readers[slot] or new.writers[slot] if step in in_flight)
+    stand_ins = sorted(after)
+    old.vacate(instance, touched)
+    new.plan.population += 1
+    instance.track = new
+    instance.block = block
+    instance.passed = block
+    for slot in taken:
+        new.occupy(slot, instance)
+        if slot:  # the block before it can no longer run another instance
+            touched[new.home[slot - 1]] = None
+    new.enter(block, instance, touched)
+    if not instance.started:
+        return None
+    for slot in left:
+        old.readers[slot].extend(stand_ins)
+    for slot in taken:
+        new.writers[slot] = list(stand_ins)
+        new.readers[slot] = []
+    for step in stand_ins:
+        for plan in (old.plan, new.plan):
+            if plan not in in_flight[step].holds:
+                in_flight[step].holds.append(plan)
+                plan.steps += 1
+    instance.moved_after = tuple(stand_ins)
+    return MoveInstance(
+        instance.id,
+        (old.plan.key, old.members[old_block]),
+        (new.plan.key, new.members[block]),
+        tuple(stand_ins),
+    )

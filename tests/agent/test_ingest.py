@@ -1,0 +1,392 @@
+"""The local endpoint and the client library, over a real socket with a played backend."""
+
+import contextlib
+import os
+import socket
+import stat
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_agent import Client, TaskFuture
+from edge_agent.ingest import channel
+from edge_agent.ingest.connection import ConnectionLimits
+from edge_agent.ingest.messages import (
+    AttachArena,
+    Goodbye,
+    Hello,
+    InputRef,
+    ModelInfo,
+    Submit,
+    TensorInfo,
+    decode_to_application,
+    encode,
+)
+from shared.engine.steps import Outcome
+from shared.errors import (
+    AgentRestarted,
+    RefusedError,
+    TaskCancelled,
+    TaskExpired,
+    TaskFailed,
+    TaskRefused,
+    UnavailableError,
+)
+from tests.agent.conftest import Hosted, eventually
+
+ROW = np.array([[1.0, 2.0, 3.0, 4.0]], dtype=np.float32)
+
+
+def _refused(future: TaskFuture) -> TaskRefused:
+    with pytest.raises(TaskRefused) as caught:
+        future.result(20)
+    return caught.value
+
+
+def test_socket_is_for_its_owner_only(hosted: Hosted) -> None:
+    assert stat.S_IMODE(hosted.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(hosted.path.parent.stat().st_mode) == 0o700
+
+
+def test_outputs_of_many_tasks_from_many_threads_arrive_unmixed(hosted: Hosted) -> None:
+    hosted.backend.echo = True
+    failures: list[str] = []
+
+    def use(client: Client, seed: int) -> None:
+        for index in range(100):
+            given = np.full((1, 4), seed * 1000 + index, dtype=np.float32)
+            got = client.run("echo", {"input": given}, timeout_s=20)
+            if not np.array_equal(got["output"], given):
+                failures.append(f"{seed} {index}")
+
+    with Client(hosted.path) as one, Client(hosted.path) as other:
+        threads = [threading.Thread(target=use, args=((one, other)[i % 2], i)) for i in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert not failures
+    assert hosted.ledger.totals["echo"].completed == 600
+
+
+def test_models_tell_types_and_shapes_over_several_pages(hosted: Hosted) -> None:
+    tensor = TensorInfo("t" * 500, "float32", (1, 2, 3))
+    hosted.backend.infos = {f"m{i}": ModelInfo(f"m{i}", (tensor,) * 20, (tensor,) * 20) for i in range(9)}
+    with Client(hosted.path) as client:
+        assert client.models() == hosted.backend.infos
+
+
+@pytest.mark.parametrize(
+    ("inputs", "code", "expected"),
+    [
+        ({"input": ROW.astype(np.float64)}, "wrong_dtype", "float32 1x4"),
+        ({"input": ROW[0]}, "wrong_shape", "1x4, not 4"),
+        ({"inputs": ROW}, "wrong_input", "it takes input: float32 1x4"),
+        ({}, "wrong_input", "nothing given"),
+        ({"input": ROW, "more": ROW}, "wrong_input", "it takes input"),
+        ({"input": np.array([["a"]], dtype=object)}, "wrong_dtype", "no model takes"),
+        ({"input": np.array([["a"]])}, "wrong_dtype", "no model takes"),
+    ],
+)
+def test_wrong_input_is_refused_and_told_what_is_expected(
+    hosted: Hosted, inputs: dict[str, Any], code: str, expected: str
+) -> None:
+    with Client(hosted.path) as client:
+        with pytest.raises(TaskRefused) as caught:
+            client.run("echo", inputs, timeout_s=20)
+        assert caught.value.code == code
+        assert expected in str(caught.value)
+        assert not hosted.backend.accepted
+
+
+def test_unknown_model_is_refused_with_the_names_of_those_that_run(hosted: Hosted) -> None:
+    with Client(hosted.path) as client, pytest.raises(TaskRefused, match="echo, twin") as caught:
+        client.run("nothing", {"input": ROW})
+    assert caught.value.code == "unknown_model"
+
+
+def test_tasks_are_refused_while_no_plan_is_active(hosted: Hosted) -> None:
+    hosted.backend.why_not_ready = "no plan is active"
+    with Client(hosted.path) as client:
+        assert _refused(client.submit("echo", {"input": ROW})).code == "not_ready"
+
+
+def test_non_contiguous_and_foreign_endian_arrays_are_converted(hosted: Hosted) -> None:
+    hosted.backend.echo = True
+    wide = np.arange(8, dtype=">f4").reshape(1, 8)[:, ::2]
+    with Client(hosted.path) as client:
+        assert np.array_equal(client.run("echo", {"input": wide}, timeout_s=20)["output"], wide)
+
+
+def test_shared_input_makes_one_task_with_outputs_per_model(hosted: Hosted) -> None:
+    hosted.backend.echo = True
+    with Client(hosted.path) as client:
+        outputs = client.run(["echo", "twin"], {"input": ROW}, timeout_s=20)
+    assert np.array_equal(outputs["echo"]["output"], ROW)
+    assert np.array_equal(outputs["twin"]["result"], ROW)
+    assert sum(c.submitted for c in hosted.ledger.totals.values()) == 1
+
+
+def test_priority_and_deadline_reach_the_engine_as_instants_of_the_shared_clock(hosted: Hosted) -> None:
+    with Client(hosted.path) as client:
+        before_s = hosted.loop.now()
+        client.submit("echo", {"input": ROW}, priority=7, deadline_s=50.0)
+        eventually(lambda: hosted.backend.accepted, "the task arrives")
+        task = hosted.backend.accepted[0]
+        assert task.priority == 7
+        assert task.deadline_s is not None
+        assert before_s + 50.0 <= task.deadline_s <= hosted.loop.now() + 50.0
+
+
+def test_a_deadline_that_has_passed_on_arrival_expires_the_task(hosted: Hosted) -> None:
+    with Client(hosted.path) as client:
+        future = client.submit("echo", {"input": ROW}, deadline_s=0.0)
+        with pytest.raises(TaskExpired):
+            future.result(20)
+    assert not hosted.backend.accepted
+    assert hosted.ledger.totals["echo"].expired == 1
+
+
+def test_cancel_reaches_the_engine_and_the_future(hosted: Hosted) -> None:
+    with Client(hosted.path) as client:
+        future = client.submit("echo", {"input": ROW})
+        assert future.cancel()
+        with pytest.raises(TaskCancelled):
+            future.result(20)
+        assert not future.cancel()
+    assert hosted.ledger.totals["echo"].cancelled == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "error"),
+    [
+        (Outcome.FAILED, "executor", TaskFailed),
+        (Outcome.FAILED, "agent_restarted", AgentRestarted),
+        (Outcome.REFUSED, "queue_full", TaskRefused),
+        (Outcome.EXPIRED, "deadline", TaskExpired),
+        (Outcome.CANCELLED, "plan_lost_model", TaskCancelled),
+    ],
+)
+def test_every_end_is_a_typed_error(
+    hosted: Hosted, outcome: Outcome, code: str, error: type[RefusedError]
+) -> None:
+    with Client(hosted.path) as client:
+        future = client.submit("echo", {"input": ROW})
+        eventually(lambda: hosted.backend.accepted, "the task arrives")
+        task = hosted.backend.accepted[0]
+        hosted.call(lambda: hosted.endpoint.task_ended(task.id, outcome, code, "the cause; the remedy"))
+        with pytest.raises(error, match="the cause"):
+            future.result(20)
+
+
+def test_second_end_of_a_task_changes_nothing(hosted: Hosted) -> None:
+    hosted.backend.echo = True
+    with Client(hosted.path) as client:
+        client.run("echo", {"input": ROW}, timeout_s=20)
+        task = hosted.backend.accepted[0]
+        hosted.call(lambda: hosted.endpoint.task_ended(task.id, Outcome.FAILED))
+    assert hosted.ledger.totals["echo"].failed == 0
+
+
+def test_death_of_an_application_cancels_its_tasks_and_frees_its_memory(hosted: Hosted) -> None:
+    client = Client(hosted.path)
+    client.submit("echo", {"input": ROW})
+    eventually(lambda: hosted.backend.accepted, "the task arrives")
+    assert hosted.backend.arenas
+    client.close()
+    eventually(lambda: hosted.backend.cancelled, "its task is cancelled")
+    eventually(lambda: not hosted.backend.arenas, "its arena is dropped")
+
+
+def test_arena_of_a_dead_application_stays_until_its_last_task_has_ended(hosted: Hosted) -> None:
+    class Slow:
+        """Stands in for an engine that answers the cancellation later."""
+
+        def __init__(self) -> None:
+            self.asked: list[int] = []
+
+        def __call__(self, task: int) -> None:
+            self.asked.append(task)
+
+    slow = Slow()
+    hosted.backend.cancel = slow  # type: ignore[method-assign]
+    client = Client(hosted.path)
+    client.submit("echo", {"input": ROW})
+    eventually(lambda: hosted.backend.accepted, "the task arrives")
+    client.close()
+    eventually(lambda: slow.asked, "the engine is asked to cancel")
+    assert hosted.backend.arenas
+    task = hosted.backend.accepted[0]
+    hosted.call(lambda: hosted.endpoint.task_ended(task.id, Outcome.CANCELLED))
+    assert not hosted.backend.arenas
+
+
+@pytest.mark.parametrize("limits", [ConnectionLimits(max_tasks=3)])
+def test_one_application_cannot_open_more_tasks_than_its_share(hosted: Hosted) -> None:
+    with Client(hosted.path) as client, Client(hosted.path) as other:
+        held = [client.submit("echo", {"input": ROW}) for _ in range(3)]
+        assert _refused(client.submit("echo", {"input": ROW})).code == "too_many_tasks"
+        other.submit("echo", {"input": ROW})
+        eventually(lambda: len(hosted.backend.accepted) == 4, "another application is not affected")
+        assert not any(future.done() for future in held)
+
+
+@pytest.mark.parametrize("limits", [ConnectionLimits(max_arena_bytes=1 << 20)])
+def test_shared_memory_is_bounded_and_reused(hosted: Hosted) -> None:
+    big = ModelInfo(
+        "big", (TensorInfo("input", "uint8", (400_000,)),), (TensorInfo("output", "uint8", (4,)),)
+    )
+    hosted.backend.infos = {"big": big}
+    data = np.zeros(400_000, dtype=np.uint8)
+    with Client(hosted.path) as client:
+        held = [client.submit("big", {"input": data}) for _ in range(2)]
+        with pytest.raises(TaskRefused) as caught:
+            client.submit("big", {"input": data})
+        assert caught.value.code == "arena_full"
+        eventually(lambda: len(hosted.backend.accepted) == 2, "both arrive")
+        hosted.call(lambda: hosted.endpoint.end_all(Outcome.FAILED, "executor", "over"))
+        for future in held:
+            with pytest.raises(TaskFailed):
+                future.result(20)
+        held = [client.submit("big", {"input": data}) for _ in range(2)]
+        eventually(lambda: len(hosted.backend.accepted) == 4, "the places are used again")
+        assert len(hosted.backend.arenas) == 1
+
+
+@pytest.mark.parametrize("limits", [ConnectionLimits(max_unsent=8)])
+def test_an_application_that_does_not_read_its_replies_stalls_only_itself(hosted: Hosted) -> None:
+    hosted.backend.why_not_ready = "no plan is active"
+    deaf = _raw(hosted.path)
+    deaf.setblocking(False)
+    connection = next(iter(hosted.endpoint._connections.values()))
+    sent = 0
+
+    def choked() -> bool:
+        nonlocal sent
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                deaf.send(encode(Submit(sent, ("echo",), (), (), 0.0)))
+                sent += 1
+        return connection.choked
+
+    eventually(choked, "its replies pile up and nothing more is read from it")
+    with Client(hosted.path) as client:
+        assert client.models()
+    answered = 0
+    deaf.setblocking(True)
+    deaf.settimeout(20)
+    while answered < sent:
+        packet, _ = channel.receive(deaf)
+        answered += 1
+        assert packet
+    deaf.close()
+
+
+def _raw(path: Path) -> socket.socket:
+    sock = channel.connect(path, 20.0)
+    sock.send(encode(Hello(1)))
+    channel.receive(sock)
+    return sock
+
+
+def _last_word(sock: socket.socket) -> str:
+    message = decode_to_application(channel.receive(sock)[0])
+    assert isinstance(message, Goodbye)
+    assert channel.receive(sock)[0] == b""
+    sock.close()
+    return message.reason
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"\xc1",
+        b"\x91" * 60_000,
+        b"\x90" * 10,
+        encode(Submit(0, (), (), (), 0.0)),
+        encode(Submit(0, ("echo",), (), (), float("nan"))),
+        encode(Hello(99)),
+        encode(AttachArena(0, 64)),
+        bytes(70_000),
+    ],
+)
+def test_malformed_packet_ends_that_connection_with_a_reason_and_no_other(
+    hosted: Hosted, packet: bytes
+) -> None:
+    with Client(hosted.path) as client:
+        sock = _raw(hosted.path)
+        sock.send(packet)
+        assert _last_word(sock)
+        assert client.models()
+
+
+def test_arena_that_could_shrink_under_the_engine_is_refused(hosted: Hosted) -> None:
+    sock = _raw(hosted.path)
+    descriptor = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, 4096)
+    channel.send_with_descriptor(sock, encode(AttachArena(0, 4096)), descriptor)
+    assert "sealed" in _last_word(sock)
+    os.close(descriptor)
+
+
+def test_descriptor_that_is_no_memory_file_is_refused(hosted: Hosted) -> None:
+    sock = _raw(hosted.path)
+    with open("/dev/null", "rb") as other:
+        channel.send_with_descriptor(sock, encode(AttachArena(0, 4096)), other.fileno())
+    assert "memory file" in _last_word(sock)
+
+
+def test_tensor_outside_its_arena_is_refused(hosted: Hosted) -> None:
+    sock = _raw(hosted.path)
+    ref = InputRef("input", 0, 1 << 40, "float32", (1, 4))
+    sock.send(encode(Submit(0, ("echo",), (ref,), (), 0.0)))
+    answer = decode_to_application(channel.receive(sock)[0])
+    assert getattr(answer, "outcome", "") == "refused"
+    sock.close()
+
+
+def test_model_whose_outputs_changed_is_asked_for_again(hosted: Hosted) -> None:
+    hosted.backend.echo = True
+    with Client(hosted.path) as client:
+        client.run("echo", {"input": ROW}, timeout_s=20)
+        renamed = ModelInfo(
+            "echo", hosted.backend.infos["echo"].inputs, (TensorInfo("new", "float32", (1, 4)),)
+        )
+        hosted.backend.infos = {"echo": renamed}
+        assert _refused(client.submit("echo", {"input": ROW})).code == "signature_changed"
+        assert np.array_equal(client.run("echo", {"input": ROW}, timeout_s=20)["new"], ROW)
+
+
+def test_restart_of_the_agent_answers_open_tasks_once_and_the_next_call_reconnects(tmp_path: Path) -> None:
+    first = Hosted(tmp_path / "run", ConnectionLimits())
+    with Client(first.path) as client:
+        future: Future[Any] = client.submit("echo", {"input": ROW})
+        eventually(lambda: first.backend.accepted, "the task arrives")
+        first.close()
+        with pytest.raises(AgentRestarted):
+            future.result(20)
+        with pytest.raises(UnavailableError, match="stageloom-agent run"):
+            client.submit("echo", {"input": ROW})
+        second = Hosted(tmp_path / "run", ConnectionLimits())
+        second.backend.echo = True
+        assert np.array_equal(client.run("echo", {"input": ROW}, timeout_s=20)["output"], ROW)
+        assert len(second.backend.accepted) == 1
+    second.close()
+
+
+def test_socket_works_below_a_path_longer_than_an_address(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100) / ("e" * 100) / "run"
+    host = Hosted(deep, ConnectionLimits())
+    host.backend.echo = True
+    with Client(host.path) as client:
+        assert client.run("echo", {"input": ROW}, timeout_s=20)
+    host.close()
+
+
+def test_no_agent_is_named_with_its_remedy(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="start one with `stageloom-agent run`"):
+        Client(tmp_path / "absent.sock")

@@ -1,0 +1,93 @@
+"""Who imports whom: the import contracts, and what a fresh interpreter has loaded after each module."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.architecture.sources import ROOT, below, modules
+
+CHOSEN_LATER = ("onnx", "onnxruntime", "torch")  # backends load when an executor is chosen
+PRINTING = ("typer", "click", "rich")
+PLANNER_ONLY = ("ray", "sqlalchemy", "alembic", "planner", "migrations")
+
+SHARED = [m for m in modules("shared") if not below(m, "shared.importer")]
+AGENT = [m for m in modules("edge_agent") if not below(m, "edge_agent.cli") and not m.endswith("__main__")]
+AGENT_RUN_PATH = [  # `verify` is a command of its own: it compares with the backend
+    m
+    for m in AGENT
+    if not m.startswith(("edge_agent.executor.onnx", "edge_agent.executor.torch"))
+    and not below(m, "edge_agent.verify")
+]
+AGENT_CLI = [m for m in modules("edge_agent") if below(m, "edge_agent.cli")]
+PLANNER = [m for m in modules("planner") if not m.endswith("__main__")]
+PLANNER_LIGHT = [m for m in PLANNER if not below(m, "planner.learning", "planner.cluster")]
+
+PROBE = """
+import importlib, json, sys
+names, forbidden = json.loads(sys.argv[1])
+guilty = {}
+for name in names:
+    importlib.import_module(name)
+    for package in forbidden:
+        if package in sys.modules:
+            guilty.setdefault(package, name)
+print(json.dumps(guilty))
+"""
+
+
+def loaded_by(names: list[str], forbidden: tuple[str, ...]) -> dict[str, str]:
+    """Per forbidden package that a fresh interpreter loads, the first of `names` that made it."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, json.dumps([names, forbidden])],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    guilty: dict[str, str] = json.loads(done.stdout)
+    return guilty
+
+
+def test_the_import_contracts_are_kept() -> None:
+    run = "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True))"
+    done = subprocess.run([sys.executable, "-c", run], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 broken" in done.stdout
+
+
+def test_the_probe_names_the_module_that_loads_a_forbidden_package() -> None:
+    names = ["shared.digest", "shared.ids"]
+    assert loaded_by(names, ("hashlib", "msgpack", "onnx")) == {
+        "hashlib": "shared.digest",
+        "msgpack": "shared.digest",
+    }
+
+
+@pytest.mark.parametrize(
+    ("names", "forbidden"),
+    [
+        pytest.param(
+            SHARED,
+            ("onnx", "onnxruntime", "numpy", "zmq", "torch", *PRINTING, "edge_agent", *PLANNER_ONLY),
+            id="shared",
+        ),
+        pytest.param(["shared.importer"], (*CHOSEN_LATER, "numpy"), id="importer, before it is called"),
+        pytest.param(AGENT, (*PRINTING, *PLANNER_ONLY, "torch"), id="agent"),
+        pytest.param(AGENT_RUN_PATH, CHOSEN_LATER, id="agent, before an executor is chosen"),
+        pytest.param(
+            AGENT_CLI, (*CHOSEN_LATER, "rich", "numpy", "zmq", *PLANNER_ONLY), id="agent's command line"
+        ),
+        pytest.param(
+            PLANNER_LIGHT, ("ray", "torch", "edge_agent"), id="planner, without learning and cluster"
+        ),
+        pytest.param(PLANNER, ("edge_agent", "onnxruntime"), id="planner"),
+    ],
+)
+def test_importing_every_module_loads_nothing_that_is_kept_out(
+    names: list[str], forbidden: tuple[str, ...]
+) -> None:
+    assert len(names) > 0
+    assert loaded_by(names, forbidden) == {}

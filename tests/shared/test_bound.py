@@ -1,0 +1,173 @@
+"""Binding a plan to its graphs: what is derived, and every reason for which it is refused."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from random import Random
+
+import pytest
+
+from shared.blocks import combine, split
+from shared.bound import bind
+from shared.errors import PlanError
+from shared.graph import Graph
+from shared.ids import Digest
+from shared.plan import CombinedBlock, Member, ModelPlan, Plan, Wait, decode_plan
+from shared.schedule import Schedule
+from shared.stage_string import parse
+from tests.shared.randoms import name_digest, random_graph, random_schedule
+from tests.shared.test_graph import chain
+
+A, B = name_digest("a"), name_digest("b")
+GRAPHS: dict[Digest, Graph] = {A: chain(4), B: replace(chain(3), name="b", batchable=True)}
+
+
+def combined(*members: tuple[int, int, int], schedule: str) -> CombinedBlock:
+    return CombinedBlock(tuple(Member(*member) for member in members), parse(schedule))
+
+
+def two_models() -> Plan:
+    """Model a in two blocks of two operators, model b in one of three; a's second block runs beside b."""
+    return Plan(
+        models=(ModelPlan(name="a", artifact=A, cuts=(2,)), ModelPlan(name="b", artifact=B)),
+        combined=(combined((0, 0, 0), schedule="0/1"), combined((0, 0, 1), (1, 0, 0), schedule="0-1|2-4")),
+    )
+
+
+def test_a_bound_plan_knows_its_blocks_homes_and_sizes() -> None:
+    bound = bind(two_models(), GRAPHS)
+    assert bound.home == {Member(0, 0, 0): (0, 0), Member(0, 0, 1): (1, 0), Member(1, 0, 0): (1, 1)}
+    assert bound.model_index == {"a": 0, "b": 1}
+    assert bound.models[0].input_bytes == 24
+    assert [block.start for block in bound.models[0].blocks] == [0, 2]
+    assert bound.models[0].slot_readers == (0, 1)
+    assert [c.full_mask for c in bound.combined] == [0b1, 0b11]
+    assert bound.combined[1].graph.size == 5
+    assert bound.combined[1].members == (Member(0, 0, 1), Member(1, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("batch", "buckets"), [(1, (1,)), (2, (1, 2)), (3, (1, 2, 3)), (8, (1, 2, 4, 8)), (12, (1, 2, 4, 8, 12))]
+)
+def test_buckets_are_powers_of_two_and_the_batch_itself(batch: int, buckets: tuple[int, ...]) -> None:
+    plan = Plan(
+        models=(ModelPlan(name="b", artifact=B, batch=batch),),
+        combined=(combined((0, 0, 0), schedule="0..2"),),
+    )
+    model = bind(plan, GRAPHS).models[0]
+    assert model.buckets == buckets
+    for tasks in range(1, batch + 1):
+        assert model.bucket_for(tasks) == min(size for size in buckets if size >= tasks)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_plan_of_random_graphs_with_legal_schedules_binds_and_still_binds_after_the_wire(seed: int) -> None:
+    random = Random(seed)
+    graphs = {name_digest(str(i)): random_graph(random, random.randint(2, 8)) for i in range(2)}
+    models = tuple(
+        ModelPlan(name=str(i), artifact=digest, cuts=graph.base_cuts, replicas=random.randint(1, 2))
+        for i, (digest, graph) in enumerate(graphs.items())
+    )
+    members = [
+        Member(m, k, b)
+        for m, model in enumerate(models)
+        for k, b in product(range(model.replicas), range(model.num_blocks))
+    ]
+    random.shuffle(members)
+    blocks = []
+    while members:
+        size = random.randint(1, 3)
+        part, members = tuple(members[:size]), members[size:]
+        blocks.append(CombinedBlock(part, _legal(random, models, graphs, part)))
+    plan = Plan(models=models, combined=tuple(blocks))
+    assert bind(plan, graphs).plan == bind(decode_plan(plan.wire), graphs).plan
+
+
+def _legal(
+    random: Random, models: tuple[ModelPlan, ...], graphs: dict[Digest, Graph], part: tuple[Member, ...]
+) -> Schedule:
+    pairs = []
+    for member in part:
+        graph = graphs[models[member.model].artifact]
+        pairs.append((graph, split(graph, models[member.model].cuts)[member.block]))
+    return random_schedule(random, combine(pairs))
+
+
+def change_model(plan: Plan, **change: object) -> Plan:
+    return replace(plan, models=(replace(plan.models[0], **change), *plan.models[1:]))  # type: ignore[arg-type]
+
+
+def change_combined(plan: Plan, *blocks: CombinedBlock) -> Plan:
+    return replace(plan, combined=blocks)
+
+
+FIRST, SECOND = two_models().combined
+REFUSED: dict[str, tuple[Callable[[Plan], Plan], str]] = {
+    "no model": (lambda plan: replace(plan, models=(), combined=()), "at least one model"),
+    "absent artifact": (lambda plan: change_model(plan, artifact=name_digest("c")), "is not here"),
+    "shared name": (lambda plan: change_model(plan, name="b"), "share a name"),
+    "cut off the base cuts": (lambda plan: change_model(plan, cuts=(4,)), "base cuts"),
+    "repeated cut": (lambda plan: change_model(plan, cuts=(2, 2)), "base cuts"),
+    "descending cuts": (lambda plan: change_model(plan, cuts=(3, 2)), "base cuts"),
+    "batch of dependent rows": (lambda plan: change_model(plan, batch=2), "batches of 2"),
+    "block in none": (lambda plan: change_combined(plan, FIRST), "in no combined block"),
+    "block in two": (lambda plan: change_combined(plan, FIRST, FIRST, SECOND), "in two combined blocks"),
+    "replica in none": (lambda plan: change_model(plan, replicas=2), "in no combined block"),
+    "unknown block": (
+        lambda plan: change_combined(plan, FIRST, SECOND, combined((0, 0, 2), schedule="0")),
+        "no model has",
+    ),
+    "no member": (
+        lambda plan: change_combined(plan, FIRST, SECOND, CombinedBlock((), parse("0"))),
+        "no member",
+    ),
+    "illegal schedule": (
+        lambda plan: change_combined(plan, combined((0, 0, 0), schedule="1/0"), SECOND),
+        "combined block 0: .*before one it depends on",
+    ),
+    "schedule of another size": (
+        lambda plan: change_combined(plan, combined((0, 0, 0), schedule="0"), SECOND),
+        "operator 1 never runs",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_plan_that_does_not_fit_its_graphs_is_refused_by_name(name: str) -> None:
+    change, message = REFUSED[name]
+    assert bind(two_models(), GRAPHS)
+    with pytest.raises(PlanError, match=message):
+        bind(change(two_models()), GRAPHS)
+
+
+CROSSED = Plan(
+    models=(ModelPlan(name="a", artifact=A, cuts=(2,)), ModelPlan(name="b", artifact=B, cuts=(2,))),
+    combined=(
+        combined((0, 0, 0), (1, 0, 1), schedule="0-1|2"),
+        combined((0, 0, 1), (1, 0, 0), schedule="0-1|2-3"),
+    ),
+)
+ONE_REPLICA_TWICE = Plan(
+    models=(ModelPlan(name="a", artifact=A, cuts=(2,)),),
+    combined=(combined((0, 0, 0), (0, 0, 1), schedule="0-1|2-3"),),
+)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"), [(CROSSED, "impose a cycle"), (ONE_REPLICA_TWICE, "two blocks of one replica")]
+)
+def test_waiting_for_all_is_refused_where_it_could_never_end(plan: Plan, message: str) -> None:
+    assert bind(plan, GRAPHS)
+    for wait in (Wait.ALL, Wait.TIMEOUT):
+        with pytest.raises(PlanError, match=message):
+            bind(replace(plan, wait=wait), GRAPHS)
+        assert bind(replace(two_models(), wait=wait), GRAPHS)
+
+
+def test_two_replicas_of_a_block_may_wait_for_each_other() -> None:
+    plan = Plan(
+        models=(ModelPlan(name="a", artifact=A, replicas=2),),
+        combined=(combined((0, 0, 0), (0, 1, 0), schedule="0-3|4-7"),),
+        wait=Wait.ALL,
+    )
+    assert bind(plan, GRAPHS)

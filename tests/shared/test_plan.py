@@ -1,0 +1,308 @@
+"""Plans: round trips, golden bytes, and every way in which bytes are refused."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.digest import canonical, digest_bytes
+from shared.errors import PlanError
+from shared.launch_list import Barrier
+from shared.plan import (
+    MAX_PLAN_BYTES,
+    CombinedBlock,
+    ExecutorOptions,
+    Member,
+    ModelPlan,
+    Plan,
+    QueuePlan,
+    QueueRule,
+    StepChoice,
+    Wait,
+    decode_plan,
+    plan_text,
+)
+from shared.schedule import StageSchedule
+from shared.stage_string import parse
+from tests.shared.randoms import name_digest, plans, random_dag, random_stages, thorough
+
+GOLDEN = Path(__file__).parents[1] / "data/golden"
+
+
+def full_plan() -> Plan:
+    """A plan in which no field has its default."""
+    return Plan(
+        models=(
+            ModelPlan(
+                name="inception_v3",
+                artifact=name_digest("inception_v3"),
+                cuts=(12, 40, 77),
+                replicas=2,
+                batch=4,
+                batch_max_delay_us=2_000,
+                launch_interval_us=33_000,
+                work_conserving=False,
+                weight=3,
+                queue=QueuePlan(rule=QueueRule.PRIORITY, max_tasks=64, max_bytes=1 << 30),
+            ),
+            ModelPlan(name="squeezenet", artifact=name_digest("squeezenet")),
+        ),
+        combined=(
+            CombinedBlock((Member(0, 0, 0), Member(1, 0, 0)), parse("0..11/12|20/*13|14/15-17|18-19")),
+            CombinedBlock((Member(0, 1, 3),), parse("~0:0-4;1:5-200;0:201")),
+        ),
+        lanes=2,
+        run_ahead=3,
+        step_choice=StepChoice.WEIGHTED,
+        wait=Wait.TIMEOUT,
+        wait_timeout_us=500,
+        max_skips=9,
+        barrier=Barrier.DATA,
+        executor=ExecutorOptions(name="torch_cuda", intra_op_threads=2, precision="fp16"),
+    )
+
+
+def lists() -> Any:
+    return msgpack.unpackb(full_plan().wire)
+
+
+@thorough
+@given(plans)
+def test_every_plan_survives_its_wire_form(plan: Plan) -> None:
+    again = decode_plan(plan.wire, plan.digest)
+    assert again == plan
+    assert (again.wire, again.digest) == (plan.wire, plan.digest)
+
+
+def test_golden_bytes_of_version_1_stay_decodable() -> None:
+    for name, plan in {"plan_1_full": full_plan(), "plan_1_defaults": Plan(models=(), combined=())}.items():
+        golden = (GOLDEN / f"{name}.bin").read_bytes()
+        assert decode_plan(golden) == plan
+        assert plan.wire == golden
+        assert plan.digest == (GOLDEN / f"{name}.digest").read_text().strip()
+
+
+def leaves(value: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    yield path
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from leaves(item, (*path, index))
+
+
+HOSTILE: list[Any] = [
+    None, True, False, -1, 1 << 63, 0.0, 1.0, float("nan"), float("inf"), "", "full", "x" * 400, "\n", b"",
+    b"0" * 32, [], [[]], [None], {}, "0" * 32, [0] * 32, [1] * 5, msgpack.ExtType(5, b"a"),
+    msgpack.Timestamp(1, 2),
+]  # fmt: skip
+
+
+def test_no_field_takes_a_value_of_another_kind_without_refusing_or_keeping_it_exactly() -> None:
+    """Put every hostile value into every place: either refused, or a plan with exactly those bytes."""
+    accepted = 0
+    for path in leaves(lists()):
+        for hostile in HOSTILE:
+            wire = lists()
+            place = [wire]
+            for index in (0, *path)[:-1]:
+                place = place[index]
+            place[(0, *path)[-1]] = hostile
+            packed = msgpack.packb(place[0] if not path else wire)
+            try:
+                plan = decode_plan(packed)
+            except PlanError as error:
+                assert len(str(error)) < 400 and "\n" not in str(error)
+            else:
+                accepted += 1
+                assert plan.wire == packed
+    assert 0 < accepted < 600
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_flipped_bits_are_refused_or_another_plan(seed: int) -> None:
+    random, wire = Random(seed), full_plan().wire
+    for _ in range(200):
+        flipped = bytearray(wire)
+        for _ in range(random.choice([1, 1, 2, 8])):
+            flipped[random.randrange(len(wire))] ^= 1 << random.randrange(8)
+        try:
+            plan = decode_plan(bytes(flipped))
+        except PlanError:
+            continue
+        assert plan.wire == flipped
+
+
+def test_every_truncation_and_every_trailing_byte_is_refused() -> None:
+    wire = full_plan().wire
+    for size in range(len(wire)):
+        with pytest.raises(PlanError):
+            decode_plan(wire[:size])
+    for byte in range(256):
+        with pytest.raises(PlanError):
+            decode_plan(wire + bytes([byte]))
+
+
+@thorough
+@given(st.binary(max_size=60))
+def test_random_bytes_are_refused(raw: bytes) -> None:
+    with pytest.raises(PlanError):
+        decode_plan(raw)
+
+
+def test_deep_nesting_is_refused_like_any_other_bytes() -> None:
+    for depth in (600, 90_000):
+        with pytest.raises(PlanError):
+            decode_plan(b"\x91" * depth + b"\xc0")
+
+
+def test_more_bytes_than_the_bound_are_refused_before_they_are_decoded() -> None:
+    with pytest.raises(PlanError, match="larger than"):
+        decode_plan(b"\x90" * (MAX_PLAN_BYTES + 1))
+
+
+def test_empty_lists_within_the_bound_are_refused() -> None:
+    count = MAX_PLAN_BYTES - 5
+    with pytest.raises(PlanError):
+        decode_plan(b"\xdd" + count.to_bytes(4, "big") + b"\x90" * count)
+
+
+@pytest.mark.parametrize("head", [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"])
+def test_a_size_that_only_claims_to_be_large_is_refused(head: bytes) -> None:
+    with pytest.raises(PlanError):
+        decode_plan(head + b"\x00" * 20)
+
+
+def test_duplicate_keys_are_refused_as_a_plan_holds_no_mapping() -> None:
+    with pytest.raises(PlanError, match="max_map_len"):
+        decode_plan(b"\x82\xa1a\x01\xa1a\x02")
+
+
+def test_ranges_cannot_expand_without_bound_over_the_whole_plan() -> None:
+    wire = lists()
+    wire[2] = [[[0, 0, i], [0, -4, 65535]] for i in range(3)]
+    with pytest.raises(PlanError, match="expand to more than"):
+        decode_plan(canonical(wire))
+    wire[2] = wire[2][:2]
+    assert len(decode_plan(canonical(wire)).combined) == 2
+
+
+def test_another_encoding_of_the_same_plan_is_refused() -> None:
+    wire = full_plan().wire
+    assert wire[:2] == b"\x95\x01"
+    for other in (b"\x95\xcc\x01", b"\x95\xd0\x01", b"\xdc\x00\x05\x01", b"\x95\xc3"):
+        with pytest.raises(PlanError, match="canonical"):
+            decode_plan(other + wire[2:])
+
+
+def test_members_are_triples() -> None:
+    wire = lists()
+    wire[2][0][0] = [0, 0, 0, 1]
+    with pytest.raises(PlanError, match="triples"):
+        decode_plan(canonical(wire))
+
+
+def test_another_version_is_named() -> None:
+    wire = lists()
+    wire[0] = 2
+    with pytest.raises(PlanError, match="plan format 2 is not 1; upgrade the older side"):
+        decode_plan(canonical(wire))
+
+
+def test_bytes_with_another_digest_are_refused_before_they_are_decoded() -> None:
+    with pytest.raises(PlanError, match="do not have the digest"):
+        decode_plan(b"\x91" * 1000, digest_bytes([b"other"]))
+
+
+OUT_OF_BOUNDS: list[tuple[str, dict[str, Any]]] = [
+    ("lanes is 0", {"lanes": 0}),
+    ("lanes is 17", {"lanes": 17}),
+    ("run_ahead is 0", {"run_ahead": 0}),
+    ("wait_timeout_us is -1", {"wait_timeout_us": -1}),
+    ("max_skips is 0", {"max_skips": 0}),
+    ("66 models", {"models": full_plan().models * 33}),
+    ("4098 combined blocks", {"combined": (CombinedBlock((), parse("0")),) * 4098}),
+    ("executor is not", {"executor": ExecutorOptions(name="")}),
+    ("intra_op_threads is 0", {"executor": ExecutorOptions(intra_op_threads=0)}),
+    ("precision is not", {"executor": ExecutorOptions(precision="x" * 17)}),
+    ("member is -1", {"combined": (CombinedBlock((Member(-1, 0, 0),), parse("0")),)}),
+    ("names model 2", {"combined": (CombinedBlock((Member(2, 0, 0),), parse("0")),)}),
+]
+MODEL_OUT_OF_BOUNDS: list[tuple[str, dict[str, Any]]] = [
+    ("replicas is 0", {"replicas": 0}),
+    ("replicas is 65", {"replicas": 65}),
+    ("batch is 0", {"batch": 0}),
+    ("batch_max_delay_us is -1", {"batch_max_delay_us": -1}),
+    ("launch_interval_us is 3600000001", {"launch_interval_us": 3_600_000_001}),
+    ("weight is 0", {"weight": 0}),
+    ("cut is 0", {"cuts": (0,)}),
+    ("model name is not", {"name": ""}),
+    ("model name is not", {"name": "two\nlines"}),
+    ("model name is not", {"name": "x" * 129}),
+    ("max_tasks is 0", {"queue": QueuePlan(max_tasks=0)}),
+    ("max_bytes is 0", {"queue": QueuePlan(max_bytes=0)}),
+]
+
+
+@pytest.mark.parametrize(("message", "change"), OUT_OF_BOUNDS)
+def test_a_field_outside_its_bounds_is_refused_by_name(message: str, change: dict[str, Any]) -> None:
+    with pytest.raises(PlanError, match=message):
+        decode_plan(dataclasses.replace(full_plan(), **change).wire)
+
+
+@pytest.mark.parametrize(("message", "change"), MODEL_OUT_OF_BOUNDS)
+def test_a_models_field_outside_its_bounds_is_refused_by_name(message: str, change: dict[str, Any]) -> None:
+    first, *others = full_plan().models
+    plan = dataclasses.replace(full_plan(), models=(dataclasses.replace(first, **change), *others))
+    with pytest.raises(PlanError, match=message):
+        decode_plan(plan.wire)
+
+
+def test_a_plan_with_an_unwritable_schedule_has_no_wire_form() -> None:
+    with pytest.raises(PlanError, match="0 operators"):
+        _ = Plan(models=(), combined=(CombinedBlock((), StageSchedule(())),)).wire
+
+
+def test_the_digest_depends_on_every_field() -> None:
+    plan = full_plan()
+    digests = {plan.digest}
+    paths = [path for path in leaves(lists()) if path]
+    for path in paths:
+        wire = lists()
+        place = wire
+        for index in path[:-1]:
+            place = place[index]
+        place[path[-1]] = "changed"
+        digests.add(digest_bytes([msgpack.packb(wire)]))
+    assert len(digests) == 1 + len(paths)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_plan_of_three_models_takes_at_most_a_kibibyte(seed: int) -> None:
+    """Three combined blocks over the operators of table II, each with a schedule that has few ranges."""
+    random = Random(seed)
+    sizes = {"inception_v3": 120, "resnet50": 87, "squeezenet": 51}
+    models = tuple(
+        ModelPlan(name=name, artifact=name_digest(name), cuts=(ops // 3, 2 * ops // 3))
+        for name, ops in sizes.items()
+    )
+    combined = tuple(
+        CombinedBlock(
+            tuple(Member(model, 0, block) for model in range(3)),
+            random_stages(random, random_dag(random, [ops // 3 for ops in sizes.values()], 0.1)),
+        )
+        for block in range(3)
+    )
+    assert len(Plan(models=models, combined=combined).wire) <= 1024
+
+
+def test_the_text_names_every_model_block_and_stage_string() -> None:
+    text = plan_text(full_plan())
+    assert "combined inception_v3#0.0 squeezenet#0.0  0..11/12|20/*13|14/15-17|18-19\n" in text
+    assert "combined inception_v3#1.3  ~0:0-4;1:5-200;0:201\n" in text
+    assert "cuts=12,40,77 replicas=2 batch=4 interval_us=33000" in text
+    assert text.count("\n") == 5
