@@ -136,6 +136,7 @@ class LinkClient:
         self._delays: Iterator[float] = backoff_s(self._rng)
         self._handshake_problem = ""
         self._handshake_open = False
+        self._handshakes_failed = 0
         self._flight: _Flight | None = None
         self._next_batch_s = 0.0
         self._correlation = 0
@@ -438,7 +439,7 @@ class LinkClient:
             if event == zmq.EVENT_CONNECTED:
                 self._handshake_open = True
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._handshake_open, self._handshake_problem = False, ""
+                self._handshake_open, self._handshake_problem, self._handshakes_failed = False, "", 0
                 self._do(ev.Connected())
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self._handshake_failed(OUR_KEY_REFUSED, now_s)
@@ -453,6 +454,9 @@ class LinkClient:
         # libzmq does not come back by itself after a refusal, and what was refused may be put right.
         self._later(next(self._delays), now_s)
         self._handshake_open = False
+        self._handshakes_failed += 1
+        if problem == PLANNER_KEY_DIFFERS and self._handshakes_failed < 2:
+            return  # once may be a planner that stopped half-way
         if self._handshake_problem != problem:
             log.error("%s", problem)
             self._record_event("handshake", problem)
