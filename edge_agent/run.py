@@ -19,7 +19,7 @@ from edge_agent.service import Agent, LinkFactory
 from edge_agent.store import ArtifactStore
 from shared.errors import ExitCode, SettingError, StageloomError
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("edge_agent.run")  # not __main__, whatever started it
 
 _SWITCH_INTERVAL_S = 0.0005
 """Python's default of 5 ms is what a task would wait while the link's thread decodes a plan."""
@@ -42,7 +42,7 @@ def main() -> int:
         )
         return run_agent(config)
     except StageloomError as error:
-        sys.stderr.write(f"stageloom-agent: {error}\n")
+        sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
