@@ -373,7 +373,7 @@ class PlanManager:
         return [Tell(told(trial.attempt, reason))]
 
     def _blamed(self) -> RunnablePlan | None:
-        """Under which plan the engine process ended: the newcomer if it was loaded or ran, else the one that ran.
+        """Under which plan the engine process ended: the newcomer if it loaded or ran, else the one that ran.
 
         What the process said before it ended has been heard, so a plan whose activation it did not report
         has not run.

@@ -1,4 +1,4 @@
-"""The plan manager with the real link core and a played engine: deployments, crashes, kills in many orders."""
+"""The plan manager with the real link core and a played engine: deployments, crashes, kills, any order."""
 
 from collections import deque
 from collections.abc import Callable
