@@ -1,6 +1,5 @@
 """Weights that say nothing are replaced so that outputs have about unit variance; all else stays."""
 
-
 import numpy as np
 import onnx
 import onnxruntime
