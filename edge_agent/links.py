@@ -26,8 +26,8 @@ class Link(Protocol):
     def fileno(self) -> int:
         """Readable when orders wait."""
 
-    def take(self) -> Sequence[Order | events.ArtifactPresent]:
-        """The orders that wait, in order, and artifacts that have arrived."""
+    def take(self) -> Sequence[Order]:
+        """The orders that wait, in order."""
 
     def tell(self, event: events.Event) -> None:
         """What happened to an order."""
@@ -46,14 +46,14 @@ class NoPlanner:
     """The agent runs one plan that was made here; telemetry has nowhere to go."""
 
     def __init__(self, plan: RunnablePlan) -> None:
-        self._orders: list[Order | events.ArtifactPresent] = [events.RestorePlan(plan)]
+        self._orders: list[Order] = [events.RestorePlan(plan)]
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         os.write(self._write, b"\0")  # the one order there is waits from the start
 
     def fileno(self) -> int:
         return self._read
 
-    def take(self) -> Sequence[Order | events.ArtifactPresent]:
+    def take(self) -> Sequence[Order]:
         os.read(self._read, 1)
         orders, self._orders = self._orders, []
         return orders

@@ -7,7 +7,7 @@ from edge_agent.config import AgentConfig
 from edge_agent.link.events import PlanRef, RunnablePlan
 from edge_agent.store import ArtifactStore
 from shared.artifact import open_artifact
-from shared.importer.api import import_model
+from shared.importer.api import artifact_path, import_model
 from shared.messages.control import ArtifactNeed, Origin
 from shared.plan import ExecutorOptions
 from shared.search.compose import ModelChoice, compose
@@ -29,8 +29,9 @@ def plan_alone(config: AgentConfig, store: ArtifactStore, progress: Progress) ->
     choices, needs = [], []
     for model in config.models:
         progress(f"importing {model.path} as {model.name}")
-        report = import_model(Path(model.path), shapes=model.shapes, out_dir=store.directory)
-        artifact = open_artifact(store.path(report.digest))
+        scratch = store.directory.parent / "import"
+        report = import_model(Path(model.path), shapes=model.shapes, out_dir=scratch)
+        artifact = open_artifact(store.adopt(artifact_path(scratch, report.digest), report.digest))
         choices.append(
             ModelChoice(
                 name=model.name,

@@ -63,7 +63,9 @@ def check_plan(plan: RunnablePlan, store: ArtifactStore) -> PlanChecked | PlanUn
 
 def _graph(digest: Digest, store: ArtifactStore) -> Graph | None:
     try:
-        return open_artifact(store.path(digest), digest).graph
+        graph = open_artifact(store.path(digest), digest).graph
+        store.make_durable(digest)
+        return graph
     except (StageloomError, OSError) as error:
         _log.warning("artifact %s is missing or damaged: %s", digest[:12], error)
         store.remove(digest)

@@ -150,9 +150,10 @@ class PlanManager:
         self._trial: _Trial | None = None
         self._engine = _Engine()
         self._next_key = 1
+        self._served: Models = {}
         self._checking: set[Digest] = set()
         self._checked: dict[Digest, Models] = {}
-        self._unusable: dict[Digest, str] = {}  # does not check or load; until an artifact arrives
+        self._unusable: dict[Digest, str] = {}  # does not check or load
 
     # -- what others ask ------------------------------------------------------------------------------------
 
@@ -164,8 +165,10 @@ class PlanManager:
 
     @property
     def models(self) -> Models:
-        """What the active plan serves."""
-        return {} if self.active is None else self._checked.get(self.active.ref.digest, {})
+        """What the active plan serves; while the engine restarts, what the last one served."""
+        if self.active is not None:
+            self._served = self._checked.get(self.active.ref.digest, {})
+        return self._served
 
     @property
     def engine_up(self) -> bool:
@@ -227,11 +230,6 @@ class PlanManager:
             self._adopted = trial.plan
             return []
         return self._free(trial.digest)
-
-    def artifact_arrived(self) -> list[Action]:
-        """What did not work for want of an artifact may work now."""
-        self._unusable.clear()
-        return self._pursue()
 
     def _begin(self, attempt: Attempt, plan: RunnablePlan, phase: Phase) -> list[Action]:
         actions: list[Action] = []

@@ -55,7 +55,8 @@ def run_agent(config: AgentConfig) -> ExitCode:
         StageloomError: it cannot start.
     """
     lock = HomeLock(config.home_path)
-    agent = Agent(config, _link_maker(config))
+    make_link, problems = _link_maker(config)
+    agent = Agent(config, make_link, problems=problems)
     stopped_by: list[int] = []
     with _signals(agent, stopped_by):
         agent.run()
@@ -63,13 +64,13 @@ def run_agent(config: AgentConfig) -> ExitCode:
     return ExitCode.INTERRUPTED if signal.SIGINT in stopped_by else ExitCode.OK
 
 
-def _link_maker(config: AgentConfig) -> LinkFactory:
+def _link_maker(config: AgentConfig) -> tuple[LinkFactory, list[str]]:
     if config.models:
         from edge_agent.local_plan import plan_alone  # the importer's code, for agents without a planner
 
         store = ArtifactStore(config.home_path / "artifacts")
         plan = plan_alone(config, store, _log.info)
-        return lambda: NoPlanner(plan)
+        return lambda: NoPlanner(plan), []
     from edge_agent.planner_link import connect_planner  # ZeroMQ, for agents that have joined one
 
     return connect_planner(config)

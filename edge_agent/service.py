@@ -367,8 +367,6 @@ class Agent:
                     self._do(self._plans.abandon(attempt))
                 case link.RunProfile(request):
                     self._profile(request)
-                case link.ArtifactPresent():
-                    self._do(self._plans.artifact_arrived())
 
     def _profile(self, request: ProfileRequest) -> None:
         digest = request.artifact.digest

@@ -7,21 +7,19 @@ copy is used; if that is broken too the agent starts without, and says so. It ne
 
 import contextlib
 import hashlib
-import logging
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.artifact import file_digest
 from shared.digest import DIGEST_BYTES
-from shared.errors import DecodeError, StateError, StorageError
+from shared.errors import StateError, StorageError
 from shared.ids import Digest
-
-_log = logging.getLogger(__name__)
 
 _MAGIC = b"STGLSTATE1\n"
 _MAX_STATE_BYTES = 16 << 20
+_PART = ".part"
+_DIGEST_CHARS = 2 * DIGEST_BYTES
 
 
 @dataclass(frozen=True)
@@ -119,110 +117,63 @@ def sync_directory(directory: Path) -> None:
 
 
 class ArtifactStore:
-    """Artifacts by digest. What has its final name was whole and had that digest when it got it."""
+    """Whole artifacts, each under its digest's name; `NAME.part` is a download that the link is at."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def path(self, digest: Digest) -> Path:
-        """Where the whole artifact lies, if it is present."""
-        return self.directory / f"{digest}.artifact"
+        """Where the artifact lies, if it is present."""
+        return self.directory / digest
 
     def present(self) -> frozenset[Digest]:
-        """Digests of the whole artifacts."""
-        try:
-            return frozenset(
-                Digest(p.name.removesuffix(".artifact")) for p in self.directory.glob("*.artifact")
-            )
-        except OSError:
+        """Digests of the whole artifacts; their content is checked before a plan uses them."""
+        if not self.directory.is_dir():
             return frozenset()
+        names = (path.name for path in self.directory.iterdir())
+        return frozenset(Digest(name) for name in names if len(name) == _DIGEST_CHARS)
 
-    def received_bytes(self, digest: Digest) -> int:
-        """How much of a download is here: where to resume."""
-        try:
-            return self._part(digest).stat().st_size
-        except FileNotFoundError:
-            return 0
-
-    def append(self, digest: Digest, offset: int, data: bytes) -> int:
-        """Add a chunk at the end of a download; one that lies elsewhere is late or repeated and ignored.
-
-        Returns:
-            Bytes received so far.
+    def adopt(self, path: Path, digest: Digest) -> Path:
+        """Move an artifact that was made on this file system into the store.
 
         Raises:
-            StorageError: the disk is full; what was there before stays.
+            StorageError: it cannot be moved.
         """
-        part = self._part(digest)
-        have = self.received_bytes(digest)
-        if offset != have:
-            return have
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with part.open("ab") as file:
-                file.write(data)
+            path.replace(self.path(digest))
+            sync_directory(self.directory)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.truncate(part, have)
             raise StorageError(
                 f"artifact {digest[:12]} cannot be stored: {error.strerror}", remedy="free space"
             ) from error
-        return have + len(data)
+        return self.path(digest)
 
-    def finish(self, digest: Digest) -> Path:
-        """Check a whole download and give it its final name.
+    def make_durable(self, digest: Digest) -> None:
+        """Wait until the disk has it, name and content: last-known-good must survive a power cut.
 
         Raises:
-            DecodeError: the bytes have another digest; they are removed.
-            StorageError: the disk failed.
+            OSError: the disk failed.
         """
-        part = self._part(digest)
+        descriptor = os.open(self.path(digest), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if (found := file_digest(part)) != digest:
-                part.unlink()
-                raise DecodeError(
-                    f"artifact {digest[:12]} arrived with the digest {found[:12]}", remedy="fetch it again"
-                )
-            with part.open("rb+") as file:
-                os.fsync(file.fileno())
-            part.replace(self.path(digest))
-            sync_directory(self.directory)
-        except OSError as error:
-            raise StorageError(f"artifact {digest[:12]} cannot be stored: {error.strerror}") from error
-        return self.path(digest)
-
-    def adopt(self, digest: Digest, blob: bytes) -> Path:
-        """Store a whole artifact that was made here.
-
-        Raises:
-            DecodeError: the blob has another digest.
-            StorageError: the disk failed.
-        """
-        if not self.path(digest).exists():
-            self._part(digest).unlink(missing_ok=True)
-            self.append(digest, 0, blob)
-            self.finish(digest)
-        return self.path(digest)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        sync_directory(self.directory)
 
     def remove(self, digest: Digest) -> None:
         """Forget an artifact that turned out damaged."""
         self.path(digest).unlink(missing_ok=True)
 
     def collect(self, keep: Collection[Digest]) -> list[Digest]:
-        """Remove every artifact and download that is not to be kept; returns whole ones that went."""
+        """Remove every artifact and download that is not to be kept; returns the artifacts that went."""
         gone = []
-        for path in list(self.directory.glob("*.artifact")) + list(self.directory.glob("*.part")):
-            digest = Digest(path.name.partition(".")[0])
-            if digest in keep:
+        for path in list(self.directory.iterdir()) if self.directory.is_dir() else []:
+            digest = Digest(path.name.removesuffix(_PART))
+            if digest in keep or len(digest) != _DIGEST_CHARS:
                 continue
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as error:
-                _log.warning("%s cannot be removed: %s", path.name, error.strerror)
-                continue
-            if path.suffix == ".artifact":
+            path.unlink(missing_ok=True)
+            if path.name == digest:
                 gone.append(digest)
         return gone
-
-    def _part(self, digest: Digest) -> Path:
-        return self.directory / f"{digest}.part"

@@ -1,0 +1,1 @@
+"""Alembic's scripts, inside the package so that an installed wheel can migrate."""

@@ -68,15 +68,16 @@ def _stage_rules(
 def _group_rules(
     index: int, groups: list[tuple[int, ...]], done: int, graph: CombinedGraph
 ) -> Iterator[Violation]:
-    masks = [mask_of(group) for group in groups]
-    for group, own in zip(groups, masks, strict=True):
-        others = mask_of(op for mask in masks if mask != own for op in bits(mask))
+    stage = mask_of(op for group in groups for op in group)
+    for group in groups:
+        own = mask_of(group)
+        others = stage & ~own
         earlier = done
         for op in group:
             before = graph.predecessors[op]
-            if before & others & ~own:
+            if before & others:
                 yield Violation("dependent", f"stage {index}: operator {op} depends on another group of it")
-            if before & ~earlier & ~(others & ~own):
+            if before & ~earlier & ~others:
                 yield Violation("order", f"stage {index}: operator {op} runs before one it depends on")
             earlier |= 1 << op
         if group and not _connected(own, graph):

@@ -196,7 +196,7 @@ def _from_lists(lists: Any) -> Plan:
         raise PlanError(f"a plan of {len(models)} models and {len(combined)} combined blocks is too large")
     return Plan(
         models=tuple(_model_from_list(row) for row in models),
-        combined=_all_combined(combined),
+        combined=_all_combined(combined, len(models)),
         lanes=_bounded("lanes", lanes, 1, MAX_LANES),
         run_ahead=_bounded("run_ahead", run_ahead, 1, 64),
         step_choice=StepChoice(step_choice),
@@ -235,11 +235,11 @@ def _model_from_list(row: Any) -> ModelPlan:
     )
 
 
-def _all_combined(rows: Any) -> tuple[CombinedBlock, ...]:
+def _all_combined(rows: Any, num_models: int) -> tuple[CombinedBlock, ...]:
     left = MAX_PLAN_OPERATORS
     combined = []
     for row in rows:
-        block = _combined_from_list(row)
+        block = _combined_from_list(row, num_models)
         left -= num_operators(block.schedule)
         if left < 0:
             raise PlanError(f"the schedules of a plan expand to more than {MAX_PLAN_OPERATORS} operators")
@@ -247,7 +247,7 @@ def _all_combined(rows: Any) -> tuple[CombinedBlock, ...]:
     return tuple(combined)
 
 
-def _combined_from_list(row: Any) -> CombinedBlock:
+def _combined_from_list(row: Any, num_models: int) -> CombinedBlock:
     flat, tokens = row
     if len(flat) % 3:
         raise PlanError("the members of a combined block are not triples")
@@ -255,6 +255,8 @@ def _combined_from_list(row: Any) -> CombinedBlock:
         Member(*(_bounded("member", part, 0, 1 << 20) for part in flat[i : i + 3]))
         for i in range(0, len(flat), 3)
     )
+    if unknown := [m for m in members if m.model >= num_models]:
+        raise PlanError(f"a combined block names model {unknown[0].model} of a plan with {num_models}")
     return CombinedBlock(members, from_tokens(tokens))
 
 

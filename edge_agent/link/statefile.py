@@ -1,16 +1,13 @@
 """The link's durable state in one file, replaced as a whole."""
 
-import logging
-import os
 from pathlib import Path
 from typing import Final
 
 from edge_agent.link.events import LinkState
+from edge_agent.store import StateFile
 from shared.codec import Codec, Limits
-from shared.errors import DecodeError
+from shared.errors import DecodeError, StorageError
 from shared.messages.base import MAX_PLAN_BYTES
-
-log = logging.getLogger(__name__)
 
 _LIMIT_BYTES: Final = 3 * MAX_PLAN_BYTES + (64 << 10)  # two plans, their artifacts and the profiles
 _CODEC: Codec[LinkState] = Codec(LinkState, Limits(frame_bytes=_LIMIT_BYTES, body_bytes=_LIMIT_BYTES))
@@ -31,37 +28,27 @@ def decode_state(frame: bytes) -> LinkState:
 
 
 def save_state(path: Path, state: LinkState) -> None:
-    """Replace the file durably: new file, sync, rename, sync of the folder.
+    """Replace the file durably, keeping the copy before.
 
     Raises:
         OSError: it is not on disk; the old file is still whole.
     """
-    new = path.with_name(path.name + ".new")
-    file = os.open(new, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    with os.fdopen(file, "wb") as stream:
-        stream.write(encode_state(state))
-        stream.flush()
-        os.fsync(stream.fileno())
-    new.rename(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        StateFile(path).save(encode_state(state))
+    except StorageError as error:
+        raise OSError(str(error)) from error
 
 
 def load_state(path: Path) -> tuple[LinkState, str | None]:
     """The saved state, or an empty one and why: a missing file is no complaint, a damaged one is.
 
-    A damaged file is set aside as `NAME.bad`, so that the agent starts (and asks the planner for everything)
-    instead of failing at every boot.
+    A damaged file is set aside and the copy before it is used, so that the agent starts in any case (at worst
+    it asks the planner for everything) instead of failing at every boot.
     """
+    found = StateFile(path).load()
+    if found.body is None:
+        return LinkState(), found.problem or None
     try:
-        return decode_state(path.read_bytes()), None
-    except FileNotFoundError:
-        return LinkState(), None
+        return decode_state(found.body), found.problem or None
     except DecodeError as error:
-        bad = path.with_name(path.name + ".bad")
-        path.replace(bad)
-        log.error("%s is unreadable and was set aside as %s: %s", path.name, bad.name, error)
-        return LinkState(), f"{path.name} was unreadable and is set aside as {bad.name}: {error}"
+        return LinkState(), f"{path.name} is of another version and is forgotten: {error.cause}"

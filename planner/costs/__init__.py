@@ -1,0 +1,1 @@
+"""What operators cost on a device class: from measurements to the table that a search reads."""

@@ -131,6 +131,8 @@ class DispatchServer:
                 )
         except UnavailableError:
             self._context.destroy(linger=0)
+            self._wake_in.close()
+            self._wake_out.close()
             raise
         self._workers = StoreWorkers(self._store, self.post)
         self._thread.start()

@@ -1,0 +1,1 @@
+"""What the planner remembers: the only package, beside `migrations`, that knows SQL."""

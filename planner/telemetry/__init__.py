@@ -1,0 +1,1 @@
+"""Figures from telemetry rows, for people and for triggers."""

@@ -7,7 +7,7 @@ import math
 
 from shared.engine.choice import Chooser
 from shared.engine.programs import Program, ProgramStatus
-from shared.engine.records import Instance, StepRecord
+from shared.engine.records import Instance, StepRecord, TaskRecord
 from shared.engine.slots import CombinedState, InFlight, PlanState, Touched
 from shared.engine.steps import Action, DropInstance, IssueStep, PrepareProgram, Step, StepMember
 from shared.engine.swap import find_place, move_to
@@ -212,6 +212,19 @@ class Board:
             if instance.track is track and instance.passed <= block:
                 instance.passed = block + 1
         return record
+
+    def drop_row(self, instance: Instance, entry: TaskRecord) -> None:
+        """A task that the instance carries has ended before its result."""
+        if instance.over:
+            return
+        instance.live -= 1
+        if not instance.live:
+            self.bury(instance)
+        elif not instance.started:
+            instance.rows.remove(entry)
+            instance.fit()
+            track = instance.track
+            self.touched[track.home[instance.block]] = None
 
     def bury(self, instance: Instance, *, failed: bool = False) -> None:
         """No task of the instance is left: it goes no further, or travels on empty where others wait."""

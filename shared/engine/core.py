@@ -40,7 +40,7 @@ class EngineCore:
 
     def __init__(self, *, max_preparing: int = 2, max_programs: int = 1024) -> None:
         self._board = Board(max_preparing, max_programs)
-        self._ledger = Ledger(self._board.bury)
+        self._ledger = Ledger(self._board.drop_row)
         self._plans: dict[PlanKey, PlanState] = {}
         self._active: PlanState | None = None
         self._draining = False

@@ -17,12 +17,12 @@ _SLACK = 64  # deadlines of ended tasks remembered beyond the live ones before t
 class Ledger:
     """The tasks that have not ended, and the launchers in whose queues some of them wait.
 
-    Answers go to `out`. `bury` is called for an instance in flight when its last live task ends.
+    Answers go to `out`. `drop_row` is told of each task that ends while an instance carries it.
     """
 
     __slots__ = (
-        "_bury",
         "_deadlines",
+        "_drop_row",
         "closed",
         "ended",
         "launchers",
@@ -32,8 +32,8 @@ class Ledger:
         "tasks",
     )
 
-    def __init__(self, bury: Callable[[Instance], None]) -> None:
-        self._bury = bury
+    def __init__(self, drop_row: Callable[[Instance, TaskRecord], None]) -> None:
+        self._drop_row = drop_row
         self._deadlines: list[tuple[float, int, TaskRecord]] = []
         self.closed = False  # shutting down: every task that comes is refused
         self.ended = dict.fromkeys(Outcome, 0)
@@ -178,13 +178,3 @@ class Ledger:
         )
         for instance in entry.instances:
             self._drop_row(instance, entry)
-
-    def _drop_row(self, instance: Instance, entry: TaskRecord) -> None:
-        if instance.over:
-            return
-        instance.live -= 1
-        if not instance.live:
-            self._bury(instance)
-        elif not instance.started:
-            instance.rows.remove(entry)
-            instance.fit()

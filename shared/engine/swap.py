@@ -73,6 +73,8 @@ def move_to(
     instance.passed = block
     for slot in taken:
         new.occupy(slot, instance)
+        if slot:  # the block before it can no longer run another instance
+            touched[new.home[slot - 1]] = None
     new.enter(block, instance, touched)
     if not instance.started:
         return None

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from shared.artifact import open_artifact
 from shared.errors import StorageError
 from shared.ids import Digest
 from shared.importer.limits import ImportLimits
@@ -44,6 +45,7 @@ def import_model(
         ModelError: the file cannot be imported; the message says why and what to do.
         UnpinnedShape: an input dimension has no number.
         StorageError: `out_dir` cannot be written.
+        DecodeError: the child left something else than the artifact that it reports.
     """
     limits = limits or ImportLimits()
     require_model_file(path, limits)
@@ -55,6 +57,8 @@ def import_model(
         raise _storage(out_dir, error) from error
     try:
         found = ImportReport.from_json(run_child(path, shapes, scratch, limits, progress or _ignore))
+        # The child read a hostile file: believe its artifact only after looking at it.
+        open_artifact(scratch / ARTIFACT_NAME, found.digest)
         os.replace(scratch / ARTIFACT_NAME, artifact_path(out_dir, found.digest))
         return found
     except OSError as error:

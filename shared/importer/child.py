@@ -2,7 +2,8 @@
 could turn against its reader, under limits, and leaves an artifact and a report in its scratch folder.
 
 It talks by files and stdout: progress as lines, the outcome as `result.json`, which holds either the report
-or the error; the exit code is 64 + errno if the disk fails. It ends when its stdin does, so it does not outlive the process that wanted the import.
+or the error; the exit code is 64 + errno if the disk fails. It ends when its stdin does, so it does not
+outlive the process that wanted the import.
 """
 
 import json
@@ -37,10 +38,12 @@ def main(arguments: list[str]) -> int:
         outcome = {"unpinned": [error.input_name, error.dimension, error.shape]}
     except ModelError as error:
         outcome = {"error": [error.cause, error.remedy]}
-    except (MemoryError, RecursionError) as error:
-        outcome = {"exhausted": type(error).__name__}
+    except MemoryError:
+        outcome = {"exhausted": True}
     except OSError as error:
         return _storage_code(error)
+    except Exception as error:  # the top of this process: whatever a hostile file provokes is reported
+        outcome = {"crashed": " ".join(f"{type(error).__name__}: {error}".split())}
     try:
         (scratch / RESULT_NAME).write_text(json.dumps(outcome))
     except OSError as error:
@@ -54,7 +57,8 @@ def _storage_code(error: OSError) -> int:
 
 
 def _end_with_stdin() -> None:
-    sys.stdin.buffer.read()
+    while os.read(0, 1):  # not sys.stdin: its lock would be held when the interpreter ends
+        pass
     os._exit(1)
 
 
@@ -64,4 +68,6 @@ def _progress(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(code)  # nothing that the libraries do at exit matters, and it may fail under the limits

@@ -1,5 +1,6 @@
 """From any ONNX file to the normalised one: pinned, folded, in a stable order, equal bytes on every run."""
 
+import errno
 import heapq
 import re
 from collections.abc import Mapping, Sequence
@@ -7,13 +8,16 @@ from pathlib import Path
 
 import onnx
 import onnxruntime
+from google.protobuf.message import DecodeError as ProtobufDecodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper, numpy_helper
 
 from shared.errors import ModelError, UnpinnedShape
+from shared.graph import ITEM_BYTES
 from shared.importer.limits import ImportLimits
 from shared.importer.nodes import captured_names, int_attribute, nodes_within, sub_graphs
 from shared.importer.values import (
     ELEMENT_TYPES,
+    UNKNOWN,
     Value,
     constant_names,
     infer_values,
@@ -24,6 +28,10 @@ from shared.importer.values import (
 _MIN_IR_VERSION = 8
 _MAX_NAME_CHARS = 64
 _ERROR_CHARS = 300
+_RUNTIME_TYPES = {"tensor(float)": "float32", "tensor(double)": "float64"} | {
+    f"tensor({name})": name for name in ITEM_BYTES if name not in ("float32", "float64")
+}
+"""onnxruntime's names of element types."""
 
 Signature = tuple[tuple[str, Value], ...]
 
@@ -51,6 +59,7 @@ def prepare(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits:
         raise ModelError("unsupported: sparse weights", remedy="store the weights dense")
     if any(tensor.data_type == TensorProto.STRING for tensor in model.graph.initializer):
         raise ModelError("unsupported: string weights", remedy="keep text processing outside the model")
+    _pin(model, shapes)
     # The checker comes before anything that walks functions: onnxruntime crashes on 3,000 chained ones.
     try:
         onnx.checker.check_model(model)
@@ -58,7 +67,6 @@ def prepare(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits:
         raise ModelError(
             f"the ONNX checker refuses the model: {one_line(error)}", remedy="export the model again"
         ) from error
-    _pin(model, shapes)
     values = infer_values(model)
     require_affordable(values, constant_names(model), limits)
 
@@ -126,13 +134,8 @@ def optimise(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
     source, target = folder / "pinned.onnx", folder / "folded.onnx"
     source.write_bytes(model.SerializeToString())
     model.Clear()
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options = quiet_options(onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC)
     options.optimized_model_filepath = str(target)
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    options.enable_cpu_mem_arena = False
-    options.add_session_config_entry("session.disable_prepacking", "1")
     try:
         onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions share no base class
@@ -142,7 +145,10 @@ def optimise(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
         ) from error
     source.unlink()
     folded = onnx.ModelProto()
-    folded.ParseFromString(target.read_bytes())
+    try:
+        folded.ParseFromString(target.read_bytes())
+    except ProtobufDecodeError as error:  # onnxruntime does not report a short write
+        raise OSError(errno.EIO, "onnxruntime could not write the folded model") from error
     target.unlink()
     after = signature(folded)
     if [(n, v.dtype) for n, v in before] != [(n, v.dtype) for n, v in after]:
@@ -151,6 +157,45 @@ def optimise(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
             remedy="export the model again with IR version 8 or later",
         )
     return folded
+
+
+def ask_onnxruntime(model: onnx.ModelProto, values: Mapping[str, Value], folder: Path) -> dict[str, Value]:
+    """Types and shapes that only onnxruntime knows: those behind its own operators. Nothing runs."""
+    made = [name for node in model.graph.node for name in node.output if name]
+    unknown = [name for name in made if values.get(name, UNKNOWN) == UNKNOWN]
+    if not unknown:
+        return {}
+    path = folder / "asked.onnx"
+    count = len(model.graph.output)
+    known = {output.name for output in model.graph.output}
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in unknown if name not in known)
+    path.write_bytes(model.SerializeToString())
+    del model.graph.output[count:]
+    options = quiet_options(onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception:  # then the values stay unknown and their operators opaque
+        return {}
+    finally:
+        path.unlink()
+    found = {}
+    for output in session.get_outputs():
+        kind = _RUNTIME_TYPES.get(output.type)
+        pinned = all(isinstance(size, int) for size in output.shape)
+        if output.name in unknown and kind is not None and pinned:
+            found[output.name] = Value(kind, tuple(output.shape))
+    return found
+
+
+def quiet_options(level: onnxruntime.GraphOptimizationLevel) -> onnxruntime.SessionOptions:
+    """Options of a session that is built for a run or two: little memory, one thread."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = level
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.enable_cpu_mem_arena = False
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    return options
 
 
 def signature(model: onnx.ModelProto) -> Signature:
@@ -192,6 +237,8 @@ def canonicalise(
         if graph.initializer[index].name not in used:
             del graph.initializer[index]
     graph.initializer.sort(key=lambda weight: weight.name)
+    for weight in graph.initializer:
+        _store_raw(weight)
     for output in graph.output:
         value = values.get(output.name)
         if value is not None and not value.unfit:
@@ -234,6 +281,14 @@ def _free_leading_dimension(graph: onnx.GraphProto, values: Mapping[str, Value])
                 helper.make_tensor(copied, TensorProto.INT64, [len(dims)], [0, *dims[1:]])
             )
             node.input[1] = copied
+
+
+def _store_raw(weight: TensorProto) -> None:
+    """One way to store a weight, whichever of ONNX's the file chose."""
+    if not weight.HasField("raw_data"):
+        weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight), weight.name))
+    weight.ClearField("data_location")
+    weight.ClearField("doc_string")
 
 
 def _rename_reads(graph: onnx.GraphProto, old: str, new: str) -> None:

@@ -9,7 +9,6 @@ import onnx
 from shared.artifact import write_artifact
 from shared.errors import ModelError
 from shared.importer import normalise
-from shared.importer.batch import batch_problem
 from shared.importer.borders import METADATA_KEY, parse_borders
 from shared.importer.build import Built, build_graph
 from shared.importer.limits import ImportLimits
@@ -17,7 +16,8 @@ from shared.importer.process import ARTIFACT_NAME, Progress
 from shared.importer.report import ImportReport
 from shared.importer.source import read_model
 from shared.importer.summary import report_of
-from shared.importer.values import infer_values, weight_value
+from shared.importer.trial import try_model
+from shared.importer.values import claimed_values, infer_values, weight_value, with_claims
 
 
 def import_here(
@@ -39,8 +39,8 @@ def import_here(
     opset = next((o.version for o in model.opset_import if not o.domain), 0)
     normalised = scratch / "normalised.onnx"
     normalised.write_bytes(model.SerializeToString(deterministic=True))
-    progress("trying a batch")
-    problem = batch_problem(model, built.graph, scratch / "batched.onnx")
+    progress("trying it")
+    problem = try_model(model, built.graph, normalised)
     built = replace(built, graph=replace(built.graph, batchable=not problem))
     progress("writing")
     artifact = scratch / ARTIFACT_NAME
@@ -74,6 +74,7 @@ def normalise_and_build(
     progress("checking")
     normalise.prepare(model, shapes, limits)
     positions = normalise.source_positions(model)
+    claims = claimed_values(model)
     progress("folding constants")
     model = normalise.optimise(model, scratch)
     if len(model.graph.node) > limits.nodes:
@@ -81,6 +82,8 @@ def normalise_and_build(
             f"the model has {len(model.graph.node)} nodes, the limit is {limits.nodes}",
             remedy="raise the limit nodes if you trust the file",
         )
-    normalise.canonicalise(model, positions, infer_values(model))
+    normalise.canonicalise(model, positions, with_claims(infer_values(model), claims))
     progress("building the graph")
-    return model, build_graph(model, infer_values(model), borders)
+    values = with_claims(infer_values(model), claims)
+    values.update(normalise.ask_onnxruntime(model, values, scratch))
+    return model, build_graph(model, values, borders)

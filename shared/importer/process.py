@@ -20,6 +20,11 @@ RESULT_NAME = "result.json"
 ARTIFACT_NAME = "artifact"
 STORAGE_EXIT = 64
 _TAIL_CHARS = 200
+_OUT_OF_MEMORY = (
+    "memoryerror", "bad_alloc", "bad allocation", "failed to allocate", "out of memory",
+    "cannot allocate memory", "failed to map segment", "can't start new thread", "libgcc_s.so.1",
+)  # fmt: skip
+"""How libraries say that they met the limit."""
 _TRUST = "if you trust the file"
 
 Progress = Callable[[str], None]
@@ -52,6 +57,7 @@ def run_child(
             stdout=subprocess.PIPE,
             stderr=stderr,
             env=_environment(),
+            cwd=scratch,  # the first entry of its import path; an empty folder of our own
             start_new_session=True,  # so that the group can be killed
         )
     try:
@@ -122,17 +128,20 @@ def _outcome(code: int, scratch: Path, path: Path, limits: ImportLimits) -> dict
         raise UnpinnedShape(*outcome["unpinned"])
     if "error" in outcome:
         cause, remedy = outcome["error"]
-        raise ModelError(_with_memory(cause, limits), remedy=remedy)
-    if "exhausted" in outcome:
+        if speaks_of_memory(cause):
+            raise _out_of_memory(path, limits, cause)
+        raise ModelError(cause, remedy=remedy)
+    if "exhausted" in outcome or speaks_of_memory(outcome.get("crashed", "")):
         raise _out_of_memory(path, limits)
+    if "crashed" in outcome:
+        raise _crashed(path, outcome["crashed"][:_TAIL_CHARS])
     report: dict[str, Any] = outcome["report"]
     return report
 
 
-def _with_memory(cause: str, limits: ImportLimits) -> str:
-    """Name the limit where a library only says that an allocation failed."""
-    failed = any(words in cause.lower() for words in ("bad_alloc", "bad allocation", "failed to allocate"))
-    return f"{cause} (memory_bytes is {limits.memory_bytes})" if failed else cause
+def speaks_of_memory(text: str) -> bool:
+    """Whether a library's message says that it met the memory limit."""
+    return any(sign in text.lower() for sign in _OUT_OF_MEMORY)
 
 
 def _died(code: int, scratch: Path, path: Path, limits: ImportLimits) -> ModelError:
@@ -142,18 +151,21 @@ def _died(code: int, scratch: Path, path: Path, limits: ImportLimits) -> ModelEr
             f"importing {path.name} used more than {limits.cpu_s} s of processor time, or was killed",
             remedy=f"raise cpu_s {_TRUST}",
         )
-    if any(words in tail for words in ("MemoryError", "bad_alloc", "out of memory")):
+    if speaks_of_memory(tail):
         return _out_of_memory(path, limits)
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    detail = f": {tail}" if tail else ""
+    return _crashed(path, f"{how} {tail}".strip())
+
+
+def _crashed(path: Path, how: str) -> ModelError:
     return ModelError(
-        f"the importer crashed on {path.name} ({how}){detail}",
-        remedy="do not use this file, or export it again",
+        f"the importer crashed on {path.name}: {how}", remedy="do not use this file, or export it again"
     )
 
 
-def _out_of_memory(path: Path, limits: ImportLimits) -> ModelError:
+def _out_of_memory(path: Path, limits: ImportLimits, detail: str = "") -> ModelError:
     return ModelError(
-        f"importing {path.name} needs more than {limits.memory_bytes} bytes of memory",
+        f"importing {path.name} needs more than {limits.memory_bytes} bytes of memory"
+        + (f": {detail}" if detail else ""),
         remedy=f"raise memory_bytes {_TRUST}",
     )

@@ -126,6 +126,18 @@ def infer_values(model: onnx.ModelProto) -> dict[str, Value]:
     return values
 
 
+def claimed_values(model: onnx.ModelProto) -> dict[str, Value]:
+    """What the file says of its values, where it says it in full; a claim until a run confirms it."""
+    claims = {v.name: value_of(v.type) for v in (*model.graph.value_info, *model.graph.output)}
+    return {name: value for name, value in claims.items() if not value.unfit}
+
+
+def with_claims(values: Mapping[str, Value], claims: Mapping[str, Value]) -> dict[str, Value]:
+    """`values`, completed from the file's claims where inference knows nothing."""
+    unknown = {name: c for name, c in claims.items() if values.get(name, UNKNOWN) == UNKNOWN}
+    return {**values, **unknown}
+
+
 def require_affordable(values: Mapping[str, Value], constants: Iterable[str], limits: ImportLimits) -> None:
     """Refuse a model whose values would not fit, before anything allocates them.
 

@@ -31,7 +31,7 @@ from shared.messages.control import Autonomy, Report
 Page = Annotated[int, Meta(ge=1, le=256)]
 PathText = Annotated[str, Meta(min_length=1, max_length=4096)]
 After = Annotated[str, Meta(max_length=64)]
-LongText = Annotated[str, Meta(max_length=64 << 10)]
+LongText = Annotated[str, Meta(max_length=512 << 10)]
 
 
 class DeviceInfo(Struct, frozen=True, kw_only=True):
@@ -140,6 +140,23 @@ class DeviceRevokeRequest(Message, frozen=True, kw_only=True, tag="device_revoke
     device: DeviceName
 
 
+class DeviceProfileRequest(Message, frozen=True, kw_only=True, tag="device_profile_request"):
+    """Have a device measure the operators of some models; takes a generation of its own."""
+
+    device: DeviceName
+    models: Annotated[tuple[Name, ...], Meta(min_length=1, max_length=16)]
+    batch: Annotated[int, Meta(ge=1, le=1024)] = 1
+    budget_s: Annotated[float, Meta(gt=0.0, le=3600.0)] = 20.0
+
+
+class DeviceProfileReply(Message, frozen=True, kw_only=True, tag="device_profile_reply"):
+    """The requests' numbers, in the order of the models; results arrive as telemetry."""
+
+    requests: Annotated[tuple[Count, ...], Meta(max_length=16)]
+    epoch: Epoch
+    generation: Generation
+
+
 class ModelAddRequest(Message, frozen=True, kw_only=True, tag="model_add_request"):
     """Take an artifact that the command has imported; `path` is on this machine and is copied."""
 
@@ -172,17 +189,28 @@ class ModelChoice(Struct, frozen=True, kw_only=True):
     model: Name
     replicas: Annotated[int, Meta(ge=1, le=64)] = 1
     batch: Annotated[int, Meta(ge=1, le=1024)] = 1
-    blocks: Annotated[int, Meta(ge=0, le=1024)] = 0  # 0: the scheduler chooses
+    partition: Name = "whole"  # a partition that the artifact offers: whole, base, paper where there is one
     launch_interval_s: Seconds = 0.0
 
 
 class PlanCreateRequest(Message, frozen=True, kw_only=True, tag="plan_create_request"):
-    """Search a plan; `device` names whose costs to use, none means the fleet's defaults."""
+    """Search a plan; `device` names whose measured costs to use, none means estimates.
 
-    plan: Name
+    `plan` None names it by the first characters of its digest. `combination` and `members_max` (H) are
+    those of `shared.search.compose`, `r` and `s` the limits of a stage.
+    """
+
+    plan: Name | None = None
     models: Annotated[tuple[ModelChoice, ...], Meta(min_length=1, max_length=64)]
     scheduler: Name = "greedy"
     device: DeviceName | None = None
+    combination: Name = "alone"
+    members_max: Annotated[int, Meta(ge=1, le=64)] = 2
+    lanes: Annotated[int, Meta(ge=1, le=16)] = 1
+    executor: Name = "onnx"
+    intra_op_threads: Annotated[int, Meta(ge=1, le=256)] = 1
+    r: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    s: Annotated[int, Meta(ge=1, le=1024)] | None = None
 
 
 class PlanReply(Message, frozen=True, kw_only=True, tag="plan_reply"):
@@ -229,7 +257,9 @@ class WatchReply(Message, frozen=True, kw_only=True, tag="watch_reply"):
     at_us: MicroSeconds
     devices: Annotated[tuple[DeviceInfo, ...], Meta(max_length=256)]
     rates: Annotated[tuple[ModelRate, ...], Meta(max_length=1024)]
+    telemetry_produced: Count
     telemetry_stored: Count
+    telemetry_dropped: Count
 
 
 class StatusRequest(Message, frozen=True, kw_only=True, tag="status_request"):
@@ -262,6 +292,7 @@ AdminRequest = (
     | DeviceListRequest
     | DeviceShowRequest
     | DeviceRevokeRequest
+    | DeviceProfileRequest
     | ModelAddRequest
     | ModelListRequest
     | ModelRemoveRequest
@@ -276,6 +307,7 @@ AdminReply = (
     DeviceTokenReply
     | DeviceListReply
     | DeviceShowReply
+    | DeviceProfileReply
     | ModelReply
     | ModelListReply
     | PlanReply

@@ -10,7 +10,7 @@ from edge_agent import store
 from edge_agent.home import HomeLock
 from edge_agent.store import ArtifactStore, StateFile
 from shared.digest import digest_bytes
-from shared.errors import DecodeError, StorageError
+from shared.errors import StorageError
 
 
 def test_saved_state_is_loaded(tmp_path: Path) -> None:
@@ -116,36 +116,16 @@ BLOB = bytes(range(256)) * 40
 DIGEST = digest_bytes([BLOB])
 
 
-def test_download_resumes_where_it_stopped_and_is_checked_at_the_end(tmp_path: Path) -> None:
-    first = ArtifactStore(tmp_path)
-    assert first.append(DIGEST, 0, BLOB[:100]) == 100
-    again = ArtifactStore(tmp_path)
-    assert again.received_bytes(DIGEST) == 100
-    assert again.append(DIGEST, 50, b"late") == 100
-    assert again.append(DIGEST, 100, BLOB[100:]) == len(BLOB)
-    assert again.present() == frozenset()
-    assert again.finish(DIGEST).read_bytes() == BLOB
-    assert again.present() == {DIGEST}
-
-
-def test_download_with_another_digest_is_removed(tmp_path: Path) -> None:
-    artifacts = ArtifactStore(tmp_path)
-    artifacts.append(DIGEST, 0, b"something else")
-    with pytest.raises(DecodeError, match="fetch it again"):
-        artifacts.finish(DIGEST)
-    assert artifacts.received_bytes(DIGEST) == 0
-    assert artifacts.present() == frozenset()
-
-
 def test_unreferenced_artifacts_and_downloads_are_collected(tmp_path: Path) -> None:
-    artifacts = ArtifactStore(tmp_path)
+    artifacts = ArtifactStore(tmp_path / "artifacts")
     other = digest_bytes([b"other"])
-    artifacts.adopt(DIGEST, BLOB)
-    artifacts.adopt(other, b"other")
-    artifacts.append(digest_bytes([b"third"]), 0, b"thi")
+    for digest, data in ((DIGEST, BLOB), (other, b"other")):
+        (tmp_path / "made").write_bytes(data)
+        assert artifacts.adopt(tmp_path / "made", digest).read_bytes() == data
+    part = artifacts.directory / f"{digest_bytes([b'third'])}.part"
+    part.write_bytes(b"thi")
     assert artifacts.collect({DIGEST}) == [other]
-    assert artifacts.present() == {DIGEST}
-    assert len(list(tmp_path.iterdir())) == 1
+    assert [path.name for path in artifacts.directory.iterdir()] == [DIGEST]
 
 
 def test_second_agent_on_one_state_directory_is_told_who_holds_it(tmp_path: Path) -> None:

@@ -14,9 +14,13 @@ PLANNER_ONLY = ("ray", "sqlalchemy", "alembic", "planner", "migrations")
 
 SHARED = [m for m in modules("shared") if not below(m, "shared.importer")]
 AGENT = [m for m in modules("edge_agent") if not below(m, "edge_agent.cli") and not m.endswith("__main__")]
-AGENT_RUN_PATH = [
-    m for m in AGENT if not m.startswith(("edge_agent.executor.onnx", "edge_agent.executor.torch"))
+AGENT_RUN_PATH = [  # `verify` is a command of its own: it compares with the backend
+    m
+    for m in AGENT
+    if not m.startswith(("edge_agent.executor.onnx", "edge_agent.executor.torch"))
+    and not below(m, "edge_agent.verify")
 ]
+AGENT_CLI = [m for m in modules("edge_agent") if below(m, "edge_agent.cli")]
 PLANNER = [m for m in modules("planner") if not m.endswith("__main__")]
 PLANNER_LIGHT = [m for m in PLANNER if not below(m, "planner.learning", "planner.cluster")]
 
@@ -73,6 +77,9 @@ def test_the_probe_names_the_module_that_loads_a_forbidden_package() -> None:
         pytest.param(["shared.importer"], (*CHOSEN_LATER, "numpy"), id="importer, before it is called"),
         pytest.param(AGENT, (*PRINTING, *PLANNER_ONLY, "torch"), id="agent"),
         pytest.param(AGENT_RUN_PATH, CHOSEN_LATER, id="agent, before an executor is chosen"),
+        pytest.param(
+            AGENT_CLI, (*CHOSEN_LATER, "rich", "numpy", "zmq", *PLANNER_ONLY), id="agent's command line"
+        ),
         pytest.param(
             PLANNER_LIGHT, ("ray", "torch", "edge_agent"), id="planner, without learning and cluster"
         ),

@@ -51,7 +51,7 @@ def graph_of(name: str, reads: Sequence[Sequence[int]], outputs: Sequence[int], 
 
 def random_graph(random: Random, name: str) -> Graph:
     """A graph of a few operators with skips of any length."""
-    count = random.randint(1, 6)
+    count = random.randint(1, 8)
     inputs = random.randint(1, 2)
     reads = []
     for op in range(count):
@@ -118,7 +118,7 @@ def random_library(random: Random) -> Library:
 
 def _random_model(random: Random, artifact: Digest, library: Library) -> ModelPlan:
     graph = library.graphs[artifact]
-    cuts = tuple(cut for cut in graph.base_cuts if random.random() < 0.6)
+    cuts = tuple(cut for cut in graph.base_cuts if random.random() < 0.7)
     batch = random.choice([1, 1, 2, 3, 4])
     return ModelPlan(
         name=library.names[artifact],
@@ -145,7 +145,7 @@ def random_plan(random: Random, library: Library) -> BoundPlan:
         if not by_name or random.random() < 0.8:
             by_name.setdefault(library.names[artifact], artifact)
     models = [_random_model(random, artifact, library) for artifact in by_name.values()]
-    wait = random.choice([Wait.NONE, Wait.NONE, Wait.ALL, Wait.TIMEOUT])
+    wait = random.choice([Wait.NONE, Wait.NONE, Wait.NONE, Wait.ALL, Wait.TIMEOUT])
     members = members_of(models)
     if wait is Wait.NONE:
         groups = _random_groups(random, members)
@@ -159,8 +159,8 @@ def random_plan(random: Random, library: Library) -> BoundPlan:
         models,
         groups,
         library.graphs,
-        lanes=random.randint(1, 3),
-        run_ahead=random.randint(1, 3),
+        lanes=random.choice([1, 1, 2, 3]),
+        run_ahead=random.choice([1, 1, 2, 3]),
         step_choice=random.choice(list(StepChoice)),
         wait=wait,
         wait_timeout_us=random.choice([0, 500, 4_000]),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from random import Random
 
+from shared.bound import BoundPlan
 from shared.engine.steps import (
     Action,
     DropInstance,
@@ -46,9 +47,20 @@ class Tally:
 
 
 class Scenario:
-    """One run. `spoil` may alter each action before it is carried out, to plant a defect."""
+    """One run.
 
-    def __init__(self, seed: int, *, spoil: Callable[[Action], Action] | None = None) -> None:
+    To plant a defect `spoil` alters each action before it is carried out, `misread` what the core is told of
+    a plan; `check_after=False` leaves it to the device's memory alone to notice a missing dependency.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        spoil: Callable[[Action], Action] | None = None,
+        misread: Callable[[BoundPlan], BoundPlan] | None = None,
+        check_after: bool = True,
+    ) -> None:
         self.random = Random(seed)
         self.library: Library = random_library(self.random)
         self.core = SpyCore(
@@ -58,6 +70,8 @@ class Scenario:
         self.hazards = Hazards()
         self.tally = Tally()
         self._spoil = spoil
+        self._misread = misread
+        self._check_after = check_after
         self._now = 0.0
         self._events: list[tuple[float, int, Callable[[], list[Action]]]] = []
         self._sequence = 0
@@ -70,7 +84,7 @@ class Scenario:
         self._waiting_plan: PlanKey | None = None
         self._drained_swap = False
         self._failure_rate = self.random.choice([0.0, 0.0, 0.03])
-        self._load = self.random.choice([0.3, 1.0, 3.0])
+        self._load = self.random.choice([0.3, 1.0, 3.0, 10.0])
 
     def at(self, delay_s: float, event: Callable[[], list[Action]]) -> None:
         """Let something happen later."""
@@ -133,7 +147,7 @@ class Scenario:
         bound = random_plan(self.random, self.library)
         self.device.load(key, bound)
         self._waiting_plan = key
-        return self.core.load(key, bound, self._now)
+        return self.core.load(key, self._misread(bound) if self._misread else bound, self._now)
 
     def _activate(self) -> list[Action]:
         assert self._waiting_plan is not None
@@ -263,7 +277,8 @@ class Scenario:
             assert member.last == (block.stop == len(model.graph.operators))
         assert step.program.mask == mask
         assert len(step.program.buckets) == len(step.members)
-        self.hazards.check(step, bound)
+        if self._check_after:
+            self.hazards.check(step, bound)
         self.device.issue(step)
 
     def _move(self, move: MoveInstance) -> None:
@@ -271,7 +286,8 @@ class Scenario:
         source, target = old.models[move.old[1].model], new.models[move.new[1].model]
         assert source.plan.artifact == target.plan.artifact
         assert source.blocks[move.old[1].block].start == target.blocks[move.new[1].block].start
-        self.hazards.check_move(move, source, target)
+        if self._check_after:
+            self.hazards.check_move(move, source, target)
         self.device.move(move)
 
     def _answer(self, finish: FinishTask) -> None:

@@ -132,6 +132,8 @@ MESSAGES: tuple[Message, ...] = (
     admin.DeviceShowRequest(device=DEVICE),
     admin.DeviceShowReply(device=DEVICE_INFO, history=(HISTORY,)),
     admin.DeviceRevokeRequest(device=DEVICE),
+    admin.DeviceProfileRequest(device=DEVICE, models=("resnet50",), budget_s=5.0),
+    admin.DeviceProfileReply(requests=(3,), epoch=2, generation=10),
     admin.ModelAddRequest(model="resnet50", path="/srv/resnet50.stgl", digest=ARTIFACT),
     admin.ModelReply(model=MODEL_INFO),
     admin.ModelListRequest(),
@@ -158,7 +160,9 @@ MESSAGES: tuple[Message, ...] = (
                 queued=2,
             ),
         ),
+        telemetry_produced=42,
         telemetry_stored=39,
+        telemetry_dropped=3,
     ),
     admin.StatusRequest(),
     admin.StatusReply(

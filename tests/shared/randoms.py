@@ -226,25 +226,32 @@ _models = st.builds(
         max_bytes=st.integers(1, 1 << 40),
     ),
 )
-_members = st.builds(Member, st.integers(0, 70), st.integers(0, 70), st.integers(0, 1 << 20))
-plans: st.SearchStrategy[Plan] = st.builds(
-    Plan,
-    models=st.lists(_models, max_size=4).map(tuple),
-    combined=st.lists(
-        st.builds(CombinedBlock, st.lists(_members, max_size=4).map(tuple), schedules), max_size=4
-    ).map(tuple),
-    lanes=st.integers(1, 16),
-    run_ahead=st.integers(1, 64),
-    step_choice=st.sampled_from(StepChoice),
-    wait=st.sampled_from(Wait),
-    wait_timeout_us=_us,
-    max_skips=st.integers(1, 1 << 20),
-    barrier=st.sampled_from(Barrier),
-    executor=st.builds(
-        ExecutorOptions,
-        name=st.text("abc_", min_size=1, max_size=9),
-        intra_op_threads=st.integers(1, 256),
-        precision=st.sampled_from(["fp32", "fp16"]),
-    ),
-)
+
+
+def _plans(models: list[ModelPlan]) -> st.SearchStrategy[Plan]:
+    members = st.builds(
+        Member, st.integers(0, max(0, len(models) - 1)), st.integers(0, 70), st.integers(0, 1 << 20)
+    )
+    blocks = st.builds(CombinedBlock, st.lists(members, max_size=4 if models else 0).map(tuple), schedules)
+    return st.builds(
+        Plan,
+        models=st.just(tuple(models)),
+        combined=st.lists(blocks, max_size=4).map(tuple),
+        lanes=st.integers(1, 16),
+        run_ahead=st.integers(1, 64),
+        step_choice=st.sampled_from(StepChoice),
+        wait=st.sampled_from(Wait),
+        wait_timeout_us=_us,
+        max_skips=st.integers(1, 1 << 20),
+        barrier=st.sampled_from(Barrier),
+        executor=st.builds(
+            ExecutorOptions,
+            name=st.text("abc_", min_size=1, max_size=9),
+            intra_op_threads=st.integers(1, 256),
+            precision=st.sampled_from(["fp32", "fp16"]),
+        ),
+    )
+
+
+plans: st.SearchStrategy[Plan] = st.lists(_models, max_size=4).flatmap(_plans)
 """Any plan that can be written, whether or not it fits graphs."""

@@ -145,6 +145,8 @@ BROKEN: dict[str, tuple[list[Any], Any, str]] = {
     "repeated graph output": ([5], [3, 3], "outputs"),
     "cut at the end": ([6], [1, 3], "base cuts"),
     "cut at the start": ([6], [0, 1], "base cuts"),
+    "mapping for a list": ([6], {}, "broken"),
+    "text for a list": ([4], "", "broken"),
     "descending cuts": ([6], [2, 1], "base cuts"),
     "partition off the cuts": ([7], [["x", [3]]], "partition"),
     "descending partition": ([7], [["x", [2, 1]]], "partition"),

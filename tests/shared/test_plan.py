@@ -219,40 +219,46 @@ def test_bytes_with_another_digest_are_refused_before_they_are_decoded() -> None
 
 
 OUT_OF_BOUNDS: list[tuple[str, dict[str, Any]]] = [
-    ("plan", {"lanes": 0}),
-    ("plan", {"lanes": 17}),
-    ("plan", {"run_ahead": 0}),
-    ("plan", {"wait_timeout_us": -1}),
-    ("plan", {"max_skips": 0}),
-    ("plan", {"models": full_plan().models * 33}),
-    ("plan", {"combined": full_plan().combined * 2049}),
-    ("model", {"replicas": 0}),
-    ("model", {"replicas": 65}),
-    ("model", {"batch": 0}),
-    ("model", {"batch_max_delay_us": -1}),
-    ("model", {"launch_interval_us": 3_600_000_001}),
-    ("model", {"weight": 0}),
-    ("model", {"cuts": (0,)}),
-    ("model", {"name": ""}),
-    ("model", {"name": "two\nlines"}),
-    ("model", {"name": "x" * 129}),
-    ("model", {"queue": QueuePlan(max_tasks=0)}),
-    ("model", {"queue": QueuePlan(max_bytes=0)}),
-    ("plan", {"executor": ExecutorOptions(name="")}),
-    ("plan", {"executor": ExecutorOptions(intra_op_threads=0)}),
-    ("plan", {"executor": ExecutorOptions(precision="x" * 17)}),
-    ("plan", {"combined": (CombinedBlock((Member(-1, 0, 0),), parse("0")),)}),
+    ("lanes is 0", {"lanes": 0}),
+    ("lanes is 17", {"lanes": 17}),
+    ("run_ahead is 0", {"run_ahead": 0}),
+    ("wait_timeout_us is -1", {"wait_timeout_us": -1}),
+    ("max_skips is 0", {"max_skips": 0}),
+    ("66 models", {"models": full_plan().models * 33}),
+    ("4098 combined blocks", {"combined": (CombinedBlock((), parse("0")),) * 4098}),
+    ("executor is not", {"executor": ExecutorOptions(name="")}),
+    ("intra_op_threads is 0", {"executor": ExecutorOptions(intra_op_threads=0)}),
+    ("precision is not", {"executor": ExecutorOptions(precision="x" * 17)}),
+    ("member is -1", {"combined": (CombinedBlock((Member(-1, 0, 0),), parse("0")),)}),
+    ("names model 2", {"combined": (CombinedBlock((Member(2, 0, 0),), parse("0")),)}),
+]
+MODEL_OUT_OF_BOUNDS: list[tuple[str, dict[str, Any]]] = [
+    ("replicas is 0", {"replicas": 0}),
+    ("replicas is 65", {"replicas": 65}),
+    ("batch is 0", {"batch": 0}),
+    ("batch_max_delay_us is -1", {"batch_max_delay_us": -1}),
+    ("launch_interval_us is 3600000001", {"launch_interval_us": 3_600_000_001}),
+    ("weight is 0", {"weight": 0}),
+    ("cut is 0", {"cuts": (0,)}),
+    ("model name is not", {"name": ""}),
+    ("model name is not", {"name": "two\nlines"}),
+    ("model name is not", {"name": "x" * 129}),
+    ("max_tasks is 0", {"queue": QueuePlan(max_tasks=0)}),
+    ("max_bytes is 0", {"queue": QueuePlan(max_bytes=0)}),
 ]
 
 
-@pytest.mark.parametrize(("where", "change"), OUT_OF_BOUNDS)
-def test_a_field_outside_its_bounds_is_refused(where: str, change: dict[str, Any]) -> None:
-    plan = full_plan()
-    if where == "model":
-        plan = dataclasses.replace(plan, models=(dataclasses.replace(plan.models[0], **change),))
-    else:
-        plan = dataclasses.replace(plan, **change)
-    with pytest.raises(PlanError):
+@pytest.mark.parametrize(("message", "change"), OUT_OF_BOUNDS)
+def test_a_field_outside_its_bounds_is_refused_by_name(message: str, change: dict[str, Any]) -> None:
+    with pytest.raises(PlanError, match=message):
+        decode_plan(dataclasses.replace(full_plan(), **change).wire)
+
+
+@pytest.mark.parametrize(("message", "change"), MODEL_OUT_OF_BOUNDS)
+def test_a_models_field_outside_its_bounds_is_refused_by_name(message: str, change: dict[str, Any]) -> None:
+    first, *others = full_plan().models
+    plan = dataclasses.replace(full_plan(), models=(dataclasses.replace(first, **change), *others))
+    with pytest.raises(PlanError, match=message):
         decode_plan(plan.wire)
 
 

@@ -28,6 +28,14 @@ def read(path: Path) -> str:
     return path.read_bytes().decode("utf-8", errors="replace")
 
 
+def expands(path: Path) -> bool:
+    """Whether a text expands to the largest range, which takes a tenth of a second to build and compare."""
+    return "0..65535" in read(path) or "0-65535" in read(path)
+
+
+SMALL = [path for path in CORPUS if not expands(path)]
+
+
 def mutated(random: Random, text: str, other: str) -> str:
     """One small change: remove, insert, replace, repeat a piece, or splice with another text."""
     start = random.randint(0, len(text))
@@ -46,10 +54,10 @@ def mutated(random: Random, text: str, other: str) -> str:
 def test_the_corpus_and_its_mutations_are_refused_or_canonical(path: Path) -> None:
     accepts(read(path))
     random = Random(path.stem)
-    for _ in range(40):
+    for _ in range(8 if expands(path) else 40):
         text = read(path)
         for _ in range(random.randint(1, 4)):
-            text = mutated(random, text, read(random.choice(CORPUS)))
+            text = mutated(random, text, read(random.choice(SMALL)))
         accepts(text[:2000])
 
 

@@ -1,7 +1,8 @@
 """Small ONNX models made for verification, as artifacts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,26 +13,24 @@ from shared.importer.limits import ImportLimits
 from shared.importer.pipeline import import_here
 from shared.importer.process import ARTIFACT_NAME
 
-Info = onnx.ValueInfoProto
 
-
-def tensor(name: str, kind: int, *shape: int) -> Info:
+def tensor(name: str, kind: int, *shape: int) -> onnx.ValueInfoProto:
     """An input or output."""
     return helper.make_tensor_value_info(name, kind, list(shape))
 
 
-def image(name: str, *shape: int) -> Info:
+def image(name: str, *shape: int) -> onnx.ValueInfoProto:
     """A float32 input or output."""
     return tensor(name, TensorProto.FLOAT, *shape)
 
 
 def make_model(
     nodes: Sequence[onnx.NodeProto],
-    inputs: Sequence[Info],
-    outputs: Sequence[Info],
-    weights: dict[str, np.ndarray],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+    weights: Mapping[str, Any],
 ) -> onnx.ModelProto:
-    """A checked model of opset 17."""
+    """A checked model of opset 17; `weights` are arrays by name."""
     graph = helper.make_graph(
         list(nodes),
         "small",

@@ -1,0 +1,57 @@
+"""What joining leaves behind: the planner's endpoints and key, and the name we are enrolled under."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from shared.codec import Codec, Limits
+from shared.errors import DecodeError, StateError, StorageError
+from shared.messages.base import DeviceName, PublicKey
+from shared.token import Endpoints
+
+
+class Membership(Struct, frozen=True, kw_only=True, tag="membership", tag_field="type"):
+    """One planner, as this device knows it."""
+
+    device: DeviceName
+    planner_key: PublicKey
+    endpoints: Endpoints
+
+
+_CODEC: Final[Codec[Membership]] = Codec(Membership, Limits(frame_bytes=4 << 10, body_bytes=4 << 10))
+
+
+def save_membership(path: Path, membership: Membership) -> None:
+    """Replace the file durably.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    new = path.with_name(path.name + ".new")
+    try:
+        file = os.open(new, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        with os.fdopen(file, "wb") as stream:
+            stream.write(_CODEC.encode(membership))
+            stream.flush()
+            os.fsync(stream.fileno())
+        new.replace(path)
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror}", remedy="check the folder"
+        ) from error
+
+
+def load_membership(path: Path) -> Membership | None:
+    """The planner we joined, or None if we never did.
+
+    Raises:
+        StateError: the file is damaged; the agent can still run alone.
+    """
+    try:
+        return _CODEC.decode(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, DecodeError) as error:
+        raise StateError(f"{path} is unreadable: {error}", remedy="join the planner again") from error

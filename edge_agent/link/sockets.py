@@ -1,0 +1,51 @@
+"""How the device's sockets are made: CURVE, no routing id, heartbeats, bounded queues, jittered reconnect."""
+
+from random import Random
+from typing import Final
+
+import zmq
+from zmq.utils import z85
+
+from shared.keyfile import KeyPair
+
+_HEARTBEAT_IVL_MS: Final = 1000
+_HEARTBEAT_TIMEOUT_MS: Final = 3000
+
+
+def new_keys() -> KeyPair:
+    """A fresh CURVE key pair."""
+    public, secret = zmq.curve_keypair()
+    return KeyPair(public.decode("ascii"), secret.decode("ascii"))
+
+
+def z85_key(raw: bytes) -> str:
+    """32 raw bytes of a key, as the messages spell it."""
+    return z85.encode(raw).decode("ascii")
+
+
+def make_dealer(
+    context: "zmq.Context[zmq.Socket[bytes]]",
+    *,
+    keys: KeyPair,
+    planner_key: str,
+    frame_bytes: int,
+    send_messages: int,
+    rng: Random,
+) -> "zmq.Socket[bytes]":
+    """A DEALER that has yet to connect. It never sets a routing id: identity is the key."""
+    dealer = context.socket(zmq.DEALER)
+    dealer.curve_publickey, dealer.curve_secretkey = keys.public.encode(), keys.secret.encode()
+    dealer.curve_serverkey = planner_key.encode()
+    dealer.setsockopt(zmq.MAXMSGSIZE, frame_bytes)
+    dealer.setsockopt(zmq.SNDHWM, send_messages)
+    dealer.setsockopt(zmq.RCVHWM, 64)
+    dealer.setsockopt(zmq.IMMEDIATE, 1)  # queue for a connection that stands, not for one that may
+    dealer.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_IVL_MS)
+    dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+    dealer.setsockopt(zmq.HEARTBEAT_TTL, _HEARTBEAT_TIMEOUT_MS)
+    dealer.setsockopt(zmq.HANDSHAKE_IVL, 3000)
+    dealer.setsockopt(zmq.RECONNECT_IVL, rng.randint(200, 600))
+    dealer.setsockopt(zmq.RECONNECT_IVL_MAX, rng.randint(8_000, 15_000))
+    dealer.setsockopt(zmq.LINGER, 0)
+    dealer.setsockopt(zmq.IPV6, 1)
+    return dealer

@@ -1,0 +1,201 @@
+"""Which link an agent gets, and how it joins a planner.
+
+In the home: `device.key` (both CURVE keys, 0600), `membership` (the planner and our name), `link.state`.
+An agent whose key or membership cannot be read still serves what it served last; its status says why it is
+offline.
+"""
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from random import SystemRandom
+from typing import Final
+
+import msgspec
+
+from edge_agent import __version__
+from edge_agent.config import AgentConfig
+from edge_agent.device import device_class
+from edge_agent.link import events
+from edge_agent.link.client import ClientConfig, LinkClient
+from edge_agent.link.core import LinkConfig, LinkCore
+from edge_agent.link.join import join
+from edge_agent.link.membership import Membership, load_membership, save_membership
+from edge_agent.link.sockets import new_keys
+from edge_agent.link.statefile import load_state
+from edge_agent.links import Link, Order
+from edge_agent.offline_link import OfflineLink
+from edge_agent.service import LinkFactory
+from edge_agent.status import LinkStatus
+from edge_agent.store import ArtifactStore
+from shared.clock import SystemClock
+from shared.errors import SettingError, StateError, StorageError
+from shared.keyfile import KeyPair, read_keys, write_keys
+from shared.messages.base import DeviceName
+from shared.messages.telemetry import RowData
+from shared.token import parse_token
+
+_log = logging.getLogger(__name__)
+
+STATE_NAME: Final = "link.state"
+KEY_NAME: Final = "device.key"
+MEMBERSHIP_NAME: Final = "membership"
+
+
+class PlannerLink:
+    """The link client's thread, seen from the main loop."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self._orders: SimpleQueue[Order] = SimpleQueue()
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._client = LinkClient(config, on_action=self._order)
+        self._client.start()
+
+    def _order(self, order: Order) -> None:
+        self._orders.put(order)
+        try:
+            os.write(self._write, b"\0")
+        except BlockingIOError:
+            pass  # the pipe is full: the main loop is about to read it
+
+    def fileno(self) -> int:
+        return self._read
+
+    def take(self) -> Sequence[Order]:
+        os.read(self._read, 4096)
+        orders: list[Order] = []
+        while not self._orders.empty():  # nobody else takes from it
+            orders.append(self._orders.get_nowait())
+        return orders
+
+    def tell(self, event: events.Event) -> None:
+        self._client.post(event)
+
+    def record(self, rows: Sequence[RowData]) -> None:
+        self._client.record(rows)
+
+    def status(self) -> LinkStatus:
+        found = self._client.status()
+        report, spool = found.report, found.telemetry
+        state = "connected" if found.connected else "connecting"
+        problem = found.problem
+        if not self._client.alive:
+            state, problem = "failed", "the link's thread has ended; restart the agent"
+        return LinkStatus(
+            state=state,
+            detail=problem,
+            device=found.device,
+            desired=f"{report.epoch}.{report.generation}" if report.state else "",
+            desired_state=report.state.value if report.state else "",
+            reason=report.reason,
+            telemetry_produced=spool.produced,
+            telemetry_acknowledged=spool.acknowledged,
+            telemetry_dropped=spool.dropped,
+            telemetry_spooled=spool.spooled,
+        )
+
+    def stop(self) -> None:
+        self._client.stop()
+        os.close(self._read)
+        os.close(self._write)
+
+
+def connect_planner(config: AgentConfig) -> tuple[LinkFactory, list[str]]:
+    """How to make the link of an agent that serves what a planner desires, and what was wrong with its state.
+
+    Raises:
+        SettingError: it has joined no planner and has nothing to serve.
+    """
+    home = config.home_path
+    environment = device_class()
+    link = LinkConfig(boot=secrets.randbits(62) | 1, agent_version=__version__, device_class=environment)
+    # The link reads it again; here it is read for what a person should know.
+    state, problem = load_state(home / STATE_NAME)
+    identity, why = _identity(home)
+    problems = [one for one in (problem, why) if one]
+    if identity is not None:
+        keys, membership = identity
+        client = ClientConfig(
+            folder=home,
+            keys=keys,
+            membership=membership,
+            link=link,
+            environment=environment,
+            spool_bytes=config.spool_bytes,
+        )
+        return lambda: PlannerLink(client), problems
+    if state.last_good is None and state.desired is None and not problems:
+        raise SettingError(
+            "this agent has joined no planner and has no model to serve",
+            remedy="run `stageloom-agent join TOKEN`, or give models with `run --model FILE`",
+        )
+
+    def offline() -> Link:
+        return OfflineLink(
+            LinkCore(state, config=link),
+            home / STATE_NAME,
+            environment=environment,
+            present=ArtifactStore(home / "artifacts").present(),
+            why=why or "run `stageloom-agent join TOKEN` to join a planner",
+        )
+
+    return offline, problems
+
+
+def _identity(home: Path) -> tuple[tuple[KeyPair, Membership] | None, str]:
+    """Keys and membership, None if this device never joined; or why they cannot be used."""
+    try:
+        membership = load_membership(home / MEMBERSHIP_NAME)
+        return (None, "") if membership is None else ((read_keys(home / KEY_NAME), membership), "")
+    except (StateError, StorageError) as error:
+        _log.error("the agent stays offline: %s", error)
+        return None, str(error)
+
+
+def join_planner(config: AgentConfig, token: str, name: str | None) -> str:
+    """Enrol this machine and write down where it belongs; returns its name in the fleet.
+
+    The key pair is made once: joining again with a new token enrols the same key.
+
+    Raises:
+        TokenError: the token is malformed, wrong, used or expired.
+        RefusedError, UnavailableError: the planner says no, or does not answer.
+        SettingError: `name` cannot be a device's name.
+        StorageError: the key cannot be written, or is readable by others.
+    """
+    parsed = parse_token(token)
+    home = config.home_path
+    device = _device_name(name)
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"{home} cannot be made: {error.strerror}", remedy="choose another with STAGELOOM_AGENT_HOME"
+        ) from error
+    if not (home / KEY_NAME).exists():
+        write_keys(home / KEY_NAME, new_keys())
+    membership = join(
+        parsed,
+        device,
+        read_keys(home / KEY_NAME),
+        clock=SystemClock(),
+        rng=SystemRandom(),
+        agent_version=__version__,
+        device_class=device_class(),
+    )
+    save_membership(home / MEMBERSHIP_NAME, membership)
+    return membership.device
+
+
+def _device_name(name: str | None) -> DeviceName:
+    wanted = name if name is not None else socket.gethostname().partition(".")[0]
+    try:
+        return msgspec.convert(wanted, DeviceName)
+    except msgspec.ValidationError as error:
+        raise SettingError(
+            f"{wanted!r} cannot be a device's name", remedy="give one of letters, digits, . _ - by --name"
+        ) from error

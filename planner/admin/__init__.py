@@ -1,0 +1,1 @@
+"""The operator's door: requests from the `stageloom` command to a running planner."""

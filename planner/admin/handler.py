@@ -1,0 +1,172 @@
+"""Carries out admin requests: store first, then tell the devices' side. Knows no socket."""
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from planner.admin.fleet import Fleet
+from planner.admin.search import create_plan
+from planner.store.store import Store
+from planner.telemetry.rates import KINDS, model_rates
+from shared.clock import Clock
+from shared.digest import digest_bytes
+from shared.errors import ExitCode, StageloomError
+from shared.messages import admin
+from shared.messages.base import Message
+from shared.token import JoinToken, format_token
+
+WATCH_WINDOW_S = 5.0
+SECRET_BYTES = 16
+PLANNER_VERSION = "0.1.0"
+
+
+class AdminHandler:
+    """Answers each request with its own reply, or with `Failed` for every error raised on purpose."""
+
+    def __init__(self, store: Store, fleet: Fleet, clock: Clock) -> None:
+        self._store = store
+        self._fleet = fleet
+        self._clock = clock
+        self._started_s = clock.monotonic_s()
+        self._handlers: dict[type, Callable[[Any], Message]] = {
+            admin.DeviceTokenRequest: self._token,
+            admin.DeviceListRequest: self._device_list,
+            admin.DeviceShowRequest: self._device_show,
+            admin.DeviceRevokeRequest: self._revoke,
+            admin.DeviceProfileRequest: self._profile,
+            admin.ModelAddRequest: self._model_add,
+            admin.ModelListRequest: self._model_list,
+            admin.ModelRemoveRequest: self._model_remove,
+            admin.PlanCreateRequest: self._plan_create,
+            admin.PlanShowRequest: self._plan_show,
+            admin.PlanPushRequest: self._plan_push,
+            admin.PlanHistoryRequest: self._history,
+            admin.WatchRequest: self._watch,
+            admin.StatusRequest: self._status,
+        }
+
+    def handle(self, request: admin.AdminRequest) -> Message:
+        """The reply, with the request's correlation."""
+        try:
+            reply = self._handlers[type(request)](request)
+        except StageloomError as error:
+            reply = failed(error)
+        return msgspec.structs.replace(reply, correlation=request.correlation)
+
+    # -- devices --------------------------------------------------------------------------------------------
+
+    def _token(self, request: admin.DeviceTokenRequest) -> Message:
+        secret = secrets.token_bytes(SECRET_BYTES)
+        expires_at_us = self._store.add_token(digest_bytes([secret]), request.device, request.lifetime_s)
+        ends = self._fleet.endpoints()
+        token = JoinToken(
+            self._fleet.public_key(), secret, ends.control, ends.telemetry, ends.bulk, ends.enrol
+        )
+        return admin.DeviceTokenReply(token=format_token(token), expires_at_us=expires_at_us)
+
+    def _online(self, infos: list[admin.DeviceInfo]) -> tuple[admin.DeviceInfo, ...]:
+        online = self._fleet.online()
+        return tuple(msgspec.structs.replace(info, online=info.device in online) for info in infos)
+
+    def _device_list(self, request: admin.DeviceListRequest) -> Message:
+        found = self._store.devices(after=request.after, limit=request.limit + 1)
+        return admin.DeviceListReply(
+            devices=self._online(found[: request.limit]), more=len(found) > request.limit
+        )
+
+    def _device_show(self, request: admin.DeviceShowRequest) -> Message:
+        (device,) = self._online([self._store.device(request.device)])
+        entries, _ = self._store.history(request.device)
+        return admin.DeviceShowReply(device=device, history=tuple(entries))
+
+    def _revoke(self, request: admin.DeviceRevokeRequest) -> Message:
+        self._store.revoke(request.device)
+        self._fleet.revoked(request.device)
+        return admin.Done()
+
+    def _profile(self, request: admin.DeviceProfileRequest) -> Message:
+        requests, desired = self._store.request_profile(
+            request.device, list(request.models), batch=request.batch, budget_s=request.budget_s
+        )
+        self._fleet.desired_changed(request.device, desired)
+        return admin.DeviceProfileReply(
+            requests=tuple(requests), epoch=desired.epoch, generation=desired.generation
+        )
+
+    # -- models and plans -----------------------------------------------------------------------------------
+
+    def _model_add(self, request: admin.ModelAddRequest) -> Message:
+        return admin.ModelReply(
+            model=self._store.add_model(request.model, Path(request.path), request.digest)
+        )
+
+    def _model_list(self, request: admin.ModelListRequest) -> Message:
+        found = self._store.models(after=request.after, limit=request.limit + 1)
+        return admin.ModelListReply(models=tuple(found[: request.limit]), more=len(found) > request.limit)
+
+    def _model_remove(self, request: admin.ModelRemoveRequest) -> Message:
+        self._store.remove_model(request.model)
+        return admin.Done()
+
+    def _plan_create(self, request: admin.PlanCreateRequest) -> Message:
+        plan = create_plan(self._store, request)
+        name = request.plan or plan.digest[:12]
+        return admin.PlanReply(plan=self._store.add_plan(name, plan, request.scheduler))
+
+    def _plan_show(self, request: admin.PlanShowRequest) -> Message:
+        return admin.PlanReply(plan=self._store.plan(request.plan))
+
+    def _plan_push(self, request: admin.PlanPushRequest) -> Message:
+        desired = self._store.push(
+            request.device, request.plan, decided_by="operator", autonomy=request.autonomy
+        )
+        self._fleet.desired_changed(request.device, desired)
+        return admin.PlanPushReply(epoch=desired.epoch, generation=desired.generation)
+
+    def _history(self, request: admin.PlanHistoryRequest) -> Message:
+        entries, following = self._store.history(request.device, before=request.before, limit=request.limit)
+        return admin.PlanHistoryReply(entries=tuple(entries), next_before=following)
+
+    # -- the whole ------------------------------------------------------------------------------------------
+
+    def _watch(self, request: admin.WatchRequest) -> Message:
+        if request.device is None:
+            infos = self._online(self._store.devices(limit=256))
+        else:
+            infos = self._online([self._store.device(request.device)])
+        window_us = round(WATCH_WINDOW_S * 1e6)
+        rates = [
+            rate
+            for info in infos
+            if info.online
+            for rate in model_rates(info.device, self._store.newest_telemetry(info.device, KINDS, window_us))
+        ]
+        produced, stored, dropped = self._store.telemetry_balance(request.device)
+        return admin.WatchReply(
+            at_us=self._clock.wall_us(),
+            devices=infos,
+            rates=tuple(rates[:1024]),
+            telemetry_produced=produced,
+            telemetry_stored=stored,
+            telemetry_dropped=dropped,
+        )
+
+    def _status(self, request: admin.StatusRequest) -> Message:
+        return admin.StatusReply(
+            planner_version=PLANNER_VERSION,
+            epoch=self._store.epoch(),
+            devices=len(self._store.fleet()),
+            online=len(self._fleet.online()),
+            telemetry_backlog=self._fleet.backlog_rows(),
+            uptime_s=self._clock.monotonic_s() - self._started_s,
+        )
+
+
+def failed(error: StageloomError) -> admin.Failed:
+    """The reply for an error raised on purpose."""
+    return admin.Failed(
+        cause=error.cause[:512], remedy=error.remedy[:512], exit_code=int(error.exit_code or ExitCode.FAILED)
+    )

@@ -1,0 +1,94 @@
+"""The command tree, and how every error becomes one line and an exit code."""
+
+import os
+import sys
+
+import typer
+
+from planner.cli import device, model, plan, service
+from planner.cli.output import progress
+from shared.errors import ExitCode, StageloomError
+
+_EXIT_CODES = "\n\n".join(
+    f"{code.value}  {text}"
+    for code, text in {
+        ExitCode.OK: "done",
+        ExitCode.FAILED: "the command ran and its answer is no",
+        ExitCode.USAGE: "wrong arguments, or an input that cannot be used",
+        ExitCode.UNAVAILABLE: "the planner does not run or does not answer",
+        ExitCode.STORAGE: "disk full, no permission, a broken database",
+        ExitCode.BACKEND: "a library that this command needs is missing or failed",
+        ExitCode.DENIED: "refused: token, key, revoked device",
+        ExitCode.INTERRUPTED: "Ctrl-C",
+    }.items()
+)
+
+app = typer.Typer(
+    name="stageloom",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    add_completion=False,
+    help="""Plans how several neural networks share one edge GPU, and sends the plans to the devices.
+
+    First steps:
+
+    \b
+    stageloom up                                     # start the planner (leave it running)
+    stageloom device token                           # then, on the device: stageloom-agent join TOKEN
+    stageloom model add resnet50.onnx --name resnet50
+    stageloom plan create --device D --model resnet50 --push
+    stageloom watch
+    """,
+    epilog=f"Exit codes:\n\n{_EXIT_CODES}",
+)
+service.add_to(app)
+app.add_typer(device.app, name="device")
+app.add_typer(model.app, name="model")
+app.add_typer(plan.app, name="plan")
+
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+"""The base of every mistake on a command line; typer exports only this child of it."""
+
+
+def run(arguments: list[str] | None = None) -> None:
+    """Run and exit."""
+    sys.exit(execute(arguments))
+
+
+def execute(arguments: list[str] | None) -> int:
+    """Run one command line and return its exit code; every error is one line on stderr."""
+    try:
+        code = app(args=arguments, prog_name="stageloom", standalone_mode=False)
+        sys.stdout.flush()
+    except StageloomError as error:
+        return _fail(str(error), error.exit_code)
+    except _UsageError as error:
+        return _usage(error)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read stdout has seen enough; the interpreter must not try to flush into it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return ExitCode.OK
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(
+            f"{where}{error.strerror or error}; check the path and its permissions", ExitCode.STORAGE
+        )
+    return code if isinstance(code, int) else ExitCode.OK
+
+
+def _fail(line: str, code: ExitCode) -> int:
+    progress("error: " + " ".join(line.split()))
+    return code
+
+
+def _usage(error: Exception) -> int:
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "stageloom"
+    message = str(error.format_message()) if hasattr(error, "format_message") else str(error)
+    if message.startswith("Usage:"):  # a group without a command: its help is the answer
+        progress(message)
+        return ExitCode.USAGE
+    return _fail(f"{' '.join(message.split()).rstrip('.')}; see `{path} --help`", ExitCode.USAGE)

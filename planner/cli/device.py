@@ -1,0 +1,236 @@
+"""`stageloom device ...`: enrolment, the list, revocation, profiles."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planner.admin.client import ask, is_running
+from planner.admin.path import socket_path
+from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
+from planner.cli.output import emit, emit_json, emit_table, progress, when
+from shared.errors import ExitCode, UnavailableError
+from shared.ids import DeviceId
+from shared.messages import admin
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Enrol devices, look at them, take their key away."
+)
+
+_POLL_S = 0.2
+
+
+@app.command()
+def token(
+    name: Annotated[str | None, typer.Argument(help="Fix the name that the device gets.")] = None,
+    lifetime: Annotated[
+        float, typer.Option("--lifetime", metavar="S", help="Seconds until it expires.")
+    ] = 3600.0,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Print a one-time join token. It is a secret: whoever has it can enrol one device.
+
+    \b
+    stageloom device token shop-7
+    stageloom-agent join "$(stageloom device token)"
+    """
+    request = checked(
+        admin.DeviceTokenRequest(device=DeviceId(name) if name is not None else None, lifetime_s=lifetime)
+    )
+    reply = ask(data_dir_of(data_dir), request, admin.DeviceTokenReply)
+    if json:
+        emit_json({"token": reply.token, "expires_at_us": reply.expires_at_us})
+        return
+    emit(reply.token)
+    progress(f"good for one device until {when(reply.expires_at_us)} UTC; there: stageloom-agent join TOKEN")
+
+
+@app.command("list")
+def list_devices(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: Json = False) -> None:
+    """List the enrolled devices. Without a running planner nobody knows who is online: `online` is `-`."""
+    infos, live = _devices(data_dir_of(data_dir), database_url)
+    if json:
+        emit_json([_builtins(info, live) for info in infos])
+        return
+    emit_table(
+        ["device", "online", "state", "generation", "plan", "last seen (UTC)", "class"],
+        [
+            (
+                info.device,
+                "revoked" if info.revoked else info.online if live else None,
+                info.report.state.value if info.report.state else None,
+                info.desired_generation,
+                (info.desired_plan or "")[:12],
+                when(info.last_seen_us),
+                info.device_class,
+            )
+            for info in infos
+        ],
+        empty="no device is enrolled; make a token with `stageloom device token`",
+    )
+
+
+@app.command()
+def show(
+    device: Annotated[str, typer.Argument(metavar="DEVICE")],
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = "",
+    json: Json = False,
+) -> None:
+    """Show one device: what it should run, what it runs, and its latest generations."""
+    wanted = checked(admin.DeviceShowRequest(device=DeviceId(device)))
+    folder = data_dir_of(data_dir)
+    live = is_running(socket_path(folder))
+    if live:
+        reply = ask(folder, wanted, admin.DeviceShowReply)
+        info, history = reply.device, list(reply.history)
+    else:
+        from planner.store.store import ReadStore
+
+        store = ReadStore.open(folder, database_url)
+        info, (history, _) = store.device(wanted.device), store.history(wanted.device)
+        store.close()
+    if json:
+        emit_json({**_builtins(info, live), "history": history})
+        return
+    report = info.report
+    lines = {
+        "device": info.device,
+        "online": "revoked" if info.revoked else ("yes" if info.online else "no") if live else "unknown",
+        "class": info.device_class,
+        "agent": info.agent_version,
+        "enrolled": when(info.enrolled_at_us),
+        "last seen": when(info.last_seen_us),
+        "desired": _generation(info.desired_epoch, info.desired_generation, info.desired_plan),
+        "reported": _generation(report.epoch, report.generation, report.active),
+        "state": f"{report.state.value if report.state else '-'}  {report.reason}",
+    }
+    emit("\n".join(f"{name + ':':<11} {text}" for name, text in lines.items()))
+    emit_table(
+        ["generation", "plan", "decided by", "state", "at (UTC)", "reason"],
+        [
+            (f"{e.epoch}.{e.generation}", e.plan, e.decided_by, e.state, when(e.at_us), e.reason)
+            for e in history[:10]
+        ],
+        empty="nothing was ever pushed to it; see `stageloom plan push --help`",
+    )
+
+
+@app.command()
+def revoke(device: Annotated[str, typer.Argument(metavar="DEVICE")], data_dir: DataDir = None) -> None:
+    """Take a device's key away. It is refused from its next message on, and keeps serving on its own."""
+    ask(
+        data_dir_of(data_dir),
+        checked(admin.DeviceRevokeRequest(device=DeviceId(device))),
+        admin.Done,
+    )
+    progress(f"{device} is revoked; it can join again with a new token")
+
+
+@app.command()
+def profile(
+    device: Annotated[str, typer.Argument(metavar="DEVICE")],
+    models: Annotated[
+        list[str] | None, typer.Option("--model", metavar="NAME", help="Repeatable. Default: all models.")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", metavar="N")] = 1,
+    budget: Annotated[
+        float, typer.Option("--budget", metavar="S", help="Seconds that the device may spend.")
+    ] = 20.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="S", help="Seconds to wait for the results.")
+    ] = 120.0,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the results.")] = True,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = "",
+    json: Json = False,
+) -> None:
+    """Have a device measure every operator, so that plans are searched with its own times.
+
+    \b
+    stageloom device profile shop-7 --model resnet50 --budget 10
+    """
+    from planner.store.store import ReadStore
+
+    folder = data_dir_of(data_dir)
+    store = ReadStore.open(folder, database_url)
+    names = models or [info.model for info in store.models()]
+    request = checked(
+        admin.DeviceProfileRequest(device=DeviceId(device), models=tuple(names), batch=batch, budget_s=budget)
+    )
+    reply = ask(folder, request, admin.DeviceProfileReply)
+    progress(f"asked {device} to profile {', '.join(names)} in generation {reply.generation}")
+    if wait:
+        waited = time.monotonic() + timeout
+        while store.open_profiles(list(reply.requests)):
+            if time.monotonic() > waited:
+                raise UnavailableError(
+                    f"{device} has not answered within {timeout:g} s",
+                    remedy="it answers when it is online and idle; see `stageloom device show`",
+                )
+            time.sleep(_POLL_S)
+        _emit_costs(store, request, reply, json)
+    elif json:
+        emit_json(reply)
+    store.close()
+
+
+def _emit_costs(
+    store: object, request: admin.DeviceProfileRequest, reply: admin.DeviceProfileReply, json: bool
+) -> None:
+    from planner.store.store import ReadStore
+
+    assert isinstance(store, ReadStore)
+    device_class = store.device(request.device).device_class
+    reasons = store.profile_reasons(list(reply.requests))
+    rows = []
+    for number, info in zip(reply.requests, store.named_models(list(request.models)), strict=True):
+        timings = store.operator_costs(device_class, info.digest, request.batch)
+        total_us = sum(timing.median_us for timing in timings.values())
+        rows.append(
+            (
+                info.model,
+                request.batch,
+                info.operators,
+                len(timings),
+                round(total_us, 1),
+                reasons.get(number, ""),
+            )
+        )
+    columns = ["model", "batch", "operators", "measured", "total_us", "reason"]
+    if json:
+        emit_json([dict(zip(columns, row, strict=True)) for row in rows])
+    else:
+        emit_table(columns, rows, empty="nothing was measured")
+    if any(reason for *_, reason in rows):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _devices(folder: Path, database_url: str) -> tuple[list[admin.DeviceInfo], bool]:
+    """All devices, and whether a running planner was asked (only it knows who is online)."""
+    if not is_running(socket_path(folder)):
+        from planner.store.store import ReadStore
+
+        store = ReadStore.open(folder, database_url)
+        infos = store.devices(limit=1_000_000)
+        store.close()
+        return infos, False
+    infos, more = [], True
+    while more:
+        request = admin.DeviceListRequest(after=infos[-1].device if infos else "")
+        reply = ask(folder, request, admin.DeviceListReply)
+        infos, more = [*infos, *reply.devices], reply.more
+    return infos, True
+
+
+def _builtins(info: admin.DeviceInfo, live: bool) -> dict[str, object]:
+    import msgspec
+
+    made: dict[str, object] = msgspec.to_builtins(info)
+    return made if live else {**made, "online": None}
+
+
+def _generation(epoch: int, generation: int, digest: str | None) -> str:
+    return f"epoch {epoch} generation {generation} plan {digest[:12] if digest else '-'}"

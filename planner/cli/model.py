@@ -1,0 +1,117 @@
+"""`stageloom model ...`: look at ONNX files, import them, forget them."""
+
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planner.admin.client import ask, require_running
+from planner.cli.options import DatabaseUrl, DataDir, Json, Shapes, checked, data_dir_of, parse_shapes
+from planner.cli.output import emit, emit_json, emit_table, progress, when
+from shared.messages import admin
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Look at ONNX files, import them, list and remove models.",
+)
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="An ONNX file.")]
+
+
+@app.command()
+def inspect(file: File, shape: Shapes = None, json: Json = False) -> None:
+    """Import a model without keeping it, and print what was found: operators, cuts, memory, what is opaque.
+
+    \b
+    stageloom model inspect yolo.onnx --shape images=1x3x640x640
+    """
+    from shared.importer.inspect import inspect_model, report_rows
+
+    report = inspect_model(file, parse_shapes(shape), progress=_progress())
+    if json:
+        emit_json(report.to_json())
+        return
+    rows = report_rows(report)
+    width = max(len(label) for label, _ in rows)
+    emit("\n".join(f"{label:<{width}}  {text}" for label, text in rows))
+
+
+@app.command()
+def add(
+    file: File,
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="What applications will call it.")],
+    shape: Shapes = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Import a model and give it to the planner. The same file again changes nothing.
+
+    \b
+    stageloom model add resnet50.onnx --name resnet50 --shape data=1x3x224x224
+    """
+    from shared.importer.api import artifact_path, import_model
+
+    folder = data_dir_of(data_dir)
+    checked(admin.ModelRemoveRequest(model=name))
+    require_running(folder)  # known before minutes go into an import
+    with tempfile.TemporaryDirectory(prefix="stageloom-add-") as scratch:
+        report = import_model(file, shapes=parse_shapes(shape), out_dir=Path(scratch), progress=_progress())
+        request = checked(
+            admin.ModelAddRequest(
+                model=name, path=str(artifact_path(Path(scratch), report.digest)), digest=report.digest
+            )
+        )
+        info = ask(folder, request, admin.ModelReply, timeout_s=600.0).model
+    if json:
+        emit_json({**report.to_json(), "model": info.model})
+        return
+    emit(info.model)
+    progress(
+        f"model {info.model}: {info.operators} operators, {info.base_cuts} base cuts, {info.opaque} opaque, "
+        f"{info.size_bytes / (1 << 20):.1f} MiB, artifact {info.digest[:12]}"
+    )
+
+
+@app.command("list")
+def list_models(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: Json = False) -> None:
+    """List the models."""
+    from planner.store.store import ReadStore
+
+    store = ReadStore.open(data_dir_of(data_dir), database_url)
+    infos = store.models(limit=1_000_000)
+    store.close()
+    if json:
+        emit_json(infos)
+        return
+    emit_table(
+        ["model", "operators", "base cuts", "opaque", "MiB", "artifact", "added (UTC)"],
+        [
+            (
+                m.model,
+                m.operators,
+                m.base_cuts,
+                m.opaque,
+                m.size_bytes / (1 << 20),
+                m.digest[:12],
+                when(m.added_at_us),
+            )
+            for m in infos
+        ],
+        empty="there is no model; add one with `stageloom model add`",
+    )
+
+
+@app.command()
+def remove(name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: DataDir = None) -> None:
+    """Forget a model that no device should run. Plans that name it stay, and can no longer be pushed."""
+    ask(data_dir_of(data_dir), checked(admin.ModelRemoveRequest(model=name)), admin.Done)
+    progress(f"model {name} is gone")
+
+
+def _progress() -> Callable[[str], None] | None:
+    """Phases of an import, for whoever watches; a pipe or a log is spared them."""
+    return progress if sys.stderr.isatty() else None

@@ -1,0 +1,94 @@
+"""Options that several commands share."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import typer
+
+from planner.config import default_data_dir
+from shared.errors import InputError
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", metavar="DIR", help="The planner's data. Default: $STAGELOOM_HOME, else var/planner."
+    ),
+]
+DatabaseUrl = Annotated[
+    str,
+    typer.Option(
+        "--database-url",
+        metavar="URL",
+        envvar="STAGELOOM_PLANNER_DATABASE_URL",
+        help="Default: SQLite in the data directory.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, one value per line.")]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape", metavar="NAME=DIMS", help="Pin an input, such as images=1x3x640x640. Repeatable."
+    ),
+]
+
+R = TypeVar("R")
+
+
+def data_dir_of(given: Path | None) -> Path:
+    """The directory that was named, or the default one."""
+    return given if given is not None else default_data_dir(os.environ)
+
+
+def checked(made: R) -> R:
+    """A message made from what a person typed, checked against its own bounds.
+
+    Raises:
+        InputError: a value is outside its bounds; the message names it.
+    """
+    plain = msgspec.to_builtins(made)
+    try:
+        return msgspec.convert(plain, type(made))
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).replace("`", "").partition(" - at $.")
+        raise InputError(
+            f"{path or 'the input'} = {_at(plain, path)!r} is not acceptable: {_plainly(reason)}",
+            remedy="see --help",
+        ) from error
+
+
+def _plainly(reason: str) -> str:
+    if "regex" in reason:
+        return "a name has 1 to 64 letters, digits, dots, dashes or underscores"
+    return reason[:1].lower() + reason[1:]
+
+
+def _at(value: Any, path: str) -> Any:
+    """The part of plain values that msgspec's path names, such as `models[0].model`."""
+    for step in path.replace("[", ".[").split("."):
+        if not step:
+            continue
+        if step[0] == "[" and isinstance(value, list | tuple):
+            value = value[int(step[1:-1])] if step[1:-1].isdecimal() else value
+        elif isinstance(value, dict):
+            value = value.get(step)
+    return str(value)[:80] if isinstance(value, str | int | float) else value
+
+
+def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
+    """`NAME=AxBxC` to a shape per input.
+
+    Raises:
+        InputError: not of that form, or a name given twice.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in texts or []:
+        name, separator, dims = text.rpartition("=")
+        parts = dims.lower().split("x") if dims else []
+        if not separator or not name or not all(part.isdecimal() and int(part) > 0 for part in parts):
+            raise InputError(f"--shape {text!r} is not NAME=DIMS", remedy="write it like images=1x3x224x224")
+        if name in shapes:
+            raise InputError(f"--shape names {name!r} twice", remedy="give each input once")
+        shapes[name] = tuple(int(part) for part in parts)
+    return shapes

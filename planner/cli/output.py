@@ -1,0 +1,71 @@
+"""Data on stdout, progress on stderr. Tables are drawn on a terminal and tab-separated in a pipe."""
+
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+import msgspec
+
+
+def emit(text: str) -> None:
+    """One piece of data, on stdout, at once."""
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    sys.stdout.flush()
+
+
+def progress(text: str) -> None:
+    """One line for whoever waits, on stderr."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def emit_json(value: Any) -> None:
+    """One JSON value on one line; bytes as base64, times as they are stored (microseconds since 1970)."""
+    emit(msgspec.json.encode(value).decode())
+
+
+def emit_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
+    """A table; with no rows, `empty` goes to stderr, so that a pipe reads nothing."""
+    if not rows:
+        progress(empty)
+        return
+    if not sys.stdout.isatty():
+        emit("\n".join("\t".join(_cell(cell) for cell in row) for row in [columns, *rows]))
+        return
+    from rich.console import Console
+
+    Console().print(rich_table(columns, rows))
+
+
+def rich_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> Any:
+    """The drawn form."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title or None, title_justify="left", header_style="bold")
+    for name, column in zip(columns, zip(*rows, strict=True) if rows else [()] * len(columns), strict=True):
+        numeric = bool(column) and all(isinstance(cell, int | float) for cell in column)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        # Text, not str: what a device reports must not be read as markup.
+        table.add_row(*(Text(_cell(cell)) for cell in row))
+    return table
+
+
+def when(at_us: int) -> str:
+    """A moment as people read it, in UTC; `-` for never."""
+    if not at_us:
+        return "-"
+    return datetime.fromtimestamp(at_us / 1e6, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _cell(cell: object) -> str:
+    if cell is None or cell == "":
+        return "-"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    if isinstance(cell, float):
+        return f"{cell:.1f}"
+    # Control characters in a device's text could redraw the operator's terminal.
+    return "".join(char if char.isprintable() else " " for char in str(cell))

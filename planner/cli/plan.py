@@ -1,0 +1,236 @@
+"""`stageloom plan ...`: search plans, read them, push them, see who decided what."""
+
+from typing import Annotated
+
+import msgspec
+import typer
+
+from planner.admin.client import ask
+from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
+from planner.cli.output import emit, emit_json, emit_table, progress, when
+from shared.errors import InputError
+from shared.ids import DeviceId
+from shared.messages import admin
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Make plans, read them, push them to devices."
+)
+
+_MODEL_KEYS = ("partition", "replicas", "batch", "interval")
+
+
+@app.command()
+def create(
+    models: Annotated[
+        list[str],
+        typer.Option(
+            "--model",
+            metavar="NAME[:KEY=VALUE,...]",
+            help="A model, with partition, replicas, batch or interval (s) of its own. Repeatable.",
+        ),
+    ],
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="D", help="Use this device's measured costs.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Default: the digest's start.")
+    ] = None,
+    scheduler: Annotated[str, typer.Option(metavar="NAME", help="sequential or greedy.")] = "sequential",
+    partition: Annotated[
+        str, typer.Option(metavar="NAME", help="whole, base, or paper where the model has borders.")
+    ] = "whole",
+    combine: Annotated[
+        str,
+        typer.Option(
+            metavar="HOW", help="alone: each block by itself; aligned: models' i-th blocks together."
+        ),
+    ] = "alone",
+    members: Annotated[int, typer.Option(metavar="H", help="Blocks per combined block at most.")] = 2,
+    replicas: Annotated[int, typer.Option(metavar="N", help="Instances of each model in flight.")] = 1,
+    batch: Annotated[int, typer.Option(metavar="N", help="Tasks per instance at most.")] = 1,
+    lanes: Annotated[int, typer.Option(metavar="N", help="Steps that may overlap.")] = 1,
+    threads: Annotated[int, typer.Option(metavar="N", help="Threads inside one operator (onnx).")] = 1,
+    executor: Annotated[str, typer.Option(metavar="NAME", help="onnx or null.")] = "onnx",
+    r: Annotated[int | None, typer.Option("-r", metavar="N", help="Operators per group at most.")] = None,
+    s: Annotated[int | None, typer.Option("-s", metavar="N", help="Groups per stage at most.")] = None,
+    push_it: Annotated[bool, typer.Option("--push", help="Push it to --device at once.")] = False,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Search a plan and keep it under a name.
+
+    \b
+    stageloom plan create --device shop-7 --model resnet50 --model squeezenet:replicas=2 --push
+    stageloom plan create --model inception_v3 --partition paper --scheduler greedy --name inception
+    """
+    if push_it and device is None:
+        raise InputError("--push needs a device to push to", remedy="name it with --device")
+    folder = data_dir_of(data_dir)
+    request = checked(
+        admin.PlanCreateRequest(
+            plan=name,
+            models=tuple(
+                _choice(text, partition=partition, replicas=replicas, batch=batch) for text in models
+            ),
+            scheduler=scheduler,
+            device=DeviceId(device) if device is not None else None,
+            combination=combine,
+            members_max=members,
+            lanes=lanes,
+            executor=executor,
+            intra_op_threads=threads,
+            r=r,
+            s=s,
+        )
+    )
+    made = ask(folder, request, admin.PlanReply).plan
+    pushed = None
+    if push_it and device is not None:
+        pushed = ask(
+            folder, admin.PlanPushRequest(plan=made.plan, device=DeviceId(device)), admin.PlanPushReply
+        )
+    if json:
+        emit_json(
+            {
+                **msgspec.to_builtins(made),
+                "pushed": {"epoch": pushed.epoch, "generation": pushed.generation} if pushed else None,
+            }
+        )
+        return
+    emit(made.plan)
+    progress(
+        f"plan {made.plan} ({made.digest[:12]}): {made.text_bytes} bytes as text, {made.wire_bytes} as wire"
+    )
+    if pushed:
+        progress(f"pushed to {device} as generation {pushed.generation}; see `stageloom watch {device}`")
+
+
+def _choice(text: str, *, partition: str, replicas: int, batch: int) -> admin.ModelChoice:
+    """`NAME[:KEY=VALUE,...]`; keys that are absent take the values for all models."""
+    name, _, rest = text.partition(":")
+    values = dict(pair.partition("=")[::2] for pair in rest.split(",")) if rest else {}
+    unknown = set(values) - set(_MODEL_KEYS)
+    if unknown or (":" in text and not rest):
+        raise InputError(
+            f"--model {text!r} is not NAME[:KEY=VALUE,...]", remedy=f"the keys are {', '.join(_MODEL_KEYS)}"
+        )
+    try:
+        return admin.ModelChoice(
+            model=name,
+            partition=values.get("partition", partition),
+            replicas=int(values.get("replicas", replicas)),
+            batch=int(values.get("batch", batch)),
+            launch_interval_s=float(values.get("interval", 0.0)),
+        )
+    except ValueError as error:
+        raise InputError(
+            f"--model {text!r} holds a value that is no number", remedy="write it like resnet50:replicas=2"
+        ) from error
+
+
+@app.command("list")
+def list_plans(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: Json = False) -> None:
+    """List the plans."""
+    from planner.store.store import ReadStore
+
+    store = ReadStore.open(data_dir_of(data_dir), database_url)
+    infos = store.plans(limit=1_000_000)
+    store.close()
+    if json:
+        emit_json(infos)
+        return
+    emit_table(
+        ["plan", "digest", "scheduler", "models", "wire bytes", "created (UTC)"],
+        [
+            (p.plan, p.digest[:12], p.scheduler, ",".join(p.models), p.wire_bytes, when(p.created_at_us))
+            for p in infos
+        ],
+        empty="there is no plan; make one with `stageloom plan create`",
+    )
+
+
+@app.command()
+def show(
+    plan: Annotated[
+        str, typer.Argument(metavar="PLAN", help="Its name, or 8 or more characters of its digest.")
+    ],
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = "",
+    json: Json = False,
+) -> None:
+    """Print a plan: its rules, and the stage string of every combined block."""
+    from planner.store.store import ReadStore
+
+    store = ReadStore.open(data_dir_of(data_dir), database_url)
+    info = store.plan(plan)
+    store.close()
+    if json:
+        emit_json(info)
+        return
+    emit(info.text)
+    progress(f"{info.text_bytes} bytes as text, {info.wire_bytes} on the wire, digest {info.digest}")
+
+
+@app.command()
+def push(
+    device: Annotated[str, typer.Argument(metavar="DEVICE")],
+    plan: Annotated[
+        str, typer.Argument(metavar="PLAN", help="Its name, or 8 or more characters of its digest.")
+    ],
+    autonomy: Annotated[
+        str, typer.Option(metavar="HOW", help="What the agent may re-plan by itself: off, proven or full.")
+    ] = "off",
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Make a plan what a device should run, as its next generation. An absent device gets it when it returns.
+
+    \b
+    stageloom plan push shop-7 inception
+    """
+    from shared.messages.control import Autonomy
+
+    if autonomy not in {one.value for one in Autonomy}:
+        raise InputError(f"there is no autonomy {autonomy!r}", remedy="choose off, proven or full")
+    request = checked(admin.PlanPushRequest(plan=plan, device=DeviceId(device), autonomy=Autonomy(autonomy)))
+    reply = ask(data_dir_of(data_dir), request, admin.PlanPushReply)
+    if json:
+        emit_json({"device": device, "epoch": reply.epoch, "generation": reply.generation})
+    else:
+        progress(f"generation {reply.generation} of epoch {reply.epoch} for {device}")
+
+
+@app.command()
+def history(
+    device: Annotated[str | None, typer.Argument(metavar="[DEVICE]")] = None,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="Newest entries to show.")] = 50,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = "",
+    json: Json = False,
+) -> None:
+    """List generations, newest first: which plan, who decided it, how it ended."""
+    from planner.store.store import ReadStore
+
+    store = ReadStore.open(data_dir_of(data_dir), database_url)
+    entries, _ = store.history(DeviceId(device) if device is not None else None, limit=limit)
+    store.close()
+    if json:
+        emit_json(entries)
+        return
+    emit_table(
+        ["device", "generation", "plan", "digest", "decided by", "state", "at (UTC)", "reason"],
+        [
+            (
+                e.device,
+                f"{e.epoch}.{e.generation}",
+                e.plan,
+                (e.digest or "")[:12],
+                e.decided_by,
+                e.state,
+                when(e.at_us),
+                e.reason,
+            )
+            for e in entries
+        ],
+        empty="nothing was ever pushed",
+    )

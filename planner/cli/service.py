@@ -1,0 +1,167 @@
+"""Commands about the planner itself: `up`, `status`, `watch`, `migrate`."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from planner.admin.client import ask
+from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
+from planner.cli.output import emit, emit_json, emit_table, progress
+from shared.ids import DeviceId
+from shared.messages import admin
+
+
+def add_to(app: typer.Typer) -> None:
+    """Put these commands at the top level."""
+    for command in (up, status, watch, migrate):
+        app.command()(command)
+
+
+def up(
+    data_dir: DataDir = None,
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST[:PORT]", help="Four ports from PORT on; 0 takes free ones.")
+    ] = None,
+    advertise: Annotated[
+        str | None, typer.Option(metavar="HOST", help="The host that join tokens name.")
+    ] = None,
+    database_url: Annotated[str | None, typer.Option(metavar="URL", help="Default: SQLite.")] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="TOML with a table [planner].")] = None,
+    json: Json = False,
+) -> None:
+    """Run the planner in the foreground until Ctrl-C or SIGTERM.
+
+    With --json, one line on stdout says when it is ready and where it listens.
+
+    \b
+    stageloom up --listen 0.0.0.0:7420 --data-dir /var/lib/stageloom
+    """
+    from planner.config import load_config
+    from planner.service import run_planner
+
+    given = {
+        "data_dir": data_dir,
+        "listen": listen,
+        "advertise": advertise,
+        "database_url": database_url,
+    }
+    settings = load_config(file=config, overrides=given)
+    run_planner(settings, ready=emit_json if json else None, progress=progress)
+
+
+def status(data_dir: DataDir = None, json: Json = False) -> None:
+    """Ask the running planner how it is; exit code 4 if there is none."""
+    reply = ask(data_dir_of(data_dir), admin.StatusRequest(), admin.StatusReply, timeout_s=5.0)
+    if json:
+        emit_json(
+            {
+                name: getattr(reply, name)
+                for name in reply.__struct_fields__
+                if name not in ("version", "correlation")
+            }
+        )
+        return
+    emit(
+        f"planner {reply.planner_version} up for {reply.uptime_s:.0f} s, epoch {reply.epoch}: "
+        f"{reply.online} of {reply.devices} devices online, {reply.telemetry_backlog} telemetry rows waiting"
+    )
+
+
+def watch(
+    device: Annotated[str | None, typer.Argument(metavar="[DEVICE]")] = None,
+    interval: Annotated[float, typer.Option(metavar="S", min=0.1, help="Seconds between two looks.")] = 1.0,
+    count: Annotated[int, typer.Option(metavar="N", min=0, help="Looks; 0 goes on until Ctrl-C.")] = 0,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Follow devices live: their state, and each model's throughput, latency and queue.
+
+    With --json, one object per look and line.
+    """
+    folder = data_dir_of(data_dir)
+    request = checked(admin.WatchRequest(device=DeviceId(device) if device is not None else None))
+
+    def look() -> admin.WatchReply:
+        return ask(folder, request, admin.WatchReply)
+
+    if json:
+        for index in _looks(count, interval):
+            emit_json(_plain(look(), index))
+    elif sys.stdout.isatty():
+        _live(look, count, interval)
+    else:
+        for _ in _looks(count or 1, interval):
+            emit_table(_COLUMNS, _rows(look()), empty="no device is enrolled")
+
+
+def migrate(data_dir: DataDir = None, database_url: DatabaseUrl = "") -> None:
+    """Bring the database to this version's tables, without starting a planner (`up` does it too)."""
+    from planner.store.database import Database, sqlite_url
+    from planner.store.schema import migrate as migrate_database
+    from planner.store.store import DATABASE_FILE
+
+    folder = data_dir_of(data_dir)
+    if not database_url:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    database = Database(database_url or sqlite_url(folder / DATABASE_FILE))
+    before, after = migrate_database(database)
+    database.close()
+    progress(f"schema {before or 'none'} -> {after}" if before != after else f"schema {after} is current")
+
+
+_COLUMNS = ["device", "online", "state", "generation", "model", "tasks/s", "p50 ms", "p99 ms", "queued"]
+
+
+def _rows(reply: admin.WatchReply) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
+    for info in reply.devices:
+        state = info.report.state.value if info.report.state else None
+        head = (info.device, "revoked" if info.revoked else info.online, state, info.report.generation)
+        rates = [rate for rate in reply.rates if rate.device == info.device]
+        rows += [
+            (*head, r.model, r.throughput_per_s, r.latency_p50_ms, r.latency_p99_ms, r.queued) for r in rates
+        ] or [(*head, None, None, None, None, None)]
+    return rows
+
+
+def _plain(reply: admin.WatchReply, index: int) -> dict[str, object]:
+    return {
+        "look": index,
+        "at_us": reply.at_us,
+        "devices": reply.devices,
+        "rates": reply.rates,
+        "telemetry": {
+            "produced": reply.telemetry_produced,
+            "stored": reply.telemetry_stored,
+            "dropped": reply.telemetry_dropped,
+        },
+    }
+
+
+def _looks(count: int, interval_s: float) -> Iterator[int]:
+    index = 0
+    while True:
+        yield index
+        index += 1
+        if index == count:
+            return
+        time.sleep(interval_s)
+
+
+def _live(look: Callable[[], admin.WatchReply], count: int, interval_s: float) -> None:
+    from rich.live import Live
+
+    from planner.cli.output import rich_table
+
+    with Live(auto_refresh=False) as live:
+        for _ in _looks(count, interval_s):
+            reply = look()
+            title = (
+                f"telemetry rows: {reply.telemetry_produced} produced, {reply.telemetry_stored} stored, "
+                f"{reply.telemetry_dropped} dropped"
+            )
+            live.update(rich_table(_COLUMNS, _rows(reply), title), refresh=True)

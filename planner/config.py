@@ -1,0 +1,181 @@
+"""The planner's settings: one typed object. Command line over environment over file over default.
+
+A file is TOML with a table `[planner]`; the environment has `STAGELOOM_PLANNER_` and the name in capitals.
+A setting that is unknown or cannot be read stops start-up.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+import tomllib
+
+from shared.errors import SettingError
+
+ENVIRONMENT_PREFIX: Final = "STAGELOOM_PLANNER_"
+HOME_VARIABLE: Final = "STAGELOOM_HOME"
+CONFIG_VARIABLE: Final = "STAGELOOM_PLANNER_CONFIG"
+DEFAULT_PORT: Final = 7420
+_HOME: Final = "~home~"  # replaced when the object is made, since the environment decides
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a person needs to know of one setting; `low` and `high` bound a number."""
+
+    unit: str
+    reason: str
+    low: float = 0.0
+    high: float = 1e9
+
+
+SETTINGS: Final[Mapping[str, Setting]] = {
+    "data_dir": Setting("path", "where the database, the artifacts, the keys and the admin socket lie"),
+    "database_url": Setting("URL", "empty: SQLite in data_dir; postgresql+psycopg://... for a server"),
+    "listen": Setting("HOST[:PORT]", "four consecutive ports from PORT on; 0 takes any free ones"),
+    "advertise": Setting("host", "the host that join tokens name; empty: the one listened on"),
+    "heartbeat_interval_s": Setting("seconds", "how often devices say that they live", 0.05, 60.0),
+    "dead_after_s": Setting("seconds", "silence after which a device counts as offline", 0.2, 600.0),
+    "bulk_credits": Setting("chunks", "artifact chunks that one device may have on their way", 1, 64),
+    "backlog_rows": Setting("rows", "telemetry taken in and not committed, before devices wait", 1, 1e7),
+    "max_devices": Setting("devices", "bounds the open files asked of the system, four each", 1, 100_000),
+    "telemetry_keep_s": Setting("seconds", "age at which telemetry is deleted; 0 keeps all", 0.0, 1e9),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannerConfig:
+    """All settings; `SETTINGS` says what each is for."""
+
+    data_dir: Path = Path(_HOME)
+    database_url: str = ""
+    listen: str = f"127.0.0.1:{DEFAULT_PORT}"
+    advertise: str = ""
+    heartbeat_interval_s: float = 1.0
+    dead_after_s: float = 4.0
+    bulk_credits: int = 4
+    backlog_rows: int = 100_000
+    max_devices: int = 500
+    telemetry_keep_s: float = 14 * 86_400.0
+
+    def __post_init__(self) -> None:
+        if str(self.data_dir) == _HOME:
+            object.__setattr__(self, "data_dir", default_data_dir(os.environ))
+        if self.dead_after_s < 2 * self.heartbeat_interval_s:
+            raise SettingError(
+                f"dead_after_s = {self.dead_after_s:g} is less than two heartbeats of "
+                f"{self.heartbeat_interval_s:g} s, so devices would flap",
+                remedy="raise dead_after_s",
+            )
+        self.listen_address  # noqa: B018  (parsed for its errors)
+
+    @property
+    def listen_address(self) -> tuple[str, int]:
+        """(host, first port).
+
+        Raises:
+            SettingError: `listen` is no HOST, HOST:PORT or [IPV6]:PORT.
+        """
+        host, separator, port = self.listen.rpartition(":")
+        if not separator or self.listen.endswith("]"):
+            host, port = self.listen, str(DEFAULT_PORT)
+        if not host or not port.isdecimal() or int(port) > 65_532 or (":" in host and host[0] != "["):
+            raise SettingError(
+                f"listen = {self.listen!r} is no address",
+                remedy=f"use HOST or HOST:PORT, for example 0.0.0.0:{DEFAULT_PORT}",
+            )
+        return host, int(port)
+
+
+def default_data_dir(environment: Mapping[str, str]) -> Path:
+    """`$STAGELOOM_HOME`, else `var/planner`."""
+    return Path(environment.get(HOME_VARIABLE) or "var/planner")
+
+
+def load_config(
+    *,
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> PlannerConfig:
+    """The settings in force. `overrides` come from the command line; None in it means not given.
+
+    Raises:
+        SettingError: the file cannot be read, or a setting is unknown, of the wrong type or out of bounds.
+    """
+    variables = os.environ if environment is None else environment
+    if file is None and variables.get(CONFIG_VARIABLE):
+        file = Path(variables[CONFIG_VARIABLE])
+    values: dict[str, Any] = {"data_dir": default_data_dir(variables)}
+    if file is not None:
+        values |= {name: _checked(name, value, str(file)) for name, value in _read(file).items()}
+    for variable, text in variables.items():
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable != CONFIG_VARIABLE:
+            name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+            values[name] = _checked(name, _parsed(name, text, variable), variable)
+    for name, value in (overrides or {}).items():
+        if value is not None:
+            values[name] = _checked(name, value, f"--{name.replace('_', '-')}")
+    return PlannerConfig(**values)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as opened:
+            parsed = tomllib.load(opened)
+    except OSError as error:
+        raise SettingError(f"{file}: {error.strerror}", remedy="name a readable file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingError(f"{file}: {error}", remedy="correct the file") from error
+    table = parsed.get("planner", {})
+    if not isinstance(table, dict) or set(parsed) - {"planner"}:
+        raise SettingError(f"{file} holds something other than the table [planner]", remedy="remove the rest")
+    return table
+
+
+def _kind(name: str, source: str) -> type:
+    for field in fields(PlannerConfig):
+        if field.name == name:
+            assert isinstance(field.type, type)
+            return field.type
+    raise SettingError(
+        f"{source}: there is no setting {name!r}", remedy=f"choose one of {', '.join(sorted(SETTINGS))}"
+    )
+
+
+def _parsed(name: str, text: str, source: str) -> Any:
+    """A setting's value from text, by its type."""
+    kind = _kind(name, source)
+    if kind in (str, Path):
+        return text
+    try:
+        return int(text) if kind is int else float(text)
+    except ValueError as error:
+        raise _unreadable(name, text, source) from error
+
+
+def _checked(name: str, value: Any, source: str) -> Any:
+    kind = _kind(name, source)
+    if kind is Path and isinstance(value, str | Path) and str(value):
+        return Path(value)
+    if kind is str and isinstance(value, str):
+        return value
+    if kind in (int, float) and type(value) in ((int,) if kind is int else (int, float)):
+        setting = SETTINGS[name]
+        if setting.low <= value <= setting.high:  # false for NaN too
+            return kind(value)
+        raise SettingError(
+            f"{source}: {name} = {value} is outside {setting.low:g}..{setting.high:g} {setting.unit}",
+            remedy=setting.reason,
+        )
+    raise _unreadable(name, value, source)
+
+
+def _unreadable(name: str, value: Any, source: str) -> SettingError:
+    setting = SETTINGS[name]
+    return SettingError(
+        f"{source}: {name} = {str(value)[:80]!r} cannot be read",
+        remedy=f"{name} is {setting.reason} ({setting.unit})",
+    )

@@ -1,0 +1,250 @@
+"""The running planner: lock, store, the devices' side and the operator's side, in that order."""
+
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from zmq.utils import z85
+
+from planner.admin.handler import AdminHandler
+from planner.admin.path import socket_path
+from planner.admin.server import AdminServer
+from planner.config import PlannerConfig
+from planner.dispatch.core import DispatchConfig
+from planner.dispatch.events import DesiredChanged, Revoked
+from planner.dispatch.server import DispatchServer, ServerConfig, new_keys
+from planner.lock import DataDirLock
+from planner.store.store import Store
+from shared.clock import SystemClock
+from shared.errors import UnavailableError
+from shared.ids import DeviceId
+from shared.keyfile import KeyPair, read_keys, write_keys
+from shared.messages.control import Desired
+from shared.token import Endpoints
+
+logger = logging.getLogger(__name__)
+
+KEY_FILE: Final = "planner.keys"
+_HOUSEKEEPING_S: Final = 600.0
+_ANY_ADDRESS: Final = ("0.0.0.0", "[::]", "*")
+
+
+class DispatchFleet:
+    """The devices' side as the admin handler sees it."""
+
+    def __init__(
+        self, server: DispatchServer, endpoints: Endpoints, keys: KeyPair, presence: "Online"
+    ) -> None:
+        self._server = server
+        self._endpoints = endpoints
+        self._keys = keys
+        self._presence = presence
+
+    def online(self) -> frozenset[DeviceId]:
+        """Devices with a live session."""
+        return self._presence.now()
+
+    def desired_changed(self, device: DeviceId, desired: Desired) -> None:
+        """Tell dispatch what a device should do now."""
+        self._server.post(DesiredChanged(device, desired))
+
+    def revoked(self, device: DeviceId) -> None:
+        """Tell dispatch that a device is out."""
+        self._server.post(Revoked(device))
+
+    def backlog_rows(self) -> int:
+        """Telemetry rows taken in and not yet committed."""
+        return self._server.ask(lambda core: core.backlog_rows)
+
+    def endpoints(self) -> Endpoints:
+        """What join tokens name."""
+        return self._endpoints
+
+    def public_key(self) -> bytes:
+        """The planner's raw CURVE public key, 32 bytes."""
+        return bytes(z85.decode(self._keys.public.encode("ascii")))
+
+
+class Online:
+    """Who is online, kept from dispatch's announcements; each is noted in the store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._devices: frozenset[DeviceId] = frozenset()
+
+    def changed(self, device: DeviceId, online: bool) -> None:
+        """A device came or went; called on dispatch's thread."""
+        with self._lock:
+            self._devices = self._devices | {device} if online else self._devices - {device}
+        self._store.presence(device, online)
+
+    def now(self) -> frozenset[DeviceId]:
+        """The devices online."""
+        return self._devices
+
+
+class Planner:
+    """A planner on one data directory, from `__init__` (serving) to `close`."""
+
+    def __init__(self, config: PlannerConfig) -> None:
+        """Lock, migrate, bind, serve.
+
+        Raises:
+            InputError: another planner runs on the data directory.
+            StorageError: the data directory or the database cannot be used.
+            UnavailableError: an address is taken.
+            SettingError: the system allows too few open files.
+        """
+        clock = SystemClock()
+        self.config = config
+        self._undo: list[Callable[[], None]] = []
+        try:
+            admin_path = socket_path(config.data_dir)
+            lock = DataDirLock(config.data_dir)
+            self._undo.append(lock.release)
+            self.keys = _keys(config.data_dir / KEY_FILE)
+            self.store = Store(config.data_dir, config.database_url, clock)
+            self._undo.append(self.store.close)
+            online = Online(self.store)
+            self.server = DispatchServer(
+                self.store, _server_config(config, self.keys), clock=clock, on_presence=online.changed
+            )
+            bound = self.server.start()
+            self._undo.append(self.server.stop)
+            self.endpoints = _advertised(bound, config)
+            fleet = DispatchFleet(self.server, self.endpoints, self.keys, online)
+            self.admin = AdminServer(admin_path, AdminHandler(self.store, fleet, clock).handle)
+            self._undo.append(self.admin.close)
+            self.admin.start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        """Whether every part still runs."""
+        return self.server.alive and self.admin.alive
+
+    def housekeeping(self) -> None:
+        """What is done now and then: old telemetry goes."""
+        if self.config.telemetry_keep_s and (
+            rows := self.store.prune_telemetry(self.config.telemetry_keep_s)
+        ):
+            logger.info("deleted %d telemetry rows older than %g s", rows, self.config.telemetry_keep_s)
+
+    def close(self) -> None:
+        """Stop in reverse order; what was acknowledged is on disk already."""
+        while self._undo:
+            self._undo.pop()()
+
+
+def run_planner(
+    config: PlannerConfig, *, ready: Callable[[Any], None] | None, progress: Callable[[str], None]
+) -> None:
+    """Serve until SIGINT or SIGTERM. `ready` is told once where the planner listens.
+
+    Raises:
+        UnavailableError: a part of the planner died; see the log.
+    """
+    began_s = time.monotonic()
+    stop = threading.Event()
+    previous = {number: signal.signal(number, _stopper(stop)) for number in (signal.SIGINT, signal.SIGTERM)}
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    try:
+        planner = Planner(config)
+        try:
+            startup_s = time.monotonic() - began_s
+            if ready is not None:
+                ready(_ready_line(planner, startup_s))
+            progress(
+                f"planner ready in {startup_s:.2f} s on {planner.endpoints.control}, "
+                f"data in {config.data_dir}; Ctrl-C stops it"
+            )
+            _serve(planner, stop)
+            progress("stopping")
+        finally:
+            planner.close()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _serve(planner: Planner, stop: threading.Event) -> None:
+    housekeeping_s = time.monotonic()
+    while not stop.wait(0.5):
+        if not planner.alive:
+            raise UnavailableError(
+                "a part of the planner died", remedy="see the log above, and start it again"
+            )
+        if time.monotonic() >= housekeeping_s:
+            housekeeping_s = time.monotonic() + _HOUSEKEEPING_S
+            planner.housekeeping()
+
+
+def _stopper(stop: threading.Event) -> Callable[[int, FrameType | None], None]:
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    return handle
+
+
+def _ready_line(planner: Planner, startup_s: float) -> dict[str, Any]:
+    ends = planner.endpoints
+    return {
+        "ready": True,
+        "pid": os.getpid(),
+        "data_dir": str(planner.config.data_dir.absolute()),
+        "endpoints": {
+            "control": ends.control,
+            "telemetry": ends.telemetry,
+            "bulk": ends.bulk,
+            "enrol": ends.enrol,
+        },
+        "public_key": planner.keys.public,
+        "startup_s": round(startup_s, 4),
+    }
+
+
+def _keys(path: Path) -> KeyPair:
+    if not path.exists():
+        write_keys(path, new_keys())
+    return read_keys(path)
+
+
+def _server_config(config: PlannerConfig, keys: KeyPair) -> ServerConfig:
+    host, first = config.listen_address
+    control, telemetry, bulk, enrol = (f"tcp://{host}:{first + at if first else 0}" for at in range(4))
+    return ServerConfig(
+        keys=keys,
+        control=control,
+        telemetry=telemetry,
+        bulk=bulk,
+        enrol=enrol,
+        max_devices=config.max_devices,
+        dispatch=DispatchConfig(
+            heartbeat_interval_s=config.heartbeat_interval_s,
+            dead_after_s=config.dead_after_s,
+            bulk_credits=config.bulk_credits,
+            backlog_rows=config.backlog_rows,
+        ),
+    )
+
+
+def _advertised(bound: Endpoints, config: PlannerConfig) -> Endpoints:
+    """What devices are told: the bound ports under the advertised host."""
+    host, _ = config.listen_address
+    name = config.advertise or (socket.gethostname() if host in _ANY_ADDRESS else host)
+
+    def at(endpoint: str) -> str:
+        return f"tcp://{name}:{endpoint.rpartition(':')[2]}"
+
+    return Endpoints(at(bound.control), at(bound.telemetry), at(bound.bulk), at(bound.enrol))

@@ -1,0 +1,137 @@
+"""Measured operator times and found schedules, shared by all devices of one class."""
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from planner.store.devices import known_device
+from planner.store.plans import models, push
+from planner.store.tables import OperatorCostRow, ProfileRow, ScheduleRow
+from shared.ids import DeviceId, Digest
+from shared.messages.telemetry import OperatorTiming, ProfileResult
+
+
+def request_profile(
+    session: Session, device: DeviceId, names: list[str], *, batch: int, budget_s: float, now_us: int
+) -> list[int]:
+    """Ask a device to measure the operators of some models; returns the requests' numbers.
+
+    The budget is shared evenly. A request is part of desired state and so takes a generation,
+    decided by "profile".
+
+    Raises:
+        InputError: there is no such device or model, or the device is revoked.
+    """
+    known_device(session, device)
+    rows = [
+        ProfileRow(
+            device=device,
+            model=info.model,
+            artifact=info.digest,
+            batch=batch,
+            budget_s=budget_s / len(names),
+            requested_at_us=now_us,
+            environment="",
+            reason="",
+        )
+        for info in models(session, names)
+    ]
+    session.add_all(rows)
+    session.flush()
+    push(session, device, None, decided_by="profile", now_us=now_us)
+    return [row.request for row in rows]
+
+
+def store_profile(
+    session: Session, device: DeviceId, result: ProfileResult, measured_at_us: int, now_us: int
+) -> None:
+    """Keep part of a profile. Costs belong to the class that the device had when it said them."""
+    device_class = known_device(session, device).device_class
+    for timing in result.timings:
+        session.merge(
+            OperatorCostRow(
+                device_class=device_class,
+                artifact=result.artifact,
+                batch=result.batch,
+                operator=timing.operator,
+                median_us=timing.median_us,
+                spread_us=timing.spread_us,
+                runs=timing.runs,
+                measured_on=device,
+                measured_at_us=measured_at_us,
+            )
+        )
+    request = session.get(ProfileRow, result.request)
+    if request is not None and request.device == device:
+        request.environment, request.reason = result.environment, result.reason
+        if result.last and request.answered_at_us is None:
+            request.answered_at_us = now_us
+
+
+def open_profiles(session: Session, requests: list[int]) -> list[int]:
+    """Those of the requests that are not answered yet."""
+    return list(
+        session.scalars(
+            select(ProfileRow.request).where(
+                ProfileRow.request.in_(requests), ProfileRow.answered_at_us.is_(None)
+            )
+        )
+    )
+
+
+def profile_reasons(session: Session, requests: list[int]) -> dict[int, str]:
+    """Per answered request why it is incomplete; an empty text where it is not."""
+    found = session.execute(
+        select(ProfileRow.request, ProfileRow.reason).where(
+            ProfileRow.request.in_(requests), ProfileRow.answered_at_us.is_not(None)
+        )
+    )
+    return {request: reason for request, reason in found}
+
+
+def operator_costs(
+    session: Session, device_class: str, artifact: Digest, batch: int
+) -> dict[int, OperatorTiming]:
+    """Measured operators by index; those that were never measured are absent."""
+    rows = session.scalars(
+        select(OperatorCostRow).where(
+            OperatorCostRow.device_class == device_class,
+            OperatorCostRow.artifact == artifact,
+            OperatorCostRow.batch == batch,
+        )
+    )
+    return {
+        row.operator: OperatorTiming(row.operator, row.median_us, row.spread_us, row.runs) for row in rows
+    }
+
+
+def keep_schedule(
+    session: Session,
+    device_class: str,
+    batch: int,
+    combined_block: Digest,
+    *,
+    scheduler: str,
+    stage_string: str,
+    cost_us: float,
+    now_us: int,
+) -> None:
+    """Remember a schedule that was found (TOP's stage_dict); a newer one replaces an older."""
+    session.merge(
+        ScheduleRow(
+            device_class=device_class,
+            batch=batch,
+            combined_block=combined_block,
+            scheduler=scheduler,
+            stage_string=stage_string,
+            cost_us=cost_us,
+            found_at_us=now_us,
+        )
+    )
+
+
+def found_schedule(
+    session: Session, device_class: str, batch: int, combined_block: Digest, scheduler: str
+) -> tuple[str, float] | None:
+    """(stage string, cost in microseconds) of a schedule that was found before."""
+    row = session.get(ScheduleRow, (device_class, batch, combined_block, scheduler))
+    return (row.stage_string, row.cost_us) if row is not None else None

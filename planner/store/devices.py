@@ -1,0 +1,235 @@
+"""Enrolment, keys and what devices report; every function is one part of a transaction."""
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from planner.dispatch.ports import EnrolAttempt, EnrolRefused, ReportRecord
+from planner.store.tables import (
+    DesiredRow,
+    DeviceRow,
+    EventRow,
+    GenerationRow,
+    JoinTokenRow,
+    PlannerRow,
+    PlanRow,
+    ReportedRow,
+)
+from shared.errors import InputError
+from shared.ids import DeviceId, Digest
+from shared.messages.admin import DeviceInfo
+from shared.messages.base import RefusalCode
+from shared.messages.control import DeviceState, Origin, Report
+
+
+def planner_row(session: Session, now_us: int) -> PlannerRow:
+    """This database's own row, made at first use with epoch 1."""
+    row = session.get(PlannerRow, 1)
+    if row is None:
+        row = PlannerRow(id=1, epoch=1, created_at_us=now_us)
+        session.add(row)
+        session.flush()
+    return row
+
+
+def raise_epoch(session: Session, above: int, now_us: int) -> int:
+    """Start an epoch above `above` unless the current one is; returns the current epoch.
+
+    A device that reports a newer (epoch, generation) than this database ever gave out proves that the
+    database was restored from an older copy; a new epoch keeps its generations from being taken for old ones.
+    """
+    row = planner_row(session, now_us)
+    if row.epoch <= above:
+        row.epoch = above + 1
+        add_event(
+            session, now_us, None, "epoch", f"a device reports epoch {above}; this is epoch {row.epoch}"
+        )
+    return row.epoch
+
+
+def add_token(
+    session: Session, secret_digest: Digest, device: DeviceId | None, expires_at_us: int, now_us: int
+) -> None:
+    """Remember a one-time secret by its digest.
+
+    Raises:
+        InputError: the name belongs to a device that is enrolled and not revoked.
+    """
+    taken = session.get(DeviceRow, device) if device is not None else None
+    if taken is not None and not taken.revoked:
+        raise InputError(
+            f"a device named {device!r} is enrolled already",
+            remedy=f"choose another name, or run `stageloom device revoke {device}` first",
+        )
+    session.add(
+        JoinTokenRow(
+            secret_digest=secret_digest, device=device, created_at_us=now_us, expires_at_us=expires_at_us
+        )
+    )
+
+
+def enrol(session: Session, attempt: EnrolAttempt, now_us: int) -> DeviceId:
+    """Use a token up. The same key and secret again get the same name, since an answer may be lost.
+
+    A revoked name may enrol again with a new key; a name in use may not.
+
+    Raises:
+        EnrolRefused: the secret is unknown, used by another key, or expired; or the name is taken.
+    """
+    token = session.get(JoinTokenRow, attempt.secret_digest)
+    if token is None:
+        raise EnrolRefused(RefusalCode.TOKEN_WRONG, "the planner never gave out this join token")
+    if token.used_at_us is not None:
+        if token.used_by_key == attempt.public_key and token.enrolled_as:
+            return DeviceId(token.enrolled_as)
+        raise EnrolRefused(RefusalCode.TOKEN_USED, "the join token was used by another device")
+    if token.expires_at_us <= now_us:
+        raise EnrolRefused(RefusalCode.TOKEN_EXPIRED, "the join token has expired")
+    if session.scalar(select(DeviceRow.name).where(DeviceRow.public_key == attempt.public_key)):
+        raise EnrolRefused(RefusalCode.NAME_TAKEN, "this key is enrolled already, under another token")
+    name = DeviceId(token.device) if token.device else attempt.device
+    row = session.get(DeviceRow, name)
+    if row is not None and not row.revoked:
+        raise EnrolRefused(RefusalCode.NAME_TAKEN, f"a device named {name} is enrolled already")
+    if row is None:
+        row = DeviceRow(name=name, last_seen_us=0)
+        session.add(row)
+    row.public_key, row.revoked, row.enrolled_at_us = attempt.public_key, False, now_us
+    row.device_class, row.agent_version = attempt.device_class, attempt.agent_version
+    token.used_at_us, token.used_by_key, token.enrolled_as = now_us, attempt.public_key, name
+    add_event(session, now_us, name, "enrolled", f"as {name}")
+    return name
+
+
+def revoke(session: Session, device: DeviceId, now_us: int) -> None:
+    """Take a device's key away; a repeat changes nothing.
+
+    Raises:
+        InputError: there is no such device.
+    """
+    row = known_device(session, device)
+    if not row.revoked:
+        row.revoked = True
+        add_event(session, now_us, device, "revoked", "by operator")
+
+
+def known_device(session: Session, device: DeviceId) -> DeviceRow:
+    """The device's row.
+
+    Raises:
+        InputError: there is no such device.
+    """
+    row = session.get(DeviceRow, device)
+    if row is None:
+        raise InputError(f"there is no device {device!r}", remedy="see `stageloom device list`")
+    return row
+
+
+def store_report(session: Session, record: ReportRecord, now_us: int) -> None:
+    """Keep a report unless the same boot's newer revision is stored; the history follows it."""
+    device, report = record.device, record.report
+    owner = session.get(DeviceRow, device)
+    if owner is None:
+        return  # one that this database does not know must not hold up the other reports of a transaction
+    owner.last_seen_us = max(owner.last_seen_us, now_us)
+    owner.device_class = record.device_class or owner.device_class
+    owner.agent_version = record.agent_version or owner.agent_version
+    row = session.get(ReportedRow, device)
+    if row is None:
+        row = ReportedRow(device=device, revision=-1, boot=record.boot)
+        session.add(row)
+    if record.boot == row.boot and report.revision <= row.revision:
+        return
+    row.revision, row.boot, row.at_us = report.revision, record.boot, now_us
+    row.epoch, row.generation = report.epoch, report.generation
+    row.seen, row.active, row.local_counter = report.seen, report.active, report.local_counter
+    row.origin = report.origin.value if report.origin else None
+    row.state = report.state.value if report.state else None
+    row.reason = report.reason
+    if report.state is not None:
+        set_state(session, device, report.epoch, report.generation, report.state, report.reason, now_us)
+
+
+def presence(session: Session, device: DeviceId, online: bool, now_us: int) -> None:
+    """Note that a device came or went."""
+    row = session.get(DeviceRow, device)
+    if row is not None:
+        row.last_seen_us = max(row.last_seen_us, now_us)
+        add_event(session, now_us, device, "online" if online else "offline", "")
+
+
+def set_state(
+    session: Session,
+    device: DeviceId,
+    epoch: int,
+    generation: int,
+    state: DeviceState,
+    reason: str,
+    at_us: int,
+) -> None:
+    """Write how far a generation has come into the history; one that we never gave out is left out."""
+    row = session.scalar(
+        select(GenerationRow).where(
+            GenerationRow.device == device,
+            GenerationRow.epoch == epoch,
+            GenerationRow.generation == generation,
+        )
+    )
+    if row is not None:
+        row.state, row.reason, row.state_at_us = state.value, reason, at_us
+
+
+def report_of(row: ReportedRow | None) -> Report:
+    """The message form of a stored report."""
+    if row is None:
+        return Report()
+    return Report(
+        revision=row.revision,
+        epoch=row.epoch,
+        generation=row.generation,
+        seen=Digest(row.seen) if row.seen else None,
+        active=Digest(row.active) if row.active else None,
+        origin=Origin(row.origin) if row.origin else None,
+        local_counter=row.local_counter,
+        state=DeviceState(row.state) if row.state else None,
+        reason=row.reason,
+    )
+
+
+def device_infos(
+    session: Session, *, device: DeviceId | None = None, after: str = "", limit: int = 256
+) -> list[DeviceInfo]:
+    """Devices by name; `online` is False here, since only a running planner knows."""
+    wanted = (
+        select(DeviceRow, DesiredRow, PlanRow.digest, ReportedRow)
+        .outerjoin(DesiredRow, DesiredRow.device == DeviceRow.name)
+        .outerjoin(PlanRow, PlanRow.name == DesiredRow.plan)
+        .outerjoin(ReportedRow, ReportedRow.device == DeviceRow.name)
+        .where(DeviceRow.name > after)
+        .order_by(DeviceRow.name)
+        .limit(limit)
+    )
+    if device is not None:
+        wanted = wanted.where(DeviceRow.name == device)
+    return [_info(*row) for row in session.execute(wanted)]
+
+
+def _info(
+    row: DeviceRow, desired: DesiredRow | None, digest: str | None, reported: ReportedRow | None
+) -> DeviceInfo:
+    return DeviceInfo(
+        device=DeviceId(row.name),
+        online=False,
+        revoked=row.revoked,
+        device_class=row.device_class,
+        agent_version=row.agent_version,
+        enrolled_at_us=row.enrolled_at_us,
+        last_seen_us=row.last_seen_us,
+        desired_epoch=desired.epoch if desired else 0,
+        desired_generation=desired.generation if desired else 0,
+        desired_plan=Digest(digest) if digest else None,
+        report=report_of(reported),
+    )
+
+
+def add_event(session: Session, now_us: int, device: DeviceId | None, code: str, text: str) -> None:
+    session.add(EventRow(at_us=now_us, device=device, code=code, text=text))

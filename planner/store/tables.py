@@ -1,0 +1,222 @@
+"""The tables, declared once; `migrations/` brings a database to them and a test compares the two.
+
+Times are microseconds since 1970 (`_us`). A table that several writers may read, change and write back has a
+`version` column: a write that lost the race fails instead of undoing the other one.
+"""
+
+from sqlalchemy import BigInteger, ForeignKey, Index, Integer, LargeBinary, String, Text, UniqueConstraint
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+_AUTO = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by itself only for INTEGER
+_DIGEST = String(64)
+_NAME = String(64)
+
+
+class Table(DeclarativeBase):
+    """Base of all tables."""
+
+    type_annotation_map = {int: BigInteger, str: Text, bytes: LargeBinary}  # noqa: RUF012
+
+
+class PlannerRow(Table):
+    """One row, id 1: this planner database. `epoch` rises when generations may have been lost."""
+
+    __tablename__ = "planner"
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    epoch: Mapped[int]
+    created_at_us: Mapped[int]
+    version: Mapped[int] = mapped_column()
+    __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
+
+
+class DeviceRow(Table):
+    """An enrolled device; its CURVE key is its identity. A revoked one keeps its row and its history."""
+
+    __tablename__ = "devices"
+    name: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    public_key: Mapped[str] = mapped_column(String(40), unique=True)
+    revoked: Mapped[bool]
+    device_class: Mapped[str]
+    agent_version: Mapped[str]
+    enrolled_at_us: Mapped[int]
+    last_seen_us: Mapped[int]
+    version: Mapped[int] = mapped_column()
+    __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
+
+
+class JoinTokenRow(Table):
+    """A one-time secret, kept only as its digest."""
+
+    __tablename__ = "join_tokens"
+    secret_digest: Mapped[str] = mapped_column(_DIGEST, primary_key=True)
+    device: Mapped[str | None] = mapped_column(_NAME)
+    created_at_us: Mapped[int]
+    expires_at_us: Mapped[int]
+    used_at_us: Mapped[int | None]
+    used_by_key: Mapped[str | None] = mapped_column(String(40))
+    enrolled_as: Mapped[str | None] = mapped_column(_NAME)
+    version: Mapped[int] = mapped_column()
+    __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
+
+
+class ArtifactRow(Table):
+    """An imported model's blob; the file lies in the content-addressed directory."""
+
+    __tablename__ = "artifacts"
+    digest: Mapped[str] = mapped_column(_DIGEST, primary_key=True)
+    size_bytes: Mapped[int]
+    operators: Mapped[int]
+    base_cuts: Mapped[int]
+    opaque: Mapped[int]
+    added_at_us: Mapped[int]
+
+
+class ModelRow(Table):
+    """A name for an artifact."""
+
+    __tablename__ = "models"
+    name: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    digest: Mapped[str] = mapped_column(_DIGEST, ForeignKey("artifacts.digest"))
+    added_at_us: Mapped[int]
+
+
+class PlanRow(Table):
+    """A plan under a name. The wire form is kept as it was digested."""
+
+    __tablename__ = "plans"
+    name: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    digest: Mapped[str] = mapped_column(_DIGEST, index=True)
+    wire: Mapped[bytes]
+    scheduler: Mapped[str]
+    created_at_us: Mapped[int]
+
+
+class DesiredRow(Table):
+    """What one device should do: the newest generation."""
+
+    __tablename__ = "desired"
+    device: Mapped[str] = mapped_column(_NAME, ForeignKey("devices.name"), primary_key=True)
+    epoch: Mapped[int]
+    generation: Mapped[int]
+    plan: Mapped[str | None] = mapped_column(_NAME, ForeignKey("plans.name"))
+    autonomy: Mapped[str]
+    version: Mapped[int] = mapped_column()
+    __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
+
+
+class GenerationRow(Table):
+    """The history: each generation of each device, who decided it and how it ended."""
+
+    __tablename__ = "generations"
+    position: Mapped[int] = mapped_column(_AUTO, primary_key=True)  # rises over all devices
+    device: Mapped[str] = mapped_column(_NAME, ForeignKey("devices.name"))
+    epoch: Mapped[int]
+    generation: Mapped[int]
+    plan: Mapped[str | None] = mapped_column(_NAME)
+    digest: Mapped[str | None] = mapped_column(_DIGEST)
+    decided_by: Mapped[str]
+    decided_at_us: Mapped[int]
+    state: Mapped[str]
+    reason: Mapped[str]
+    state_at_us: Mapped[int]
+    __table_args__ = (UniqueConstraint("device", "epoch", "generation"),)
+
+
+class ReportedRow(Table):
+    """What one device last said it is doing."""
+
+    __tablename__ = "reported"
+    device: Mapped[str] = mapped_column(_NAME, ForeignKey("devices.name"), primary_key=True)
+    revision: Mapped[int]
+    boot: Mapped[int]
+    epoch: Mapped[int]
+    generation: Mapped[int]
+    seen: Mapped[str | None] = mapped_column(_DIGEST)
+    active: Mapped[str | None] = mapped_column(_DIGEST)
+    origin: Mapped[str | None]
+    local_counter: Mapped[int]
+    state: Mapped[str | None]
+    reason: Mapped[str]
+    at_us: Mapped[int]
+
+
+class ProfileRow(Table):
+    """A profile that was asked for; `answered_at_us` is empty until the device's last row is stored."""
+
+    __tablename__ = "profiles"
+    request: Mapped[int] = mapped_column(_AUTO, primary_key=True)
+    device: Mapped[str] = mapped_column(_NAME, ForeignKey("devices.name"), index=True)
+    model: Mapped[str] = mapped_column(_NAME)
+    artifact: Mapped[str] = mapped_column(_DIGEST, ForeignKey("artifacts.digest"))
+    batch: Mapped[int]
+    budget_s: Mapped[float]
+    requested_at_us: Mapped[int]
+    answered_at_us: Mapped[int | None]
+    environment: Mapped[str]
+    reason: Mapped[str]
+
+
+class OperatorCostRow(Table):
+    """A measured operator time, shared by all devices of a class."""
+
+    __tablename__ = "operator_costs"
+    device_class: Mapped[str] = mapped_column(String(128), primary_key=True)
+    artifact: Mapped[str] = mapped_column(_DIGEST, primary_key=True)
+    batch: Mapped[int] = mapped_column(primary_key=True)
+    operator: Mapped[int] = mapped_column(primary_key=True)
+    median_us: Mapped[float]
+    spread_us: Mapped[float]
+    runs: Mapped[int]
+    measured_on: Mapped[str] = mapped_column(_NAME)
+    measured_at_us: Mapped[int]
+
+
+class ScheduleRow(Table):
+    """TOP's stage_dict: a schedule that was found for a combined block, shared by a device class."""
+
+    __tablename__ = "schedules"
+    device_class: Mapped[str] = mapped_column(String(128), primary_key=True)
+    batch: Mapped[int] = mapped_column(primary_key=True)
+    combined_block: Mapped[str] = mapped_column(_DIGEST, primary_key=True)
+    scheduler: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    stage_string: Mapped[str]
+    cost_us: Mapped[float]
+    found_at_us: Mapped[int]
+
+
+class TelemetryRow(Table):
+    """One row as the device sent it; (device, boot, sequence) makes a repeat harmless."""
+
+    __tablename__ = "telemetry"
+    device: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    boot: Mapped[int] = mapped_column(primary_key=True)
+    sequence: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str]
+    at_us: Mapped[int]
+    body: Mapped[bytes]
+    __table_args__ = (
+        Index("telemetry_by_kind", "device", "kind", "at_us"),
+        {"sqlite_with_rowid": False},
+    )
+
+
+class LedgerRow(Table):
+    """The books of one boot: produced = stored + dropped + what the device still spools."""
+
+    __tablename__ = "telemetry_ledgers"
+    device: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    boot: Mapped[int] = mapped_column(primary_key=True)
+    produced: Mapped[int]
+    dropped: Mapped[int]
+    stored: Mapped[int]
+
+
+class EventRow(Table):
+    """Something worth telling a person: enrolments, revocations, refusals, failures."""
+
+    __tablename__ = "events"
+    id: Mapped[int] = mapped_column(_AUTO, primary_key=True)
+    at_us: Mapped[int] = mapped_column(index=True)
+    device: Mapped[str | None] = mapped_column(_NAME)
+    code: Mapped[str]
+    text: Mapped[str]

@@ -1,0 +1,137 @@
+"""The one thread that writes: works queue up, are run in groups, and each group is one commit.
+
+A commit waits for the disk, so its cost is shared: everything that arrived during one commit goes into the
+next. A result is handed out only after its commit; what was acknowledged is therefore on disk.
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from sqlalchemy.orm import Session
+
+from planner.store.database import Database, LostRace
+from shared.errors import StageloomError, StorageError, UnavailableError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+GROUP: Final = 64
+"""Works per commit at most: bounds how long the first of a group waits for the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    work: Callable[[Session], Any]
+    answer: "Future[Any]"
+
+
+class Writer:
+    """Runs works on a thread of its own, in the order of `submit`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._queue: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
+        self._closed = threading.Lock()  # held for good once `close` was called
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def backlog(self) -> int:
+        """Works that wait; approximate, for limits and metrics."""
+        return self._queue.qsize()
+
+    def submit(self, work: Callable[[Session], T]) -> "Future[T]":
+        """Queue a work; the future's callbacks run on the writer's thread, after the commit.
+
+        Raises (from the future):
+            StorageError: the commit failed, nothing of the work was kept.
+            StageloomError: what `work` itself raised; the rest of its group is not affected.
+        """
+        answer: Future[T] = Future()
+        if self._closed.locked():
+            answer.set_exception(UnavailableError("the store is closed"))
+        else:
+            self._queue.put(_Entry(work, answer))
+        return answer
+
+    def run(self, work: Callable[[Session], T], *, timeout_s: float = 60.0) -> T:
+        """Submit and wait.
+
+        Raises:
+            UnavailableError: not committed in time; it may still be.
+        """
+        try:
+            return self.submit(work).result(timeout_s)
+        except TimeoutError as error:
+            raise UnavailableError(
+                f"the store did not commit within {timeout_s:g} s", remedy="try again"
+            ) from error
+
+    def close(self, *, timeout_s: float = 30.0) -> None:
+        """Commit what was submitted, then stop."""
+        if self._closed.acquire(blocking=False):
+            self._queue.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        stop = False
+        while not stop:
+            group: list[_Entry] = []
+            entry = self._queue.get()
+            while entry is not None:
+                group.append(entry)
+                if len(group) == GROUP or self._queue.empty():
+                    break
+                entry = self._queue.get()
+            stop = entry is None
+            if group:
+                self._commit(group)
+
+    def _commit(self, group: Sequence[_Entry]) -> None:
+        results: list[Any] = []
+        try:
+            with self._database.write() as session:
+                results = [_attempt(session, entry.work) for entry in group]
+        except LostRace:
+            self._one_by_one(group)
+            return
+        except Exception as error:
+            if not isinstance(error, StageloomError):
+                logger.exception("a group of %d writes failed", len(group))
+                error = StorageError(f"the store failed: {error}", remedy="see the planner's log")
+            for entry in group:
+                entry.answer.set_exception(error)
+            return
+        for entry, result in zip(group, results, strict=True):
+            _deliver(entry, result)
+
+    def _one_by_one(self, group: Sequence[_Entry]) -> None:
+        """Postgres rolled the group back in favour of another writer: run each work until it is in."""
+        for entry in group:
+            try:
+                result = self._database.change(entry.work)
+            except Exception as error:
+                result = error
+            _deliver(entry, result)
+
+
+def _attempt(session: Session, work: Callable[[Session], Any]) -> Any:
+    """Run one work of a group; its failure is its result and undoes only itself."""
+    try:
+        with session.begin_nested():
+            return work(session)
+    except StageloomError as error:
+        return error
+
+
+def _deliver(entry: _Entry, result: Any) -> None:
+    if isinstance(result, Exception):
+        entry.answer.set_exception(result)
+    else:
+        entry.answer.set_result(result)

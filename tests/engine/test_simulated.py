@@ -1,0 +1,181 @@
+"""Random plans, loads and swaps: the invariants hold, and the simulator would notice if they did not.
+
+Checked in every scenario, after every event: each task ends in exactly one way and none runs twice; its data
+pass through every block exactly once, in order, and arrive unchanged; one instance per (replica, block); no
+slot is overwritten before its last reader; `Step.after` is the exact set; lanes, run-ahead, queue bounds,
+launch spacing, starvation bound, exact deadlines; nothing is left at the end and every plan is released.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from shared.bound import BoundPlan
+from shared.engine.choice import Chooser
+from shared.engine.launcher import Launcher
+from shared.engine.slots import CombinedState, Track
+from shared.engine.steps import Action, IssueStep, MoveInstance, Outcome
+from tests.engine.memory import Wrong
+from tests.engine.simulator import Scenario
+
+CHUNKS = 12
+SEEDS_PER_CHUNK = 25
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_invariants_hold_over_random_plans_and_swaps(chunk: int) -> None:
+    for seed in range(chunk * SEEDS_PER_CHUNK, (chunk + 1) * SEEDS_PER_CHUNK):
+        Scenario(seed).run()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_invariants_hold_over_many_random_plans_and_swaps() -> None:
+    for seed in range(10_000, 16_000):
+        Scenario(seed).run()
+
+
+def test_scenarios_exercise_every_mechanism() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(40):
+        tally = Scenario(seed).run()
+        seen.update({outcome.value: count for outcome, count in tally.outcomes.items()})
+        for name in ("moves", "drops", "swaps", "staged", "fallbacks", "waits", "shared"):
+            seen[name] += getattr(tally, name)
+    wanted = {"moves", "drops", "swaps", "staged", "fallbacks", "waits", "shared"}
+    assert {name for name, count in seen.items() if count} == wanted | {o.value for o in Outcome}
+
+
+def test_a_scenario_is_the_same_every_time() -> None:
+    assert Scenario(5).run() == Scenario(5).run()
+
+
+# Planted defects: each one must be noticed, by the device's memory where data are at stake.
+
+
+def _outcome(error: type[BaseException], scenario: Scenario) -> str | None:
+    try:
+        scenario.run()
+    except error as caught:
+        return str(caught)
+    return None
+
+
+def _first_caught(error: type[BaseException], make: Callable[[int], Scenario], seeds: int = 300) -> str:
+    for seed in range(seeds):
+        caught = _outcome(error, make(seed))
+        if caught is not None:
+            return caught
+    raise AssertionError(f"the defect went unnoticed in {seeds} scenarios")
+
+
+def _drop_one_dependency(random: Random) -> Callable[[Action], Action]:
+    def spoil(action: Action) -> Action:
+        if isinstance(action, IssueStep) and action.step.after:
+            after = list(action.step.after)
+            after.pop(random.randrange(len(after)))
+            return IssueStep(replace(action.step, after=tuple(after)))
+        return action
+
+    return spoil
+
+
+def test_memory_notices_a_dropped_dependency() -> None:
+    _first_caught(
+        Wrong, lambda seed: Scenario(seed, spoil=_drop_one_dependency(Random(seed)), check_after=False)
+    )
+
+
+def test_hazard_check_notices_a_dropped_dependency() -> None:
+    caught = _first_caught(
+        AssertionError, lambda seed: Scenario(seed, spoil=_drop_one_dependency(Random(seed)))
+    )
+    assert "not the exact set" in caught
+
+
+def test_hazard_check_notices_a_needless_dependency() -> None:
+    def spoil(action: Action) -> Action:
+        if isinstance(action, IssueStep) and action.step.id > 0:
+            extra = {*action.step.after, action.step.id - 1}
+            return IssueStep(replace(action.step, after=tuple(sorted(extra))))  # type: ignore[arg-type]
+        return action
+
+    caught = _first_caught(AssertionError, lambda seed: Scenario(seed, spoil=spoil))
+    assert "not the exact set" in caught
+
+
+def test_memory_notices_an_output_that_is_not_staged() -> None:
+    def spoil(action: Action) -> Action:
+        if isinstance(action, IssueStep):
+            members = tuple(replace(member, staged=False) for member in action.step.members)
+            return IssueStep(replace(action.step, members=members))
+        return action
+
+    caught = _first_caught(Wrong, lambda seed: Scenario(seed, spoil=spoil, check_after=False))
+    assert "overwritten while" in caught
+
+
+def test_memory_notices_a_move_that_does_not_wait() -> None:
+    def spoil(action: Action) -> Action:
+        return replace(action, after=()) if isinstance(action, MoveInstance) else action
+
+    _first_caught(Wrong, lambda seed: Scenario(seed, spoil=spoil, check_after=False))
+
+
+def _free_slots_early(bound: BoundPlan) -> BoundPlan:
+    models = tuple(replace(m, slot_readers=tuple(range(len(m.blocks)))) for m in bound.models)
+    return replace(bound, models=models)
+
+
+def test_memory_notices_a_slot_that_is_released_early() -> None:
+    _first_caught(Wrong, lambda seed: Scenario(seed, misread=_free_slots_early, check_after=False))
+
+
+def _read_own_slot_only(bound: BoundPlan) -> BoundPlan:
+    models = tuple(replace(m, slot_reads=tuple((b.index,) for b in m.blocks)) for m in bound.models)
+    return replace(bound, models=models)
+
+
+def test_memory_notices_a_read_that_the_core_does_not_know_of() -> None:
+    _first_caught(Wrong, lambda seed: Scenario(seed, misread=_read_own_slot_only, check_after=False))
+
+
+def test_audit_notices_starvation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never_overdue(self: Chooser, candidates: list[CombinedState], chosen: CombinedState) -> None:
+        self._choices += 1
+
+    monkeypatch.setattr(Chooser, "_pass_over", never_overdue)
+    assert "passed over" in _first_caught(AssertionError, Scenario)
+
+
+def test_audit_notices_a_launch_before_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Launcher.due_s
+
+    def hasty(self: Launcher, *, early: bool = False) -> float:
+        return honest(self, early=early) - 1e-3
+
+    monkeypatch.setattr(Launcher, "due_s", hasty)
+    assert "launched" in _first_caught(AssertionError, Scenario)
+
+
+def test_audit_notices_a_slot_that_is_never_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Track.vacate
+
+    def leaky(self: Track, instance: object, touched: object) -> None:
+        honest(self, instance, touched)  # type: ignore[arg-type]
+        self.holder[0] = instance  # type: ignore[assignment]
+
+    monkeypatch.setattr(Track, "vacate", leaky)
+    _first_caught(AssertionError, Scenario)
+
+
+def test_memory_notices_a_lost_move() -> None:
+    class Forgetful(Scenario):
+        def _carry_out(self, action: Action) -> None:
+            if not isinstance(action, MoveInstance):
+                super()._carry_out(action)
+
+    _first_caught(Wrong, lambda seed: Forgetful(seed, check_after=False))

@@ -1,0 +1,142 @@
+"""External data is read by our own rules: it cannot leave the model's folder; what was checked is used."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from shared.errors import ModelError
+from shared.importer.api import import_model
+from shared.importer.limits import ImportLimits
+from shared.importer.source import read_model
+from tests.importer.models import info, model_of
+
+LIMITS = ImportLimits()
+WEIGHT = np.arange(16, dtype=np.float32)
+
+
+def _write(folder: Path, location: str, **entries: int | str) -> Path:
+    """A model whose one weight [4, 4] claims to lie at `location`."""
+    model = model_of(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], [info("x", [1, 4])], [info("y", [1, 4])]
+    )
+    weight = model.graph.initializer.add()
+    weight.name, weight.data_type = "w", TensorProto.FLOAT
+    weight.dims.extend([4, 4])
+    weight.data_location = TensorProto.EXTERNAL
+    for key, value in {"location": location, **entries}.items():
+        entry = weight.external_data.add()
+        entry.key, entry.value = key, str(value)
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model's folder beside a file that is none of its business."""
+    (tmp_path / "secret.bin").write_bytes(WEIGHT.tobytes())
+    inner = tmp_path / "model"
+    inner.mkdir()
+    (inner / "w.bin").write_bytes(WEIGHT.tobytes())
+    return inner
+
+
+def test_plain_data_beside_the_model_is_embedded(folder: Path) -> None:
+    (folder / "data").mkdir()
+    (folder / "w.bin").rename(folder / "data/w.bin")
+    model = read_model(_write(folder, "data/w.bin", offset=0, length=64), LIMITS)
+    (weight,) = model.graph.initializer
+    assert weight.raw_data == WEIGHT.tobytes()
+    assert not weight.external_data and weight.data_location == TensorProto.DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("location", "reason"),
+    [
+        ("../secret.bin", "leaves the model's folder"),
+        ("a/../../secret.bin", "leaves the model's folder"),
+        ("/etc/hostname", "absolute path"),
+        ("", "not a plain relative path"),
+        (".", "leaves the model's folder"),
+        ("absent.bin", "cannot be opened"),
+        ("w.bin\0.png", "not a plain relative path"),
+        ("..\\secret.bin", "not a plain relative path"),
+    ],
+)
+def test_a_location_outside_the_folder_is_refused(folder: Path, location: str, reason: str) -> None:
+    with pytest.raises(ModelError, match=reason):
+        read_model(_write(folder, location), LIMITS)
+
+
+def test_a_symbolic_link_is_refused(folder: Path) -> None:
+    (folder / "link.bin").symlink_to(folder.parent / "secret.bin")
+    with pytest.raises(ModelError, match="goes through a link"):
+        read_model(_write(folder, "link.bin"), LIMITS)
+
+
+def test_a_linked_folder_on_the_way_is_refused(folder: Path) -> None:
+    (folder / "data").symlink_to(folder.parent)
+    with pytest.raises(ModelError, match="goes through a link"):
+        read_model(_write(folder, "data/secret.bin"), LIMITS)
+
+
+def test_a_hard_link_is_refused(folder: Path) -> None:
+    os.link(folder.parent / "secret.bin", folder / "hard.bin")
+    with pytest.raises(ModelError, match="it is a hard link, the file has 2 names"):
+        read_model(_write(folder, "hard.bin"), LIMITS)
+
+
+def test_what_is_no_regular_file_is_refused_without_waiting(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    with pytest.raises(ModelError, match="not a regular file"):
+        read_model(_write(folder, "pipe"), LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("offset", "length"), [(0, 65), (64, 1), (-4, 4), (60, 8), (0, 2**62), (2**62, 4), ("x", 4)]
+)
+def test_a_range_outside_the_file_is_refused(folder: Path, offset: int | str, length: int) -> None:
+    with pytest.raises(ModelError, match=r"lie outside its 64 bytes|no number"):
+        read_model(_write(folder, "w.bin", offset=offset, length=length), LIMITS)
+
+
+def test_external_data_counts_against_the_size_limit(folder: Path) -> None:
+    path = _write(folder, "w.bin")
+    with pytest.raises(ModelError, match="exceed the limit of file_bytes"):
+        read_model(path, ImportLimits(file_bytes=path.stat().st_size + 63))
+
+
+def test_external_data_in_a_sub_graph_follows_the_same_rules(folder: Path) -> None:
+    bad = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], data_location=TensorProto.EXTERNAL)
+    entry = bad.external_data.add()
+    entry.key, entry.value = "location", "../secret.bin"
+    branch = helper.make_graph(
+        [helper.make_node("Identity", ["w"], ["o"])], "b", [], [info("o", [4])], initializer=[bad]
+    )
+    node = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+    model = model_of([node], [info("c", [], TensorProto.BOOL)], [info("y", [4])])
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match="leaves the model's folder"):
+        read_model(path, LIMITS)
+
+
+def test_swapping_the_weights_file_changes_the_digest(folder: Path, tmp_path: Path) -> None:
+    path = _write(folder, "w.bin")
+    before = import_model(path, shapes={}, out_dir=tmp_path / "out")
+    (folder / "w.bin").write_bytes((WEIGHT + 1).tobytes())
+    after = import_model(path, shapes={}, out_dir=tmp_path / "out")
+    assert before.digest != after.digest
+    assert before.parameters == after.parameters == 16
+
+
+def test_embedded_and_external_weights_give_the_same_artifact(folder: Path, tmp_path: Path) -> None:
+    path = _write(folder, "w.bin")
+    external = import_model(path, shapes={}, out_dir=tmp_path / "out")
+    embedded = onnx.load(path)
+    path.write_bytes(embedded.SerializeToString())
+    assert import_model(path, shapes={}, out_dir=tmp_path / "out").digest == external.digest

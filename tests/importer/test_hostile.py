@@ -1,0 +1,313 @@
+"""Hostile and unusable model files are refused in one line that names cause and remedy; nothing is kept."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from shared.errors import ModelError, StorageError, UnpinnedShape
+from shared.importer.api import import_model
+from shared.importer.limits import ImportLimits
+from tests.importer.models import built_here, info, model_of
+
+Shapes = Mapping[str, Sequence[int]]
+
+
+def _refusal(
+    model: onnx.ModelProto | bytes,
+    tmp_path: Path,
+    shapes: Shapes | None = None,
+    limits: ImportLimits | None = None,
+) -> ModelError:
+    """The error of importing `model`, after checking that nothing stayed on disk."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
+    out = tmp_path / "out"
+    with pytest.raises(ModelError) as caught:
+        import_model(path, shapes=shapes or {}, out_dir=out, limits=limits)
+    assert not out.exists() or not list(out.iterdir())
+    assert caught.value.cause and caught.value.remedy
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def _fine() -> onnx.ModelProto:
+    return model_of([helper.make_node("Relu", ["x"], ["y"])], [info("x", [1, 4])], [info("y", [1, 4])])
+
+
+def _allocating_2_gib() -> bytes:
+    """A few dozen bytes whose one node makes 2^29 floats."""
+    model = onnx.ModelProto(ir_version=8)
+    model.opset_import.add(version=9)
+    model.graph.name = "g"
+    model.graph.node.add(op_type="ConstantOfShape", input=["s"], output=["y"])
+    model.graph.initializer.add(name="s", data_type=TensorProto.INT64, dims=[1], int64_data=[1 << 29])
+    model.graph.output.add(name="y").type.tensor_type.elem_type = TensorProto.FLOAT
+    model.graph.output[0].type.tensor_type.shape.dim.add()
+    return bytes(model.SerializeToString())
+
+
+def test_a_tiny_model_that_allocates_2_gib_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    data = _allocating_2_gib()
+    assert len(data) <= 67
+    with pytest.raises(ModelError, match="would take 2147483648 bytes") as caught:
+        built_here(onnx.ModelProto.FromString(data), tmp_path)
+    assert not (tmp_path / "folded.onnx").exists()  # onnxruntime was never asked
+    assert "tensor_bytes" in caught.value.remedy
+    assert "2147483648" in str(_refusal(data, tmp_path))
+
+
+def test_many_foldable_constants_are_refused_together(tmp_path: Path) -> None:
+    nodes = [helper.make_node("ConstantOfShape", ["s"], [f"c{i}"]) for i in range(9)]
+    nodes.append(helper.make_node("Sum", ["x", *(f"c{i}" for i in range(9))], ["y"]))
+    model = model_of(nodes, [info("x", [1])], [info("y", ["?", "?"])], {"s": np.array([1 << 26])})
+    with pytest.raises(ModelError, match="unsupported: weights and folded constants take 24"):
+        built_here(model, tmp_path)
+
+
+def test_an_allocation_hidden_from_shape_inference_meets_the_memory_limit(tmp_path: Path) -> None:
+    # Range with computed bounds has no static size; the child's address space ends it.
+    nodes = [
+        helper.make_node("Mul", ["a", "a"], ["b"]),
+        helper.make_node("Range", ["zero", "b", "one"], ["r"]),
+        helper.make_node("ReduceSum", ["r"], ["t"], keepdims=0),
+        helper.make_node("Add", ["x", "t"], ["y"]),
+    ]
+    weights = {name: np.array(value, np.float32) for name, value in {"a": 46340, "zero": 0, "one": 1}.items()}
+    model = model_of(nodes, [info("x", [1])], [info("y", [1])], weights)
+    error = _refusal(model, tmp_path, limits=ImportLimits(memory_bytes=2 << 30))
+    assert "memory" in str(error) or "alloc" in str(error)
+
+
+def test_3000_chained_functions_are_refused(tmp_path: Path) -> None:
+    model = model_of(
+        [helper.make_node("f0", ["x"], ["y"], domain="d")],
+        [info("x", [1])],
+        [info("y", [1])],
+        extra_domains=["d"],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("d", 1)]
+    for index in range(3000):
+        last = index == 2999
+        inner = (
+            helper.make_node("Relu", ["a"], ["b"])
+            if last
+            else helper.make_node(f"f{index + 1}", ["a"], ["b"], domain="d")
+        )
+        model.functions.append(helper.make_function("d", f"f{index}", ["a"], ["b"], [inner], opsets))
+    assert "importer crashed" not in str(_refusal(model, tmp_path))
+
+
+@pytest.mark.parametrize("keep", [1, 7, 40, -3])
+def test_a_truncated_file_is_refused(tmp_path: Path, keep: int) -> None:
+    data = _fine().SerializeToString()
+    _refusal(data[:keep], tmp_path)
+
+
+@pytest.mark.parametrize("data", [b"", b"not a model", b"\x08\x08", bytes(range(256)) * 40])
+def test_what_is_no_model_is_refused(tmp_path: Path, data: bytes) -> None:
+    _refusal(data, tmp_path)
+
+
+def test_an_oversized_file_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    with path.open("wb") as file:
+        file.truncate(3 << 30)  # sparse
+    with pytest.raises(ModelError, match="3221225472 bytes, the limit is 2147483647"):
+        import_model(path, shapes={}, out_dir=tmp_path / "out")
+
+
+@pytest.mark.parametrize("what", ["absent.onnx", "."])
+def test_a_path_that_is_no_file_is_refused(tmp_path: Path, what: str) -> None:
+    with pytest.raises(ModelError, match=r"cannot read|not a readable file"):
+        import_model(tmp_path / what, shapes={}, out_dir=tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("shape", "dimension"), [(["n", 4], "n"), ([None, 4], "0"), ([1, -1], "1"), ([0, 4], "0")]
+)
+def test_an_unpinned_dimension_is_named(tmp_path: Path, shape: list[int | str], dimension: str) -> None:
+    model = model_of([helper.make_node("Relu", ["x"], ["y"])], [info("x", shape)], [info("y", ["?", "?"])])
+    error = _refusal(model, tmp_path)
+    assert isinstance(error, UnpinnedShape)
+    assert (error.input_name, error.dimension) == ("x", dimension)
+    assert "--shape x=" in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("shapes", "reason"),
+    [
+        ({"z": (1, 4)}, "no input 'z'"),
+        ({"x": (1, 4, 4)}, "has 2 dimensions, not 3"),
+        ({"x": (1, 5)}, "is 4 in the file, not 5"),
+        ({"x": (0, 4)}, "not positive"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(tmp_path: Path, shapes: Shapes, reason: str) -> None:
+    model = model_of([helper.make_node("Relu", ["x"], ["y"])], [info("x", ["n", 4])], [info("y", ["?", "?"])])
+    with pytest.raises(ModelError, match=reason):
+        built_here(model, tmp_path, shapes)
+
+
+def test_shapes_that_contradict_an_operator_are_refused(tmp_path: Path) -> None:
+    model = model_of(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        [info("x", [1, 4])],
+        [info("y", ["?", "?"])],
+        {"w": np.ones((5, 5), np.float32)},
+    )
+    _refusal(model, tmp_path)
+
+
+def test_an_import_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    error = _refusal(_fine(), tmp_path, limits=ImportLimits(wall_s=0.01))
+    assert "took longer than 0.01 s" in str(error) and "wall_s" in error.remedy
+
+
+def test_an_import_that_needs_too_much_processor_time_is_ended(tmp_path: Path) -> None:
+    error = _refusal(_endless(), tmp_path, limits=ImportLimits(cpu_s=4))
+    assert "processor time" in str(error)
+
+
+def _endless() -> onnx.ModelProto:
+    """A loop of 2^40 rounds, which the trial run of its claimed output shape enters."""
+    shape = [1, 1 << 16]
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["c"], ["co"]), helper.make_node("Sin", ["a"], ["ao"])],
+        "body",
+        [info("i", [], TensorProto.INT64), info("c", [], TensorProto.BOOL), info("a", shape)],
+        [info("co", [], TensorProto.BOOL), info("ao", shape)],
+    )
+    return model_of(
+        [helper.make_node("Loop", ["n", "t", "x"], ["y"], body=body)],
+        [info("x", shape)],
+        [info("y", shape)],
+        {"n": np.array(1 << 40), "t": np.array(True)},
+    )
+
+
+def _importers_in(folder: Path) -> list[int]:
+    """Processes that import into `folder`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            line = (entry / "cmdline").read_bytes() if entry.name.isdecimal() else b""
+        except OSError:  # it ended meanwhile
+            continue
+        if b"shared.importer.child" in line and str(folder).encode() in line:
+            found.append(int(entry.name))
+    return found
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    """Poll; the test's own time limit ends a wait for nothing."""
+    while not condition():
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="looks for processes in /proc")
+def test_a_killed_importer_leaves_no_child_and_the_next_import_sweeps(tmp_path: Path) -> None:
+    (tmp_path / "endless.onnx").write_bytes(_endless().SerializeToString())
+    (tmp_path / "fine.onnx").write_bytes(_fine().SerializeToString())
+    out = tmp_path / "out"
+    code = (
+        "from pathlib import Path; import sys; from shared.importer.api import import_model;"
+        "import_model(Path(sys.argv[1]), shapes={}, out_dir=Path(sys.argv[2]), progress=print)"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-u", "-c", code, str(tmp_path / "endless.onnx"), str(out)], stdout=subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    with parent.stdout:
+        while parent.stdout.readline() != b"trying it\n":
+            pass
+        assert len(_importers_in(out)) == 1
+        parent.kill()
+        parent.wait()
+    _until(lambda: not _importers_in(out))
+    report = import_model(tmp_path / "fine.onnx", shapes={}, out_dir=out)
+    assert [entry.name for entry in out.iterdir()] == [f"{report.digest}.artifact"]
+
+
+def test_an_import_without_enough_memory_names_the_limit(tmp_path: Path) -> None:
+    error = _refusal(_fine(), tmp_path, limits=ImportLimits(memory_bytes=160 << 20))
+    assert "memory" in str(error).lower() or "alloc" in str(error).lower()
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (
+            model_of(
+                [helper.make_node("Identity", ["x"], ["y"])],
+                [info("x", [1], TensorProto.STRING)],
+                [info("y", [1], TensorProto.STRING)],
+            ),
+            "unsupported: input 'x': string",
+        ),
+        (
+            model_of(
+                [helper.make_node("SequenceConstruct", ["x"], ["y"])],
+                [info("x", [1])],
+                [helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)],
+            ),
+            "unsupported: output 'y': sequence",
+        ),
+        (
+            model_of([helper.make_node("NonZero", ["x"], ["y"])], [info("x", [4])],
+                     [info("y", ["?", "?"], TensorProto.INT64)]),
+            "unsupported: output 'y': its shape is known only while running",
+        ),
+        (
+            model_of([helper.make_node("Magic", ["x"], ["y"], domain="acme")], [info("x", [1])],
+                     [info("y", [1])], extra_domains=["acme"]),
+            "unsupported: onnxruntime cannot load the model",
+        ),
+    ],
+    ids=["string input", "sequence output", "output of unknown shape", "custom operator"],
+)  # fmt: skip
+def test_what_cannot_run_says_why(tmp_path: Path, model: onnx.ModelProto, reason: str) -> None:
+    with pytest.raises(ModelError, match=reason):
+        built_here(model, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "reason"),
+    [
+        ("{", "unreadable"),
+        ("[" * 100_000, "unreadable"),
+        ('{"version": 2}', "not an object of version 1"),
+        ('{"version": 1, "borders": [[1]]}', "a list of tensor names"),
+        ('{"version": 1, "borders": [["q"]]}', "no operator of the graph makes"),
+        ('{"version": 1, "borders": [["y"], ["a"]]}', "do not hold the one before"),
+    ],
+)
+def test_borders_that_do_not_fit_are_refused(tmp_path: Path, metadata: str, reason: str) -> None:
+    nodes = [helper.make_node("MaxPool", ["x"], ["a"], kernel_shape=[1, 1]),
+             helper.make_node("Softmax", ["a"], ["y"])]  # fmt: skip
+    model = model_of(nodes, [info("x", [1, 1, 4, 4])], [info("y", [1, 1, 4, 4])], metadata=metadata)
+    with pytest.raises(ModelError, match=reason):
+        built_here(model, tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(_fine().SerializeToString())
+    (tmp_path / "out").write_text("a file, not a folder")
+    with pytest.raises(StorageError, match="cannot write"):
+        import_model(path, shapes={}, out_dir=tmp_path / "out")
+
+
+def test_what_a_killed_import_left_is_swept_by_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(_fine().SerializeToString())
+    out = tmp_path / "out"
+    (out / ".import-999999999-x").mkdir(parents=True)
+    report = import_model(path, shapes={}, out_dir=out)
+    assert [entry.name for entry in out.iterdir()] == [f"{report.digest}.artifact"]

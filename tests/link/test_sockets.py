@@ -1,0 +1,500 @@
+"""The shells on real loopback sockets: what ZeroMQ, CURVE and the disk do to the link."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+import zmq
+
+from edge_agent.link import client as client_module
+from edge_agent.link import events as dev
+from edge_agent.link.join import join
+from edge_agent.link.membership import load_membership, save_membership
+from edge_agent.link.sockets import new_keys
+from planner.dispatch import zap
+from planner.dispatch.server import DispatchServer, ServerConfig
+from planner.dispatch.server import new_keys as planner_keys
+from planner.dispatch.sockets import bind_router, require_files
+from shared.clock import SystemClock
+from shared.digest import digest_bytes
+from shared.errors import SettingError, StateError, StorageError, TokenError, UnavailableError
+from shared.ids import DeviceId
+from shared.keyfile import KeyPair, read_keys, write_keys
+from shared.messages import bulk, control, enrol, telemetry
+from shared.messages.base import RefusalCode
+from shared.messages.control import DeviceState
+from shared.token import JoinToken
+from tests.link.memory_store import MemoryStore
+from tests.link.rig import Agent, Rig, Wire, heartbeat, running, wait_until
+
+# -- identity -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chosen", [b"", b"jetson-1"], ids=["the_planners", "its_own"])
+def test_a_stolen_routing_id_gets_nobody_elses_plan(chosen: bytes) -> None:
+    """1. The victim says hello, under a routing id that the planner or (carelessly) it itself has chosen.
+    2. A thief, enrolled too, connects under the same id. 3. A plan is pushed: only the victim gets it."""
+    with running("victim", "thief") as (rig, (victim_keys, thief_keys)):
+        with Wire(rig, "control", victim_keys, routing_id=chosen) as victim:
+            assert victim.hello().device == "victim"
+            session = rig.server.ask(lambda core: core._devices[DeviceId("victim")].session)
+            assert session is not None
+            with Wire(rig, "control", thief_keys, routing_id=session.route) as thief:
+                thief.dealer.poll(300, zmq.POLLOUT)
+                rig.push("victim", b"secret plan")
+                assert victim.reply().plan == b"secret plan"
+                assert not thief.answers(timeout_s=0.3)
+
+
+def test_the_device_behind_a_message_is_its_key_whatever_it_says() -> None:
+    with running("a", "b") as (rig, (_, b_keys)), Wire(rig, "control", b_keys) as wire:
+        assert wire.hello().device == "b"
+
+
+def test_a_newer_connection_supersedes_the_older_one() -> None:
+    with running("a") as (rig, (keys,)), Wire(rig, "control", keys) as old, Wire(rig, "control", keys) as new:
+        assert isinstance(old.hello(boot=1), control.Welcome)
+        assert isinstance(new.hello(boot=2), control.Welcome)
+        told = old.reply()
+        assert told.code is RefusalCode.SUPERSEDED and told.boot == 2
+        old.send(heartbeat(boot=1))
+        assert old.reply().code is RefusalCode.SUPERSEDED
+        new.send(heartbeat(boot=2))
+        assert isinstance(new.reply(), control.HeartbeatAck)
+
+
+def test_a_rebooted_device_is_served_at_once() -> None:
+    """With ROUTER_HANDOVER=0 and a fixed routing id it would be ignored in silence."""
+    with running("a") as (rig, (keys,)):
+        for boot in (1, 2, 3):
+            with Wire(rig, "control", keys) as wire:
+                assert isinstance(wire.hello(boot=boot), control.Welcome)
+
+
+def test_a_revocation_holds_from_the_next_message_on() -> None:
+    """Taking a key away does not cut a connection that stands: every message is authorised."""
+    with running("a") as (rig, (keys,)):
+        with (
+            Wire(rig, "control", keys) as wire,
+            Wire(rig, "telemetry", keys) as lane,
+            Wire(rig, "bulk", keys) as chunks,
+        ):
+            assert isinstance(wire.hello(), control.Welcome)
+            lane.send(telemetry.TelemetryBatch(rows=(), ranges=(), ledgers=(telemetry.Ledger(1, 0, 0),)))
+            assert isinstance(lane.reply(), telemetry.TelemetryAck)
+            rig.revoke("a")
+            assert wire.reply().code is RefusalCode.REVOKED
+            wire.send(heartbeat())
+            assert wire.reply().code is RefusalCode.REVOKED
+            lane.send(telemetry.TelemetryBatch(rows=(), ranges=(), ledgers=(telemetry.Ledger(1, 9, 0),)))
+            assert lane.reply().code is RefusalCode.REVOKED
+            chunks.send(bulk.ChunkRequest(digest=digest_bytes([b""]), offset_bytes=0))
+            assert chunks.reply().code is RefusalCode.REVOKED
+            assert rig.store.ledgers[DeviceId("a"), 1].produced == 0
+        with Wire(rig, "control", keys) as again:
+            assert not again.dealer.poll(300, zmq.POLLOUT), "a revoked key connects anew"
+
+
+# -- admission ----------------------------------------------------------------------------------------------
+
+
+def _handshake_succeeds(endpoint: str, server_key: str, *, timeout_ms: int = 1500) -> bool:
+    keys = new_keys()
+    with zmq.Context() as context:
+        dealer = context.socket(zmq.DEALER)
+        dealer.curve_publickey, dealer.curve_secretkey = keys.public.encode(), keys.secret.encode()
+        dealer.curve_serverkey = server_key.encode()
+        dealer.linger = 0
+        dealer.immediate = True
+        dealer.connect(endpoint)
+        connected = bool(dealer.poll(timeout_ms, zmq.POLLOUT))
+        dealer.close()
+        return connected
+
+
+@pytest.mark.parametrize("enforced", [True, False])
+def test_a_server_without_a_zap_handler_lets_nobody_in(enforced: bool) -> None:
+    """The trap itself is shown beside it: without enforcement libzmq lets every key in."""
+    keys = planner_keys()
+    with zmq.Context() as context:
+        router = bind_router(
+            context,
+            "tcp://127.0.0.1:*",
+            keys=keys,
+            domain=zap.DEVICES,
+            frame_bytes=1000,
+            receive_messages=1,
+            send_messages=1,
+        )
+        if not enforced:
+            endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT)
+            router.unbind(endpoint)
+            router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 0)
+            router.bind("tcp://127.0.0.1:*")
+        endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT)
+        try:
+            assert _handshake_succeeds(endpoint, keys.public) is not enforced
+        finally:
+            router.close(linger=0)
+
+
+def _zap_request(domain: bytes, key: bytes = b"k" * 32, mechanism: bytes = b"CURVE") -> list[bytes]:
+    return [b"1.0", b"7", domain, b"10.0.0.9", b"", mechanism, key]
+
+
+def test_admission_knows_exactly_two_domains() -> None:
+    def status(request: list[bytes], *, known: bool) -> bytes:
+        answer = zap.reply(request, lambda key: known)
+        assert answer is not None and answer[1] == b"7"
+        return answer[2]
+
+    devices, strangers = zap.DEVICES.encode(), zap.ENROLMENT.encode()
+    assert status(_zap_request(devices), known=True) == b"200"
+    assert status(_zap_request(devices), known=False) == b"400"
+    assert status(_zap_request(strangers), known=False) == b"200"
+    for domain in (b"", b"*", b"stageloom", devices + b"x"):
+        assert status(_zap_request(domain), known=True) == b"400"
+    for mechanism in (b"NULL", b"PLAIN", b"GSSAPI"):
+        assert status(_zap_request(devices, mechanism=mechanism), known=True) == b"400"
+    assert status(_zap_request(devices, key=b"short"), known=True) == b"400"
+    assert zap.reply([b"1.0"], lambda key: True) is None
+
+
+def test_an_exception_in_the_credentials_check_denies_one_and_admission_lives_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with running("a") as (rig, (keys,)):
+        broken = True
+
+        def check(key: str) -> bool:
+            if broken:
+                raise KeyError("the check itself is broken")
+            return key == keys.public
+
+        rig.server.ask(lambda core: setattr(core, "may_connect", check))
+        with Wire(rig, "control", keys) as wire:
+            assert not wire.dealer.poll(500, zmq.POLLOUT)
+        assert rig.server.alive
+        broken = False
+        with Wire(rig, "control", keys) as wire:
+            assert isinstance(wire.hello(), control.Welcome)
+    assert "admission failed" in caplog.text
+
+
+def test_an_unknown_key_never_reaches_the_core() -> None:
+    with running("a") as (rig, _), Wire(rig, "control", new_keys()) as wire:
+        assert not wire.dealer.poll(500, zmq.POLLOUT)
+        assert rig.count("unknown_key") == 0
+
+
+def test_the_enrolment_socket_takes_only_the_enrolment_message() -> None:
+    with running("a") as (rig, (keys,)), Wire(rig, "enrol", keys) as wire:
+        wire.send_frames([control.TO_PLANNER.encode(heartbeat())])
+        assert wire.reply().code is RefusalCode.MALFORMED
+
+
+def test_the_client_names_a_refused_key_within_five_seconds(tmp_path: Path) -> None:
+    with running("a") as (rig, _), Agent(rig, "a", new_keys(), tmp_path) as agent:
+        wait_until(lambda: agent.client.status().problem == client_module.OUR_KEY_REFUSED, timeout_s=5)
+
+
+def test_the_client_names_a_planner_with_another_key_within_five_seconds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running("a") as (rig, (keys,)):
+        with Agent(rig, "a", keys, tmp_path, planner_key=planner_keys().public) as agent:
+            wait_until(
+                lambda: agent.client.status().problem == client_module.PLANNER_KEY_DIFFERS, timeout_s=5
+            )
+    assert client_module.PLANNER_KEY_DIFFERS in caplog.text
+
+
+# -- bounds -------------------------------------------------------------------------------------------------
+
+
+def test_messages_with_more_frames_than_one_are_dropped() -> None:
+    with running("a") as (rig, (keys,)), Wire(rig, "control", keys) as wire:
+        wire.hello()
+        frame = control.TO_PLANNER.encode(heartbeat())
+        wire.send_frames([frame] * 200)
+        wire.send_frames([b"", frame])
+        wait_until(lambda: rig.count("frames") == 2)
+        wire.send(heartbeat())
+        assert isinstance(wire.reply(), control.HeartbeatAck)
+
+
+def test_an_oversized_frame_cuts_its_connection_and_nobody_elses() -> None:
+    with running("a", "b") as (rig, (a_keys, b_keys)):
+        with Wire(rig, "control", a_keys) as big, Wire(rig, "control", b_keys) as other:
+            other.hello()
+            big.hello()
+            big.send_frames([bytes(control.TO_PLANNER.limits.frame_bytes + 1)])
+            other.send(heartbeat())
+            assert isinstance(other.reply(), control.HeartbeatAck)
+            assert rig.count("malformed") == 0
+
+
+def test_an_unreadable_frame_is_answered_and_changes_nothing() -> None:
+    with running("a") as (rig, (keys,)), Wire(rig, "control", keys) as wire:
+        wire.send_frames([b"\x00\xc1"])
+        assert wire.reply().code is RefusalCode.MALFORMED
+        assert isinstance(wire.hello(), control.Welcome)
+
+
+def test_too_few_open_files_are_found_out_at_the_start() -> None:
+    """In a child: the limit of a process can be lowered only once."""
+    code = (
+        "import resource; from planner.dispatch.sockets import require_files\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 512))\n"
+        "assert require_files(50) == 328 and resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 328\n"
+        "require_files(1000)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert SettingError.__name__ in done.stderr and "1000 devices need 4128 open files" in done.stderr
+    assert require_files(1) >= 132
+
+
+def test_a_taken_address_is_an_error_with_a_remedy() -> None:
+    with running() as (rig, _):
+        config = ServerConfig(keys=rig.keys, control=rig.endpoints.control)
+        with pytest.raises(UnavailableError, match="cannot be bound"):
+            DispatchServer(MemoryStore(), config).start()
+
+
+def test_strangers_enrol_at_a_limited_rate() -> None:
+    with running(enrol_per_s=0.001, enrol_burst=3) as (rig, _):
+        keys = new_keys()
+        with Wire(rig, "enrol", keys) as wire:
+            codes = []
+            for _ in range(6):
+                wire.send(enrol.EnrolRequest(secret=b"x" * 16, public_key=keys.public, device=DeviceId("d")))
+                codes.append(wire.reply().code)
+    assert codes == [RefusalCode.TOKEN_WRONG] * 3 + [RefusalCode.RATE] * 3
+
+
+# -- life ---------------------------------------------------------------------------------------------------
+
+
+def test_a_frozen_device_is_noticed_by_the_planner() -> None:
+    """A stopped process keeps its connection and its queue takes messages: only silence tells."""
+    with running("a", dead_after_s=1.0) as (rig, (keys,)), Wire(rig, "control", keys) as wire:
+        wire.hello()
+        wait_until(lambda: (DeviceId("a"), True) in rig.came)
+        wait_until(lambda: (DeviceId("a"), False) in rig.came, timeout_s=5)
+
+
+def test_a_frozen_planner_is_noticed_by_the_device(tmp_path: Path) -> None:
+    with running("a") as (rig, (keys,)), Agent(rig, "a", keys, tmp_path) as agent:
+        wait_until(lambda: agent.client.status().connected)
+        thawed = []
+        rig.server.post(lambda: thawed.append(wait_until(lambda: not agent.client.status().connected)))  # type: ignore[arg-type]
+        wait_until(lambda: thawed, timeout_s=15)
+        wait_until(lambda: agent.client.status().connected)
+
+
+def test_a_plan_travels_is_committed_and_reported(tmp_path: Path) -> None:
+    blob = Random(1).randbytes(900_001)
+    with running("a") as (rig, (keys,)), Agent(rig, "a", keys, tmp_path) as agent:
+        wait_until(lambda: agent.client.status().connected)
+        desired = rig.push("a", b"plan", (blob, b"small"))
+        report = wait_until(lambda: _committed(rig, desired))
+        assert report.active == desired.plan_digest and report.state is DeviceState.COMMITTED
+        assert agent.client.artifacts.path(desired.artifacts[0].digest).read_bytes() == blob
+        assert [type(action).__name__ for action in agent.actions] == [
+            "VerifyPlan",
+            "StagePlan",
+            "ActivatePlan",
+        ]
+
+
+def _committed(rig: Rig, desired: control.Desired) -> control.Report | None:
+    report = rig.store.members[DeviceId("a")].report
+    done = report is not None and report.generation == desired.generation
+    return report if done and report and report.state is DeviceState.COMMITTED else None
+
+
+def test_a_change_made_while_the_device_was_away_arrives(tmp_path: Path) -> None:
+    with running("a") as (rig, (keys,)):
+        with Agent(rig, "a", keys, tmp_path) as agent:
+            wait_until(lambda: agent.client.status().connected)
+        first, last = rig.push("a", b"one"), rig.push("a", b"two")
+        assert (first.generation, last.generation) == (1, 2)
+        with Agent(rig, "a", keys, tmp_path):
+            wait_until(lambda: _committed(rig, last))
+
+
+def test_a_restarted_agent_restores_its_plan_before_any_network(tmp_path: Path) -> None:
+    with running("a") as (rig, (keys,)):
+        with Agent(rig, "a", keys, tmp_path):
+            desired = rig.push("a", b"plan")
+            wait_until(lambda: _committed(rig, desired))
+    with Agent(rig, "a", keys, tmp_path) as offline:
+        action = wait_until(lambda: offline.actions)[0]
+        assert isinstance(action, dev.RestorePlan) and action.plan.wire == b"plan"
+        assert not offline.client.status().connected
+
+
+def test_a_restarted_planner_gets_its_devices_back(tmp_path: Path) -> None:
+    with running("a") as (rig, (keys,)), Agent(rig, "a", keys, tmp_path) as agent:
+        wait_until(lambda: agent.client.status().connected)
+        rig.server.stop()
+        rig.start(at=rig.endpoints)
+        desired = rig.push("a", b"after")
+        wait_until(lambda: _committed(rig, desired))
+
+
+def test_a_restored_database_begins_a_new_epoch(tmp_path: Path) -> None:
+    """1. Backup. 2. Two plans are committed. 3. The backup is restored: generation 1 would be old news."""
+    with running("a") as (rig, (keys,)), Agent(rig, "a", keys, tmp_path):
+        backup = rig.store.snapshot()
+        rig.push("a", b"one")
+        wait_until(lambda: _committed(rig, rig.push("a", b"two")) or _committed_any(rig, 2))
+        rig.server.stop()
+        rig.store = backup
+        rig.start(at=rig.endpoints)
+        rig.push("a", b"three")
+        wait_until(lambda: _active(rig) == digest_bytes([b"three"]))
+        report = rig.store.members[DeviceId("a")].report
+        assert report is not None and report.epoch == 2 and report.generation > 2
+
+
+def _committed_any(rig: Rig, generation: int) -> bool:
+    report = rig.store.members[DeviceId("a")].report
+    return report is not None and report.generation >= generation and report.state is DeviceState.COMMITTED
+
+
+def _active(rig: Rig) -> str | None:
+    report = rig.store.members[DeviceId("a")].report
+    return report.active if report is not None and report.state is DeviceState.COMMITTED else None
+
+
+def test_telemetry_is_stored_once_and_acknowledged_after_the_commit(tmp_path: Path) -> None:
+    with running("a") as (rig, (keys,)), Agent(rig, "a", keys, tmp_path) as agent:
+        for number in range(3000):
+            agent.client.record([telemetry.Event(f"n{number}")])
+        wait_until(lambda: agent.client.status().telemetry.acknowledged >= 3000)
+        counts = agent.client.status().telemetry
+        assert counts.produced == counts.acknowledged + counts.dropped + counts.spooled
+        codes = [row.data.code for row in rig.store.rows.values() if isinstance(row.data, telemetry.Event)]
+        assert sorted(codes) == sorted(f"n{number}" for number in range(3000))
+
+
+def test_a_store_that_fails_gets_no_acknowledgement_and_the_rows_later(tmp_path: Path) -> None:
+    with running("a") as (rig, (keys,)):
+        append, failures = rig.store.append_telemetry, []
+
+        def failing(writes: object) -> None:
+            failures.append(1)
+            raise OSError("disk full")
+
+        rig.store.append_telemetry = failing  # type: ignore[method-assign]
+        with Agent(rig, "a", keys, tmp_path, telemetry_again_s=0.3) as agent:
+            agent.client.record([telemetry.Event("kept")])
+            wait_until(lambda: len(failures) >= 2)
+            assert agent.client.status().telemetry.acknowledged == 0
+            rig.store.append_telemetry = append  # type: ignore[method-assign]
+            wait_until(lambda: agent.client.status().telemetry.acknowledged == 1)
+    assert len(rig.store.rows) == 1
+
+
+def test_heartbeats_overtake_a_telemetry_flood() -> None:
+    """The store never answers, the telemetry lane is stuffed: the control lane does not notice."""
+    row = telemetry.encode_row(telemetry.Row(1, telemetry.Event("x")))
+    with running("a", backlog_rows=2000) as (rig, (keys,)):
+        with Wire(rig, "control", keys) as wire, Wire(rig, "telemetry", keys) as lane:
+            wire.hello()
+            for at in range(100):
+                ranges = (telemetry.RowRange(1, at * 500, at * 500 + 499),)
+                lane.send(telemetry.TelemetryBatch(rows=(row,) * 500, ranges=ranges, ledgers=()))
+                wire.send(heartbeat())
+            assert all(isinstance(wire.reply(), control.HeartbeatAck) for _ in range(100))
+
+
+# -- files --------------------------------------------------------------------------------------------------
+
+
+def test_key_files_are_private_and_never_overwritten(tmp_path: Path) -> None:
+    path, keys = tmp_path / "keys", new_keys()
+    old = os.umask(0)
+    try:
+        write_keys(path, keys)
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert read_keys(path) == keys and keys.secret not in repr(keys)
+    with pytest.raises(StorageError, match="exists already"):
+        write_keys(path, new_keys())
+    assert read_keys(path) == keys
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
+def test_a_key_file_that_others_could_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "keys"
+    write_keys(path, new_keys())
+    path.chmod(mode)
+    with pytest.raises(StorageError, match=f"mode {mode:04o}"):
+        read_keys(path)
+
+
+def test_damaged_missing_and_linked_key_files_are_refused(tmp_path: Path) -> None:
+    path, keys = tmp_path / "keys", new_keys()
+    with pytest.raises(StorageError, match="cannot be read"):
+        read_keys(path)
+    write_keys(path, KeyPair(keys.public, keys.secret[:-1]))
+    with pytest.raises(StateError, match="two keys"):
+        read_keys(path)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    with pytest.raises(StorageError):
+        read_keys(link)
+
+
+# -- joining ------------------------------------------------------------------------------------------------
+
+
+def _token(rig: Rig, secret: bytes, planner_key: str | None = None) -> JoinToken:
+    from zmq.utils import z85
+
+    raw = z85.decode((planner_key or rig.keys.public).encode())
+    where = rig.endpoints
+    return JoinToken(raw, secret, where.control, where.telemetry, where.bulk, where.enrol)
+
+
+def test_joining_makes_a_device_and_a_used_token_is_worth_nothing(tmp_path: Path) -> None:
+    secret, clock = b"s" * 16, SystemClock()
+    with running() as (rig, _):
+        rig.store.tokens[digest_bytes([secret])] = ""
+        keys, token = new_keys(), _token(rig, secret)
+        member = join(token, DeviceId("new"), keys, clock=clock, rng=Random(1))
+        assert member.device == "new" and member.endpoints == rig.endpoints
+        assert join(token, DeviceId("new"), keys, clock=clock, rng=Random(2)) == member, (
+            "a repeat is harmless"
+        )
+        with pytest.raises(TokenError, match="token was used"):
+            join(token, DeviceId("other"), new_keys(), clock=clock, rng=Random(3))
+        with pytest.raises(TokenError, match="no such token"):
+            join(_token(rig, b"w" * 16), DeviceId("other"), new_keys(), clock=clock, rng=Random(4))
+        path = tmp_path / "membership"
+        save_membership(path, member)
+        assert load_membership(path) == member
+        with Agent(rig, "new", keys, tmp_path / "state") as agent:
+            wait_until(lambda: agent.client.status().connected)
+
+
+def test_a_token_of_another_planner_is_named(tmp_path: Path) -> None:
+    with running() as (rig, _):
+        token = _token(rig, b"s" * 16, planner_keys().public)
+        with pytest.raises(UnavailableError, match="does not hold the key"):
+            join(token, DeviceId("d"), new_keys(), clock=SystemClock(), rng=Random(1), timeout_s=1.5)
+
+
+def test_a_damaged_membership_is_an_error_and_a_missing_one_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "membership"
+    assert load_membership(path) is None
+    path.write_bytes(b"\x00garbage")
+    with pytest.raises(StateError, match="join the planner again"):
+        load_membership(path)

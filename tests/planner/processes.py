@@ -1,0 +1,89 @@
+"""Real planner processes and the command line, for end-to-end tests."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from planner.cli.app import execute
+
+ROOT = Path(__file__).parents[2]
+_COMMAND = [sys.executable, "-W", "error", "-c", "from planner.cli import main; main()"]
+
+
+def environment(home: Path) -> dict[str, str]:
+    """A clean environment whose default data directory is `home`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("STAGELOOM_")}
+    return {**kept, "STAGELOOM_HOME": str(home), "PYTHONPATH": str(ROOT)}
+
+
+def stageloom(home: Path, *arguments: str, timeout_s: float = 60.0) -> "subprocess.CompletedProcess[str]":
+    """Run one command to its end."""
+    return subprocess.run(
+        [*_COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env=environment(home),
+        cwd=home.parent,
+        check=False,
+    )
+
+
+def ok(home: Path, *arguments: str) -> str:
+    """Run one command that must succeed, inside this process, which is far faster; returns its stdout."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = execute([*arguments, "--data-dir", str(home)])
+    assert code == 0, err.getvalue()
+    return out.getvalue()
+
+
+def until(condition: Callable[[], Any], *, timeout_s: float = 30.0) -> Any:
+    """Poll until `condition` is true and return its value; fail after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.02)
+    return value
+
+
+class PlannerProcess:
+    """`stageloom up --json`, ready when made."""
+
+    def __init__(self, home: Path, *arguments: str) -> None:
+        self.home = home
+        home.parent.mkdir(parents=True, exist_ok=True)
+        self._log = (home.parent / f"{home.name}.log").open("a")
+        self.process = subprocess.Popen(
+            [*_COMMAND, "up", "--json", "--listen", "127.0.0.1:0", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=environment(home),
+            cwd=home.parent,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.log()
+        self.ready: dict[str, Any] = json.loads(line)
+
+    def log(self) -> str:
+        """What it wrote to stderr so far, over all its lives."""
+        return (self.home.parent / f"{self.home.name}.log").read_text()
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal and wait; returns the exit code."""
+        self.process.send_signal(number)
+        code = self.process.wait(30)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self._log.close()
+        return code

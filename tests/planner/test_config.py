@@ -1,0 +1,80 @@
+"""Settings: one list of keys, precedence, refusals."""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from planner.config import CONFIG_VARIABLE, SETTINGS, PlannerConfig, load_config
+from shared.errors import SettingError
+
+
+def test_defaults_and_schema_list_the_same_keys() -> None:
+    assert [field.name for field in fields(PlannerConfig)] == list(SETTINGS)
+
+
+def test_every_setting_has_a_unit_and_a_reason_and_its_default_is_within_bounds() -> None:
+    config = PlannerConfig()
+    for name, setting in SETTINGS.items():
+        assert setting.unit and len(setting.reason) > 10
+        value = getattr(config, name)
+        if isinstance(value, int | float):
+            assert setting.low <= value <= setting.high
+
+
+def test_command_line_over_environment_over_file_over_default(tmp_path: Path) -> None:
+    file = tmp_path / "stageloom.toml"
+    file.write_text("[planner]\nbulk_credits = 5\nmax_devices = 6\ndead_after_s = 7\n")
+    environment = {
+        "STAGELOOM_PLANNER_MAX_DEVICES": "8",
+        "STAGELOOM_PLANNER_DEAD_AFTER_S": "9.5",
+        "STAGELOOM_HOME": "/srv/loom",
+        CONFIG_VARIABLE: str(file),
+        "STAGELOOM_AGENT_LISTEN": "not the planner's",
+    }
+    config = load_config(environment=environment, overrides={"dead_after_s": 11.0, "listen": None})
+    assert (config.bulk_credits, config.max_devices, config.dead_after_s) == (5, 8, 11.0)
+    assert (config.data_dir, config.listen) == (Path("/srv/loom"), "127.0.0.1:7420")
+    assert load_config(environment={}).data_dir == Path("var/planner")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("MAX_DEVICES", "0"),
+        ("MAX_DEVICES", "1e3"),
+        ("MAX_DEVICES", ""),
+        ("DEAD_AFTER_S", "nan"),
+        ("HEARTBEAT_INTERVAL_S", "-1"),
+        ("COLOUR", "red"),
+        ("HEARTBEAT_INTERVAL_S", "3"),  # longer than half of dead_after_s
+        ("LISTEN", ":7420"),
+        ("LISTEN", "::1:7420"),
+        ("LISTEN", "host:65533"),
+    ],
+)
+def test_a_setting_that_cannot_be_stops_start_up(name: str, text: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        load_config(environment={f"STAGELOOM_PLANNER_{name}": text})
+    assert "; " in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("contents", ["listen = 'x'\n", "[planner]\n[agent]\n", "planner = 3\n"])
+def test_a_file_with_anything_but_the_planners_table_is_refused(contents: str, tmp_path: Path) -> None:
+    file = tmp_path / "stageloom.toml"
+    file.write_text(contents)
+    with pytest.raises(SettingError, match=r"other than the table \[planner\]"):
+        load_config(file=file, environment={})
+
+
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [
+        ("0.0.0.0", ("0.0.0.0", 7420)),
+        ("[::1]:0", ("[::1]", 0)),
+        ("[::1]", ("[::1]", 7420)),
+        ("edge.example:9", ("edge.example", 9)),
+    ],
+)
+def test_listen_is_a_host_with_or_without_a_port(listen: str, address: tuple[str, int]) -> None:
+    assert PlannerConfig(listen=listen).listen_address == address

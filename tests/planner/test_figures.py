@@ -1,0 +1,58 @@
+"""Rates from telemetry, the cost table from measurements, and what starting the command line imports."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from planner.costs.measured import cost_table
+from planner.telemetry.rates import model_rates
+from shared.ids import DeviceId, Digest, OpId
+from shared.messages.telemetry import OperatorTiming, QueueSample, Row, TaskCounters, histogram_of
+from tests.store.helpers import chain
+
+NANO = DeviceId("nano")
+
+
+def test_rates_of_two_models_in_closed_form() -> None:
+    rows = [
+        Row(1, TaskCounters("b", 1_000_000, 9, 5, 1, 1, 1, 1)),
+        Row(2, TaskCounters("b", 1_000_000, 9, 15, 0, 0, 0, 0)),
+        Row(3, histogram_of("b", [2_000] * 50)),
+        Row(4, histogram_of("b", [8_000] * 50)),
+        Row(5, QueueSample("a", 3, 0, 0)),
+        Row(6, QueueSample("a", 1, 0, 0)),
+    ]
+    a, b = model_rates(NANO, rows)
+    assert (a.model, a.throughput_per_s, a.latency_p99_ms, a.queued) == ("a", 0.0, 0.0, 1)
+    assert (b.model, b.throughput_per_s, b.queued) == ("b", 10.0, 0)
+    assert b.latency_p50_ms == pytest.approx(2.0, rel=0.2)
+    assert b.latency_p99_ms == pytest.approx(8.0, rel=0.2)
+
+
+def test_a_measured_operator_replaces_its_estimate_and_no_other() -> None:
+    graph, artifact = chain("relu", 3), Digest("ab" * 32)
+    table = cost_table([(artifact, {1: OperatorTiming(1, 250.0, 1.0, 9)})])
+    assert table.operator_s(artifact, graph, OpId(1)) == pytest.approx(250e-6)
+    assert table.operator_s(artifact, graph, OpId(0)) == table.estimate_s(graph, OpId(0))
+    assert table.operator_s(Digest("cd" * 32), graph, OpId(1)) == table.estimate_s(graph, OpId(1))
+
+
+def test_the_command_line_starts_without_its_heavy_libraries() -> None:
+    code = """
+import sys
+from planner.cli.app import execute
+assert execute(["plan", "create", "--help"]) == 0
+heavy = {"sqlalchemy", "alembic", "rich", "onnx", "onnxruntime", "numpy", "zmq", "ray", "torch"}
+found = sorted(heavy & set(sys.modules))
+assert not found, found
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

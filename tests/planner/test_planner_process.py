@@ -1,0 +1,225 @@
+"""A real planner, the real command line, and a device that speaks the protocol."""
+
+import json
+import signal
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.artifact import open_artifact
+from shared.ids import Digest
+from shared.messages import control, enrol, telemetry
+from shared.messages.base import RefusalCode, Refused
+from shared.messages.telemetry import (
+    Ledger,
+    OperatorTiming,
+    ProfileResult,
+    QueueSample,
+    TaskCounters,
+    histogram_of,
+)
+from shared.plan import decode_plan
+from tests.planner.fake_device import BOOT, FakeDevice
+from tests.planner.processes import PlannerProcess, ok, stageloom, until
+
+
+def _json(home: Path, *arguments: str) -> Any:
+    return json.loads(ok(home, *arguments, "--json"))
+
+
+def _device(planner: PlannerProcess, name: str = "nano") -> FakeDevice:
+    device = FakeDevice(ok(planner.home, "device", "token"), name)
+    assert isinstance(device.enrol(), enrol.EnrolReply)
+    device.hello()
+    return device
+
+
+def _add_model(planner: PlannerProcess, file: Path) -> Digest:
+    added = _json(planner.home, "model", "add", str(file), "--name", "branches", "--shape", "x=1x8")
+    return Digest(added["digest"])
+
+
+def test_a_model_becomes_a_plan_that_a_device_gets_with_its_artifact(
+    planner: PlannerProcess, model_file: Path, tmp_path: Path
+) -> None:
+    """The whole way: import, enrol, plan, push, fetch, report, history."""
+    home = planner.home
+    digest = _add_model(planner, model_file)
+    with _device(planner) as device:
+        made = _json(
+            home,
+            *("plan", "create", "--device", "nano", "--model", "branches:replicas=2"),
+            *("--scheduler", "greedy", "--name", "first", "--push"),
+        )
+        assert made["pushed"] == {"epoch": 1, "generation": 1}
+        desired = device.expect("control", control.TO_DEVICE, control.Desired)
+        plan = decode_plan(desired.plan, desired.plan_digest)
+        assert (plan.digest, plan.models[0].replicas) == (made["digest"], 2)
+        blob = tmp_path / "fetched"
+        blob.write_bytes(device.fetch(desired.artifacts[0]))
+        assert len(open_artifact(blob, digest).graph.operators) == 3
+        report = control.Report(
+            revision=1,
+            epoch=1,
+            generation=1,
+            seen=plan.digest,
+            active=plan.digest,
+            origin=control.Origin.PLANNER,
+            state=control.DeviceState.COMMITTED,
+        )
+        device.report(report)
+        (entry,) = _json(home, "plan", "history", "nano")
+        assert (entry["decided_by"], entry["state"], entry["plan"]) == ("operator", "committed", "first")
+        shown = _json(home, "device", "show", "nano")
+        assert (shown["online"], shown["report"]["active"]) == (True, plan.digest)
+    assert "combined branches#0.0 branches#1.0" not in ok(home, "plan", "show", "first")
+    assert "combined branches#1.0" in ok(home, "plan", "show", plan.digest[:8])
+
+
+def test_telemetry_is_acknowledged_after_commit_and_a_repeat_is_stored_once(planner: PlannerProcess) -> None:
+    with _device(planner) as device:
+        samples = [QueueSample("branches", number, 0, 0) for number in range(10)]
+        for _ in range(2):
+            ack = device.rows(0, samples)
+            assert isinstance(ack, telemetry.TelemetryAck) and ack.ledgers == (Ledger(BOOT, 10, 0),)
+        look = _json(planner.home, "watch", "--count", "1")
+        assert look["telemetry"] == {"produced": 10, "stored": 10, "dropped": 0}
+
+
+def test_kill_of_the_planner_loses_no_acknowledged_row_and_the_device_stays_enrolled(
+    planner: PlannerProcess,
+) -> None:
+    """1. rows are acknowledged; 2. kill -9; 3. a new planner on the same data has them all, and the key."""
+    with _device(planner) as device:
+        for first in range(0, 100, 20):
+            device.rows(first, [QueueSample("branches", n, 0, 0) for n in range(first, first + 20)])
+    assert planner.stop(signal.SIGKILL) == -signal.SIGKILL
+    again = PlannerProcess(planner.home)
+    assert again.ready["public_key"] == planner.ready["public_key"]
+    assert _json(again.home, "watch", "--count", "1")["telemetry"]["stored"] == 100
+    assert [info["device"] for info in _json(again.home, "device", "list")] == ["nano"]
+    assert again.stop() == 0
+
+
+def test_what_runs_on_a_device_is_seen_live(planner: PlannerProcess) -> None:
+    with _device(planner) as device:
+        device.rows(
+            0,
+            [
+                TaskCounters("branches", 2_000_000, 30, 20, 0, 0, 0, 0),
+                histogram_of("branches", [1000] * 99 + [50_000]),
+                QueueSample("branches", 4, 0, 0),
+            ],
+        )
+        device.heartbeat()
+        look = _json(planner.home, "watch", "nano", "--count", "1")
+        (rate,) = look["rates"]
+        assert (rate["throughput_per_s"], rate["queued"]) == (10.0, 4)
+        assert 0.8 < rate["latency_p50_ms"] < 1.2
+        lines = ok(planner.home, "watch").splitlines()
+        assert [line.split("\t")[0] for line in lines] == ["device", "nano"]
+
+
+def test_a_revoked_device_is_refused_at_its_next_message(planner: PlannerProcess) -> None:
+    with _device(planner) as device:
+        device.rows(0, [QueueSample("branches", 0, 0, 0)])
+        ok(planner.home, "device", "revoke", "nano")
+        device.heartbeat()
+        refused = device.expect("control", control.TO_DEVICE, Refused)
+        assert refused.code is RefusalCode.REVOKED
+        assert device.rows(1, [QueueSample("branches", 1, 0, 0)]).code is RefusalCode.REVOKED
+    assert _json(planner.home, "device", "list")[0]["revoked"]
+    ok(planner.home, "device", "token", "nano")  # a revoked name may join again
+
+
+def test_a_used_token_enrols_nobody_else(planner: PlannerProcess) -> None:
+    token = ok(planner.home, "device", "token")
+    with FakeDevice(token) as first, FakeDevice(token, "other") as second:
+        assert isinstance(first.enrol(), enrol.EnrolReply)
+        assert second.enrol().code is RefusalCode.TOKEN_USED
+
+
+def test_a_profile_on_request_becomes_costs_that_plans_use(planner: PlannerProcess, model_file: Path) -> None:
+    home = planner.home
+    digest = _add_model(planner, model_file)
+    with _device(planner) as device:
+        asked = _json(home, "device", "profile", "nano", "--no-wait", "--budget", "5")
+        desired = device.expect("control", control.TO_DEVICE, control.Desired)
+        (request,) = desired.profiles
+        assert (request.request, request.artifact.digest, desired.plan_digest) == (
+            asked["requests"][0],
+            digest,
+            None,
+        )
+        timings = tuple(OperatorTiming(op, 100.0, 1.0, 9) for op in range(3))
+        device.rows(0, [ProfileResult(request.request, digest, 1, "cpu-test", timings, True)])
+        costs = _json(home, "device", "profile", "nano", "--no-wait")
+        assert costs["generation"] == 2
+    assert [entry["decided_by"] for entry in _json(home, "plan", "history")] == ["profile", "profile"]
+
+
+def test_profile_waits_for_the_results_and_prints_them(planner: PlannerProcess, model_file: Path) -> None:
+    digest = _add_model(planner, model_file)
+    with _device(planner) as device:
+
+        def answer() -> None:
+            (request,) = device.expect("control", control.TO_DEVICE, control.Desired).profiles
+            timings = tuple(OperatorTiming(op, 100.0, 1.0, 9) for op in range(3))
+            device.rows(0, [ProfileResult(request.request, digest, 1, "cpu-test", timings, True)])
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        (row,) = _json(planner.home, "device", "profile", "nano", "--model", "branches")
+        thread.join()
+    assert (row["model"], row["measured"], row["total_us"]) == ("branches", 3, 300.0)
+
+
+def test_a_second_planner_on_the_same_data_is_refused(planner: PlannerProcess) -> None:
+    done = stageloom(planner.home, "up", "--listen", "127.0.0.1:0")
+    assert done.returncode == 2
+    assert f"(process {planner.process.pid}); stop that one, or name another --data-dir" in done.stderr
+    assert ok(planner.home, "status").startswith("planner 0.1.0 up")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_it_cleanly_and_leaves_nothing_running(
+    planner: PlannerProcess, number: signal.Signals
+) -> None:
+    assert planner.stop(number) == 0
+    assert not (planner.home / "admin.sock").exists()
+    assert "Traceback" not in planner.log()
+    done = stageloom(planner.home, "status")
+    assert (done.returncode, done.stderr.count("\n")) == (4, 1)
+
+
+def test_secrets_are_their_owners_alone(planner: PlannerProcess) -> None:
+    for name in ("admin.sock", "planner.keys"):
+        assert stat.S_IMODE((planner.home / name).stat().st_mode) == 0o600
+    assert stat.S_IMODE(planner.home.stat().st_mode) == 0o700
+
+
+def test_an_address_in_use_is_one_line(planner: PlannerProcess, tmp_path: Path) -> None:
+    port = planner.ready["endpoints"]["control"].rpartition(":")[2]
+    done = stageloom(tmp_path / "other", "up", "--listen", f"127.0.0.1:{port}")
+    assert (done.returncode, done.stderr.count("\n")) == (4, 1)
+    assert "cannot be bound" in done.stderr
+
+
+def test_readers_work_while_the_planner_is_down(planner: PlannerProcess, model_file: Path) -> None:
+    _add_model(planner, model_file)
+    ok(planner.home, "plan", "create", "--model", "branches", "--name", "first")
+    with _device(planner):
+        until(lambda: _json(planner.home, "device", "list")[0]["online"])
+    planner.stop()
+    home = planner.home
+    assert [info["model"] for info in _json(home, "model", "list")] == ["branches"]
+    assert [info["plan"] for info in _json(home, "plan", "list")] == ["first"]
+    assert _json(home, "device", "list")[0]["online"] is None
+    assert "online:     unknown" in ok(home, "device", "show", "nano")
+    assert _json(home, "plan", "history") == []
+    for refused in (["plan", "push", "nano", "first"], ["model", "remove", "branches"], ["watch"]):
+        done = stageloom(home, *refused)
+        assert (done.returncode, "start it with `stageloom up`" in done.stderr) == (4, True)

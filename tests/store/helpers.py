@@ -1,0 +1,93 @@
+"""Small real values for store tests, and child processes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from planner.dispatch.ports import EnrolAttempt, StoredRow, TelemetryWrite
+from planner.store.store import Store
+from shared.artifact import pack_artifact
+from shared.digest import digest_bytes
+from shared.graph import Graph, Operator, Tensor
+from shared.ids import DeviceId, Digest, TensorId
+from shared.messages.telemetry import Ledger, QueueSample, Row, RowData, RowKind, encode_row
+from shared.plan import Plan
+from shared.search.compose import ModelChoice, compose
+
+NANO = DeviceId("nano")
+SECRET = b"0123456789abcdef"
+
+
+def chain(name: str, operators: int) -> Graph:
+    """A model of `operators` Relus one after another, cut in the middle."""
+    return Graph(
+        name=name,
+        tensors=tuple(Tensor(f"t{i}", "float32", (1, 4)) for i in range(operators + 1)),
+        operators=tuple(
+            Operator("Relu", f"relu{i}", (i,), (TensorId(i),), (TensorId(i + 1),), 4, 0, i)
+            for i in range(operators)
+        ),
+        inputs=(TensorId(0),),
+        outputs=(TensorId(operators),),
+        base_cuts=(operators // 2,),
+        partitions=(("whole", ()), ("base", (operators // 2,))),
+    )
+
+
+def key(number: int) -> str:
+    """A distinct 40-character key."""
+    return f"{number:040d}"
+
+
+def enrol(store: Store, device: DeviceId = NANO, number: int = 1) -> DeviceId:
+    """Enrol a device with a token of its own."""
+    secret = digest_bytes([SECRET + device.encode() + bytes([number])])
+    store.add_token(secret, None, 3600.0)
+    return store.enrol(EnrolAttempt(secret, key(number), device, "0.1.0", "cpu-2-core"))
+
+
+def add_model(store: Store, folder: Path, name: str = "relu", operators: int = 4) -> Digest:
+    """Put a small artifact in and return its digest."""
+    digest, blob = pack_artifact(chain(name, operators), name.encode())
+    path = folder / f"{name}.artifact"
+    path.write_bytes(blob)
+    store.add_model(name, path, digest)
+    return digest
+
+
+def small_plan(store: Store, name: str = "relu") -> Plan:
+    """A sequential plan of one model of the store."""
+    info = store.named_models([name])[0]
+    graph = store.load_artifact(info.digest).graph
+    return compose([ModelChoice(name=name, artifact=info.digest, graph=graph)])
+
+
+def row(sequence: int, data: RowData | None = None, boot: int = 7, kind: RowKind | None = None) -> StoredRow:
+    """A telemetry row as dispatch hands it over."""
+    data = data or QueueSample("relu", sequence, 10, 20)
+    body = encode_row(Row(1_000_000 + sequence, data))
+    return StoredRow(boot, sequence, 1_000_000 + sequence, kind or RowKind.QUEUE_SAMPLE, body, data)
+
+
+def write_of(first: int, last: int, boot: int = 7, *, device: DeviceId = NANO) -> TelemetryWrite:
+    """Rows first..last and a ledger that knows of them."""
+    rows = tuple(row(sequence, boot=boot) for sequence in range(first, last + 1))
+    return TelemetryWrite(device, rows, (Ledger(boot, last + 1, 0),))
+
+
+def start(code: str, *arguments: str) -> "subprocess.Popen[str]":
+    """A child Python that runs `code`; its lines on stdout are the test's."""
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", code, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+def finish(child: "subprocess.Popen[str]", timeout_s: float = 60.0) -> str:
+    """Wait for a child that must succeed, and return what it printed."""
+    out, err = child.communicate(timeout=timeout_s)
+    assert child.returncode == 0, err
+    return out

@@ -1,0 +1,137 @@
+"""Tokens, enrolment, revocation, reports, epochs."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from planner.dispatch.ports import DispatchStore, EnrolAttempt, EnrolRefused, ReportRecord
+from planner.store.store import Store
+from shared.clock import ManualClock
+from shared.digest import digest_bytes
+from shared.errors import InputError
+from shared.ids import DeviceId
+from shared.messages.base import RefusalCode
+from shared.messages.control import DeviceState, Origin, Report
+from tests.store.helpers import NANO, add_model, enrol, key, small_plan
+
+SECRET = digest_bytes([b"secret"])
+
+
+def attempt(number: int = 1, device: str = "nano") -> EnrolAttempt:
+    return EnrolAttempt(SECRET, key(number), DeviceId(device), "0.1.0", "cpu")
+
+
+def report(revision: int, state: DeviceState = DeviceState.COMMITTED, generation: int = 1) -> Report:
+    return Report(
+        revision=revision,
+        epoch=1,
+        generation=generation,
+        state=state,
+        origin=Origin.PLANNER,
+        reason="because",
+    )
+
+
+@pytest.fixture
+def waiting(store: Store) -> Iterator[Store]:
+    """A store that has given out one token, for an hour."""
+    store.add_token(SECRET, None, 3600.0)
+    yield store
+
+
+def refusal(store: Store, tried: EnrolAttempt) -> RefusalCode:
+    with pytest.raises(EnrolRefused) as caught:
+        store.enrol(tried)
+    return caught.value.code
+
+
+def test_the_store_is_what_dispatch_asks_for(store: Store) -> None:
+    port: DispatchStore = store
+    assert (port.epoch(), list(port.fleet())) == (1, [])
+
+
+def test_a_token_enrols_one_key_and_repeats_its_answer(waiting: Store) -> None:
+    assert waiting.enrol(attempt()) == NANO
+    assert waiting.enrol(attempt()) == NANO
+    assert refusal(waiting, attempt(2, "other")) is RefusalCode.TOKEN_USED
+    assert [(m.device, m.public_key, m.revoked) for m in waiting.fleet()] == [(NANO, key(1), False)]
+
+
+def test_an_unknown_secret_is_refused(store: Store) -> None:
+    assert refusal(store, attempt()) is RefusalCode.TOKEN_WRONG
+
+
+def test_a_token_expires_at_its_time_and_not_before(waiting: Store, clock: ManualClock) -> None:
+    clock.advance(3599.0)
+    waiting.enrol(attempt())
+    other = digest_bytes([b"other"])
+    waiting.add_token(other, None, 10.0)
+    clock.advance(10.0)
+    assert refusal(waiting, EnrolAttempt(other, key(2), DeviceId("b"), "", "")) is RefusalCode.TOKEN_EXPIRED
+
+
+def test_the_tokens_own_name_wins(store: Store) -> None:
+    store.add_token(SECRET, DeviceId("shop-7"), 3600.0)
+    assert store.enrol(attempt()) == "shop-7"
+
+
+def test_a_name_in_use_and_a_key_in_use_are_refused(waiting: Store) -> None:
+    enrol(waiting, NANO, 5)
+    assert refusal(waiting, attempt(6)) is RefusalCode.NAME_TAKEN
+    assert refusal(waiting, attempt(5, "another")) is RefusalCode.NAME_TAKEN
+    with pytest.raises(InputError, match="enrolled already; choose another name"):
+        waiting.add_token(digest_bytes([b"x"]), NANO, 1.0)
+    assert waiting.enrol(attempt(7, "free")) == "free"  # a refusal does not use the token up
+
+
+def test_a_revoked_device_stays_known_and_its_name_can_join_with_a_new_key(store: Store) -> None:
+    enrol(store, NANO, 1)
+    store.revoke(NANO)
+    store.revoke(NANO)
+    assert [m.revoked for m in store.fleet()] == [True]
+    enrol(store, NANO, 2)
+    assert [(m.public_key, m.revoked) for m in store.fleet()] == [(key(2), False)]
+    with pytest.raises(InputError, match="no device 'ghost'"):
+        store.revoke(DeviceId("ghost"))
+    codes = [code for _, _, code, _ in store.events()]
+    assert codes == ["enrolled", "revoked", "enrolled"]
+
+
+def test_reports_only_move_forward_and_the_history_follows(store: Store, tmp_path: object) -> None:
+    enrol(store)
+    add_model(store, store.data_dir)
+    store.add_plan("first", small_plan(store), "sequential")
+    store.push(NANO, "first", decided_by="operator")
+    store.record_reports([ReportRecord(NANO, 7, report(3, DeviceState.PROBATION))])
+    store.record_reports([ReportRecord(NANO, 7, report(2, DeviceState.RECEIVED))])
+    assert store.device(NANO).report.state is DeviceState.PROBATION
+    store.record_reports([ReportRecord(NANO, 8, report(1), agent_version="9.9", device_class="new class")])
+    info = store.device(NANO)
+    assert (info.report.state, info.agent_version, info.device_class) == (
+        DeviceState.COMMITTED,
+        "9.9",
+        "new class",
+    )
+    entry = store.history(NANO)[0][0]
+    assert (entry.state, entry.reason, entry.decided_by) == ("committed", "because", "operator")
+    assert store.fleet()[0].boot == 8
+
+
+def test_a_report_of_a_generation_never_given_out_makes_no_history(store: Store) -> None:
+    enrol(store)
+    store.record_reports([ReportRecord(NANO, 7, report(1, generation=55))])
+    assert store.history(NANO) == ([], 0)
+    assert store.device(NANO).report.generation == 55
+
+
+def test_a_restored_database_starts_an_epoch_above_what_a_device_reports(store: Store) -> None:
+    enrol(store)
+    add_model(store, store.data_dir)
+    store.add_plan("first", small_plan(store), "sequential")
+    store.push(NANO, "first", decided_by="operator")
+    desired = store.reissue(NANO, above_epoch=4, above_generation=17)
+    assert (desired.epoch, desired.generation, store.epoch()) == (5, 18, 5)
+    assert desired.plan_digest == store.plan("first").digest
+    again = store.reissue(NANO, above_epoch=4, above_generation=17)
+    assert (again.epoch, again.generation) == (5, 19)
+    assert store.history(NANO)[0][0].decided_by == "restored"

@@ -1,0 +1,154 @@
+"""Models and their files, plans, what is desired, the history."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from planner.store.blobs import Blobs
+from planner.store.store import Store
+from shared.digest import digest_bytes
+from shared.errors import DecodeError, InputError, StorageError
+from shared.ids import DeviceId, Digest
+from shared.messages.control import Autonomy
+from shared.plan import decode_plan
+from tests.store.helpers import NANO, add_model, enrol, small_plan
+
+
+def test_a_model_is_copied_in_and_read_back(store: Store, tmp_path: Path) -> None:
+    digest = add_model(store, tmp_path, operators=6)
+    (tmp_path / "relu.artifact").unlink()
+    info = store.models()[0]
+    assert (info.model, info.digest, info.operators, info.base_cuts, info.opaque) == ("relu", digest, 6, 1, 0)
+    artifact = store.load_artifact(digest)
+    assert (len(artifact.graph.operators), artifact.onnx_bytes()) == (6, b"relu")
+    file = store.artifact(digest)
+    assert file is not None and file.size_bytes == info.size_bytes
+    assert store.artifact(Digest("0" * 64)) is None
+
+
+def test_a_name_keeps_its_artifact_until_it_is_removed(store: Store, tmp_path: Path) -> None:
+    digest = add_model(store, tmp_path)
+    add_model(store, tmp_path)
+    with pytest.raises(InputError, match="stageloom model remove relu"):
+        add_model(store, tmp_path, operators=8)
+    store.remove_model("relu")
+    assert store.artifact(digest) is None and store.models() == []
+    with pytest.raises(InputError, match="no model 'relu'"):
+        store.remove_model("relu")
+
+
+def test_an_artifact_under_two_names_stays_until_both_are_gone(store: Store, tmp_path: Path) -> None:
+    digest = add_model(store, tmp_path)
+    store.add_model("again", tmp_path / "relu.artifact", digest)
+    store.remove_model("relu")
+    assert store.artifact(digest) is not None
+    store.remove_model("again")
+    assert store.artifact(digest) is None
+
+
+def test_a_model_in_use_cannot_be_removed(store: Store, tmp_path: Path) -> None:
+    add_model(store, tmp_path)
+    enrol(store)
+    store.add_plan("first", small_plan(store), "sequential")
+    store.push(NANO, "first", decided_by="operator")
+    with pytest.raises(InputError, match="part of what nano should run"):
+        store.remove_model("relu")
+
+
+def test_a_file_of_another_digest_is_refused_and_nothing_is_kept(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path / "blobs")
+    source = tmp_path / "file"
+    source.write_bytes(b"contents")
+    with pytest.raises(DecodeError, match="does not have the digest"):
+        blobs.put_file(source, Digest("ab" * 32))
+    assert [path for path in blobs.root.rglob("*") if path.is_file()] == []
+    digest = digest_bytes([b"contents"])
+    assert blobs.put_file(source, digest) == 8 and blobs.has(digest)
+
+
+def test_what_an_interrupted_copy_left_is_swept(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path)
+    (tmp_path / "ab").mkdir()
+    (tmp_path / "ab" / ".incoming-x").write_bytes(b"half")
+    assert (blobs.sweep(), blobs.sweep()) == (1, 0)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_copy_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path / "blobs")
+    (tmp_path / "blobs").write_bytes(b"a file where the directory should be")
+    source = tmp_path / "file"
+    source.write_bytes(b"contents")
+    with pytest.raises(StorageError, match="free space or fix the permissions"):
+        blobs.put_file(source, digest_bytes([b"contents"]))
+
+
+def test_what_is_desired_holds_the_plan_and_what_it_needs(store: Store, tmp_path: Path) -> None:
+    digest = add_model(store, tmp_path)
+    enrol(store)
+    plan = small_plan(store)
+    info = store.add_plan("first", plan, "sequential")
+    assert info == store.add_plan("first", plan, "sequential") == store.plan(plan.digest[:8])
+    assert info.text_bytes == len(info.text.encode()) and info.wire_bytes == len(info.wire)
+    assert store.fleet()[0].desired is None
+    desired = store.push(NANO, "first", decided_by="operator", autonomy=Autonomy.PROVEN)
+    assert (desired.epoch, desired.generation, desired.autonomy) == (1, 1, Autonomy.PROVEN)
+    assert decode_plan(desired.plan, desired.plan_digest) == plan
+    need = desired.artifacts[0]
+    assert (need.model, need.digest, need.size_bytes) == ("relu", digest, store.models()[0].size_bytes)
+    assert store.fleet()[0].desired == desired
+    assert store.push(NANO, "first", decided_by="operator").autonomy is Autonomy.PROVEN
+
+
+def test_pushing_refuses_what_cannot_be(store: Store, tmp_path: Path) -> None:
+    enrol(store)
+    add_model(store, tmp_path)
+    with pytest.raises(InputError, match="no plan 'first'"):
+        store.push(NANO, "first", decided_by="operator")
+    store.add_plan("first", small_plan(store), "sequential")
+    with pytest.raises(InputError, match="no device 'ghost'"):
+        store.push(DeviceId("ghost"), "first", decided_by="operator")
+    store.revoke(NANO)
+    with pytest.raises(InputError, match="revoked; enrol it again"):
+        store.push(NANO, "first", decided_by="operator")
+    add_model(store, tmp_path, "other", operators=8)
+    with pytest.raises(InputError, match="plan 'first' is"):
+        store.add_plan("first", small_plan(store, "other"), "sequential")
+
+
+def test_the_history_pages_from_the_newest_on(store: Store, tmp_path: Path) -> None:
+    enrol(store)
+    enrol(store, DeviceId("other"), 2)
+    add_model(store, tmp_path)
+    store.add_plan("first", small_plan(store), "sequential")
+    for _ in range(5):
+        store.push(NANO, "first", decided_by="operator")
+        store.push(DeviceId("other"), "first", decided_by="operator")
+    seen, before = [], 0
+    while True:
+        entries, before = store.history(NANO, before=before, limit=2)
+        seen += [entry.generation for entry in entries]
+        if not before:
+            break
+    assert seen == [5, 4, 3, 2, 1]
+    assert len(store.history(None)[0]) == 10
+    with pytest.raises(InputError, match="no device"):
+        store.history(DeviceId("ghost"))
+
+
+def test_models_and_plans_page_by_name(store: Store, tmp_path: Path) -> None:
+    for name in ("c", "a", "b"):
+        add_model(store, tmp_path, name)
+        store.add_plan(name, small_plan(store, name), "sequential")
+    assert [info.model for info in store.models(after="a", limit=1)] == ["b"]
+    assert [info.plan for info in store.plans(after="a")] == ["b", "c"]
+
+
+def test_the_data_directory_may_be_read_only_to_readers_of_files(tmp_path: Path, store: Store) -> None:
+    digest = add_model(store, tmp_path)
+    path = store.blobs.path(digest)
+    os.utime(path)
+    store.blobs.path(digest).unlink()
+    with pytest.raises(InputError, match="missing; add the model again"):
+        store.load_artifact(digest)

@@ -1,0 +1,184 @@
+"""Several real processes write one database; group commit; what was acknowledged survives kill -9."""
+
+import os
+import signal
+import sqlite3
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select, text
+from sqlalchemy.orm import Session
+from sqlalchemy.orm.exc import StaleDataError
+
+from planner.store.store import DATABASE_FILE, Store
+from planner.store.tables import DeviceRow, PlannerRow
+from shared.errors import InputError, StorageError, UnavailableError
+from shared.messages.telemetry import RowKind
+from tests.store.helpers import NANO, add_model, enrol, finish, small_plan, start, write_of
+
+WRITERS = 4
+CHANGES = 50
+
+
+def test_four_writers_of_one_value_lose_no_change(tmp_path: Path, database_url: str) -> None:
+    """SQLAlchemy's default mode on SQLite loses about two thirds of these; each process is a planner's store."""
+    store = Store(tmp_path, database_url)
+    enrol(store)
+    add_model(store, tmp_path)
+    store.add_plan("first", small_plan(store), "sequential")
+    code = """
+import sys
+from pathlib import Path
+from planner.store.store import Store
+store = Store(Path(sys.argv[1]), sys.argv[2])
+for _ in range(int(sys.argv[3])):
+    desired = store.push("nano", "first", decided_by="operator")
+    print(desired.generation)
+store.close()
+"""
+    children = [start(code, str(tmp_path), database_url, str(CHANGES)) for _ in range(WRITERS)]
+    given = [int(line) for child in children for line in finish(child).split()]
+    assert sorted(given) == list(range(1, WRITERS * CHANGES + 1))
+    assert store.devices()[0].desired_generation == WRITERS * CHANGES
+    entries, _ = store.history(NANO, limit=256)
+    assert sorted(entry.generation for entry in entries) == sorted(given)
+    store.close()
+
+
+def test_sqlite_transactions_begin_as_writers_and_commits_reach_the_disk(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with store.database.engine.connect() as connection:
+        assert connection.execute(text("PRAGMA journal_mode")).scalar() == "wal"
+        assert connection.execute(text("PRAGMA synchronous")).scalar() == 2  # FULL
+    other = sqlite3.connect(tmp_path / DATABASE_FILE, timeout=0, isolation_level=None)
+    with store.database.write() as session:
+        session.connection()  # begun, and nothing written yet
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("BEGIN IMMEDIATE")
+    with store.database.read() as session:
+        session.connection()
+        other.execute("BEGIN IMMEDIATE")  # a reader is in nobody's way
+        other.execute("ROLLBACK")
+    other.close()
+    store.close()
+
+
+def test_a_versioned_row_refuses_a_write_over_a_newer_one(store: Store) -> None:
+    enrol(store)
+    with store.database.read() as session:
+        stale = session.get_one(DeviceRow, NANO)
+        session.expunge(stale)
+    store.revoke(NANO)
+    with pytest.raises(StaleDataError), store.database.write() as session:
+        stale.device_class = "changed from an old copy"
+        session.add(stale)
+    with store.database.read() as session:
+        assert session.get_one(DeviceRow, NANO).revoked
+
+
+def test_a_change_that_loses_the_race_runs_again(store: Store) -> None:
+    tries: list[int] = []
+
+    def work(session: Session) -> int:
+        tries.append(1)
+        if len(tries) < 3:
+            raise StaleDataError("another writer was first")
+        session.get_one(PlannerRow, 1).epoch = 41
+        return 41
+
+    assert store.database.change(work) == 41
+    assert (len(tries), store.epoch()) == (3, 41)
+
+
+def test_a_group_is_one_commit_and_a_failing_work_undoes_only_itself(store: Store) -> None:
+    """The writer is held in one work while others queue up behind it: those become one group."""
+    held, go = threading.Event(), threading.Event()
+
+    def hold(session: Session) -> None:
+        held.set()
+        assert go.wait(30)
+
+    def raise_by(amount: int, fail: bool = False) -> "Future[int]":
+        def work(session: Session) -> int:
+            row = session.get_one(PlannerRow, 1)
+            row.epoch += amount
+            session.flush()
+            if fail:
+                raise InputError("refused after its write")
+            return row.epoch
+
+        return store.writer.submit(work)
+
+    first = store.writer.submit(hold)
+    assert held.wait(30)
+    futures = [raise_by(1), raise_by(100, fail=True), raise_by(10)]
+    go.set()
+    first.result(30)
+    assert futures[0].result(30) == 2
+    with pytest.raises(InputError, match="refused after its write"):
+        futures[1].result(30)
+    assert futures[2].result(30) == 12
+    assert store.epoch() == 12
+
+
+def test_a_group_whose_commit_fails_is_not_acknowledged(store: Store) -> None:
+    def broken(session: Session) -> None:
+        session.execute(text("INSERT INTO no_such_table VALUES (1)"))
+
+    with pytest.raises(StorageError, match="no_such_table"):
+        store.writer.run(broken)
+    enrol(store)  # the writer lives on
+    assert [info.device for info in store.devices()] == [NANO]
+
+
+def test_a_closed_store_refuses_and_what_was_submitted_before_is_kept(
+    tmp_path: Path, database_url: str
+) -> None:
+    store = Store(tmp_path, database_url)
+    enrol(store)
+    store.append_telemetry([write_of(0, 9)])
+    store.close()
+    with pytest.raises(UnavailableError, match="closed"):
+        store.revoke(NANO)
+    again = Store(tmp_path, database_url)
+    assert again.telemetry_balance() == (10, 10, 0)
+    again.close()
+
+
+def test_kill_in_mid_write_loses_nothing_acknowledged(tmp_path: Path, database_url: str) -> None:
+    """1. a child stores batches of 20 rows and prints a batch's last row once the call returned;
+    2. it is killed while writing; 3. every row it printed is there, and no batch is there by half."""
+    store = Store(tmp_path, database_url)
+    enrol(store)
+    code = """
+import itertools, sys
+from pathlib import Path
+from planner.store.store import DATABASE_FILE, Store
+from tests.store.helpers import write_of
+store = Store(Path(sys.argv[1]), sys.argv[2])
+for first in itertools.count(0, 20):
+    store.append_telemetry([write_of(first, first + 19)])
+    print(first + 19, flush=True)
+"""
+    child = start(code, str(tmp_path), database_url)
+    assert child.stdout is not None
+    acknowledged = [int(child.stdout.readline()) for _ in range(10)]
+    os.kill(child.pid, signal.SIGKILL)
+    rest, _ = child.communicate(timeout=30)
+    acknowledged += [int(line) for line in rest.split("\n")[:-1]]
+    produced, stored, dropped = store.telemetry_balance()
+    assert stored >= acknowledged[-1] + 1
+    assert stored % 20 == 0 and produced == stored and dropped == 0
+    rows = store.telemetry(NANO, [RowKind.QUEUE_SAMPLE])
+    assert len(rows) == stored
+    store.close()
+
+
+def test_a_reader_keeps_its_snapshot_while_a_writer_commits(store: Store) -> None:
+    enrol(store)
+    with store.database.read() as session:
+        before = session.scalars(select(DeviceRow.revoked)).all()
+        store.revoke(NANO)
+        assert session.scalars(select(DeviceRow.revoked)).all() == before == [False]
