@@ -112,9 +112,11 @@ class AdminHandler:
         return admin.Done()
 
     def _plan_create(self, request: admin.PlanCreateRequest) -> Message:
+        began_s = self._clock.monotonic_s()
         plan = create_plan(self._store, request)
+        search_s = self._clock.monotonic_s() - began_s
         name = request.plan or plan.digest[:12]
-        return admin.PlanReply(plan=self._store.add_plan(name, plan, request.scheduler))
+        return admin.PlanReply(plan=self._store.add_plan(name, plan, request.scheduler), search_s=search_s)
 
     def _plan_show(self, request: admin.PlanShowRequest) -> Message:
         return admin.PlanReply(plan=self._store.plan(request.plan))
