@@ -16,7 +16,7 @@ _STYLE = """
 main { max-width:1000px; margin:0 auto; padding:32px 20px 60px; }
 h1 { font-size:26px; margin:0 0 4px; } h2 { font-size:18px; margin:34px 0 8px; }
 p { margin:6px 0; } .soft { color:var(--soft); }
-.cards { display:grid; grid-template-columns:repeat(auto-fit,minmax(180px,1fr)); gap:12px; margin:20px 0; }
+.cards { display:grid; grid-template-columns:repeat(auto-fit,minmax(270px,1fr)); gap:12px; margin:20px 0; }
 .card { background:var(--card); border:1px solid var(--rule); border-radius:8px; padding:12px 14px; }
 .card b { display:block; font-size:21px; font-variant-numeric:tabular-nums; }
 .figure { background:var(--card); border:1px solid var(--rule); border-radius:8px; padding:10px;
