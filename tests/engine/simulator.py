@@ -123,9 +123,11 @@ class Scenario:
 
     def _finish(self) -> None:
         """After all that was to happen: shut down, and look for anything left."""
-        plans = self.core.plans
+        (plan,) = self.core.plans
         open_tasks = set(self._tasks) - set(self._ended)
-        if all(plan.wait is Wait.NONE for plan in plans):
+        if plan.wait is Wait.ALL:
+            self.core.audit_stand_still()
+        else:
             assert not open_tasks, f"tasks {sorted(open_tasks)} never end"
         self._perform(self.core.drain(self._now, refuse=True))
         self._play()
