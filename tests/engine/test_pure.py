@@ -13,7 +13,7 @@ ALLOWED = {"collections", "dataclasses", "enum", "heapq", "math", "shared", "typ
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
 def test_the_core_imports_no_clock_thread_socket_or_randomness(path: Path) -> None:
-    imported = set()
+    imported: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             imported.update(alias.name.split(".")[0] for alias in node.names)
