@@ -30,6 +30,7 @@ class Track:
     """
 
     __slots__ = (
+        "bits",
         "blocks",
         "bound",
         "frees",
@@ -62,13 +63,14 @@ class Track:
         self.writers: list[list[StepId]] = [[] for _ in range(count)]  # made what lies in the slot
         self.readers: list[list[StepId]] = [[] for _ in range(count)]  # read it since
         self.home: list[CombinedState] = []  # per block its combined block, filled by PlanState
-        self.position: list[int] = []  # and its position there
+        self.position: list[int] = []  # its position there
+        self.bits: list[int] = []  # and the position's bit
 
     def occupy(self, slot: int, instance: Instance) -> None:
         """Give a free slot to an instance: the block before it can no longer run another one."""
         self.holder[slot] = instance
         if slot:
-            self.home[slot - 1].next_free &= ~(1 << self.position[slot - 1])
+            self.home[slot - 1].next_free &= ~self.bits[slot - 1]
         else:
             self.model.free_tracks &= ~(1 << self.replica)
 
@@ -77,7 +79,7 @@ class Track:
         self.holder[slot] = None
         if slot:
             home = self.home[slot - 1]
-            home.next_free |= 1 << self.position[slot - 1]
+            home.next_free |= self.bits[slot - 1]
             touched[home] = None
         else:
             self.model.free_tracks |= 1 << self.replica
@@ -86,34 +88,47 @@ class Track:
         """The instance's input for `block` is ready."""
         home = self.home[block]
         home.held[self.position[block]] = instance
-        bit = 1 << self.position[block]
         if instance.live:
-            home.ready |= bit
+            home.ready |= self.bits[block]
         else:
-            home.empty |= bit
+            home.empty |= self.bits[block]
         touched[home] = None
 
     def leave(self, block: int, touched: "Touched") -> None:
         """The instance is no longer at `block`."""
         home = self.home[block]
         home.held[self.position[block]] = None
-        bit = ~(1 << self.position[block])
-        home.ready &= bit
-        home.empty &= bit
+        home.ready &= ~self.bits[block]
+        home.empty &= ~self.bits[block]
         touched[home] = None
 
     def advance(self, instance: Instance, touched: "Touched") -> None:
-        """Move the instance one block on in logical time: slots only, no data."""
+        """Move the instance one block on in logical time: slots only, no data.
+
+        The same as `leave`, `release` of what the block frees, `occupy` and `enter`, written out: it is the
+        hottest path of the engine.
+        """
         block = instance.block
-        self.leave(block, touched)
+        home, bit = self.home[block], self.bits[block]
+        home.held[self.position[block]] = None
+        home.ready &= ~bit
+        home.empty &= ~bit
+        touched[home] = None
         for slot in self.frees[block]:
             self.release(slot, touched)
-        instance.block = block + 1
-        if block + 1 < self.blocks:
-            self.occupy(block + 1, instance)
-            self.enter(block + 1, instance, touched)
-        else:
+        following = instance.block = block + 1
+        if following == self.blocks:
             self.plan.population -= 1
+            return
+        self.holder[following] = instance
+        home.next_free &= ~bit
+        ahead = self.home[following]
+        ahead.held[self.position[following]] = instance
+        if instance.live:
+            ahead.ready |= self.bits[following]
+        else:
+            ahead.empty |= self.bits[following]
+        touched[ahead] = None
 
     def access(self, block: int, step: StepId, in_flight: InFlight, after: set[StepId]) -> bool:
         """Note what running `block` in `step` reads and overwrites; `after` collects what it must wait for.
@@ -311,6 +326,7 @@ class PlanState:
                 homes = [bound.home[member] for member in track.members]
                 track.home = [self.combined[index] for index, _ in homes]
                 track.position = [position for _, position in homes]
+                track.bits = [1 << position for _, position in homes]
         self.population = 0  # instances that still have a block to be issued
         self.programs = 0  # asked for so far
         self.preparing = 0  # asked for on demand and not there yet

@@ -104,6 +104,17 @@ class SpyCore(EngineCore):
         self._audit_tasks(now)
         assert not self._board.touched
 
+    def audit_stand_still(self) -> None:
+        """With nothing more to come, `wait: all` may wait only for tasks that have not arrived."""
+        assert not self._board.in_flight
+        waiting = sum(plan.population for plan in self.plans)
+        for launcher in self._ledger.launchers.values():
+            target = launcher.target
+            if target is not None and target.free_tracks:
+                assert not launcher.queue.launchable, "a task was not launched"
+        free = any(model.free_tracks for plan in self.plans for model in plan.models)
+        assert free or not waiting, "every model has its next task, yet nothing runs"
+
     def _audit_combined(self, combined: CombinedState, now: float) -> None:
         assert combined.moves == _slow_moves(combined)
         active = combined.moves & combined.ready

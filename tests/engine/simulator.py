@@ -123,9 +123,11 @@ class Scenario:
 
     def _finish(self) -> None:
         """After all that was to happen: shut down, and look for anything left."""
-        plans = self.core.plans
+        (plan,) = self.core.plans
         open_tasks = set(self._tasks) - set(self._ended)
-        if all(plan.wait is Wait.NONE for plan in plans):
+        if plan.wait is Wait.ALL:
+            self.core.audit_stand_still()
+        else:
             assert not open_tasks, f"tasks {sorted(open_tasks)} never end"
         self._perform(self.core.drain(self._now, refuse=True))
         self._play()
@@ -161,16 +163,15 @@ class Scenario:
         self.tally.swaps += 1
         kind = self.random.choice(["beside", "beside", "beside", "given up", "drained", "pause"])
         if kind == "pause":
-            self.at(self.random.uniform(0, 5e-3), lambda: self._resume())
+            self.at(self.random.uniform(0, 5e-3), self._resume)
             self._drained_swap = True
             return self.core.drain(self._now)
         if kind == "drained":
             self._drained_swap = True
             self.at(1e-3, self._poll_drained)
             return self.core.drain(self._now)
+        key = PlanKey(self._next_key)
         actions = self._load_plan()
-        key = self._waiting_plan
-        assert key is not None
         if kind == "given up":
             self._waiting_plan = None
             self.at(1e-3, lambda: self.core.unload(key, self._now))
@@ -224,8 +225,7 @@ class Scenario:
         failed = self.random.random() < self._failure_rate
         self.device.end(step_id, failed=failed)
         self.hazards.ended(step_id)
-        actions = self.core.step_done(step_id, self._now, "made to fail" if failed else None)
-        return actions
+        return self.core.step_done(step_id, self._now, "made to fail" if failed else None)
 
     # Actions
 
