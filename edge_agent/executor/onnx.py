@@ -13,9 +13,9 @@ from operator import attrgetter
 import numpy as np
 
 from edge_agent.executor.base import BlockTap, GroupTime, Rows, StepResult, TimingRequest
+from edge_agent.executor.onnx_parts import ModelParts
 from edge_agent.executor.onnx_program import CombinedPrograms, Program
 from edge_agent.executor.onnx_sessions import (
-    LazySource,
     SessionCache,
     SessionKey,
     Values,
@@ -125,7 +125,7 @@ class OnnxExecutor:
     ) -> None:
         """Have these sessions for a plan; each artifact is parsed at most once."""
         before = len(self._cache)
-        sources = {digest: LazySource(artifact) for digest, artifact in artifacts.items()}
+        sources = {digest: ModelParts(artifact) for digest, artifact in artifacts.items()}
         for key in sorted(keys, key=attrgetter("artifact", "batch", "ops")):
             self._cache.ensure(key, plan, sources[key.artifact])
         if len(self._cache) > before:

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from shared.artifact import Artifact
+from edge_agent.executor.onnx_parts import ModelParts
 from shared.engine.steps import PlanKey
 from shared.errors import ExecutorError, ModelError
 from shared.graph import Graph
-from shared.ids import Digest, OpId, TensorId
-from shared.importer.subgraph import ModelSource
+from shared.ids import Digest, TensorId
 
 Values = dict[TensorId, np.ndarray]
 """Tensors of one instance, each with its batch along axis 0. [bucket, ...]"""
@@ -94,7 +93,7 @@ class SessionCache:
         """The session if it is there."""
         return self._sessions.get(key)
 
-    def ensure(self, key: SessionKey, holder: PlanKey, source: "LazySource") -> Session:
+    def ensure(self, key: SessionKey, holder: PlanKey, source: ModelParts) -> Session:
         """The session, made now if need be, held for a plan until `release`.
 
         Raises:
@@ -116,22 +115,6 @@ class SessionCache:
                     del self._holders[key], self._sessions[key]
 
 
-class LazySource:
-    """An artifact's ONNX model, parsed when the first sub-graph is cut out of it and dropped with this."""
-
-    def __init__(self, artifact: Artifact) -> None:
-        self.artifact = artifact
-        self._source: ModelSource | None = None
-
-    def model(self, ops: tuple[int, ...], batch: int) -> bytes:
-        """The ONNX bytes of a sub-graph; the whole model at batch 1 is not even parsed."""
-        if batch == 1 and len(ops) == len(self.artifact.graph.operators):
-            return self.artifact.onnx_bytes()
-        if self._source is None:
-            self._source = ModelSource.open(self.artifact)
-        return self._source.extract([OpId(op) for op in ops], batch=batch).onnx_bytes
-
-
 def borders(graph: Graph, ops: tuple[int, ...]) -> tuple[tuple[TensorId, ...], tuple[TensorId, ...]]:
     """What the operators read from outside, and what of theirs is needed outside; ascending."""
     inside = set(ops)
@@ -142,7 +125,7 @@ def borders(graph: Graph, ops: tuple[int, ...]) -> tuple[tuple[TensorId, ...], t
     return tuple(sorted(read - made)), tuple(sorted(needed))
 
 
-def open_session(key: SessionKey, source: LazySource) -> Session:
+def open_session(key: SessionKey, source: ModelParts) -> Session:
     """Make a session.
 
     Raises:
@@ -159,7 +142,7 @@ def open_session(key: SessionKey, source: LazySource) -> Session:
     graph = source.artifact.graph
     inputs, outputs = borders(graph, key.ops)
     try:
-        session = _from_memory_file(source.model(key.ops, key.batch), options)
+        session = _from_memory_file(source, key, options)
     except ModelError as error:
         raise ExecutorError(str(error)) from error
     except Exception as error:  # onnxruntime's exceptions share no base class
@@ -175,15 +158,14 @@ def open_session(key: SessionKey, source: LazySource) -> Session:
     )
 
 
-def _from_memory_file(model: bytes, options: Any) -> Any:
+def _from_memory_file(source: ModelParts, key: SessionKey, options: Any) -> Any:
     """A session of a model that lies in memory.
 
     Given as bytes, the session would keep them for its whole life: weights would be there twice.
     """
     fd = os.memfd_create("stageloom-model", os.MFD_CLOEXEC)
     try:
-        with os.fdopen(fd, "wb", closefd=False) as file:
-            file.write(model)
+        source.write(fd, key.ops, key.batch)
         return onnxruntime.InferenceSession(
             f"/proc/self/fd/{fd}", options, providers=["CPUExecutionProvider"]
         )
