@@ -6,20 +6,23 @@ here, and nothing is copied or overwritten: staging and moves between plans cost
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 
 from edge_agent.executor.base import BlockTap, GroupTime, Rows, StepResult, TimingRequest
+from edge_agent.executor.onnx_parts import ModelParts
 from edge_agent.executor.onnx_program import CombinedPrograms, Program
 from edge_agent.executor.onnx_sessions import (
-    LazySource,
     SessionCache,
     SessionKey,
     Values,
-    needed_bytes,
+    activation_bytes,
     one_line,
+    return_free_memory,
+    weight_bytes,
 )
 from edge_agent.executor.onnx_timing import time_operators
 from edge_agent.executor.order import StepOrder
@@ -39,7 +42,7 @@ class _Loaded:
 
     bound: BoundPlan
     combined: tuple[CombinedPrograms, ...]
-    sources: Mapping[Digest, Artifact]
+    artifacts: Mapping[Digest, Artifact]
 
 
 class OnnxExecutor:
@@ -65,7 +68,7 @@ class OnnxExecutor:
         return len(self._cache)
 
     def stated_bytes(self, bound: BoundPlan) -> int:
-        """Weights, activations and overhead of the sessions that are not there yet, at every bucket."""
+        """Weights of the sessions that are not there yet, and activations beyond what loaded plans need."""
         graphs = {model.plan.artifact: model.graph for model in bound.models}
         wanted = {
             key
@@ -73,7 +76,9 @@ class OnnxExecutor:
             for bucket_of in _every_bucket(bound, combined.members)
             for key in CombinedPrograms(bound, combined).keys(bucket_of)
         }
-        return sum(needed_bytes(key, graphs[key.artifact]) for key in wanted if self._cache.get(key) is None)
+        weights = sum(weight_bytes(k, graphs[k.artifact]) for k in wanted if self._cache.get(k) is None)
+        present = max((_activation_bytes(loaded.bound) for loaded in self._plans.values()), default=0)
+        return weights + max(0, _activation_bytes(bound) - present)
 
     def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
         """Make the sessions of every atom at batch 1: with them any mask can run as a fallback.
@@ -89,11 +94,13 @@ class OnnxExecutor:
         if missing := {m.plan.artifact for m in bound.models} - artifacts.keys():
             raise ExecutorError(f"artifact {min(missing)[:12]} is not here", remedy="fetch it first")
         combined = tuple(CombinedPrograms(bound, block) for block in bound.combined)
-        sources = {digest: LazySource(artifact) for digest, artifact in artifacts.items()}
+        singles = {
+            session
+            for block, programs in zip(bound.combined, combined, strict=True)
+            for session in programs.keys(dict.fromkeys(range(len(block.members)), 1))
+        }
         try:
-            for block, programs in zip(bound.combined, combined, strict=True):
-                for session in programs.keys(dict.fromkeys(range(len(block.members)), 1)):
-                    self._cache.ensure(session, key, sources[session.artifact])
+            self._hold(key, singles, artifacts)
         except ExecutorError:
             self._cache.release(key)
             raise
@@ -109,11 +116,21 @@ class OnnxExecutor:
             return
         loaded = self._plans[program.plan]
         built = self._build(program, loaded)
-        sources = {digest: LazySource(artifact) for digest, artifact in loaded.sources.items()}
-        for key in {key for keys in built.sessions for key in keys}:
-            self._cache.ensure(key, program.plan, sources[key.artifact])
+        self._hold(program.plan, {key for keys in built.sessions for key in keys}, loaded.artifacts)
         self._pool.grow(loaded.bound.plan.lanes * min(len(built.threading.items) - 1, MAX_THREADS))
         self._programs[program] = built
+
+    def _hold(
+        self, plan: PlanKey, keys: Collection[SessionKey], artifacts: Mapping[Digest, Artifact]
+    ) -> None:
+        """Have these sessions for a plan; each artifact is parsed at most once."""
+        before = len(self._cache)
+        sources = {digest: ModelParts(artifact) for digest, artifact in artifacts.items()}
+        for key in sorted(keys, key=attrgetter("artifact", "batch", "ops")):
+            self._cache.ensure(key, plan, sources[key.artifact])
+        if len(self._cache) > before:
+            del sources
+            return_free_memory()
 
     def _build(self, program: ProgramKey, loaded: _Loaded) -> Program:
         bucket_of = dict(zip(bits(program.mask), program.buckets, strict=True))
@@ -268,6 +285,12 @@ class OnnxExecutor:
             self.unload(key)
         self._values.clear()
         self._pool.close()
+
+
+def _activation_bytes(bound: BoundPlan) -> int:
+    """What the plan's steps need at once: one run per lane, of its most demanding model."""
+    largest = max(activation_bytes(model.graph, model.plan.batch) for model in bound.models)
+    return bound.plan.lanes * largest
 
 
 def _bucket(step: Step, member: StepMember) -> int:

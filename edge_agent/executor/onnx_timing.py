@@ -7,7 +7,8 @@ from statistics import median
 import numpy as np
 
 from edge_agent.executor.base import TimingRequest
-from edge_agent.executor.onnx_sessions import LazySource, Session, SessionKey, Values, one_line, open_session
+from edge_agent.executor.onnx_parts import ModelParts
+from edge_agent.executor.onnx_sessions import Session, SessionKey, Values, one_line, open_session
 from shared.artifact import Artifact
 from shared.errors import ExecutorError
 from shared.graph import Graph
@@ -27,7 +28,7 @@ def time_operators(artifact: Artifact, request: TimingRequest, idle: Callable[[]
     Raises:
         ExecutorError: an operator cannot run alone.
     """
-    graph, source = artifact.graph, LazySource(artifact)
+    graph, source = artifact.graph, ModelParts(artifact)
     ends_s = time.monotonic() + request.limit_s
     values = _inputs(graph, request.batch)
     times: list[float] = []

@@ -1,0 +1,147 @@
+"""Sub-models of an artifact, written to a file without ever holding the weights as Python objects.
+
+Parsing or writing a protobuf of 100 MB holds the interpreter lock for a tenth of a second, and every lane
+with it. So weights are only located in the mapped artifact; what is left is a few kilobytes, which the
+importer's extraction works on. In protobuf, fields of an embedded message that occurs twice are merged:
+appending another `graph` that holds weights adds them to the first.
+"""
+
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx
+
+from shared.artifact import Artifact
+from shared.errors import ModelError
+from shared.ids import OpId
+from shared.importer.nodes import captured_names
+from shared.importer.subgraph import ModelSource
+
+# Field numbers of onnx.proto.
+_MODEL_GRAPH = 7
+_GRAPH_INITIALIZER = 5
+_TENSOR_NAME = 8
+
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+
+
+class ModelParts:
+    """An artifact's ONNX model in parts. Mapped while this lives; parsed when first cut."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self.artifact = artifact
+        with artifact.path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._model = memoryview(mapped)[artifact.onnx_offset :]
+        self._source: ModelSource | None = None
+        self._weights: dict[str, memoryview] = {}
+
+    def write(self, fd: int, ops: tuple[int, ...], batch: int) -> None:
+        """Write the sub-model of some operators to a file; the whole one at batch 1 as it is.
+
+        Raises:
+            ModelError: the operators cannot be cut out, or the artifact's ONNX part is broken.
+        """
+        if batch == 1 and len(ops) == len(self.artifact.graph.operators):
+            _write(fd, self._model)
+            return
+        if self._source is None:
+            skeleton, self._weights = take_apart(self._model)
+            self._source = ModelSource(skeleton, self.artifact.graph)
+        part = self._source.extract([OpId(op) for op in ops], batch=batch).onnx_bytes
+        _write(fd, memoryview(part))
+        nodes = onnx.ModelProto.FromString(part).graph.node
+        used = {name for node in nodes for name in (*node.input, *captured_names(node))}
+        for name in sorted(used & self._weights.keys()):
+            weight = self._weights[name]
+            head = _head(_GRAPH_INITIALIZER, len(weight))
+            _write(fd, memoryview(_head(_MODEL_GRAPH, len(head) + len(weight)) + head))
+            _write(fd, weight)
+
+
+def take_apart(model: memoryview) -> tuple[bytes, dict[str, memoryview]]:
+    """The model without its weights, and every weight's encoded tensor by name.
+
+    Raises:
+        ModelError: the bytes are no protobuf.
+    """
+    kept: list[bytes] = []
+    weights: dict[str, memoryview] = {}
+    for field in _fields(model):
+        if field.number != _MODEL_GRAPH:
+            kept.append(bytes(field.whole))
+            continue
+        graph = []
+        for part in _fields(field.value):
+            if part.number == _GRAPH_INITIALIZER:
+                weights[_name(part.value)] = part.value
+            else:
+                graph.append(bytes(part.whole))
+        content = b"".join(graph)
+        kept += [_head(_MODEL_GRAPH, len(content)), content]
+    return b"".join(kept), weights
+
+
+def _name(tensor: memoryview) -> str:
+    return next((bytes(f.value).decode() for f in _fields(tensor) if f.number == _TENSOR_NAME), "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """One field of a message: all its bytes, and for a length-delimited one its content."""
+
+    number: int
+    whole: memoryview
+    value: memoryview
+
+
+def _fields(message: memoryview) -> Iterator[_Field]:
+    position = 0
+    while position < len(message):
+        start = position
+        tag, position = _varint(message, position)
+        kind = tag & 7
+        begin = position
+        if kind == _LENGTH:
+            length, begin = _varint(message, position)
+            position = begin + length
+        elif kind == _VARINT:
+            _, position = _varint(message, position)
+        elif kind in (_FIXED32, _FIXED64):
+            position += 4 if kind == _FIXED32 else 8
+        else:
+            raise ModelError(f"a field of kind {kind} in an ONNX file", remedy="import the model again")
+        if position > len(message):
+            raise ModelError("an ONNX file ends inside a field", remedy="import the model again")
+        yield _Field(tag >> 3, message[start:position], message[begin:position])
+
+
+def _varint(message: memoryview, position: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= len(message):
+            break
+        byte = message[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise ModelError("an ONNX file ends inside a number", remedy="import the model again")
+
+
+def _head(number: int, length: int) -> bytes:
+    """Tag and length of a length-delimited field."""
+    head = bytearray([number << 3 | _LENGTH])
+    while length >= 0x80:
+        head.append(length & 0x7F | 0x80)
+        length >>= 7
+    head.append(length)
+    return bytes(head)
+
+
+def _write(fd: int, content: memoryview) -> None:
+    """All of it; the interpreter lock is free meanwhile."""
+    while content:
+        content = content[os.write(fd, content) :]
