@@ -50,6 +50,7 @@ class OnnxExecutor:
     def __init__(self) -> None:
         self.tracing = False
         self.tap: BlockTap | None = None
+        self.pause: Callable[[], None] | None = None
         self._order = StepOrder()
         self._pool = StreamPool()
         self._cache = SessionCache()
@@ -57,6 +58,11 @@ class OnnxExecutor:
         self._programs: dict[ProgramKey, Program] = {}
         self._issued: dict[StepId, tuple[Step, Mapping[InstanceId, Rows]]] = {}
         self._values: dict[InstanceId, Values] = {}
+
+    @property
+    def sessions(self) -> int:
+        """Sessions that are loaded."""
+        return len(self._cache)
 
     def stated_bytes(self, bound: BoundPlan) -> int:
         """Weights, activations and overhead of the sessions that are not there yet, at every bucket."""
@@ -172,9 +178,11 @@ class OnnxExecutor:
         program = self._programs.get(key)
         if program is None:  # not prepared: only a fallback gets here, and runs on this thread
             program = self._build(key, self._plans[key.plan])
-        tracing = self.tracing
+        tracing, pause = self.tracing, self.pause
 
         def item(index: int) -> None:
+            if pause is not None:
+                pause()
             position = program.items[index].member
             started_s = time.monotonic() if tracing else 0.0
             for session in program.sessions[index]:

@@ -16,14 +16,13 @@ from random import Random
 from typing import Any, Final
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from edge_agent.link import events as ev
 from edge_agent.link import fetch as fetching
 from edge_agent.link.artifacts import ArtifactFolder
 from edge_agent.link.core import LinkConfig, LinkCore
 from edge_agent.link.membership import Membership
-from edge_agent.link.sockets import make_dealer
+from edge_agent.link.sockets import make_dealer, monitor_event
 from edge_agent.link.spool import Spool, SpoolCounts
 from edge_agent.link.statefile import load_state, save_state
 from shared.backoff import backoff_s
@@ -433,7 +432,7 @@ class LinkClient:
     def _drain_monitor(self, monitor: "zmq.Socket[bytes]", now_s: float) -> None:
         while monitor is self._connection.monitor:
             try:
-                event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))["event"]
+                event = monitor_event(monitor)
             except zmq.Again:
                 return
             if event == zmq.EVENT_CONNECTED:

@@ -12,6 +12,7 @@ from edge_agent.worker.driver import EngineDriver, TaskEnd, TaskIO
 from shared.artifact import Artifact
 from shared.bound import BoundPlan
 from shared.engine.steps import InstanceId, Outcome, PlanKey, Step, Task
+from shared.errors import ExecutorError
 from shared.ids import TaskId
 from shared.plan import Member
 
@@ -62,26 +63,32 @@ class Candidate:
         """Takes the executor over and closes it in the end.
 
         Raises:
-            ExecutorError: the executor cannot load the plan.
+            ExecutorError: the executor cannot load or prepare the plan.
         """
         self._bound = bound
         self._executor = executor
         self._seen: dict[InstanceId, dict[Place, np.ndarray]] = {}
         self._task_of: dict[InstanceId, TaskId] = {}
         self._next_task = 0
+        self._fallbacks = 0
         executor.tap = self._tap
         self._driver = EngineDriver(executor)
         self._driver.on_step = self._on_step
         try:
             self._driver.load(PlanKey(0), bound, {artifact.digest: artifact})
-            self._driver.wait_prepared(PlanKey(0), _PREPARE_S)
+            if missing := self._driver.wait_prepared(PlanKey(0), _PREPARE_S):
+                raise ExecutorError(f"{missing} programs were not ready in {_PREPARE_S:.0f} s")
             self._driver.activate(PlanKey(0))
         except BaseException:
             self._driver.close()
             raise
 
     def run(self, tasks: Sequence[Feeds], delays: "np.random.Generator | None") -> list[Trace]:
-        """Submit all tasks at once and wait for all; `delays` draws a pause before every group."""
+        """Submit all tasks at once and wait for all; `delays` draws a pause before every group.
+
+        Raises:
+            ExecutorError: the members ran one after another, as no program could be prepared.
+        """
         self._executor.pause = None if delays is None else _Pauses(delays)
         self._seen.clear()
         self._task_of.clear()
@@ -96,6 +103,8 @@ class Candidate:
             self._driver.submit(Task(id=task, models=(name,), nbytes=nbytes), ios[task])
         for io in ios.values():
             io.over.wait()
+        if self._fallbacks:
+            raise ExecutorError(f"executor {self._executor.name!r} could not prepare the schedule")
         for instance, tensors in self._seen.items():
             if instance in self._task_of:
                 ios[self._task_of[instance]].trace.tensors.update(tensors)
@@ -111,6 +120,7 @@ class Candidate:
             seen[member.block, name] = array.copy()
 
     def _on_step(self, step: Step, result: StepResult) -> None:
+        self._fallbacks += step.fallback
         for member in step.members:
             self._task_of[member.instance] = member.tasks[0]
 

@@ -263,8 +263,8 @@ def test_the_state_file_round_trips_and_a_damaged_one_is_set_aside(tmp_path: Any
     assert load_state(path) == (state, None)
     path.write_bytes(path.read_bytes()[:-7])
     loaded, problem = load_state(path)
-    assert loaded == ev.LinkState() and problem is not None and "link.state.bad" in problem
-    assert (tmp_path / "link.state.bad").exists() and load_state(path) == (ev.LinkState(), None)
+    assert loaded == ev.LinkState() and problem is not None and "set aside" in problem
+    assert load_state(path) == (ev.LinkState(), None), "no boot loop"
 
 
 def test_the_largest_state_fits_its_file() -> None:
