@@ -23,7 +23,8 @@ p { margin:6px 0; } .soft { color:var(--soft); }
   overflow-x:auto; }
 table { border-collapse:collapse; width:100%; background:var(--card); font-variant-numeric:tabular-nums; }
 th,td { padding:6px 10px; border-bottom:1px solid var(--rule); text-align:right; white-space:nowrap; }
-th:first-child,td:first-child,.text th,.text td { text-align:left; } th { color:var(--soft); font-weight:600; }
+th:first-child,td:first-child,.text th,.text td { text-align:left; }
+th { color:var(--soft); font-weight:600; }
 code { font:13px ui-monospace, "DejaVu Sans Mono", monospace; overflow-wrap:anywhere; white-space:normal; }
 td code { display:block; max-width:640px; } summary { cursor:pointer; color:var(--soft); }
 svg { width:100%; height:auto; display:block; } .grid { stroke:var(--rule); } .mark { stroke:var(--soft);
@@ -90,7 +91,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "numb
     """A table of cells that are already HTML; numbers are aligned to the right, `text` to the left."""
     top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="figure"><table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    table = f'<table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
+    return _figure(table)
 
 
 def _models(models: Sequence[Mapping[str, Any]]) -> str:
@@ -134,8 +136,8 @@ def _legend(names: Sequence[str]) -> str:
     return f'<p class="soft">{keys}</p>'
 
 
-def _figure(svg: str) -> str:
-    return f'<div class="figure">{svg}</div>'
+def _figure(content: str) -> str:
+    return f'<div class="figure">{content}</div>'
 
 
 def _queues(report: Mapping[str, Any]) -> str:
