@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -23,7 +24,7 @@ from planner.dispatch.server import DispatchServer, ServerConfig, new_keys
 from planner.lock import DataDirLock
 from planner.store.store import Store
 from shared.clock import SystemClock
-from shared.errors import UnavailableError
+from shared.errors import InputError, UnavailableError
 from shared.ids import DeviceId
 from shared.keyfile import KeyPair, read_keys, write_keys
 from shared.messages.control import Desired
@@ -113,6 +114,13 @@ class Planner:
             self.keys = _keys(config.data_dir / KEY_FILE)
             self.store = Store(config.data_dir, config.database_url, clock)
             self._undo.append(self.store.close)
+            claim = ExitStack()
+            self._undo.append(claim.close)
+            if not claim.enter_context(self.store.database.claim()):
+                raise InputError(
+                    "another planner runs on this database",
+                    remedy="stop that one, or name another --database-url",
+                )
             online = Online(self.store)
             self.server = DispatchServer(
                 self.store, _server_config(config, self.keys), clock=clock, on_presence=online.changed

@@ -97,9 +97,8 @@ def upgrade() -> None:
         sa.Column("device_class", sa.String(length=128), nullable=False),
         sa.Column("batch", sa.BigInteger(), nullable=False),
         sa.Column("combined_block", sa.String(length=64), nullable=False),
-        sa.Column("scheduler", sa.String(length=64), nullable=False),
+        sa.Column("scheduler", sa.String(length=128), nullable=False),
         sa.Column("stage_string", sa.Text(), nullable=False),
-        sa.Column("cost_us", sa.Double(), nullable=False),
         sa.Column("found_at_us", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("device_class", "batch", "combined_block", "scheduler"),
     )

@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 
+from planner import __version__
 from planner.admin.fleet import Fleet
-from planner.admin.search import create_plan
+from planner.admin.search import create_plan, scheduler_key
+from planner.costs.schedules import found_schedules
 from planner.store.store import Store
 from planner.telemetry.rates import KINDS, model_rates
 from shared.clock import Clock
@@ -18,7 +20,6 @@ from shared.token import JoinToken, format_token
 
 WATCH_WINDOW_S = 5.0
 SECRET_BYTES = 16
-PLANNER_VERSION = "0.1.0"
 
 
 class AdminHandler:
@@ -113,8 +114,15 @@ class AdminHandler:
         began_s = self._clock.monotonic_s()
         plan = create_plan(self._store, request)
         search_s = self._clock.monotonic_s() - began_s
-        name = request.plan or plan.digest[:12]
-        return admin.PlanReply(plan=self._store.add_plan(name, plan, request.scheduler), search_s=search_s)
+        info = self._store.add_plan(request.plan or plan.digest[:12], plan, request.scheduler)
+        if request.device is not None:
+            graphs = {model.artifact: self._store.graph(model.artifact) for model in plan.models}
+            self._store.keep_schedules(
+                self._store.device(request.device).device_class,
+                scheduler_key(request),
+                found_schedules(plan, graphs),
+            )
+        return admin.PlanReply(plan=info, search_s=search_s)
 
     def _plan_show(self, request: admin.PlanShowRequest) -> admin.AdminReply:
         return admin.PlanReply(plan=self._store.plan(request.plan))
@@ -156,7 +164,7 @@ class AdminHandler:
 
     def _status(self, request: admin.StatusRequest) -> admin.AdminReply:
         return admin.StatusReply(
-            planner_version=PLANNER_VERSION,
+            planner_version=__version__,
             epoch=self._store.epoch(),
             devices=len(self._store.fleet()),
             online=len(self._fleet.online()),

@@ -50,6 +50,12 @@ def create_plan(store: ReadStore, request: PlanCreateRequest) -> Plan:
     )
 
 
+def scheduler_key(request: PlanCreateRequest) -> str:
+    """The scheduler's name with the limits that it obeyed: together they decide what it finds."""
+    limits = "".join(f" {name}={value}" for name, value in (("r", request.r), ("s", request.s)) if value)
+    return request.scheduler + limits
+
+
 def _costs(store: ReadStore, request: PlanCreateRequest, choices: list[ModelChoice]) -> CostTable:
     """What the device's class measured; estimates alone where no device is named."""
     if request.device is None:

@@ -45,7 +45,9 @@ def rich_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: 
 
     table = Table(title=title or None, title_justify="left", header_style="bold")
     for name, column in zip(columns, zip(*rows, strict=True) if rows else [()] * len(columns), strict=True):
-        numeric = bool(column) and all(isinstance(cell, int | float) for cell in column)
+        numeric = bool(column) and all(
+            isinstance(cell, int | float) and not isinstance(cell, bool) for cell in column
+        )
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         # Text, not str: what a device reports must not be read as markup.

@@ -1,8 +1,11 @@
 """Measured operator times and found schedules, shared by all devices of one class."""
 
+from collections.abc import Iterable
+
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from planner.costs.schedules import FoundSchedule
 from planner.store.devices import known_device
 from planner.store.plans import models, push
 from planner.store.tables import OperatorCostRow, ProfileRow, ScheduleRow
@@ -104,34 +107,26 @@ def operator_costs(
     }
 
 
-def keep_schedule(
-    session: Session,
-    device_class: str,
-    batch: int,
-    combined_block: Digest,
-    *,
-    scheduler: str,
-    stage_string: str,
-    cost_us: float,
-    now_us: int,
+def keep_schedules(
+    session: Session, device_class: str, scheduler: str, found: Iterable[FoundSchedule], now_us: int
 ) -> None:
-    """Remember a schedule that was found (TOP's stage_dict); a newer one replaces an older."""
-    session.merge(
-        ScheduleRow(
-            device_class=device_class,
-            batch=batch,
-            combined_block=combined_block,
-            scheduler=scheduler,
-            stage_string=stage_string,
-            cost_us=cost_us,
-            found_at_us=now_us,
+    """Remember schedules that were found (TOP's stage_dict); a newer one replaces an older."""
+    for one in found:
+        session.merge(
+            ScheduleRow(
+                device_class=device_class,
+                batch=one.batch,
+                combined_block=one.combined_block,
+                scheduler=scheduler,
+                stage_string=one.stage_string,
+                found_at_us=now_us,
+            )
         )
-    )
 
 
-def found_schedule(
+def kept_schedule(
     session: Session, device_class: str, batch: int, combined_block: Digest, scheduler: str
-) -> tuple[str, float] | None:
-    """(stage string, cost in microseconds) of a schedule that was found before."""
+) -> str | None:
+    """The stage string that was kept under this key."""
     row = session.get(ScheduleRow, (device_class, batch, combined_block, scheduler))
-    return (row.stage_string, row.cost_us) if row is not None else None
+    return row.stage_string if row is not None else None

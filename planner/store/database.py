@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, create_engine, event
+from sqlalchemy import Connection, create_engine, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
@@ -24,6 +24,7 @@ BUSY_TIMEOUT_S = 30.0
 _READ_ONLY = "stageloom_read_only"
 _ATTEMPTS = 32  # a transaction that loses a race this often in a row is a defect, not bad luck
 _LOST_RACE_STATES = ("40001", "40P01", "23505")  # Postgres: not serializable, deadlock, inserted by another
+_CLAIM = 0x57A6E101  # any number that no other program on a database server uses
 
 T = TypeVar("T")
 
@@ -101,6 +102,22 @@ class Database:
             f"a write lost the race against other writers {_ATTEMPTS} times", remedy="try again later"
         )
 
+    @contextmanager
+    def claim(self) -> Iterator[bool]:
+        """Whether this process is the only one to claim a database on a server; free for SQLite.
+
+        A planner's data directory is locked by a file, which says nothing about a database elsewhere.
+        """
+        if self.is_sqlite:
+            yield True
+            return
+        with self._translated(), self.engine.connect() as connection:
+            alone = connection.execute(
+                text("SELECT pg_try_advisory_lock(:key)"), {"key": _CLAIM}
+            ).scalar_one()
+            connection.commit()  # the lock belongs to the connection, not to its transaction
+            yield bool(alone)
+
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()
@@ -109,7 +126,8 @@ class Database:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except DBAPIError as error:
+        except DBAPIError as last:
+            error = _first_failure(last)
             if getattr(error.orig, "sqlstate", None) in _LOST_RACE_STATES:
                 raise LostRace(str(error.orig)) from error
             raise StorageError(
@@ -143,6 +161,20 @@ def _on_sqlite_connect(connection: sqlite3.Connection, _record: object) -> None:
 def _on_sqlite_begin(connection: Connection) -> None:
     read_only = connection.get_execution_options().get(_READ_ONLY)
     connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+
+
+def _first_failure(error: DBAPIError) -> DBAPIError:
+    """The failure that began it.
+
+    On a full disk SQLite rolls back by itself; SQLAlchemy's rollback to a savepoint then fails as well and
+    would hide the cause.
+    """
+    first, step = error, error.__context__
+    while step is not None:
+        if isinstance(step, DBAPIError):
+            first = step
+        step = step.__context__
+    return first
 
 
 def _first_line(error: object) -> str:

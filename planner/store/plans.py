@@ -195,6 +195,8 @@ def push(
     if known_device(session, device).revoked:
         raise InputError(f"device {device!r} is revoked", remedy="enrol it again with a new token")
     info = plan_info(session, plan) if plan is not None else None
+    if info is not None:
+        _require_models(session, info)
     epoch = planner_row(session, now_us).epoch
     row = session.get(DesiredRow, device)
     if row is None:
@@ -221,6 +223,17 @@ def push(
     )
     session.flush()
     return row.epoch, row.generation
+
+
+def _require_models(session: Session, info: PlanInfo) -> None:
+    """A plan that names a removed model would leave a device waiting for its artifact for ever."""
+    for model in decode_plan(info.wire).models:
+        if session.scalar(select(ModelRow.name).where(ModelRow.digest == model.artifact).limit(1)) is None:
+            raise InputError(
+                f"plan {info.plan!r} needs artifact {model.artifact[:12]} of model {model.name!r}, "
+                "which was removed",
+                remedy="add the model again, or make another plan",
+            )
 
 
 def desired(session: Session, device: DeviceId) -> Desired | None:

@@ -4,12 +4,13 @@ Every write goes through the one writer thread and returns when it is committed.
 their own and never wait. Methods may be called from any thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from planner.costs.schedules import FoundSchedule
 from planner.dispatch.ports import (
     ArtifactFile,
     EnrolAttempt,
@@ -156,6 +157,13 @@ class ReadStore:
         """Measured operators of an artifact on a device class."""
         with self.database.read() as session:
             return costs.operator_costs(session, device_class, artifact, batch)
+
+    def kept_schedule(
+        self, device_class: str, batch: int, combined_block: Digest, scheduler: str
+    ) -> str | None:
+        """The stage string that a scheduler once found for a combined block on a device class."""
+        with self.database.read() as session:
+            return costs.kept_schedule(session, device_class, batch, combined_block, scheduler)
 
     def open_profiles(self, requests: list[int]) -> list[int]:
         """Those of the requests that are not answered yet."""
@@ -364,6 +372,11 @@ class Store(ReadStore):
         """
         now_us = self._clock.wall_us()
         return self.writer.run(lambda session: plans.add_plan(session, name, plan, scheduler, now_us))
+
+    def keep_schedules(self, device_class: str, scheduler: str, found: Iterable[FoundSchedule]) -> None:
+        """Share schedules that were found with all devices of a class."""
+        now_us, rows = self._clock.wall_us(), tuple(found)
+        self.writer.run(lambda session: costs.keep_schedules(session, device_class, scheduler, rows, now_us))
 
     def push(
         self, device: DeviceId, plan: str, *, decided_by: str, autonomy: Autonomy | None = None

@@ -178,9 +178,8 @@ class ScheduleRow(Table):
     device_class: Mapped[str] = mapped_column(String(128), primary_key=True)
     batch: Mapped[int] = mapped_column(primary_key=True)
     combined_block: Mapped[str] = mapped_column(_DIGEST, primary_key=True)
-    scheduler: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    scheduler: Mapped[str] = mapped_column(String(128), primary_key=True)
     stage_string: Mapped[str]
-    cost_us: Mapped[float]
     found_at_us: Mapped[int]
 
 

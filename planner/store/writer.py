@@ -123,7 +123,7 @@ class Writer:
 
 
 def _attempt(session: Session, work: Callable[[Session], Any]) -> Any:
-    """Run one work of a group; its failure is its result and undoes only itself."""
+    """Run one work of a group; a refusal is its result and undoes only itself."""
     try:
         with session.begin_nested():
             return work(session)

@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import tomllib
 
+from planner import __version__
 from planner.costs.measured import cost_table
 from planner.telemetry.rates import model_rates
 from shared.ids import DeviceId, Digest, OpId
@@ -56,3 +58,8 @@ assert not found, found
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_planners_version_is_the_distributions() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["version"] == __version__

@@ -1,10 +1,10 @@
 """Models and their files, plans, what is desired, the history."""
 
-import os
 from pathlib import Path
 
 import pytest
 
+from planner.costs.schedules import found_schedules
 from planner.store.blobs import Blobs
 from planner.store.store import Store
 from shared.digest import digest_bytes
@@ -12,6 +12,7 @@ from shared.errors import DecodeError, InputError, StorageError
 from shared.ids import DeviceId, Digest
 from shared.messages.control import Autonomy
 from shared.plan import decode_plan
+from shared.search.compose import ModelChoice, compose
 from tests.store.helpers import NANO, add_model, enrol, small_plan
 
 
@@ -74,7 +75,6 @@ def test_what_an_interrupted_copy_left_is_swept(tmp_path: Path) -> None:
     assert (blobs.sweep(), blobs.sweep()) == (1, 0)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_copy_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     blobs = Blobs(tmp_path / "blobs")
     (tmp_path / "blobs").write_bytes(b"a file where the directory should be")
@@ -145,10 +145,40 @@ def test_models_and_plans_page_by_name(store: Store, tmp_path: Path) -> None:
     assert [info.plan for info in store.plans(after="a")] == ["b", "c"]
 
 
-def test_the_data_directory_may_be_read_only_to_readers_of_files(tmp_path: Path, store: Store) -> None:
-    digest = add_model(store, tmp_path)
-    path = store.blobs.path(digest)
-    os.utime(path)
-    store.blobs.path(digest).unlink()
+def test_a_missing_artifact_file_is_said(tmp_path: Path, store: Store) -> None:
+    store.blobs.path(add_model(store, tmp_path)).unlink()
     with pytest.raises(InputError, match="missing; add the model again"):
-        store.load_artifact(digest)
+        store.load_artifact(store.models()[0].digest)
+
+
+def test_a_plan_whose_model_was_removed_cannot_be_pushed(store: Store, tmp_path: Path) -> None:
+    """Else the device would wait for an artifact that nobody has."""
+    add_model(store, tmp_path)
+    enrol(store)
+    store.add_plan("first", small_plan(store), "sequential")
+    store.remove_model("relu")
+    with pytest.raises(InputError, match=r"model 'relu', which was removed; add the model again"):
+        store.push(NANO, "first", decided_by="operator")
+    assert store.history(NANO) == ([], 0)
+    add_model(store, tmp_path)
+    assert store.push(NANO, "first", decided_by="operator").generation == 1
+
+
+def test_schedules_are_shared_by_what_they_compute_not_by_names(store: Store, tmp_path: Path) -> None:
+    digest = add_model(store, tmp_path)
+    graph = store.graph(digest)
+    both = compose(
+        [
+            ModelChoice(name="one", artifact=digest, graph=graph, partition="base", replicas=2),
+            ModelChoice(name="two", artifact=digest, graph=graph, partition="base"),
+        ]
+    )
+    found = list(found_schedules(both, {digest: graph}))
+    assert [one.stage_string for one in found] == ["0/1", "0/1"]  # two different blocks, six members
+    assert len({one.combined_block for one in found}) == 2
+    store.keep_schedules("cpu", "sequential", found)
+    store.keep_schedules("cpu", "sequential", found)
+    for one in found:
+        assert store.kept_schedule("cpu", 1, one.combined_block, "sequential") == one.stage_string
+        assert store.kept_schedule("gpu", 1, one.combined_block, "sequential") is None
+        assert store.kept_schedule("cpu", 2, one.combined_block, "sequential") is None

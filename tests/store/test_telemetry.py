@@ -123,8 +123,8 @@ def test_a_profile_keeps_the_plan_that_runs(store: Store, tmp_path: Path) -> Non
 
 
 def test_a_superseded_generations_end_is_known_from_its_state_change(store: Store, tmp_path: Path) -> None:
-    """1. generation 1 is rejected while offline; 2. generation 2 is pushed and reported; 3. the telemetry that
-    tells of the rejection arrives: the history of generation 1 has its end, generation 2 is untouched."""
+    """1. generation 1 is rejected while offline; 2. generation 2 is pushed and reported; 3. the telemetry
+    that tells of the rejection arrives: generation 1 has its end, generation 2 is untouched."""
     add_model(store, tmp_path)
     store.add_plan("first", small_plan(store), "sequential")
     store.push(NANO, "first", decided_by="operator")

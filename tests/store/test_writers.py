@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import event, select, text
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.exc import StaleDataError
 
@@ -23,7 +23,7 @@ CHANGES = 50
 
 
 def test_four_writers_of_one_value_lose_no_change(tmp_path: Path, database_url: str) -> None:
-    """SQLAlchemy's default mode on SQLite loses about two thirds of these; each process is a planner's store."""
+    """SQLAlchemy's default mode on SQLite loses about two thirds of these."""
     store = Store(tmp_path, database_url)
     enrol(store)
     add_model(store, tmp_path)
@@ -182,3 +182,31 @@ def test_a_reader_keeps_its_snapshot_while_a_writer_commits(store: Store) -> Non
         before = session.scalars(select(DeviceRow.revoked)).all()
         store.revoke(NANO)
         assert session.scalars(select(DeviceRow.revoked)).all() == before == [False]
+
+
+def test_a_full_disk_is_one_line_and_keeps_what_was_acknowledged(tmp_path: Path) -> None:
+    """1. rows are acknowledged until the disk is full; 2. the next write is refused with the remedy;
+    3. space is made: every acknowledged row is there, and the refused rows can be sent again."""
+    store = Store(tmp_path)
+    enrol(store)
+    pages: list[int] = []
+
+    def limit(connection: sqlite3.Connection, _record: object, _proxy: object) -> None:
+        connection.execute(f"PRAGMA max_page_count={pages[-1]}")
+
+    event.listen(store.database.engine, "checkout", limit)
+    with store.database.read() as session:
+        pages.append(1)  # SQLite rounds up to what is used
+        used = session.connection().exec_driver_sql("PRAGMA page_count").scalar_one()
+    pages.append(used + 4)
+    acknowledged = 0
+    with pytest.raises(StorageError, match="full; free space on the disk") as caught:
+        for first in range(0, 100_000, 100):
+            store.append_telemetry([write_of(first, first + 99)])
+            acknowledged = first + 100
+    assert "\n" not in str(caught.value)
+    assert store.telemetry_balance() == (acknowledged, acknowledged, 0)
+    pages.append(used + 10_000)
+    store.append_telemetry([write_of(acknowledged, acknowledged + 99)])
+    assert store.telemetry_balance() == (acknowledged + 100, acknowledged + 100, 0)
+    store.close()
