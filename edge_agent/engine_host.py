@@ -157,6 +157,10 @@ class EngineHost:
         """Time the operators of an artifact."""
         self._send(lambda handle: handle.profile(request))
 
+    def trace(self, on: bool) -> None:
+        """Report every step with the times of its groups, or stop doing so."""
+        self._send(lambda handle: handle.trace(on))
+
     def drain(self) -> None:
         """Take no more tasks, report `Drained`."""
         self._send(lambda handle: handle.drain())

@@ -121,6 +121,7 @@ class Agent:
         self.loop.watch(self._link.fileno(), READ, self._on_link)
         self.loop.call_every(_TICK_S, self._tick)
         self.loop.call_every(self.config.stats_interval_s, self._count)
+        self.loop.call_every(self.config.trace_interval_s, self._sample_steps)
         for problem in self._problems:
             self._record([Event("state", problem[:512])])
         try:
@@ -151,6 +152,12 @@ class Agent:
     def _tick(self) -> None:
         self._do(self._plans.tick(self.loop.now()))
         self._engine.check_alive(busy=self._plans.loading or not self._plans.engine_up)
+
+    def _sample_steps(self) -> None:
+        """Trace for a short while: every step of a window, so that its timeline has no holes."""
+        if self._plans.active is not None:
+            self._engine.trace(True)
+            self.loop.call_at(self.loop.now() + self.config.trace_window_s, lambda: self._engine.trace(False))
 
     # -- the endpoint's backend -----------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ class Executor(Protocol):
 
     tracing: bool  # fill StepResult.groups; set by the owner at any time
     tap: "BlockTap | None"  # set by the owner while nothing runs
-    pause: Callable[[], None] | None  # called before every item of a launch list; for verification, as `tap`
+    pause: Callable[[], None] | None  # called before every group, to shift them in time; as `tap`
 
     @property
     def name(self) -> str:

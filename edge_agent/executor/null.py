@@ -47,6 +47,7 @@ class NullExecutor:
         self._issued: dict[StepId, tuple[Step, frozenset[InstanceId]]] = {}
         self._last_issued: dict[int, StepId] = {}  # by lane
         self._next_block: dict[InstanceId, int] = {}
+        self._moves: dict[InstanceId, list[MoveInstance]] = {}  # until the first step on the new plan
 
     def stated_bytes(self, bound: BoundPlan) -> int:
         """Nothing."""
@@ -97,21 +98,27 @@ class NullExecutor:
         started_s = time.monotonic()
         try:
             for member in issued.members:
-                self._advance(member)
+                self._advance(issued.program.plan, member)
             groups = self._run(issued)
             outputs = {m.instance: self._outputs(issued, m) for m in issued.members if m.last}
         finally:
             self._order.end(issued)
         return StepResult(started_s, time.monotonic(), outputs, groups)
 
-    def _advance(self, member: StepMember) -> None:
+    def _advance(self, plan: PlanKey, member: StepMember) -> None:
         reached = self._next_block.get(member.instance, 0)
+        moves = self._moves.get(member.instance, [])
+        while moves and moves[0].old[0] != plan:
+            move = moves.pop(0)
+            if move.old[1].block != reached:
+                raise ExecutorError(f"instance {member.instance} was moved from where it was not")
+            reached = move.new[1].block
         if reached != member.member.block:
             raise ExecutorError(
                 f"instance {member.instance} is before block {reached}, not {member.member.block}"
             )
         if member.last:
-            self._next_block.pop(member.instance, None)
+            self.drop(member.instance)
         else:
             self._next_block[member.instance] = reached + 1
 
@@ -137,13 +144,13 @@ class NullExecutor:
         return [border for _ in member.tasks]
 
     def move(self, action: MoveInstance) -> None:
-        """The instance stands before the new plan's block."""
-        if action.instance in self._next_block:
-            self._next_block[action.instance] = action.new[1].block
+        """Remember it; steps on the old plan may still be running."""
+        self._moves.setdefault(action.instance, []).append(action)
 
     def drop(self, instance: InstanceId) -> None:
         """Forget where the instance was."""
         self._next_block.pop(instance, None)
+        self._moves.pop(instance, None)
 
     def time_operators(
         self, artifact: Artifact, request: TimingRequest, idle: Callable[[], bool]

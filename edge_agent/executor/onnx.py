@@ -59,6 +59,11 @@ class OnnxExecutor:
         self._issued: dict[StepId, tuple[Step, Mapping[InstanceId, Rows]]] = {}
         self._values: dict[InstanceId, Values] = {}
 
+    @property
+    def sessions(self) -> int:
+        """Sessions that are loaded."""
+        return len(self._cache)
+
     def stated_bytes(self, bound: BoundPlan) -> int:
         """Weights, activations and overhead of the sessions that are not there yet, at every bucket."""
         graphs = {model.plan.artifact: model.graph for model in bound.models}
@@ -173,9 +178,11 @@ class OnnxExecutor:
         program = self._programs.get(key)
         if program is None:  # not prepared: only a fallback gets here, and runs on this thread
             program = self._build(key, self._plans[key.plan])
-        tracing = self.tracing
+        tracing, pause = self.tracing, self.pause
 
         def item(index: int) -> None:
+            if pause is not None:
+                pause()
             position = program.items[index].member
             if self.pause is not None:
                 self.pause()

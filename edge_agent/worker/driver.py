@@ -160,6 +160,8 @@ class EngineDriver:
             ExecutorError: the executor cannot load it; nothing has changed.
             ValueError: a plan with this key is loaded.
         """
+        if key in self._plans:
+            raise ValueError(f"plan {key} is loaded already")
         self.executor.load(key, bound, artifacts)
         with self._lock:
             actions = self._core.load(key, bound, self._clock())

@@ -247,7 +247,13 @@ class EngineProcess:
         except Exception as error:  # a backend's: there are no times, and the engine goes on
             log.exception("profile request %d failed", request.request)
             reason = f"{type(error).__name__}: {error}"
-        self.report(messages.OperatorTimes(request.request, digest, request.batch, times, reason))
+        for first in range(0, max(1, len(times)), messages.MAX_TIMES):
+            part = times[first : first + messages.MAX_TIMES]
+            self.report(
+                messages.OperatorTimes(
+                    request.request, digest, request.batch, part, reason, first, len(times)
+                )
+            )
 
     def _quiet(self) -> bool:
         return self._driver is None or self._driver.quiet

@@ -6,6 +6,9 @@ from edge_agent.executor.base import StepResult
 from edge_agent.worker.messages import CombinedStats
 from shared.engine.steps import PlanKey, Step
 
+MAX_COMBINED = 512
+"""So that a report of statistics stays below the size of a message."""
+
 
 @dataclass(slots=True)
 class _Sum:
@@ -56,9 +59,10 @@ class Tally:
         return self._busy_s + (now - self._since_s if self._in_flight else 0.0)
 
     def take(self) -> tuple[CombinedStats, ...]:
-        """The sums since the last call."""
-        sums, self._sums = self._sums, {}
-        return tuple(
-            CombinedStats(*key, s.steps, s.tasks, s.busy_s, s.shortest_s, s.longest_s)
-            for key, s in sorted(sums.items())
-        )
+        """The sums since the last call, at most MAX_COMBINED of them; the others go on and come later."""
+        taken = sorted(self._sums)[:MAX_COMBINED]
+        return tuple(self._freeze(key, self._sums.pop(key)) for key in taken)
+
+    @staticmethod
+    def _freeze(key: tuple[PlanKey, int, int], total: _Sum) -> CombinedStats:
+        return CombinedStats(*key, total.steps, total.tasks, total.busy_s, total.shortest_s, total.longest_s)

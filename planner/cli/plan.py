@@ -83,7 +83,8 @@ def create(
             s=s,
         )
     )
-    made = ask(folder, request, admin.PlanReply).plan
+    reply = ask(folder, request, admin.PlanReply)
+    made = reply.plan
     pushed = None
     if push_it and device is not None:
         pushed = ask(
@@ -93,13 +94,15 @@ def create(
         emit_json(
             {
                 **msgspec.to_builtins(made),
+                "search_s": reply.search_s,
                 "pushed": {"epoch": pushed.epoch, "generation": pushed.generation} if pushed else None,
             }
         )
         return
     emit(made.plan)
     progress(
-        f"plan {made.plan} ({made.digest[:12]}): {made.text_bytes} bytes as text, {made.wire_bytes} as wire"
+        f"plan {made.plan} ({made.digest[:12]}) made in {1000 * reply.search_s:.0f} ms: "
+        f"{made.text_bytes} bytes as text, {made.wire_bytes} as wire"
     )
     if pushed:
         progress(f"pushed to {device} as generation {pushed.generation}; see `stageloom watch {device}`")

@@ -36,9 +36,10 @@ _RUNTIME_TYPES = {"tensor(float)": "float32", "tensor(double)": "float64"} | {
 Signature = tuple[tuple[str, Value], ...]
 
 
-def one_line(error: Exception) -> str:
-    """A library's message on one line of bounded length."""
-    return " ".join(str(error).split())[:_ERROR_CHARS]
+def one_line(error: Exception, scratch: Path | None = None) -> str:
+    """A library's message on one line of bounded length, without our scratch folder's name."""
+    text = " ".join(str(error).split())
+    return (text if scratch is None else text.replace(f"{scratch}/", ""))[:_ERROR_CHARS]
 
 
 def prepare(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits: ImportLimits) -> None:
@@ -57,8 +58,6 @@ def prepare(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits:
     model.ir_version = max(model.ir_version, _MIN_IR_VERSION)
     if model.graph.sparse_initializer:
         raise ModelError("unsupported: sparse weights", remedy="store the weights dense")
-    if any(tensor.data_type == TensorProto.STRING for tensor in model.graph.initializer):
-        raise ModelError("unsupported: string weights", remedy="keep text processing outside the model")
     _pin(model, shapes)
     # The checker comes before anything that walks functions: onnxruntime crashes on 3,000 chained ones.
     try:
@@ -140,7 +139,7 @@ def optimise(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
         onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions share no base class
         raise ModelError(
-            f"unsupported: onnxruntime cannot load the model: {one_line(error)}",
+            f"unsupported: onnxruntime cannot load the model: {one_line(error, folder)}",
             remedy="export it with standard operators of opset 7 or later",
         ) from error
     source.unlink()
@@ -285,7 +284,7 @@ def _free_leading_dimension(graph: onnx.GraphProto, values: Mapping[str, Value])
 
 def _store_raw(weight: TensorProto) -> None:
     """One way to store a weight, whichever of ONNX's the file chose."""
-    if not weight.HasField("raw_data"):
+    if not weight.HasField("raw_data") and weight.data_type != TensorProto.STRING:
         weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight), weight.name))
     weight.ClearField("data_location")
     weight.ClearField("doc_string")

@@ -13,7 +13,7 @@ import onnxruntime
 
 from shared.errors import ModelError
 from shared.graph import Graph, Tensor
-from shared.importer.normalise import quiet_options
+from shared.importer.normalise import one_line, quiet_options
 from shared.importer.operators import ELEMENTWISE, WEIGHTED
 from shared.importer.process import speaks_of_memory
 from shared.importer.values import ELEMENT_TYPES
@@ -22,7 +22,6 @@ TOLERANCE = 1e-4  # norm of the difference over norm of the reference
 _BATCH = 2
 _SEED = 20260101
 _SCALAR_BYTES = 4
-_ERROR_CHARS = 250
 
 
 def try_model(model: onnx.ModelProto, graph: Graph, path: Path) -> str:
@@ -51,7 +50,7 @@ def try_model(model: onnx.ModelProto, graph: Graph, path: Path) -> str:
     except Exception as error:  # onnxruntime's exceptions share no base class
         _require_memory(error)
         _require_runnable(path, rows[0])
-        return problem or f"it does not run with an open batch: {_one_line(error)}"
+        return problem or f"it does not run with an open batch: {one_line(error, path.parent)}"
     finally:
         variant.unlink()
     _require_shapes(made, single[0])
@@ -62,7 +61,7 @@ def try_model(model: onnx.ModelProto, graph: Graph, path: Path) -> str:
         together = session.run([t.name for t in made], both)
     except Exception as error:
         _require_memory(error)
-        return f"it does not run with a batch of {_BATCH}: {_one_line(error)}"
+        return f"it does not run with a batch of {_BATCH}: {one_line(error, path.parent)}"
     return _row_problem(made, single, together) or _blind_problem(graph, made, single)
 
 
@@ -76,10 +75,6 @@ def _static_problem(graph: Graph) -> str:
     if random := next((o.name for o in graph.operators if o.opaque.startswith("random")), ""):
         return f"operator {random[:80]!r} differs from run to run"
     return ""
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:_ERROR_CHARS]
 
 
 def _session(path: Path) -> onnxruntime.InferenceSession:
@@ -100,7 +95,7 @@ def _require_runnable(path: Path, feeds: dict[str, Any]) -> None:
     except Exception as error:
         _require_memory(error)
         raise ModelError(
-            f"unsupported: the model does not run: {_one_line(error)}",
+            f"unsupported: the model does not run: {one_line(error, path.parent)}",
             remedy="check that it runs in onnxruntime on zeros and ones, and export it again",
         ) from error
 

@@ -64,8 +64,7 @@ def value_of(type_proto: Any) -> Value:
     if tensor.elem_type == TensorProto.UNDEFINED:
         return UNKNOWN
     if tensor.elem_type not in DTYPES:
-        name = TensorProto.DataType.Name(tensor.elem_type).lower()
-        return Value(unfit=f"{name} tensors cannot be cut")
+        return _odd_tensor(tensor.elem_type)
     if not tensor.HasField("shape"):
         return UNKNOWN
     dims = tensor.shape.dim
@@ -74,10 +73,17 @@ def value_of(type_proto: Any) -> Value:
     return Value(DTYPES[tensor.elem_type], tuple(int(d.dim_value) for d in dims))
 
 
+def _odd_tensor(code: int) -> Value:
+    """A tensor of an element type that slots do not hold."""
+    known = code in TensorProto.DataType.values()
+    name = TensorProto.DataType.Name(code).lower() if known else f"type {code}"
+    return Value(unfit=f"{name} tensors cannot be cut")
+
+
 def weight_value(tensor: TensorProto) -> Value:
     """The value of an initializer."""
     if tensor.data_type not in DTYPES:
-        return Value(unfit=f"{TensorProto.DataType.Name(tensor.data_type).lower()} tensors cannot be cut")
+        return _odd_tensor(tensor.data_type)
     return Value(DTYPES[tensor.data_type], tuple(int(d) for d in tensor.dims))
 
 

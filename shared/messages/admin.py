@@ -214,7 +214,10 @@ class PlanCreateRequest(Message, frozen=True, kw_only=True, tag="plan_create_req
 
 
 class PlanReply(Message, frozen=True, kw_only=True, tag="plan_reply"):
+    """`search_s`: how long making the plan took, 0 for one that was read back."""
+
     plan: PlanInfo
+    search_s: Seconds = 0.0
 
 
 class PlanShowRequest(Message, frozen=True, kw_only=True, tag="plan_show_request"):

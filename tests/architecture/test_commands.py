@@ -1,6 +1,5 @@
 """Every console script and every benchmark answers --help, and says nothing on stderr."""
 
-import ast
 import subprocess
 import sys
 
@@ -17,18 +16,6 @@ BENCHMARKS = [
 ]
 
 
-def defines(module: str, name: str) -> bool:
-    """Whether a module's own source defines or imports a name at its top."""
-    source = source_of(module)
-    tree = ast.parse(source.read_text(encoding="utf-8") if source.exists() else "")
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
-            return True
-        if isinstance(node, ast.Import | ast.ImportFrom) and name in {a.asname or a.name for a in node.names}:
-            return True
-    return False
-
-
 def help_of(*command: str) -> str:
     done = subprocess.run(
         [sys.executable, *command, "--help"],
@@ -42,16 +29,7 @@ def help_of(*command: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        pytest.param(
-            name,
-            marks=pytest.mark.xfail(not defines(*target.split(":")), reason=f"{target} is not built yet"),
-        )
-        for name, target in SCRIPTS.items()
-    ],
-)
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_a_console_script_explains_itself(script: str) -> None:
     module, function = SCRIPTS[script].split(":")
     run = f"import sys; from {module} import {function}; sys.argv[0] = {script!r}; sys.exit({function}())"
@@ -64,7 +42,9 @@ def test_there_are_two_console_scripts() -> None:
 
 @pytest.mark.parametrize("module", BENCHMARKS)
 def test_a_benchmark_explains_itself(module: str) -> None:
-    assert f"usage: python -m {module}".casefold() in help_of("-m", module).casefold()
+    text = help_of("-m", module)
+    assert text.startswith("usage:")
+    assert module.split(".")[-1] in text.splitlines()[0]
 
 
 def test_there_are_benchmarks() -> None:

@@ -240,9 +240,27 @@ def test_an_import_without_enough_memory_names_the_limit(tmp_path: Path) -> None
     assert "memory" in str(error).lower() or "alloc" in str(error).lower()
 
 
+def test_the_memory_given_decides_whether_a_model_is_imported_never_how(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(_fine().SerializeToString())
+    digests = set()
+    for mebibytes in (300, 500, 700, 1000, 4096):
+        limits = ImportLimits(memory_bytes=mebibytes << 20)
+        try:
+            digests.add(import_model(path, shapes={}, out_dir=tmp_path / "out", limits=limits).digest)
+        except ModelError as error:
+            assert "memory" in str(error)
+    assert len(digests) == 1
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
+        (
+            model_of([helper.make_node("Identity", ["x"], ["y"])], [info("x", [1], 74)],
+                     [info("y", [1], 74)]),
+            "unsupported: input 'x': type 74 tensors cannot be cut",
+        ),
         (
             model_of(
                 [helper.make_node("Identity", ["x"], ["y"])],
@@ -270,7 +288,7 @@ def test_an_import_without_enough_memory_names_the_limit(tmp_path: Path) -> None
             "unsupported: onnxruntime cannot load the model",
         ),
     ],
-    ids=["string input", "sequence output", "output of unknown shape", "custom operator"],
+    ids=["unknown type", "string input", "sequence output", "output of unknown shape", "custom operator"],
 )  # fmt: skip
 def test_what_cannot_run_says_why(tmp_path: Path, model: onnx.ModelProto, reason: str) -> None:
     with pytest.raises(ModelError, match=reason):

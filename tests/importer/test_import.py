@@ -208,6 +208,23 @@ def test_sequences_stay_inside_one_opaque_operator(tmp_path: Path) -> None:
     assert graph_problem(built.graph) == ""
 
 
+def test_strings_inside_a_model_stay_in_one_opaque_operator(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["s"], to=TensorProto.STRING),
+        helper.make_node("Equal", ["s", "word"], ["e"]),
+        helper.make_node("Cast", ["e"], ["y"], to=TensorProto.FLOAT),
+    ]
+    words = {"word": np.array(["1"], object)}
+    model = model_of(nodes, [info("x", [1, 3], TensorProto.INT64)], [info("y", [1, 3])], words, opset=19)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    report = import_model(path, shapes={}, out_dir=tmp_path / "out")
+    assert [(o.kind, o.why) for o in report.opaque] == [("Cast", "string tensors cannot be cut")]
+    artifact = open_artifact(artifact_path(tmp_path / "out", report.digest))
+    found = run(artifact.onnx_bytes(), {"x": np.array([[0, 1, 2]])})["y"]
+    np.testing.assert_array_equal(found, [[0, 1, 0]])
+
+
 def test_a_false_shape_claim_is_refused_after_a_run(tmp_path: Path) -> None:
     body = helper.make_graph(
         [helper.make_node("Identity", ["c"], ["co"]), helper.make_node("Concat", ["a", "a"], ["ao"], axis=1)],

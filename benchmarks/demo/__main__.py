@@ -1,0 +1,60 @@
+"""`python -m benchmarks.demo`: the whole system on this machine, then a report of what was measured.
+
+A planner, an agent and three client processes run with folders of their own and nothing shared but sockets.
+Inception V3, ResNet-50 and SqueezeNet 1.0 are imported and shipped; a plan is composed, pushed and run; the
+operators are profiled and a second plan replaces the first under load. Rates are 1:2:4, scaled to what this
+machine was measured to serve.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from benchmarks.demo.processes import DemoFailed
+from benchmarks.demo.story import Options, tell
+from shared.errors import ExitCode, StageloomError
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.demo",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("var/demo"), help="folder for the report and all state"
+    )
+    parser.add_argument("--seconds", type=float, default=40.0, help="seconds of load (default %(default)s)")
+    parser.add_argument(
+        "--load", type=float, default=0.6, help="share of the measured capacity (default %(default)s)"
+    )
+    parser.add_argument(
+        "--width", type=float, default=1.0, help="width of the networks; below 1 for a quick look"
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="print the report on stdout")
+    parser.add_argument("--quick", action="store_true", help="8 seconds of load, quarter-width networks")
+    given = parser.parse_args()
+    options = Options(
+        out=given.out,
+        seconds=8.0 if given.quick else given.seconds,
+        load=given.load,
+        width=0.25 if given.quick else given.width,
+        seed=given.seed,
+    )
+    try:
+        report = tell(options)
+    except KeyboardInterrupt:
+        print("interrupted; nothing is left running", file=sys.stderr)
+        return int(ExitCode.INTERRUPTED)
+    except (DemoFailed, StageloomError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return int(ExitCode.FAILED)
+    if given.json:
+        print(json.dumps(report))
+    return int(ExitCode.OK)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

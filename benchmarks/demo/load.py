@@ -1,0 +1,182 @@
+"""One client process of the demo: seeded Poisson arrivals for one model, every task's end written down.
+
+    python -m benchmarks.demo.load --endpoint SOCKET --model NAME --rate 20 --seconds 30 --out FILE.json
+
+Progress goes to stdout as one JSON object per line; the outcome of every task goes to `--out`, sampled inputs
+and outputs beside it as FILE.npz.
+"""
+
+import argparse
+import json
+import random
+import threading
+import time
+from collections import Counter
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_agent import Client
+from shared.errors import RefusedError, StageloomError, TaskCancelled, TaskExpired, TaskRefused
+
+PROGRESS_S = 0.25
+DRAIN_S = 20.0
+
+
+def pattern(seed: int, shape: tuple[int, ...]) -> "np.ndarray[Any, Any]":
+    """A low-frequency picture of its own brightness and scale; white noise would average away."""
+    rng = np.random.default_rng(seed)
+    grid = np.meshgrid(*(np.linspace(0.0, 1.0, size) for size in shape[-2:]), indexing="ij")
+    planes = []
+    for _ in range(int(np.prod(shape[:-2]))):
+        waves = rng.uniform(0.5, 4.0, (4, 2))
+        phases = rng.uniform(0.0, 2.0 * np.pi, 4)
+        plane = sum(
+            np.cos(2.0 * np.pi * (a * grid[0] + b * grid[1]) + phase)
+            for (a, b), phase in zip(waves, phases, strict=True)
+        )
+        planes.append(rng.uniform(0.3, 2.0) * plane + rng.uniform(-1.0, 1.0))
+    return np.stack(planes).reshape(shape).astype(np.float32)
+
+
+class Load:
+    """Counts and keeps what became of every task; callbacks come from the client's own thread."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.outcomes: Counter[str] = Counter()
+        self.latencies_ms: list[float] = []
+        self.open = 0
+        self.submitted = 0
+        self.idle = threading.Condition(self.lock)
+        self.samples: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def began(self) -> None:
+        with self.lock:
+            self.submitted += 1
+            self.open += 1
+
+    def ended(self, future: "Future[dict[str, Any]]", started: float, inputs: dict[str, Any] | None) -> None:
+        latency_ms = 1000.0 * (time.monotonic() - started)
+        error = future.exception()
+        with self.lock:
+            self.outcomes[outcome_of(error)] += 1
+            if error is None:
+                self.latencies_ms.append(latency_ms)
+                if inputs is not None:
+                    self.samples.append((inputs, {k: np.array(v) for k, v in future.result().items()}))
+            self.open -= 1
+            self.idle.notify_all()
+
+    def progress(self) -> dict[str, Any]:
+        with self.lock:
+            recent = sorted(self.latencies_ms[-200:])
+            return {
+                "submitted": self.submitted,
+                "open": self.open,
+                **self.outcomes,
+                "p50_ms": recent[len(recent) // 2] if recent else None,
+                "p99_ms": recent[int(len(recent) * 0.99)] if recent else None,
+            }
+
+
+def outcome_of(error: BaseException | None) -> str:
+    """The word for how a task ended."""
+    if error is None:
+        return "completed"
+    if isinstance(error, TaskExpired):
+        return "expired"
+    if isinstance(error, TaskCancelled):
+        return "cancelled"
+    return "refused" if isinstance(error, TaskRefused) else "failed"
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Submit for `--seconds`, then wait until every task has ended."""
+    rng = random.Random(options.seed)
+    load = Load()
+    with Client(options.endpoint) as client:
+        inputs = client.models()[options.model].inputs
+        pool = [
+            {tensor.name: pattern(options.seed * 1000 + 7 * i, tensor.shape) for tensor in inputs}
+            for i in range(8)
+        ]
+        began = time.monotonic()
+        due, reported, index = began, began, 0
+        sample_every = max(1, int(options.rate * options.seconds / max(1, options.samples)))
+        while due < began + options.seconds:
+            now = time.monotonic()
+            if now >= reported + PROGRESS_S:
+                print(json.dumps(load.progress()), flush=True)
+                reported = now
+            if now < due:
+                time.sleep(min(due - now, PROGRESS_S))
+                continue
+            _submit(client, options, load, rng.choice(pool), keep=index % sample_every == 0)
+            index += 1
+            due += rng.expovariate(options.rate)
+        with load.lock:
+            load.idle.wait_for(lambda: load.open == 0, timeout=DRAIN_S)
+        ended = time.monotonic()
+    print(json.dumps(load.progress()), flush=True)
+    _save(options.out, load)
+    return {
+        "model": options.model,
+        "rate_per_s": options.rate,
+        "began_s": began,
+        "seconds": ended - began,
+        "submitted": load.submitted,
+        "outcomes": dict(load.outcomes),
+        "latencies_ms": [round(value, 3) for value in load.latencies_ms],
+    }
+
+
+def _submit(
+    client: Client, options: argparse.Namespace, load: Load, inputs: dict[str, Any], *, keep: bool
+) -> None:
+    started = time.monotonic()
+    load.began()
+    kept = inputs if keep else None
+    future: Future[Any]
+    try:
+        future = client.submit(options.model, inputs, deadline_s=options.deadline)
+    except RefusedError as refused:
+        future = Future()
+        future.set_exception(refused)
+    future.add_done_callback(lambda done: load.ended(done, started, kept))
+
+
+def _save(out: Path, load: Load) -> None:
+    arrays = {}
+    for index, (inputs, outputs) in enumerate(load.samples):
+        arrays.update({f"{index}|in|{name}": value for name, value in inputs.items()})
+        arrays.update({f"{index}|out|{name}": value for name, value in outputs.items()})
+    np.savez(out.with_suffix(".npz"), **arrays)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--endpoint", required=True, help="the agent's socket")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--rate", type=float, required=True, help="tasks per second on average")
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--deadline", type=float, default=None, help="seconds from submission")
+    parser.add_argument("--samples", type=int, default=4, help="results to keep for comparison")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    try:
+        outcome = run(options)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except StageloomError as error:
+        raise SystemExit(f"{options.model}: {error}") from error
+    options.out.write_text(json.dumps(outcome))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Puts the demo's measurements together as docs/report.schema.json says, and checks that they agree."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+from benchmarks.demo.processes import DemoFailed
+
+OUTCOMES = ("completed", "refused", "cancelled", "expired", "failed")
+MAX_DIFFERENCE = 1e-4
+MIN_SENSITIVITY = 1e-2
+MIN_COMPLETED = 100
+SCHEMA = Path(__file__).parents[2] / "docs" / "report.schema.json"
+
+
+def percentile(values: Sequence[float], fraction: float) -> float:
+    """The value that `fraction` of all values do not exceed (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[max(0, ceil(fraction * len(ordered)) - 1)]
+
+
+def model_entry(load: Mapping[str, Any], model: Mapping[str, Any], blocks: int) -> dict[str, Any]:
+    """One model's part of the report: what its client process saw."""
+    latencies = load["latencies_ms"]
+    if not latencies:
+        raise DemoFailed(f"no task of {load['model']} completed")
+    return {
+        "name": load["model"],
+        "artifact": model["digest"],
+        "operators": model["operators"],
+        "blocks": blocks,
+        "rate_per_s": load["rate_per_s"],
+        "throughput_per_s": len(latencies) / load["seconds"],
+        "latency_p50_ms": percentile(latencies, 0.50),
+        "latency_p99_ms": percentile(latencies, 0.99),
+        "latencies_ms": latencies,
+        "tasks": _tasks(load["submitted"], load["outcomes"]),
+    }
+
+
+def _tasks(submitted: int, outcomes: Mapping[str, int]) -> dict[str, int]:
+    return {"submitted": submitted, **{word: outcomes.get(word, 0) for word in OUTCOMES}}
+
+
+def total_tasks(models: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """The sums over all models."""
+    sums: Counter[str] = Counter()
+    for model in models:
+        sums.update(model["tasks"])
+    return _tasks(sums["submitted"], sums)
+
+
+def check(report: Mapping[str, Any]) -> list[str]:
+    """What the report promises and does not hold, in words; empty when all is well."""
+    problems = [
+        f"{'/'.join(map(str, error.path)) or 'report'}: {error.message[:120]}"
+        for error in Draft202012Validator(json.loads(SCHEMA.read_text())).iter_errors(dict(report))
+    ]
+    if problems:
+        return problems
+    tasks, telemetry = report["tasks"], report["telemetry"]
+    if tasks["submitted"] != sum(tasks[word] for word in OUTCOMES):
+        problems.append(f"{tasks['submitted']} tasks were submitted, but their ends do not add up: {tasks}")
+    if tasks["failed"]:
+        problems.append(f"{tasks['failed']} tasks failed")
+    if tasks["completed"] <= MIN_COMPLETED:
+        problems.append(f"only {tasks['completed']} tasks completed")
+    if telemetry["produced"] != telemetry["stored"] + telemetry["dropped"]:
+        problems.append(f"telemetry does not add up: {telemetry}")
+    if report["first_valid_plan_s"] >= 1.0:
+        problems.append(f"the first valid plan took {report['first_valid_plan_s']:.2f} s")
+    if report["difference"] > MAX_DIFFERENCE:
+        problems.append(f"results differ from onnxruntime by {report['difference']:.1e}")
+    if report["sensitivity"] <= MIN_SENSITIVITY:
+        problems.append(f"outputs hardly depend on inputs ({report['sensitivity']:.1e}): nothing was shown")
+    return problems

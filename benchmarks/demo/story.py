@@ -1,0 +1,278 @@
+"""The demo, step by step, with the commands that a user would type."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks import zoo
+from benchmarks.demo.live import watch_load
+from benchmarks.demo.load import pattern
+from benchmarks.demo.processes import DemoFailed, Lines, Processes
+from benchmarks.demo.results import Run, assemble, write
+from edge_agent import Client
+from shared.errors import UnavailableError
+
+MODELS = ("inception_v3", "resnet50", "squeezenet")
+WEIGHTS = (1, 2, 4)  # rates of the three clients, before scaling
+DEVICE = "demo"
+DEADLINE_S = 2.0
+CALIBRATE_S = 2.0
+PATIENCE_S = 60.0
+PLANNER, AGENT = "planner", "edge_agent"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What can be chosen on the command line."""
+
+    out: Path
+    seconds: float
+    load: float  # share of the measured capacity that the clients ask for
+    width: float
+    seed: int
+
+
+def tell(options: Options) -> dict[str, Any]:
+    """Run everything, write report.json and report.html, return the report.
+
+    Raises:
+        DemoFailed: a step did not work, or the report does not hold what it promises.
+    """
+    console = Console(stderr=True)
+    out = options.out.resolve()
+    for part in ("planner", "agent", "logs", "clients"):
+        rmtree(out / part, ignore_errors=True)
+    environment = {
+        "STAGELOOM_HOME": str(out / "planner"),
+        "STAGELOOM_AGENT_HOME": str(out / "agent"),
+        "STAGELOOM_AGENT_SOCKET": str(out / "agent" / "run" / "agent.sock"),
+        "PYTHONUNBUFFERED": "1",
+    }
+    started_at = datetime.now(UTC)
+    with Processes(out / "logs", environment) as processes:
+        story = _Story(options, out, processes, console)
+        story.write_models()
+        story.start()
+        story.add_models()
+        first = story.make_plan("first", "--scheduler", "sequential", "--lanes", "2")
+        story.run_plan(first)
+        rates = story.calibrate()
+        story.profile()
+        story.start_clients(rates)
+        second = story.make_plan("second", "--scheduler", "greedy", "--partition", "paper")
+        story.watch(until_s=options.seconds * 0.4)
+        story.run_plan(second)
+        story.watch(until_s=float("inf"))
+        run = story.finish(started_at, [first, second])
+    report = assemble(run)
+    write(report, out)
+    console.print(f"report: {out / 'report.html'}")
+    return report
+
+
+class _Story:
+    """The steps share these: folder, processes, and the moment at which the load began."""
+
+    def __init__(self, options: Options, out: Path, processes: Processes, console: Console) -> None:
+        self.options = options
+        self.out = out
+        self.processes = processes
+        self.console = console
+        self.socket = Path(processes.environment["STAGELOOM_AGENT_SOCKET"])
+        self.began_s = 0.0
+        self.clients: dict[str, Lines] = {}
+        self.active_at_s: dict[str, float] = {}
+
+    def say(self, text: str) -> None:
+        self.console.print(f"[bold]·[/bold] {text}", highlight=False)
+
+    def planner(self, *arguments: str) -> Any:
+        """One `stageloom` command."""
+        return self.processes.call("-".join(arguments[:2]), PLANNER, *arguments, "--json")
+
+    def model_path(self, name: str) -> Path:
+        return self.out / "models" / f"{name}.onnx"
+
+    def write_models(self) -> None:
+        """Seeded weights, so that every run serves the same networks."""
+        self.say(f"writing {', '.join(MODELS)} (seeded weights, width {self.options.width:g})")
+        (self.out / "models").mkdir(parents=True, exist_ok=True)
+        for name in MODELS:
+            zoo.write(name, self.model_path(name), width=self.options.width)
+
+    def start(self) -> None:
+        """Planner up, agent enrolled and running."""
+        self.say("starting the planner")
+        up = self.processes.start("planner", PLANNER, "up", "--listen", "127.0.0.1:0", "--json")
+        assert up.stdout is not None
+        ready = Lines(up.stdout)
+        self.until("the planner to listen", lambda: ready.latest is not None, ["planner"])
+        self.say("enrolling the agent with a one-time token")
+        token = self.planner("device", "token", DEVICE)["token"]
+        self.processes.call("agent-join", AGENT, "join", token)
+        agent = self.processes.start("agent", AGENT, "run")
+        assert agent.stdout is not None
+        Lines(agent.stdout)
+        self.until("the agent to connect", lambda: self.device()["online"], ["planner", "agent"])
+
+    def device(self) -> Any:
+        """The device as the planner sees it."""
+        return self.planner("device", "show", DEVICE)
+
+    def add_models(self) -> None:
+        """Import each model; artifacts travel by digest when a plan names them."""
+        for name in MODELS:
+            self.say(f"importing {name}")
+            self.planner("model", "add", str(self.model_path(name)), "--name", name)
+
+    def make_plan(self, name: str, *how: str) -> dict[str, Any]:
+        """A plan of all three models."""
+        chosen = [word for model in MODELS for word in ("--model", model)]
+        plan: dict[str, Any] = self.planner(
+            "plan", "create", "--name", name, "--device", DEVICE, *chosen, *how
+        )
+        self.say(
+            f"plan {plan['digest'][:12]} ({plan['scheduler']}), composed in "
+            f"{1000 * plan['search_s']:.0f} ms, {plan['wire_bytes']} bytes"
+        )
+        return plan
+
+    def run_plan(self, plan: dict[str, Any]) -> None:
+        """Push a plan and wait until the device runs it."""
+        self.planner("plan", "push", DEVICE, plan["plan"])
+
+        def active() -> bool:
+            report = self.device()["report"]
+            if report["state"] in ("rejected", "rolled_back"):
+                raise DemoFailed(f"the device {report['state']} the plan: {report['reason']}")
+            return bool(report["active"] == plan["digest"])
+
+        self.until("the plan to become active", active, ["planner", "agent"])
+        self.active_at_s[plan["digest"]] = time.monotonic()
+        self.say(f"plan {plan['digest'][:12]} is active on the device")
+
+    def calibrate(self) -> list[float]:
+        """Rates for the clients: 1:2:4 of what this machine serves, measured through the agent itself."""
+        with Client(self.socket) as client:
+            service_s = [_service_s(client, name) for name in MODELS]
+        scale = self.options.load / sum(w * s for w, s in zip(WEIGHTS, service_s, strict=True))
+        rates = [weight * scale for weight in WEIGHTS]
+        self.say(
+            "measured capacity "
+            + ", ".join(f"{name} {1 / s:.0f}/s" for name, s in zip(MODELS, service_s, strict=True))
+            + "; asking for "
+            + ", ".join(f"{rate:.1f}/s" for rate in rates)
+        )
+        return rates
+
+    def profile(self) -> None:
+        """Time every operator on the device, while its queues are empty."""
+        self.say("profiling operators on the device")
+        self.planner("device", "profile", DEVICE, *(w for m in MODELS for w in ("--model", m)), "--wait")
+
+    def start_clients(self, rates: Sequence[float]) -> None:
+        """Three processes, each with its own arrivals."""
+        (self.out / "clients").mkdir(parents=True, exist_ok=True)
+        for index, (name, rate) in enumerate(zip(MODELS, rates, strict=True)):
+            process = self.processes.start(
+                f"client-{name}",
+                "benchmarks.demo.load",
+                *("--endpoint", str(self.socket), "--model", name, "--rate", f"{rate:.4f}"),
+                *("--seconds", str(self.options.seconds), "--deadline", str(DEADLINE_S)),
+                *("--seed", str(self.options.seed * 10 + index), "--out", str(self.client_file(name))),
+            )
+            assert process.stdout is not None
+            self.clients[name] = Lines(process.stdout)
+        self.began_s = time.monotonic()
+
+    def client_file(self, name: str) -> Path:
+        return self.out / "clients" / f"{name}.json"
+
+    def watch(self, until_s: float) -> None:
+        """The live table, until a moment of the load or until every client has ended."""
+        running = [self.processes.running[f"client-{name}"] for name in MODELS]
+        watch_load(
+            self.console,
+            {name: lines for name, lines in self.clients.items()},
+            total_s=self.options.seconds,
+            began_s=self.began_s,
+            done=lambda: (
+                time.monotonic() - self.began_s >= until_s
+                or all(process.poll() is not None for process in running)
+            ),
+            check=lambda: self.processes.require_alive(["planner", "agent"]),
+        )
+
+    def finish(self, started_at: datetime, plans: Sequence[dict[str, Any]]) -> Run:
+        """Stop the agent, which hands over its last telemetry, then read what the planner has stored."""
+        for name in MODELS:
+            process = self.processes.running[f"client-{name}"]
+            process.wait(PATIENCE_S)
+            if process.returncode:
+                raise DemoFailed(f"client {name}: {self.processes.tail(f'client-{name}')}")
+        self.say("draining telemetry")
+        self.until("telemetry to drain", self.telemetry_balanced, ["planner", "agent"])
+        run = Run(
+            out=self.out,
+            started_at=started_at,
+            began_s=self.began_s,
+            wall_minus_monotonic_s=time.time() - time.monotonic(),
+            plans=plans,
+            active_at_s=self.active_at_s,
+            models={model["model"]: model for model in self.planner("model", "list")},
+            history=self.planner("plan", "history", DEVICE),
+            telemetry=self.books(),
+            rows=self.planner("telemetry", DEVICE),
+            client_files={name: self.client_file(name) for name in MODELS},
+            model_files={name: self.model_path(name) for name in MODELS},
+        )
+        self.processes.stop("agent")
+        self.processes.stop("planner")
+        return run
+
+    def books(self) -> dict[str, int]:
+        """Telemetry rows produced by the device, stored and dropped."""
+        books: dict[str, int] = self.planner("watch", DEVICE, "--count", "1")["telemetry"]
+        return books
+
+    def telemetry_balanced(self) -> bool:
+        books = self.books()
+        return books["produced"] > 0 and books["produced"] == books["stored"] + books["dropped"]
+
+    def until(self, what: str, condition: Callable[[], bool], alive: Sequence[str]) -> None:
+        """Poll a condition while the named processes live."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            self.processes.require_alive(alive)
+            if time.monotonic() > deadline:
+                raise DemoFailed(f"waited {PATIENCE_S:.0f} s for {what}; see {self.processes.folder}")
+            time.sleep(0.1)
+
+
+def _service_s(client: Client, name: str) -> float:
+    """Median seconds per task with two tasks in flight, from a closed loop after a short warm-up."""
+    info = client.models()[name]
+    inputs = {tensor.name: pattern(1, tensor.shape) for tensor in info.inputs}
+    open_tasks: set[Future[Any]] = {client.submit(name, inputs) for _ in range(2)}
+    ends: list[float] = []
+    began = time.monotonic()
+    while time.monotonic() - began < CALIBRATE_S or len(ends) < 8:
+        done, open_tasks = wait(open_tasks, timeout=PATIENCE_S, return_when=FIRST_COMPLETED)
+        if not done:
+            raise UnavailableError(f"no result for {name} within {PATIENCE_S:.0f} s")
+        for future in done:
+            future.result()
+            ends.append(time.monotonic())
+            open_tasks.add(client.submit(name, inputs))
+    for future in open_tasks:
+        future.result(PATIENCE_S)
+    gaps = [later - earlier for earlier, later in zip(ends[2:], ends[4:], strict=False)]
+    return statistics.median(gaps) / 2

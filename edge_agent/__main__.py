@@ -1,0 +1,5 @@
+"""`python -m edge_agent` is `stageloom-agent`."""
+
+from edge_agent.cli import main
+
+main()

@@ -1,0 +1,5 @@
+"""`python -m planner` is `stageloom`."""
+
+from planner.cli import main
+
+main()

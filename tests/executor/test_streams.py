@@ -1,0 +1,101 @@
+"""The stream pool: every item once, in an order that obeys the waits, whatever the number of threads."""
+
+import random
+import threading
+from dataclasses import dataclass
+
+import pytest
+
+from edge_agent.executor.streams import StreamPool, assign
+
+
+@dataclass(frozen=True)
+class _Item:
+    stream: int
+    waits: tuple[int, ...]
+
+
+def _random_items(rng: random.Random, count: int, streams: int) -> list[_Item]:
+    items: list[_Item] = []
+    for index in range(count):
+        stream = rng.randrange(streams) * 3  # streams need not be dense
+        others = [i for i in range(index) if items[i].stream != stream]
+        items.append(_Item(stream, tuple(sorted(rng.sample(others, min(len(others), rng.randint(0, 3)))))))
+    return items
+
+
+@pytest.mark.parametrize("max_threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("seed", range(10))
+def test_items_run_once_and_after_what_they_wait_for(seed: int, max_threads: int) -> None:
+    rng = random.Random(seed)
+    items = _random_items(rng, 30, 6)
+    plan = assign(items, max_threads)
+    pool = StreamPool()
+    pool.grow(max_threads)
+    order: list[int] = []
+    try:
+        pool.run(plan, order.append)
+    finally:
+        pool.close()
+    assert sorted(order) == list(range(len(items)))
+    place = {item: position for position, item in enumerate(order)}
+    for index, item in enumerate(items):
+        earlier = [i for i in range(index) if items[i].stream == item.stream]
+        assert all(place[before] < place[index] for before in (*item.waits, *earlier))
+
+
+def test_the_first_stream_runs_on_the_callers_thread() -> None:
+    pool = StreamPool()
+    pool.grow(1)
+    names: dict[int, int] = {}
+
+    def note(item: int) -> None:
+        names[item] = threading.get_ident()
+
+    try:
+        pool.run(assign([_Item(0, ()), _Item(1, ()), _Item(0, (1,))], 2), note)
+    finally:
+        pool.close()
+    assert names[0] == names[2] == threading.get_ident() != names[1]
+
+
+@pytest.mark.parametrize("broken", range(4))
+def test_an_error_on_any_thread_reaches_the_caller_and_blocks_nobody(broken: int) -> None:
+    items = [_Item(0, ()), _Item(1, ()), _Item(0, (1,)), _Item(1, (2,))]
+    pool = StreamPool()
+    pool.grow(1)
+
+    def body(item: int) -> None:
+        if item == broken:
+            raise KeyError(item)
+
+    try:
+        with pytest.raises(KeyError, match=str(broken)):
+            pool.run(assign(items, 2), body)
+        done: list[int] = []
+        pool.run(assign(items, 2), done.append)
+    finally:
+        pool.close()
+    assert sorted(done) == [0, 1, 2, 3]
+
+
+def test_steps_of_several_lanes_share_the_pool() -> None:
+    items = _random_items(random.Random(4), 20, 4)
+    plan = assign(items, 3)
+    pool = StreamPool()
+    pool.grow(4 * 2)
+    counts = [0] * 4
+
+    def lane(number: int) -> None:
+        for _ in range(50):
+            ran: list[int] = []
+            pool.run(plan, ran.append)
+            counts[number] += len(ran)
+
+    threads = [threading.Thread(target=lane, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    pool.close()
+    assert counts == [50 * 20] * 4
