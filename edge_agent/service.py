@@ -152,6 +152,7 @@ class Agent:
 
     def _tick(self) -> None:
         self._do(self._plans.tick(self.loop.now()))
+        self._link.tick()
         self._engine.check_alive(busy=self._plans.loading or not self._plans.engine_up)
 
     def _sample_steps(self) -> None:

@@ -326,3 +326,36 @@ def test_model_file_is_served_alone(tmp_path: Path) -> None:
             expected = onnxruntime.InferenceSession(str(file)).run(None, {"input": row})[0]
             got = client.run("net", {"input": row}, timeout_s=60)["output"]
             np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+_APPLICATION = """
+import sys, time
+import numpy as np
+from edge_agent import Client
+with Client(sys.argv[1]) as client:
+    held = [client.submit("tiny", {"input": np.ones((1, 3, 8, 8), np.float32)}) for _ in range(20)]
+    print("submitted", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_killed_application_has_its_tasks_cancelled_and_others_go_on(home: Path, tiny: Artifact) -> None:
+    write_state(home, good=plan_for({"tiny": tiny}, interval_us=60_000_000))
+    with AgentProcess(home) as agent, Client(agent.socket_when_ready()) as other:
+        other.run("tiny", {"input": np.ones(ROW_SHAPE, np.float32)}, timeout_s=60)
+        with subprocess.Popen(
+            [sys.executable, "-c", _APPLICATION, str(agent.socket)], stdout=subprocess.PIPE, text=True
+        ) as application:
+            assert application.stdout is not None
+            assert application.stdout.readline() == "submitted\n"
+            agent.until(lambda s: sum(t.open for t in s.tasks) == 20, "its tasks wait")
+            application.kill()
+        status = agent.until(lambda s: sum(t.open for t in s.tasks) == 0, "they have ended")
+        assert sum(t.cancelled for t in status.tasks) == 20
+        assert status.applications == 2  # the other one, and the question itself
+        held = [
+            link
+            for link in Path(f"/proc/{status.pid}/fd").iterdir()
+            if "stageloom-arena" in os.readlink(link)
+        ]
+        assert len(held) == 1, "only the arena of the application that lives is held"
