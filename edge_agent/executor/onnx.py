@@ -184,8 +184,6 @@ class OnnxExecutor:
             if pause is not None:
                 pause()
             position = program.items[index].member
-            if self.pause is not None:
-                self.pause()
             started_s = time.monotonic() if tracing else 0.0
             for session in program.sessions[index]:
                 self._run_session(session, values[position])

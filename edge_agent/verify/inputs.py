@@ -46,22 +46,34 @@ def check_ranges(tensors: Sequence[Tensor], ranges: Mapping[str, ValueRange]) ->
     Raises:
         InputError: a range names no input or leaves its type, or an input has a type that cannot be fed.
     """
-    import numpy as np
-
+    for tensor in tensors:
+        if tensor.dtype == "bfloat16":
+            raise InputError(
+                f"input {tensor.name!r} has the type bfloat16, which cannot be fed",
+                remedy="export the model with float32 inputs",
+            )
     known = {tensor.name: tensor for tensor in tensors}
     for name, values in ranges.items():
         if name not in known:
             raise InputError(f"the model has no input {name!r}", remedy=f"its inputs are {', '.join(known)}")
         dtype = known[name].dtype
-        if dtype not in _FLOATS and dtype != "bool":
-            limits = np.iinfo(dtype)
-            if not (limits.min <= values.low and values.high <= limits.max):
-                raise InputError(
-                    f"the range {values.low:g}:{values.high:g} of {name!r} leaves its type {dtype}"
-                )
-    for tensor in tensors:
-        if tensor.dtype == "bfloat16":
-            raise InputError(f"input {tensor.name!r} has the type bfloat16, which cannot be fed")
+        text = f"the range {values.low:g}:{values.high:g} of {name!r}"
+        low, high = _limits(dtype)
+        if not low <= values.low <= values.high <= high:
+            raise InputError(f"{text} leaves its type {dtype}", remedy=f"stay in {low:g}:{high:g}")
+        if dtype not in _FLOATS and math.ceil(values.low) > math.floor(values.high):
+            raise InputError(f"{text} holds no whole number", remedy="give whole numbers")
+
+
+def _limits(dtype: str) -> tuple[float, float]:
+    """The smallest and the largest value of a type."""
+    import numpy as np
+
+    if dtype == "bool":
+        return 0, 1
+    if dtype in _FLOATS:
+        return float(np.finfo(dtype).min), float(np.finfo(dtype).max)
+    return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
 
 
 def draw_pair(
@@ -79,7 +91,7 @@ def _draw(
 ) -> "np.ndarray":
     if tensor.dtype in _FLOATS:
         drawn = _real(tensor.shape, values, attempt, second, rng)
-    elif tensor.dtype == "bool":
+    elif tensor.dtype == "bool" and values is None:
         drawn = rng.random(tensor.shape) < (0.5, 0.2, 0.8)[(attempt + second) % 3]
     else:
         drawn = _whole(tensor, values, attempt, second, rng)
@@ -121,7 +133,7 @@ def _whole(
     """Uniform over the range; from the second attempt on over a sub-range, another for each of the pair."""
     low, high = _SMALL_INTEGERS.get(tensor.dtype, _INTEGER_RANGE)
     if values is not None:
-        low, high = int(values.low), int(values.high)
+        low, high = math.ceil(values.low), math.floor(values.high)
     if attempt:
         middle = (low + high) // 2
         low, high = (low, middle) if bool(attempt % 2) != second else (min(middle + 1, high), high)

@@ -1,0 +1,115 @@
+"""Broken schedules must be found: each defect is planted in the real executor, on real models."""
+
+from itertools import combinations
+
+import pytest
+
+from edge_agent.executor.onnx import OnnxExecutor
+from edge_agent.verify.check import verify_artifact
+from edge_agent.verify.report import VerifyReport
+from shared.artifact import Artifact
+from shared.errors import ExecutorError, ExitCode
+from shared.graph import Graph
+from shared.ids import TensorId
+from tests.executor.models import artifact_of
+from tests.verify.broken import (
+    Broken,
+    DroppedEdge,
+    Failing,
+    Poisoned,
+    StaleSlot,
+    SwappedGroups,
+    Unprepared,
+    Unsteady,
+)
+
+MODELS = ["squeezenet_bypass", "googlenet"]
+EVERY = [6, pytest.param(1, marks=pytest.mark.full)]
+"""Break every n-th operator or block, one at a time."""
+
+
+def check(artifact: Artifact, executor: OnnxExecutor, schedule: str = "greedy") -> VerifyReport:
+    return verify_artifact(artifact, schedule, executor, repeats=2, delays=False)
+
+
+def caught(artifact: Artifact, executor: Broken, schedule: str = "greedy") -> None:
+    report = check(artifact, executor, schedule)
+    assert executor.hits, "the defect never struck"
+    assert report.exit_code is ExitCode.FAILED
+    assert report.sensitivity > 1e-2
+    assert report.difference > 1e-4
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "greedy"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_executor_without_a_defect_agrees(name: str, schedule: str) -> None:
+    report = check(artifact_of(name), Broken(), schedule)
+    assert report.exit_code is ExitCode.OK
+
+
+@pytest.mark.parametrize("stale", [False, True], ids=["zero", "stale"])
+@pytest.mark.parametrize("every", EVERY)
+@pytest.mark.parametrize("name", MODELS)
+def test_dropped_edge_is_caught(name: str, every: int, stale: bool) -> None:
+    artifact = artifact_of(name)
+    for op in range(0, len(artifact.graph.operators), every):
+        caught(artifact, DroppedEdge(artifact.graph, op, stale=stale))
+
+
+@pytest.mark.parametrize("schedule", ["sequential", "greedy"])
+@pytest.mark.parametrize("every", EVERY)
+@pytest.mark.parametrize("name", MODELS)
+def test_stale_slot_is_caught(name: str, every: int, schedule: str) -> None:
+    artifact = artifact_of(name)
+    for block in range(0, len(artifact.graph.partition("paper")) + 1, every):
+        caught(artifact, StaleSlot(block), schedule)
+
+
+def twins(graph: Graph) -> list[tuple[TensorId, TensorId]]:
+    """Pairs of operators of one shape that can run in one stage, by what they make."""
+    made = [operator.outputs[0] for operator in graph.operators]
+    return [
+        (made[a], made[b])
+        for a, b in combinations(range(len(graph.operators)), 2)
+        if graph.predecessors[a] == graph.predecessors[b]
+        and graph.tensors[made[a]].shape == graph.tensors[made[b]].shape
+    ]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_swapped_groups_are_caught(name: str) -> None:
+    artifact = artifact_of(name)
+    pairs = twins(artifact.graph)
+    assert pairs
+    for left, right in pairs:
+        caught(artifact, SwappedGroups(left, right))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_value_that_is_no_number_is_never_agreement(value: float) -> None:
+    artifact = artifact_of("squeezenet_bypass")
+    executor = Poisoned(len(artifact.graph.operators) - 1, value)
+    report = check(artifact, executor)
+    assert executor.hits
+    assert report.difference == float("inf")
+    assert report.exit_code is ExitCode.FAILED
+    assert report.to_json()["difference"] is None
+
+
+def test_repeats_with_other_bits_are_caught_below_the_tolerance() -> None:
+    report = check(artifact_of("squeezenet_bypass"), Unsteady())
+    assert report.difference <= 1e-4
+    assert not report.stable
+    assert report.exit_code is ExitCode.FAILED
+
+
+def test_task_that_fails_is_no_agreement() -> None:
+    report = check(artifact_of("squeezenet_bypass"), Failing(7))
+    assert report.failed_tasks == report.runs
+    assert "planted" in report.reason
+    assert report.exit_code is ExitCode.FAILED
+
+
+def test_schedule_that_was_never_run_proves_nothing() -> None:
+    with pytest.raises(ExecutorError, match="could not prepare the schedule"):
+        check(artifact_of("squeezenet_bypass"), Unprepared())

@@ -1,0 +1,69 @@
+"""Every zoo model and every `light_*` model that the onnx package ships, under both schedulers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+
+from benchmarks import zoo
+from edge_agent.executor.onnx import OnnxExecutor
+from edge_agent.verify.check import verify, verify_artifact
+from edge_agent.verify.report import VerifyReport
+from shared.artifact import Artifact
+from shared.errors import ExitCode
+from tests.executor.models import artifact_of
+from tests.verify.models import imported
+
+LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+SCHEDULES = ("sequential", "greedy")
+LARGE = {"light_bvlc_alexnet", "light_vgg19", "light_zfnet512"}  # 230 to 550 MB of weights once folded
+
+
+def light_models() -> Iterator[object]:
+    for path in sorted(LIGHT.glob("light_*.onnx")):
+        yield pytest.param(path, id=path.stem, marks=[pytest.mark.full] if path.stem in LARGE else [])
+
+
+def agrees(report: VerifyReport) -> None:
+    print(report.to_text())  # noqa: T201 - what a failure is judged by
+    assert report.exit_code is ExitCode.OK
+    assert report.difference <= 1e-4
+    assert report.sensitivity > 1e-2
+
+
+def check_both(artifact: Artifact, repeats: int) -> None:
+    for schedule in SCHEDULES:
+        agrees(verify_artifact(artifact, schedule, OnnxExecutor(), repeats=repeats))
+
+
+def test_the_onnx_package_ships_nine_light_models() -> None:
+    assert len(list(LIGHT.glob("light_*.onnx"))) == 9
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("path", list(light_models()))
+def test_light_model_agrees_under_both_schedulers(path: Path, tmp_path: Path) -> None:
+    artifact = imported(path, tmp_path)
+    for schedule in SCHEDULES:
+        report = verify_artifact(artifact, schedule, OnnxExecutor(), repeats=2)
+        agrees(report)
+        assert report.seeded_weights > 10
+
+
+@pytest.mark.parametrize("name", list(zoo.ZOO))
+def test_zoo_model_of_quarter_width_agrees_under_both_schedulers(name: str) -> None:
+    check_both(artifact_of(name), repeats=3)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", list(zoo.ZOO))
+def test_zoo_model_of_full_size_agrees(name: str, schedule: str, tmp_path: Path) -> None:
+    zoo.write(name, tmp_path / "model.onnx")
+    agrees(verify(tmp_path / "model.onnx", schedule))
+
+
+def test_borders_of_the_papers_are_compared() -> None:
+    report = verify_artifact(artifact_of("inception_v3"), "greedy", OnnxExecutor(), repeats=1)
+    assert (report.partition, report.blocks, report.tensors) == ("paper", 13, 14)
