@@ -32,6 +32,9 @@ class Link(Protocol):
     def tell(self, event: events.Event) -> None:
         """What happened to an order."""
 
+    def tick(self) -> None:
+        """Time passed: try again what failed."""
+
     def record(self, rows: Sequence[RowData]) -> None:
         """Keep telemetry for the planner."""
 
@@ -59,10 +62,13 @@ class NoPlanner:
         return orders
 
     def tell(self, event: events.Event) -> None:
-        pass
+        """No one wants to know."""
+
+    def tick(self) -> None:
+        """Nothing was tried."""
 
     def record(self, rows: Sequence[RowData]) -> None:
-        pass
+        """No one wants to know."""
 
     def status(self) -> LinkStatus:
         return LinkStatus(state="alone", detail="this agent runs without a planner")

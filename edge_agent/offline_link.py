@@ -47,6 +47,9 @@ class OfflineLink:
     def tell(self, event: events.Event) -> None:
         self._carry_out(self._core.handle(event, time.monotonic()))
 
+    def tick(self) -> None:
+        self._carry_out(self._core.handle(events.Tick(), time.monotonic()))
+
     def record(self, rows: Sequence[RowData]) -> None:
         """Nowhere to send it: an agent that has joined no planner owes none."""
 
@@ -54,7 +57,7 @@ class OfflineLink:
         report = self._core.report()
         return LinkStatus(
             state="not_joined",
-            detail=self._why,
+            detail=self._core.storage_error or self._why,
             desired=f"{report.epoch}.{report.generation}" if report.state else "",
             desired_state=report.state.value if report.state else "",
             reason=report.reason,

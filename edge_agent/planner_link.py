@@ -74,6 +74,9 @@ class PlannerLink:
     def tell(self, event: events.Event) -> None:
         self._client.post(event)
 
+    def tick(self) -> None:
+        """The client's thread keeps its own time."""
+
     def record(self, rows: Sequence[RowData]) -> None:
         self._client.record(rows)
 

@@ -17,6 +17,7 @@ import msgspec
 from edge_agent import __version__
 from edge_agent.background import Background
 from edge_agent.config import AgentConfig
+from edge_agent.device import device_class
 from edge_agent.engine_host import EngineHost
 from edge_agent.ingest.connection import Arena, ConnectionLimits
 from edge_agent.ingest.endpoint import Accepted, Endpoint
@@ -42,7 +43,7 @@ from edge_agent.plans import (
     UnloadPlan,
 )
 from edge_agent.probation import ProbationConfig
-from edge_agent.status import AgentStatus, EngineStatus, PlanStatus, QueueStatus, TaskTotals
+from edge_agent.status import AgentStatus, EngineStatus, plan_status, queue_status, task_totals
 from edge_agent.store import ArtifactStore, StateFile
 from edge_agent.supervisor import Supervisor
 from edge_agent.telemetry import ServiceTimes, engine_rows, profile_rows, task_rows, trace_row
@@ -151,6 +152,7 @@ class Agent:
 
     def _tick(self) -> None:
         self._do(self._plans.tick(self.loop.now()))
+        self._link.tick()
         self._engine.check_alive(busy=self._plans.loading or not self._plans.engine_up)
 
     def _sample_steps(self) -> None:
@@ -196,58 +198,30 @@ class Agent:
 
     def status(self) -> bytes:
         """As JSON."""
-        active = self._plans.active
-        opened: dict[str, int] = {}
-        for task in self._ledger.open_tasks():
-            opened[task.model] = opened.get(task.model, 0) + 1
+        active, phase = self._plans.active, self._plans.phase
         reason = self.not_ready()
-        stats = self._stats
-        return msgspec.json.encode(
-            AgentStatus(
-                version=__version__,
-                pid=os.getpid(),
-                home=str(self._home.absolute()),
-                uptime_s=round(self.loop.now() - self._started_s, 3),
-                ready=not reason,
-                reason=reason,
-                engine=EngineStatus(
-                    pid=self._engine.pid,
-                    up=self._plans.engine_up,
-                    restarts=self._supervisor.restarts,
-                    last_exit=self._last_exit,
-                ),
-                plan=PlanStatus(
-                    digest=active.ref.digest,
-                    origin=active.ref.origin.value,
-                    models=tuple(self._plans.models),
-                )
-                if active
-                else None,
-                trial=self._plans.phase.value if self._plans.phase else "",
-                link=self._link.status(),
-                queues=tuple(
-                    QueueStatus(model=m.name, tasks=m.queue_length, oldest_age_s=m.oldest_age_s)
-                    for m in stats.models
-                )
-                if stats
-                else (),
-                tasks=tuple(
-                    TaskTotals(
-                        model=model,
-                        submitted=c.submitted,
-                        completed=c.completed,
-                        refused=c.refused,
-                        failed=c.failed,
-                        cancelled=c.cancelled,
-                        expired=c.expired,
-                        open=opened.get(model, 0),
-                    )
-                    for model, c in sorted(self._ledger.totals.items())
-                ),
-                applications=self._endpoint.num_connections,
-                problems=tuple(self._problems),
-            )
+        found = AgentStatus(
+            version=__version__,
+            pid=os.getpid(),
+            home=str(self._home.absolute()),
+            uptime_s=round(self.loop.now() - self._started_s, 3),
+            ready=not reason,
+            reason=reason,
+            engine=EngineStatus(
+                pid=self._engine.pid,
+                up=self._plans.engine_up,
+                restarts=self._supervisor.restarts,
+                last_exit=self._last_exit,
+            ),
+            plan=plan_status(active.ref, self._plans.models) if active else None,
+            trial=phase.value if phase else "",
+            link=self._link.status(),
+            queues=queue_status(self._stats) if self._stats else (),
+            tasks=task_totals(self._ledger),
+            applications=self._endpoint.num_connections,
+            problems=tuple(self._problems),
         )
+        return msgspec.json.encode(found)
 
     # -- the engine process ---------------------------------------------------------------------------------
 
@@ -402,7 +376,7 @@ class Agent:
         )
 
     def _profiled(self, times: engine.OperatorTimes) -> None:
-        self._record(profile_rows(times, "", _PROFILE_REPEATS))
+        self._record(profile_rows(times, device_class(), _PROFILE_REPEATS))
         self._link.tell(link.ProfileAnswered(times.request))
 
     # -- telemetry ------------------------------------------------------------------------------------------

@@ -1,6 +1,12 @@
 """What `stageloom-agent status` shows: one value, JSON on the local socket."""
 
+from collections.abc import Iterable
+
 from msgspec import Struct
+
+from edge_agent.ingest.ledger import TaskLedger
+from edge_agent.link.events import PlanRef
+from edge_agent.worker.messages import Stats
 
 
 class EngineStatus(Struct, frozen=True, kw_only=True):
@@ -73,3 +79,36 @@ class AgentStatus(Struct, frozen=True, kw_only=True):
     tasks: tuple[TaskTotals, ...]
     applications: int
     problems: tuple[str, ...]  # newest last
+
+
+def plan_status(ref: PlanRef, models: Iterable[str]) -> PlanStatus:
+    """Of the plan that runs."""
+    return PlanStatus(digest=ref.digest, origin=ref.origin.value, models=tuple(models))
+
+
+def queue_status(stats: Stats) -> tuple[QueueStatus, ...]:
+    """Of every model's queue."""
+    return tuple(
+        QueueStatus(model=one.name, tasks=one.queue_length, oldest_age_s=one.oldest_age_s)
+        for one in stats.models
+    )
+
+
+def task_totals(ledger: TaskLedger) -> tuple[TaskTotals, ...]:
+    """Of every model that saw a task."""
+    opened: dict[str, int] = {}
+    for task in ledger.open_tasks():
+        opened[task.model] = opened.get(task.model, 0) + 1
+    return tuple(
+        TaskTotals(
+            model=model,
+            submitted=counts.submitted,
+            completed=counts.completed,
+            refused=counts.refused,
+            failed=counts.failed,
+            cancelled=counts.cancelled,
+            expired=counts.expired,
+            open=opened.get(model, 0),
+        )
+        for model, counts in sorted(ledger.totals.items())
+    )

@@ -25,13 +25,15 @@ TWIN = ModelInfo(
 )
 
 
-def eventually(condition: Callable[[], object], what: str, within_s: float = 20.0) -> None:
+def eventually(
+    condition: Callable[[], object], what: str, within_s: float = 20.0, pause_s: float = 0.002
+) -> None:
     """Poll until `condition` holds."""
     deadline_s = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline_s:
             raise AssertionError(f"not within {within_s} s: {what}")
-        time.sleep(0.002)
+        time.sleep(pause_s)
 
 
 class PlayedBackend:

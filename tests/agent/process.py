@@ -65,7 +65,7 @@ class AgentProcess:
             found = self.status()
             return found is not None and bool(condition(found))
 
-        eventually(reached, what, within_s=60.0)
+        eventually(reached, what, within_s=60.0, pause_s=0.03)
         return self.now()
 
     def until_ready(self) -> AgentStatus:

@@ -93,21 +93,22 @@ def serving(home: Path, tiny: Artifact, other: Artifact) -> Iterator[AgentProces
 def test_offline_start_serves_last_known_good_with_right_outputs(
     serving: AgentProcess, tiny: Artifact, other: Artifact
 ) -> None:
-    given = RNG.normal(size=(200, *ROW_SHAPE)).astype(np.float32)
+    given = RNG.normal(size=(2000, *ROW_SHAPE)).astype(np.float32)
     sessions = {"tiny": _session(tiny), "other": _session(other)}
     with Client(serving.socket) as client:
-        names = [("tiny", "other")[i % 2] for i in range(len(given))]
-        futures = [client.submit(name, {"input": row}) for name, row in zip(names, given, strict=True)]
-        for name, row, future in zip(names, given, futures, strict=True):
-            expected = sessions[name].run(None, {"input": row})[0]
-            np.testing.assert_allclose(future.result(60)["output"], expected, rtol=1e-4, atol=1e-5)
+        for burst in np.split(given, 10):
+            names = [("tiny", "other")[i % 2] for i in range(len(burst))]
+            futures = [client.submit(name, {"input": row}) for name, row in zip(names, burst, strict=True)]
+            for name, row, future in zip(names, burst, futures, strict=True):
+                expected = sessions[name].run(None, {"input": row})[0]
+                np.testing.assert_allclose(future.result(60)["output"], expected, rtol=1e-4, atol=1e-5)
         shared = client.run(["tiny", "other"], {"input": given[0]}, timeout_s=60)
     for name, session in sessions.items():
         expected = session.run(None, {"input": given[0]})[0]
         np.testing.assert_allclose(shared[name]["output"], expected, rtol=1e-4, atol=1e-5)
     status = serving.now()
     assert _balanced(status)
-    assert sum(t.completed for t in status.tasks) == 201
+    assert sum(t.completed for t in status.tasks) == 2001
     assert status.link.state == "not_joined"
 
 
@@ -325,3 +326,36 @@ def test_model_file_is_served_alone(tmp_path: Path) -> None:
             expected = onnxruntime.InferenceSession(str(file)).run(None, {"input": row})[0]
             got = client.run("net", {"input": row}, timeout_s=60)["output"]
             np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+_APPLICATION = """
+import sys, time
+import numpy as np
+from edge_agent import Client
+with Client(sys.argv[1]) as client:
+    held = [client.submit("tiny", {"input": np.ones((1, 3, 8, 8), np.float32)}) for _ in range(20)]
+    print("submitted", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_killed_application_has_its_tasks_cancelled_and_others_go_on(home: Path, tiny: Artifact) -> None:
+    write_state(home, good=plan_for({"tiny": tiny}, interval_us=60_000_000))
+    with AgentProcess(home) as agent, Client(agent.socket_when_ready()) as other:
+        other.run("tiny", {"input": np.ones(ROW_SHAPE, np.float32)}, timeout_s=60)
+        with subprocess.Popen(
+            [sys.executable, "-c", _APPLICATION, str(agent.socket)], stdout=subprocess.PIPE, text=True
+        ) as application:
+            assert application.stdout is not None
+            assert application.stdout.readline() == "submitted\n"
+            agent.until(lambda s: sum(t.open for t in s.tasks) == 20, "its tasks wait")
+            application.kill()
+        status = agent.until(lambda s: sum(t.open for t in s.tasks) == 0, "they have ended")
+        assert sum(t.cancelled for t in status.tasks) == 20
+        assert status.applications == 2  # the other one, and the question itself
+        held = [
+            link
+            for link in Path(f"/proc/{status.pid}/fd").iterdir()
+            if "stageloom-arena" in os.readlink(link)
+        ]
+        assert len(held) == 1, "only the arena of the application that lives is held"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.ingest import agent_pss_mib
 from edge_agent.config import AgentConfig, load_config
 from edge_agent.device import gpu_names
 from edge_agent.doctor import clock_check, gpu_check, home_check, key_check, runtime_check
@@ -180,6 +181,10 @@ def test_home_that_others_may_write_and_unset_clock_are_found(tmp_path: Path) ->
     tmp_path.chmod(0o700)
     assert home_check(tmp_path).result == "ok"
     assert clock_check(0.0).result == "warn"
+
+
+def test_both_processes_together_stay_below_64_mib_before_a_backend_loads() -> None:
+    assert sum(agent_pss_mib()) <= 64
 
 
 _HEAVY = "typer rich numpy sqlalchemy ray onnxruntime onnx torch alembic"

@@ -1,0 +1,47 @@
+"""An agent without a planner in reach: its state on a disk that fills up."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from edge_agent import offline_link
+from edge_agent.link import events
+from edge_agent.link.core import LinkConfig, LinkCore
+from edge_agent.link.events import LinkState, PlanRef, RunnablePlan
+from edge_agent.link.statefile import load_state, save_state
+from edge_agent.offline_link import OfflineLink
+from shared.ids import Digest
+from shared.messages.control import Desired, DeviceState, Origin
+
+PLAN = RunnablePlan(PlanRef(Digest("a" * 64), Origin.PLANNER), b"a", ())
+RECEIVED = LinkState(
+    desired=Desired(epoch=1, generation=1, plan_digest=PLAN.ref.digest, plan=b"a"), state=DeviceState.RECEIVED
+)
+
+
+def test_full_disk_holds_a_deployment_back_and_it_goes_on_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "link.state"
+    save_state(path, RECEIVED)
+    core = LinkCore(RECEIVED, config=LinkConfig(boot=1, storage_again_s=0.0))
+    link = OfflineLink(core, path, environment="", present=frozenset(), why="not joined")
+    assert [type(order) for order in link.take()] == [events.VerifyPlan]
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(offline_link, "save_state", full)
+        link.tell(events.PlanVerified((1, 1)))
+        assert not any(isinstance(order, events.StagePlan) for order in link.take())
+        assert "No space left" in link.status().detail
+        assert load_state(path)[0].state is DeviceState.RECEIVED
+    link.tick()
+    link.tell(events.PlanVerified((1, 1)))
+    assert any(isinstance(order, events.StagePlan) for order in link.take())
+    assert load_state(path)[0].state is DeviceState.VERIFIED
+    assert link.status().detail == "not joined"
+    link.stop()
