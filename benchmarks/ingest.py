@@ -167,11 +167,16 @@ def figures(*, quick: bool) -> tuple[dict[str, float], list[dict[str, object]]]:
     ]
 
 
+def part(report: Report, quick: bool) -> None:
+    """As one part of a larger benchmark."""
+    report.add(*figures(quick=quick))
+
+
 def main() -> None:
     """Measure and print."""
     options = arguments("Ingest latency and the agent's memory").parse_args()
     report = Report("ingest")
-    report.add(*figures(quick=options.quick))
+    part(report, options.quick)
     emit(report, as_json=options.json, packages=("stageloom", "numpy", "pyzmq", "msgspec"))
 
 

@@ -20,10 +20,12 @@ Exit codes: 0 done, 1 the answer is no (a check failed, the agent is not ready),
 7 refused by the planner, 130 Ctrl-C.
 """
 
+# typer carries its own copy of click, whose usage errors have no public name.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
 app = typer.Typer(
     name="stageloom-agent",
     help="The edge agent of Stageloom: serves neural networks on this machine by a plan.\n" + _CODES,
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -159,6 +161,47 @@ def doctor(home: Home = None, as_json: Json = False) -> None:
 
 
 @app.command()
+def verify(
+    model: Annotated[Path, typer.Argument(help="ONNX file.")],
+    schedule: Annotated[str, typer.Option("--schedule", help="Scheduler: sequential, greedy.")],
+    shape: Annotated[
+        list[str] | None,
+        typer.Option("--shape", metavar="NAME=DIMS", help="Pin an input, like images=1x3x640x640."),
+    ] = None,
+    value_range: Annotated[
+        list[str] | None,
+        typer.Option("--range", metavar="NAME=LO:HI", help="Valid values of an input, like ids=0:30521."),
+    ] = None,
+    partition: Annotated[str | None, typer.Option(help="Partition of the model: whole, base, paper.")] = None,
+    executor: Annotated[str, typer.Option(help="Executor to run it with.")] = "onnx",
+    seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Run a model under a schedule and compare every block border and output with onnxruntime.
+
+    Weights that are constant are replaced by seeded ones, so that the outputs depend on everything. Exit code
+    0 only if they agree and could have differed, 1 if they differ, 3 if the comparison proves nothing.
+    """
+    from edge_agent.verify.command import VerifyArgs, run_verify
+
+    report, code = run_verify(
+        VerifyArgs(
+            model=model,
+            schedule=schedule,
+            shapes=tuple(shape or ()),
+            ranges=tuple(value_range or ()),
+            partition=partition,
+            executor=executor,
+            seed=seed,
+        ),
+        lambda line: typer.echo(line, err=True),
+    )
+    _print(report.to_json(), report.to_text(), as_json)
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     typer.echo(__version__)
@@ -169,14 +212,35 @@ def _print(data: dict[str, Any], text: str, as_json: bool) -> None:
 
 
 def main() -> None:
-    """Console script: one line for every error, and an exit code that tells the kind."""
+    """Console script."""
+    sys.exit(execute(sys.argv[1:]))
+
+
+def execute(arguments: list[str]) -> int:
+    """One command line; every error is one line on stderr, and the exit code tells its kind."""
     try:
-        app()
+        code = app(args=arguments or ["--help"], prog_name="stageloom-agent", standalone_mode=False)
+        sys.stdout.flush()
     except StageloomError as error:
-        typer.echo(f"stageloom-agent: {error}", err=True)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(ExitCode.INTERRUPTED)
+        return _fail(str(error), error.exit_code)
+    except _UsageError as error:
+        text = error.format_message() if hasattr(error, "format_message") else str(error)
+        return _fail(f"{text.rstrip('.')}; see `stageloom-agent --help`", ExitCode.USAGE)
+    except (KeyboardInterrupt, typer.Abort):
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read stdout has seen enough; the interpreter must not try to flush into it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return ExitCode.OK
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}; check the path", ExitCode.STORAGE)
+    return code if isinstance(code, int) else ExitCode.OK
+
+
+def _fail(line: str, code: ExitCode) -> int:
+    typer.echo("error: " + " ".join(line.split()), err=True)
+    return code
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     replicas: Annotated[int, Meta(ge=1, le=64)] = 2  # for plans made here: two callers hide each other's gaps
     probation_s: Seconds = 5.0  # how long a new plan is watched before it is committed
     stats_interval_s: Seconds = 1.0  # how often telemetry is taken
+    trace_interval_s: Seconds = 2.0  # how often a short window of steps is traced as telemetry
+    trace_window_s: Seconds = 0.1  # how long such a window is
     silent_engine_s: Seconds = 30.0  # an engine process that reports nothing for so long is killed
     drain_s: Seconds = 5.0  # how long tasks may finish when the agent is told to stop
     max_tasks: Limit = 1024  # open tasks per application

@@ -30,6 +30,7 @@ class EngineHost:
         self._handle: WorkerHandle | None = None
         self._timer: Timer | None = None
         self._heard_s = loop.now()
+        self._watched = 0  # readiness that the loop was last asked for
 
     @property
     def pid(self) -> int | None:
@@ -40,11 +41,13 @@ class EngineHost:
         """Start a process after a while; replaces an earlier wish."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(self._loop.now() + delay_s, self._start)
+        self._timer = self._loop.call_at(self._loop.now() + delay_s, self.start)
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start a process now, if there is none."""
         if self._handle is not None:
             return
+        self._watched = 0
         try:
             self._handle = WorkerHandle.start(self._config)
         except UnavailableError as error:
@@ -55,8 +58,12 @@ class EngineHost:
         self._watch()
 
     def _watch(self) -> None:
-        if self._handle is not None and (file := self._handle.fileno()) >= 0:
-            self._loop.watch(file, READ | (WRITE if self._handle.wants_write else 0), self._ready)
+        if self._handle is None or (file := self._handle.fileno()) < 0:
+            return
+        events = READ | (WRITE if self._handle.wants_write else 0)
+        if events != self._watched:
+            self._watched = events
+            self._loop.watch(file, events, self._ready)
 
     def _ready(self, events: int) -> None:
         handle = self._handle
@@ -149,6 +156,10 @@ class EngineHost:
     def profile(self, request: Profile) -> None:
         """Time the operators of an artifact."""
         self._send(lambda handle: handle.profile(request))
+
+    def trace(self, on: bool) -> None:
+        """Report every step with the times of its groups, or stop doing so."""
+        self._send(lambda handle: handle.trace(on))
 
     def drain(self) -> None:
         """Take no more tasks, report `Drained`."""

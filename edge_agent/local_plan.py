@@ -28,7 +28,6 @@ def plan_alone(config: AgentConfig, store: ArtifactStore, progress: Progress) ->
     """
     choices, needs = [], []
     for model in config.models:
-        progress(f"importing {model.path} as {model.name}")
         scratch = store.directory.parent / "import"
         report = import_model(Path(model.path), shapes=model.shapes, out_dir=scratch)
         artifact = open_artifact(store.adopt(artifact_path(scratch, report.digest), report.digest))
@@ -40,6 +39,7 @@ def plan_alone(config: AgentConfig, store: ArtifactStore, progress: Progress) ->
                 replicas=config.replicas,
             )
         )
+        progress(f"imported {model.path} as {model.name}: {report.operators} operators")
         needs.append(ArtifactNeed(model.name, artifact.digest, artifact.size))
     plan = compose(
         choices,

@@ -29,7 +29,6 @@ from edge_agent.link.sockets import new_keys
 from edge_agent.link.statefile import load_state
 from edge_agent.links import Link, Order
 from edge_agent.offline_link import OfflineLink
-from edge_agent.service import LinkFactory
 from edge_agent.status import LinkStatus
 from edge_agent.store import ArtifactStore
 from shared.clock import SystemClock
@@ -104,8 +103,8 @@ class PlannerLink:
         os.close(self._write)
 
 
-def connect_planner(config: AgentConfig) -> tuple[LinkFactory, list[str]]:
-    """How to make the link of an agent that serves what a planner desires, and what was wrong with its state.
+def connect_planner(config: AgentConfig) -> tuple[Link, list[str]]:
+    """The link of an agent that serves what a planner desires, and what was wrong with the state on disk.
 
     Raises:
         SettingError: it has joined no planner and has nothing to serve.
@@ -127,22 +126,20 @@ def connect_planner(config: AgentConfig) -> tuple[LinkFactory, list[str]]:
             environment=environment,
             spool_bytes=config.spool_bytes,
         )
-        return lambda: PlannerLink(client), problems
+        return PlannerLink(client), problems
     if state.last_good is None and state.desired is None and not problems:
         raise SettingError(
             "this agent has joined no planner and has no model to serve",
             remedy="run `stageloom-agent join TOKEN`, or give models with `run --model FILE`",
         )
 
-    def offline() -> Link:
-        return OfflineLink(
-            LinkCore(state, config=link),
-            home / STATE_NAME,
-            environment=environment,
-            present=ArtifactStore(home / "artifacts").present(),
-            why=why or "run `stageloom-agent join TOKEN` to join a planner",
-        )
-
+    offline = OfflineLink(
+        LinkCore(state, config=link),
+        home / STATE_NAME,
+        environment=environment,
+        present=ArtifactStore(home / "artifacts").present(),
+        why=why or "run `stageloom-agent join TOKEN` to join a planner",
+    )
     return offline, problems
 
 

@@ -127,6 +127,7 @@ class _Engine:
     loading: dict[PlanKey, RunnablePlan] = field(default_factory=dict)
     loaded: dict[PlanKey, RunnablePlan] = field(default_factory=dict)
     asked: PlanKey | None = None  # the last one that was asked to run
+    kept: set[PlanKey] = field(default_factory=set)  # asked to run (it frees itself) or being freed
     active: PlanKey | None = None
 
     def key_of(self, digest: Digest, plans: Mapping[PlanKey, RunnablePlan]) -> PlanKey | None:
@@ -228,8 +229,7 @@ class PlanManager:
         self._trial = None
         if trial.runs:
             self._adopted = trial.plan
-            return []
-        return self._free(trial.digest)
+        return self._tidy()
 
     def _begin(self, attempt: Attempt, plan: RunnablePlan, phase: Phase) -> list[Action]:
         actions: list[Action] = []
@@ -266,7 +266,10 @@ class PlanManager:
 
     def load_failed(self, key: PlanKey, reason: str) -> list[Action]:
         """The engine process could not load or activate it; what ran before still runs."""
-        plan = self._engine.loading.pop(key, None) or self._engine.loaded.pop(key, None)
+        plan = self._engine.loading.pop(key, None) or self._engine.loaded.get(key)
+        if key in self._engine.kept and key != self._engine.asked:
+            return []  # it was to be freed, and is
+        self._engine.loaded.pop(key, None)
         if self._engine.asked == key:
             self._engine.asked = self._engine.active
         return (self._useless(plan.ref.digest, reason) if plan else []) + self._pursue()
@@ -281,7 +284,6 @@ class PlanManager:
         if trial is not None and trial.phase is Phase.ACTIVATING and trial.digest == plan.ref.digest:
             trial.phase = Phase.PROBATION
             trial.probation = Probation(now_s, self._probation)
-            return []
         ref = plan.ref
         if plan is self._fallback:
             ref = PlanRef(ref.digest, Origin.FALLBACK, ref.local_counter)
@@ -307,7 +309,7 @@ class PlanManager:
             return [StartEngine(0.0)]
         delay_s = self._supervisor.crashed(blamed.ref.digest if blamed else None, now_s)
         actions: list[Action] = [Note("engine_crashed", f"the engine process ended: {how}")]
-        actions += self._trial_crashed(how)
+        actions += self._trial_crashed(how, blamed)
         if self._adopted is not None and blamed is self._adopted:
             self._adopted = None
         if blamed is not None and self._supervisor.condemned(blamed.ref.digest):
@@ -354,29 +356,33 @@ class PlanManager:
                 failed = link.ProbationFailed(trial.attempt, probation.reason)
                 return [Tell(failed), *self._pursue()]
 
-    def _trial_crashed(self, how: str) -> list[Action]:
+    def _trial_crashed(self, how: str, blamed: RunnablePlan | None) -> list[Action]:
         trial = self._trial
         if trial is None:
             return []
-        match trial.phase:
-            case Phase.STAGING:
-                self._trial = None
-                reason = f"the engine crashed while it was loaded: {how}"
-                return [Tell(link.PlanRefused(trial.attempt, reason))]
-            case Phase.ACTIVATING | Phase.PROBATION:
-                self._trial = None
-                reason = f"the engine crashed under it: {how}"
-                return [Tell(link.ProbationFailed(trial.attempt, reason))]
-            case Phase.STAGED:
+        if blamed is not trial.plan:
+            if trial.phase is Phase.STAGED:
                 trial.phase = Phase.STAGING  # what was loaded is lost: load it again
-        return []
+            return []
+        self._trial = None
+        if trial.phase is Phase.PROBATION:
+            reason = f"the engine crashed under it: {how}"
+        else:
+            reason = f"the engine crashed while it was loaded: {how}"
+        told = link.ProbationFailed if trial.runs else link.PlanRefused
+        return [Tell(told(trial.attempt, reason))]
 
     def _blamed(self) -> RunnablePlan | None:
-        """Under which plan the engine process ended: the newcomer, else the one that ran or was loaded."""
-        if self._trial is not None and self._trial.phase is not Phase.VERIFYING:
-            if self._trial.phase is not Phase.STAGED:
-                return self._trial.plan
-        return self.active or next(iter(self._engine.loading.values()), None)
+        """Under which plan the engine process ended: the newcomer if it loaded or ran, else the one that ran.
+
+        What the process said before it ended has been heard, so a plan whose activation it did not report
+        has not run.
+        """
+        trial, engine = self._trial, self._engine
+        if trial is not None:
+            if trial.phase is Phase.PROBATION or engine.key_of(trial.digest, engine.loading) is not None:
+                return trial.plan
+        return self.active or next(iter(engine.loading.values()), None)
 
     def _useless(self, digest: Digest, reason: str) -> list[Action]:
         """A plan does not check or load."""
@@ -406,7 +412,7 @@ class PlanManager:
 
     def _pursue(self) -> list[Action]:
         """The next steps towards the target and the trial; asking again changes nothing."""
-        return self._pursue_trial() + self._pursue_target()
+        return self._pursue_trial() + self._pursue_target() + self._tidy()
 
     def _pursue_trial(self) -> list[Action]:
         trial = self._trial
@@ -439,6 +445,7 @@ class PlanManager:
         if engine.asked == key:
             return []
         engine.asked = key
+        engine.kept.add(key)
         return [SwapTo(key)]
 
     def _load(self, plan: RunnablePlan) -> list[Action]:
@@ -461,8 +468,14 @@ class PlanManager:
         self._checking.add(digest)
         return [CheckPlan(plan)]
 
-    def _free(self, digest: Digest) -> list[Action]:
-        key = self._engine.key_of(digest, self._engine.loaded)
-        if key is None or key in (self._engine.active, self._engine.asked):
-            return []
-        return [UnloadPlan(key)]
+    def _tidy(self) -> list[Action]:
+        """Free what was loaded and is not wanted any more."""
+        engine, trial, target = self._engine, self._trial, self._target()
+        wanted = {plan.ref.digest for plan in (trial.plan if trial else None, target) if plan is not None}
+        unwanted = [
+            key
+            for key, plan in engine.loaded.items()
+            if key not in engine.kept and plan.ref.digest not in wanted
+        ]
+        engine.kept.update(unwanted)
+        return [UnloadPlan(key) for key in unwanted]

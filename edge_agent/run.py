@@ -9,17 +9,17 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from edge_agent.config import AgentConfig, decode_config
 from edge_agent.home import HomeLock
-from edge_agent.links import NoPlanner
+from edge_agent.links import Link, NoPlanner
 from edge_agent.loop import READ
 from edge_agent.service import Agent, LinkFactory
 from edge_agent.store import ArtifactStore
 from shared.errors import ExitCode, SettingError, StageloomError
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("edge_agent.run")  # not __main__, whatever started it
 
 _SWITCH_INTERVAL_S = 0.0005
 """Python's default of 5 ms is what a task would wait while the link's thread decodes a plan."""
@@ -42,7 +42,7 @@ def main() -> int:
         )
         return run_agent(config)
     except StageloomError as error:
-        sys.stderr.write(f"stageloom-agent: {error}\n")
+        sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
@@ -55,8 +55,7 @@ def run_agent(config: AgentConfig) -> ExitCode:
         StageloomError: it cannot start.
     """
     lock = HomeLock(config.home_path)
-    make_link, problems = _link_maker(config)
-    agent = Agent(config, make_link, problems=problems)
+    agent = Agent(config, _link_maker(config))
     stopped_by: list[int] = []
     with _signals(agent, stopped_by):
         agent.run()
@@ -64,16 +63,20 @@ def run_agent(config: AgentConfig) -> ExitCode:
     return ExitCode.INTERRUPTED if signal.SIGINT in stopped_by else ExitCode.OK
 
 
-def _link_maker(config: AgentConfig) -> tuple[LinkFactory, list[str]]:
+def _link_maker(config: AgentConfig) -> LinkFactory:
     if config.models:
         from edge_agent.local_plan import plan_alone  # the importer's code, for agents without a planner
 
         store = ArtifactStore(config.home_path / "artifacts")
         plan = plan_alone(config, store, _log.info)
-        return lambda: NoPlanner(plan), []
-    from edge_agent.planner_link import connect_planner  # ZeroMQ, for agents that have joined one
+        return lambda: (NoPlanner(plan), ())
 
-    return connect_planner(config)
+    def connect() -> tuple[Link, Sequence[str]]:
+        from edge_agent.planner_link import connect_planner  # ZeroMQ, for agents that have joined a planner
+
+        return connect_planner(config)
+
+    return connect
 
 
 @contextlib.contextmanager

@@ -60,20 +60,26 @@ _TICK_S = 0.25
 _PROBLEMS = 16  # of the newest, shown by `status`
 _PROFILE_REPEATS = 5
 
-LinkFactory: TypeAlias = Callable[[], Link]
+LinkFactory: TypeAlias = Callable[[], tuple[Link, Sequence[str]]]
+"""Makes the link, and says what was wrong with the state it found."""
 
 
 class Agent:
     """Wires the parts together; `run` returns when `request_stop` was called and the last task has ended."""
 
-    def __init__(self, config: AgentConfig, make_link: LinkFactory, *, problems: Sequence[str] = ()) -> None:
+    def __init__(self, config: AgentConfig, make_link: LinkFactory) -> None:
+        """Start the engine process, then make the link: the two take their time side by side.
+
+        Raises:
+            StageloomError: the link cannot be made; nothing is left running.
+        """
         home = config.home_path
         self.config = config
         self.loop = Loop()
         self.artifacts = ArtifactStore(home / "artifacts")
         self._started_s = self.loop.now()
         self._home = home
-        self._problems: deque[str] = deque(problems, maxlen=_PROBLEMS)
+        self._problems: deque[str] = deque(maxlen=_PROBLEMS)
         self._fallback_file = StateFile(home / "fallback")
         self._supervisor = Supervisor(Random())
         self._plans = PlanManager(
@@ -92,8 +98,14 @@ class Agent:
             config.silent_engine_s,
             self._on_report,
         )
+        self._engine.start()
+        try:
+            self._link, problems = make_link()
+        except BaseException:
+            self._engine.shut_down()
+            raise
+        self._problems += problems
         self._background = Background(self.loop)
-        self._link: Link = make_link()
         self._members: dict[Digest, tuple[tuple[str, ...], ...]] = {}
         self._service: ServiceTimes = ServiceTimes(())
         self._stats: engine.Stats | None = None
@@ -109,7 +121,7 @@ class Agent:
         self.loop.watch(self._link.fileno(), READ, self._on_link)
         self.loop.call_every(_TICK_S, self._tick)
         self.loop.call_every(self.config.stats_interval_s, self._count)
-        self._engine.start_in(0.0)
+        self.loop.call_every(self.config.trace_interval_s, self._sample_steps)
         for problem in self._problems:
             self._record([Event("state", problem[:512])])
         try:
@@ -140,6 +152,12 @@ class Agent:
     def _tick(self) -> None:
         self._do(self._plans.tick(self.loop.now()))
         self._engine.check_alive(busy=self._plans.loading or not self._plans.engine_up)
+
+    def _sample_steps(self) -> None:
+        """Trace for a short while: every step of a window, so that its timeline has no holes."""
+        if self._plans.active is not None:
+            self._engine.trace(True)
+            self.loop.call_at(self.loop.now() + self.config.trace_window_s, lambda: self._engine.trace(False))
 
     # -- the endpoint's backend -----------------------------------------------------------------------------
 

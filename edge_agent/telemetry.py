@@ -122,6 +122,7 @@ def trace_row(traced: Traced, plan: Digest) -> StepTrace:
             GroupSpan(item, stream, since_us(begin_s), since_us(end_s))
             for item, stream, begin_s, end_s in traced.groups[:_GROUPS_PER_ROW]
         ),
+        round(traced.started_s * 1e6),
     )
 
 

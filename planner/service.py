@@ -15,8 +15,8 @@ from zmq.utils import z85
 
 from planner.admin.handler import AdminHandler
 from planner.admin.path import socket_path
-from planner.admin.server import AdminServer
 from planner.config import PlannerConfig
+from planner.dispatch.admin import AdminServer
 from planner.dispatch.core import DispatchConfig
 from planner.dispatch.events import DesiredChanged, Revoked
 from planner.dispatch.server import DispatchServer, ServerConfig, new_keys
@@ -122,16 +122,16 @@ class Planner:
             self.endpoints = _advertised(bound, config)
             fleet = DispatchFleet(self.server, self.endpoints, self.keys, online)
             self.admin = AdminServer(admin_path, AdminHandler(self.store, fleet, clock).handle)
-            self._undo.append(self.admin.close)
             self.admin.start()
+            self._undo.append(self.admin.stop)
         except BaseException:
             self.close()
             raise
 
     @property
     def alive(self) -> bool:
-        """Whether every part still runs."""
-        return self.server.alive and self.admin.alive
+        """Whether the thread that serves the devices runs."""
+        return self.server.alive
 
     def housekeeping(self) -> None:
         """What is done now and then: old telemetry goes."""

@@ -90,6 +90,7 @@ def bind(plan: Plan, graphs: Mapping[Digest, Graph]) -> BoundPlan:
         PlanError: an artifact is absent, a cut is no base cut, a batch is not allowed, a block is in no or in
             two combined blocks, a schedule is illegal, or the wait rule cannot be honoured.
     """
+    _check_positive(plan)
     models = tuple(_bind_model(model, graphs) for model in plan.models)
     if not models:
         raise PlanError("a plan needs at least one model")
@@ -100,6 +101,20 @@ def bind(plan: Plan, graphs: Mapping[Digest, Graph]) -> BoundPlan:
     if plan.wait is not Wait.NONE:
         _check_wait(plan)
     return BoundPlan(plan, models, combined)
+
+
+def _check_positive(plan: Plan) -> None:
+    """The decoder bounds these too; a plan made in this process has not been through it."""
+    for name in ("lanes", "run_ahead", "max_skips"):
+        if getattr(plan, name) < 1:
+            raise PlanError(f"{name} is {getattr(plan, name)}, less than 1")
+    for model in plan.models:
+        for name in ("replicas", "batch", "weight"):
+            if getattr(model, name) < 1:
+                raise PlanError(f"{name} of model {model.name!r} is {getattr(model, name)}, less than 1")
+        for name in ("batch_max_delay_us", "launch_interval_us"):
+            if getattr(model, name) < 0:
+                raise PlanError(f"{name} of model {model.name!r} is negative")
 
 
 def _bind_model(model: ModelPlan, graphs: Mapping[Digest, Graph]) -> BoundModel:

@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             if now < due:
                 time.sleep(min(due - now, PROGRESS_S))
                 continue
-            _submit(client, options, load, pool[index % len(pool)], keep=index % sample_every == 0)
+            _submit(client, options, load, rng.choice(pool), keep=index % sample_every == 0)
             index += 1
             due += rng.expovariate(options.rate)
         with load.lock:

@@ -23,9 +23,10 @@ p { margin:6px 0; } .soft { color:var(--soft); }
   overflow-x:auto; }
 table { border-collapse:collapse; width:100%; background:var(--card); font-variant-numeric:tabular-nums; }
 th,td { padding:6px 10px; border-bottom:1px solid var(--rule); text-align:right; white-space:nowrap; }
-th:first-child,td:first-child { text-align:left; } th { color:var(--soft); font-weight:600; }
+th:first-child,td:first-child,.text th,.text td { text-align:left; }
+th { color:var(--soft); font-weight:600; }
 code { font:13px ui-monospace, "DejaVu Sans Mono", monospace; overflow-wrap:anywhere; white-space:normal; }
-td code { display:block; text-align:left; max-width:640px; }
+td code { display:block; max-width:640px; } summary { cursor:pointer; color:var(--soft); }
 svg { width:100%; height:auto; display:block; } .grid { stroke:var(--rule); } .mark { stroke:var(--soft);
   stroke-dasharray:4 3; } .tick { fill:var(--soft); font-size:11px; }
 .label { fill:var(--soft); font-size:12px; }
@@ -86,11 +87,12 @@ def _cards(report: Mapping[str, Any]) -> str:
     )
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of cells that are already HTML."""
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "numbers") -> str:
+    """A table of cells that are already HTML; numbers are aligned to the right, `text` to the left."""
     top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="figure"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    table = f'<table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
+    return _figure(table)
 
 
 def _models(models: Sequence[Mapping[str, Any]]) -> str:
@@ -134,8 +136,8 @@ def _legend(names: Sequence[str]) -> str:
     return f'<p class="soft">{keys}</p>'
 
 
-def _figure(svg: str) -> str:
-    return f'<div class="figure">{svg}</div>'
+def _figure(content: str) -> str:
+    return f'<div class="figure">{content}</div>'
 
 
 def _queues(report: Mapping[str, Any]) -> str:
@@ -169,7 +171,7 @@ def _timeline(report: Mapping[str, Any], names: Sequence[str]) -> str:
 
 def _generations(generations: Sequence[Mapping[str, Any]]) -> str:
     return _table(
-        ["generation", "plan", "scheduler", "decided by", "state", "active after"],
+        ["generation", "plan", "scheduler", "decided by", "state", "active"],
         [
             [
                 str(g["generation"]),
@@ -177,18 +179,24 @@ def _generations(generations: Sequence[Mapping[str, Any]]) -> str:
                 escape(g["scheduler"]),
                 escape(g["decided_by"]),
                 escape(g["state"]),
-                f"{g['active_at_s']:.2f} s" if g["active_at_s"] is not None else "–",
+                _moment(g["active_at_s"]),
             ]
             for g in generations
         ],
+        "text",
     )
+
+
+def _moment(at_s: float | None) -> str:
+    if at_s is None:
+        return "never"
+    return f"{at_s:.1f} s into the load" if at_s >= 0 else f"{-at_s:.1f} s before the load"
 
 
 def _schedules(schedules: Sequence[Mapping[str, str]]) -> str:
-    return _table(
-        ["combined block", "stage string"],
-        [[escape(row["members"]), f"<code>{escape(row['stage_string'])}</code>"] for row in schedules],
-    )
+    rows = [[escape(row["members"]), f"<code>{escape(row['stage_string'])}</code>"] for row in schedules]
+    table = _table(["combined block", "stage string"], rows, "text")
+    return f"<details><summary>{len(rows)} combined blocks</summary>{table}</details>"
 
 
 def _foot(report: Mapping[str, Any]) -> str:

@@ -23,13 +23,17 @@ def timeline(
     paths = {model["digest"]: path for model in models.values() for path in [_artifact(out, model["digest"])]}
     bound = bind(plan, {key: open_artifact(path, key).graph for key, path in paths.items()})
     traces = sorted(
-        (row for row in rows if row["kind"] == "step_trace" and digest.startswith(row["plan"])),
-        key=lambda row: row["at_us"] - row["duration_us"],
+        (
+            row
+            for row in rows
+            if row["kind"] == "step_trace" and row["groups"] and digest.startswith(row["plan"])
+        ),
+        key=lambda row: row["began_us"],
     )
     items = []
     start_us = _busiest(traces)
     for trace in traces:
-        began_us = trace["at_us"] - trace["duration_us"] - start_us
+        began_us = trace["began_us"] - start_us
         if 0 <= began_us <= WINDOW_US:
             items += _items(trace, bound, began_us)
     return items
@@ -41,7 +45,7 @@ def _artifact(out: Path, digest: str) -> Path:
 
 def _busiest(traces: Sequence[Mapping[str, Any]]) -> int:
     """Start of the window that holds most steps."""
-    starts = [trace["at_us"] - trace["duration_us"] for trace in traces]
+    starts = [trace["began_us"] for trace in traces]
     best, most = 0, 0
     for index, start in enumerate(starts):
         inside = sum(1 for other in starts[index:] if other - start <= WINDOW_US)
@@ -53,10 +57,9 @@ def _busiest(traces: Sequence[Mapping[str, Any]]) -> int:
 def _items(trace: Mapping[str, Any], bound: BoundPlan, began_us: int) -> list[dict[str, Any]]:
     combined = bound.combined[trace["combined_block"]]
     launches = lower(combined.plan.schedule, combined.graph, trace["mask"], barrier=bound.plan.barrier)
-    by_place = {(item.stage, item.stream): item for item in launches}
     entries = []
     for group in trace["groups"]:
-        item = by_place[group["stage"], group["stream"]]
+        item = launches[group["item"]]
         member = combined.members[item.member]
         operators = [combined.graph.model_op(op) for op in item.ops]
         entries.append(

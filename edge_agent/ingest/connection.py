@@ -43,6 +43,7 @@ class Connection:
     sock: socket.socket
     limits: ConnectionLimits
     greeted: bool = False
+    watched: int = 0  # readiness that the loop was last asked for
     last_task: int = -1
     arenas: dict[int, Arena] = field(default_factory=dict)  # by the application's own number
     tasks: dict[int, TaskId] = field(default_factory=dict)  # open ones, by the application's own number

@@ -216,7 +216,9 @@ class Endpoint:
 
     def _watch(self, connection: Connection) -> None:
         events = (0 if connection.choked else READ) | (WRITE if connection.has_unsent else 0)
-        self._loop.watch(connection.sock, events, lambda ready: self._ready(connection, ready))
+        if events != connection.watched:
+            connection.watched = events
+            self._loop.watch(connection.sock, events, lambda ready: self._ready(connection, ready))
 
     def _ready(self, connection: Connection, events: int) -> None:
         if events & WRITE:

@@ -16,14 +16,13 @@ from random import Random
 from typing import Any, Final
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from edge_agent.link import events as ev
 from edge_agent.link import fetch as fetching
 from edge_agent.link.artifacts import ArtifactFolder
 from edge_agent.link.core import LinkConfig, LinkCore
 from edge_agent.link.membership import Membership
-from edge_agent.link.sockets import make_dealer
+from edge_agent.link.sockets import make_dealer, monitor_event
 from edge_agent.link.spool import Spool, SpoolCounts
 from edge_agent.link.statefile import load_state, save_state
 from shared.backoff import backoff_s
@@ -136,6 +135,7 @@ class LinkClient:
         self._delays: Iterator[float] = backoff_s(self._rng)
         self._handshake_problem = ""
         self._handshake_open = False
+        self._handshakes_failed = 0
         self._flight: _Flight | None = None
         self._next_batch_s = 0.0
         self._correlation = 0
@@ -432,13 +432,13 @@ class LinkClient:
     def _drain_monitor(self, monitor: "zmq.Socket[bytes]", now_s: float) -> None:
         while monitor is self._connection.monitor:
             try:
-                event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))["event"]
+                event = monitor_event(monitor)
             except zmq.Again:
                 return
             if event == zmq.EVENT_CONNECTED:
                 self._handshake_open = True
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._handshake_open, self._handshake_problem = False, ""
+                self._handshake_open, self._handshake_problem, self._handshakes_failed = False, "", 0
                 self._do(ev.Connected())
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self._handshake_failed(OUR_KEY_REFUSED, now_s)
@@ -453,6 +453,9 @@ class LinkClient:
         # libzmq does not come back by itself after a refusal, and what was refused may be put right.
         self._later(next(self._delays), now_s)
         self._handshake_open = False
+        self._handshakes_failed += 1
+        if problem == PLANNER_KEY_DIFFERS and self._handshakes_failed < 2:
+            return  # once may be a planner that stopped half-way
         if self._handshake_problem != problem:
             log.error("%s", problem)
             self._record_event("handshake", problem)

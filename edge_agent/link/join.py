@@ -3,10 +3,9 @@
 from random import Random
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from edge_agent.link.membership import Membership
-from edge_agent.link.sockets import make_dealer, z85_key
+from edge_agent.link.sockets import make_dealer, monitor_event, z85_key
 from shared.clock import Clock
 from shared.errors import DecodeError, RefusedError, TokenError, UnavailableError
 from shared.ids import DeviceId
@@ -94,7 +93,7 @@ def _exchange(
                 pass  # not connected yet
         ready = dict(poller.poll(100))
         if monitor in ready:
-            recv_monitor_message(monitor)
+            monitor_event(monitor)
             broken_handshake = True
         if dealer in ready:
             try:

@@ -1,5 +1,6 @@
 """How the device's sockets are made: CURVE, no routing id, heartbeats, bounded queues, jittered reconnect."""
 
+import struct
 from random import Random
 from typing import Final
 
@@ -49,3 +50,16 @@ def make_dealer(
     dealer.setsockopt(zmq.LINGER, 0)
     dealer.setsockopt(zmq.IPV6, 1)
     return dealer
+
+
+def monitor_event(monitor: "zmq.Socket[bytes]") -> int:
+    """The next event of a socket's monitor.
+
+    pyzmq's own reader comes with asyncio, several MiB that the agent has no other use for.
+
+    Raises:
+        zmq.Again: there is none.
+    """
+    event, _ = monitor.recv_multipart(zmq.NOBLOCK)
+    (number,) = struct.unpack_from("=H", event)
+    return int(number)

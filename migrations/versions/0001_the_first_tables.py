@@ -124,6 +124,7 @@ def upgrade() -> None:
         sa.Column("produced", sa.BigInteger(), nullable=False),
         sa.Column("dropped", sa.BigInteger(), nullable=False),
         sa.Column("stored", sa.BigInteger(), nullable=False),
+        sa.Column("version", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("device", "boot"),
     )
     op.create_table(

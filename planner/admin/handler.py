@@ -13,9 +13,7 @@ from planner.store.store import Store
 from planner.telemetry.rates import KINDS, model_rates
 from shared.clock import Clock
 from shared.digest import digest_bytes
-from shared.errors import ExitCode, StageloomError
 from shared.messages import admin
-from shared.messages.base import Message
 from shared.token import JoinToken, format_token
 
 WATCH_WINDOW_S = 5.0
@@ -24,14 +22,14 @@ PLANNER_VERSION = "0.1.0"
 
 
 class AdminHandler:
-    """Answers each request with its own reply, or with `Failed` for every error raised on purpose."""
+    """Answers each request with its own reply; errors raised on purpose become `Failed` at the socket."""
 
     def __init__(self, store: Store, fleet: Fleet, clock: Clock) -> None:
         self._store = store
         self._fleet = fleet
         self._clock = clock
         self._started_s = clock.monotonic_s()
-        self._handlers: dict[type, Callable[[Any], Message]] = {
+        self._handlers: dict[type, Callable[[Any], admin.AdminReply]] = {
             admin.DeviceTokenRequest: self._token,
             admin.DeviceListRequest: self._device_list,
             admin.DeviceShowRequest: self._device_show,
@@ -48,17 +46,17 @@ class AdminHandler:
             admin.StatusRequest: self._status,
         }
 
-    def handle(self, request: admin.AdminRequest) -> Message:
-        """The reply, with the request's correlation."""
-        try:
-            reply = self._handlers[type(request)](request)
-        except StageloomError as error:
-            reply = failed(error)
-        return msgspec.structs.replace(reply, correlation=request.correlation)
+    def handle(self, request: admin.AdminRequest) -> admin.AdminReply:
+        """The reply; may be called from several threads at once.
+
+        Raises:
+            StageloomError: the request did not take effect, and why.
+        """
+        return self._handlers[type(request)](request)
 
     # -- devices --------------------------------------------------------------------------------------------
 
-    def _token(self, request: admin.DeviceTokenRequest) -> Message:
+    def _token(self, request: admin.DeviceTokenRequest) -> admin.AdminReply:
         secret = secrets.token_bytes(SECRET_BYTES)
         expires_at_us = self._store.add_token(digest_bytes([secret]), request.device, request.lifetime_s)
         ends = self._fleet.endpoints()
@@ -71,23 +69,23 @@ class AdminHandler:
         online = self._fleet.online()
         return tuple(msgspec.structs.replace(info, online=info.device in online) for info in infos)
 
-    def _device_list(self, request: admin.DeviceListRequest) -> Message:
+    def _device_list(self, request: admin.DeviceListRequest) -> admin.AdminReply:
         found = self._store.devices(after=request.after, limit=request.limit + 1)
         return admin.DeviceListReply(
             devices=self._online(found[: request.limit]), more=len(found) > request.limit
         )
 
-    def _device_show(self, request: admin.DeviceShowRequest) -> Message:
+    def _device_show(self, request: admin.DeviceShowRequest) -> admin.AdminReply:
         (device,) = self._online([self._store.device(request.device)])
         entries, _ = self._store.history(request.device)
         return admin.DeviceShowReply(device=device, history=tuple(entries))
 
-    def _revoke(self, request: admin.DeviceRevokeRequest) -> Message:
+    def _revoke(self, request: admin.DeviceRevokeRequest) -> admin.AdminReply:
         self._store.revoke(request.device)
         self._fleet.revoked(request.device)
         return admin.Done()
 
-    def _profile(self, request: admin.DeviceProfileRequest) -> Message:
+    def _profile(self, request: admin.DeviceProfileRequest) -> admin.AdminReply:
         requests, desired = self._store.request_profile(
             request.device, list(request.models), batch=request.batch, budget_s=request.budget_s
         )
@@ -98,43 +96,43 @@ class AdminHandler:
 
     # -- models and plans -----------------------------------------------------------------------------------
 
-    def _model_add(self, request: admin.ModelAddRequest) -> Message:
+    def _model_add(self, request: admin.ModelAddRequest) -> admin.AdminReply:
         return admin.ModelReply(
             model=self._store.add_model(request.model, Path(request.path), request.digest)
         )
 
-    def _model_list(self, request: admin.ModelListRequest) -> Message:
+    def _model_list(self, request: admin.ModelListRequest) -> admin.AdminReply:
         found = self._store.models(after=request.after, limit=request.limit + 1)
         return admin.ModelListReply(models=tuple(found[: request.limit]), more=len(found) > request.limit)
 
-    def _model_remove(self, request: admin.ModelRemoveRequest) -> Message:
+    def _model_remove(self, request: admin.ModelRemoveRequest) -> admin.AdminReply:
         self._store.remove_model(request.model)
         return admin.Done()
 
-    def _plan_create(self, request: admin.PlanCreateRequest) -> Message:
+    def _plan_create(self, request: admin.PlanCreateRequest) -> admin.AdminReply:
         began_s = self._clock.monotonic_s()
         plan = create_plan(self._store, request)
         search_s = self._clock.monotonic_s() - began_s
         name = request.plan or plan.digest[:12]
         return admin.PlanReply(plan=self._store.add_plan(name, plan, request.scheduler), search_s=search_s)
 
-    def _plan_show(self, request: admin.PlanShowRequest) -> Message:
+    def _plan_show(self, request: admin.PlanShowRequest) -> admin.AdminReply:
         return admin.PlanReply(plan=self._store.plan(request.plan))
 
-    def _plan_push(self, request: admin.PlanPushRequest) -> Message:
+    def _plan_push(self, request: admin.PlanPushRequest) -> admin.AdminReply:
         desired = self._store.push(
             request.device, request.plan, decided_by="operator", autonomy=request.autonomy
         )
         self._fleet.desired_changed(request.device, desired)
         return admin.PlanPushReply(epoch=desired.epoch, generation=desired.generation)
 
-    def _history(self, request: admin.PlanHistoryRequest) -> Message:
+    def _history(self, request: admin.PlanHistoryRequest) -> admin.AdminReply:
         entries, following = self._store.history(request.device, before=request.before, limit=request.limit)
         return admin.PlanHistoryReply(entries=tuple(entries), next_before=following)
 
     # -- the whole ------------------------------------------------------------------------------------------
 
-    def _watch(self, request: admin.WatchRequest) -> Message:
+    def _watch(self, request: admin.WatchRequest) -> admin.AdminReply:
         if request.device is None:
             infos = self._online(self._store.devices(limit=256))
         else:
@@ -156,7 +154,7 @@ class AdminHandler:
             telemetry_dropped=dropped,
         )
 
-    def _status(self, request: admin.StatusRequest) -> Message:
+    def _status(self, request: admin.StatusRequest) -> admin.AdminReply:
         return admin.StatusReply(
             planner_version=PLANNER_VERSION,
             epoch=self._store.epoch(),
@@ -165,10 +163,3 @@ class AdminHandler:
             telemetry_backlog=self._fleet.backlog_rows(),
             uptime_s=self._clock.monotonic_s() - self._started_s,
         )
-
-
-def failed(error: StageloomError) -> admin.Failed:
-    """The reply for an error raised on purpose."""
-    return admin.Failed(
-        cause=error.cause[:512], remedy=error.remedy[:512], exit_code=int(error.exit_code or ExitCode.FAILED)
-    )

@@ -23,7 +23,7 @@ from shared.errors import SettingError, StorageError
 BUSY_TIMEOUT_S = 30.0
 _READ_ONLY = "stageloom_read_only"
 _ATTEMPTS = 32  # a transaction that loses a race this often in a row is a defect, not bad luck
-_LOST_RACE_STATES = ("40001", "40P01")  # Postgres: could not serialize, deadlock
+_LOST_RACE_STATES = ("40001", "40P01", "23505")  # Postgres: not serializable, deadlock, inserted by another
 
 T = TypeVar("T")
 
@@ -54,7 +54,9 @@ class Database:
         if self.is_sqlite:
             event.listen(self.engine, "connect", _on_sqlite_connect)
             event.listen(self.engine, "begin", _on_sqlite_begin)
-        self._reader = self.engine.execution_options(**{_READ_ONLY: True})
+            self._reader = self.engine.execution_options(**{_READ_ONLY: True})
+        else:
+            self._reader = self.engine.execution_options(isolation_level="REPEATABLE READ")
 
     @property
     def sqlite_path(self) -> Path | None:

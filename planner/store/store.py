@@ -60,7 +60,11 @@ class ReadStore:
                 f"there is no planner data in {data_dir}",
                 remedy="start a planner there with `stageloom up`, or name its --data-dir",
             )
-        schema.require_current(store.database)
+        try:
+            schema.require_current(store.database)
+        except BaseException:
+            store.close()
+            raise
         return store
 
     def close(self) -> None:
@@ -198,7 +202,11 @@ class Store(ReadStore):
         """
         super().__init__(data_dir, database_url)
         self._clock = clock or SystemClock()
-        schema.migrate(self.database)
+        try:
+            schema.migrate(self.database)
+        except BaseException:
+            self.database.close()
+            raise
         self.blobs.sweep()
         self.writer = Writer(self.database)
         now_us = self._clock.wall_us()

@@ -209,6 +209,8 @@ class LedgerRow(Table):
     produced: Mapped[int]
     dropped: Mapped[int]
     stored: Mapped[int]
+    version: Mapped[int] = mapped_column()
+    __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
 
 
 class EventRow(Table):

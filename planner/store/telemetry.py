@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import delete, func, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.orm import Session
 
 from planner.dispatch.ports import StoredRow, TelemetryWrite
@@ -57,12 +59,10 @@ def _insert(session: Session, device: DeviceId, rows: Sequence[StoredRow]) -> in
     ]
     connection = session.connection()
     if connection.dialect.name == "sqlite":
-        from sqlalchemy.dialects.sqlite import insert
-
-        return connection.execute(insert(TelemetryRow).on_conflict_do_nothing(), values).rowcount
-    from sqlalchemy.dialects.postgresql import insert as pg_insert
-
-    return connection.execute(pg_insert(TelemetryRow).on_conflict_do_nothing(), values).rowcount
+        return connection.execute(sqlite_insert(TelemetryRow).on_conflict_do_nothing(), values).rowcount
+    # Postgres gives no count for many rows at once, but the rows that it inserted.
+    inserted = insert(TelemetryRow).on_conflict_do_nothing().returning(TelemetryRow.sequence)
+    return len(connection.execute(inserted, values).all())
 
 
 def _ledgers(

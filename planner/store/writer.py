@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from sqlalchemy.orm import Session
+from sqlalchemy.orm.exc import StaleDataError
 
 from planner.store.database import Database, LostRace
 from shared.errors import StageloomError, StorageError, UnavailableError
@@ -98,7 +99,7 @@ class Writer:
         try:
             with self._database.write() as session:
                 results = [_attempt(session, entry.work) for entry in group]
-        except LostRace:
+        except (LostRace, StaleDataError):
             self._one_by_one(group)
             return
         except Exception as error:

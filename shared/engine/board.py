@@ -21,27 +21,34 @@ class Board:
     __slots__ = (
         "_max_preparing",
         "_max_programs",
-        "_timed",
         "chooser",
         "fallback_steps",
         "in_flight",
         "lanes",
+        "max_load",
         "out",
         "steps",
+        "timed",
         "touched",
     )
 
     def __init__(self, max_preparing: int, max_programs: int) -> None:
         self._max_preparing = max_preparing
         self._max_programs = max_programs
-        self._timed: Touched = {}  # those that wait for members under `wait: timeout`
+        self.timed: Touched = {}  # those that wait for members under `wait: timeout`
         self.chooser = Chooser()
         self.fallback_steps = 0
         self.in_flight: InFlight = {}
         self.lanes: list[int] = [0]  # steps in flight per lane
+        self.max_load = 1  # the deepest run-ahead of any plan so far
         self.out: list[Action] = []
         self.steps = 0  # issued so far
         self.touched: Touched = {}
+
+    def add_lanes(self, plan: PlanState) -> None:
+        """Make room for the steps of one more plan."""
+        self.lanes.extend([0] * (plan.lanes - len(self.lanes)))
+        self.max_load = max(self.max_load, plan.run_ahead)
 
     # What could run
 
@@ -51,8 +58,8 @@ class Board:
         while touched:
             combined, _ = touched.popitem()
             moves = combined.moves = combined.find_moves()
-            if self._timed:
-                self._timed.pop(combined, None)
+            if self.timed:
+                self.timed.pop(combined, None)
             if not moves:
                 combined.since_s = math.inf
                 self.chooser.dismiss(combined)
@@ -72,7 +79,7 @@ class Board:
             combined.since_s = now
         if now >= combined.since_s + combined.plan.wait_timeout_s:
             return False
-        self._timed[combined] = None
+        self.timed[combined] = None
         return True
 
     def _shift(self, combined: CombinedState) -> None:
@@ -86,14 +93,14 @@ class Board:
 
     def end_waits(self, now: float) -> None:
         """Look again at the combined blocks that have waited for members long enough."""
-        for combined in self._timed:
+        for combined in self.timed:
             if now >= combined.since_s + combined.plan.wait_timeout_s:
                 self.touched[combined] = None
 
     @property
     def next_wait_s(self) -> float:
         """When the next combined block has waited long enough; infinity without one."""
-        return min((c.since_s + c.plan.wait_timeout_s for c in self._timed), default=math.inf)
+        return min((c.since_s + c.plan.wait_timeout_s for c in self.timed), default=math.inf)
 
     def loosen(self, plan: PlanState) -> None:
         """From now on the plan waits for nobody, until it is empty: it drains, or it is superseded."""
@@ -114,8 +121,10 @@ class Board:
         if not self.chooser.runnable:
             return False
         lanes = self.lanes
-        order = range(1) if len(lanes) == 1 else sorted(range(len(lanes)), key=lanes.__getitem__)
+        order = (0,) if len(lanes) == 1 else sorted(range(len(lanes)), key=lanes.__getitem__)
         for lane in order:
+            if lanes[lane] >= self.max_load:
+                return False
             combined = self.chooser.choose(lane, lanes[lane], now)
             if combined is not None:
                 self._issue(combined, lane, now)

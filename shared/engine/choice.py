@@ -7,8 +7,6 @@ than max_skips + C - 1 times, C being the number of combined blocks. Then come t
 past half the time it had left when it became ready there, most passed over first. The rest follow `rank`.
 """
 
-from collections.abc import Iterable
-
 from shared.engine.slots import CombinedState
 from shared.plan import StepChoice
 
@@ -63,18 +61,16 @@ class Chooser:
         ]
         if not candidates:
             return None
-        if len(candidates) == 1:
-            chosen = candidates[0]
-            self._choices += 1
-        else:
+        self._choices += 1
+        chosen = candidates[0]
+        if len(candidates) > 1:
             urgent = [c for c in candidates if c.overdue_seq or now >= c.late_s]
             chosen = min(urgent, key=_urgency) if urgent else min(candidates, key=_rank)
             self._pass_over(candidates, chosen)
         self._count(chosen)
         return chosen
 
-    def _pass_over(self, candidates: Iterable[CombinedState], chosen: CombinedState) -> None:
-        self._choices += 1
+    def _pass_over(self, candidates: list[CombinedState], chosen: CombinedState) -> None:
         for combined in candidates:
             if combined is not chosen:
                 combined.skips += 1

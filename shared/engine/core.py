@@ -58,8 +58,7 @@ class EngineCore:
             raise ValueError(f"plan {key} is loaded already")
         out = self._begin(now)
         plan = self._plans[key] = PlanState(key, bound)
-        lanes = self._board.lanes
-        lanes.extend([0] * (plan.lanes - len(lanes)))
+        self._board.add_lanes(plan)
         for combined in plan.combined:
             models = [bound.models[member.model] for member in bound.combined[combined.index].members]
             largest = tuple(model.buckets[-1] for model in models)
@@ -209,10 +208,13 @@ class EngineCore:
 
     def next_wakeup(self, now: float) -> float | None:
         """When `tick` must be called at the latest if nothing else happens; None for never."""
-        wakeup = min(self._ledger.next_deadline_s, self._board.next_wait_s)
+        wakeup = self._ledger.next_deadline_s
+        if self._board.timed:
+            wakeup = min(wakeup, self._board.next_wait_s)
         if self._launching:
             for launcher in self._ledger.launchers.values():
-                if launcher.target is not None and launcher.target.free_tracks:
+                target = launcher.target
+                if target is not None and target.free_tracks and launcher.queue:
                     wakeup = min(wakeup, launcher.due_s())
         return None if wakeup == math.inf else max(wakeup, now)
 
@@ -254,24 +256,24 @@ class EngineCore:
         out: list[Action] = []
         self._ledger.out = self._board.out = out
         self._ledger.expire(now)
-        self._board.end_waits(now)
+        if self._board.timed:
+            self._board.end_waits(now)
         return out
 
     def _end(self, now: float) -> list[Action]:
         """Settle the plans, launch and issue what can be, then hand out the actions."""
         board = self._board
-        out = board.out
-        self._settle()
-        board.refresh(now)
+        active = self._active
+        alone = active is not None and len(self._plans) == 1 and not active.loose
         while True:
+            if not alone:
+                self._settle()
+            if board.touched:
+                board.refresh(now)
             if self._launching:
                 self._launch(now)
-            issued = board.issue_next(now)
-            if issued and len(self._plans) > 1:
-                self._settle()
-            board.refresh(now)
-            if not issued and not (self._launching and self._launch_early(now)):
-                return out
+            if not board.issue_next(now) and not (self._launching and self._launch_early(now)):
+                return board.out
 
     def _settle(self) -> None:
         """Move instances over to the active plan, release plans that ran empty, end a plan's looseness."""
@@ -298,7 +300,8 @@ class EngineCore:
             target = launcher.target
             while target is not None and target.free_tracks and launcher.due_s() <= now:
                 self._launch_one(launcher, target, now)
-        self._board.refresh(now)
+        if self._board.touched:
+            self._board.refresh(now)
 
     def _launch_early(self, now: float) -> bool:
         """With an idle lane, launch the one task or batch that is nearest to its turn."""
@@ -315,7 +318,6 @@ class EngineCore:
         if nearest is None or nearest.target is None:
             return False
         self._launch_one(nearest, nearest.target, now)
-        self._board.refresh(now)
         return True
 
     def _launch_one(self, launcher: Launcher, target: ModelState, now: float) -> None:

@@ -78,9 +78,15 @@ class Instance:
 
     def fit(self) -> None:
         """Work out what follows from the rows."""
-        self.task_ids = tuple(row.task.id for row in self.rows)
-        self.deadline_s = min((row.deadline_s for row in self.rows), default=math.inf)
-        self.bucket = self.track.bound.bucket_for(len(self.rows)) if self.rows else self.bucket
+        rows = self.rows
+        if len(rows) == 1:  # the usual case, on the hot path
+            self.task_ids = (rows[0].task.id,)
+            self.deadline_s = rows[0].deadline_s
+            self.bucket = 1
+            return
+        self.task_ids = tuple(row.task.id for row in rows)
+        self.deadline_s = min(row.deadline_s for row in rows)
+        self.bucket = self.track.bound.bucket_for(len(rows))
 
 
 class StepRecord:

@@ -85,16 +85,16 @@ class StepTimings(Struct, frozen=True, tag=4, array_like=True):
 
 
 class GroupSpan(Struct, frozen=True, array_like=True):
-    """One group inside a step: times since the step began."""
+    """One item of a step's launch list (a run of operators on one stream): times since the step began."""
 
-    stage: SmallCount
+    item: SmallCount
     stream: SmallCount
     begin_us: MicroSeconds
     end_us: MicroSeconds
 
 
 class StepTrace(Struct, frozen=True, tag=5, array_like=True):
-    """One sampled step, as a timeline of streams."""
+    """One sampled step, as a timeline of streams; `began_us` is on the device's monotonic clock."""
 
     plan: ShortText
     combined_block: SmallCount
@@ -102,6 +102,7 @@ class StepTrace(Struct, frozen=True, tag=5, array_like=True):
     lane: SmallCount
     duration_us: MicroSeconds
     groups: Annotated[tuple[GroupSpan, ...], Meta(max_length=128)]
+    began_us: MicroSeconds = 0
 
 
 class OperatorTiming(Struct, frozen=True, array_like=True):

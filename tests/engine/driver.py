@@ -18,6 +18,7 @@ from shared.engine.steps import (
     Task,
 )
 from shared.ids import StepId, TaskId
+from shared.plan import Member
 
 
 class Driver:
@@ -29,7 +30,7 @@ class Driver:
         self.now = 0.0
         self.steps: list[Step] = []  # in flight, in issue order
         self.issued: list[Step] = []  # ever
-        self.answers: dict[int, FinishTask] = {}
+        self.answers: dict[TaskId, FinishTask] = {}
         self.asked: list[ProgramKey] = []
         self.moves: list[MoveInstance] = []
         self.drops: list[DropInstance] = []
@@ -102,9 +103,9 @@ class Driver:
         """How a task ended; empty while it has not."""
         return self.answers[task].outcome.value if task in self.answers else ""
 
-    def ran(self) -> list[list[tuple[int, int, int]]]:
+    def ran(self) -> list[list[Member]]:
         """Per issued step its members as (model, replica, block), ascending."""
-        return [sorted(tuple(m.member) for m in step.members) for step in self.issued]
+        return [sorted(m.member for m in step.members) for step in self.issued]
 
     def order(self) -> list[int]:
         """The tasks of first blocks, in issue order."""

@@ -198,7 +198,7 @@ class Device:
         bound = self.plans[plan].models[model]
         graph, block = bound.graph, bound.blocks[block_index]
         if block_index == 0:
-            feed = {t: tuple(input_value(task, t) for task in member.tasks) for t in graph.inputs}
+            feed: Values = {t: tuple(input_value(task, t) for task in member.tasks) for t in graph.inputs}
             self._write(plan, member.member, feed)
         known: Values = {}
         wanted = {t for op in block.operators for t in graph.operators[op].inputs}

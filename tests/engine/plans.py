@@ -1,6 +1,6 @@
 """Small plans over chains, for tests that work out by hand what must happen."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from shared.bound import BoundPlan
 from shared.graph import Graph
@@ -30,7 +30,7 @@ def graphs_of(models: Sequence[ModelPlan]) -> dict[Digest, Graph]:
 def chains(
     *blocks: int,
     groups: Sequence[Sequence[tuple[int, int, int]]] | None = None,
-    fields: dict[str, object] | None = None,
+    fields: Mapping[str, object] | None = None,
     **rules: object,
 ) -> BoundPlan:
     """A plan over chains; `groups` are the combined blocks' members, by default one each."""

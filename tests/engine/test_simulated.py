@@ -16,7 +16,8 @@ import pytest
 from shared.bound import BoundPlan
 from shared.engine.choice import Chooser
 from shared.engine.launcher import Launcher
-from shared.engine.slots import CombinedState, Track
+from shared.engine.records import Instance
+from shared.engine.slots import CombinedState, Touched, Track
 from shared.engine.steps import Action, IssueStep, MoveInstance, Outcome
 from tests.engine.memory import Wrong
 from tests.engine.simulator import Scenario
@@ -145,7 +146,7 @@ def test_memory_notices_a_read_that_the_core_does_not_know_of() -> None:
 
 def test_audit_notices_starvation(monkeypatch: pytest.MonkeyPatch) -> None:
     def never_overdue(self: Chooser, candidates: list[CombinedState], chosen: CombinedState) -> None:
-        self._choices += 1
+        """Forget who was passed over."""
 
     monkeypatch.setattr(Chooser, "_pass_over", never_overdue)
     assert "passed over" in _first_caught(AssertionError, Scenario)
@@ -164,9 +165,9 @@ def test_audit_notices_a_launch_before_its_time(monkeypatch: pytest.MonkeyPatch)
 def test_audit_notices_a_slot_that_is_never_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Track.vacate
 
-    def leaky(self: Track, instance: object, touched: object) -> None:
-        honest(self, instance, touched)  # type: ignore[arg-type]
-        self.holder[0] = instance  # type: ignore[assignment]
+    def leaky(self: Track, instance: Instance, touched: Touched) -> None:
+        honest(self, instance, touched)
+        self.holder[0] = instance
 
     monkeypatch.setattr(Track, "vacate", leaky)
     _first_caught(AssertionError, Scenario)

@@ -81,7 +81,7 @@ def test_an_instance_moves_at_a_later_border() -> None:
 
 
 def test_an_instance_moves_only_into_free_slots() -> None:
-    """Two replicas stand at one cut and the new plan has one slot there: one moves, the other ends as it was."""
+    """Two replicas stand at one cut, the new plan has one slot there: one moves, the other ends as it was."""
     models = [_cut(3, replicas=2), _cut(name="b")]
     groups = [[Member(0, 0, 0), Member(0, 1, 0)], [Member(0, 0, 1)], [Member(0, 1, 1)], [Member(1, 0, 0)]]
     driver = Driver(plan_of(models, groups, GRAPHS, run_ahead=1))
@@ -253,9 +253,7 @@ def test_a_key_cannot_be_loaded_twice() -> None:
 
 
 def test_an_old_plan_outlives_a_move_that_reads_it() -> None:
-    """1. A new plan's step reads slot 1. 2. Back on the old plan, an instance moves there from the old slot 1,
-    which is ready; the move waits for that reader. 3. Until then the old plan may not be released, although no
-    step of it is in flight."""
+    """No instance is left on the old plan after the move, but its step and its slot are still in use."""
     old, new = _plan(_cut(3), run_ahead=1, lanes=1), _plan(_cut(3), run_ahead=3, lanes=1)
     driver = Driver(old)
     driver.load(1, new)

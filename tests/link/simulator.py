@@ -412,9 +412,14 @@ class Device:
     def _measure(self) -> None:
         if self.world.now_s < FAULTS_END_S + 5:
             body = telemetry.encode_row(
-                telemetry.Row(1, telemetry.Event("x" * self.world.rng.randint(1, 99)))
+                telemetry.Row(
+                    1,
+                    telemetry.Event(
+                        "x" * self.world.rng.randint(1, 128), "y" * self.world.rng.randint(0, 400)
+                    ),
+                )
             )
-            self.spool.append([body] * self.world.rng.randint(1, 40))
+            self.spool.append([body] * self.world.rng.randint(1, 12))
 
     def _fetch(self, actions: list[fetching.FetchAction]) -> None:
         for action in actions:

@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from random import Random
 
@@ -402,16 +403,20 @@ def test_a_store_that_fails_gets_no_acknowledgement_and_the_rows_later(tmp_path:
 
 
 def test_heartbeats_overtake_a_telemetry_flood() -> None:
-    """The store never answers, the telemetry lane is stuffed: the control lane does not notice."""
+    """The store hangs, the telemetry lane is stuffed: the control lane does not notice."""
     row = telemetry.encode_row(telemetry.Row(1, telemetry.Event("x")))
+    hang = threading.Event()
     with running("a", backlog_rows=2000) as (rig, (keys,)):
+        rig.store.append_telemetry = lambda writes: hang.wait(30)  # type: ignore[method-assign,assignment]
         with Wire(rig, "control", keys) as wire, Wire(rig, "telemetry", keys) as lane:
             wire.hello()
             for at in range(100):
                 ranges = (telemetry.RowRange(1, at * 500, at * 500 + 499),)
                 lane.send(telemetry.TelemetryBatch(rows=(row,) * 500, ranges=ranges, ledgers=()))
                 wire.send(heartbeat())
-            assert all(isinstance(wire.reply(), control.HeartbeatAck) for _ in range(100))
+                assert isinstance(wire.reply(), control.HeartbeatAck)
+            assert wait_until(lambda: rig.count("busy"))
+        hang.set()
 
 
 # -- files --------------------------------------------------------------------------------------------------

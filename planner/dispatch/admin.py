@@ -1,0 +1,169 @@
+"""The admin socket: how the `stageloom` command reaches a running planner.
+
+An ipc socket of mode 0600: whoever may open it is the operator. Requests are handled by a few threads, so
+that a search that takes seconds does not hold up a live view.
+"""
+
+import logging
+import os
+import queue
+import socket
+import stat
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+import zmq
+
+from shared.errors import DecodeError, ExitCode, SettingError, StageloomError, UnavailableError
+from shared.messages.admin import REPLIES, REQUESTS, AdminReply, AdminRequest, Failed
+from shared.messages.base import Message
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=Message)
+_MAX_PATH: Final = 107  # sockaddr_un.sun_path
+
+
+class AdminRefused(StageloomError):
+    """The planner did not do what was asked; `exit_code` is what the command ends with."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(failed.cause, remedy=failed.remedy)
+        self.exit_code = ExitCode(failed.exit_code)
+
+
+class AdminServer:
+    """Serves requests from `start` to `stop`; `handle` runs on several threads at once."""
+
+    def __init__(self, path: Path, handle: Callable[[AdminRequest], AdminReply], *, threads: int = 4) -> None:
+        """Raises:
+        SettingError: the path is too long for a socket.
+        """
+        if len(os.fsencode(path)) > _MAX_PATH:
+            raise SettingError(f"the admin socket's path {path} is too long", remedy="use a shorter folder")
+        self._path = path
+        self._handle = handle
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="admin")
+        self._done: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="admin", daemon=True)
+
+    def start(self) -> None:
+        """Bind and serve.
+
+        Raises:
+            UnavailableError: the socket cannot be made.
+        """
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.LINGER, 500)
+        self._router.setsockopt(zmq.MAXMSGSIZE, REQUESTS.limits.frame_bytes)
+        before = os.umask(0o177)  # there is no moment at which others could connect
+        try:
+            self._router.bind(f"ipc://{self._path}")
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise UnavailableError(
+                f"the admin socket {self._path} cannot be made: {error}", remedy="check the folder"
+            ) from error
+        finally:
+            os.umask(before)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish what is being handled and stop."""
+        self._pool.shutdown()
+        self._stopping = True
+        self._wake()
+        self._thread.join()
+        self._wake_in.close()
+        self._wake_out.close()
+        self._path.unlink(missing_ok=True)
+
+    def _wake(self) -> None:
+        try:
+            self._wake_in.send(b"\x00")
+        except OSError:
+            pass  # full: it is awake
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._router, zmq.POLLIN)
+        poller.register(self._wake_out, zmq.POLLIN)
+        while not self._stopping:
+            ready = dict(poller.poll())
+            if self._router in ready:
+                route, *frames = self._router.recv_multipart()
+                self._pool.submit(self._answer, route, frames)
+            self._send_done()
+        self._send_done()
+        self._context.destroy(linger=500)
+
+    def _send_done(self) -> None:
+        try:
+            while self._wake_out.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+        while not self._done.empty():
+            self._router.send_multipart(self._done.get())
+
+    def _answer(self, route: bytes, frames: list[bytes]) -> None:
+        reply, correlation = self._reply(frames)
+        frame = REPLIES.encode(msgspec.structs.replace(reply, correlation=correlation))
+        self._done.put([route, b"", frame])
+        self._wake()
+
+    def _reply(self, frames: list[bytes]) -> tuple[AdminReply, int]:
+        if len(frames) != 2:
+            return Failed(cause="a request has one frame", exit_code=ExitCode.USAGE), 0
+        try:
+            request = REQUESTS.decode(frames[1])
+        except DecodeError as error:
+            return Failed(cause=str(error)[:512], remedy="use the planner's own command"), 0
+        try:
+            return self._handle(request), request.correlation
+        except StageloomError as error:
+            failed = Failed(cause=error.cause[:512], remedy=error.remedy[:512], exit_code=error.exit_code)
+        except Exception as error:
+            log.exception("%s failed", type(request).__name__)
+            failed = Failed(cause=f"the planner failed: {type(error).__name__}", remedy="see its log")
+        return failed, request.correlation
+
+
+def call(path: Path, request: AdminRequest, reply_type: type[R], *, timeout_s: float = 30.0) -> R:
+    """Ask the planner behind `path`.
+
+    Raises:
+        AdminRefused: it answers, and says no.
+        UnavailableError: no planner there, or no answer in time.
+    """
+    if not path.exists() or not stat.S_ISSOCK(path.stat().st_mode):
+        raise UnavailableError(f"no planner listens at {path}", remedy="start one with `stageloom up`")
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        requester = context.socket(zmq.REQ)
+        requester.setsockopt(zmq.LINGER, 0)
+        requester.setsockopt(zmq.MAXMSGSIZE, REPLIES.limits.frame_bytes)
+        requester.connect(f"ipc://{path}")
+        requester.send(REQUESTS.encode(request))
+        if not requester.poll(int(timeout_s * 1000)):
+            raise UnavailableError(
+                f"the planner at {path} does not answer within {timeout_s:g} s",
+                remedy="see its log, or restart it",
+            )
+        reply = REPLIES.decode(requester.recv())
+    finally:
+        context.destroy(linger=0)
+    if isinstance(reply, Failed):
+        raise AdminRefused(reply)
+    if not isinstance(reply, reply_type):
+        raise UnavailableError(f"the planner answers {type(request).__name__} with {type(reply).__name__}")
+    return reply

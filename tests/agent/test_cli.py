@@ -1,0 +1,206 @@
+"""The command line: one line per error with cause and remedy, documented exit codes, light processes."""
+
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge_agent.config import AgentConfig, load_config
+from edge_agent.device import gpu_names
+from edge_agent.doctor import clock_check, gpu_check, home_check, key_check, runtime_check
+from edge_agent.ingest.paths import HOME_VARIABLE
+from edge_agent.link.membership import Membership, save_membership
+from edge_agent.link.sockets import new_keys
+from edge_agent.planner_link import KEY_NAME, MEMBERSHIP_NAME, connect_planner
+from shared.errors import SettingError
+from shared.ids import DeviceId
+from shared.keyfile import read_keys, write_keys
+from shared.token import Endpoints, JoinToken, format_token
+from tests.agent.process import AgentProcess
+
+
+def _command(*arguments: str, home: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "edge_agent.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        env={**os.environ, HOME_VARIABLE: str(home)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["status"], 4, "no agent answers at .*start one with `stageloom-agent run`"),
+        (["run"], 2, "joined no planner.*stageloom-agent join TOKEN"),
+        (["run", "--model", "absent.onnx"], 2, "cannot read absent.onnx"),
+        (["run", "--shape", "x=1x3"], 2, "--shape is given without --model"),
+        (["run", "--model", "a.onnx", "--shape", "x=1xthree"], 2, "not NAME=DIMS; write it like"),
+        (["run", "--model", "a b.onnx"], 2, "cannot be the name of a model; give one with --model NAME=FILE"),
+        (["run", "--model", "a.onnx", "--threads", "0"], 2, "intra_op_threads"),
+        (["join", "stgl1.rubbish"], 7, "token is damaged.*stageloom device token"),
+        (["join", "nothing"], 7, "does not start with"),
+        (["verify", "absent.onnx", "--schedule", "sequential"], 2, "absent.onnx"),
+        (["--nonsense"], 2, "No such option"),
+        (["nonsense"], 2, "No such command"),
+    ],
+)
+def test_error_is_one_line_with_its_remedy_and_exit_code(
+    tmp_path: Path, arguments: list[str], code: int, message: str
+) -> None:
+    done = _command(*arguments, home=tmp_path)
+    assert done.returncode == code
+    assert done.stdout == ""
+    *progress, error = done.stderr.splitlines()
+    assert error.startswith("error: ")
+    assert re.search(message, error), error
+    assert not any(line.startswith(("error", "Traceback")) for line in progress)
+
+
+def test_unreadable_setting_stops_the_start_and_is_named(tmp_path: Path) -> None:
+    for text, message in (
+        ('{"probation_s": -1}', "probation_s"),
+        ('{"probation": 1}', "probation"),
+        ('{"probation_s": 1', "truncated"),
+        ("[]", "not a JSON object"),
+    ):
+        (tmp_path / "agent.json").write_text(text)
+        with pytest.raises(SettingError, match=message):
+            load_config(tmp_path)
+    (tmp_path / "agent.json").write_text('{"probation_s": 2.5, "replicas": 3}')
+    assert load_config(tmp_path, replicas=4) == AgentConfig(home=str(tmp_path), probation_s=2.5, replicas=4)
+
+
+def test_join_makes_the_key_for_its_owner_only_and_once(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    nowhere = "tcp://127.0.0.1:9"
+    token = format_token(JoinToken(bytes(range(32)), bytes(16), nowhere, nowhere, nowhere, nowhere))
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import edge_agent.planner_link as p, functools, sys\n"
+            "p.join = functools.partial(p.join, timeout_s=0.3)\n"
+            "from edge_agent.cli import execute\n"
+            f"sys.exit(execute(['join', {token!r}, '--home', {str(home)!r}]))",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 4
+    assert token not in done.stderr
+    assert stat.S_IMODE((home / KEY_NAME).stat().st_mode) == 0o600
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    keys = read_keys(home / KEY_NAME)
+    assert keys.secret not in done.stderr
+    assert not (home / MEMBERSHIP_NAME).exists()
+
+
+def _join(home: Path) -> None:
+    home.mkdir(exist_ok=True)
+    nowhere = "tcp://127.0.0.1:9"
+    endpoints = Endpoints(nowhere, nowhere, nowhere, nowhere)
+    write_keys(home / KEY_NAME, new_keys())
+    save_membership(
+        home / MEMBERSHIP_NAME,
+        Membership(device=DeviceId("edge-1"), planner_key=new_keys().public, endpoints=endpoints),
+    )
+
+
+def test_status_and_doctor_print_json_and_say_by_exit_code_whether_tasks_are_taken(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    _join(home)
+    with AgentProcess(home) as agent:
+        agent.until(lambda status: status.engine.up, "the engine is up")
+        done = _command("status", "--json", home=home)
+        assert done.returncode == 1
+        found = json.loads(done.stdout)
+        assert found["ready"] is False
+        assert found["reason"] == "no plan is active"
+        assert found["link"]["device"] == "edge-1"
+        text = _command("status", home=home)
+        assert "no plan is active" in text.stdout
+        assert agent.stop() == 0
+    done = _command("doctor", "--json", home=home)
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert done.returncode == 0, done.stdout
+    assert checks["keys"]["result"] == "ok"
+
+
+def test_readable_key_keeps_the_agent_offline_and_is_named(tmp_path: Path) -> None:
+    _join(tmp_path)
+    (tmp_path / KEY_NAME).chmod(0o644)
+    assert key_check(tmp_path).result == "fail"
+    with AgentProcess(tmp_path) as agent:
+        status = agent.until(lambda status: status.engine.up, "it starts all the same")
+        assert status.link.state == "not_joined"
+        assert "mode 0644" in status.link.detail
+
+
+def test_damaged_membership_does_not_stop_the_agent(tmp_path: Path) -> None:
+    _join(tmp_path)
+    (tmp_path / MEMBERSHIP_NAME).write_bytes(b"rubbish")
+    _, problems = connect_planner(AgentConfig(home=str(tmp_path)))
+    assert "join the planner again" in problems[0]
+
+
+def test_both_onnxruntimes_at_once_fail_the_doctor() -> None:
+    both = runtime_check({"onnxruntime": "1.20", "onnxruntime-gpu": "1.20"})
+    assert both.result == "fail"
+    assert "uninstall both" in both.remedy
+    assert runtime_check({"onnxruntime": "1.20"}).result == "ok"
+
+
+def test_gpu_that_nothing_uses_is_a_warning_and_no_gpu_is_none() -> None:
+    assert gpu_check([], {}).result == "ok"
+    assert gpu_check(["NVIDIA H100"], {"onnxruntime": "1.20"}).result == "warn"
+    assert gpu_check(["NVIDIA H100"], {"torch": "2.5"}).result == "ok"
+
+
+def test_gpus_are_read_from_the_driver_or_the_device_tree(tmp_path: Path) -> None:
+    assert gpu_names(tmp_path) == []
+    (tmp_path / "device-tree").mkdir()
+    (tmp_path / "device-tree" / "model").write_bytes(b"NVIDIA Jetson Orin NX\0")
+    assert gpu_names(tmp_path) == ["NVIDIA Jetson Orin NX"]
+    (tmp_path / "driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
+    (tmp_path / "driver/nvidia/gpus/0000:01:00.0/information").write_text("Model: \t\t NVIDIA A100\nIRQ: 1\n")
+    assert gpu_names(tmp_path) == ["NVIDIA A100"]
+
+
+def test_home_that_others_may_write_and_unset_clock_are_found(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    assert home_check(tmp_path).result == "fail"
+    tmp_path.chmod(0o700)
+    assert home_check(tmp_path).result == "ok"
+    assert clock_check(0.0).result == "warn"
+
+
+_HEAVY = "typer rich numpy sqlalchemy ray onnxruntime onnx torch alembic"
+
+
+@pytest.mark.parametrize(
+    ("modules", "forbidden"),
+    [
+        ("edge_agent.run edge_agent.planner_link edge_agent.service", _HEAVY),
+        ("edge_agent.local_plan", _HEAVY),
+        ("edge_agent.ask edge_agent.ingest.endpoint", f"{_HEAVY} zmq"),
+        ("edge_agent.worker.process", "typer rich sqlalchemy ray onnxruntime onnx torch alembic zmq"),
+        ("edge_agent.ingest.client", "typer rich sqlalchemy ray onnxruntime onnx torch alembic zmq"),
+        ("edge_agent.cli", "rich sqlalchemy ray onnxruntime onnx torch alembic numpy zmq"),
+    ],
+)
+def test_fresh_interpreter_loads_no_heavy_package_on_this_path(modules: str, forbidden: str) -> None:
+    code = (
+        f"import sys\nfor name in {modules.split()!r}: __import__(name)\n"
+        f"found = set({forbidden.split()!r}) & set(sys.modules)\n"
+        "sys.exit(' '.join(sorted(found)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr.strip() == ""

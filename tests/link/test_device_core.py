@@ -1,0 +1,366 @@
+"""The device's core, event by event, without sockets, clocks or files."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from edge_agent.link import events as ev
+from edge_agent.link import fetch as fetching
+from edge_agent.link.core import LinkConfig, LinkCore
+from edge_agent.link.statefile import decode_state, encode_state, load_state, save_state
+from shared.digest import digest_bytes
+from shared.errors import DecodeError
+from shared.messages import bulk, control
+from shared.messages.base import RefusalCode, Refused
+from shared.messages.control import ArtifactNeed, Desired, DeviceState, Origin
+
+NEED = ArtifactNeed("m", digest_bytes([b"artifact"]), 8)
+GOOD = ev.RunnablePlan(ev.PlanRef(digest_bytes([b"good"]), Origin.PLANNER), b"good", ())
+
+
+def desired(generation: int, plan: bytes = b"plan", *, epoch: int = 1, **fields: Any) -> Desired:
+    return Desired(epoch=epoch, generation=generation, plan_digest=digest_bytes([plan]), plan=plan, **fields)
+
+
+class Driver:
+    """A core whose writes reach the disk unless `full`."""
+
+    def __init__(self, state: ev.LinkState | None = None, *, boot: bool = True) -> None:
+        self.core = LinkCore(state or ev.LinkState(), config=LinkConfig(boot=11))
+        self.now_s = 0.0
+        self.full = False
+        self.disk = state or ev.LinkState()
+        if boot:
+            self.booted = self.run(self.core.boot("env", frozenset(), 0.0))
+
+    def run(self, actions: list[ev.Action]) -> list[ev.Action]:
+        for at, action in enumerate(actions):
+            if isinstance(action, ev.Persist):
+                if self.full:
+                    return actions[:at] + self.do(ev.PersistFailed("disk full"))
+                self.disk = action.state
+                self.core.persisted(action.state)
+        return actions
+
+    def do(self, event: ev.Event, *, after_s: float = 0.0) -> list[ev.Action]:
+        self.now_s += after_s
+        return self.run(self.core.handle(event, self.now_s))
+
+    def online(self) -> "Driver":
+        self.do(ev.Connected())
+        welcome = control.Welcome(device="d", epoch=1, heartbeat_interval_s=1.0, bulk_credits=4)  # type: ignore[arg-type]
+        self.do(ev.Received(welcome))
+        return self
+
+    @property
+    def state(self) -> DeviceState | None:
+        return self.core.state.state
+
+    def to_probation(self, generation: int = 1, plan: bytes = b"plan") -> list[ev.Action]:
+        self.do(ev.Received(desired(generation, plan)))
+        self.do(ev.PlanVerified((1, generation)))
+        return self.do(ev.PlanStaged((1, generation)))
+
+
+def kinds(actions: list[ev.Action]) -> list[str]:
+    return [type(action).__name__ for action in actions]
+
+
+def test_a_plan_goes_from_received_to_committed() -> None:
+    driver = Driver().online()
+    assert "VerifyPlan" in kinds(driver.do(ev.Received(desired(1))))
+    assert "StagePlan" in kinds(driver.do(ev.PlanVerified((1, 1))))
+    actions = kinds(driver.do(ev.PlanStaged((1, 1))))
+    assert actions.index("Persist") < actions.index("ActivatePlan"), "the record comes first"
+    assert driver.state is DeviceState.PROBATION
+    driver.do(ev.ProbationPassed((1, 1)))
+    report = driver.core.report()
+    assert (report.state, report.active, report.origin) == (
+        DeviceState.COMMITTED,
+        digest_bytes([b"plan"]),
+        Origin.PLANNER,
+    )
+
+
+def test_a_missing_artifact_is_fetched_and_waited_for() -> None:
+    driver = Driver().online()
+    actions = driver.do(ev.Received(desired(1, artifacts=(NEED,))))
+    assert ev.FetchArtifact(NEED) in actions and driver.state is DeviceState.WAITING
+    driver.do(ev.FetchFailed(NEED.digest, "no such artifact"))
+    assert "no such artifact" in driver.core.report().reason
+    assert ev.FetchArtifact(NEED) in driver.do(ev.Tick(), after_s=2.0), "asked for again"
+    assert "VerifyPlan" in kinds(driver.do(ev.ArtifactPresent(NEED.digest)))
+
+
+def test_late_answers_do_not_revive_a_superseded_plan() -> None:
+    driver = Driver().online()
+    driver.to_probation(1)
+    assert ev.AbandonPlan((1, 1)) in driver.do(ev.Received(desired(2, b"newer")))
+    for late in (ev.ProbationPassed((1, 1)), ev.PlanVerified((1, 1)), ev.ProbationFailed((1, 1), "slow")):
+        driver.do(late)
+        assert driver.state is DeviceState.RECEIVED and driver.core.state.last_good is None
+
+
+@pytest.mark.parametrize(("epoch", "generation"), [(1, 4), (1, 5), (0, 9)])
+def test_an_older_or_equal_generation_is_ignored_and_answered_with_a_report(
+    epoch: int, generation: int
+) -> None:
+    driver = Driver().online()
+    driver.do(ev.Received(desired(5)))
+    before = driver.core.state
+    actions = driver.do(ev.Received(desired(generation, b"other", epoch=epoch)))
+    assert driver.core.state == before
+    assert any(isinstance(one, ev.Send) and isinstance(one.message, control.Reported) for one in actions)
+
+
+def test_a_higher_epoch_supersedes_a_higher_generation() -> None:
+    driver = Driver().online()
+    driver.do(ev.Received(desired(50)))
+    driver.do(ev.Received(desired(1, b"restored", epoch=2)))
+    assert (driver.core.report().epoch, driver.core.report().generation) == (2, 1)
+
+
+def test_a_rolled_back_device_never_reports_up_to_date() -> None:
+    driver = Driver(ev.LinkState(last_good=GOOD)).online()
+    driver.to_probation()
+    actions = driver.do(ev.ProbationFailed((1, 1), "p99 is 30 % worse"))
+    assert ev.RestorePlan(GOOD) in actions
+    report = driver.core.report()
+    assert report.state is DeviceState.ROLLED_BACK and report.active == GOOD.ref.digest != report.seen
+    assert driver.do(ev.Received(desired(1))) == [], "the verdict is final for its generation"
+
+
+def test_a_verdict_falls_with_the_environment_it_was_found_in() -> None:
+    driver = Driver().online()
+    driver.do(ev.Received(desired(1)))
+    driver.do(ev.PlanRefused((1, 1), "illegal"))
+    assert driver.do(ev.EnvironmentChanged("env")) == [] and driver.state is DeviceState.REJECTED
+    assert "VerifyPlan" in kinds(driver.do(ev.EnvironmentChanged("other power mode")))
+
+
+@pytest.mark.parametrize(
+    ("found", "boots", "then"),
+    [
+        (DeviceState.RECEIVED, 0, DeviceState.RECEIVED),
+        (DeviceState.WAITING, 0, DeviceState.RECEIVED),
+        (DeviceState.VERIFIED, 0, DeviceState.RECEIVED),
+        (DeviceState.STAGED, 0, DeviceState.RECEIVED),
+        (DeviceState.TRIAL, 0, DeviceState.REJECTED),
+        (DeviceState.PROBATION, 0, DeviceState.RECEIVED),
+        (DeviceState.PROBATION, 1, DeviceState.ROLLED_BACK),
+        (DeviceState.COMMITTED, 0, DeviceState.COMMITTED),
+        (DeviceState.REJECTED, 0, DeviceState.REJECTED),
+        (DeviceState.NO_GAIN, 0, DeviceState.NO_GAIN),
+        (DeviceState.ROLLED_BACK, 0, DeviceState.ROLLED_BACK),
+    ],
+)
+def test_every_state_survives_a_kill(found: DeviceState, boots: int, then: DeviceState) -> None:
+    state = ev.LinkState(
+        desired=desired(3), state=found, last_good=GOOD, probation_boots=boots, environment="env"
+    )
+    driver = Driver(decode_state(encode_state(state)))
+    assert driver.booted[0] == ev.RestorePlan(GOOD), "it serves before anything else"
+    assert driver.state is then
+    assert driver.core.report().active == GOOD.ref.digest
+
+
+def test_a_plan_that_is_committed_and_runs_is_not_swapped_for_itself() -> None:
+    driver = Driver(ev.LinkState(last_good=GOOD)).online()
+    actions = driver.do(ev.Received(desired(7, b"good")))
+    assert driver.state is DeviceState.COMMITTED and "VerifyPlan" not in kinds(actions)
+
+
+def test_a_full_disk_changes_nothing_and_the_next_offer_is_taken() -> None:
+    driver = Driver(ev.LinkState(last_good=GOOD)).online()
+    before = driver.core.state
+    driver.full = True
+    assert "VerifyPlan" not in kinds(driver.do(ev.Received(desired(1))))
+    assert driver.core.state == before and driver.core.storage_error == "disk full"
+    driver.full = False
+    driver.do(ev.Received(desired(1)))
+    assert driver.core.state == before, "not again at once"
+    driver.now_s += 6
+    assert "VerifyPlan" in kinds(driver.do(ev.Received(desired(1))))
+    assert driver.core.storage_error is None
+
+
+def test_a_plan_is_never_activated_if_its_record_cannot_be_written() -> None:
+    driver = Driver().online()
+    driver.do(ev.Received(desired(1)))
+    driver.do(ev.PlanVerified((1, 1)))
+    driver.full = True
+    assert "ActivatePlan" not in kinds(driver.do(ev.PlanStaged((1, 1))))
+    assert driver.disk.state is DeviceState.VERIFIED
+    driver.full = False
+    assert "StagePlan" in kinds(driver.do(ev.Tick(), after_s=6.0)), "asked again, answered again"
+
+
+def test_a_fallback_during_a_full_disk_is_reported_once_the_disk_is_back() -> None:
+    driver = Driver(ev.LinkState(last_good=GOOD)).online()
+    driver.full = True
+    driver.do(ev.ActiveChanged(None))
+    driver.full = False
+    driver.do(ev.Tick(), after_s=6.0)
+    assert driver.core.report().active is None
+
+
+def test_a_restarted_manager_is_asked_again() -> None:
+    driver = Driver().online()
+    driver.do(ev.Received(desired(1)))
+    assert "VerifyPlan" not in kinds(driver.do(ev.Tick()))
+    assert "VerifyPlan" in kinds(driver.do(ev.ManagerRestarted()))
+
+
+def test_a_report_is_repeated_until_the_planner_has_it() -> None:
+    driver = Driver().online()
+    driver.do(ev.Received(desired(1)))
+    revision = driver.core.report().revision
+
+    def reports(actions: list[ev.Action]) -> int:
+        return sum(isinstance(one, ev.Send) and isinstance(one.message, control.Reported) for one in actions)
+
+    assert sum(reports(driver.do(ev.Tick(), after_s=0.5)) for _ in range(8)) == 4
+    driver.do(ev.Received(control.ReportedAck(revision=revision)))
+    assert sum(reports(driver.do(ev.Tick(), after_s=0.5)) for _ in range(4)) == 0
+
+
+def test_a_silent_planner_is_left() -> None:
+    driver = Driver().online()
+    assert "Reconnect" not in kinds(driver.do(ev.Tick(), after_s=3.9))
+    assert "Reconnect" in kinds(driver.do(ev.Tick(), after_s=0.2))
+
+
+def test_a_revoked_device_serves_on_and_asks_seldom() -> None:
+    driver = Driver(ev.LinkState(last_good=GOOD)).online()
+    (action,) = driver.do(ev.Received(Refused(code=RefusalCode.REVOKED, reason="revoked")))
+    assert isinstance(action, ev.Reconnect) and action.delay_s == 60.0
+    assert driver.core.denied is not None and driver.core.report().active == GOOD.ref.digest
+
+
+def test_a_profile_is_run_once_its_artifact_is_there_and_not_again_when_answered() -> None:
+    request = control.ProfileRequest(3, NEED)
+    driver = Driver().online()
+    wanted = desired(1, profiles=(request,))
+    assert ev.FetchArtifact(NEED) in driver.do(ev.Received(wanted))
+    assert ev.RunProfile(request) in driver.do(ev.ArtifactPresent(NEED.digest))
+    driver.do(ev.ProfileAnswered(3))
+    again = Driver(driver.disk)
+    again.core.handle(ev.ArtifactPresent(NEED.digest), 0.0)
+    assert not any(isinstance(one, ev.RunProfile) for one in again.do(ev.Tick()))
+    driver.do(ev.Received(desired(2)))
+    assert driver.core.state.answered == (), "forgotten with the request"
+
+
+# -- the state file -----------------------------------------------------------------------------------------
+
+
+def test_the_state_file_round_trips_and_a_damaged_one_is_set_aside(tmp_path: Any) -> None:
+    path = tmp_path / "link.state"
+    assert load_state(path) == (ev.LinkState(), None)
+    state = ev.LinkState(desired=desired(3, artifacts=(NEED,)), state=DeviceState.WAITING, last_good=GOOD)
+    save_state(path, state)
+    assert load_state(path) == (state, None)
+    path.write_bytes(path.read_bytes()[:-7])
+    loaded, problem = load_state(path)
+    assert loaded == ev.LinkState() and problem is not None and "set aside" in problem
+    assert load_state(path) == (ev.LinkState(), None), "no boot loop"
+
+
+def test_the_largest_state_fits_its_file() -> None:
+    blob = bytes(at * 7919 % 251 for at in range(96 << 10))
+    needs = tuple(ArtifactNeed(f"m{at:063d}", digest_bytes([b"%d" % at]), 2**44) for at in range(64))
+    wanted = desired(
+        1, blob, artifacts=needs, profiles=tuple(control.ProfileRequest(at, needs[at]) for at in range(64))
+    )
+    plan = ev.RunnablePlan(ev.PlanRef(digest_bytes([b"x"]), Origin.LOCAL), blob, needs)
+    state = ev.LinkState(desired=wanted, last_good=plan, reason="r" * 512)
+    assert decode_state(encode_state(state)) == state
+    with pytest.raises(DecodeError):
+        decode_state(b"\x00" + msgspec.msgpack.encode({"revision": -1}))
+
+
+# -- fetching -----------------------------------------------------------------------------------------------
+
+
+def _blob_need(size: int) -> tuple[bytes, ArtifactNeed]:
+    blob = bytes(at % 251 for at in range(size))
+    return blob, ArtifactNeed("m", digest_bytes([blob]), size)
+
+
+def _answer(blob: bytes, ask: fetching.Ask) -> bulk.Chunk:
+    request = ask.request
+    data = blob[request.offset_bytes : request.offset_bytes + request.length_bytes]
+    return bulk.Chunk(
+        correlation=request.correlation,
+        digest=request.digest,
+        offset_bytes=request.offset_bytes,
+        size_bytes=len(blob),
+        data=data,
+    )
+
+
+@pytest.mark.parametrize("have", [0, 1, 10, 25, 99])
+def test_a_fetch_resumes_where_the_partial_file_ends(have: int) -> None:
+    blob, need = _blob_need(100)
+    core = fetching.FetchCore(chunk_bytes=10)
+    core.credits = 3
+    part, asked, open_asks = blob[:have], 0, list(core.want(need, have, 0.0))
+    while open_asks:
+        ask = open_asks.pop()  # answered in reverse: chunks arrive out of order
+        if isinstance(ask, fetching.Finish):
+            continue
+        assert isinstance(ask, fetching.Ask)
+        asked += 1
+        for action in core.received(_answer(blob, ask), 0.0):
+            if isinstance(action, fetching.Write):
+                assert action.offset_bytes == len(part)
+                part += action.data
+            else:
+                open_asks.append(action)
+    assert part == blob and asked == -(-(100 - have) // 10)
+
+
+def test_no_more_requests_are_open_than_there_are_credits() -> None:
+    core = fetching.FetchCore(chunk_bytes=10)
+    core.credits = 3
+    (_, first), (_, second) = _blob_need(100), _blob_need(90)
+    assert len(core.want(first, 0, 0.0)) == 3
+    assert core.want(second, 0, 0.0) == []
+
+
+def test_a_lost_chunk_is_asked_for_again_and_a_late_one_does_no_harm() -> None:
+    blob, need = _blob_need(20)
+    core = fetching.FetchCore(chunk_bytes=20, again_after_s=5.0)
+    (ask,) = core.want(need, 0, 0.0)
+    assert core.tick(4.9) == []
+    (again,) = core.tick(5.0)
+    assert isinstance(ask, fetching.Ask) and isinstance(again, fetching.Ask)
+    assert core.received(_answer(blob, ask), 5.1) == [], "its number is not open any more"
+    assert [type(one) for one in core.received(_answer(blob, again), 5.2)] == [
+        fetching.Write,
+        fetching.Finish,
+    ]
+
+
+def test_an_artifact_of_another_size_is_given_up() -> None:
+    blob, need = _blob_need(20)
+    core = fetching.FetchCore()
+    (ask,) = core.want(need, 0, 0.0)
+    assert isinstance(ask, fetching.Ask)
+    (action,) = core.received(msgspec.structs.replace(_answer(blob, ask), size_bytes=21), 0.0)
+    assert isinstance(action, fetching.GiveUp)
+
+
+def test_a_busy_planner_is_asked_again_and_a_missing_artifact_is_given_up() -> None:
+    _, need = _blob_need(20)
+    core = fetching.FetchCore(again_after_s=5.0)
+    (ask,) = core.want(need, 0, 0.0)
+    assert isinstance(ask, fetching.Ask)
+    assert core.received(Refused(correlation=ask.request.correlation, code=RefusalCode.BUSY), 1.0) == []
+    (again,) = core.tick(6.0)
+    assert isinstance(again, fetching.Ask) and again.request.offset_bytes == 0
+    gone = Refused(
+        correlation=again.request.correlation, code=RefusalCode.NOT_FOUND, reason="no such artifact"
+    )
+    assert core.received(gone, 7.0) == [fetching.GiveUp(need.digest, "no such artifact")]

@@ -1,0 +1,216 @@
+"""The planner's core, event by event."""
+
+from typing import Any
+
+from planner.dispatch import events as ev
+from planner.dispatch.core import DispatchConfig, DispatchCore
+from planner.dispatch.ports import FleetMember
+from planner.dispatch.rate import TokenBuckets
+from planner.dispatch.rows import telemetry_write
+from shared.digest import digest_bytes
+from shared.ids import DeviceId
+from shared.messages import bulk, control, enrol, telemetry
+from shared.messages.base import RefusalCode, Refused
+from shared.messages.control import ArtifactNeed, Desired
+from shared.messages.telemetry import RowKind
+
+A, KEY = DeviceId("a"), "a" * 40
+NEED = ArtifactNeed("m", digest_bytes([b"artifact"]), 8)
+
+
+def core_with(desired: Desired | None = None, **config: Any) -> DispatchCore:
+    return DispatchCore([FleetMember(A, KEY, desired=desired)], epoch=1, config=DispatchConfig(**config))
+
+
+def desired(generation: int, *, epoch: int = 1) -> Desired:
+    plan = b"%d" % generation
+    return Desired(
+        epoch=epoch, generation=generation, plan_digest=digest_bytes([plan]), plan=plan, artifacts=(NEED,)
+    )
+
+
+def hello(route: bytes = b"r", *, boot: int = 1, connection: int = 1, **report: Any) -> ev.ControlReceived:
+    message = control.Hello(
+        boot=boot, connection=connection, agent_version="", device_class="", report=control.Report(**report)
+    )
+    return ev.ControlReceived(route, KEY, message)
+
+
+def beat(generation: int, *, route: bytes = b"r", boot: int = 1) -> ev.ControlReceived:
+    message = control.Heartbeat(boot=boot, epoch=1, generation=generation, state=None, revision=0)
+    return ev.ControlReceived(route, KEY, message)
+
+
+def sent(actions: list[ev.Action]) -> list[Any]:
+    return [action.message for action in actions if isinstance(action, ev.Send)]
+
+
+def code(actions: list[ev.Action]) -> RefusalCode:
+    (message,) = sent(actions)
+    assert isinstance(message, Refused)
+    return message.code
+
+
+def test_a_device_that_is_behind_gets_the_desired_value_until_it_has_it() -> None:
+    core = core_with(desired(3))
+    assert desired(3) in sent(core.handle(hello(), 0.0))
+    assert desired(3) not in sent(core.handle(beat(0), 1.0)), "it may still be on its way"
+    assert desired(3) in sent(core.handle(beat(0), 2.5))
+    assert desired(3) not in sent(core.handle(beat(3), 9.0))
+
+
+def test_a_push_reaches_a_connected_device_at_once() -> None:
+    core = core_with()
+    core.handle(hello(), 0.0)
+    assert sent(core.handle(ev.DesiredChanged(A, desired(1)), 0.1)) == [desired(1)]
+    assert sent(core.handle(ev.DesiredChanged(A, desired(2)), 0.2)) == [desired(2)]
+    assert core.handle(ev.DesiredChanged(A, desired(1)), 0.3) == [], "generations never fall"
+
+
+def test_a_report_is_acknowledged_only_once_it_is_stored() -> None:
+    core = core_with()
+    actions = core.handle(hello(revision=4), 0.0)
+    assert any(isinstance(action, ev.StoreReport) for action in actions)
+    assert not any(isinstance(message, control.ReportedAck) for message in sent(actions))
+    assert core.handle(ev.ReportStored(A, 4, ok=False), 0.1) == []
+    again = ev.ControlReceived(b"r", KEY, control.Reported(boot=1, report=control.Report(revision=4)))
+    assert any(isinstance(action, ev.StoreReport) for action in core.handle(again, 1.0))
+    assert sent(core.handle(ev.ReportStored(A, 4), 1.1)) == [control.ReportedAck(revision=4)]
+    assert sent(core.handle(again, 2.0)) == [control.ReportedAck(revision=4)], "a repeat costs no write"
+
+
+def test_a_device_ahead_of_the_database_starts_a_reissue_once() -> None:
+    core = core_with(desired(3))
+    assert ev.Reissue(A, 1, 8) in core.handle(hello(revision=1, epoch=1, generation=8), 0.0)
+    assert not any(
+        isinstance(action, ev.Reissue)
+        for action in core.handle(hello(connection=2, revision=1, epoch=1, generation=8), 0.1)
+    )
+    assert sent(core.handle(ev.DesiredChanged(A, desired(9, epoch=2)), 0.2)) == [desired(9, epoch=2)]
+    assert core.epoch == 2
+
+
+def test_the_same_generation_with_another_plan_is_a_restored_database_too() -> None:
+    core = core_with(desired(3))
+    actions = core.handle(hello(epoch=1, generation=3, seen=digest_bytes([b"lost"])), 0.0)
+    assert ev.Reissue(A, 1, 3) in actions
+
+
+def test_a_late_hello_of_the_same_boot_does_not_supersede() -> None:
+    core = core_with()
+    core.handle(hello(b"new", connection=2), 0.0)
+    assert core.handle(hello(b"old", connection=1), 0.1) == []
+    assert isinstance(sent(core.handle(beat(0, route=b"new"), 0.2))[0], control.HeartbeatAck)
+    assert code(core.handle(beat(0, route=b"old"), 0.3)) is RefusalCode.HELLO_FIRST
+
+
+def test_a_silent_or_unreachable_device_is_gone_and_says_hello_first() -> None:
+    for gone in (ev.Tick(), ev.Unreachable(ev.Lane.CONTROL, b"r")):
+        core = core_with()
+        core.handle(hello(), 0.0)
+        assert core.handle(gone, 4.1) == [ev.PresenceChanged(A, False)]
+        assert code(core.handle(beat(0), 5.0)) is RefusalCode.HELLO_FIRST
+
+
+def test_nothing_is_sent_to_a_revoked_device_but_refusals() -> None:
+    core = core_with(desired(1))
+    core.handle(hello(revision=4), 0.0)
+    batch = telemetry.TelemetryBatch(rows=(b"x",), ranges=(telemetry.RowRange(1, 0, 0),), ledgers=())
+    (append,) = core.handle(ev.TelemetryReceived(b"t", KEY, batch), 0.1)
+    (read,) = core.handle(
+        ev.BulkReceived(b"b", KEY, bulk.ChunkRequest(digest=NEED.digest, offset_bytes=0)), 0.1
+    )
+    assert isinstance(append, ev.AppendTelemetry) and isinstance(read, ev.ReadChunk)
+    assert code(core.handle(ev.Revoked(A), 0.2)) is RefusalCode.REVOKED
+    assert core.handle(ev.TelemetryCommitted(append.ticket), 0.3) == []
+    assert core.handle(ev.ChunkRead(read.ticket, 8, b"artifact"), 0.3) == []
+    assert core.handle(ev.ReportStored(A, 4), 0.3) == []
+    assert core.handle(ev.DesiredChanged(A, desired(2)), 0.3) == []
+    assert code(core.handle(beat(1), 0.4)) is RefusalCode.REVOKED
+    assert not core.may_connect(KEY)
+
+
+def test_a_batch_whose_ranges_do_not_number_its_rows_is_malformed() -> None:
+    core = core_with()
+    for ranges in ((), ((1, 0, 1),), ((1, 5, 4), (1, 0, 1)), ((1, 0, 0), (1, 1, 1))):
+        batch = telemetry.TelemetryBatch(
+            rows=(b"x",), ranges=tuple(telemetry.RowRange(*one) for one in ranges), ledgers=()
+        )
+        assert code(core.handle(ev.TelemetryReceived(b"t", KEY, batch), 0.0)) is RefusalCode.MALFORMED
+    assert core.backlog_rows == 0
+
+
+def test_a_repeated_batch_is_written_once_and_a_backlog_is_bounded() -> None:
+    core = core_with(backlog_rows=3)
+
+    def offer(first: int, last: int) -> list[ev.Action]:
+        rows = (b"x",) * (last - first + 1)
+        batch = telemetry.TelemetryBatch(rows=rows, ranges=(telemetry.RowRange(1, first, last),), ledgers=())
+        return core.handle(ev.TelemetryReceived(b"t", KEY, batch), 0.0)
+
+    (append,) = offer(0, 1)
+    assert offer(0, 1) == []
+    assert code(offer(2, 3)) is RefusalCode.BUSY
+    assert isinstance(append, ev.AppendTelemetry)
+    assert isinstance(sent(core.handle(ev.TelemetryCommitted(append.ticket), 0.1))[0], telemetry.TelemetryAck)
+    assert isinstance(offer(2, 3)[0], ev.AppendTelemetry)
+
+
+def test_chunks_are_served_within_credits_and_only_of_what_is_desired() -> None:
+    core = core_with(desired(1), bulk_credits=2)
+    ask = ev.BulkReceived(b"b", KEY, bulk.ChunkRequest(digest=NEED.digest, offset_bytes=0))
+    first, _ = (core.handle(ask, 0.0)[0] for _ in range(2))
+    assert code(core.handle(ask, 0.0)) is RefusalCode.BUSY
+    assert isinstance(first, ev.ReadChunk)
+    assert sent(core.handle(ev.ChunkRead(first.ticket, 8, b"artifact"), 0.1))[0].data == b"artifact"
+    assert isinstance(core.handle(ask, 0.2)[0], ev.ReadChunk)
+    other = bulk.ChunkRequest(digest=digest_bytes([b"someone else's"]), offset_bytes=0)
+    assert code(core.handle(ev.BulkReceived(b"b", KEY, other), 0.3)) is RefusalCode.NOT_FOUND
+
+
+def test_only_the_digest_of_a_secret_leaves_the_core_and_the_key_must_be_the_connections() -> None:
+    core = core_with()
+    request = enrol.EnrolRequest(secret=b"s" * 16, public_key="n" * 40, device=DeviceId("new"))
+    stolen = ev.EnrolReceived(b"e", "x" * 40, "10.0.0.1", request)
+    assert code(core.handle(stolen, 0.0)) is RefusalCode.MALFORMED
+    (action,) = core.handle(ev.EnrolReceived(b"e", "n" * 40, "10.0.0.1", request), 0.0)
+    assert isinstance(action, ev.Enrol)
+    assert action.attempt.secret_digest == digest_bytes([b"s" * 16]) and b"ssss" not in repr(action).encode()
+    assert sent(core.handle(ev.Enrolled(action.ticket, DeviceId("new")), 0.1)) == [
+        enrol.EnrolReply(device=DeviceId("new"))
+    ]
+    assert core.may_connect("n" * 40)
+
+
+def test_a_revoked_device_that_joins_again_is_known_by_its_new_key_only() -> None:
+    core = core_with()
+    core.handle(ev.Revoked(A), 0.0)
+    request = enrol.EnrolRequest(secret=b"s" * 16, public_key="n" * 40, device=A)
+    (action,) = core.handle(ev.EnrolReceived(b"e", "n" * 40, "10.0.0.1", request), 0.0)
+    assert isinstance(action, ev.Enrol)
+    core.handle(ev.Enrolled(action.ticket, A), 0.1)
+    assert core.may_connect("n" * 40) and not core.may_connect(KEY)
+
+
+def test_token_buckets_refill_and_forget_the_quiet() -> None:
+    buckets = TokenBuckets(per_s=1.0, burst=2)
+    assert [buckets.take("a", 0.0) for _ in range(3)] == [True, True, False]
+    assert buckets.take("b", 0.0), "another address has its own"
+    assert [buckets.take("a", 1.0) for _ in range(2)] == [True, False]
+    for at in range(10_000):
+        buckets.take(str(at), 2.0)
+    assert len(buckets._buckets) <= 4096
+
+
+def test_a_row_that_cannot_be_read_costs_only_itself() -> None:
+    """An agent of a later version sends a kind that this planner does not know."""
+    known = telemetry.encode_row(telemetry.Row(5, telemetry.Event("e")))
+    unknown = bytes([0x92, 0x05, 0x92, 0x63, 0x01])  # [5, [99, 1]]
+    batch = telemetry.TelemetryBatch(
+        rows=(unknown, known),
+        ranges=(telemetry.RowRange(7, 3, 3), telemetry.RowRange(8, 0, 0)),
+        ledgers=(),
+    )
+    first, second = telemetry_write(A, batch).rows
+    assert (first.kind, first.body, first.boot, first.sequence) == (RowKind.UNREADABLE, unknown, 7, 3)
+    assert (second.kind, second.at_us, second.boot, second.sequence) == (RowKind.EVENT, 5, 8, 0)

@@ -1,0 +1,211 @@
+"""The telemetry spool on its own: books that balance, a bound that holds, crashes and full disks."""
+
+import os
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_agent.link.ledger import Account, add_range
+from edge_agent.link.spool import Spool
+from shared.messages.telemetry import MAX_ROW_BYTES, TelemetryAck, TelemetryBatch
+from tests.link.simulator import scratch
+
+
+def _ack(batch: TelemetryBatch) -> TelemetryAck:
+    return TelemetryAck(ranges=batch.ranges, ledgers=batch.ledgers)
+
+
+def _balanced(spool: Spool) -> None:
+    counts = spool.counts()
+    assert counts.produced == counts.acknowledged + counts.dropped + counts.spooled
+    assert counts.acknowledged >= 0
+
+
+def _drain(spool: Spool) -> list[bytes]:
+    rows: list[bytes] = []
+    while (batch := spool.next_batch(1)) is not None:
+        rows += batch.rows
+        spool.acknowledge(_ack(batch))
+        _balanced(spool)
+    return rows
+
+
+def test_rows_come_out_in_order_and_once(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, boot=7)
+    rows = [b"%d" % at for at in range(2000)]
+    assert spool.append(rows[:1500]) == 1500 and spool.append(rows[1500:]) == 500
+    assert _drain(spool) == rows
+    assert spool.counts().acknowledged == 2000 and spool.next_batch(1) is None
+    spool.close()
+
+
+def test_an_unanswered_batch_is_sent_again_with_the_same_numbers(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, boot=7)
+    spool.append([b"a", b"b"])
+    first = spool.next_batch(1)
+    spool.append([b"c"])
+    again = spool.next_batch(2)
+    assert first is not None and again is not None
+    assert first.rows == (b"a", b"b") and again.rows == (b"a", b"b", b"c")
+    spool.acknowledge(_ack(first))
+    spool.acknowledge(_ack(first))  # late and repeated
+    assert _drain(spool) == [b"c"]
+    spool.close()
+
+
+def test_a_killed_agent_loses_no_row_and_sends_what_was_not_acknowledged(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, boot=7)
+    spool.append([b"a", b"b"])
+    assert spool.next_batch(1) is not None  # sent, the answer never came; kill -9 here
+    revived = Spool(tmp_path, boot=8)
+    revived.append([b"c"])
+    batch = revived.next_batch(1)
+    assert batch is not None and batch.rows == (b"a", b"b", b"c")
+    assert [(one.boot, one.first, one.last) for one in batch.ranges] == [(7, 0, 1), (8, 0, 0)]
+    revived.close()
+    spool.close()
+
+
+def test_a_torn_tail_was_never_produced(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, boot=7)
+    spool.append([b"whole", b"torn"])
+    spool.close()
+    (segment,) = tmp_path.glob("*.new")
+    segment.write_bytes(segment.read_bytes()[:-1])
+    revived = Spool(tmp_path, boot=8)
+    assert _drain(revived) == [b"whole"]
+    assert revived.counts().dropped == 0
+
+
+def test_the_bound_holds_and_the_oldest_rows_go_first(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, boot=7, limit_bytes=100_000)
+    rows = [b"%06d" % at + bytes(94) for at in range(5000)]
+    for at in range(0, 5000, 10):
+        spool.append(rows[at : at + 10])
+        _balanced(spool)
+        assert sum(path.stat().st_size for path in tmp_path.glob("*-*")) <= 100_000
+    kept = _drain(spool)
+    assert kept == rows[-len(kept) :] and len(kept) > 700
+    assert spool.counts().dropped == 5000 - len(kept)
+    spool.close()
+
+
+def test_rows_that_were_sent_are_never_dropped(tmp_path: Path) -> None:
+    """1. A batch leaves. 2. The spool overflows. 3. The planner had committed the batch all along:
+    had its rows been dropped meanwhile, they would be counted twice."""
+    spool = Spool(tmp_path, boot=7, limit_bytes=20_000)
+    spool.append([b"first"])
+    batch = spool.next_batch(1)
+    assert batch is not None
+    for _ in range(300):
+        spool.append([bytes(200)])
+    assert spool.counts().dropped > 0
+    spool.acknowledge(_ack(batch))
+    assert spool.counts().acknowledged == 1
+    _balanced(spool)
+    spool.close()
+
+
+def test_a_full_disk_drops_and_counts_and_recovers(tmp_path: Path) -> None:
+    full = False
+
+    def write(file: int, data: bytes) -> int:
+        if full:
+            os.write(file, data[: len(data) // 2])
+            raise OSError(28, "No space left on device")
+        return os.write(file, data)
+
+    spool = Spool(tmp_path, boot=7, write=write)
+    spool.append([b"before"])
+    full = True
+    assert spool.append([b"lost", b"lost"]) == 0
+    full = False
+    spool.append([b"after"])
+    batch = spool.next_batch(1)
+    assert batch is not None and batch.rows == (b"before", b"after")
+    assert [(one.first, one.last) for one in batch.ranges] == [(0, 0), (3, 3)]
+    assert [(one.produced, one.dropped) for one in batch.ledgers] == [(4, 2)]
+    spool.close()
+
+
+def test_rejected_rows_are_dropped_once_even_over_a_crash(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, boot=7)
+    spool.append([b"poison", b"poison"])
+    batch = spool.next_batch(1)
+    assert batch is not None
+    spool.reject(batch.ranges)
+    spool.close()
+    revived = Spool(tmp_path, boot=8)
+    assert revived.counts().dropped == 2 and revived.counts().spooled == 0
+    last = revived.next_batch(1)
+    assert last is not None and last.rows == () and last.ledgers[0].dropped == 2
+    revived.close()
+
+
+def test_a_damaged_ledger_is_set_aside_and_the_rows_survive(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, boot=7)
+    spool.append([b"a"])
+    spool.close()
+    (tmp_path / "ledger").write_bytes(b"garbage")
+    revived = Spool(tmp_path, boot=8)
+    assert (tmp_path / "ledger.bad").exists() and _drain(revived) == [b"a"]
+
+
+def test_a_row_too_large_is_refused_with_all_that_came_with_it(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, boot=7)
+    for bad in (b"", bytes(MAX_ROW_BYTES + 1)):
+        with pytest.raises(ValueError, match="a telemetry row has"):
+            spool.append([b"good", bad])
+    assert spool.counts().produced == 0
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_the_planners_books_balance_after_every_commit(seed: int) -> None:
+    """Appends, overflows, lost and repeated acknowledgements, full disks and crashes in any order."""
+    rng = Random(seed)
+    with scratch() as folder:
+        faulty = rng.random() < 0.5
+
+        def write(file: int, data: bytes) -> int:
+            if faulty and rng.random() < 0.3:
+                raise OSError(28, "No space left on device")
+            return os.write(file, data)
+
+        boot, stored, told = 1, set[tuple[int, int]](), dict[int, tuple[int, int]]()
+        spool = Spool(Path(folder), boot=boot, limit_bytes=16 << 10, write=write)
+        for _ in range(120):
+            what = rng.randrange(4)
+            if what == 0:
+                spool.append([bytes(rng.randint(1, 300)) for _ in range(rng.randint(1, 30))])
+            elif what == 1 and (batch := spool.next_batch(1)) is not None:
+                stored |= {(one.boot, at) for one in batch.ranges for at in range(one.first, one.last + 1)}
+                for one in batch.ledgers:
+                    told[one.boot] = max(told.get(one.boot, (0, 0)), (one.produced, one.dropped))
+                if rng.random() < 0.6:
+                    spool.acknowledge(_ack(batch))
+                for at_boot, (produced, dropped) in told.items():
+                    assert produced == dropped + sum(1 for b, at in stored if b == at_boot and at < produced)
+            elif what == 2 and rng.random() < 0.2:
+                spool.close()
+                boot += 1
+                spool = Spool(Path(folder), boot=boot, limit_bytes=16 << 10, write=write)
+            _balanced(spool)
+        spool.close()
+
+
+@given(ranges=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), max_size=12))
+def test_dropped_ranges_are_a_set(ranges: list[tuple[int, int]]) -> None:
+    account, plain = Account(produced=60), set[int]()
+    for first, length in ranges:
+        account.drop(first, first + length + 1)
+        plain |= set(range(first, first + length + 1))
+    assert account.dropped() == len(plain)
+    assert account.dropped(20) == len([at for at in plain if at < 20])
+    assert all(
+        account.dropped_until(at) == next(n for n in range(at, 99) if n not in plain) for at in range(50)
+    )
+    assert add_range([], 3, 5) == [(3, 5)]
