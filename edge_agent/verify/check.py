@@ -108,7 +108,7 @@ def verify_artifact(
         bound = _bind(seeded.artifact, schedule, partition, executor.name)
         progress("drawing inputs")
         pair = _find_pair(seeded, bound, ranges or {}, rng, folder)
-        del seeded.model
+        del seeded.model  # a parsed copy of all weights, which the engine does not need
         progress(f"running {2 * repeats} tasks")
         candidate = Candidate(executor, bound, seeded.artifact)
         try:

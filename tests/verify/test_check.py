@@ -1,6 +1,7 @@
 """The whole comparison on small models: what it proves, and when it says that it proves nothing."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +9,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from edge_agent.executor.base import Rows
 from edge_agent.executor.onnx import OnnxExecutor
 from edge_agent.verify.check import verify, verify_artifact
 from edge_agent.verify.inputs import MAX_PAIRS, ValueRange
 from edge_agent.verify.reference import before_saturation
 from edge_agent.verify.report import VerifyReport
+from shared.engine.steps import InstanceId, Step
 from shared.errors import ExecutorError, ExitCode, InputError, PlanError, SettingError, UnpinnedShape
 from tests.verify.models import constant_cnn, image, imported_model, make_model, tensor, text_model
 
@@ -168,6 +171,21 @@ def test_file_is_imported_with_its_shapes_pinned_and_nothing_is_left_beside_it(t
     assert report.exit_code is ExitCode.OK
     assert lines[0] == "importing"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("delays", [True, False])
+def test_pauses_come_before_the_groups_of_every_repeat_but_the_first(delays: bool, tmp_path: Path) -> None:
+    class Watched(OnnxExecutor):
+        def issue(self, step: Step, feeds: Mapping[InstanceId, Rows]) -> None:
+            shaken.append(self.pause is not None)
+            super().issue(step, feeds)
+
+    shaken: list[bool] = []
+    artifact = imported_model(constant_cnn(), tmp_path)
+    report = verify_artifact(artifact, "greedy", Watched(), repeats=3, delays=delays)
+    assert report.exit_code is ExitCode.OK
+    steps = 2 * report.blocks  # of the two tasks of one repeat
+    assert shaken == [False] * steps + [delays] * 2 * steps
 
 
 def test_report_is_one_json_object_with_the_numbers(tmp_path: Path) -> None:
