@@ -20,10 +20,10 @@ demo: setup ## Planner, agent and three clients on this machine; the report land
 	$(BIN)/python -m benchmarks.demo
 
 test: setup ## The test suite, under 10 minutes on 2 cores
-	$(BIN)/python -m pytest -m 'not full and not gpu'
+	$(BIN)/python -m pytest -n auto --dist loadfile -m 'not full and not gpu'
 
 test-full: setup ## Everything: full-size models and long scenarios
-	$(BIN)/python -m pytest -m 'not gpu'
+	$(BIN)/python -m pytest -n auto --dist loadfile -m 'not gpu'
 
 lint: setup
 	$(BIN)/ruff format --check .
