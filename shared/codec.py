@@ -36,12 +36,14 @@ class Limits:
 class Codec(Generic[T]):
     """Encodes and decodes the messages of one direction of one conversation.
 
-    `types` is a tagged struct, or the union of those that may arrive.
+    `types` is a tagged struct, or the union of those that may arrive. `compress` False never tries: trying
+    costs more than it saves where the payload is weights.
     """
 
-    def __init__(self, types: Any, limits: Limits) -> None:
+    def __init__(self, types: Any, limits: Limits, *, compress: bool = True) -> None:
         self.types = types
         self.limits = limits
+        self._compress = compress
         self._encoder = msgspec.msgpack.Encoder()
 
     def encode(self, message: T) -> bytes:
@@ -55,7 +57,7 @@ class Codec(Generic[T]):
             raise ValueError(
                 f"{type(message).__name__} has {len(body)} bytes, more than {self.limits.body_bytes}"
             )
-        frame = pack_body(body)
+        frame = pack_body(body) if self._compress else PLAIN + body
         if len(frame) > self.limits.frame_bytes:
             raise ValueError(
                 f"{type(message).__name__} packs to {len(frame)} bytes, more than {self.limits.frame_bytes}"

@@ -494,7 +494,9 @@ class DispatchCore:
         if known is None or known.member.public_key != done.attempt.public_key:
             if known is not None:  # a revoked device joined again with a new key
                 self._by_key.pop(known.member.public_key, None)
-            self._add(FleetMember(event.device, done.attempt.public_key))
+            # The name keeps what it was to run: the store does, too.
+            desired = known.member.desired if known is not None else None
+            self._add(FleetMember(event.device, done.attempt.public_key, desired=desired))
         reply = enrol.EnrolReply(correlation=done.correlation, device=event.device)
         return [ev.Send(ev.Lane.ENROL, done.route, reply)]
 

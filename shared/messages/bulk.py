@@ -37,5 +37,7 @@ BulkToDevice = Chunk | Refused
 
 TO_PLANNER: Codec[BulkToPlanner] = Codec(BulkToPlanner, Limits(frame_bytes=1 << 10, body_bytes=1 << 10))
 TO_DEVICE: Codec[BulkToDevice] = Codec(
-    BulkToDevice, Limits(frame_bytes=MAX_CHUNK_BYTES + 1024, body_bytes=MAX_CHUNK_BYTES + 1024)
+    BulkToDevice,
+    Limits(frame_bytes=MAX_CHUNK_BYTES + 1024, body_bytes=MAX_CHUNK_BYTES + 1024),
+    compress=False,
 )

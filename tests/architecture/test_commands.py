@@ -44,7 +44,7 @@ def test_there_are_two_console_scripts() -> None:
 def test_a_benchmark_explains_itself(module: str) -> None:
     text = help_of("-m", module)
     assert text.startswith("usage:")
-    assert module.split(".")[-1] in text.splitlines()[0]
+    assert module.removesuffix(".__main__").split(".")[-1] in text.splitlines()[0]
 
 
 def test_there_are_benchmarks() -> None:

@@ -182,14 +182,16 @@ def test_only_the_digest_of_a_secret_leaves_the_core_and_the_key_must_be_the_con
     assert core.may_connect("n" * 40)
 
 
-def test_a_revoked_device_that_joins_again_is_known_by_its_new_key_only() -> None:
-    core = core_with()
+def test_a_revoked_device_that_joins_again_is_known_by_its_new_key_and_gets_what_it_was_to_run() -> None:
+    core = core_with(desired(3))
     core.handle(ev.Revoked(A), 0.0)
     request = enrol.EnrolRequest(secret=b"s" * 16, public_key="n" * 40, device=A)
     (action,) = core.handle(ev.EnrolReceived(b"e", "n" * 40, "10.0.0.1", request), 0.0)
     assert isinstance(action, ev.Enrol)
     core.handle(ev.Enrolled(action.ticket, A), 0.1)
     assert core.may_connect("n" * 40) and not core.may_connect(KEY)
+    again = ev.ControlReceived(b"r", "n" * 40, hello(boot=2).message)
+    assert desired(3) in sent(core.handle(again, 0.2))
 
 
 def test_token_buckets_refill_and_forget_the_quiet() -> None:
