@@ -130,7 +130,11 @@ def connect_planner(config: AgentConfig) -> tuple[Link, list[str]]:
             spool_bytes=config.spool_bytes,
         )
         return PlannerLink(client), problems
-    if state.last_good is None and state.desired is None and not problems:
+    lost = home / f"{STATE_NAME}.corrupt"
+    if state.last_good is None and state.desired is None and not problems and lost.exists():
+        # It had something to serve: ending at every start would be a boot loop that nobody sees.
+        problems = [f"nothing to serve since {lost} was set aside; join a planner again, or remove that file"]
+    elif state.last_good is None and state.desired is None and not problems:
         raise SettingError(
             "this agent has joined no planner and has no model to serve",
             remedy="run `stageloom-agent join TOKEN`, or give models with `run --model FILE`",
