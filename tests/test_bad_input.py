@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,11 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
     mounted: list[Path] = []
 
     def disk() -> Path:
-        folder = tmp_path_factory.mktemp("disk")
+        # Not below pytest's own folder: were this run killed, a mount there would fail every later one.
+        folder = Path(tempfile.mkdtemp(prefix="stageloom-disk-"))
         mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=0700", "tmpfs", str(folder)]
         if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+            folder.rmdir()
             pytest.skip("only root may mount a small file system to fill")
         mounted.append(folder)
         return folder
@@ -37,6 +40,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
         yield get
     for folder in mounted:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+        folder.rmdir()
 
 
 def _command(arguments: list[str], home: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
