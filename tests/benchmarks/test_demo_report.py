@@ -1,0 +1,173 @@
+"""The demo's report: what it promises is checked, and what a person sees stands alone."""
+
+import json
+import subprocess
+import sys
+from copy import deepcopy
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from benchmarks.demo.charts import nice_ticks
+from benchmarks.demo.page import render
+from benchmarks.demo.report import SCHEMA, check, percentile, total_tasks
+
+DIGEST = "ab" * 32
+
+
+def sound_report() -> dict[str, Any]:
+    """A report that holds everything it promises."""
+    tasks = {"submitted": 60, "completed": 57, "refused": 1, "cancelled": 0, "expired": 2, "failed": 0}
+    models = [
+        {
+            "name": name,
+            "artifact": DIGEST,
+            "operators": 120,
+            "blocks": 13,
+            "rate_per_s": 5.0,
+            "throughput_per_s": 4.9,
+            "latency_p50_ms": 20.0,
+            "latency_p99_ms": 90.0,
+            "latencies_ms": [10.0, 20.0, 90.0],
+            "tasks": tasks,
+        }
+        for name in ("one", "two", "<three>")
+    ]
+    return {
+        "version": 1,
+        "started_at": "2026-01-01T00:00:00+00:00",
+        "duration_s": 12.0,
+        "machine": {"processor": "x", "cores": 2, "memory_mib": 1024, "system": "Linux"},
+        "versions": {"python": "3.11"},
+        "models": models,
+        "tasks": total_tasks(models),
+        "first_valid_plan_s": 0.01,
+        "plan_bytes": {"text": 1900, "wire": 800},
+        "generations": [
+            {
+                "generation": 1,
+                "plan": DIGEST,
+                "scheduler": "greedy",
+                "decided_by": "operator",
+                "state": "committed",
+                "active_at_s": -1.5,
+            }
+        ],
+        "telemetry": {"produced": 10, "stored": 9, "dropped": 1},
+        "difference": 1e-6,
+        "sensitivity": 0.5,
+        "samples": 12,
+        "queues": {"at_s": [0.0, 1.0], "tasks": {"one": [0, 1], "two": [2, 0], "<three>": [0, 0]}},
+        "timeline": [
+            {
+                "lane": 0,
+                "stream": 1,
+                "model": "<three>",
+                "block": 2,
+                "operators": "0-3",
+                "started_ms": 0.5,
+                "ended_ms": 1.5,
+            }
+        ],
+        "schedules": [{"members": "one#0.0", "stage_string": "0..6"}],
+    }
+
+
+def broken(*path: str | int, value: Any) -> dict[str, Any]:
+    report = deepcopy(sound_report())
+    place: Any = report
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    return report
+
+
+def test_the_schema_is_a_schema_and_a_sound_report_has_no_problem() -> None:
+    Draft202012Validator.check_schema(json.loads(SCHEMA.read_text()))
+    assert check(sound_report()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("tasks", "submitted"), 181, "do not add up"),
+        (("tasks",), {**sound_report()["tasks"], "failed": 1, "submitted": 181}, "1 tasks failed"),
+        (
+            ("tasks",),
+            {"submitted": 100, "completed": 100, "refused": 0, "cancelled": 0, "expired": 0, "failed": 0},
+            "only 100 tasks",
+        ),
+        (("telemetry", "stored"), 8, "telemetry does not add up"),
+        (("first_valid_plan_s",), 1.0, "first valid plan took"),
+        (("difference",), 2e-4, "differ from onnxruntime"),
+        (("sensitivity",), 1e-2, "hardly depend"),
+        (("plan_bytes", "wire"), 1025, "plan_bytes/wire"),
+        (("models",), sound_report()["models"][:2], "models"),
+        (("timeline",), [], "timeline"),
+        (("surprise",), 1, "surprise"),
+    ],
+)
+def test_a_broken_promise_is_named(path: tuple[str, ...], value: Any, words: str) -> None:
+    (problem, *_) = check(broken(*path, value=value))
+    assert words in problem
+
+
+def test_a_percentile_is_the_nearest_rank() -> None:
+    values = [float(v) for v in range(100, 0, -1)]
+    assert [percentile(values, f) for f in (0.5, 0.99, 1.0)] == [50.0, 99.0, 100.0]
+    assert percentile([7.0], 0.5) == percentile([7.0], 0.99) == 7.0
+
+
+def test_ticks_are_round_and_cover_the_range() -> None:
+    assert nice_ticks(0.0, 10.0) == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+    low_to_high = nice_ticks(0.3, 0.74)
+    assert low_to_high[0] <= 0.3 and low_to_high[-1] >= 0.74
+
+
+class _Page(HTMLParser):
+    """Collects what would be fetched, and checks that tags close."""
+
+    VOID = {"meta"}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_stands_alone_and_escapes_names() -> None:
+    page = _Page()
+    page.feed(render(sound_report()))
+    assert page.open == [] and page.fetched == []
+    assert "<three>" in page.text and "171 of 180" in page.text and "0..6" in page.text
+
+
+@pytest.mark.full
+def test_the_quick_demo_keeps_its_promises(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "benchmarks.demo", "--quick", "--out", str(tmp_path), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-500:]
+    assert check(json.loads(run.stdout)) == []
+    assert (tmp_path / "report.html").stat().st_size > 10_000
