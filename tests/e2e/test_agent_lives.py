@@ -125,7 +125,9 @@ def test_artifact_that_was_cut_off_by_a_kill_is_resumed_where_it_stopped(device:
 
     agent = device.start()
     device.until_seen(lambda s: s["report"]["state"] == "committed", "the plan to be committed")
-    written = dict(line.split(": ") for line in Path(f"/proc/{agent.process.pid}/io").read_text().splitlines())
+    written = dict(
+        line.split(": ") for line in Path(f"/proc/{agent.process.pid}/io").read_text().splitlines()
+    )
     assert heavy - had <= int(written["wchar"]) < heavy - had // 2
     assert not part_bytes()
 

@@ -24,6 +24,11 @@ def _serves(device: Device, model: str = "alpha") -> bool:
         return "output" in client.run(model, {"input": rows(1)[0]}, timeout_s=60)
 
 
+def _rows(device: Device) -> int:
+    """Telemetry rows in the planner's database; it need not run."""
+    return len(device.fleet.ask("telemetry", device.name, "--limit", "1000000"))
+
+
 def test_killed_planner_comes_back_to_devices_that_never_stopped_serving(
     device: Device, fleet: Fleet
 ) -> None:
@@ -98,6 +103,8 @@ def test_planner_restored_from_an_older_copy_starts_an_epoch_and_converges(
        only, and wants `whole`.
     4. The device reports (1, 2). The planner starts epoch 2 above it and offers `whole` anew.
     5. The device commits `whole` in epoch 2, and a push after that gets through as well.
+    6. Telemetry: what is neither stored nor dropped is what the old database had and its copy had not, row for
+       row.
     """
     with Device(own_fleet, "restored", tmp_path).join() as device:
         device.start()
@@ -107,11 +114,16 @@ def test_planner_restored_from_an_older_copy_starts_an_epoch_and_converges(
             live.backup(copy)
         live.close()
         copy.close()
+        copied = _rows(device)
         cut = device.run("cut")
+        device.until_seen(lambda _: _rows(device) > copied, "telemetry that the copy has not")
         assert own_fleet.end() == 0
+        lost = _rows(device)
         for leftover in own_fleet.home.glob(f"{DATABASE_FILE}*"):
             leftover.unlink()
         shutil.copyfile(backup, own_fleet.home / DATABASE_FILE)
+        lost -= _rows(device)
+        assert lost > 0
 
         own_fleet.start()
         seen = device.until_seen(
@@ -122,7 +134,7 @@ def test_planner_restored_from_an_older_copy_starts_an_epoch_and_converges(
         assert own_fleet.ask("status")["epoch"] == 2
         assert device.run("cut") == cut
         assert _serves(device)
-        device.drain_telemetry()
+        device.drain_telemetry(lost=lost)
 
 
 def test_revoked_device_is_refused_at_its_next_message_and_serves_on(device: Device, fleet: Fleet) -> None:
@@ -131,7 +143,7 @@ def test_revoked_device_is_refused_at_its_next_message_and_serves_on(device: Dev
     1. The device runs `whole`.
     2. It is revoked: over the connection that it has, its next message is refused, and its status says why.
     3. A push to it is refused, nothing of it is stored any more, and it serves on.
-    4. With a new token the same key joins again; the device takes a new plan.
+    4. With a new token it joins again, under a new key since the old one stays out, and takes a new plan.
     """
     agent = device.start()
     device.run("whole")
@@ -147,7 +159,9 @@ def test_revoked_device_is_refused_at_its_next_message_and_serves_on(device: Dev
     with pytest.raises(AssertionError, match="revoked"):
         device.push("cut")
     agent.kill()
+    revoked_key = (device.home / "device.key").read_bytes()
     device.join().start()
+    assert (device.home / "device.key").read_bytes() != revoked_key
     device.run("cut")
     device.drain_telemetry()
 

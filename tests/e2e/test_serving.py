@@ -86,7 +86,9 @@ def _load(device: Device, names: list[str], given: Any) -> Iterator[dict[int, tu
 
     def go(client: Client, name: str) -> None:
         while not stop.is_set():
-            burst = [(n := next(numbers), client.submit(name, {"input": given[n % len(given)]})) for _ in "1234"]
+            burst = [
+                (n := next(numbers), client.submit(name, {"input": given[n % len(given)]})) for _ in "1234"
+            ]
             for number, future in burst:
                 error = future.exception(60)
                 ended[number] = (name, future.result()["output"] if error is None else error)
