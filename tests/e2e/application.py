@@ -1,7 +1,7 @@
 """An application of its own process: submits until its stdin closes, then says how its tasks ended.
 
-`python -m tests.e2e.application SOCKET MODEL` prints `serving` once its first task is completed, and at the end
-one JSON object: {"submitted": n, ending: n, ...}.
+`python -m tests.e2e.application SOCKET MODEL` prints `serving` once its first task is completed, and at the
+end one JSON object: {"submitted": n, ending: n, ...}.
 """
 
 import json
@@ -22,7 +22,12 @@ _PACE_S = 0.001  # between two tasks, so that three of these leave room on two c
 def main(path: str, model: str) -> None:
     """See above."""
     stop = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+
+    def watch_stdin() -> None:
+        sys.stdin.read()
+        stop.set()
+
+    threading.Thread(target=watch_stdin, daemon=True).start()
     endings: Counter[str] = Counter()
     submitted, told = 0, False
     row = np.ones(ROW_SHAPE, np.float32)

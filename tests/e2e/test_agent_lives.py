@@ -34,8 +34,8 @@ def test_killed_link_process_starts_offline_on_last_known_good_and_reports_when_
     3. The planner is killed too.
     4. The agent starts: it serves `whole` from its own disk, and says that it is offline.
     5. The same application's next task is served over a new connection.
-    6. The planner starts: the device is online, reports `whole` as committed, no generation was added, and all
-       telemetry of both lives is accounted for.
+    6. The planner starts: the device is online, reports `whole` as committed, no generation was added, and
+       all telemetry of both lives is accounted for.
     """
     agent = device.start()
     whole = device.run("whole")
@@ -136,8 +136,8 @@ def test_ctrl_c_ends_the_agent_and_its_engine_and_the_planner_sees_it_go(device:
     """SIGINT with the planner connected and an application at work.
 
     1. The device runs `whole`, and an application has completed a task.
-    2. The agent gets SIGINT: it exits with 130, without a traceback, its engine process is gone, and so is the
-       socket.
+    2. The agent gets SIGINT: it exits with 130, without a traceback, its engine process is gone, and so is
+       the socket.
     3. The planner sees it offline, with every telemetry row stored or waiting on the device's disk.
     4. Its next life starts on the same plan and hands over the rest.
     """

@@ -36,7 +36,7 @@ def test_killed_planner_comes_back_to_devices_that_never_stopped_serving(
 
     1. A device runs `whole`; its telemetry is stored.
     2. The planner is killed; the device says that it is not connected, and serves.
-    3. The planner starts again on the same data; the device comes back by itself, with the same agent process,
+    3. The planner starts again on the same data; the device comes back by itself, the same agent process,
        and what was acknowledged is still there.
     4. `cut` is pushed and the planner is killed at once: the push was answered, so it is not lost.
     5. The planner starts a third time, and the device commits `cut`.
@@ -99,12 +99,11 @@ def test_planner_restored_from_an_older_copy_starts_an_epoch_and_converges(
 
     1. A device commits `whole` as generation 1; the database is copied.
     2. It commits `cut` as generation 2.
-    3. The planner stops, the copy takes the database's place, and the planner starts: it knows of generation 1
-       only, and wants `whole`.
+    3. The planner stops, the copy takes the database's place, and the planner starts: it knows of
+       generation 1 only, and wants `whole`.
     4. The device reports (1, 2). The planner starts epoch 2 above it and offers `whole` anew.
     5. The device commits `whole` in epoch 2, and a push after that gets through as well.
-    6. Telemetry: what is neither stored nor dropped is what the old database had and its copy had not, row for
-       row.
+    6. Telemetry: what is neither stored nor dropped is what the database had and its copy had not.
     """
     with Device(own_fleet, "restored", tmp_path).join() as device:
         device.start()

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
@@ -36,8 +36,8 @@ def test_application_submits_cancels_and_sets_deadlines_as_the_readme_shows(
 
     1. The planner pushes a plan of two networks; the device fetches and commits it.
     2. Results are those of the ONNX files in onnxruntime, for one model and for an input shared by both.
-    3. While the engine stands still, a task is cancelled, one passes its deadline, and a late one with priority
-       is taken: each ends in its own way once the engine goes on.
+    3. While the engine stands still, a task is cancelled, one passes its deadline, and one with priority is
+       taken: each ends in its own way once the engine goes on.
     4. A wrong model name and a wrong shape are refused with what would be right.
     5. The agent's books hold every task exactly once.
     """
@@ -106,6 +106,11 @@ def _load(device: Device, names: list[str], given: Any) -> Iterator[dict[int, tu
     assert sorted(ended) == list(range(len(ended))), "a task never ended"
 
 
+def _grown(ended: dict[int, tuple[str, Any]]) -> Callable[[], bool]:
+    enough = len(ended) + 50
+    return lambda: len(ended) > enough
+
+
 def test_push_of_a_plan_with_other_blocks_under_load_loses_no_task(
     device: Device, files: dict[str, Path]
 ) -> None:
@@ -123,9 +128,8 @@ def test_push_of_a_plan_with_other_blocks_under_load_loses_no_task(
     sessions = {name: reference(file) for name, file in files.items()}
     with _load(device, ["alpha", "beta"], given) as ended:
         for plan in ("cut", "whole", "cut"):
-            before = len(ended)
             device.run(plan)
-            until(lambda seen=before: len(ended) > seen + 50)
+            until(_grown(ended))
     wrong = [result for _, result in ended.values() if isinstance(result, Exception)]
     assert not wrong, wrong[:3]
     expected = {name: [s.run(None, {"input": row})[0] for row in given] for name, s in sessions.items()}
@@ -192,6 +196,11 @@ def test_tasks_of_three_processes_end_once_while_the_engine_is_killed(device: De
     device.drain_telemetry()
 
 
+def _kill_engine(device: Device, pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    device.running.until(lambda s: s.engine.pid != pid, "its end is noticed")
+
+
 def test_engine_that_crashes_again_and_again_falls_back_and_the_planner_is_told(device: Device) -> None:
     """A plan that takes the engine down.
 
@@ -209,9 +218,7 @@ def test_engine_that_crashes_again_and_again_falls_back_and_the_planner_is_told(
         assert status.plan is not None
         assert status.plan.digest == cut
         assert status.engine.pid is not None
-        pid = status.engine.pid
-        os.kill(pid, signal.SIGKILL)
-        device.running.until(lambda s, gone=pid: s.engine.pid != gone, "its end is noticed")
+        _kill_engine(device, status.engine.pid)
     status = device.running.until(lambda s: s.ready, "it serves again")
     assert status.plan is not None
     assert status.plan.digest == whole
