@@ -15,7 +15,7 @@ from edge_agent import Client
 from shared.errors import StageloomError
 from tests.e2e.networks import ROW_SHAPE
 
-_WINDOW = 8
+WINDOW = 8
 _PACE_S = 0.001  # between two tasks, so that three of these leave room on two cores
 
 
@@ -44,7 +44,7 @@ def main(path: str, model: str) -> None:
                 told = True
                 sys.stdout.write("serving\n")
                 sys.stdout.flush()
-            while len(window) < _WINDOW and not stop.wait(_PACE_S):
+            while len(window) < WINDOW and not stop.wait(_PACE_S):
                 window.append(client.submit(model, {"input": row}))
                 submitted += 1
     sys.stdout.write(json.dumps({"submitted": submitted, **endings}) + "\n")

@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 
 from edge_agent import Client
+from edge_agent.status import AgentStatus
 from shared.errors import AgentRestarted, TaskCancelled, TaskExpired, TaskRefused
+from tests.e2e.application import WINDOW
 from tests.e2e.fleet import Device
 from tests.e2e.networks import reference, rows
 from tests.planner.processes import ROOT, until
@@ -140,6 +142,12 @@ def test_push_of_a_plan_with_other_blocks_under_load_loses_no_task(
     device.drain_telemetry()
 
 
+def _all_three_have_open_tasks(status: AgentStatus) -> bool:
+    """Two of them use alpha, so more than one window's worth of its tasks is of both."""
+    opened = {one.model: one.open for one in status.tasks}
+    return opened["alpha"] > WINDOW and opened["beta"] > 0
+
+
 def test_tasks_of_three_processes_end_once_while_the_engine_is_killed(device: Device) -> None:
     """The engine process dies under the tasks of three applications.
 
@@ -171,7 +179,7 @@ def test_tasks_of_three_processes_end_once_while_the_engine_is_killed(device: De
         before = device.running.now()
         assert before.engine.pid is not None
         os.kill(before.engine.pid, signal.SIGSTOP)
-        device.running.until(lambda s: sum(t.open for t in s.tasks) == 24, "every window is full")
+        device.running.until(_all_three_have_open_tasks, "all three have tasks in flight")
         os.kill(before.engine.pid, signal.SIGKILL)
         device.running.until(lambda s: s.engine.pid != before.engine.pid and s.ready, "another engine serves")
         served = _totals(device)["completed"]
@@ -191,7 +199,8 @@ def test_tasks_of_three_processes_end_once_while_the_engine_is_killed(device: De
     totals = _totals(device)
     assert sum(one["submitted"] for one in counts) == totals["submitted"]
     assert sum(one["completed"] for one in counts) == totals["completed"]
-    assert sum(one.get("AgentRestarted", 0) for one in counts) == totals["failed"] == 24
+    assert sum(one.get("AgentRestarted", 0) for one in counts) == totals["failed"]
+    assert totals["failed"] > WINDOW
     assert device.seen()["online"]
     device.drain_telemetry()
 
