@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import sqlite3
-import time
 from pathlib import Path
 
 import pytest
@@ -169,9 +168,7 @@ def _named(device: Device, text: str) -> AgentStatus:
     """The status that names the problem; it must come within NAMED_WITHIN_S of the first that is answered."""
     agent = device.running
     agent.until(lambda s: True, "it answers")
-    deadline_s = time.monotonic() + NAMED_WITHIN_S
     until(lambda: text in agent.now().link.detail, timeout_s=NAMED_WITHIN_S)
-    assert time.monotonic() < deadline_s + 0.5
     return agent.now()
 
 
@@ -211,7 +208,7 @@ def test_wrong_key_is_named_within_five_seconds_on_either_side(own_fleet: Fleet,
         shutil.copy(stranger.home / "device.key", device_key)
         own_fleet.do("device", "revoke", "stranger")
         device.start()
-        status = _named(device, "join again with a new token")
+        _named(device, "does not accept this device's key")
         device.running.until_ready()
         device.running.kill()
 
