@@ -374,7 +374,11 @@ def test_plan_desired_again_while_on_probation_still_gets_a_verdict(nature: Natu
         assert world.core.state.state is DeviceState.COMMITTED
         assert world.core.state.last_good == plan("a")
     else:
-        assert world.core.state.state in (DeviceState.REJECTED, DeviceState.ROLLED_BACK, DeviceState.COMMITTED)
+        assert world.core.state.state in (
+            DeviceState.REJECTED,
+            DeviceState.ROLLED_BACK,
+            DeviceState.COMMITTED,
+        )
     assert world.core.report().active == plan(world.running or "-").ref.digest
 
 
