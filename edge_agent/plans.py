@@ -280,10 +280,7 @@ class PlanManager:
         plan = self.active
         if plan is None:
             return []
-        trial = self._trial
-        if trial is not None and trial.phase is Phase.ACTIVATING and trial.digest == plan.ref.digest:
-            trial.phase = Phase.PROBATION
-            trial.probation = Probation(now_s, self._probation)
+        self._watch_running(now_s)
         ref = plan.ref
         if plan is self._fallback:
             ref = PlanRef(ref.digest, Origin.FALLBACK, ref.local_counter)
@@ -331,6 +328,7 @@ class PlanManager:
 
     def tick(self, now_s: float) -> list[Action]:
         """Time passed."""
+        self._watch_running(now_s)
         trial = self._trial
         if trial is None or trial.probation is None:
             return []
@@ -338,6 +336,18 @@ class PlanManager:
         return self._judge(trial, trial.probation)
 
     # -- decisions ------------------------------------------------------------------------------------------
+
+    def _watch_running(self, now_s: float) -> None:
+        """Probation begins once the trial's plan runs.
+
+        No swap says so where the plan ran before its attempt began: desired again while it was on probation.
+        """
+        trial, engine = self._trial, self._engine
+        if trial is None or trial.phase is not Phase.ACTIVATING or self.active is None:
+            return
+        if self.active.ref.digest == trial.digest and engine.asked == engine.active:
+            trial.phase = Phase.PROBATION
+            trial.probation = Probation(now_s, self._probation)
 
     def _judge(self, trial: _Trial, probation: Probation) -> list[Action]:
         match probation.verdict:

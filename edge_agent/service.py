@@ -217,7 +217,7 @@ class Agent:
             plan=plan_status(active.ref, self._plans.models) if active else None,
             trial=phase.value if phase else "",
             link=self._link.status(),
-            queues=queue_status(self._stats) if self._stats else (),
+            queues=queue_status(self._stats, self._plans.models) if self._stats else (),
             tasks=task_totals(self._ledger),
             applications=self._endpoint.num_connections,
             problems=tuple(self._problems),

@@ -202,8 +202,8 @@ class EngineProcess:
         now = time.monotonic()
         if now >= self._next_stats_s:
             self._next_stats_s = now + self._config.stats_interval_s
-            if driver is not None:
-                self.report(_stats(driver))
+            # Without a plan it says nothing new, but an engine that is silent is taken for dead.
+            self.report(_stats(driver) if driver is not None else messages.Stats(now, None, 0.0, (), ()))
 
     def _trace(self, on: bool) -> None:
         if self._driver is not None:

@@ -357,6 +357,31 @@ def test_newer_generations_overtake_older_ones_in_any_order_of_events(seed: int)
     assert world.core.report().active == plan("d").ref.digest
 
 
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("nature", [SOUND, Nature(fails_tasks=True), Nature(crashes_after_s=2.0)])
+def test_plan_desired_again_while_on_probation_still_gets_a_verdict(nature: Nature, seed: int) -> None:
+    """A second push, or a profile that is asked for, makes a new generation of the plan that already runs."""
+    rng = Random(seed)
+    world = world_of(seed, {"a": nature})
+    deploy(world, "a", 1)
+    while world.running != "a":
+        world.step()
+    for _ in range(rng.randint(0, 8)):
+        world.step()
+    deploy(world, "a", 2)
+    world.settle()
+    if nature.sound:
+        assert world.core.state.state is DeviceState.COMMITTED
+        assert world.core.state.last_good == plan("a")
+    else:
+        assert world.core.state.state in (
+            DeviceState.REJECTED,
+            DeviceState.ROLLED_BACK,
+            DeviceState.COMMITTED,
+        )
+    assert world.core.report().active == plan(world.running or "-").ref.digest
+
+
 def test_damaged_artifact_is_asked_for_again_and_the_plan_is_not_blamed() -> None:
     manager = PlanManager(Supervisor(Random(0)))
     manager.ready()

@@ -287,10 +287,18 @@ def test_statistics_name_the_plan_and_count_the_ends(
 ) -> None:
     handle, memory = serving
     _task(handle, memory, model, 70)
-    while not (stats := _await(handle, messages.Stats)).models[0].outcomes["completed"]:
-        pass
+    stats = _await(handle, messages.Stats)
+    while not any(one.outcomes["completed"] for one in stats.models):
+        stats = _await(handle, messages.Stats)
     assert stats.key == 1
     assert stats.models[0].name == "net"
+
+
+def test_idle_engine_without_a_plan_reports_that_it_lives(fresh: WorkerHandle) -> None:
+    """An agent that waits for its first plan must not take its engine for dead and kill it."""
+    stats = [_await(fresh, messages.Stats) for _ in range(2)]
+    assert [(one.key, one.models) for one in stats] == [(None, ()), (None, ())]
+    assert stats[0].at_s < stats[1].at_s
 
 
 def test_draining_answers_what_is_queued_and_takes_no_more(fresh: WorkerHandle, model: Artifact) -> None:
