@@ -111,6 +111,7 @@ def _task(handle: WorkerHandle, memory: mmap.mmap, model: Artifact, task: int) -
     handle.submit(TaskId(task), ["net"], [("image", ARENA, 0)], [("logits", ARENA, OUTPUT)])
     done = _await(handle, TaskDone)
     assert (done.task, done.outcome, done.reason) == (task, "completed", "")
+    assert done.key is not None
     assert done.started_s is not None
     assert done.queued_s <= done.started_s <= done.ended_s
     made = np.frombuffer(memory, np.float32, 1000, OUTPUT).copy()
@@ -326,6 +327,15 @@ def test_draining_answers_what_is_queued_and_takes_no_more(fresh: WorkerHandle, 
 def test_a_task_before_any_plan_is_refused(fresh: WorkerHandle) -> None:
     fresh.submit(TaskId(1), ["net"], [], [])
     assert _await(fresh, TaskDone).code == "unknown_model"
+
+
+def test_a_process_without_a_plan_is_heard_from() -> None:
+    handle = WorkerHandle.start(WorkerConfig(stats_interval_s=0.05))
+    try:
+        assert _await(handle, messages.Stats).key is None
+        assert _await(handle, messages.Stats).models == ()
+    finally:
+        handle.stop()
 
 
 def test_kill_9_is_reported_once_and_then_nothing_more(fresh: WorkerHandle) -> None:
