@@ -17,7 +17,7 @@ from shared.errors import ExitCode, SettingError, StageloomError
 _CODES = """
 Exit codes: 0 done, 1 the answer is no (a check failed, the agent is not ready), 2 wrong input or setting,
 3 the comparison proves nothing, 4 no agent or planner answers, 5 disk or permission, 6 no executor,
-7 refused by the planner, 130 Ctrl-C.
+7 refused by the planner, 130 Ctrl-C before it was done.
 """
 
 # typer carries its own copy of click, whose usage errors have no public name.
