@@ -225,7 +225,9 @@ def execute(arguments: list[str]) -> int:
         return _fail(str(error), error.exit_code)
     except _UsageError as error:
         text = error.format_message() if hasattr(error, "format_message") else str(error)
-        return _fail(f"{text.rstrip('.')}; see `stageloom-agent --help`", ExitCode.USAGE)
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "stageloom-agent"
+        return _fail(f"{' '.join(text.split()).rstrip('.')}; see `{path} --help`", ExitCode.USAGE)
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
     except BrokenPipeError:

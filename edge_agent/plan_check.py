@@ -49,7 +49,8 @@ def check_plan(plan: RunnablePlan, store: ArtifactStore) -> PlanChecked | PlanUn
                 graphs[needed] = graph
         if damaged:
             names = ", ".join(one[:12] for one in sorted(damaged))
-            return PlanUnusable(digest, f"missing or damaged artifacts: {names}", frozenset(damaged))
+            reason = f"missing or damaged artifacts: {names}; the planner sends them again"
+            return PlanUnusable(digest, reason, frozenset(damaged))
         bind(decoded, graphs)
         models = {model.name: model_info(model.name, graphs[model.artifact]) for model in decoded.models}
     except StageloomError as error:

@@ -124,6 +124,7 @@ class Agent:
         self.loop.call_every(self.config.stats_interval_s, self._count)
         self.loop.call_every(self.config.trace_interval_s, self._sample_steps)
         for problem in self._problems:
+            _log.warning("%s", problem)
             self._record([Event("state", problem[:512])])
         try:
             self.loop.run()
