@@ -238,8 +238,6 @@ class TrialCore:
             return []
         self._failed[self._side] += figures.failed
         self._ended[self._side] += figures.failed + sum(figures.completed)
-        if self._side is Side.CONTROL:
-            self._control_age_s = max(self._control_age_s, figures.oldest_age_s)
         if harm := self._harm(figures.oldest_age_s):
             return self._end(Verdict.REJECT, harm, now)
         if self._pending is None:
@@ -327,6 +325,7 @@ class TrialCore:
     def _harm(self, oldest_age_s: float) -> str:
         """What the candidate does that cannot wait for statistics, or nothing."""
         if self._running is Side.CONTROL:
+            self._control_age_s = max(self._control_age_s, oldest_age_s)
             return ""
         brake_s = max(self.config.brake_age_s, 2 * self._control_age_s)
         if oldest_age_s > brake_s:

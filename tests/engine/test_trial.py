@@ -301,9 +301,13 @@ def test_ages_that_the_control_had_too_do_not_stop_the_candidate() -> None:
 
 
 def test_an_old_task_under_the_control_is_not_held_against_the_candidate() -> None:
+    """Neither while the control runs nor, until it is twice as old, after the candidate took over."""
     trial = device(speeds(1.1))
     trial.until(Measure, Side.CONTROL)
     assert trial.core.tick(trial.now, 50.0) == []
+    trial.until(Measure, Side.CANDIDATE)
+    assert trial.core.tick(trial.now, 99.0) == []
+    assert trial.core.tick(trial.now, 101.0) != []
 
 
 def test_a_candidate_that_fails_tasks_is_rejected_and_one_that_shares_the_fault_is_not() -> None:

@@ -53,4 +53,6 @@ def test_the_page_states_what_the_simulation_gives(trials: dict[str, list[TrialR
         stated = [float(cell.strip().removesuffix("%")) for cell in row[1].split("|")]
         shares = [100 * found[f"{name}_share"] for name in ("commit", "no_gain", "reject")]
         assert stated[:3] == pytest.approx(shares, abs=0.5), case
-        assert stated[3:] == pytest.approx([found["pairs_median"], found["seconds_median_s"]], rel=0.1), case
+        medians = [found[name] for name in ("pairs_median", "seconds_median_s", "ratio_median")]
+        assert stated[3:6] == pytest.approx(medians, rel=0.1), case
+        assert stated[6] == pytest.approx(100 * found["interval_holds_share"], abs=0.5), case
