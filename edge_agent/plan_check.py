@@ -55,6 +55,9 @@ def check_plan(plan: RunnablePlan, store: ArtifactStore) -> PlanChecked | PlanUn
         models = {model.name: model_info(model.name, graphs[model.artifact]) for model in decoded.models}
     except StageloomError as error:
         return PlanUnusable(digest, str(error))
+    except Exception as error:  # ours; without an answer the deployment would stand still for ever
+        _log.exception("plan %s cannot be checked", digest[:12])
+        return PlanUnusable(digest, f"it cannot be checked: {type(error).__name__}: {error}")
     members = tuple(
         tuple(decoded.models[member.model].name for member in combined.members)
         for combined in decoded.combined

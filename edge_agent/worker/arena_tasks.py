@@ -133,6 +133,7 @@ class ArenaTasks:
                 end.started_s,
                 end.ended_s,
                 parts,
+                end.plan,
             )
         )
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from edge_agent.executor.base import Executor, Rows, StepResult
 from edge_agent.worker.messages import CombinedStats
@@ -39,9 +39,6 @@ from shared.engine.steps import (
     Task,
 )
 from shared.ids import Digest, StepId, TaskId
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 
@@ -288,7 +285,15 @@ class EngineDriver:
         if outcome is Outcome.COMPLETED and entry.problem:
             outcome, code, reason = Outcome.FAILED, "output", entry.problem
         end = TaskEnd(
-            finish.task, outcome, code, reason, entry.queued_s, entry.started_s, self._clock(), finish.parts
+            finish.task,
+            outcome,
+            code,
+            reason,
+            entry.queued_s,
+            entry.started_s,
+            self._clock(),
+            finish.parts,
+            finish.plan,
         )
         return entry.io, end
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shared.engine.steps import Outcome
+from shared.engine.steps import Outcome, PlanKey
 from shared.ids import TaskId
 
 if TYPE_CHECKING:
@@ -39,3 +39,4 @@ class TaskEnd:
     started_s: float | None  # when its first step began to run; None if it never did
     ended_s: float
     parts: tuple[tuple[str, Outcome], ...] = ()  # of a task for several models: how it ended in each
+    plan: PlanKey | None = None  # whose step ended it, where one did
