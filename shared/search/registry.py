@@ -6,9 +6,12 @@ from types import MappingProxyType
 from shared.errors import SettingError
 from shared.search.greedy import greedy
 from shared.search.interface import Scheduler
+from shared.search.ios import ios, ios_rooted
 from shared.search.sequential import sequential
 
-_SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType({"greedy": greedy, "sequential": sequential})
+_SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType(
+    {"greedy": greedy, "ios": ios, "ios_rooted": ios_rooted, "sequential": sequential}
+)
 
 
 def schedulers() -> Mapping[str, Scheduler]:

@@ -97,7 +97,7 @@ def test_greedy_under_a_group_limit_keeps_the_rest_for_the_next_stage() -> None:
 
 
 def test_unknown_scheduler_is_refused_with_the_list_of_known_ones() -> None:
-    with pytest.raises(SettingError, match=r"'gredy'; choose one of greedy, sequential"):
+    with pytest.raises(SettingError, match=r"'gredy'; choose one of greedy, ios, ios_rooted, sequential"):
         scheduler("gredy")
 
 
