@@ -35,7 +35,9 @@ def create(
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Default: the digest's start.")
     ] = None,
-    scheduler: Annotated[str, typer.Option(metavar="NAME", help="sequential or greedy.")] = "sequential",
+    scheduler: Annotated[
+        str, typer.Option(metavar="NAME", help="sequential, greedy, ios or ios_rooted.")
+    ] = "sequential",
     partition: Annotated[
         str, typer.Option(metavar="NAME", help="whole, base, or paper where the model has borders.")
     ] = "whole",

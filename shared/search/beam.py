@@ -15,7 +15,9 @@ from shared.search.endings import GroupRule, TooManyError, by_highest, packings
 from shared.search.stages import Stages
 
 _SMALL_GROUP = 3  # operators of a connected group that is looked at where there are too many; TOP's r
-_ENDINGS_MIN = 32  # a state shows about that many endings, even where its share is smaller
+# A state shows about so many endings at least, and at most: more states teach more than more endings of one.
+_ENDINGS_MIN = 32
+_ENDINGS_MAX = 1000
 
 
 def beam(stages: Stages, expansions: int) -> list[int]:
@@ -32,7 +34,8 @@ def beam(stages: Stages, expansions: int) -> list[int]:
         for state in sorted(
             waiting[left], key=lambda state: (spent_s[state] + stages.operators_s(state), state)
         ):
-            endings = some_endings(stages, state, max(share - looked_at, _ENDINGS_MIN))
+            wanted = min(max(share - looked_at, _ENDINGS_MIN), _ENDINGS_MAX)
+            endings = some_endings(stages, state, wanted)
             for ending in endings:
                 rest = state ^ ending
                 seconds = spent_s[state] + stages[ending]

@@ -110,10 +110,24 @@ class Endings:
         Raises:
             TooManyError: there are more than about `limit`; never for fewer.
         """
+        if self.rule is GroupRule.CONNECTED and self.r >= state.bit_count() <= self.s:
+            return self._closed(state, limit)
         buckets = by_highest(self.groups(state, limit))
         if len(buckets) <= self.s:  # an ending takes at most one group of each bucket
             return _free_packings(buckets, limit)
         return list(chain.from_iterable(packings(buckets, self.s, limit)[1:]))
+
+    def _closed(self, state: int, limit: int | None) -> list[int]:
+        """Every closed set but the empty one: the endings where no limit can be exceeded."""
+        found = [0]
+        for op in _descending(state):
+            own = 1 << op
+            needed = self._successors[op] & state
+            found += [taken | own for taken in found if taken & needed == needed]
+            if limit is not None and len(found) > limit + 1:
+                raise TooManyError(f"more than {limit} endings")
+        del found[0]
+        return found
 
     def components(self, mask: int) -> list[int]:
         """The connected components of the operators in `mask`, by ascending lowest operator."""

@@ -14,6 +14,9 @@ _SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType(
 )
 
 
+_COST_BLIND = frozenset({"greedy", "sequential"})
+
+
 def schedulers() -> Mapping[str, Scheduler]:
     """Every scheduler by the name that commands and settings use."""
     return _SCHEDULERS
@@ -31,3 +34,13 @@ def scheduler(name: str) -> Scheduler:
             f"there is no scheduler {name!r}", remedy=f"choose one of {', '.join(sorted(_SCHEDULERS))}"
         )
     return found
+
+
+def reads_costs(name: str) -> bool:
+    """Whether costs can change what the scheduler finds, so that measuring them first is worth the time.
+
+    Raises:
+        SettingError: there is no scheduler of that name.
+    """
+    scheduler(name)
+    return name not in _COST_BLIND

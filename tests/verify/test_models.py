@@ -16,7 +16,7 @@ from tests.executor.models import artifact_of
 from tests.verify.models import imported
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
-SCHEDULES = ("sequential", "greedy")
+SCHEDULES = ("sequential", "greedy", "ios")
 LARGE = {"light_bvlc_alexnet", "light_vgg19", "light_zfnet512"}  # 230 to 550 MB of weights once folded
 
 
