@@ -129,21 +129,26 @@ class Endings:
         del found[0]
         return found
 
-    def components(self, mask: int) -> list[int]:
-        """The connected components of the operators in `mask`, by ascending lowest operator."""
-        predecessors = self.graph.predecessors
-        parts = []
-        while mask:
-            part = frontier = mask & -mask
-            while frontier:
-                low = frontier & -frontier
-                op = low.bit_length() - 1
-                frontier |= (predecessors[op] | self._successors[op]) & mask & ~part
-                part |= frontier
-                frontier ^= low
-            parts.append(part)
-            mask ^= part
-        return parts
+    def components(self, ending: int) -> list[int]:
+        """The groups of an ending, by ascending lowest operator.
+
+        Every operator that no lower one reaches is an entry; entries that reach a common operator share a
+        group. So this takes a step per entry, not per operator.
+        """
+        parts: list[int] = []
+        rest = ending
+        while rest:
+            entry = (rest & -rest).bit_length() - 1
+            part = self._reach[entry] & ending
+            rest &= ~part
+            apart = []
+            for other in parts:
+                if other & part:
+                    part |= other
+                else:
+                    apart.append(other)
+            parts = [*apart, part]
+        return sorted(parts, key=_lowest)
 
 
 def packings(buckets: Sequence[Sequence[int]], s: int, limit: int | None = None) -> list[list[int]]:
@@ -215,6 +220,10 @@ def by_highest(groups: Sequence[int]) -> list[list[int]]:
     for group in groups:
         found.setdefault(group.bit_length(), []).append(group)
     return [found[top] for top in sorted(found)]
+
+
+def _lowest(mask: int) -> int:
+    return mask & -mask
 
 
 def _descending(mask: int) -> list[int]:

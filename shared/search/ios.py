@@ -62,17 +62,23 @@ def exact(stages: Stages, expansions: int | None = None) -> list[int]:
     Raises:
         TooManyError: there are more than `expansions` pairs of a state and an ending.
     """
+    if expansions is not None:
+        _check_size(stages, expansions)
     cheapest_s = {0: 0.0}
+    for level in states_by_size(stages.graph):
+        for state in level:
+            cheapest_s[state] = min(_totals(stages, cheapest_s, state, stages.endings(state)))
+    return _trace(stages, cheapest_s)
+
+
+def _check_size(stages: Stages, expansions: int) -> None:
+    """Listing endings takes little beside their costs, so a search too large is given up before any."""
     left = expansions
     for level in states_by_size(stages.graph, expansions):
         for state in level:
-            endings = stages.endings(state, left)
-            cheapest_s[state] = min(_totals(stages, cheapest_s, state, endings))
-            if left is not None:
-                left -= len(endings)
-                if left < 0:
-                    raise TooManyError(f"more than {expansions} transitions")
-    return _trace(stages, cheapest_s)
+            left -= len(stages.endings(state, left))
+            if left < 0:
+                raise TooManyError(f"more than {expansions} transitions")
 
 
 def cheapest(found: Iterable[StageSchedule], costs: StageCosts, baseline: StageSchedule) -> StageSchedule:

@@ -33,6 +33,7 @@ class Stages(dict[int, float]):
         self.space = Endings(graph, rule=rule, r=limits.r, s=limits.s)
         self._costs = costs
         self._strategy = strategy
+        self._group: dict[int, Group] = {}  # endings share their groups
         self._merged_s = {} if strategy is Strategy.PARALLEL else _mergeable(graph, costs, self.space.s)
 
     def __missing__(self, ending: int) -> float:
@@ -63,7 +64,11 @@ class Stages(dict[int, float]):
 
     def groups(self, ending: int) -> tuple[Group, ...]:
         """The connected components, in canonical order."""
-        return tuple(tuple(bits(part)) for part in self.space.components(ending))
+        parts = self.space.components(ending)
+        for part in parts:
+            if part not in self._group:
+                self._group[part] = tuple(bits(part))
+        return tuple(self._group[part] for part in parts)
 
     def operators_s(self, mask: int) -> float:
         """Seconds of the operators alone, one after another."""

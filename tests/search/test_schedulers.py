@@ -3,7 +3,7 @@
 from itertools import permutations
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shared.bitmask import bits
@@ -21,7 +21,8 @@ from tests.search.graphs import CHAIN, DIAMOND, union, unions
 
 
 def run(chosen: Scheduler, graph: CombinedGraph, limits: Limits | None = None) -> StageSchedule:
-    found = chosen(graph, StageCosts((1e-3,) * graph.size), limits or Limits(), Budget())
+    costs = StageCosts((1e-3,) * graph.size, contention=0.5)
+    found = chosen(graph, costs, limits or Limits(), Budget(expansions=2000))
     assert isinstance(found, StageSchedule)
     return found
 
@@ -80,6 +81,7 @@ def test_no_legal_schedule_of_single_operators_has_fewer_stages_than_greedy(grap
 
 
 @pytest.mark.parametrize("name", sorted(schedulers()))
+@settings(deadline=None)
 @given(graph=unions(), s=st.none() | st.integers(1, 4), r=st.none() | st.integers(1, 4))
 def test_every_scheduler_is_legal_deterministic_and_canonical(
     name: str, graph: CombinedGraph, s: int | None, r: int | None
