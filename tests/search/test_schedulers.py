@@ -14,7 +14,7 @@ from shared.schedule import StageSchedule, stage_schedule
 from shared.search.costs import StageCosts
 from shared.search.greedy import greedy
 from shared.search.interface import Budget, Limits, Scheduler
-from shared.search.registry import scheduler, schedulers
+from shared.search.registry import reads_costs, scheduler, schedulers
 from shared.search.sequential import sequential
 from shared.stage_string import parse, to_string
 from tests.search.graphs import CHAIN, DIAMOND, union, unions
@@ -96,6 +96,19 @@ def test_every_scheduler_is_legal_deterministic_and_canonical(
 def test_greedy_under_a_group_limit_keeps_the_rest_for_the_next_stage() -> None:
     graph = union([[], [], [], [0, 1, 2]])
     assert run(greedy, graph, Limits(s=2)) == stage_schedule([[[0], [1]], [[2]], [[3]]])
+
+
+def test_only_schedulers_that_read_costs_say_so() -> None:
+    # Two chains, once with costs that gain from running side by side and once with costs that do not.
+    graph = union(CHAIN, CHAIN)
+    for name in schedulers():
+        found = {
+            scheduler(name)(graph, StageCosts((1.0,) * 6, contention, barrier_s=0.1), Limits(), Budget())
+            for contention in (0.0, 1.0)
+        }
+        assert (len(found) > 1) == reads_costs(name)
+    with pytest.raises(SettingError):
+        reads_costs("gredy")
 
 
 def test_unknown_scheduler_is_refused_with_the_list_of_known_ones() -> None:
