@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test test-full lint types imports spell check clean
+.PHONY: help setup demo test test-edge test-full lint types imports spell check clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -21,6 +21,15 @@ demo: setup ## Planner, agent and three clients on this machine; the report land
 
 test: setup ## The test suite, under 10 minutes on 2 cores
 	$(BIN)/python -m pytest -n auto --dist loadfile -m 'not full and not gpu'
+
+$(VENV)-edge/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)-edge
+	$(VENV)-edge/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		-e '.[edge,onnx]' pytest pytest-timeout hypothesis
+	@touch $@
+
+test-edge: $(VENV)-edge/.installed ## The agent's tests where nothing of the planner is installed
+	$(VENV)-edge/bin/python -m pytest -m 'not full and not gpu' tests/agent tests/worker tests/executor
 
 test-full: setup ## Everything: full-size models and long scenarios
 	$(BIN)/python -m pytest -n auto --dist loadfile -m 'not gpu'
@@ -40,5 +49,5 @@ spell: setup
 
 check: lint types imports spell ## Format, types, import contracts, spelling
 
-clean: ## Remove .venv and everything under var/
-	rm -rf $(VENV) var
+clean: ## Remove both environments and everything under var/
+	rm -rf $(VENV) $(VENV)-edge var

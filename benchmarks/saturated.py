@@ -15,8 +15,8 @@ import numpy as np
 import onnxruntime
 
 from edge_agent.executor.onnx import OnnxExecutor
-from edge_agent.worker.driver import TaskEnd
 from edge_agent.worker.shell import EngineShell
+from edge_agent.worker.tasks import TaskEnd
 from shared.artifact import Artifact
 from shared.engine.steps import Outcome
 from shared.plan import Plan

@@ -17,7 +17,7 @@ from shared.errors import ExitCode, SettingError, StageloomError
 _CODES = """
 Exit codes: 0 done, 1 the answer is no (a check failed, the agent is not ready), 2 wrong input or setting,
 3 the comparison proves nothing, 4 no agent or planner answers, 5 disk or permission, 6 no executor,
-7 refused by the planner, 130 Ctrl-C.
+7 refused by the planner, 130 Ctrl-C before it was done.
 """
 
 # typer carries its own copy of click, whose usage errors have no public name.
@@ -94,7 +94,7 @@ def run(
     replicas: Annotated[int | None, typer.Option(help="Instances of each model that may overlap.")] = None,
     home: Home = None,
 ) -> None:
-    """Run the agent in the foreground, until Ctrl-C.
+    """Run the agent in the foreground until Ctrl-C or SIGTERM.
 
     After `join` it serves what the planner desires, and starts on its last-known-good plan if the planner is
     away. With --model it needs no planner: it imports the files and makes a plan itself.
@@ -176,7 +176,12 @@ def verify(
         list[str] | None,
         typer.Option("--range", metavar="NAME=LO:HI", help="Valid values of an input, like ids=0:30521."),
     ] = None,
-    partition: Annotated[str | None, typer.Option(help="Partition of the model: whole, base, paper.")] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            help="whole, base or paper.", show_default="paper where the model has borders, else base"
+        ),
+    ] = None,
     executor: Annotated[str, typer.Option(help="Executor to run it with.")] = "onnx",
     seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 0,
     as_json: Json = False,
@@ -229,13 +234,21 @@ def execute(arguments: list[str]) -> int:
         return _fail(str(error), error.exit_code)
     except _UsageError as error:
         text = error.format_message() if hasattr(error, "format_message") else str(error)
-        return _fail(f"{text.rstrip('.')}; see `stageloom-agent --help`", ExitCode.USAGE)
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "stageloom-agent"
+        return _fail(f"{text.rstrip('.')}; see `{path} --help`", ExitCode.USAGE)
     except (KeyboardInterrupt, typer.Abort):
-        return ExitCode.INTERRUPTED
+        return _fail("interrupted", ExitCode.INTERRUPTED)
     except BrokenPipeError:
         # Whoever read stdout has seen enough; the interpreter must not try to flush into it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return ExitCode.OK
+    except ImportError as error:
+        return _fail(
+            f"{error.name or error} cannot be imported: {error}; install it with "
+            "`pip install 'stageloom[edge,onnx]'`",
+            ExitCode.BACKEND,
+        )
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}; check the path", ExitCode.STORAGE)

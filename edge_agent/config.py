@@ -94,4 +94,6 @@ def _converted(values: dict[str, Any], where: str) -> AgentConfig:
     try:
         return msgspec.convert(values, AgentConfig)
     except msgspec.ValidationError as error:
-        raise SettingError(f"a setting of {where} or of the command line is wrong: {error}") from error
+        raise SettingError(
+            f"a setting of {where} or of the command line is wrong: {error}", remedy="correct or remove it"
+        ) from error

@@ -1,5 +1,6 @@
 """The agent's state directory: one agent at a time, for its owner only."""
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -36,8 +37,9 @@ class HomeLock:
                 f"another agent (process {holder or 'unknown'}) uses the state directory {home}",
                 remedy="stop it, or choose another with STAGELOOM_AGENT_HOME",
             ) from None
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # for people only, and the disk may be full
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         """Let the next agent in."""

@@ -4,13 +4,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edge_agent.config import AgentConfig
+from edge_agent.executor.registry import EXECUTORS
 from edge_agent.link.events import PlanRef, RunnablePlan
 from edge_agent.store import ArtifactStore
 from shared.artifact import open_artifact
+from shared.errors import SettingError
 from shared.importer.api import artifact_path, import_model
 from shared.messages.control import ArtifactNeed, Origin
 from shared.plan import ExecutorOptions
 from shared.search.compose import ModelChoice, compose
+from shared.text import counted
 
 Progress = Callable[[str], None]
 
@@ -26,8 +29,13 @@ def plan_alone(config: AgentConfig, store: ArtifactStore, progress: Progress) ->
         StorageError: the artifacts cannot be stored.
         SettingError, PlanError: the settings allow no plan.
     """
+    if config.executor not in EXECUTORS:
+        raise SettingError(
+            f"there is no executor {config.executor!r}", remedy=f"choose one of {', '.join(EXECUTORS)}"
+        )
     choices, needs = [], []
     for model in config.models:
+        progress(f"importing {model.path}")
         scratch = store.directory.parent / "import"
         report = import_model(Path(model.path), shapes=model.shapes, out_dir=scratch)
         artifact = open_artifact(store.adopt(artifact_path(scratch, report.digest), report.digest))
@@ -47,5 +55,6 @@ def plan_alone(config: AgentConfig, store: ArtifactStore, progress: Progress) ->
         lanes=config.replicas,
         executor=ExecutorOptions(name=config.executor, intra_op_threads=config.intra_op_threads),
     )
-    progress(f"plan {plan.digest[:12]}: {len(plan.models)} models, {len(plan.combined)} combined blocks")
+    models, combined = counted(len(plan.models), "model"), counted(len(plan.combined), "combined block")
+    progress(f"plan {plan.digest[:12]}: {models}, {combined}")
     return RunnablePlan(PlanRef(plan.digest, Origin.LOCAL, 1), plan.wire, tuple(needs))

@@ -49,11 +49,15 @@ def check_plan(plan: RunnablePlan, store: ArtifactStore) -> PlanChecked | PlanUn
                 graphs[needed] = graph
         if damaged:
             names = ", ".join(one[:12] for one in sorted(damaged))
-            return PlanUnusable(digest, f"missing or damaged artifacts: {names}", frozenset(damaged))
+            reason = f"missing or damaged artifacts: {names}; the planner sends them again"
+            return PlanUnusable(digest, reason, frozenset(damaged))
         bind(decoded, graphs)
         models = {model.name: model_info(model.name, graphs[model.artifact]) for model in decoded.models}
     except StageloomError as error:
         return PlanUnusable(digest, str(error))
+    except Exception as error:  # ours; without an answer the deployment would stand still for ever
+        _log.exception("plan %s cannot be checked", digest[:12])
+        return PlanUnusable(digest, f"it cannot be checked: {type(error).__name__}: {error}")
     members = tuple(
         tuple(decoded.models[member.model].name for member in combined.members)
         for combined in decoded.combined

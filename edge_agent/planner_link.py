@@ -30,18 +30,20 @@ from edge_agent.link.statefile import load_state
 from edge_agent.links import Link, Order
 from edge_agent.offline_link import OfflineLink
 from edge_agent.status import LinkStatus
-from edge_agent.store import ArtifactStore
+from edge_agent.store import ArtifactStore, sync_directory
 from shared.clock import SystemClock
-from shared.errors import SettingError, StateError, StorageError
+from shared.errors import KeyRevoked, SettingError, StateError, StorageError
+from shared.ids import DeviceId
 from shared.keyfile import KeyPair, read_keys, write_keys
 from shared.messages.base import DeviceName
 from shared.messages.telemetry import RowData
-from shared.token import parse_token
+from shared.token import JoinToken, parse_token
 
 _log = logging.getLogger(__name__)
 
 STATE_NAME: Final = "link.state"
 KEY_NAME: Final = "device.key"
+NEXT_KEY_NAME: Final = "device.key.next"  # after a revocation, until the planner has taken it
 MEMBERSHIP_NAME: Final = "membership"
 
 
@@ -130,7 +132,11 @@ def connect_planner(config: AgentConfig) -> tuple[Link, list[str]]:
             spool_bytes=config.spool_bytes,
         )
         return PlannerLink(client), problems
-    if state.last_good is None and state.desired is None and not problems:
+    lost = home / f"{STATE_NAME}.corrupt"
+    if state.last_good is None and state.desired is None and not problems and lost.exists():
+        # It had something to serve: ending at every start would be a boot loop that nobody sees.
+        problems = [f"nothing to serve since {lost} was set aside; join a planner again, or remove that file"]
+    elif state.last_good is None and state.desired is None and not problems:
         raise SettingError(
             "this agent has joined no planner and has no model to serve",
             remedy="run `stageloom-agent join TOKEN`, or give models with `run --model FILE`",
@@ -159,7 +165,8 @@ def _identity(home: Path) -> tuple[tuple[KeyPair, Membership] | None, str]:
 def join_planner(config: AgentConfig, token: str, name: str | None) -> str:
     """Enrol this machine and write down where it belongs; returns its name in the fleet.
 
-    The key pair is made once: joining again with a new token enrols the same key.
+    The key pair is made once. A key that the planner has revoked is given up for a new one; that lies on disk
+    before it is sent, so that a join whose answer was lost can be repeated.
 
     Raises:
         TokenError: the token is malformed, wrong, used or expired.
@@ -178,17 +185,29 @@ def join_planner(config: AgentConfig, token: str, name: str | None) -> str:
         ) from error
     if not (home / KEY_NAME).exists():
         write_keys(home / KEY_NAME, new_keys())
-    membership = join(
-        parsed,
-        device,
-        read_keys(home / KEY_NAME),
+    try:
+        membership = _enrol(parsed, device, read_keys(home / KEY_NAME))
+    except KeyRevoked:
+        following = home / NEXT_KEY_NAME
+        if not following.exists():
+            write_keys(following, new_keys())
+        membership = _enrol(parsed, device, read_keys(following))
+        following.replace(home / KEY_NAME)
+        sync_directory(home)
+    save_membership(home / MEMBERSHIP_NAME, membership)
+    return membership.device
+
+
+def _enrol(token: JoinToken, device: DeviceName, keys: KeyPair) -> Membership:
+    return join(
+        token,
+        DeviceId(device),
+        keys,
         clock=SystemClock(),
         rng=SystemRandom(),
         agent_version=__version__,
         device_class=device_class(),
     )
-    save_membership(home / MEMBERSHIP_NAME, membership)
-    return membership.device
 
 
 def _device_name(name: str | None) -> DeviceName:

@@ -166,9 +166,14 @@ class PlanManager:
 
     @property
     def models(self) -> Models:
-        """What the active plan serves; while the engine restarts, what the last one served."""
-        if self.active is not None:
-            self._served = self._checked.get(self.active.ref.digest, {})
+        """What the plan serves that tasks sent from now on meet; while the engine restarts, the last one's.
+
+        Orders reach the engine process in sequence, so a swap counts from when it was asked for.
+        """
+        asked = self._engine.asked
+        plan = None if asked is None else self._engine.loaded.get(asked)
+        if plan is not None:
+            self._served = self._checked.get(plan.ref.digest, {})
         return self._served
 
     @property
@@ -266,13 +271,16 @@ class PlanManager:
 
     def load_failed(self, key: PlanKey, reason: str) -> list[Action]:
         """The engine process could not load or activate it; what ran before still runs."""
-        plan = self._engine.loading.pop(key, None) or self._engine.loaded.get(key)
-        if key in self._engine.kept and key != self._engine.asked:
+        engine = self._engine
+        plan = engine.loading.pop(key, None)
+        if plan is not None:
+            return self._useless(plan.ref.digest, reason) + self._pursue()
+        if key != engine.asked:
             return []  # it was to be freed, and is
-        self._engine.loaded.pop(key, None)
-        if self._engine.asked == key:
-            self._engine.asked = self._engine.active
-        return (self._useless(plan.ref.digest, reason) if plan else []) + self._pursue()
+        # It was loaded once, so it is not to blame: it was freed before the order came. Load it again.
+        engine.loaded.pop(key, None)
+        engine.asked = engine.active
+        return self._pursue()
 
     def activated(self, key: PlanKey, now_s: float) -> list[Action]:
         """New launches go to it."""
@@ -280,10 +288,7 @@ class PlanManager:
         plan = self.active
         if plan is None:
             return []
-        trial = self._trial
-        if trial is not None and trial.phase is Phase.ACTIVATING and trial.digest == plan.ref.digest:
-            trial.phase = Phase.PROBATION
-            trial.probation = Probation(now_s, self._probation)
+        self._watch_running(now_s)
         ref = plan.ref
         if plan is self._fallback:
             ref = PlanRef(ref.digest, Origin.FALLBACK, ref.local_counter)
@@ -306,7 +311,8 @@ class PlanManager:
         if wanted:
             if self._trial is not None and self._trial.phase is Phase.STAGED:
                 self._trial.phase = Phase.STAGING
-            return [StartEngine(0.0)]
+            nothing = [Tell(link.ActiveChanged(None))] if before is not None and not self._target() else []
+            return [*nothing, StartEngine(0.0)]
         delay_s = self._supervisor.crashed(blamed.ref.digest if blamed else None, now_s)
         actions: list[Action] = [Note("engine_crashed", f"the engine process ended: {how}")]
         actions += self._trial_crashed(how, blamed)
@@ -321,16 +327,17 @@ class PlanManager:
             actions.append(Tell(link.ActiveChanged(None)))
         return [*actions, Tell(link.ManagerRestarted()), StartEngine(delay_s)]
 
-    def task_ended(self, outcome: Outcome, reason: str) -> list[Action]:
-        """A task ended in the engine process."""
+    def task_ended(self, outcome: Outcome, reason: str, key: PlanKey | None) -> list[Action]:
+        """A task ended in the engine process, on the plan `key`; None: it never ran."""
         trial = self._trial
-        if trial is None or trial.probation is None:
-            return []
+        if trial is None or trial.probation is None or key is None or key != self._engine.active:
+            return []  # a task of the plan before says nothing about the new one
         trial.probation.task_ended(outcome, reason)
         return self._judge(trial, trial.probation)
 
     def tick(self, now_s: float) -> list[Action]:
         """Time passed."""
+        self._watch_running(now_s)
         trial = self._trial
         if trial is None or trial.probation is None:
             return []
@@ -338,6 +345,18 @@ class PlanManager:
         return self._judge(trial, trial.probation)
 
     # -- decisions ------------------------------------------------------------------------------------------
+
+    def _watch_running(self, now_s: float) -> None:
+        """Probation begins once the trial's plan runs.
+
+        No swap says so where the plan ran before its attempt began: desired again while it was on probation.
+        """
+        trial, engine = self._trial, self._engine
+        if trial is None or trial.phase is not Phase.ACTIVATING or self.active is None:
+            return
+        if self.active.ref.digest == trial.digest and engine.asked == engine.active:
+            trial.phase = Phase.PROBATION
+            trial.probation = Probation(now_s, self._probation)
 
     def _judge(self, trial: _Trial, probation: Probation) -> list[Action]:
         match probation.verdict:

@@ -1,7 +1,8 @@
 """Does a plan that has just been activated keep its place? Pure.
 
-It fails at once when the engine crashes, or when tasks fail that used to be served: at least `min_failed` of
-them and more than `max_failed_share` of those that ran. It passes when `length_s` have gone by without that.
+It fails at once when tasks fail that used to be served: at least `min_failed` of them and more than
+`max_failed_share` of those that ran; a crash of the engine ends it from outside. It passes when `length_s`
+have gone by without that.
 Refused, cancelled and expired tasks say something about load, not about the plan's correctness.
 """
 
@@ -50,10 +51,6 @@ class Probation:
         ran = self.completed + self.failed
         if self.failed >= self.config.min_failed and self.failed > self.config.max_failed_share * ran:
             self._end(Verdict.FAILED, f"{self.failed} of {ran} tasks failed: {reason}")
-
-    def engine_crashed(self, how: str) -> None:
-        """The engine process ended."""
-        self._end(Verdict.FAILED, f"the engine crashed under it: {how}")
 
     def tick(self, now_s: float) -> None:
         """Time passed."""

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 
+from edge_agent import __version__
 from edge_agent.config import AgentConfig, decode_config
 from edge_agent.home import HomeLock
 from edge_agent.links import Link, NoPlanner
@@ -49,18 +50,18 @@ def main() -> int:
 
 
 def run_agent(config: AgentConfig) -> ExitCode:
-    """Until a signal; Ctrl-C gives `INTERRUPTED`, a polite end `OK`.
+    """Until a signal asks it to end.
 
     Raises:
         StageloomError: it cannot start.
     """
     lock = HomeLock(config.home_path)
     agent = Agent(config, _link_maker(config))
-    stopped_by: list[int] = []
-    with _signals(agent, stopped_by):
+    with _signals(agent):
+        _log.info("agent %s runs in %s; Ctrl-C stops it", __version__, config.home_path.absolute())
         agent.run()
     lock.release()
-    return ExitCode.INTERRUPTED if signal.SIGINT in stopped_by else ExitCode.OK
+    return ExitCode.OK
 
 
 def _link_maker(config: AgentConfig) -> LinkFactory:
@@ -80,12 +81,13 @@ def _link_maker(config: AgentConfig) -> LinkFactory:
 
 
 @contextlib.contextmanager
-def _signals(agent: Agent, seen: list[int]) -> Iterator[None]:
+def _signals(agent: Agent) -> Iterator[None]:
     """SIGTERM and SIGINT end the agent politely, the second one at once."""
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def on_signal(events: int) -> None:
-        seen.extend(os.read(read, 16))
+        os.read(read, 16)
+        _log.info("stopping")
         agent.request_stop()
 
     agent.loop.watch(read, READ, on_signal)

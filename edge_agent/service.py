@@ -109,6 +109,7 @@ class Agent:
         self._background = Background(self.loop)
         self._members: dict[Digest, tuple[tuple[str, ...], ...]] = {}
         self._service: ServiceTimes = ServiceTimes(())
+        self._profiles: dict[int, ProfileRequest] = {}  # not answered yet
         self._stats: engine.Stats | None = None
         self._last_exit = ""
         self._stopping = False
@@ -124,6 +125,7 @@ class Agent:
         self.loop.call_every(self.config.stats_interval_s, self._count)
         self.loop.call_every(self.config.trace_interval_s, self._sample_steps)
         for problem in self._problems:
+            _log.warning("%s", problem)
             self._record([Event("state", problem[:512])])
         try:
             self.loop.run()
@@ -216,7 +218,7 @@ class Agent:
             plan=plan_status(active.ref, self._plans.models) if active else None,
             trial=phase.value if phase else "",
             link=self._link.status(),
-            queues=queue_status(self._stats) if self._stats else (),
+            queues=queue_status(self._stats, self._plans.models) if self._stats else (),
             tasks=task_totals(self._ledger),
             applications=self._endpoint.num_connections,
             problems=tuple(self._problems),
@@ -236,6 +238,8 @@ class Agent:
                 for arena in self._endpoint.arenas():
                     self._engine.add_arena(arena)
                 self._do(self._plans.ready())
+                for request in self._profiles.values():
+                    self._ask_profile(request)
             case engine.PlanLoaded():
                 self._do(self._plans.loaded(PlanKey(report.key)))
             case engine.PlanFailed():
@@ -260,7 +264,8 @@ class Agent:
         outcome = Outcome(done.outcome)
         self._endpoint.task_ended(TaskId(done.task), outcome, done.code, done.reason, done.queued_s)
         if self._plans.phase is not None:
-            self._do(self._plans.task_ended(outcome, done.reason))
+            key = None if done.key is None else PlanKey(done.key)
+            self._do(self._plans.task_ended(outcome, done.reason, key))
         if self._stopping:
             self._stop_when_empty()
 
@@ -361,6 +366,13 @@ class Agent:
                     self._profile(request)
 
     def _profile(self, request: ProfileRequest) -> None:
+        """Ask the engine process now, or as soon as it is there."""
+        if request.request not in self._profiles:
+            self._profiles[request.request] = request
+            if self._plans.engine_up:
+                self._ask_profile(request)
+
+    def _ask_profile(self, request: ProfileRequest) -> None:
         digest = request.artifact.digest
         self._engine.profile(
             engine.Profile(
@@ -377,7 +389,9 @@ class Agent:
 
     def _profiled(self, times: engine.OperatorTimes) -> None:
         self._record(profile_rows(times, device_class(), _PROFILE_REPEATS))
-        self._link.tell(link.ProfileAnswered(times.request))
+        if times.first + len(times.median_us) >= times.operators:
+            self._profiles.pop(times.request, None)
+            self._link.tell(link.ProfileAnswered(times.request))
 
     # -- telemetry ------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """What `stageloom-agent status` shows: one value, JSON on the local socket."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from msgspec import Struct
 
@@ -86,11 +86,12 @@ def plan_status(ref: PlanRef, models: Iterable[str]) -> PlanStatus:
     return PlanStatus(digest=ref.digest, origin=ref.origin.value, models=tuple(models))
 
 
-def queue_status(stats: Stats) -> tuple[QueueStatus, ...]:
-    """Of every model's queue."""
+def queue_status(stats: Stats, served: Container[str]) -> tuple[QueueStatus, ...]:
+    """Of every model that the active plan serves, and of others while they still hold tasks."""
     return tuple(
         QueueStatus(model=one.name, tasks=one.queue_length, oldest_age_s=one.oldest_age_s)
         for one in stats.models
+        if one.name in served or one.queue_length
     )
 
 

@@ -74,7 +74,7 @@ def engine_rows(stats: Stats, plan: Digest | None, service_us: Mapping[str, floa
 class ServiceTimes:
     """Device time per completed task of each model, since the plan was activated.
 
-    A step's time is shared equally by the members of its combined block.
+    A step's time is shared equally by the members that ran in it.
     """
 
     def __init__(self, members: Sequence[Sequence[str]]) -> None:
@@ -93,7 +93,7 @@ class ServiceTimes:
         for one in stats.combined:
             if one.key != stats.key or one.combined >= len(self._members):
                 continue
-            names = self._members[one.combined]
+            names = [name for at, name in enumerate(self._members[one.combined]) if one.mask >> at & 1]
             for name in names:
                 self._busy_s[name] = self._busy_s.get(name, 0.0) + one.busy_s / len(names)
 
@@ -127,10 +127,14 @@ def trace_row(traced: Traced, plan: Digest) -> StepTrace:
 
 
 def profile_rows(times: OperatorTimes, environment: str, runs: int) -> list[RowData]:
-    """The answer to a profile request, in parts; operators that the time limit cut off are left out."""
+    """The answer to a profile request, in parts; operators that the time limit cut off are left out.
+
+    The last row of the engine's last report says that the answer is whole.
+    """
+    whole = times.first + len(times.median_us) >= times.operators
     timings = [
         OperatorTiming(op, median_us, 0.0, runs)
-        for op, median_us in enumerate(times.median_us)
+        for op, median_us in enumerate(times.median_us, times.first)
         if median_us >= 0
     ]
     parts = [timings[i : i + _TIMINGS_PER_ROW] for i in range(0, len(timings), _TIMINGS_PER_ROW)] or [[]]
@@ -141,7 +145,7 @@ def profile_rows(times: OperatorTimes, environment: str, runs: int) -> list[RowD
             times.batch,
             environment[:128],
             tuple(part),
-            index == len(parts) - 1,
+            whole and index == len(parts) - 1,
             times.reason[:512],
         )
         for index, part in enumerate(parts)

@@ -1,5 +1,6 @@
 """One planner per data directory."""
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -38,8 +39,9 @@ class DataDirLock:
                 f"a planner already runs on {data_dir} (process {owner})",
                 remedy="stop that one, or name another --data-dir",
             ) from error
-        os.truncate(self._handle, 0)
-        os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # for people only, and the disk may be full
+            os.truncate(self._handle, 0)
+            os.pwrite(self._handle, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         """Let go; the file stays, since removing it would race with the next planner."""

@@ -14,6 +14,7 @@ StageloomError
  |   |- TaskExpired            a deadline passed
  |   |- TaskCancelled          cancelled by its owner, or by a plan that lost its model
  |   |- TaskFailed             the executor failed while running it
+ |   |- KeyRevoked             the planner took this device's key away
  |   `- AgentRestarted         the engine restarted while the task was in flight; tasks are at most once
  |- UnavailableError           nothing answered (planner, agent, engine); exit code 4
  |- StorageError               disk full, no permission, a broken database; exit code 5
@@ -124,6 +125,10 @@ class TaskCancelled(RefusedError):
 
 class TaskFailed(RefusedError):
     """The executor failed while running the task."""
+
+
+class KeyRevoked(RefusedError):
+    """The planner took this device's key away: it can join again with another one."""
 
 
 class AgentRestarted(RefusedError):

@@ -50,8 +50,8 @@ def connect(path: Path, timeout_s: float) -> socket.socket:
     except OSError as error:
         sock.close()
         raise UnavailableError(
-            f"no agent answers at {path}: {error.strerror or error}",
-            remedy="start one with `stageloom-agent run`",
+            f"no agent answers at {path.absolute()}: {error.strerror or error}",
+            remedy="start one with `stageloom-agent run`, or name its home in STAGELOOM_AGENT_HOME",
         ) from error
     return sock
 

@@ -404,7 +404,11 @@ class _Session:
 def _place(reservation: Reservation, offset: int, name: str, array: Array) -> InputRef:
     """Copy an input to its place in shared memory."""
     if array.dtype.hasobject or array.dtype.kind not in "fiub" + "V":
-        raise TaskRefused("wrong_dtype", f"input {name!r} has the type {array.dtype}, which no model takes")
+        raise TaskRefused(
+            "wrong_dtype",
+            f"input {name!r} has the type {array.dtype}, which no model takes",
+            remedy="give numbers or booleans, of the type that `models()` names",
+        )
     native = array.dtype.newbyteorder("=")
     view: Array = np.frombuffer(
         reservation.arena.memory, dtype=native, count=array.size, offset=offset

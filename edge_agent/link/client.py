@@ -439,6 +439,9 @@ class LinkClient:
                 self._handshake_open = True
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._handshake_open, self._handshake_problem, self._handshakes_failed = False, "", 0
+                # What the other lanes sent while the planner was away is lost: they reconnect by themselves.
+                self._flight = None
+                self._fetcher.lost()
                 self._do(ev.Connected())
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self._handshake_failed(OUR_KEY_REFUSED, now_s)

@@ -16,6 +16,7 @@ from shared.ids import Digest
 from shared.messages import control
 from shared.messages.base import RefusalCode, Refused
 from shared.messages.control import DeviceState, Origin
+from shared.text import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -395,7 +396,7 @@ class LinkCore:
             return self._ask("verify", ev.VerifyPlan(attempt, plan))
         actions: list[ev.Action] = []
         if received:
-            reason = f"{len(missing)} artifacts are missing"
+            reason = f"{counted(len(missing), 'artifact')} to fetch"
             actions += self._become(_moved(self.state, Cause.ARTIFACTS_MISSING, reason))
         return actions + self._fetch(missing, now_s)
 

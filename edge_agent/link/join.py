@@ -7,7 +7,7 @@ import zmq
 from edge_agent.link.membership import Membership
 from edge_agent.link.sockets import make_dealer, monitor_event, z85_key
 from shared.clock import Clock
-from shared.errors import DecodeError, RefusedError, TokenError, UnavailableError
+from shared.errors import DecodeError, KeyRevoked, RefusedError, TokenError, UnavailableError
 from shared.ids import DeviceId
 from shared.keyfile import KeyPair
 from shared.messages import enrol
@@ -33,6 +33,7 @@ def join(
 
     Raises:
         TokenError: the token is wrong, used by another key, or expired.
+        KeyRevoked: the planner took this key away; another one may join.
         RefusedError: the planner says no for another reason.
         UnavailableError: nothing answers in time, or what answers has another key than the token names.
     """
@@ -65,7 +66,8 @@ def join(
     text = reply.reason or reply.code.value
     if reply.code in _TOKEN_CODES:
         raise TokenError(text.split("; ")[0], remedy="make a new token with `stageloom device token`")
-    raise RefusedError(f"the planner refuses to enrol {device}: {text}")
+    refused = KeyRevoked if reply.code is RefusalCode.REVOKED else RefusedError
+    raise refused(f"the planner refuses to enrol {device}: {text}")
 
 
 def _exchange(

@@ -10,6 +10,7 @@ from shared.errors import DecodeError, StorageError
 from shared.messages.base import MAX_PLAN_BYTES
 
 _LIMIT_BYTES: Final = 3 * MAX_PLAN_BYTES + (64 << 10)  # two plans, their artifacts and the profiles
+_EMPTY: Final = "starting empty: the planner sends its plan again, or give models with `run --model FILE`"
 _CODEC: Codec[LinkState] = Codec(LinkState, Limits(frame_bytes=_LIMIT_BYTES, body_bytes=_LIMIT_BYTES))
 
 
@@ -47,8 +48,9 @@ def load_state(path: Path) -> tuple[LinkState, str | None]:
     """
     found = StateFile(path).load()
     if found.body is None:
-        return LinkState(), found.problem or None
+        return LinkState(), f"{found.problem}; {_EMPTY}" if found.problem else None
     try:
-        return decode_state(found.body), found.problem or None
+        state = decode_state(found.body)
+        return state, f"{found.problem}; the copy before it is used" if found.problem else None
     except DecodeError as error:
-        return LinkState(), f"{path.name} is of another version and is forgotten: {error.cause}"
+        return LinkState(), f"{path.name} is of another version and is forgotten: {error.cause}; {_EMPTY}"

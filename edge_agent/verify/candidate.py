@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from edge_agent.executor.base import Executor, StepResult
 from edge_agent.verify.inputs import Feeds
-from edge_agent.worker.driver import EngineDriver, TaskEnd, TaskIO
+from edge_agent.worker.driver import EngineDriver
+from edge_agent.worker.tasks import TaskEnd, TaskIO
 from shared.artifact import Artifact
 from shared.bound import BoundPlan
 from shared.engine.steps import InstanceId, Outcome, PlanKey, Step, Task

@@ -6,6 +6,7 @@ from typing import Any
 
 from edge_agent.verify.compare import MAX_DIFFERENCE, MIN_SENSITIVITY
 from shared.errors import ExitCode
+from shared.text import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +53,13 @@ class VerifyReport:
 
     def to_text(self) -> str:
         """A few lines for people, the verdict last."""
-        blocks = f"partition {self.partition} of {self.blocks} blocks"
+        blocks = f"partition {self.partition} of {counted(self.blocks, 'block')}"
         where = f" at {self.worst}" if self.worst else ""
         rows = {
             "model": f"{self.model}, {self.operators} operators, {self.seeded_weights} weights seeded",
             "schedule": f"{self.scheduler}, {blocks}, executor {self.executor}",
-            "compared": f"{self.tensors} tensors in {self.runs} runs, {self.pairs} pairs of inputs drawn",
+            "compared": f"{counted(self.tensors, 'tensor')} in {counted(self.runs, 'run')}, "
+            f"{counted(self.pairs, 'pair')} of inputs drawn",
             "difference": f"{self.difference:.3g} (at most {MAX_DIFFERENCE:g}){where}",
             "sensitivity": f"{self.sensitivity:.3g} (more than {MIN_SENSITIVITY:g})",
             "stable": "yes" if self.stable else "no",

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from edge_agent.worker.arenas import Arena
-from edge_agent.worker.driver import EngineDriver, TaskEnd, TaskIO
+from edge_agent.worker.driver import EngineDriver
 from edge_agent.worker.messages import AddArena, ArenaRefused, Report, Submit, TaskDone
+from edge_agent.worker.tasks import TaskEnd, TaskIO
 from shared.bound import BoundModel
 from shared.engine.steps import Code, Outcome, Task
 from shared.errors import RefusedError, TaskRefused
@@ -132,6 +133,7 @@ class ArenaTasks:
                 end.started_s,
                 end.ended_s,
                 parts,
+                end.plan,
             )
         )
 

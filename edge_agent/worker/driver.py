@@ -9,16 +9,16 @@ import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from edge_agent.executor.base import Executor, Rows, StepResult
 from edge_agent.worker.messages import CombinedStats
+from edge_agent.worker.records import Entry, Lane, held_lock, one_line, write_outputs, zero_inputs
 from edge_agent.worker.tally import Tally
+from edge_agent.worker.tasks import TaskEnd, TaskIO
 from shared.artifact import Artifact
 from shared.bound import BoundModel, BoundPlan
 from shared.engine.core import EngineCore
@@ -38,74 +38,12 @@ from shared.engine.steps import (
     StepMember,
     Task,
 )
-from shared.errors import StageloomError
 from shared.ids import Digest, StepId, TaskId
-
-if TYPE_CHECKING:
-    import numpy
 
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.001
 """The timer's shortest sleep: a time that has come and cannot be acted on yet must not make it spin."""
-
-
-class TaskIO:
-    """A task's tensors and its owner; subclasses say where they lie."""
-
-    def inputs(self, model: str) -> "Mapping[str, numpy.ndarray]":
-        """The model's inputs by the graph's names, each with its batch-1 shape."""
-        raise NotImplementedError
-
-    def deliver(self, model: str, outputs: "Mapping[str, numpy.ndarray]") -> None:
-        """The model's outputs, before `ended` says that the task completed. Runs on a lane's thread."""
-        raise NotImplementedError
-
-    def ended(self, end: "TaskEnd") -> None:
-        """The task is over, in exactly one way. Nothing is delivered afterwards."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True)
-class TaskEnd:
-    """How and when a task ended; seconds on the driver's clock."""
-
-    task: TaskId
-    outcome: Outcome
-    code: str
-    reason: str
-    queued_s: float
-    started_s: float | None  # when its first step began to run; None if it never did
-    ended_s: float
-    parts: tuple[tuple[str, Outcome], ...] = ()  # of a task for several models: how it ended in each
-
-
-@dataclass(slots=True)
-class _Entry:
-    """A task that has not ended."""
-
-    io: TaskIO
-    queued_s: float
-    started_s: float | None = None
-    delivering: int = 0  # lanes that are writing its outputs: the answer waits for them
-    problem: str = ""  # why its outputs could not be written
-    finish: FinishTask | None = None
-
-
-def _held() -> threading.Lock:
-    """A lock that whoever acquires it next sleeps on."""
-    lock = threading.Lock()
-    lock.acquire()
-    return lock
-
-
-@dataclass(slots=True)
-class _Lane:
-    """One lane's issued steps and the lock that its thread sleeps on."""
-
-    wake: threading.Lock = field(default_factory=_held)
-    pending: deque[tuple[Step, str | None]] = field(default_factory=deque)  # with why it was not issued
-    idle: bool = False
 
 
 _Ends: TypeAlias = list[tuple[TaskIO, TaskEnd]]
@@ -135,15 +73,15 @@ class EngineDriver:
         self._clock = clock
         self._core = EngineCore()
         self._lock = threading.Lock()
-        self._tasks: dict[TaskId, _Entry] = {}
+        self._tasks: dict[TaskId, Entry] = {}
         self._plans: dict[PlanKey, BoundPlan] = {}
         self._active: PlanKey | None = None
         self._in_flight: set[StepId] = set()
         self._drops: list[tuple[set[StepId], InstanceId]] = []  # instances to drop once these have ended
-        self._lanes: list[_Lane] = []
+        self._lanes: list[Lane] = []
         self._threads: list[threading.Thread] = []
         self._stopping = False
-        self._timer = _held()
+        self._timer = held_lock()
         self._timer_until_s = -math.inf  # what the timer sleeps until; -inf while it is awake
         self._chores: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._unprepared: dict[PlanKey, set[ProgramKey]] = {}
@@ -166,7 +104,7 @@ class EngineDriver:
         with self._lock:
             actions = self._core.load(key, bound, self._clock())
             while len(self._lanes) < bound.plan.lanes:
-                self._lanes.append(_Lane())
+                self._lanes.append(Lane())
                 self._start(self._run_lane, f"lane-{len(self._lanes) - 1}", self._lanes[-1])
             self._plans[key] = bound
             self._act(actions)
@@ -247,7 +185,7 @@ class EngineDriver:
         with self._lock:
             if task.id in self._tasks:
                 raise ValueError(f"task {task.id} is here already")
-            self._tasks[task.id] = _Entry(io, now)
+            self._tasks[task.id] = Entry(io, now)
             try:
                 actions = self._core.submit(task, now)
             except ValueError:
@@ -316,7 +254,7 @@ class EngineDriver:
         try:
             self.executor.issue(step, feeds)
         except Exception as error:  # a backend's; the lane's thread reports it as the step's end
-            problem = _reason(error)
+            problem = one_line(error)
         lane = self._lanes[step.lane]
         lane.pending.append((step, problem))
         if lane.idle:
@@ -329,7 +267,7 @@ class EngineDriver:
         rows = [entry.io.inputs(name) if (entry := self._tasks.get(t)) else None for t in member.tasks]
         spare = next((row for row in rows if row is not None), None)
         if spare is None:
-            spare = _zeros(model)
+            spare = zero_inputs(model)
         return [row if row is not None else spare for row in rows]
 
     def _drop(self, action: DropInstance) -> None:
@@ -339,7 +277,7 @@ class EngineDriver:
         else:
             self.executor.drop(action.instance)
 
-    def _end_of(self, entry: _Entry) -> tuple[TaskIO, TaskEnd]:
+    def _end_of(self, entry: Entry) -> tuple[TaskIO, TaskEnd]:
         finish = entry.finish
         assert finish is not None
         del self._tasks[finish.task]
@@ -347,7 +285,15 @@ class EngineDriver:
         if outcome is Outcome.COMPLETED and entry.problem:
             outcome, code, reason = Outcome.FAILED, "output", entry.problem
         end = TaskEnd(
-            finish.task, outcome, code, reason, entry.queued_s, entry.started_s, self._clock(), finish.parts
+            finish.task,
+            outcome,
+            code,
+            reason,
+            entry.queued_s,
+            entry.started_s,
+            self._clock(),
+            finish.parts,
+            finish.plan,
         )
         return entry.io, end
 
@@ -368,7 +314,7 @@ class EngineDriver:
         self._threads.append(thread)
         thread.start()
 
-    def _run_lane(self, lane: _Lane) -> None:
+    def _run_lane(self, lane: Lane) -> None:
         while True:
             while lane.pending:
                 step, problem = lane.pending.popleft()
@@ -388,7 +334,7 @@ class EngineDriver:
         try:
             result = self.executor.wait(step.id)
         except Exception as error:  # a backend's; the tasks fail and the engine goes on
-            self._step_ended(step, None, _reason(error))
+            self._step_ended(step, None, one_line(error))
             return
         observer = self.on_step
         if observer is not None:
@@ -412,7 +358,7 @@ class EngineDriver:
                         entry.delivering += 1
                         writes.append((entry, name, row))
         for entry, name, row in writes:
-            _write(entry, name, row)
+            write_outputs(entry, name, row)
         ends: _Ends = []
         with self._lock:
             for entry, _, _ in writes:
@@ -476,7 +422,7 @@ class EngineDriver:
             try:
                 self.executor.prepare(program)
             except Exception as error:  # a backend's; its members go on running one after another
-                log.warning("program of combined block %d: %s", program.combined, _reason(error))
+                log.warning("program of combined block %d: %s", program.combined, one_line(error))
                 report = self._core.program_failed
         with self._prepared:
             ends = self._act(report(program, self._clock()))
@@ -490,26 +436,3 @@ class EngineDriver:
             self._unprepared.pop(key, None)
         self.executor.unload(key)
         self._on_released(key)
-
-
-def _write(entry: _Entry, model: str, row: "Mapping[str, numpy.ndarray]") -> None:
-    try:
-        entry.io.deliver(model, row)
-    except Exception as error:  # the owner's; its task fails and the engine goes on
-        entry.problem = _reason(error)
-
-
-def _zeros(model: BoundModel) -> "Mapping[str, numpy.ndarray]":
-    """Inputs for an instance whose tasks have all ended and that travels on."""
-    import numpy
-
-    tensors = [model.graph.tensors[t] for t in model.graph.inputs]
-    return {tensor.name: numpy.zeros(tensor.shape, tensor.dtype) for tensor in tensors}
-
-
-def _reason(error: Exception) -> str:
-    """One line for whoever asked; what is no error of ours leaves its traceback in the log."""
-    if isinstance(error, StageloomError):
-        return str(error)
-    log.error("the executor failed", exc_info=error)
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

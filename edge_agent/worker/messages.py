@@ -162,6 +162,7 @@ class TaskDone(_Message, frozen=True, tag=6):
     started_s: float | None  # None: it never began to run
     ended_s: float
     parts: tuple[tuple[str, str], ...] = ()  # of a task for several models that did not all complete
+    key: int | None = None  # of the plan whose step ended it; None: no step did
 
 
 class ModelStats(_Message, frozen=True):

@@ -48,6 +48,7 @@ class EngineProcess:
         self._tasks = ArenaTasks(self.report, lambda: self._driver)
         self._artifacts: dict[Digest, Artifact] = {}
         self._loads: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._profiles: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._draining = False
         self._next_stats_s = time.monotonic() + config.stats_interval_s
 
@@ -56,7 +57,9 @@ class EngineProcess:
 
         Threads inside a backend cannot be interrupted and would hold up an ordinary exit.
         """
-        threading.Thread(target=self._load_plans, name="load", daemon=True).start()
+        threading.Thread(target=_work, args=(self._loads,), name="load", daemon=True).start()
+        # One request after another: two at once would time each other.
+        threading.Thread(target=_work, args=(self._profiles,), name="profile", daemon=True).start()
         self.report(messages.Ready(os.getpid()))
         try:
             self._serve()
@@ -121,7 +124,7 @@ class EngineProcess:
         elif isinstance(command, messages.Activate | messages.Unload):
             self._switch(command)
         elif isinstance(command, messages.Profile):
-            threading.Thread(target=self._profile, args=(command,), name="profile", daemon=True).start()
+            self._profiles.put(partial(self._profile, command))
         elif isinstance(command, messages.Trace):
             self._trace(command.on)
         elif isinstance(command, messages.Drain):
@@ -134,10 +137,6 @@ class EngineProcess:
             os._exit(0)
 
     # Plans
-
-    def _load_plans(self) -> None:
-        while True:
-            self._loads.get()()
 
     def _load(self, key: PlanKey, wire: bytes, paths: Mapping[str, str]) -> None:
         """Load a plan on the loading thread; whatever goes wrong is reported, and what runs goes on."""
@@ -155,7 +154,12 @@ class EngineProcess:
                     remedy="restart the engine process to change executors",
                 )
             stated_bytes = driver.executor.stated_bytes(bound)
-            driver.load(key, bound, artifacts)
+            try:
+                driver.load(key, bound, artifacts)
+            except BaseException:
+                if driver is not self._driver:
+                    driver.close()  # the next plan may want another executor
+                raise
             self._driver = driver
             missing = driver.wait_prepared(key, PREPARE_TIMEOUT_S)
         except (StageloomError, ValueError, OSError) as error:
@@ -202,8 +206,7 @@ class EngineProcess:
         now = time.monotonic()
         if now >= self._next_stats_s:
             self._next_stats_s = now + self._config.stats_interval_s
-            if driver is not None:
-                self.report(_stats(driver))
+            self.report(_stats(driver))  # without a plan, too: silence means that the process hangs
 
     def _trace(self, on: bool) -> None:
         if self._driver is not None:
@@ -227,7 +230,7 @@ class EngineProcess:
         )
 
     def _profile(self, request: messages.Profile) -> None:
-        """Time operators on a thread of its own, in the pauses of whatever runs."""
+        """Time operators on the profiling thread, in the pauses of whatever runs."""
         digest = Digest(request.artifact)
         times: tuple[float, ...] = ()
         reason = ""
@@ -259,7 +262,14 @@ class EngineProcess:
         return self._driver is None or self._driver.quiet
 
 
-def _stats(driver: EngineDriver) -> messages.Stats:
+def _work(jobs: SimpleQueue[Callable[[], None]]) -> NoReturn:
+    while True:
+        jobs.get()()
+
+
+def _stats(driver: EngineDriver | None) -> messages.Stats:
+    if driver is None:
+        return messages.Stats(time.monotonic(), None, 0.0, (), ())
     engine, combined, busy_s = driver.snapshot()
     models = tuple(
         messages.ModelStats(m.name, m.queued, m.oldest_age_s, asdict(m.ended)) for m in engine.models

@@ -11,7 +11,8 @@ from types import TracebackType
 import numpy as np
 
 from edge_agent.executor.base import Executor
-from edge_agent.worker.driver import EngineDriver, StepObserver, TaskEnd, TaskIO
+from edge_agent.worker.driver import EngineDriver, StepObserver
+from edge_agent.worker.tasks import TaskEnd, TaskIO
 from shared.artifact import Artifact
 from shared.bound import BoundModel, bind
 from shared.engine.stats import EngineStats

@@ -67,8 +67,14 @@ class AdminHandler:
         return admin.DeviceTokenReply(token=format_token(token), expires_at_us=expires_at_us)
 
     def _online(self, infos: list[admin.DeviceInfo]) -> tuple[admin.DeviceInfo, ...]:
-        online = self._fleet.online()
-        return tuple(msgspec.structs.replace(info, online=info.device in online) for info in infos)
+        """A live session means heard of just now; the store learns of that only when a report changes."""
+        online, now_us = self._fleet.online(), self._clock.wall_us()
+        return tuple(
+            msgspec.structs.replace(info, online=True, last_seen_us=max(info.last_seen_us, now_us))
+            if info.device in online
+            else info
+            for info in infos
+        )
 
     def _device_list(self, request: admin.DeviceListRequest) -> admin.AdminReply:
         found = self._store.devices(after=request.after, limit=request.limit + 1)

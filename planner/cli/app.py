@@ -19,7 +19,7 @@ _EXIT_CODES = "\n\n".join(
         ExitCode.STORAGE: "disk full, no permission, a broken database",
         ExitCode.BACKEND: "a library that this command needs is missing or failed",
         ExitCode.DENIED: "refused: token, key, revoked device",
-        ExitCode.INTERRUPTED: "Ctrl-C",
+        ExitCode.INTERRUPTED: "Ctrl-C before the command was done",
     }.items()
 )
 
@@ -35,7 +35,7 @@ app = typer.Typer(
 
     \b
     stageloom up                                     # start the planner (leave it running)
-    stageloom device token                           # then, on the device: stageloom-agent join TOKEN
+    stageloom device token D                         # then, on the device: stageloom-agent join TOKEN
     stageloom model add resnet50.onnx --name resnet50
     stageloom plan create --device D --model resnet50 --push
     stageloom watch
@@ -72,6 +72,12 @@ def execute(arguments: list[str] | None) -> int:
         # Whoever read stdout has seen enough; the interpreter must not try to flush into it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return ExitCode.OK
+    except ImportError as error:
+        return _fail(
+            f"{error.name or error} cannot be imported: {error}; install it with "
+            "`pip install 'stageloom[planner,onnx]'`",
+            ExitCode.BACKEND,
+        )
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(

@@ -9,7 +9,7 @@ import typer
 from planner.admin.client import ask, is_running
 from planner.admin.path import socket_path
 from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
-from planner.cli.output import emit, emit_json, emit_table, progress, when
+from planner.cli.output import emit, emit_json, emit_table, pair, progress, when
 from shared.errors import ExitCode, UnavailableError
 from shared.ids import DeviceId
 from shared.messages import admin
@@ -61,7 +61,7 @@ def list_devices(data_dir: DataDir = None, database_url: DatabaseUrl = "", json:
                 info.device,
                 "revoked" if info.revoked else info.online if live else None,
                 info.report.state.value if info.report.state else None,
-                info.desired_generation,
+                pair(info.desired_epoch, info.desired_generation),
                 (info.desired_plan or "")[:12],
                 when(info.last_seen_us),
                 info.device_class,
@@ -105,13 +105,13 @@ def show(
         "last seen": when(info.last_seen_us),
         "desired": _generation(info.desired_epoch, info.desired_generation, info.desired_plan),
         "reported": _generation(report.epoch, report.generation, report.active),
-        "state": f"{report.state.value if report.state else '-'}  {report.reason}",
+        "state": (report.state.value if report.state else "-") + (report.reason and f": {report.reason}"),
     }
     emit("\n".join(f"{name + ':':<11} {text}" for name, text in lines.items()))
     emit_table(
         ["generation", "plan", "decided by", "state", "at (UTC)", "reason"],
         [
-            (f"{e.epoch}.{e.generation}", e.plan, e.decided_by, e.state, when(e.at_us), e.reason)
+            (pair(e.epoch, e.generation), e.plan, e.decided_by, e.state, when(e.at_us), e.reason)
             for e in history[:10]
         ],
         empty="nothing was ever pushed to it; see `stageloom plan push --help`",
@@ -135,7 +135,7 @@ def profile(
     models: Annotated[
         list[str] | None, typer.Option("--model", metavar="NAME", help="Repeatable. Default: all models.")
     ] = None,
-    batch: Annotated[int, typer.Option("--batch", metavar="N")] = 1,
+    batch: Annotated[int, typer.Option("--batch", metavar="N", help="Tasks per measured run.")] = 1,
     budget: Annotated[
         float, typer.Option("--budget", metavar="S", help="Seconds that the device may spend.")
     ] = 20.0,
@@ -161,7 +161,10 @@ def profile(
         admin.DeviceProfileRequest(device=DeviceId(device), models=tuple(names), batch=batch, budget_s=budget)
     )
     reply = ask(folder, request, admin.DeviceProfileReply)
-    progress(f"asked {device} to profile {', '.join(names)} in generation {reply.generation}")
+    progress(
+        f"asked {device} to profile {', '.join(names)} in generation {reply.generation}"
+        + (f"; waiting up to {timeout:g} s" if wait else "")
+    )
     if wait:
         waited = time.monotonic() + timeout
         while store.open_profiles(list(reply.requests)):
@@ -233,4 +236,6 @@ def _builtins(info: admin.DeviceInfo, live: bool) -> dict[str, object]:
 
 
 def _generation(epoch: int, generation: int, digest: str | None) -> str:
-    return f"epoch {epoch} generation {generation} plan {digest[:12] if digest else '-'}"
+    if not generation:
+        return "nothing yet"
+    return f"generation {pair(epoch, generation)}, {f'plan {digest[:12]}' if digest else 'no plan'}"

@@ -62,6 +62,11 @@ def when(at_us: int) -> str:
     return datetime.fromtimestamp(at_us / 1e6, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
 
 
+def pair(epoch: int, generation: int) -> str:
+    """A generation as people read it, `epoch.generation`; empty before the first."""
+    return f"{epoch}.{generation}" if generation else ""
+
+
 def _cell(cell: object) -> str:
     if cell is None or cell == "":
         return "-"

@@ -7,7 +7,7 @@ import typer
 
 from planner.admin.client import ask
 from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
-from planner.cli.output import emit, emit_json, emit_table, progress, when
+from planner.cli.output import emit, emit_json, emit_table, pair, progress, when
 from shared.errors import InputError
 from shared.ids import DeviceId
 from shared.messages import admin
@@ -33,7 +33,8 @@ def create(
         str | None, typer.Option("--device", metavar="D", help="Use this device's measured costs.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="Default: the digest's start.")
+        str | None,
+        typer.Option("--name", metavar="NAME", help="Default: the first 12 characters of its digest."),
     ] = None,
     scheduler: Annotated[
         str, typer.Option(metavar="NAME", help="sequential, greedy, ios or ios_rooted.")
@@ -103,11 +104,14 @@ def create(
         return
     emit(made.plan)
     progress(
-        f"plan {made.plan} ({made.digest[:12]}) made in {1000 * reply.search_s:.0f} ms: "
-        f"{made.text_bytes} bytes as text, {made.wire_bytes} as wire"
+        f"plan with digest {made.digest[:12]} made in {1000 * reply.search_s:.0f} ms: "
+        f"{made.text_bytes} bytes as text, {made.wire_bytes} on the wire"
     )
     if pushed:
-        progress(f"pushed to {device} as generation {pushed.generation}; see `stageloom watch {device}`")
+        progress(
+            f"pushed to {device} as generation {pair(pushed.epoch, pushed.generation)}; "
+            f"see `stageloom watch {device}`"
+        )
 
 
 def _choice(text: str, *, partition: str, replicas: int, batch: int) -> admin.ModelChoice:
@@ -147,7 +151,7 @@ def list_plans(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: J
     emit_table(
         ["plan", "digest", "scheduler", "models", "wire bytes", "created (UTC)"],
         [
-            (p.plan, p.digest[:12], p.scheduler, ",".join(p.models), p.wire_bytes, when(p.created_at_us))
+            (p.plan, p.digest[:12], p.scheduler, ", ".join(p.models), p.wire_bytes, when(p.created_at_us))
             for p in infos
         ],
         empty="there is no plan; make one with `stageloom plan create`",
@@ -202,7 +206,10 @@ def push(
     if json:
         emit_json({"device": device, "epoch": reply.epoch, "generation": reply.generation})
     else:
-        progress(f"generation {reply.generation} of epoch {reply.epoch} for {device}")
+        progress(
+            f"pushed to {device} as generation {pair(reply.epoch, reply.generation)}; "
+            f"see `stageloom watch {device}`"
+        )
 
 
 @app.command()
@@ -227,7 +234,7 @@ def history(
         [
             (
                 e.device,
-                f"{e.epoch}.{e.generation}",
+                pair(e.epoch, e.generation),
                 e.plan,
                 (e.digest or "")[:12],
                 e.decided_by,

@@ -1,4 +1,4 @@
-"""Commands about the planner itself: `up`, `status`, `watch`, `migrate`."""
+"""Commands about the planner itself: `up`, `status`, `watch`, `migrate`, `version`."""
 
 import sys
 import time
@@ -8,16 +8,17 @@ from typing import Annotated
 
 import typer
 
+from planner import __version__
 from planner.admin.client import ask
 from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
-from planner.cli.output import emit, emit_json, emit_table, progress
+from planner.cli.output import emit, emit_json, emit_table, pair, progress
 from shared.ids import DeviceId
 from shared.messages import admin
 
 
 def add_to(app: typer.Typer) -> None:
     """Put these commands at the top level."""
-    for command in (up, status, watch, migrate):
+    for command in (up, status, watch, migrate, version):
         app.command()(command)
 
 
@@ -113,6 +114,11 @@ def migrate(data_dir: DataDir = None, database_url: DatabaseUrl = "") -> None:
     progress(f"schema {before or 'none'} -> {after}" if before != after else f"schema {after} is current")
 
 
+def version() -> None:
+    """Print the version."""
+    emit(__version__)
+
+
 _COLUMNS = ["device", "online", "state", "generation", "model", "tasks/s", "p50 ms", "p99 ms", "queued"]
 
 
@@ -120,12 +126,18 @@ def _rows(reply: admin.WatchReply) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     for info in reply.devices:
         state = info.report.state.value if info.report.state else None
-        head = (info.device, "revoked" if info.revoked else info.online, state, info.report.generation)
+        head = (info.device, "revoked" if info.revoked else info.online, state, _reported(info))
         rates = [rate for rate in reply.rates if rate.device == info.device]
         rows += [
-            (*head, r.model, r.throughput_per_s, r.latency_p50_ms, r.latency_p99_ms, r.queued) for r in rates
+            # Without a task there is no latency: a false 0 would look like a very good one.
+            (*head, r.model, r.throughput_per_s, r.latency_p50_ms or None, r.latency_p99_ms or None, r.queued)
+            for r in rates
         ] or [(*head, None, None, None, None, None)]
     return rows
+
+
+def _reported(info: admin.DeviceInfo) -> str:
+    return pair(info.report.epoch, info.report.generation)
 
 
 def _plain(reply: admin.WatchReply, index: int) -> dict[str, object]:

@@ -73,7 +73,8 @@ def enrol(session: Session, attempt: EnrolAttempt, now_us: int) -> DeviceId:
     A revoked name may enrol again with a new key; a name in use may not.
 
     Raises:
-        EnrolRefused: the secret is unknown, used by another key, or expired; or the name is taken.
+        EnrolRefused: the secret is unknown, used by another key, or expired; the name is taken; or the key is
+            revoked, which it stays: somebody else may have it.
     """
     token = session.get(JoinTokenRow, attempt.secret_digest)
     if token is None:
@@ -84,7 +85,10 @@ def enrol(session: Session, attempt: EnrolAttempt, now_us: int) -> DeviceId:
         raise EnrolRefused(RefusalCode.TOKEN_USED, "the join token was used by another device")
     if token.expires_at_us <= now_us:
         raise EnrolRefused(RefusalCode.TOKEN_EXPIRED, "the join token has expired")
-    if session.scalar(select(DeviceRow.name).where(DeviceRow.public_key == attempt.public_key)):
+    holder = session.scalar(select(DeviceRow).where(DeviceRow.public_key == attempt.public_key))
+    if holder is not None and holder.revoked:
+        raise EnrolRefused(RefusalCode.REVOKED, "this key was revoked; join with another one")
+    if holder is not None:
         raise EnrolRefused(RefusalCode.NAME_TAKEN, "this key is enrolled already, under another token")
     name = DeviceId(token.device) if token.device else attempt.device
     row = session.get(DeviceRow, name)

@@ -15,7 +15,7 @@ from shared.engine.launcher import Launcher
 from shared.engine.ledger import Ledger
 from shared.engine.programs import ProgramStatus
 from shared.engine.records import Instance
-from shared.engine.slots import ModelState, PlanState
+from shared.engine.slots import ModelState, PlanState, Track
 from shared.engine.stats import EngineStats, combined_stats, counts, model_stats, progress_of
 from shared.engine.steps import (
     Action,
@@ -72,9 +72,9 @@ class EngineCore:
     def activate(self, key: PlanKey, now: float) -> list[Action]:
         """Launch into this plan from now on; `shared.engine.swap` says what moves over. Also ends a drain.
 
-        Queued tasks of a model that the plan lacks, or whose inputs differ in it, are refused, as are those
-        for which its queues leave no room. The plan that was active is released when nothing is in flight on
-        it any more.
+        Queued tasks of a model that the plan lacks, or whose inputs or outputs differ in it, are refused, as
+        are those for which its queues leave no room. The plan that was active is released when nothing is in
+        flight on it any more.
 
         Raises:
             ValueError: the plan is not loaded.
@@ -190,16 +190,16 @@ class EngineCore:
                 continue
             if error is not None:
                 self._board.bury(instance, failed=True)
-                self._end_rows(instance, track.model.name, Outcome.FAILED, error)
+                self._end_rows(instance, track, Outcome.FAILED, error)
             elif block + 1 == track.blocks:
                 instance.over = True
-                self._end_rows(instance, track.model.name, Outcome.COMPLETED, "")
+                self._end_rows(instance, track, Outcome.COMPLETED, "")
         return self._end(now)
 
-    def _end_rows(self, instance: Instance, model: str, outcome: Outcome, reason: str) -> None:
+    def _end_rows(self, instance: Instance, track: Track, outcome: Outcome, reason: str) -> None:
         for row in instance.rows:
             if not row.ended:
-                self._ledger.end_part(row, model, outcome, reason)
+                self._ledger.end_part(row, track.model.name, outcome, reason, track.plan.key)
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed."""

@@ -7,8 +7,8 @@ from heapq import heapify, heappop, heappush
 from shared.engine.launcher import Launcher, SharedLine
 from shared.engine.records import Instance, TaskRecord
 from shared.engine.slots import PlanState
-from shared.engine.steps import Action, Code, FinishTask, Outcome, Task
-from shared.engine.swap import same_inputs
+from shared.engine.steps import Action, Code, FinishTask, Outcome, PlanKey, Task
+from shared.engine.swap import same_signature
 from shared.ids import TaskId
 
 _SLACK = 64  # deadlines of ended tasks remembered beyond the live ones before they are swept out
@@ -130,8 +130,10 @@ class Ledger:
             launcher = self.launchers.get(model.name)
             if launcher is None:
                 launcher = self.launchers[model.name] = Launcher(model)
-            elif not same_inputs(launcher.graph, model.bound.graph):
-                self.refuse_all(launcher, Code.MODEL_CHANGED, "the new plan's model takes other inputs")
+            elif not same_signature(launcher.graph, model.bound.graph):
+                self.refuse_all(
+                    launcher, Code.MODEL_CHANGED, "the new plan's model has other inputs or outputs"
+                )
             for loser in launcher.follow(model):
                 self.finish(loser, Outcome.REFUSED, Code.QUEUE_FULL, "the new plan's queue is smaller")
         for name, launcher in self.launchers.items():
@@ -140,8 +142,12 @@ class Ledger:
                 launcher.target = None
                 self.refuse_all(launcher, Code.MODEL_REMOVED, f"the new plan lacks model {name!r}")
 
-    def end_part(self, entry: TaskRecord, model: str, outcome: Outcome, reason: str) -> None:
-        """A task ended in one of its models; it is answered when it has ended in all."""
+    def end_part(
+        self, entry: TaskRecord, model: str, outcome: Outcome, reason: str, plan: PlanKey | None = None
+    ) -> None:
+        """A task ended in one of its models, in a step of `plan`; it is answered when it has ended in all."""
+        if outcome is Outcome.FAILED or not entry.trouble:
+            entry.plan = plan
         if not entry.shared:
             code = "" if outcome is Outcome.COMPLETED else Code.EXECUTOR_FAILED
             self.finish(entry, outcome, code, reason)
@@ -174,7 +180,9 @@ class Ledger:
             self.line.discard(entry)
             self.line.enter(self.launchers)
         self.out.append(
-            FinishTask(task.id, outcome, code.value if isinstance(code, Code) else code, reason, parts)
+            FinishTask(
+                task.id, outcome, code.value if isinstance(code, Code) else code, reason, parts, entry.plan
+            )
         )
         for instance in entry.instances:
             self._drop_row(instance, entry)

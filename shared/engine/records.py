@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
-from shared.engine.steps import InstanceId, Outcome, Task
+from shared.engine.steps import InstanceId, Outcome, PlanKey, Task
 from shared.ids import StepId, TaskId
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ class TaskRecord:
         "ended",
         "instances",
         "parts",
+        "plan",
         "seq",
         "shared",
         "task",
@@ -36,6 +37,7 @@ class TaskRecord:
         self.ended = False
         self.instances: list[Instance] = []  # one per model in which it was launched
         self.parts: dict[str, Outcome] = {}  # of a shared task: how it ended in each model so far
+        self.plan: PlanKey | None = None  # whose step ended it, where one did
         self.trouble = ""  # of a shared task: why it did not complete in some model
 
 

@@ -112,7 +112,8 @@ class IssueStep:
 class FinishTask:
     """Answer the task. Its outputs left with the last block's step, per model for a shared task.
 
-    A shared task whose models did not all complete has the outcome FAILED and `parts` per model.
+    A shared task whose models did not all complete has the outcome FAILED and `parts` per model. `plan` is
+    the one whose step completed or failed it, None where no step did.
     """
 
     task: TaskId
@@ -120,6 +121,7 @@ class FinishTask:
     code: str = ""  # a member of Code's values, empty when completed
     reason: str = ""  # one line: cause; remedy
     parts: tuple[tuple[str, Outcome], ...] = ()  # of a shared task: how it ended in each model
+    plan: PlanKey | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,19 @@ middle would break the rounds in which `wait: all` moves the models' instances.
 from shared.engine.records import Instance
 from shared.engine.slots import InFlight, PlanState, Touched, Track
 from shared.engine.steps import MoveInstance
-from shared.graph import Graph
+from shared.graph import Graph, Tensor
 from shared.ids import StepId
 from shared.plan import Wait
 
 
-def same_inputs(one: Graph, other: Graph) -> bool:
-    """Whether a task made for one graph can be run by the other."""
-    return [one.tensors[t] for t in one.inputs] == [other.tensors[t] for t in other.inputs]
+def same_signature(one: Graph, other: Graph) -> bool:
+    """Whether a task made for one graph can be run by the other: inputs fit, outputs have their places."""
+    return _signature(one) == _signature(other)
+
+
+def _signature(graph: Graph) -> tuple[list[Tensor], list[Tensor]]:
+    tensors = graph.tensors
+    return [tensors[t] for t in graph.inputs], [tensors[t] for t in graph.outputs]
 
 
 def find_place(instance: Instance, plan: PlanState) -> tuple[Track, int] | None:

@@ -8,6 +8,7 @@ from shared.importer.api import import_model
 from shared.importer.limits import ImportLimits
 from shared.importer.process import Progress
 from shared.importer.report import ImportReport, TensorReport
+from shared.text import counted
 
 _MIB = 1 << 20
 _SHOWN_CUTS = 12
@@ -54,7 +55,10 @@ def report_rows(report: ImportReport) -> list[tuple[str, str]]:
     more = f" and {len(report.base_cuts) - _SHOWN_CUTS} more" if len(report.base_cuts) > _SHOWN_CUTS else ""
     rows.append(("base cuts", f"{shown}{more}" if shown else "none"))
     rows += [
-        (f"partition {p.name}", f"{p.blocks} blocks of {', '.join(map(str, p.operators))} operators")
+        (
+            f"partition {p.name}",
+            f"{counted(p.blocks, 'block')} of {', '.join(map(str, p.operators))} operators",
+        )
         for p in report.partitions
     ]
     rows += [

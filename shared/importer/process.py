@@ -9,10 +9,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from shared.errors import ModelError, UnpinnedShape
+from shared.errors import ExecutorError, ModelError, UnpinnedShape
 from shared.importer.limits import ImportLimits
 
 _MAX_PROGRESS_CHARS = 1 << 16
@@ -37,8 +38,13 @@ def run_child(
 
     Raises:
         ModelError: the child refused the model, crashed, or exceeded a limit.
+        ExecutorError: a package that importing needs is not installed.
         OSError: the child could not write to `scratch`.
     """
+    if missing := [name for name in ("onnx", "onnxruntime") if find_spec(name) is None]:
+        raise ExecutorError(
+            f"importing {path.name} needs {' and '.join(missing)}", remedy="pip install 'stageloom[onnx]'"
+        )
     request = scratch / "request.json"
     request.write_text(
         json.dumps(

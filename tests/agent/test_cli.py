@@ -45,6 +45,12 @@ def _command(*arguments: str, home: Path) -> "subprocess.CompletedProcess[str]":
         (["run", "--model", "a.onnx", "--shape", "x=1xthree"], 2, "not NAME=DIMS; write it like"),
         (["run", "--model", "a b.onnx"], 2, "cannot be the name of a model; give one with --model NAME=FILE"),
         (["run", "--model", "a.onnx", "--threads", "0"], 2, "intra_op_threads"),
+        (
+            ["run", "--model", "a.onnx", "--executor", "abacus"],
+            2,
+            "no executor 'abacus'; choose one of",
+        ),
+        (["verify"], 2, "Missing argument.*see `stageloom-agent verify --help`"),
         (["join", "stgl1.rubbish"], 7, "token is damaged.*stageloom device token"),
         (["join", "nothing"], 7, "does not start with"),
         (["verify", "absent.onnx", "--schedule", "sequential"], 2, "absent.onnx"),

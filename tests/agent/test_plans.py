@@ -71,13 +71,13 @@ def desired(letter: str, generation: int) -> Desired:
 
 @dataclass
 class World:
-    """One device. Three channels keep their order; which of them moves next is random."""
+    """One device. Every channel keeps its order; which of them moves next is random."""
 
     rng: Random
     natures: dict[str, Nature]
     disk: LinkState
     now_s: float = 0.0
-    channels: list[deque[Callable[[], None]]] = field(default_factory=lambda: [deque() for _ in range(4)])
+    channels: list[deque[Callable[[], None]]] = field(default_factory=lambda: [deque() for _ in range(5)])
     timers: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     loaded: dict[PlanKey, str] = field(default_factory=dict)
     running: str | None = None
@@ -183,6 +183,9 @@ class World:
             self.do(self.manager.loaded(key))
 
     def swap(self, key: PlanKey) -> None:
+        if key not in self.loaded:  # freed already, though the manager has not heard of it yet
+            self.do(self.manager.load_failed(key, f"plan {key} is not loaded"))
+            return
         letter = self.loaded[key]
         old = next((k for k, name in self.loaded.items() if name == self.running and k != key), None)
         self.running = letter
@@ -190,7 +193,8 @@ class World:
         self.do(self.manager.activated(key, self.now_s))
         if old is not None:
             del self.loaded[old]
-            self.do(self.manager.released(old))
+            # The word of it waits behind whatever else the engine process prepares.
+            self.later(4, lambda: self.do(self.manager.released(old)) if life == self.life else None)
         if nature.crashes_after_s is not None:
             self.at(
                 self.now_s + nature.crashes_after_s,
@@ -201,7 +205,9 @@ class World:
             self.at(
                 self.now_s + i / 5,
                 lambda: (
-                    self.do(self.manager.task_ended(outcome, "wrong")) if self.still(life, letter) else None
+                    self.do(self.manager.task_ended(outcome, "wrong", key))
+                    if self.still(life, letter)
+                    else None
                 ),
             )
 
@@ -357,6 +363,31 @@ def test_newer_generations_overtake_older_ones_in_any_order_of_events(seed: int)
     assert world.core.report().active == plan("d").ref.digest
 
 
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("nature", [SOUND, Nature(fails_tasks=True), Nature(crashes_after_s=2.0)])
+def test_plan_desired_again_while_on_probation_still_gets_a_verdict(nature: Nature, seed: int) -> None:
+    """A second push, or a profile that is asked for, makes a new generation of the plan that already runs."""
+    rng = Random(seed)
+    world = world_of(seed, {"a": nature})
+    deploy(world, "a", 1)
+    while world.running != "a":
+        world.step()
+    for _ in range(rng.randint(0, 8)):
+        world.step()
+    deploy(world, "a", 2)
+    world.settle()
+    if nature.sound:
+        assert world.core.state.state is DeviceState.COMMITTED
+        assert world.core.state.last_good == plan("a")
+    else:
+        assert world.core.state.state in (
+            DeviceState.REJECTED,
+            DeviceState.ROLLED_BACK,
+            DeviceState.COMMITTED,
+        )
+    assert world.core.report().active == plan(world.running or "-").ref.digest
+
+
 def test_damaged_artifact_is_asked_for_again_and_the_plan_is_not_blamed() -> None:
     manager = PlanManager(Supervisor(Random(0)))
     manager.ready()
@@ -382,3 +413,60 @@ def test_repeated_orders_change_nothing() -> None:
     manager.activated(load.key, 0.0)
     assert manager.activate((1, 1), plan("a")) == []
     assert manager.phase is Phase.PROBATION
+
+
+def manager_under_probation() -> tuple[PlanManager, PlanKey, PlanKey]:
+    """The good plan `g` ran, `n` is under probation; their keys."""
+    manager = PlanManager(Supervisor(Random(0)), ProbationConfig(min_failed=1))
+    manager.ready()
+    manager.restore(plan("g"))
+    (load,) = manager.checked(plan("g").ref.digest, {"g": ModelInfo("g", (), ())})
+    assert isinstance(load, LoadPlan)
+    assert manager.loaded(load.key) == [SwapTo(load.key)]
+    manager.activated(load.key, 0.0)
+    manager.activate((1, 1), plan("n"))
+    (new,) = manager.checked(plan("n").ref.digest, {"n": ModelInfo("n", (), ())})
+    assert isinstance(new, LoadPlan)
+    assert manager.loaded(new.key) == [SwapTo(new.key)]
+    manager.activated(new.key, 1.0)
+    assert manager.phase is Phase.PROBATION
+    return manager, load.key, new.key
+
+
+def test_task_of_the_old_plan_that_fails_after_the_swap_does_not_speak_against_the_new_one() -> None:
+    manager, old, new = manager_under_probation()
+    for key in (old, None):
+        assert manager.task_ended(Outcome.FAILED, "late", key) == []
+    assert manager.phase is Phase.PROBATION
+    actions = manager.task_ended(Outcome.FAILED, "wrong", new)
+    assert [a.event for a in actions if isinstance(a, Tell)] == [
+        link.ProbationFailed((1, 1), "1 of 1 tasks failed: wrong")
+    ]
+
+
+def test_plan_to_return_to_that_was_freed_meanwhile_is_loaded_again_and_not_given_up() -> None:
+    manager, old, new = manager_under_probation()
+    assert SwapTo(old) in manager.task_ended(Outcome.FAILED, "wrong", new)
+    actions = manager.load_failed(old, f"plan {old} is not loaded, or it is in use")
+    (again,) = actions
+    assert isinstance(again, LoadPlan)
+    assert again.plan == plan("g")
+    assert manager.released(old) == []
+    assert manager.loaded(again.key) == [SwapTo(again.key)]
+
+
+def test_tasks_are_checked_against_the_plan_that_they_will_meet() -> None:
+    manager, _, new = manager_under_probation()
+    assert list(manager.models) == ["n"]
+    manager.task_ended(Outcome.FAILED, "wrong", new)  # asks to swap back
+    assert manager.active == plan("n")
+    assert list(manager.models) == ["g"], "what is sent now comes after the order to swap"
+
+
+def test_nothing_is_reported_as_running_once_nothing_runs() -> None:
+    manager, old, new = manager_under_probation()
+    manager.task_ended(Outcome.FAILED, "wrong", new)
+    (again,) = manager.load_failed(old, "not loaded")
+    assert isinstance(again, LoadPlan)
+    assert StopEngine() in manager.load_failed(again.key, "out of memory")
+    assert Tell(link.ActiveChanged(None)) in manager.exited("stopped", 2.0)

@@ -58,14 +58,6 @@ def test_probation_passes_when_its_time_is_over_and_not_before() -> None:
     assert verdicts == [Verdict.OPEN, Verdict.PASSED]
 
 
-def test_probation_fails_at_once_on_a_crash_and_stays_failed() -> None:
-    probation = Probation(0.0)
-    probation.engine_crashed("signal 11")
-    probation.tick(1e9)
-    assert probation.verdict is Verdict.FAILED
-    assert "signal 11" in probation.reason
-
-
 def test_refused_and_expired_tasks_do_not_speak_against_a_plan() -> None:
     probation = Probation(0.0, ProbationConfig(min_failed=1))
     for outcome in (Outcome.REFUSED, Outcome.EXPIRED, Outcome.CANCELLED):

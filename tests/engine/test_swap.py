@@ -264,3 +264,26 @@ def test_an_old_plan_outlives_a_move_that_reads_it() -> None:
     assert not driver.released
     driver.end()
     assert driver.released == [0]
+
+
+def test_queued_tasks_are_refused_where_the_new_model_gives_other_outputs() -> None:
+    driver = Driver(chains(1, run_ahead=1))
+    tasks = [driver.submit("a") for _ in range(3)]
+    other = replace(models_of([1])[0], artifact=digest(7))
+    graphs = {digest(7): graph_of("a", [[0]], outputs=[0, 1], inputs=1)}
+    driver.load(1, plan_of([other], [[Member(0, 0, 0)]], graphs))
+    driver.activate(1)
+    assert driver.answers[tasks[2]].code == "model_changed"
+
+
+def test_answer_names_the_plan_whose_step_ended_the_task() -> None:
+    driver = Driver(chains(1, run_ahead=1))
+    old = driver.submit("a")
+    driver.load(1, chains(1, run_ahead=1))
+    driver.activate(1)
+    new = driver.submit("a")
+    cancelled = driver.submit("a")
+    driver.do(driver.core.cancel(cancelled, driver.now))
+    driver.end(error="broken")
+    driver.end_all()
+    assert [driver.answers[task].plan for task in (old, new, cancelled)] == [0, 1, None]

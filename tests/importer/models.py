@@ -47,6 +47,54 @@ def model_of(
     return model
 
 
+def allocating_2_gib() -> bytes:
+    """66 bytes or so, whose one node makes 2^29 floats."""
+    model = onnx.ModelProto(ir_version=8)
+    model.opset_import.add(version=9)
+    model.graph.name = "g"
+    model.graph.node.add(op_type="ConstantOfShape", input=["s"], output=["y"])
+    model.graph.initializer.add(name="s", data_type=TensorProto.INT64, dims=[1], int64_data=[1 << 29])
+    model.graph.output.add(name="y").type.tensor_type.elem_type = TensorProto.FLOAT
+    model.graph.output[0].type.tensor_type.shape.dim.add()
+    return bytes(model.SerializeToString())
+
+
+def chained_functions(count: int) -> onnx.ModelProto:
+    """Each function calls the next; onnxruntime recurses into them until its stack ends."""
+    model = model_of(
+        [helper.make_node("f0", ["x"], ["y"], domain="d")],
+        [info("x", [1])],
+        [info("y", [1])],
+        extra_domains=["d"],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("d", 1)]
+    for index in range(count):
+        inner = (
+            helper.make_node("Relu", ["a"], ["b"])
+            if index == count - 1
+            else helper.make_node(f"f{index + 1}", ["a"], ["b"], domain="d")
+        )
+        model.functions.append(helper.make_function("d", f"f{index}", ["a"], ["b"], [inner], opsets))
+    return model
+
+
+def write_external(folder: Path, location: str, **entries: int | str) -> Path:
+    """A model whose one weight [4, 4] claims to lie at `location`."""
+    model = model_of(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], [info("x", [1, 4])], [info("y", [1, 4])]
+    )
+    weight = model.graph.initializer.add()
+    weight.name, weight.data_type = "w", TensorProto.FLOAT
+    weight.dims.extend([4, 4])
+    weight.data_location = TensorProto.EXTERNAL
+    for key, value in {"location": location, **entries}.items():
+        entry = weight.external_data.add()
+        entry.key, entry.value = key, str(value)
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
 def built_here(
     model: onnx.ModelProto, tmp_path: Path, shapes: Mapping[str, Sequence[int]] | None = None
 ) -> tuple[onnx.ModelProto, Built]:

@@ -12,27 +12,10 @@ from shared.errors import ModelError
 from shared.importer.api import import_model
 from shared.importer.limits import ImportLimits
 from shared.importer.source import read_model
-from tests.importer.models import info, model_of
+from tests.importer.models import info, model_of, write_external
 
 LIMITS = ImportLimits()
 WEIGHT = np.arange(16, dtype=np.float32)
-
-
-def _write(folder: Path, location: str, **entries: int | str) -> Path:
-    """A model whose one weight [4, 4] claims to lie at `location`."""
-    model = model_of(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])], [info("x", [1, 4])], [info("y", [1, 4])]
-    )
-    weight = model.graph.initializer.add()
-    weight.name, weight.data_type = "w", TensorProto.FLOAT
-    weight.dims.extend([4, 4])
-    weight.data_location = TensorProto.EXTERNAL
-    for key, value in {"location": location, **entries}.items():
-        entry = weight.external_data.add()
-        entry.key, entry.value = key, str(value)
-    path = folder / "model.onnx"
-    path.write_bytes(model.SerializeToString())
-    return path
 
 
 @pytest.fixture
@@ -48,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 def test_plain_data_beside_the_model_is_embedded(folder: Path) -> None:
     (folder / "data").mkdir()
     (folder / "w.bin").rename(folder / "data/w.bin")
-    model = read_model(_write(folder, "data/w.bin", offset=0, length=64), LIMITS)
+    model = read_model(write_external(folder, "data/w.bin", offset=0, length=64), LIMITS)
     (weight,) = model.graph.initializer
     assert weight.raw_data == WEIGHT.tobytes()
     assert not weight.external_data and weight.data_location == TensorProto.DEFAULT
@@ -69,31 +52,31 @@ def test_plain_data_beside_the_model_is_embedded(folder: Path) -> None:
 )
 def test_a_location_outside_the_folder_is_refused(folder: Path, location: str, reason: str) -> None:
     with pytest.raises(ModelError, match=reason):
-        read_model(_write(folder, location), LIMITS)
+        read_model(write_external(folder, location), LIMITS)
 
 
 def test_a_symbolic_link_is_refused(folder: Path) -> None:
     (folder / "link.bin").symlink_to(folder.parent / "secret.bin")
     with pytest.raises(ModelError, match="goes through a link"):
-        read_model(_write(folder, "link.bin"), LIMITS)
+        read_model(write_external(folder, "link.bin"), LIMITS)
 
 
 def test_a_linked_folder_on_the_way_is_refused(folder: Path) -> None:
     (folder / "data").symlink_to(folder.parent)
     with pytest.raises(ModelError, match="goes through a link"):
-        read_model(_write(folder, "data/secret.bin"), LIMITS)
+        read_model(write_external(folder, "data/secret.bin"), LIMITS)
 
 
 def test_a_hard_link_is_refused(folder: Path) -> None:
     os.link(folder.parent / "secret.bin", folder / "hard.bin")
     with pytest.raises(ModelError, match="it is a hard link, the file has 2 names"):
-        read_model(_write(folder, "hard.bin"), LIMITS)
+        read_model(write_external(folder, "hard.bin"), LIMITS)
 
 
 def test_what_is_no_regular_file_is_refused_without_waiting(folder: Path) -> None:
     os.mkfifo(folder / "pipe")
     with pytest.raises(ModelError, match="not a regular file"):
-        read_model(_write(folder, "pipe"), LIMITS)
+        read_model(write_external(folder, "pipe"), LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -101,11 +84,11 @@ def test_what_is_no_regular_file_is_refused_without_waiting(folder: Path) -> Non
 )
 def test_a_range_outside_the_file_is_refused(folder: Path, offset: int | str, length: int) -> None:
     with pytest.raises(ModelError, match=r"lie outside its 64 bytes|no number"):
-        read_model(_write(folder, "w.bin", offset=offset, length=length), LIMITS)
+        read_model(write_external(folder, "w.bin", offset=offset, length=length), LIMITS)
 
 
 def test_external_data_counts_against_the_size_limit(folder: Path) -> None:
-    path = _write(folder, "w.bin")
+    path = write_external(folder, "w.bin")
     with pytest.raises(ModelError, match="exceed the limit of file_bytes"):
         read_model(path, ImportLimits(file_bytes=path.stat().st_size + 63))
 
@@ -126,7 +109,7 @@ def test_external_data_in_a_sub_graph_follows_the_same_rules(folder: Path) -> No
 
 
 def test_swapping_the_weights_file_changes_the_digest(folder: Path, tmp_path: Path) -> None:
-    path = _write(folder, "w.bin")
+    path = write_external(folder, "w.bin")
     before = import_model(path, shapes={}, out_dir=tmp_path / "out")
     (folder / "w.bin").write_bytes((WEIGHT + 1).tobytes())
     after = import_model(path, shapes={}, out_dir=tmp_path / "out")
@@ -135,7 +118,7 @@ def test_swapping_the_weights_file_changes_the_digest(folder: Path, tmp_path: Pa
 
 
 def test_embedded_and_external_weights_give_the_same_artifact(folder: Path, tmp_path: Path) -> None:
-    path = _write(folder, "w.bin")
+    path = write_external(folder, "w.bin")
     external = import_model(path, shapes={}, out_dir=tmp_path / "out")
     embedded = onnx.load(path)
     path.write_bytes(embedded.SerializeToString())

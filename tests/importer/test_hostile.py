@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from shared.errors import ModelError, StorageError, UnpinnedShape
 from shared.importer.api import import_model
 from shared.importer.limits import ImportLimits
-from tests.importer.models import built_here, info, model_of
+from tests.importer.models import allocating_2_gib, built_here, chained_functions, info, model_of
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -41,20 +41,8 @@ def _fine() -> onnx.ModelProto:
     return model_of([helper.make_node("Relu", ["x"], ["y"])], [info("x", [1, 4])], [info("y", [1, 4])])
 
 
-def _allocating_2_gib() -> bytes:
-    """A few dozen bytes whose one node makes 2^29 floats."""
-    model = onnx.ModelProto(ir_version=8)
-    model.opset_import.add(version=9)
-    model.graph.name = "g"
-    model.graph.node.add(op_type="ConstantOfShape", input=["s"], output=["y"])
-    model.graph.initializer.add(name="s", data_type=TensorProto.INT64, dims=[1], int64_data=[1 << 29])
-    model.graph.output.add(name="y").type.tensor_type.elem_type = TensorProto.FLOAT
-    model.graph.output[0].type.tensor_type.shape.dim.add()
-    return bytes(model.SerializeToString())
-
-
 def test_a_tiny_model_that_allocates_2_gib_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    data = _allocating_2_gib()
+    data = allocating_2_gib()
     assert len(data) <= 67
     with pytest.raises(ModelError, match="would take 2147483648 bytes") as caught:
         built_here(onnx.ModelProto.FromString(data), tmp_path)
@@ -86,22 +74,7 @@ def test_an_allocation_hidden_from_shape_inference_meets_the_memory_limit(tmp_pa
 
 
 def test_3000_chained_functions_are_refused(tmp_path: Path) -> None:
-    model = model_of(
-        [helper.make_node("f0", ["x"], ["y"], domain="d")],
-        [info("x", [1])],
-        [info("y", [1])],
-        extra_domains=["d"],
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("d", 1)]
-    for index in range(3000):
-        last = index == 2999
-        inner = (
-            helper.make_node("Relu", ["a"], ["b"])
-            if last
-            else helper.make_node(f"f{index + 1}", ["a"], ["b"], domain="d")
-        )
-        model.functions.append(helper.make_function("d", f"f{index}", ["a"], ["b"], [inner], opsets))
-    assert "importer crashed" not in str(_refusal(model, tmp_path))
+    assert "importer crashed" not in str(_refusal(chained_functions(3000), tmp_path))
 
 
 @pytest.mark.parametrize("keep", [1, 7, 40, -3])

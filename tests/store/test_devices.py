@@ -89,6 +89,8 @@ def test_a_revoked_device_stays_known_and_its_name_can_join_with_a_new_key(store
     store.revoke(NANO)
     store.revoke(NANO)
     assert [m.revoked for m in store.fleet()] == [True]
+    store.add_token(SECRET, NANO, 3600.0)
+    assert refusal(store, attempt(1)) is RefusalCode.REVOKED  # whoever has a copy of the old key stays out
     enrol(store, NANO, 2)
     assert [(m.public_key, m.revoked) for m in store.fleet()] == [(key(2), False)]
     with pytest.raises(InputError, match="no device 'ghost'"):

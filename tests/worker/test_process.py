@@ -111,6 +111,7 @@ def _task(handle: WorkerHandle, memory: mmap.mmap, model: Artifact, task: int) -
     handle.submit(TaskId(task), ["net"], [("image", ARENA, 0)], [("logits", ARENA, OUTPUT)])
     done = _await(handle, TaskDone)
     assert (done.task, done.outcome, done.reason) == (task, "completed", "")
+    assert done.key is not None
     assert done.started_s is not None
     assert done.queued_s <= done.started_s <= done.ended_s
     made = np.frombuffer(memory, np.float32, 1000, OUTPUT).copy()
@@ -287,10 +288,18 @@ def test_statistics_name_the_plan_and_count_the_ends(
 ) -> None:
     handle, memory = serving
     _task(handle, memory, model, 70)
-    while not (stats := _await(handle, messages.Stats)).models[0].outcomes["completed"]:
-        pass
+    stats = _await(handle, messages.Stats)
+    while not any(one.outcomes["completed"] for one in stats.models):
+        stats = _await(handle, messages.Stats)
     assert stats.key == 1
     assert stats.models[0].name == "net"
+
+
+def test_idle_engine_without_a_plan_reports_that_it_lives(fresh: WorkerHandle) -> None:
+    """An agent that waits for its first plan must not take its engine for dead and kill it."""
+    stats = [_await(fresh, messages.Stats) for _ in range(2)]
+    assert [(one.key, one.models) for one in stats] == [(None, ()), (None, ())]
+    assert stats[0].at_s < stats[1].at_s
 
 
 def test_draining_answers_what_is_queued_and_takes_no_more(fresh: WorkerHandle, model: Artifact) -> None:
@@ -318,6 +327,15 @@ def test_draining_answers_what_is_queued_and_takes_no_more(fresh: WorkerHandle, 
 def test_a_task_before_any_plan_is_refused(fresh: WorkerHandle) -> None:
     fresh.submit(TaskId(1), ["net"], [], [])
     assert _await(fresh, TaskDone).code == "unknown_model"
+
+
+def test_a_process_without_a_plan_is_heard_from() -> None:
+    handle = WorkerHandle.start(WorkerConfig(stats_interval_s=0.05))
+    try:
+        assert _await(handle, messages.Stats).key is None
+        assert _await(handle, messages.Stats).models == ()
+    finally:
+        handle.stop()
 
 
 def test_kill_9_is_reported_once_and_then_nothing_more(fresh: WorkerHandle) -> None:

@@ -1,0 +1,189 @@
+"""How often a trial decides rightly: its state machine against a simulated device, over many seeds.
+
+Every window's figure is the plan's true speed times noise, such that the log ratio of a pair of windows of
+0.25 s spreads by 5.5 %, as measured for a plan against itself on a shared two-core machine. Besides normal
+noise: twice as much of it, heavy tails (Student, 5 degrees), load that wanders from window to window, and a
+device that slows down by 0.1 % a window. Latencies spread by 20 % a window. Figures are shares of seeds, and
+medians; the rows say how often the 95 % interval that a trial states holds the true ratio.
+
+    python -m benchmarks.trial [--quick] [--json]
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from random import Random
+from statistics import median
+
+from benchmarks.report import Report, arguments, emit, progress
+from shared.engine.trial import (
+    Activate,
+    Decide,
+    Drain,
+    Measure,
+    SaveRecord,
+    TrialAction,
+    TrialConfig,
+    TrialCore,
+    TrialRecord,
+    TrialResult,
+    TrialSetup,
+    Verdict,
+)
+from shared.engine.windows import Side, WindowFigures
+from shared.ids import Digest
+
+PAIR_SPREAD = 0.055
+LATENCY_SPREAD = 0.2
+SEEDS = 1000
+CASES: Mapping[str, float] = {"same": 1.0, "better": 1.05, "worse": 0.95}
+"""The candidate's true speed over the control's."""
+
+_WINDOW_SPREAD = PAIR_SPREAD / math.sqrt(2)
+_DISK_S, _DRAIN_S, _SWAP_S = 0.005, 0.01, 0.001
+_TASKS, _SERVICE_S = 20, 0.005
+
+Noise = Callable[[Random], Iterator[float]]
+"""Endless logarithms of what chance does to a window's speed."""
+
+
+def normal(rng: Random) -> Iterator[float]:
+    """Each window by itself."""
+    while True:
+        yield rng.gauss(0.0, _WINDOW_SPREAD)
+
+
+def doubled(rng: Random) -> Iterator[float]:
+    """Normal, but pairs spread by 11 %: a machine that others use heavily."""
+    for noise in normal(rng):
+        yield 2 * noise
+
+
+def heavy_tails(rng: Random) -> Iterator[float]:
+    """Student's t with 5 degrees of freedom, scaled to the same spread."""
+    while True:
+        yield _WINDOW_SPREAD * math.sqrt(3 / 5) * rng.gauss(0.0, 1.0) / math.sqrt(rng.gammavariate(2.5, 0.4))
+
+
+def wandering(rng: Random) -> Iterator[float]:
+    """Nine tenths of a window's noise come from the window before; pairs spread as with the others."""
+    kept = 0.9
+    whole = PAIR_SPREAD / math.sqrt(2 * (1 - kept))
+    level = rng.gauss(0.0, whole)
+    while True:
+        yield level
+        level = kept * level + rng.gauss(0.0, whole * math.sqrt(1 - kept * kept))
+
+
+def heating(rng: Random) -> Iterator[float]:
+    """Normal noise on a device that slows down all the time."""
+    for window, noise in enumerate(normal(rng)):
+        yield noise - 0.001 * window
+
+
+NOISES: Mapping[str, Noise] = {
+    "normal": normal,
+    "doubled": doubled,
+    "heavy_tails": heavy_tails,
+    "wandering": wandering,
+    "heating": heating,
+}
+
+
+def try_plan(
+    seed: int, ratio: float, noise: Noise = normal, config: TrialConfig | None = None
+) -> TrialResult:
+    """One trial of a candidate whose true speed is `ratio` times the control's, on a virtual clock."""
+    record = TrialRecord(candidate=Digest("c"), control=Digest("i"), environment="simulated", began_us=0)
+    setup = TrialSetup(
+        record=record,
+        models=("m",),
+        service_s=(_SERVICE_S,),
+        instance_s=(_SERVICE_S,),
+        control_bytes=1,
+        candidate_bytes=1,
+        memory_bytes=2,
+    )
+    core = TrialCore(setup, Random(seed), config)
+    chance = Random(f"noise {seed}")
+    speeds = noise(chance)
+    now = 0.0
+    todo = core.begin(now)
+    while True:
+        action, *todo = todo
+        if isinstance(action, Decide):
+            return action.result
+        now = _after(action, now)
+        todo += _report(core, action, now, ratio, speeds, chance)
+
+
+def _after(action: TrialAction, now: float) -> float:
+    match action:
+        case SaveRecord():
+            return now + _DISK_S
+        case Drain():
+            return now + _DRAIN_S
+        case Measure(to_s=to_s):
+            return to_s
+        case _:
+            return now + _SWAP_S
+
+
+def _report(
+    core: TrialCore, action: TrialAction, now: float, ratio: float, speeds: Iterator[float], chance: Random
+) -> list[TrialAction]:
+    match action:
+        case SaveRecord():
+            return core.recorded(now)
+        case Drain():
+            return core.drained(now)
+        case Activate():
+            return core.activated(now)
+        case Measure(window=window, side=side, from_s=from_s, to_s=to_s):
+            speed = math.exp(next(speeds)) * (ratio if side is Side.CANDIDATE else 1.0)
+            figures = WindowFigures(
+                completed=(_TASKS,),
+                failed=0,
+                measured_s=to_s - from_s,
+                busy_s=_TASKS * _SERVICE_S / speed,
+                saturated=False,
+                p99_s=2 * _SERVICE_S * math.exp(chance.gauss(0.0, LATENCY_SPREAD)),
+                oldest_age_s=_SERVICE_S * math.exp(chance.gauss(0.0, LATENCY_SPREAD)),
+            )
+            return core.window_ended(window, figures, now)
+        case Decide():
+            raise AssertionError("a decision has no outcome to report")
+
+
+def outcomes(results: Sequence[TrialResult], true_ratio: float) -> dict[str, float]:
+    """Shares of the verdicts, medians, and how often the stated 95 % interval holds the truth."""
+    counted = Counter(result.verdict for result in results)
+    holds = sum(r.interval is not None and r.interval[0] <= true_ratio <= r.interval[1] for r in results)
+    return {
+        **{f"{v.value}_share": counted[v] / len(results) for v in _VERDICTS},
+        "pairs_median": median(result.pairs for result in results),
+        "seconds_median_s": median(result.seconds_s for result in results),
+        "ratio_median": median(result.ratio or math.nan for result in results),
+        "interval_holds_share": holds / len(results),
+    }
+
+
+_VERDICTS = (Verdict.COMMIT, Verdict.NO_GAIN, Verdict.REJECT)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Simulate and print."""
+    options = arguments("Error rates of the trial of a plan, simulated").parse_args(argv)
+    report = Report("trial")
+    seeds = SEEDS // 10 if options.quick else SEEDS
+    for kind, noise in NOISES.items():
+        progress(f"trial: {seeds} seeds each with noise of the kind {kind!r}")
+        for case, ratio in CASES.items():
+            found = outcomes([try_plan(seed, ratio, noise) for seed in range(seeds)], ratio)
+            figures = {f"{case}.{name}": value for name, value in found.items()} if kind == "normal" else {}
+            report.add(figures, [{"noise": kind, "case": case, "true_ratio": ratio, "seeds": seeds, **found}])
+    emit(report, as_json=options.json, packages=())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""`stageloom-agent verify` over real models: the zoo at full size and the onnx package's `light_*` models.
+
+    python -m benchmarks.verify_models [--quick] [--json]
+
+One row per model and scheduler: the largest difference to onnxruntime over all block borders and outputs,
+the sensitivity of the comparison, and the exit code that the command would end with. `--quick` takes
+quarter-width zoo models and leaves out the three light models of more than 200 MB.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import onnx.backend.test
+
+from benchmarks import zoo
+from benchmarks.report import Report, arguments, emit, progress
+from edge_agent.verify.command import VerifyArgs, run_verify
+from shared.errors import ExitCode
+from shared.search.registry import schedulers
+
+LIGHT = Path(onnx.backend.test.__file__).parent / "data" / "light"
+LARGE = ("light_bvlc_alexnet", "light_vgg19", "light_zfnet512")
+PACKAGES = ("onnx", "onnxruntime", "numpy")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare, print, and end as the worst comparison ended."""
+    options = arguments(__doc__.splitlines()[0]).parse_args(argv)
+    report = Report("verify_models")
+    worst = ExitCode.OK
+    with tempfile.TemporaryDirectory() as folder:
+        for path in _models(Path(folder), options.quick):
+            for schedule in schedulers():
+                progress(f"{path.stem} under {schedule}")
+                began_s = time.monotonic()
+                found, code = run_verify(VerifyArgs(model=path, schedule=schedule))
+                row = {
+                    "model": path.stem,
+                    "schedule": schedule,
+                    "difference": found.difference,
+                    "sensitivity": found.sensitivity,
+                    "tensors": found.tensors,
+                    "exit_code": int(code),
+                    "seconds": time.monotonic() - began_s,
+                }
+                report.add({}, [row])
+                worst = max(worst, code)
+    report.add(
+        {
+            "models": float(len({row["model"] for row in report.rows})),
+            "agreed": float(sum(row["exit_code"] == 0 for row in report.rows)),
+            "compared": float(len(report.rows)),
+            "difference_max": max(row["difference"] for row in report.rows),
+            "sensitivity_min": min(row["sensitivity"] for row in report.rows),
+        }
+    )
+    emit(report, as_json=options.json, packages=PACKAGES)
+    return worst
+
+
+def _models(folder: Path, quick: bool) -> Iterator[Path]:
+    for name in zoo.ZOO:
+        path = folder / f"{name}.onnx"
+        zoo.write(name, path, width=0.25 if quick else 1.0)
+        yield path
+        path.unlink()
+    for path in sorted(LIGHT.glob("light_*.onnx")):
+        if not quick or path.stem not in LARGE:
+            yield path
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,387 @@
+"""The trial of a candidate plan against the control that runs, as a state machine. No clock, no thread.
+
+Windows of the two plans in randomised ABBA order, drained between, never two plans in one window; after every
+pair from the 8th on a sequential test on the paired log ratios: commit when the one-sided 95 % lower bound is
+above +2 %, reject when the upper bound is below -2 %, otherwise no gain when time is up. A candidate that
+crashes, stalls, fails tasks or harms p99 or the oldest task's age is rejected at once, with the reason.
+
+The caller carries out the actions in order and reports what became of them. An event that is late or repeated
+changes nothing. `now` is in seconds on one monotonic clock; call `tick` no later than `next_wakeup`.
+
+    begin -> SaveRecord -> recorded -> ( Drain -> drained -> Activate -> activated -> Measure
+          -> window_ended ) again and again -> Activate, Decide
+"""
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from shared.engine.student import PairedLogs
+from shared.engine.windows import (
+    Coin,
+    Side,
+    WindowFigures,
+    abba,
+    log_growth,
+    log_speedup,
+    window_length_s,
+)
+from shared.ids import Digest
+
+
+class Verdict(str, Enum):
+    """How a trial ended."""
+
+    COMMIT = "commit"
+    REJECT = "reject"
+    NO_GAIN = "no_gain"
+    REFUSED = "refused"  # it never began: the candidate was not tried
+    ABANDONED = "abandoned"  # no fault of the candidate's, which may be tried again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRecord:
+    """That a trial began: on disk before the candidate first runs, until the verdict replaces it.
+
+    Whoever finds it at boot knows that the agent stopped in the middle: see `found_at_boot`.
+    """
+
+    candidate: Digest
+    control: Digest
+    environment: str  # power mode, executor versions, precision: what the verdict holds for
+    began_us: int  # wall clock, microseconds since 1970
+
+    def bars(self, candidate: Digest, environment: str) -> bool:
+        """Whether this trial, found unfinished, forbids another one of `candidate`."""
+        return (self.candidate, self.environment) == (candidate, environment)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """What a trial found. `ratio` above 1: the candidate is better; both None with too few pairs to say."""
+
+    verdict: Verdict
+    reason: str  # one line
+    ratio: float | None = None  # geometric mean over the pairs
+    interval: tuple[float, float] | None = None  # 95 %, two-sided, of the ratio; not adjusted for stopping
+    pairs: int = 0  # that said something
+    seconds_s: float = 0.0  # from the first event to the decision
+
+
+def found_at_boot(record: TrialRecord) -> TrialResult:
+    """What an unfinished trial means: the candidate may be what stopped the agent, so it is rejected."""
+    return TrialResult(
+        verdict=Verdict.REJECT,
+        reason=f"the agent stopped during the trial of plan {record.candidate[:16]}",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialConfig:
+    """How a trial is run; the defaults are those whose error rates docs/trial.md states."""
+
+    shortest_window_s: float = 0.25
+    instance_times: float = 20.0  # a window is at least so many instances long
+    cut: float = 0.1  # of a window's begin is not measured: the plan's pipeline fills
+    min_pairs: int = 8  # first look
+    confidence: float = 0.95  # of each bound
+    gain: float = 0.02  # less is not worth a change; as much worse is a rejection
+    limit_s: float = 60.0
+    guard: float = 0.2  # p99 or oldest age worse by more is a rejection
+    age_floor_s: float = 0.01  # ages that differ by less are equal to every user
+    brake_age_s: float = 1.0  # no task waits longer for the candidate, unless it did for the control
+    stall_s: float = 10.0  # a drain, a swap or a window that is overdue by more is a fault
+    min_failed: int = 3
+    max_failed_share: float = 0.1  # more than the control's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialSetup:
+    """What is compared. Times are measured ones, at the batch sizes that run."""
+
+    record: TrialRecord
+    models: tuple[str, ...]
+    service_s: tuple[float, ...]  # device time of one task under the control; weighs the mix [num_models]
+    instance_s: tuple[float, ...]  # begin to end of one instance, under the slower plan [num_models]
+    control_bytes: int  # what the executor states for each plan; shared weights count in the control's
+    candidate_bytes: int
+    memory_bytes: int  # what both may take together
+    oldest_age_s: float = 0.0  # of any queue when the trial begins
+
+    def __post_init__(self) -> None:
+        if not self.models or not len(self.models) == len(self.service_s) == len(self.instance_s):
+            raise ValueError(f"a trial needs one service and one instance time per model: {self}")
+        if not all(0.0 < seconds < math.inf for seconds in (*self.service_s, *self.instance_s)):
+            raise ValueError(f"a trial needs measured times: {self}")
+
+
+# Actions, to be carried out in this order.
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRecord:
+    """Make the record durable, then report `recorded`."""
+
+    record: TrialRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Stop launching; report `drained` when nothing is in flight. Queued tasks wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activate:
+    """Launch into this plan, which also ends a drain; report `activated`. It may be active already."""
+
+    side: Side
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Report `window_ended` with what happens between these instants."""
+
+    window: int  # counts up from 0
+    side: Side
+    from_s: float
+    to_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """The last action. Persist the verdict in place of the record, in one write."""
+
+    result: TrialResult
+
+
+TrialAction: TypeAlias = SaveRecord | Drain | Activate | Measure | Decide
+
+
+class _Phase(Enum):
+    NEW = "new"
+    SAVING = "saving"
+    DRAINING = "draining"
+    ACTIVATING = "activating"
+    MEASURING = "measuring"
+    OVER = "over"
+
+
+class TrialCore:
+    """One trial. `coin` is a seeded generator (`random.Random`)."""
+
+    def __init__(self, setup: TrialSetup, coin: Coin, config: TrialConfig | None = None) -> None:
+        self.setup = setup
+        self.config = config or TrialConfig()
+        self.result: TrialResult | None = None
+        self.window_s = window_length_s(
+            setup.instance_s,
+            shortest_s=self.config.shortest_window_s,
+            instance_times=self.config.instance_times,
+        )
+        self._order = abba(coin)
+        self._phase = _Phase.NEW
+        self._began_s = 0.0
+        self._due_s = math.inf  # when the phase is overdue
+        self._running = Side.CONTROL
+        self._window = -1
+        self._side = Side.CONTROL  # of the current window
+        self._pending: WindowFigures | None = None  # first window of the pair
+        self._speedup, self._p99, self._age = PairedLogs(), PairedLogs(), PairedLogs()
+        self._failed = dict.fromkeys(Side, 0)
+        self._ended = dict.fromkeys(Side, 0)
+        self._control_age_s = setup.oldest_age_s  # the worst seen
+        self._silent = 0  # pairs that said nothing
+
+    # Events
+
+    def begin(self, now: float) -> list[TrialAction]:
+        """The first event.
+
+        Raises:
+            ValueError: the trial has begun already.
+        """
+        if self._phase is not _Phase.NEW:
+            raise ValueError("the trial has begun already")
+        self._began_s = now
+        if refusal := self._refusal():
+            self._phase = _Phase.OVER
+            self.result = TrialResult(verdict=Verdict.REFUSED, reason=refusal)
+            return [Decide(self.result)]
+        self._enter(_Phase.SAVING, now + self.config.stall_s)
+        return [SaveRecord(self.setup.record)]
+
+    def recorded(self, now: float) -> list[TrialAction]:
+        """The record is durable."""
+        return self._drain(now) if self._phase is _Phase.SAVING else []
+
+    def drained(self, now: float) -> list[TrialAction]:
+        """Nothing is in flight."""
+        if self._phase is not _Phase.DRAINING:
+            return []
+        self._window += 1
+        self._running = self._side = next(self._order)
+        self._enter(_Phase.ACTIVATING, now + self.config.stall_s)
+        return [Activate(self._side)]
+
+    def activated(self, now: float) -> list[TrialAction]:
+        """The plan of the last `Activate` is the one launched into."""
+        if self._phase is not _Phase.ACTIVATING:
+            return []
+        to_s = now + self.window_s
+        self._enter(_Phase.MEASURING, to_s + self.config.stall_s)
+        return [Measure(self._window, self._side, now + self.config.cut * self.window_s, to_s)]
+
+    def window_ended(self, window: int, figures: WindowFigures, now: float) -> list[TrialAction]:
+        """What the window with this number showed."""
+        if self._phase is not _Phase.MEASURING or window != self._window:
+            return []
+        self._failed[self._side] += figures.failed
+        self._ended[self._side] += figures.failed + sum(figures.completed)
+        if harm := self._harm(figures.oldest_age_s):
+            return self._end(Verdict.REJECT, harm, now)
+        if self._pending is None:
+            self._pending = figures
+            return self._drain(now)
+        first, self._pending = self._pending, None
+        control, candidate = (first, figures) if self._side is Side.CANDIDATE else (figures, first)
+        self._take(control, candidate)
+        if failures := self._failures():
+            return self._end(Verdict.REJECT, failures, now)
+        return self._look(now) or self._drain(now)
+
+    def crashed(self, reason: str, now: float) -> list[TrialAction]:
+        """The engine process or its backend died."""
+        return self._fault(f"crashed: {reason}", now)
+
+    def abandon(self, reason: str, now: float) -> list[TrialAction]:
+        """Something matters more: a newer desired plan, another power mode, a record that was not written."""
+        return self._end(Verdict.ABANDONED, reason, now)
+
+    def tick(self, now: float, oldest_age_s: float = 0.0) -> list[TrialAction]:
+        """Time passed; `oldest_age_s` is that of the oldest queued task of all models."""
+        if self._phase in (_Phase.NEW, _Phase.OVER):
+            return []
+        if harm := self._harm(oldest_age_s):
+            return self._end(Verdict.REJECT, harm, now)
+        if now >= self._due_s:
+            return self._fault(f"did not end {self._phase.value} in time", now)
+        if now >= self._began_s + self.config.limit_s:
+            return self._end(Verdict.NO_GAIN, self._undecided(), now)
+        return []
+
+    @property
+    def next_wakeup(self) -> float | None:
+        """When `tick` has something to do; None when the trial is over or has not begun."""
+        if self._phase in (_Phase.NEW, _Phase.OVER):
+            return None
+        return min(self._due_s, self._began_s + self.config.limit_s)
+
+    # Decisions
+
+    def _refusal(self) -> str:
+        """Why the trial cannot begin, or nothing."""
+        setup, config = self.setup, self.config
+        needed_bytes = setup.control_bytes + setup.candidate_bytes
+        if needed_bytes > setup.memory_bytes:
+            return f"both plans need {needed_bytes} bytes, more than the {setup.memory_bytes} there are"
+        first_look_s = 2 * config.min_pairs * self.window_s
+        if first_look_s > config.limit_s:
+            return (
+                f"{config.min_pairs} pairs of windows of {self.window_s:.2f} s take {first_look_s:.0f} s, "
+                f"longer than a trial may take ({config.limit_s:.0f} s)"
+            )
+        return ""
+
+    def _take(self, control: WindowFigures, candidate: WindowFigures) -> None:
+        speedup = log_speedup(control, candidate, self.setup.service_s)
+        if speedup is None:
+            self._silent += 1
+            return
+        self._speedup.add(speedup)
+        self._p99.add(log_growth(control.p99_s, candidate.p99_s, 0.0))
+        self._age.add(log_growth(control.oldest_age_s, candidate.oldest_age_s, self.config.age_floor_s))
+
+    def _look(self, now: float) -> list[TrialAction]:
+        """After a pair: decide, or nothing yet."""
+        config = self.config
+        if self._speedup.count >= config.min_pairs:
+            for what, growth in (("p99 latency", self._p99), ("oldest task's age", self._age)):
+                if growth.bounds(config.confidence)[0] > math.log1p(config.guard):
+                    worse = f"{what} is {math.expm1(growth.mean):.0%} worse"
+                    return self._end(Verdict.REJECT, f"{worse} over {growth.count} pairs", now)
+            low, high = self._speedup.bounds(config.confidence)
+            if high < math.log1p(-config.gain):
+                return self._end(Verdict.REJECT, f"worse by more than {config.gain:.0%}", now)
+            # A gain that may be paid for in latency waits until that is sure, or time is up.
+            unharmed = max(self._p99.mean, self._age.mean) <= math.log1p(config.guard)
+            if low > math.log1p(config.gain) and unharmed:
+                return self._end(Verdict.COMMIT, f"better by more than {config.gain:.0%}", now)
+        # A pair that could not end in time would only cost its drains.
+        if now + 2 * self.window_s > self._began_s + config.limit_s:
+            return self._end(Verdict.NO_GAIN, self._undecided(), now)
+        return []
+
+    def _harm(self, oldest_age_s: float) -> str:
+        """What the candidate does that cannot wait for statistics, or nothing."""
+        if self._running is Side.CONTROL:
+            self._control_age_s = max(self._control_age_s, oldest_age_s)
+            return ""
+        brake_s = max(self.config.brake_age_s, 2 * self._control_age_s)
+        if oldest_age_s > brake_s:
+            return f"a task had waited {oldest_age_s:.2f} s, longer than {brake_s:.2f} s"
+        return ""
+
+    def _failures(self) -> str:
+        """Tasks that fail under the candidate more than under the control, or nothing.
+
+        Asked after whole pairs: before the control's window a fault of the models looks like the candidate's.
+        """
+        failed, ended = self._failed[Side.CANDIDATE], self._ended[Side.CANDIDATE]
+        share = self._failed[Side.CONTROL] / (self._ended[Side.CONTROL] or 1)
+        if failed >= self.config.min_failed and failed > (share + self.config.max_failed_share) * ended:
+            return f"{failed} of {ended} tasks failed"
+        return ""
+
+    def _undecided(self) -> str:
+        pairs = self._speedup.count
+        if pairs >= self.config.min_pairs:
+            return f"no difference of {self.config.gain:.0%} is sure after {pairs} pairs"
+        silent = f" and {self._silent} without a completed task on both sides" if self._silent else ""
+        return f"only {pairs} pairs{silent} before time was up"
+
+    # Steps
+
+    def _enter(self, phase: _Phase, due_s: float) -> None:
+        self._phase, self._due_s = phase, due_s
+
+    def _drain(self, now: float) -> list[TrialAction]:
+        self._enter(_Phase.DRAINING, now + self.config.stall_s)
+        return [Drain()]
+
+    def _fault(self, reason: str, now: float) -> list[TrialAction]:
+        """Blame the plan that was running."""
+        if self._running is Side.CANDIDATE:
+            return self._end(Verdict.REJECT, f"the candidate {reason}", now)
+        return self._end(Verdict.ABANDONED, f"the control {reason}", now)
+
+    def _end(self, verdict: Verdict, reason: str, now: float) -> list[TrialAction]:
+        if self._phase in (_Phase.NEW, _Phase.OVER):
+            return []
+        untouched = self._phase is _Phase.SAVING  # nothing was drained yet
+        self._enter(_Phase.OVER, math.inf)
+        logs = self._speedup
+        # Two-sided: each of the two bounds is exceeded half as often.
+        low, high = logs.bounds((1 + self.config.confidence) / 2)
+        self.result = TrialResult(
+            verdict=verdict,
+            reason=reason,
+            ratio=math.exp(logs.mean) if logs.count > 1 else None,
+            interval=(math.exp(low), math.exp(high)) if logs.count > 1 else None,
+            pairs=logs.count,
+            seconds_s=now - self._began_s,
+        )
+        decide = Decide(self.result)
+        if untouched:
+            return [decide]
+        return [Activate(Side.CANDIDATE if verdict is Verdict.COMMIT else Side.CONTROL), decide]

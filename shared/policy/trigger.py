@@ -1,0 +1,166 @@
+"""When to re-plan: queues that diverge, a task that waits too long, drift, another power mode. Pure.
+
+TOP re-plans when the variance over its queues exceeds T (section IV, algorithm 1 line 30). That alone would
+fire at every sample of a backlog, and never on a device with one queue. So: a level fires once and is armed
+again when its value falls below a fraction of its threshold (hysteresis), or, since a re-plan need not help,
+after `retry_s`; between two firings lies the cool-down; and age, drift and power mode have a say.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from shared.policy.queues import (
+    Measure,
+    QueueState,
+    age_threshold_s,
+    deviations,
+    values,
+    variance,
+    variance_threshold_s2,
+)
+from shared.policy.samples import Sample, SampleRing
+
+
+class Cause(str, Enum):
+    """What fired, in the order in which one is named when several do."""
+
+    POWER_MODE = "power_mode"
+    VARIANCE = "variance"
+    OLDEST_AGE = "oldest_age"
+    DRIFT = "drift"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriggerConfig:
+    """The defaults are those for tasks without a deadline; `with_deadlines` makes those for others."""
+
+    measure: Measure = Measure.WORK
+    variance: float = field(default_factory=lambda: variance_threshold_s2(()))  # T, s^2 or tasks^2
+    oldest_age_s: float = field(default_factory=lambda: age_threshold_s(()))
+    drift: float = 1.25  # measured over planned latency, or planned over measured
+    rearm: float = 0.5  # of a threshold; of its logarithm for drift
+    cooldown_s: float = 10.0  # as long as the guard of the launch intervals that the last firing set
+    retry_s: float = 60.0  # as long as the longest trial
+
+    def __post_init__(self) -> None:
+        positive = (self.variance, self.oldest_age_s, self.cooldown_s, self.retry_s)
+        if not all(0.0 < n < math.inf for n in positive) or not self.drift > 1 or not 0 < self.rearm <= 1:
+            raise ValueError(f"no trigger with {self}")
+
+    @classmethod
+    def with_deadlines(cls, deadlines_s: Sequence[float]) -> "TriggerConfig":
+        """Thresholds that follow from the tasks' deadlines (seconds from arrival)."""
+        return cls(
+            variance=variance_threshold_s2(deadlines_s),
+            oldest_age_s=age_threshold_s(deadlines_s),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One instant of a device."""
+
+    queues: tuple[QueueState, ...]  # per model [W]
+    progress: tuple[tuple[int, ...], ...]  # per model and block 1 where an instance is [W][B_w]
+    power_mode: str = ""  # "" where the device has none
+    drift: float = 1.0  # measured over planned latency of the running plan's stages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Firing:
+    """A re-plan is due. `value` exceeded `threshold`, in the unit of the cause."""
+
+    cause: Cause
+    value: float  # s^2 or tasks^2; s; a ratio of at least 1; 1 for a power mode
+    threshold: float  # 0 for a power mode
+    at_s: float
+    samples: tuple[Sample, ...]  # what a policy reads, oldest first [n]
+    detail: str = ""
+
+
+class _Level:
+    """One value against its threshold, with hysteresis."""
+
+    __slots__ = ("_armed", "_fired_s", "low", "threshold")
+
+    def __init__(self, threshold: float, low: float) -> None:
+        self.threshold = threshold
+        self.low = low
+        self._armed = True
+        self._fired_s = -math.inf
+
+    def due(self, value: float, now: float, retry_s: float) -> bool:
+        """Take in a value; whether it should fire."""
+        if value < self.low or now - self._fired_s >= retry_s:
+            self._armed = True
+        return self._armed and value > self.threshold
+
+    def fired(self, now: float) -> None:
+        """A re-plan was asked for while this value was above its threshold."""
+        self._armed = False
+        self._fired_s = now
+
+
+class Trigger:
+    """Watches one device. Feed `observe` at an even pace, some ten times as often as a re-plan may be wanted.
+
+    It does not fire before the ring is full, so every firing has all its samples. Every level that is above
+    its threshold when one fires is answered by the same re-plan.
+    """
+
+    def __init__(self, config: TriggerConfig | None = None, *, samples: int = 10) -> None:
+        self.config = config or TriggerConfig()
+        self.ring = SampleRing(samples)
+        rearm = self.config.rearm
+        self._levels = {
+            Cause.VARIANCE: _Level(self.config.variance, rearm * self.config.variance),
+            Cause.OLDEST_AGE: _Level(self.config.oldest_age_s, rearm * self.config.oldest_age_s),
+            Cause.DRIFT: _Level(self.config.drift, self.config.drift**rearm),
+        }
+        self._power_mode: str | None = None  # the one that the running plan was made for
+        self._fired_s = -math.inf
+
+    def observe(self, seen: Observation, now: float) -> Firing | None:
+        """Take in one instant; a firing if a re-plan is due.
+
+        Raises:
+            ValueError: a drift that is not above 0.
+        """
+        if not 0.0 < seen.drift < math.inf:
+            raise ValueError(f"no drift of {seen.drift}")
+        counted = values(seen.queues, self.config.measure)
+        self.ring.push(Sample(seen.progress, deviations(counted)))
+        if self._power_mode is None:
+            self._power_mode = seen.power_mode
+        current = {
+            Cause.VARIANCE: variance(counted),
+            Cause.OLDEST_AGE: max((queue.oldest_age_s for queue in seen.queues), default=0.0),
+            Cause.DRIFT: max(seen.drift, 1.0 / seen.drift),
+        }
+        retry_s = self.config.retry_s
+        due = [cause for cause, level in self._levels.items() if level.due(current[cause], now, retry_s)]
+        changed = seen.power_mode != self._power_mode
+        cooling = now - self._fired_s < self.config.cooldown_s
+        if cooling or not self.ring.full or not (due or changed):
+            return None
+        self._fired_s = now
+        for cause, level in self._levels.items():
+            if current[cause] > level.threshold:
+                level.fired(now)
+        if changed:
+            detail = f"{self._power_mode or 'none'} to {seen.power_mode or 'none'}"
+            self._power_mode = seen.power_mode
+            return self._firing(Cause.POWER_MODE, 1.0, 0.0, now, detail)
+        return self._firing(due[0], current[due[0]], self._levels[due[0]].threshold, now)
+
+    def _firing(self, cause: Cause, value: float, threshold: float, now: float, detail: str = "") -> Firing:
+        return Firing(
+            cause=cause,
+            value=value,
+            threshold=threshold,
+            at_s=now,
+            samples=self.ring.samples,
+            detail=detail,
+        )

@@ -1,0 +1,45 @@
+"""Rows that the agent makes of what its two processes measured."""
+
+from edge_agent.telemetry import ServiceTimes, profile_rows
+from edge_agent.worker.messages import CombinedStats, ModelStats, OperatorTimes, Stats
+from shared.messages.telemetry import ProfileResult
+
+
+def _stats(a: int, b: int, *combined: CombinedStats) -> Stats:
+    models = tuple(ModelStats(name, 0, 0.0, {"completed": n}) for name, n in (("a", a), ("b", b)))
+    return Stats(0.0, 1, 0.0, models, combined)
+
+
+def test_service_time_of_a_step_belongs_to_the_members_that_ran_in_it() -> None:
+    times = ServiceTimes([("a", "b")])
+    times.add(_stats(0, 0))
+    times.add(
+        _stats(
+            10,
+            5,
+            CombinedStats(1, 0, 0b01, 5, 5, 5.0, 1.0, 1.0),
+            CombinedStats(1, 0, 0b11, 5, 10, 10.0, 2.0, 2.0),
+        )
+    )
+    assert times.per_task_us() == {"a": 1e6, "b": 1e6}
+
+
+def test_service_times_leave_out_steps_of_another_plan() -> None:
+    times = ServiceTimes([("a", "b")])
+    times.add(_stats(0, 0))
+    times.add(_stats(1, 0, CombinedStats(9, 0, 0b01, 1, 1, 5.0, 5.0, 5.0)))
+    assert times.per_task_us() == {"a": 0.0}
+
+
+def test_profile_in_several_reports_numbers_its_operators_through_and_ends_once() -> None:
+    digest = "a" * 64
+    parts = [
+        OperatorTimes(3, digest, 1, (1.0,) * 70, "", 0, 100),
+        OperatorTimes(3, digest, 1, (2.0,) * 29 + (-1.0,), "", 70, 100),
+    ]
+    rows = [row for part in parts for row in profile_rows(part, "here", 5)]
+    assert all(isinstance(row, ProfileResult) for row in rows)
+    results = [row for row in rows if isinstance(row, ProfileResult)]
+    timings = [timing for row in results for timing in row.timings]
+    assert [timing.operator for timing in timings] == list(range(99))
+    assert [row.last for row in results] == [False, False, True]

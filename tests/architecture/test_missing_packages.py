@@ -1,0 +1,27 @@
+"""Each side's extra installs what it needs; a command that lacks a package names it and the remedy."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("missing", "program", "arguments", "remedy"),
+    [
+        ("sqlalchemy", "planner.cli.app", ["model", "list"], "pip install 'stageloom[planner,onnx]'"),
+        ("onnx", "edge_agent.cli", ["verify", "a.onnx", "--schedule", "greedy"], "stageloom[edge,onnx]"),
+    ],
+)
+def test_missing_package_is_one_line_with_its_remedy(
+    missing: str, program: str, arguments: list[str], remedy: str
+) -> None:
+    run = (
+        f"import sys; sys.modules[{missing!r}] = None\n"
+        f"from {program} import execute\nsys.exit(execute({arguments!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, timeout=90)
+    assert done.returncode == 6
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"error: {missing}")
+    assert remedy in done.stderr

@@ -1,0 +1,423 @@
+"""The trial's state machine: order of events and actions, decisions, guards, crashes."""
+
+import math
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from shared.engine.trial import (
+    Activate,
+    Decide,
+    Drain,
+    Measure,
+    SaveRecord,
+    TrialAction,
+    TrialConfig,
+    TrialCore,
+    TrialResult,
+    Verdict,
+    found_at_boot,
+)
+from shared.engine.windows import Side, WindowFigures
+from tests.engine.trials import RECORD, figures, setup
+
+Figure = Callable[[Side, int], WindowFigures]
+
+
+class Device:
+    """Carries out a trial's actions at once; `figure` says what the window of a side shows."""
+
+    def __init__(self, core: TrialCore, figure: Figure) -> None:
+        self.core = core
+        self.figure = figure
+        self.now = 100.0
+        self.done: list[TrialAction] = []
+        self.todo = core.begin(self.now)
+
+    def step(self) -> TrialAction:
+        """Carry out one action and report it."""
+        action, *self.todo = self.todo
+        self.done.append(action)
+        core = self.core
+        match action:
+            case SaveRecord():
+                self.todo += core.recorded(self.now)
+            case Drain():
+                self.now += 0.01
+                self.todo += core.drained(self.now)
+            case Activate():
+                self.todo += core.activated(self.now)
+            case Measure(window=window, side=side, to_s=to_s):
+                self.now = to_s
+                self.todo += core.window_ended(window, self.figure(side, window), self.now)
+        return action
+
+    def until(self, kind: type[TrialAction], side: Side | None = None) -> TrialAction:
+        """Carry out actions up to one of this kind (and side), which is next and not carried out."""
+        while not isinstance(self.todo[0], kind) or (side and getattr(self.todo[0], "side", side) != side):
+            self.step()
+        return self.todo[0]
+
+    def run(self) -> TrialResult:
+        """To the end."""
+        while self.todo:
+            self.step()
+        assert self.core.result is not None
+        return self.core.result
+
+
+def speeds(ratio: float, spread: float = 0.02) -> Figure:
+    """A candidate that is so much faster; windows differ a little, by a fixed rule."""
+
+    def figure(side: Side, window: int) -> WindowFigures:
+        wobble = math.exp(Random(window).gauss(0.0, spread))
+        return figures(busy_s=0.1 * wobble / (ratio if side is Side.CANDIDATE else 1.0))
+
+    return figure
+
+
+def device(figure: Figure, seed: int = 0, **fields: object) -> Device:
+    return Device(TrialCore(setup(**fields), Random(seed)), figure)
+
+
+# The order of things
+
+
+def test_the_record_is_durable_before_anything_is_touched() -> None:
+    core = TrialCore(setup(), Random(0))
+    assert core.begin(0.0) == [SaveRecord(RECORD)]
+    assert core.drained(0.1) == core.activated(0.1) == core.tick(0.1) == []
+    assert core.recorded(0.2) == [Drain()]
+
+
+def test_a_window_is_cut_by_its_first_tenth() -> None:
+    trial = device(speeds(1.0))
+    window = trial.until(Measure)
+    assert isinstance(window, Measure)
+    assert window.from_s == pytest.approx(trial.now + 0.025)
+    assert window.to_s == pytest.approx(trial.now + 0.25)
+
+
+def test_slow_models_have_windows_of_twenty_instances() -> None:
+    trial = device(speeds(1.0), instance_s=(0.1,))
+    window = trial.until(Measure)
+    assert isinstance(window, Measure)
+    assert (window.from_s, window.to_s) == pytest.approx((trial.now + 0.2, trial.now + 2.0))
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("ratio", [0.9, 1.0, 1.1])
+def test_never_two_plans_in_one_window_and_a_drain_between_any_two(seed: int, ratio: float) -> None:
+    trial = device(speeds(ratio), seed)
+    result = trial.run()
+    record, *middle, activate, decide = trial.done
+    assert isinstance(record, SaveRecord)
+    assert decide == Decide(result)
+    wanted = Side.CANDIDATE if result.verdict is Verdict.COMMIT else Side.CONTROL
+    assert activate == Activate(wanted)
+    assert len(middle) % 3 == 0
+    end_s = 0.0
+    for number, (drain, swap, window) in enumerate(zip(*[iter(middle)] * 3, strict=True)):
+        assert isinstance(drain, Drain)
+        assert isinstance(swap, Activate)
+        assert isinstance(window, Measure)
+        assert (window.window, window.side) == (number, swap.side)
+        assert window.from_s > end_s
+        end_s = window.to_s
+
+
+def test_late_repeated_and_foreign_events_change_nothing() -> None:
+    trial = device(speeds(1.1))
+    trial.until(Drain)
+    window = trial.until(Measure)
+    assert isinstance(window, Measure)
+    core, now = trial.core, trial.now
+    assert core.recorded(now) == core.drained(now) == core.activated(now) == []
+    assert core.window_ended(window.window + 1, figures(), now) == []
+    trial.step()
+    assert core.window_ended(window.window, figures(busy_s=9.0), trial.now) == []
+    assert trial.run().verdict is Verdict.COMMIT
+
+
+def test_nothing_happens_after_the_decision() -> None:
+    trial = device(speeds(1.1))
+    result = trial.run()
+    core, now = trial.core, trial.now + 100
+    assert core.tick(now, 99.0) == core.drained(now) == core.activated(now) == core.recorded(now) == []
+    assert core.crashed("late", now) == core.abandon("late", now) == []
+    assert core.window_ended(0, figures(), now) == []
+    assert core.next_wakeup is None
+    assert core.result is result
+
+
+def test_a_trial_begins_once() -> None:
+    trial = device(speeds(1.0))
+    with pytest.raises(ValueError, match="begun already"):
+        trial.core.begin(1.0)
+
+
+# Decisions
+
+
+def test_a_better_plan_commits_with_its_ratio_and_interval() -> None:
+    result = device(speeds(1.1)).run()
+    assert result.verdict is Verdict.COMMIT
+    assert result.ratio == pytest.approx(1.1, rel=0.03)
+    assert result.interval is not None
+    assert 1.02 < result.interval[0] < 1.1 < result.interval[1]
+    assert result.pairs >= 8
+    assert result.seconds_s == pytest.approx(2 * result.pairs * 0.26)
+
+
+def test_a_worse_plan_is_rejected_and_the_control_runs_again() -> None:
+    trial = device(speeds(0.9))
+    result = trial.run()
+    assert result.verdict is Verdict.REJECT
+    assert "worse by more than 2%" in result.reason
+    assert trial.done[-2] == Activate(Side.CONTROL)
+
+
+def test_nothing_is_decided_before_the_eighth_pair() -> None:
+    for ratio, verdict in ((3.0, Verdict.COMMIT), (0.3, Verdict.REJECT)):
+        result = device(speeds(ratio)).run()
+        assert (result.verdict, result.pairs) == (verdict, 8)
+
+
+def test_equal_plans_give_no_gain_when_time_is_up() -> None:
+    result = device(speeds(1.0)).run()
+    assert result.verdict is Verdict.NO_GAIN
+    assert result.ratio == pytest.approx(1.0, rel=0.01)
+    assert 59.0 < result.seconds_s <= 60.0
+
+
+@pytest.mark.parametrize("ratio", [1.015, 0.985])
+def test_a_sure_difference_that_is_too_small_is_no_gain(ratio: float) -> None:
+    result = device(speeds(ratio, spread=0.0)).run()
+    assert result.verdict is Verdict.NO_GAIN
+    assert result.ratio == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize("ratio", [1.021, 0.979])
+def test_two_percent_is_the_border(ratio: float) -> None:
+    verdict = device(speeds(ratio, spread=0.0)).run().verdict
+    assert verdict is (Verdict.COMMIT if ratio > 1 else Verdict.REJECT)
+
+
+def test_time_is_up_in_the_middle_of_a_drain_too() -> None:
+    core = TrialCore(setup(), Random(0), TrialConfig(stall_s=1000.0))
+    core.begin(0.0)
+    core.recorded(0.0)
+    assert core.next_wakeup == 60.0
+    assert core.tick(59.9) == []
+    activate, decide = core.tick(60.0)
+    assert activate == Activate(Side.CONTROL)
+    assert isinstance(decide, Decide)
+    assert decide.result.verdict is Verdict.NO_GAIN
+    assert "only 0 pairs" in decide.result.reason
+
+
+def test_windows_without_tasks_decide_nothing() -> None:
+    result = device(lambda side, window: figures(completed=(0,), p99_s=0.0, busy_s=0.0)).run()
+    assert result.verdict is Verdict.NO_GAIN
+    assert (result.pairs, result.ratio, result.interval) == (0, None, None)
+    assert "without a completed task" in result.reason
+
+
+# Refusals
+
+
+def test_plans_that_do_not_fit_together_are_refused_untouched() -> None:
+    core = TrialCore(setup(memory_bytes=149), Random(0))
+    (decide,) = core.begin(0.0)
+    assert isinstance(decide, Decide)
+    assert decide.result.verdict is Verdict.REFUSED
+    assert "150 bytes" in decide.result.reason
+    assert TrialCore(setup(memory_bytes=150), Random(0)).begin(0.0) == [SaveRecord(RECORD)]
+
+
+def test_models_too_slow_for_eight_pairs_are_refused_and_not_called_even() -> None:
+    (decide,) = TrialCore(setup(instance_s=(0.2,)), Random(0)).begin(0.0)
+    assert isinstance(decide, Decide)
+    assert decide.result.verdict is Verdict.REFUSED
+    longer = TrialCore(setup(instance_s=(0.2,)), Random(0), TrialConfig(limit_s=120.0))
+    assert longer.begin(0.0) == [SaveRecord(RECORD)]
+
+
+@pytest.mark.parametrize("broken", [{"models": ()}, {"service_s": (1.0, 2.0)}, {"instance_s": (math.nan,)}])
+def test_a_setup_without_a_time_per_model_is_refused(broken: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="a trial needs"):
+        setup(**broken)
+
+
+# Guards
+
+
+def latencies(field: str, factor: float, speed: float = 1.1) -> Figure:
+    def figure(side: Side, window: int) -> WindowFigures:
+        mine = side is Side.CANDIDATE
+        return figures(**{"busy_s": 0.1 / speed if mine else 0.1, field: 0.2 * factor if mine else 0.2})
+
+    return figure
+
+
+@pytest.mark.parametrize(("field", "name"), [("p99_s", "p99 latency"), ("oldest_age_s", "oldest task's age")])
+def test_a_faster_plan_that_lets_tasks_wait_is_rejected(field: str, name: str) -> None:
+    result = device(latencies(field, 1.5)).run()
+    assert result.verdict is Verdict.REJECT
+    assert name in result.reason
+    assert result.ratio == pytest.approx(1.1)
+    assert device(latencies(field, 1.1)).run().verdict is Verdict.COMMIT
+
+
+def test_a_gain_that_may_cost_latency_waits_until_that_is_sure() -> None:
+    """p99 is a quarter worse on average and spreads widely: too little to reject, too much to commit."""
+
+    def figure(side: Side, window: int) -> WindowFigures:
+        if side is Side.CONTROL:
+            return figures()
+        return figures(busy_s=0.05, p99_s=0.0125 * math.exp(-2.0 if window // 2 % 2 else 2.0))
+
+    assert device(figure).run().verdict is Verdict.NO_GAIN
+
+
+def test_a_task_that_waits_for_the_candidate_ends_the_trial_at_once() -> None:
+    trial = device(speeds(1.1))
+    trial.until(Measure, Side.CANDIDATE)
+    core = trial.core
+    assert core.tick(trial.now, 0.9) == []
+    activate, decide = core.tick(trial.now, 1.1)
+    assert activate == Activate(Side.CONTROL)
+    assert isinstance(decide, Decide)
+    assert decide.result.verdict is Verdict.REJECT
+    assert "waited 1.10 s" in decide.result.reason
+
+
+def test_ages_that_the_control_had_too_do_not_stop_the_candidate() -> None:
+    trial = device(speeds(1.1), oldest_age_s=2.0)
+    trial.until(Measure, Side.CANDIDATE)
+    assert trial.core.tick(trial.now, 3.9) == []
+    assert trial.core.tick(trial.now, 4.1) != []
+
+
+def test_an_old_task_under_the_control_is_not_held_against_the_candidate() -> None:
+    """Neither while the control runs nor, until it is twice as old, after the candidate took over."""
+    trial = device(speeds(1.1))
+    trial.until(Measure, Side.CONTROL)
+    assert trial.core.tick(trial.now, 50.0) == []
+    trial.until(Measure, Side.CANDIDATE)
+    assert trial.core.tick(trial.now, 99.0) == []
+    assert trial.core.tick(trial.now, 101.0) != []
+
+
+def test_a_candidate_that_fails_tasks_is_rejected_and_one_that_shares_the_fault_is_not() -> None:
+    alone = device(lambda side, _: figures(busy_s=0.05, failed=4 if side is Side.CANDIDATE else 0))
+    result = alone.run()
+    assert result.verdict is Verdict.REJECT
+    assert result.reason == "4 of 24 tasks failed"
+    assert result.seconds_s == pytest.approx(0.52)
+    both = device(lambda side, _: figures(busy_s=0.05 if side is Side.CANDIDATE else 0.1, failed=4))
+    assert both.run().verdict is Verdict.COMMIT
+
+
+# Crashes and interruptions
+
+
+@pytest.mark.parametrize("kind", [Activate, Measure])
+def test_a_crash_under_the_candidate_rejects_it(kind: type[TrialAction]) -> None:
+    trial = device(speeds(1.1))
+    trial.until(kind, Side.CANDIDATE)
+    activate, decide = trial.core.crashed("signal 11", trial.now)
+    assert activate == Activate(Side.CONTROL)
+    assert isinstance(decide, Decide)
+    assert decide.result.verdict is Verdict.REJECT
+    assert decide.result.reason == "the candidate crashed: signal 11"
+
+
+def test_a_crash_under_the_control_condemns_nobody() -> None:
+    trial = device(speeds(1.1))
+    trial.until(Measure, Side.CONTROL)
+    *_, decide = trial.core.crashed("signal 9", trial.now)
+    assert isinstance(decide, Decide)
+    assert decide.result.verdict is Verdict.ABANDONED
+
+
+@pytest.mark.parametrize("kind", [Drain, Activate, Measure])
+def test_what_never_ends_is_the_running_plans_fault(kind: type[TrialAction]) -> None:
+    """A drain after the candidate's window, its activation, its window."""
+    trial = device(speeds(1.1))
+    trial.until(Measure, Side.CANDIDATE)
+    if kind is Drain:
+        trial.step()
+    elif kind is Activate:
+        trial = device(speeds(1.1))
+        trial.until(Activate, Side.CANDIDATE)
+    overdue_s = trial.core.next_wakeup
+    assert overdue_s is not None
+    assert trial.core.tick(overdue_s - 0.001) == []
+    *_, decide = trial.core.tick(overdue_s)
+    assert isinstance(decide, Decide)
+    assert decide.result.verdict is Verdict.REJECT
+    assert "in time" in decide.result.reason
+
+
+def test_an_interrupted_trial_judges_nothing_and_leaves_the_control_running() -> None:
+    trial = device(speeds(1.1))
+    trial.until(Measure, Side.CANDIDATE)
+    activate, decide = trial.core.abandon("generation 8 is desired", trial.now)
+    assert activate == Activate(Side.CONTROL)
+    assert isinstance(decide, Decide)
+    assert (decide.result.verdict, decide.result.reason) == (Verdict.ABANDONED, "generation 8 is desired")
+
+
+def test_a_record_that_cannot_be_written_ends_the_trial_before_anything_is_touched() -> None:
+    core = TrialCore(setup(), Random(0))
+    core.begin(0.0)
+    (decide,) = core.abandon("the disk is full", 0.1)
+    assert isinstance(decide, Decide)
+    assert decide.result.verdict is Verdict.ABANDONED
+
+
+def test_a_record_found_at_boot_means_rejected_and_bars_the_plan_in_that_environment() -> None:
+    result = found_at_boot(RECORD)
+    assert result.verdict is Verdict.REJECT
+    assert "stopped during the trial" in result.reason
+    assert RECORD.bars(RECORD.candidate, "MAXN")
+    assert not RECORD.bars(RECORD.candidate, "15W")
+    assert not RECORD.bars(RECORD.control, "MAXN")
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_any_events_in_any_order_end_in_one_decision(seed: int) -> None:
+    """Invariants: the candidate runs only after the record, one decision, nothing after it, always an end."""
+    rng = Random(seed)
+    core = TrialCore(setup(), Random(seed))
+    now, window, done = 0.0, 0, list(core.begin(0.0))
+    while core.result is None:
+        now += rng.choice((0.0, 0.01, 0.1, 1.0))
+        event = rng.randrange(60)
+        if event == 0:
+            actions = core.crashed("at random", now)
+        elif event == 1:
+            actions = core.abandon("at random", now)
+        elif event < 10:
+            actions = core.window_ended(
+                rng.choice((window, window, 0)), figures(failed=rng.randrange(2)), now
+            )
+        elif event < 20:
+            actions = core.drained(now)
+        elif event < 30:
+            actions = core.activated(now)
+        elif event < 40:
+            actions = core.recorded(now)
+        else:
+            actions = core.tick(now, rng.random() * 1.01)
+        done += actions
+        window = max([window, *(a.window for a in actions if isinstance(a, Measure))])
+    assert done[0] == SaveRecord(RECORD)
+    assert [type(a) for a in done].count(Decide) == 1
+    assert done[-1] == Decide(core.result)
+    assert now <= 60.0 + 1.0
+    if any(isinstance(a, Drain) for a in done):
+        wanted = Side.CANDIDATE if core.result.verdict is Verdict.COMMIT else Side.CONTROL
+        assert done[-2] == Activate(wanted)

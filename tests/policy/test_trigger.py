@@ -1,0 +1,211 @@
+"""When a re-plan is due: hysteresis, cool-down, the causes, and what a firing carries."""
+
+import math
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from shared.policy.queues import Measure, QueueState
+from shared.policy.trigger import Cause, Firing, Observation, Trigger, TriggerConfig
+
+PACE_S = 0.1
+
+
+def seen(*work_s: float, age_s: float = 0.0, **fields: object) -> Observation:
+    """Queues with so many seconds of work in tasks of a millisecond; the first one holds the oldest task."""
+    queues = tuple(
+        QueueState(tasks=round(work * 1000), service_s=0.001, oldest_age_s=0.0 if i else age_s)
+        for i, work in enumerate(work_s)
+    )
+    return Observation(queues=queues, progress=((1, 0),) * len(queues), **fields)  # type: ignore[arg-type]
+
+
+CALM = seen(0.1, 0.1)
+DIVERGED = seen(0.0, 1.0)  # variance 0.25 s^2, four times the threshold
+BETWEEN = seen(0.0, 0.45)  # 0.050625 s^2: below the threshold, above half of it
+
+
+class Watch:
+    """Feeds a trigger at an even pace; it starts with a full ring."""
+
+    def __init__(self, config: TriggerConfig | None = None, first: Observation = CALM) -> None:
+        self.trigger = Trigger(config)
+        self.now = 0.0
+        for _ in range(10):
+            assert self.see(first) is None
+
+    def see(self, observation: Observation) -> Firing | None:
+        self.now += PACE_S
+        return self.trigger.observe(observation, self.now)
+
+    def for_s(self, seconds: float, observation: Observation) -> list[Firing]:
+        fired = [self.see(observation) for _ in range(round(seconds / PACE_S))]
+        return [firing for firing in fired if firing is not None]
+
+
+def test_queues_that_diverge_fire_with_value_threshold_and_samples() -> None:
+    watch = Watch()
+    firing = watch.see(DIVERGED)
+    assert firing is not None
+    assert (firing.cause, firing.at_s) == (Cause.VARIANCE, watch.now)
+    assert (firing.value, firing.threshold) == pytest.approx((0.25, 0.0625))
+    assert len(firing.samples) == 10
+    assert firing.samples[-1].deviation == pytest.approx((-0.5, 0.5))
+    assert firing.samples[0].deviation == pytest.approx((0.0, 0.0))
+
+
+def test_the_threshold_itself_does_not_fire() -> None:
+    assert Watch().for_s(1.0, seen(0.0, 0.5)) == []
+    assert len(Watch().for_s(1.0, seen(0.0, 0.502))) == 1
+
+
+def test_nothing_fires_before_the_ring_is_full() -> None:
+    trigger = Trigger()
+    fired = [trigger.observe(DIVERGED, i * PACE_S) for i in range(10)]
+    assert fired[:9] == [None] * 9
+    assert fired[9] is not None
+    assert len(fired[9].samples) == 10
+
+
+def test_a_backlog_fires_once_and_not_at_every_sample() -> None:
+    assert len(Watch().for_s(59.0, DIVERGED)) == 1
+
+
+def test_it_is_armed_again_only_below_the_lower_border() -> None:
+    watch = Watch()
+    watch.see(DIVERGED)
+    watch.for_s(15.0, BETWEEN)
+    assert watch.for_s(5.0, DIVERGED) == []
+    watch.see(CALM)
+    assert len(watch.for_s(5.0, DIVERGED)) == 1
+
+
+def test_a_divergence_in_the_cool_down_fires_when_that_is_over_if_it_still_stands() -> None:
+    watch = Watch()
+    first = watch.see(DIVERGED)
+    assert first is not None
+    watch.see(CALM)
+    (second,) = watch.for_s(15.0, DIVERGED)
+    assert 10.0 - 1e-9 <= second.at_s - first.at_s <= 10.0 + 2 * PACE_S
+    watch.see(CALM)
+    assert watch.for_s(3.0, DIVERGED) == []
+    assert watch.for_s(20.0, CALM) == []
+
+
+def test_a_replan_that_did_not_help_is_tried_again_after_a_minute() -> None:
+    watch = Watch()
+    first, second = watch.for_s(100.0, DIVERGED)
+    assert second.at_s - first.at_s == pytest.approx(60.0, abs=2 * PACE_S)
+
+
+def test_a_device_with_one_queue_fires_by_the_oldest_tasks_age() -> None:
+    watch = Watch(first=seen(0.1))
+    assert watch.for_s(1.0, seen(50.0, age_s=0.5)) == []
+    firing = watch.see(seen(50.0, age_s=0.6))
+    assert firing is not None
+    assert (firing.cause, firing.value, firing.threshold) == (Cause.OLDEST_AGE, 0.6, 0.5)
+
+
+@pytest.mark.parametrize("drift", [1.3, 1 / 1.3])
+def test_drift_in_either_direction_fires(drift: float) -> None:
+    firing = Watch().see(seen(0.1, 0.1, drift=drift))
+    assert firing is not None
+    assert (firing.cause, firing.threshold) == (Cause.DRIFT, 1.25)
+    assert firing.value == pytest.approx(1.3)
+
+
+def test_drift_is_armed_again_half_way_to_none() -> None:
+    watch = Watch()
+    for drift, count in ((1.3, 1), (1.13, 0), (1.3, 0), (1.1, 0), (1.3, 1)):
+        assert len(watch.for_s(11.0, seen(0.1, 0.1, drift=drift))) == count, drift
+
+
+def test_another_power_mode_fires_once_and_says_from_which_to_which() -> None:
+    watch = Watch(first=seen(0.1, 0.1, power_mode="15W"))
+    (firing,) = watch.for_s(100.0, seen(0.1, 0.1, power_mode="MAXN"))
+    assert (firing.cause, firing.detail) == (Cause.POWER_MODE, "15W to MAXN")
+
+
+def test_a_power_mode_that_changes_in_the_cool_down_is_not_forgotten() -> None:
+    watch = Watch(first=seen(0.1, 0.1, power_mode="15W"))
+    watch.see(seen(0.0, 1.0, power_mode="15W"))
+    (firing,) = watch.for_s(12.0, seen(0.1, 0.1, power_mode="MAXN"))
+    assert firing.cause is Cause.POWER_MODE
+
+
+def test_one_replan_answers_everything_that_is_above_its_threshold() -> None:
+    watch = Watch()
+    everything = seen(0.0, 1.0, age_s=2.0, drift=2.0)
+    (firing,) = watch.for_s(50.0, everything)
+    assert firing.cause is Cause.VARIANCE
+
+
+def test_tops_threshold_on_task_counts_is_a_matter_of_two_fields() -> None:
+    config = TriggerConfig(measure=Measure.TASKS, variance=2e5)
+    firing = Watch(config).see(seen(0.0, 0.895))  # 0 and 895 tasks: 200256
+    assert firing is not None
+    assert (firing.value, firing.threshold) == (447.5**2, 2e5)
+    assert firing.samples[-1].deviation == (-447.5, 447.5)
+    assert Watch(config).see(seen(0.0, 0.894)) is None
+
+
+def test_thresholds_follow_the_deadlines() -> None:
+    config = TriggerConfig.with_deadlines([0.1, 2.0])
+    assert (config.variance, config.oldest_age_s) == pytest.approx((0.025**2, 0.05))
+    assert (TriggerConfig().variance, TriggerConfig().oldest_age_s) == (0.0625, 0.5)
+
+
+def test_another_cut_of_a_model_waits_for_a_full_ring_of_its_own() -> None:
+    watch = Watch()
+    other = Observation(queues=DIVERGED.queues, progress=((1,), (0, 1)))
+    fired = [watch.see(other) for _ in range(10)]
+    assert fired[:9] == [None] * 9
+    assert fired[9] is not None
+    assert {sample.shape for sample in fired[9].samples} == {(1, 2)}
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_firings_keep_their_distance_and_always_have_a_reason_and_all_samples(seed: int) -> None:
+    rng = Random(seed)
+    config = TriggerConfig(cooldown_s=3.0, retry_s=20.0)
+    trigger = Trigger(config)
+    now, work = 0.0, [0.1, 0.1, 0.1]
+    fired: list[Firing] = []
+    calm_since: dict[Cause, float] = {}
+    for _ in range(1000):
+        now += rng.uniform(0.01, 0.3)
+        work = [max(0.0, queue + rng.gauss(0.0, 0.1)) for queue in work]
+        observation = seen(*work, age_s=rng.uniform(0, 0.7), drift=math.exp(rng.gauss(0, 0.1)))
+        firing = trigger.observe(observation, now)
+        if firing is not None:
+            assert firing.value > firing.threshold
+            assert len(firing.samples) == 10
+            last = [earlier for earlier in fired if earlier.cause is firing.cause]
+            if last:
+                calm = calm_since.get(firing.cause, -1.0)
+                assert calm > last[-1].at_s or now - last[-1].at_s >= config.retry_s
+            fired.append(firing)
+        mean = sum(work) / 3
+        if sum((round(q * 1000) / 1000 - mean) ** 2 for q in work) / 3 < 0.5 * config.variance + 1e-4:
+            calm_since[Cause.VARIANCE] = now
+        if observation.queues[0].oldest_age_s < 0.5 * config.oldest_age_s:
+            calm_since[Cause.OLDEST_AGE] = now
+        if max(observation.drift, 1 / observation.drift) < math.sqrt(config.drift):
+            calm_since[Cause.DRIFT] = now
+    assert len(fired) > 3
+    assert all(b.at_s - a.at_s >= config.cooldown_s for a, b in pairwise(fired))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"variance": 0.0}, {"drift": 1.0}, {"rearm": 0.0}, {"rearm": 1.1}, {"cooldown_s": math.nan}]
+)
+def test_a_trigger_that_would_always_or_never_fire_is_refused(fields: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="no trigger"):
+        TriggerConfig(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("drift", [0.0, -1.0, math.nan, math.inf])
+def test_impossible_drift_is_refused(drift: float) -> None:
+    with pytest.raises(ValueError, match="no drift"):
+        Watch().see(seen(0.1, 0.1, drift=drift))
