@@ -388,8 +388,8 @@ class Agent:
         )
 
     def _profiled(self, times: engine.OperatorTimes) -> None:
-        self._record(profile_rows(times, device_class(), _PROFILE_REPEATS))
-        if times.first + len(times.median_us) >= times.operators:
+        self._record(profile_rows(times, device_class()))
+        if times.first + len(times.times) >= times.operators:
             self._profiles.pop(times.request, None)
             self._link.tell(link.ProfileAnswered(times.request))
 

@@ -232,7 +232,7 @@ class EngineProcess:
     def _profile(self, request: messages.Profile) -> None:
         """Time operators on the profiling thread, in the pauses of whatever runs."""
         digest = Digest(request.artifact)
-        times: tuple[float, ...] = ()
+        times: tuple[tuple[float, float, int], ...] = ()
         reason = ""
         try:
             artifact = self._artifact(digest, {digest: request.path})
@@ -243,7 +243,8 @@ class EngineProcess:
                 limit_s=request.limit_s,
             )
             executor = make_executor(request.executor)
-            times = executor.time_operators(artifact, timing, self._quiet)
+            timed = executor.time_operators(artifact, timing, self._quiet)
+            times = tuple((one.median_us, one.spread_us, one.runs) for one in timed)
             executor.close()
         except (StageloomError, ValueError, OSError) as error:
             reason = str(error)
