@@ -9,86 +9,27 @@ trial once it is to be activated, else good, else fallback, else nothing. A meth
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeAlias
 
-from edge_agent.ingest.messages import ModelInfo
 from edge_agent.link import events as link
 from edge_agent.link.events import Attempt, PlanRef, RunnablePlan
+from edge_agent.plan_actions import (
+    Action,
+    CheckPlan,
+    KeepFallback,
+    LoadPlan,
+    Models,
+    Note,
+    StartEngine,
+    StopEngine,
+    SwapTo,
+    Tell,
+    UnloadPlan,
+)
 from edge_agent.probation import Probation, ProbationConfig, Verdict
 from edge_agent.supervisor import Supervisor
 from shared.engine.steps import Outcome, PlanKey
 from shared.ids import Digest
 from shared.messages.control import Origin
-
-Models: TypeAlias = Mapping[str, ModelInfo]
-
-
-@dataclass(frozen=True)
-class CheckPlan:
-    """Decode, check legality and the artifacts' digests; answered by `checked` or `check_failed`."""
-
-    plan: RunnablePlan
-
-
-@dataclass(frozen=True)
-class LoadPlan:
-    """Load in the engine process; answered by `loaded` or `load_failed`."""
-
-    key: PlanKey
-    plan: RunnablePlan
-
-
-@dataclass(frozen=True)
-class SwapTo:
-    """Send new launches to this loaded plan; answered by `activated` or `load_failed`."""
-
-    key: PlanKey
-
-
-@dataclass(frozen=True)
-class UnloadPlan:
-    """Free a loaded plan that does not run."""
-
-    key: PlanKey
-
-
-@dataclass(frozen=True)
-class StartEngine:
-    """Start the engine process; answered by `ready` or `exited`."""
-
-    delay_s: float
-
-
-@dataclass(frozen=True)
-class StopEngine:
-    """End the engine process: it runs what nobody wants; answered by `exited`."""
-
-
-@dataclass(frozen=True)
-class Tell:
-    """Hand an event to the link core."""
-
-    event: link.Event
-
-
-@dataclass(frozen=True)
-class Note:
-    """Something a person may want to know."""
-
-    code: str
-    text: str
-
-
-@dataclass(frozen=True)
-class KeepFallback:
-    """Write down the good plan before the present one."""
-
-    plan: RunnablePlan
-
-
-Action: TypeAlias = (
-    CheckPlan | LoadPlan | SwapTo | UnloadPlan | StartEngine | StopEngine | Tell | Note | KeepFallback
-)
 
 
 class Phase(Enum):
@@ -129,6 +70,7 @@ class _Engine:
     asked: PlanKey | None = None  # the last one that was asked to run
     kept: set[PlanKey] = field(default_factory=set)  # asked to run (it frees itself) or being freed
     active: PlanKey | None = None
+    first_load: tuple[PlanKey, float] | None = None  # plans load in turn: whose turn it is, and since when
 
     def key_of(self, digest: Digest, plans: Mapping[PlanKey, RunnablePlan]) -> PlanKey | None:
         return next((key for key, plan in plans.items() if plan.ref.digest == digest), None)
@@ -142,7 +84,10 @@ class PlanManager:
         supervisor: Supervisor,
         probation: ProbationConfig | None = None,
         fallback: RunnablePlan | None = None,
+        load_limit_s: float = 120.0,
     ) -> None:
+        """`load_limit_s`: an engine process that loads one plan for so long is taken to hang."""
+        self._load_limit_s = load_limit_s
         self._supervisor = supervisor
         self._probation = probation or ProbationConfig()
         self._good: RunnablePlan | None = None
@@ -309,8 +254,7 @@ class PlanManager:
         wanted, blamed, before = self._engine.stopping, self._blamed(), self.active
         self._engine = _Engine()
         if wanted:
-            if self._trial is not None and self._trial.phase is Phase.STAGED:
-                self._trial.phase = Phase.STAGING
+            self._step_back()
             nothing = [Tell(link.ActiveChanged(None))] if before is not None and not self._target() else []
             return [*nothing, StartEngine(0.0)]
         delay_s = self._supervisor.crashed(blamed.ref.digest if blamed else None, now_s)
@@ -338,11 +282,28 @@ class PlanManager:
     def tick(self, now_s: float) -> list[Action]:
         """Time passed."""
         self._watch_running(now_s)
+        actions = self._end_overdue_load(now_s)
         trial = self._trial
-        if trial is None or trial.probation is None:
-            return []
+        if trial is None or trial.probation is None or self._engine.stopping:
+            return actions
         trial.probation.tick(now_s)
-        return self._judge(trial, trial.probation)
+        return actions + self._judge(trial, trial.probation)
+
+    def _end_overdue_load(self, now_s: float) -> list[Action]:
+        """Nothing inside the process can interrupt a load that hangs, so it is ended with the process."""
+        engine = self._engine
+        key = next(iter(engine.loading), None)
+        if key is None or engine.stopping:
+            return []
+        if engine.first_load is None or engine.first_load[0] != key:
+            engine.first_load = (key, now_s)
+        if now_s - engine.first_load[1] <= self._load_limit_s:
+            return []
+        engine.stopping = True
+        digest = engine.loading[key].ref.digest
+        reason = f"it was not loaded within {self._load_limit_s:g} s, so the engine process was ended"
+        note = Note("load_overdue", f"plan {digest[:12]}: {reason}")
+        return [note, *self._useless(digest, reason), StopEngine()]
 
     # -- decisions ------------------------------------------------------------------------------------------
 
@@ -375,13 +336,20 @@ class PlanManager:
                 failed = link.ProbationFailed(trial.attempt, probation.reason)
                 return [Tell(failed), *self._pursue()]
 
+    def _step_back(self) -> None:
+        """What was loaded is lost with the engine process: load it again."""
+        trial = self._trial
+        if trial is not None and trial.phase is Phase.STAGED:
+            trial.phase = Phase.STAGING
+        elif trial is not None and trial.phase is Phase.PROBATION:
+            trial.phase, trial.probation = Phase.ACTIVATING, None
+
     def _trial_crashed(self, how: str, blamed: RunnablePlan | None) -> list[Action]:
         trial = self._trial
         if trial is None:
             return []
         if blamed is not trial.plan:
-            if trial.phase is Phase.STAGED:
-                trial.phase = Phase.STAGING  # what was loaded is lost: load it again
+            self._step_back()
             return []
         self._trial = None
         if trial.phase is Phase.PROBATION:

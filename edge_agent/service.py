@@ -28,20 +28,20 @@ from edge_agent.link import events as link
 from edge_agent.link.events import RunnablePlan
 from edge_agent.links import Link
 from edge_agent.loop import READ, Loop
-from edge_agent.plan_check import PlanChecked, PlanUnusable, check_plan
-from edge_agent.plans import (
+from edge_agent.plan_actions import (
     Action,
     CheckPlan,
     KeepFallback,
     LoadPlan,
     Note,
-    PlanManager,
     StartEngine,
     StopEngine,
     SwapTo,
     Tell,
     UnloadPlan,
 )
+from edge_agent.plan_check import PlanChecked, PlanUnusable, check_plan
+from edge_agent.plans import PlanManager
 from edge_agent.probation import ProbationConfig
 from edge_agent.status import AgentStatus, EngineStatus, plan_status, queue_status, task_totals
 from edge_agent.store import ArtifactStore, StateFile
@@ -84,7 +84,10 @@ class Agent:
         self._fallback_file = StateFile(home / "fallback")
         self._supervisor = Supervisor(Random())
         self._plans = PlanManager(
-            self._supervisor, ProbationConfig(length_s=config.probation_s), self._load_fallback()
+            self._supervisor,
+            ProbationConfig(length_s=config.probation_s),
+            self._load_fallback(),
+            config.load_limit_s,
         )
         self._ledger = TaskLedger()
         self._endpoint = Endpoint(
