@@ -6,7 +6,7 @@ way from verification over staging to probation. Whatever happens, the manager w
 trial once it is to be activated, else good, else fallback, else nothing. A method returns what to do next.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -142,8 +142,22 @@ class PlanManager:
 
     def needed(self) -> set[Digest]:
         """Artifacts that a plan held here names."""
-        plans = [self._good, self._fallback, self._adopted, self._trial.plan if self._trial else None]
-        return {need.digest for plan in plans if plan for need in plan.artifacts}
+        return {need.digest for plan in self._held() for need in plan.artifacts}
+
+    @property
+    def checked_plans(self) -> Set[Digest]:
+        """Plans that are known to be sound; what is kept about others can go."""
+        return self._checked.keys()
+
+    def _held(self) -> list[RunnablePlan]:
+        """Every plan that has a part to play, here or in the engine process."""
+        trial, engine = self._trial, self._engine
+        plans = [self._good, self._fallback, self._adopted, trial.plan if trial else None]
+        return [
+            *(plan for plan in plans if plan is not None),
+            *engine.loaded.values(),
+            *engine.loading.values(),
+        ]
 
     # -- what the link asks for -----------------------------------------------------------------------------
 
@@ -456,7 +470,10 @@ class PlanManager:
         return [CheckPlan(plan)]
 
     def _tidy(self) -> list[Action]:
-        """Free what was loaded and is not wanted any more."""
+        """Free what was loaded and is not wanted any more, and forget plans that are gone."""
+        held = {plan.ref.digest for plan in self._held()}
+        self._checked = {digest: models for digest, models in self._checked.items() if digest in held}
+        self._unusable = {digest: reason for digest, reason in self._unusable.items() if digest in held}
         engine, trial, target = self._engine, self._trial, self._target()
         wanted = {plan.ref.digest for plan in (trial.plan if trial else None, target) if plan is not None}
         unwanted = [

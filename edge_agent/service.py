@@ -331,6 +331,8 @@ class Agent:
             return
         self._members[result.digest] = result.members
         self._do(self._plans.checked(result.digest, result.models))
+        known = self._plans.checked_plans
+        self._members = {digest: members for digest, members in self._members.items() if digest in known}
 
     def _load_fallback(self) -> RunnablePlan | None:
         found = self._fallback_file.load()

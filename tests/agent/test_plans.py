@@ -477,8 +477,8 @@ def test_load_that_hangs_is_ended_with_its_engine_and_the_good_plan_comes_back()
     assert isinstance(load, LoadPlan)
     manager.loaded(load.key)
     manager.activated(load.key, 0.0)
-    manager.checked(plan("n").ref.digest, {})
     manager.stage((1, 1), plan("n"))
+    manager.checked(plan("n").ref.digest, {})
     assert manager.tick(100.0) == []
     assert manager.tick(110.0) == [], "the limit counts from when its turn to load came"
     note, told, stop = manager.tick(110.1)
@@ -497,17 +497,35 @@ def test_load_that_hangs_is_ended_with_its_engine_and_the_good_plan_comes_back()
 def test_plan_that_waits_for_its_turn_to_load_is_not_blamed_for_the_one_that_hangs() -> None:
     manager = PlanManager(Supervisor(Random(0)), load_limit_s=10.0)
     manager.ready()
-    for letter in "hn":
-        manager.checked(plan(letter).ref.digest, {})
     manager.stage((1, 1), plan("h"))
+    manager.checked(plan("h").ref.digest, {})
     manager.tick(0.0)
     manager.stage((1, 2), plan("n"))
+    manager.checked(plan("n").ref.digest, {})
     actions = manager.tick(10.1)
     assert [type(action) for action in actions] == [Note, StopEngine]
     manager.exited("stopped", 10.2)
     (load,) = manager.ready()
     assert isinstance(load, LoadPlan)
     assert load.plan == plan("n")
+
+
+def test_plans_that_were_refused_are_forgotten() -> None:
+    manager = PlanManager(Supervisor(Random(0)))
+    manager.ready()
+    for number in range(100):
+        letter = f"{number:02}"
+        one = RunnablePlan(PlanRef(Digest(letter * 32), Origin.PLANNER), letter.encode(), ())
+        manager.stage((1, number), one)
+        if number % 2:
+            manager.check_failed(one.ref.digest, "illegal", frozenset())
+            continue
+        (load,) = manager.checked(one.ref.digest, {})
+        assert isinstance(load, LoadPlan)
+        assert len(manager.checked_plans) == 1
+        manager.load_failed(load.key, "out of memory")
+    assert not manager.checked_plans
+    assert not manager._unusable
 
 
 def test_nothing_is_reported_as_running_once_nothing_runs() -> None:
