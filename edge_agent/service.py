@@ -116,6 +116,7 @@ class Agent:
         self._stats: engine.Stats | None = None
         self._last_exit = ""
         self._stopping = False
+        self._settled = False  # an attempt has ended
         self._counted_s = self._started_s
 
     # -- life -----------------------------------------------------------------------------------------------
@@ -252,6 +253,7 @@ class Agent:
                 self._plan_active(PlanKey(report.key))
             case engine.PlanReleased():
                 self._do(self._plans.released(PlanKey(report.key)))
+                self._collect()
             case engine.OperatorTimes():
                 self._profiled(report)
             case engine.Traced():
@@ -289,6 +291,7 @@ class Agent:
             f"the engine process ended ({how}) while the task was in flight; submit it again if wanted",
         )
         self._do(self._plans.exited(how, self.loop.now()))
+        self._collect()
 
     # -- plans ----------------------------------------------------------------------------------------------
 
@@ -314,8 +317,9 @@ class Agent:
                 self._engine.end()
             case Tell(event):
                 self._link.tell(event)
-                if isinstance(event, link.ProbationPassed):
-                    self._collect()
+                if isinstance(event, link.ProbationPassed | link.ProbationFailed | link.PlanRefused):
+                    self._settled = True
+                    self._collect(downloads=isinstance(event, link.ProbationPassed))
             case Note(code, text):
                 self._note(code, text)
             case KeepFallback(plan):
@@ -346,9 +350,12 @@ class Agent:
             self._problems.append(f"the fallback plan cannot be read and is forgotten: {error}")
             return None
 
-    def _collect(self) -> None:
-        keep = self._plans.needed()
-        gone = self.artifacts.collect(keep)
+    def _collect(self, *, downloads: bool = False) -> None:
+        """Remove artifacts that nothing here names; before an attempt has ended the link may hold others."""
+        if not self._settled:
+            return
+        keep = self._plans.needed() | {request.artifact.digest for request in self._profiles.values()}
+        gone = self.artifacts.collect(keep, downloads=downloads)
         for digest in gone:
             self._link.tell(link.ArtifactGone(digest))
 
