@@ -262,6 +262,9 @@ class Agent:
                     self._record([trace_row(report, plan.ref.digest)])
             case engine.Exited():
                 self._exited(report.returncode)
+            case engine.ArenaRefused():
+                text = f"tasks that name arena {report.arena} are refused: {report.reason}"
+                self._note("arena_refused", text)
             case engine.Drained():
                 self._stop_when_empty()
 

@@ -264,7 +264,9 @@ def test_illegal_plan_is_rejected_with_a_reason_and_the_old_one_keeps_serving(
         assert status.plan is not None
         assert status.plan.digest == good.ref.digest
         assert "no_such_executor" in status.link.reason
-        assert {one.name for one in (home / "artifacts").iterdir()} == {tiny.digest}, "what it brought is gone"
+        assert {one.name for one in (home / "artifacts").iterdir()} == {tiny.digest}, (
+            "what it brought is gone"
+        )
 
 
 def test_engine_that_crashes_again_and_again_ends_idle_with_the_link_up(home: Path, tiny: Artifact) -> None:
