@@ -41,7 +41,7 @@ PLANS = {
     "ratio_blocks": (EnginePlan(partition="paper", scheduler="sequential", replicas=2, lanes=2),),
     "ratio_greedy": (EnginePlan(partition="paper", scheduler="greedy", replicas=1, lanes=1),),
 }
-"""Per figure the plans that are tried; as with onnxruntime's settings, the best of them is measured."""
+"""Per figure the plans that are measured; as with onnxruntime's settings, the best of them counts."""
 
 FINALISTS = 2
 """Settings that are measured beside the engine after all have been tried."""
@@ -89,47 +89,36 @@ def _compare(report: Report, name: str, workload: Mapping[str, Artifact], quick:
         if contestant not in finalists:
             contestant.close()
     progress(f"{name}: the engine beside {', '.join(c.name for c in finalists)}")
-    engines = [
-        _best_engine(
-            [Engine(kind, choice.plan(workload), artifacts, inputs) for choice in choices],
-            lambda contestants: _windows(contestants, tries, window_s / 2, rng),
-        )
+    engines: list[Contestant] = [
+        Engine(f"{kind}: {choice.name}", choice.plan(workload), artifacts, inputs)
         for kind, choices in PLANS.items()
+        for choice in choices
     ]
     rates = _windows([*finalists, *engines], rounds, window_s, rng)
     for contestant in (*finalists, *engines):
         contestant.close()
-    best = max((c.name for c in finalists), key=lambda c: _rate(rates[c]))
-    _note(report, name, rates, best)
+    _note(report, name, rates, [contestant.name for contestant in finalists])
 
 
-def _best_engine(
-    tried: list[Contestant], measure: Callable[[Sequence[Contestant]], Mapping[str, Sequence[Window]]]
-) -> Contestant:
-    """The fastest of several engines that differ in their plan; the others are closed."""
-    if len(tried) > 1:
-        rates = [_rate(measure([contestant])[contestant.name]) for contestant in tried]
-        tried = [tried[index] for index in sorted(range(len(tried)), key=lambda i: -rates[i])]
-        for contestant in tried[1:]:
-            contestant.close()
-    return tried[0]
-
-
-def _note(report: Report, name: str, windows: Mapping[str, Sequence[Window]], best: str) -> None:
-    figures = {}
-    rows = []
-    theirs = windows[best]
-    for contestant, ours in windows.items():
-        row: dict[str, object] = {"workload": name, "contestant": contestant, "best": contestant == best}
-        row |= {f"{key}_per_s": value for key, value in spread([w.rate_per_s for w in ours]).items()}
-        row["cpu_ms_per_task"] = 1e3 * median(w.cpu_s for w in ours)
-        if contestant in PLANS:
-            pairs = [a.rate_per_s / b.rate_per_s for a, b in zip(ours, theirs, strict=True)]
-            paired = spread(pairs)
-            figures[f"{contestant}.{name}"] = paired["median"]
-            row |= {"ratio_q1": paired["q1"], "ratio_q3": paired["q3"], "pairs": len(pairs)}
-        rows.append(row)
-    report.add(figures, rows)
+def _note(
+    report: Report, name: str, windows: Mapping[str, Sequence[Window]], settings: Sequence[str]
+) -> None:
+    """The best engine plan of each kind over the best setting, pair by pair."""
+    best = max(settings, key=lambda setting: _rate(windows[setting]))
+    for contestant, found in windows.items():
+        row: dict[str, object] = {"workload": name, "contestant": contestant, "pairs": len(found)}
+        row |= {f"{key}_per_s": value for key, value in spread([w.rate_per_s for w in found]).items()}
+        row["cpu_ms_per_task"] = 1e3 * median(w.cpu_s for w in found)
+        ratios = [a.rate_per_s / b.rate_per_s for a, b in zip(found, windows[best], strict=True)]
+        row |= {f"ratio_{key}": value for key, value in spread(ratios).items()}
+        report.add({}, [row])
+    for kind in PLANS:
+        chosen = max(
+            (contestant for contestant in windows if contestant.startswith(f"{kind}: ")),
+            key=lambda contestant: _rate(windows[contestant]),
+        )
+        pairs = zip(windows[chosen], windows[best], strict=True)
+        report.add({f"{kind}.{name}": median(a.rate_per_s / b.rate_per_s for a, b in pairs)})
 
 
 def _rate(windows: Sequence[Window]) -> float:

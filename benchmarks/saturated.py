@@ -175,6 +175,11 @@ class EnginePlan:
     replicas: int
     lanes: int
 
+    @property
+    def name(self) -> str:
+        """For tables."""
+        return f"{self.partition} {self.scheduler}, {self.replicas} replicas, {self.lanes} lanes"
+
     def plan(self, workload: Mapping[str, Artifact]) -> Plan:
         """The plan for a workload of models by name."""
         choices = [

@@ -86,7 +86,9 @@ def run(
         list[str] | None,
         typer.Option("--shape", metavar="NAME=DIMS", help="Pin an input, like images=1x3x640x640."),
     ] = None,
-    scheduler: Annotated[str | None, typer.Option(help="Scheduler for plans made here.")] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(help="Scheduler for plans made here: sequential, greedy, ios, ios_rooted.")
+    ] = None,
     executor: Annotated[str | None, typer.Option(help="Executor for plans made here.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads inside one operator.")] = None,
     replicas: Annotated[int | None, typer.Option(help="Instances of each model that may overlap.")] = None,
@@ -163,7 +165,9 @@ def doctor(home: Home = None, as_json: Json = False) -> None:
 @app.command()
 def verify(
     model: Annotated[Path, typer.Argument(help="ONNX file.")],
-    schedule: Annotated[str, typer.Option("--schedule", help="Scheduler: sequential, greedy.")],
+    schedule: Annotated[
+        str, typer.Option("--schedule", help="Scheduler: sequential, greedy, ios, ios_rooted.")
+    ],
     shape: Annotated[
         list[str] | None,
         typer.Option("--shape", metavar="NAME=DIMS", help="Pin an input, like images=1x3x640x640."),

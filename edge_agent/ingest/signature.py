@@ -80,27 +80,28 @@ def _known(name: str, models: Mapping[str, ModelInfo]) -> ModelInfo:
 
 def _check_inputs(info: ModelInfo, inputs: Sequence[InputRef]) -> None:
     given = {ref.tensor: ref for ref in inputs}
-    expected = ", ".join(f"{t.name}: {t.dtype} {shape_text(t.shape)}" for t in info.inputs[:8])
     if len(given) != len(inputs) or set(given) != {t.name for t in info.inputs}:
         names = ", ".join(sorted(given)[:8]) or "nothing"
-        raise TaskRefused(
-            "wrong_input", f"{names[:200]} given to {info.name!r}", remedy=f"it takes {expected}"
-        )
+        raise TaskRefused("wrong_input", f"{names[:200]} given to {info.name!r}", remedy=_takes(info))
     for tensor in info.inputs:
         ref = given[tensor.name]
         if ref.dtype != tensor.dtype:
             raise TaskRefused(
                 "wrong_dtype",
                 f"input {tensor.name!r} of {info.name!r} is {tensor.dtype}, not {ref.dtype}",
-                remedy=f"it takes {expected}",
+                remedy=_takes(info),
             )
         if ref.shape != tensor.shape:
             raise TaskRefused(
                 "wrong_shape",
                 f"input {tensor.name!r} of {info.name!r} is {shape_text(tensor.shape)}, "
                 f"not {shape_text(ref.shape)}",
-                remedy=f"it takes {expected}",
+                remedy=_takes(info),
             )
+
+
+def _takes(info: ModelInfo) -> str:
+    return "it takes " + ", ".join(f"{t.name}: {t.dtype} {shape_text(t.shape)}" for t in info.inputs[:8])
 
 
 def _check_outputs(wanted: Sequence[ModelInfo], outputs: Sequence[OutputRef]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from edge_agent.executor.base import Executor
+from edge_agent.executor.base import Executor, TimingRequest
 from edge_agent.executor.registry import make_executor
 from edge_agent.verify.candidate import Candidate, Place, Trace
 from edge_agent.verify.compare import MIN_SENSITIVITY, relative_difference, sensitivity
@@ -24,9 +24,12 @@ from shared.bound import BoundPlan, bind
 from shared.engine.steps import Outcome
 from shared.errors import InputError
 from shared.graph import Graph
+from shared.ids import Digest, OpId
 from shared.importer.api import artifact_path, import_model
 from shared.plan import ExecutorOptions
 from shared.search.compose import ModelChoice, compose
+from shared.search.costs import CostTable, DeviceRates
+from shared.search.registry import reads_costs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 Progress: TypeAlias = Callable[[str], None]
 DEFAULT_REPEATS = 3
 _CALIBRATION_INPUTS = 3
+_TIMING = TimingRequest(repeats=3, limit_s=10.0)
 
 
 def verify(
@@ -105,7 +109,8 @@ def verify_artifact(
         folder = Path(name)
         progress("seeding weights")
         seeded = _seed(artifact, ranges or {}, rng, folder)
-        bound = _bind(seeded.artifact, schedule, partition, executor.name)
+        costs = _costs(seeded.artifact, schedule, executor, progress)
+        bound = _bind(seeded.artifact, schedule, partition, executor.name, costs)
         progress("drawing inputs")
         pair = _find_pair(seeded, bound, ranges or {}, rng, folder)
         del seeded.model  # a parsed copy of all weights, which the engine does not need
@@ -168,11 +173,27 @@ def _seed(
     return _Seeded(open_artifact(path), model, names)
 
 
-def _bind(artifact: Artifact, schedule: str, partition: str, executor: str) -> BoundPlan:
+def _costs(artifact: Artifact, schedule: str, executor: Executor, progress: Progress) -> CostTable:
+    """Operators timed in this process where the scheduler reads costs; estimates where the time ran out.
+
+    Nothing is said here about how groups slow each other down, so they are taken not to: that gives the most
+    parallel of the schedules that the search may find, and those are the ones that can go wrong.
+    """
+    measured: dict[tuple[Digest, OpId], float] = {}
+    if reads_costs(schedule):
+        progress("timing operators")
+        times_us = executor.time_operators(artifact, _TIMING, lambda: True)
+        measured = {
+            (artifact.digest, OpId(op)): time_us / 1e6 for op, time_us in enumerate(times_us) if time_us >= 0
+        }
+    return CostTable(measured_s=measured, rates=DeviceRates(contention=0.0))
+
+
+def _bind(artifact: Artifact, schedule: str, partition: str, executor: str, costs: CostTable) -> BoundPlan:
     choice = ModelChoice(
         name=artifact.graph.name, artifact=artifact.digest, graph=artifact.graph, partition=partition
     )
-    plan = compose([choice], scheduler=schedule, executor=ExecutorOptions(name=executor))
+    plan = compose([choice], scheduler=schedule, costs=costs, executor=ExecutorOptions(name=executor))
     return bind(plan, {artifact.digest: artifact.graph})
 
 

@@ -36,7 +36,9 @@ def create(
         str | None,
         typer.Option("--name", metavar="NAME", help="Default: the first 12 characters of its digest."),
     ] = None,
-    scheduler: Annotated[str, typer.Option(metavar="NAME", help="sequential or greedy.")] = "sequential",
+    scheduler: Annotated[
+        str, typer.Option(metavar="NAME", help="sequential, greedy, ios or ios_rooted.")
+    ] = "sequential",
     partition: Annotated[
         str, typer.Option(metavar="NAME", help="whole, base, or paper where the model has borders.")
     ] = "whole",

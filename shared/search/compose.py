@@ -11,7 +11,7 @@ from shared.graph import Graph
 from shared.ids import Digest
 from shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan, QueuePlan
 from shared.schedule import Schedule
-from shared.search.costs import CostTable
+from shared.search.costs import CostTable, StageCosts
 from shared.search.interface import Budget, Limits
 from shared.search.registry import scheduler as find_scheduler
 
@@ -95,16 +95,17 @@ def compose(
     blocks = [split(choice.graph, plan.cuts) for choice, plan in zip(models, plans, strict=True)]
     chosen = find_scheduler(scheduler)
     table = costs or CostTable()
-    found: dict[tuple[tuple[int, int], ...], Schedule] = {}  # replicas share their schedules
+    found: dict[tuple[tuple[int, ...], tuple[int, ...], StageCosts], Schedule] = {}
 
     def schedule(members: Sequence[Member]) -> Schedule:
-        key = tuple((member.model, member.block) for member in members)
+        parts: list[tuple[Digest, Graph, Block]] = [
+            (models[m.model].artifact, models[m.model].graph, blocks[m.model][m.block]) for m in members
+        ]
+        graph = combine([(graph, block) for _, graph, block in parts])
+        stage_costs = table.for_members(parts)
+        key = graph.offsets, graph.predecessors, stage_costs  # replicas and repeated cells share a search
         if key not in found:
-            parts: list[tuple[Digest, Graph, Block]] = [
-                (models[model].artifact, models[model].graph, blocks[model][block]) for model, block in key
-            ]
-            graph = combine([(graph, block) for _, graph, block in parts])
-            found[key] = chosen(graph, table.for_members(parts), limits or Limits(), budget or Budget())
+            found[key] = chosen(graph, stage_costs, limits or Limits(), budget or Budget())
         return found[key]
 
     combined = tuple(

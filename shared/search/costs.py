@@ -40,6 +40,9 @@ class StageCosts:
     operators_s: tuple[float, ...]  # per operator of the combined graph [num_ops]
     contention: float = 1.0
     barrier_s: float = 0.0
+    merges: tuple[tuple[Group, float], ...] = ()
+    """Sibling operators, ascending, that may become one launch (IOS, section 3), and its seconds. A combined
+    graph holds no tensors, so whoever knows the operators' attributes says which may merge."""
 
     def stage_s(self, groups: Sequence[Group]) -> float:
         """Seconds of one stage; a stage of a single group has no barrier to pay for."""
@@ -49,8 +52,16 @@ class StageCosts:
         return longest + self.contention * (sum(sums) - longest) + waiting
 
     def schedule_s(self, schedule: StageSchedule) -> float:
-        """Seconds of all stages, one after another."""
-        return sum(self.stage_s(stage.groups) for stage in schedule.stages)
+        """Seconds of all stages, one after another.
+
+        Raises:
+            KeyError: a stage merges operators that are not among `merges`.
+        """
+        merged = dict(self.merges)
+        return sum(
+            merged[tuple(sorted(stage.operators))] if stage.merge else self.stage_s(stage.groups)
+            for stage in schedule.stages
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,15 @@ from types import MappingProxyType
 from shared.errors import SettingError
 from shared.search.greedy import greedy
 from shared.search.interface import Scheduler
+from shared.search.ios import ios, ios_rooted
 from shared.search.sequential import sequential
 
-_SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType({"greedy": greedy, "sequential": sequential})
+_SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType(
+    {"greedy": greedy, "ios": ios, "ios_rooted": ios_rooted, "sequential": sequential}
+)
+
+
+_COST_BLIND = frozenset({"greedy", "sequential"})
 
 
 def schedulers() -> Mapping[str, Scheduler]:
@@ -28,3 +34,13 @@ def scheduler(name: str) -> Scheduler:
             f"there is no scheduler {name!r}", remedy=f"choose one of {', '.join(sorted(_SCHEDULERS))}"
         )
     return found
+
+
+def reads_costs(name: str) -> bool:
+    """Whether costs can change what the scheduler finds, so that measuring them first is worth the time.
+
+    Raises:
+        SettingError: there is no scheduler of that name.
+    """
+    scheduler(name)
+    return name not in _COST_BLIND

@@ -79,6 +79,15 @@ def test_a_model_becomes_a_plan_that_a_device_gets_with_its_artifact(
     assert "combined branches#1.0" in ok(home, "plan", "show", plan.digest[:8])
 
 
+def test_a_plan_is_searched_by_ios_within_its_limits(planner: PlannerProcess, model_file: Path) -> None:
+    # Nothing was measured, so groups are taken not to overlap: one group of all, where the limits allow it.
+    _add_model(planner, model_file)
+    for name, limits, schedule in (("free", (), "0-2"), ("bound", ("-r", "1", "-s", "1"), "0..2")):
+        create = ("plan", "create", "--model", "branches", "--scheduler", "ios", "--name", name)
+        assert _json(planner.home, *create, *limits)["scheduler"] == "ios"
+        assert ok(planner.home, "plan", "show", name).split()[-1] == schedule
+
+
 def test_telemetry_is_acknowledged_after_commit_and_a_repeat_is_stored_once(planner: PlannerProcess) -> None:
     with _device(planner) as device:
         samples = [QueueSample("branches", number, 0, 0) for number in range(10)]

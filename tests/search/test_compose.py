@@ -2,11 +2,17 @@
 
 import pytest
 
+from shared.blocks import CombinedGraph
 from shared.bound import bind
 from shared.errors import PlanError, SettingError
+from shared.ids import OpId
 from shared.plan import Member, QueuePlan, QueueRule, decode_plan
-from shared.schedule import stage_schedule
+from shared.schedule import StageSchedule, stage_schedule
 from shared.search.compose import Combination, ModelChoice, compose
+from shared.search.costs import CostTable, StageCosts
+from shared.search.interface import Budget, Limits
+from shared.search.registry import schedulers
+from shared.search.sequential import sequential
 from tests.search.graphs import CHAIN, DIAMOND, model
 
 LEFT = model("left", DIAMOND, cuts=[1, 3])
@@ -53,11 +59,27 @@ def test_aligned_splits_in_order_what_is_more_than_h() -> None:
 
 
 @pytest.mark.parametrize("combination", list(Combination))
-@pytest.mark.parametrize("name", ["sequential", "greedy"])
+@pytest.mark.parametrize("name", sorted(schedulers()))
 def test_composed_plan_is_legal_and_survives_the_wire(name: str, combination: Combination) -> None:
     plan = compose(choices(left_replicas=3), scheduler=name, combination=combination, members_max=3)
     assert decode_plan(plan.wire, plan.digest) == plan
     bind(plan, dict([LEFT, RIGHT]))
+
+
+def test_blocks_of_equal_edges_and_costs_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[tuple[float, ...]] = []
+
+    def watched(graph: CombinedGraph, costs: StageCosts, limits: Limits, budget: Budget) -> StageSchedule:
+        searched.append(costs.operators_s)
+        return sequential(graph, costs, limits, budget)
+
+    monkeypatch.setattr("shared.search.compose.find_scheduler", lambda name: watched)
+    artifact, graph = model("cells", [[], [0], [1], [2], [3], [4]], cuts=[2, 4])
+    cells = ModelChoice(name="cells", artifact=artifact, graph=graph, partition="base", replicas=2)
+    seconds = {0: 1.0, 1: 2.0, 2: 1.0, 3: 2.0, 4: 1.0, 5: 3.0}  # the last cell has another cost
+    costs = CostTable(measured_s={(artifact, OpId(op)): cost for op, cost in seconds.items()})
+    compose([cells], costs=costs)
+    assert searched == [(1.0, 2.0), (1.0, 3.0)]
 
 
 def test_choice_reaches_the_plan_field_by_field() -> None:

@@ -3,7 +3,7 @@
 from itertools import permutations
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shared.bitmask import bits
@@ -14,14 +14,15 @@ from shared.schedule import StageSchedule, stage_schedule
 from shared.search.costs import StageCosts
 from shared.search.greedy import greedy
 from shared.search.interface import Budget, Limits, Scheduler
-from shared.search.registry import scheduler, schedulers
+from shared.search.registry import reads_costs, scheduler, schedulers
 from shared.search.sequential import sequential
 from shared.stage_string import parse, to_string
 from tests.search.graphs import CHAIN, DIAMOND, union, unions
 
 
 def run(chosen: Scheduler, graph: CombinedGraph, limits: Limits | None = None) -> StageSchedule:
-    found = chosen(graph, StageCosts((1e-3,) * graph.size), limits or Limits(), Budget())
+    costs = StageCosts((1e-3,) * graph.size, contention=0.5)
+    found = chosen(graph, costs, limits or Limits(), Budget(expansions=2000))
     assert isinstance(found, StageSchedule)
     return found
 
@@ -80,6 +81,7 @@ def test_no_legal_schedule_of_single_operators_has_fewer_stages_than_greedy(grap
 
 
 @pytest.mark.parametrize("name", sorted(schedulers()))
+@settings(deadline=None)
 @given(graph=unions(), s=st.none() | st.integers(1, 4), r=st.none() | st.integers(1, 4))
 def test_every_scheduler_is_legal_deterministic_and_canonical(
     name: str, graph: CombinedGraph, s: int | None, r: int | None
@@ -96,8 +98,21 @@ def test_greedy_under_a_group_limit_keeps_the_rest_for_the_next_stage() -> None:
     assert run(greedy, graph, Limits(s=2)) == stage_schedule([[[0], [1]], [[2]], [[3]]])
 
 
+def test_only_schedulers_that_read_costs_say_so() -> None:
+    # Two chains, once with costs that gain from running side by side and once with costs that do not.
+    graph = union(CHAIN, CHAIN)
+    for name in schedulers():
+        found = {
+            scheduler(name)(graph, StageCosts((1.0,) * 6, contention, barrier_s=0.1), Limits(), Budget())
+            for contention in (0.0, 1.0)
+        }
+        assert (len(found) > 1) == reads_costs(name)
+    with pytest.raises(SettingError):
+        reads_costs("gredy")
+
+
 def test_unknown_scheduler_is_refused_with_the_list_of_known_ones() -> None:
-    with pytest.raises(SettingError, match=r"'gredy'; choose one of greedy, sequential"):
+    with pytest.raises(SettingError, match=r"'gredy'; choose one of greedy, ios, ios_rooted, sequential"):
         scheduler("gredy")
 
 

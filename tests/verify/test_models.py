@@ -1,22 +1,27 @@
-"""Every zoo model and every `light_*` model that the onnx package ships, under both schedulers."""
+"""Every zoo model and every `light_*` model that the onnx package ships, under every scheduler."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import onnx
 import pytest
 
 from benchmarks import zoo
+from edge_agent.executor.base import TimingRequest
 from edge_agent.executor.onnx import OnnxExecutor
 from edge_agent.verify.check import verify, verify_artifact
 from edge_agent.verify.report import VerifyReport
 from shared.artifact import Artifact
+from shared.bound import BoundPlan
+from shared.engine.steps import PlanKey
 from shared.errors import ExitCode
+from shared.ids import Digest
+from shared.schedule import StageSchedule
 from tests.executor.models import artifact_of
 from tests.verify.models import imported
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
-SCHEDULES = ("sequential", "greedy")
+SCHEDULES = ("sequential", "greedy", "ios")
 LARGE = {"light_bvlc_alexnet", "light_vgg19", "light_zfnet512"}  # 230 to 550 MB of weights once folded
 
 
@@ -62,6 +67,44 @@ def test_zoo_model_of_quarter_width_agrees_under_both_schedulers(name: str) -> N
 def test_zoo_model_of_full_size_agrees(name: str, schedule: str, tmp_path: Path) -> None:
     zoo.write(name, tmp_path / "model.onnx")
     agrees(verify(tmp_path / "model.onnx", schedule))
+
+
+class Watched(OnnxExecutor):
+    """Keeps what it timed and was given to run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times_us: list[tuple[float, ...]] = []
+        self.groups: list[int] = []  # of every stage
+
+    def time_operators(
+        self, artifact: Artifact, request: TimingRequest, idle: Callable[[], bool]
+    ) -> tuple[float, ...]:
+        self.times_us.append(super().time_operators(artifact, request, idle))
+        return self.times_us[-1]
+
+    def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
+        schedules = [block.schedule for block in bound.plan.combined]
+        self.groups += [
+            len(stage.groups) for one in schedules if isinstance(one, StageSchedule) for stage in one.stages
+        ]
+        super().load(key, bound, artifacts)
+
+
+def test_ios_is_checked_on_operators_timed_here_with_groups_side_by_side() -> None:
+    executor = Watched()
+    artifact = artifact_of("googlenet")
+    agrees(verify_artifact(artifact, "ios", executor, repeats=1))
+    ((*times_us,),) = executor.times_us
+    assert len(times_us) == len(artifact.graph.operators)
+    assert min(times_us) >= 0
+    assert max(executor.groups) > 1
+
+
+def test_schedulers_that_read_no_costs_are_not_made_to_wait_for_them() -> None:
+    executor = Watched()
+    agrees(verify_artifact(artifact_of("squeezenet"), "greedy", executor, repeats=1))
+    assert executor.times_us == []
 
 
 def test_borders_of_the_papers_are_compared() -> None:

@@ -1,0 +1,190 @@
+"""Endings: how many a search faces, and how fast they are counted, drawn and searched.
+
+    python -m benchmarks.endings [--quick] [--json]
+    python -m benchmarks.endings --graph FILE [--json]
+
+Without a file: four 12-operator blocks of Inception V3 side by side, their concats done, r = 3, s = 8:
+counting (`count_ms`), drawing one by its number (`unrank_us`) and, in the same run, listing all of them
+(`enumerate_ms`, some 500 MB); then the whole dynamic programming of one such block, every transition visited,
+with a seeded pseudo-random cost per stage.
+
+With a file: the size of the search over any graph given as {"ops": [...], "edges": [[u, v], ...]}, exactly:
+`width`, then under `rooted` and `connected` groups, each `r3_s8` and `unpruned`, its `states`, `transitions`
+and `schedules` (IOS, Ding et al. 2021, table 1).
+"""
+
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.report import Report, arguments, emit, progress
+from shared.blocks import CombinedGraph
+from shared.errors import InputError, StageloomError
+from shared.schedule import Group
+from shared.search.costs import StageCosts
+from shared.search.endings import Endings, GroupRule
+from shared.search.interface import Limits
+from shared.search.ios import exact
+from shared.search.ranking import RankedEndings
+from shared.search.stages import Stages, Strategy
+from shared.search.states import measure_space, width
+
+PRUNING = {"r3_s8": (3, 8), "unpruned": (None, None)}
+R, S = 3, 8
+_MAX_OPS = 100_000
+
+# Inception V3's blocks with 17x17 grids: branches of 1, 3, 5 and 2 operators, and the concat of all.
+INCEPTION_BLOCK = ((), (), (1,), (2,), (), (4,), (5,), (6,), (7,), (), (9,), (0, 3, 8, 10))
+
+
+def read_graph(path: Path) -> CombinedGraph:
+    """A graph from its file, renumbered so that edges lead from lower to higher operators.
+
+    Raises:
+        InputError: the file is not such a graph, or holds a cycle.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        size = len(found["ops"])
+        edges = [(int(before), int(after)) for before, after in found["edges"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path} is no graph: {error}", remedy='write {"ops": [...], "edges": [[u, v], ...]}'
+        ) from error
+    if size > _MAX_OPS or any(not 0 <= op < size for edge in edges for op in edge):
+        raise InputError(f"{path} has an edge to no operator", remedy="number operators from 0")
+    return _sorted(size, edges, path)
+
+
+def _sorted(size: int, edges: Sequence[tuple[int, int]], path: Path) -> CombinedGraph:
+    before: list[set[int]] = [set() for _ in range(size)]
+    after: list[set[int]] = [set() for _ in range(size)]
+    for u, v in edges:
+        before[v].add(u)
+        after[u].add(v)
+    missing = [len(row) for row in before]
+    order = [op for op in range(size) if not missing[op]]
+    for op in order:  # grows while it is read
+        for follower in sorted(after[op]):
+            missing[follower] -= 1
+            if not missing[follower]:
+                order.append(follower)
+    if len(order) < size:
+        raise InputError(f"{path} holds a cycle", remedy="remove it")
+    number = {op: index for index, op in enumerate(order)}
+    return graph_of([[number[one] for one in before[op]] for op in order])
+
+
+def graph_of(*members: Sequence[Sequence[int]]) -> CombinedGraph:
+    """A combined graph; each member lists per operator its predecessors inside the member."""
+    offsets, masks = [0], []
+    for member in members:
+        masks += [sum(1 << (offsets[-1] + before) for before in row) for row in member]
+        offsets.append(offsets[-1] + len(member))
+    return CombinedGraph(tuple(offsets), (0,) * len(members), tuple(masks))
+
+
+def space_sizes(graph: CombinedGraph) -> dict[str, Any]:
+    """Width and exact counts under both rules, pruned and not."""
+    found: dict[str, Any] = {"width": width(graph)}
+    for rule in (GroupRule.ROOTED, GroupRule.CONNECTED):
+        found[rule.value] = {}
+        for key, (r, s) in PRUNING.items():
+            size = measure_space(Endings(graph, rule=rule, r=r, s=s))
+            found[rule.value][key] = {
+                "states": size.states,
+                "transitions": size.transitions,
+                "schedules": size.schedules,
+            }
+    return found
+
+
+class RandomCosts(StageCosts):
+    """A seeded pseudo-random cost per stage: nothing to measure, nothing to prune by."""
+
+    def stage_s(self, groups: Sequence[Group]) -> float:
+        """Between 0 and 1, the same for the same operators."""
+        return (hash(groups) * 0x9E3779B97F4A7C15 >> 11 & 0xFFFFFFFF) / 2**32
+
+
+def measure(repeats: int) -> Report:
+    """Counting, drawing and listing in one run, and the dynamic programming of one block."""
+    report = Report("endings")
+    graph = graph_of(*[INCEPTION_BLOCK] * 4)
+    size = len(INCEPTION_BLOCK)
+    state = sum(((1 << size - 1) - 1) << size * member for member in range(4))
+    for rule in GroupRule:
+        progress(f"{rule.value} groups")
+        report.add(*_measure_rule(Endings(graph, rule=rule, r=R, s=S), state, repeats))
+    progress("listing")
+    endings = Endings(graph, r=R, s=S)
+    report.add({"enumerate_ms": _median_s(lambda: endings.endings(state), 1) * 1e3})
+    return report
+
+
+def _measure_rule(
+    endings: Endings, state: int, repeats: int
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Figures of one rule, and the exact count as a row."""
+    ranked = RankedEndings(endings, state)
+    drawn = random.Random(0).choices(range(ranked.count), k=10_000)
+    limits = Limits(r=R, s=S)
+    stages = Stages(graph_of(INCEPTION_BLOCK), RandomCosts(()), limits, endings.rule, Strategy.PARALLEL)
+    figures = {
+        "count_ms": _median_s(lambda: RankedEndings(endings, state), repeats) * 1e3,
+        "unrank_us": _median_s(lambda: [ranked.unrank(k) for k in drawn], repeats) * 1e6 / len(drawn),
+        "neighbour_distance": _distance(ranked, drawn),
+        "inception_block_dp_ms": _median_s(lambda: exact(stages), repeats) * 1e3,
+    }
+    prefix = "" if endings.rule is GroupRule.CONNECTED else "rooted_"
+    named = {prefix + name: value for name, value in figures.items()}
+    return named, [{"groups": endings.rule.value, "endings": ranked.count}]
+
+
+def _median_s(work: Callable[[], object], repeats: int) -> float:
+    taken_s = []
+    for _ in range(repeats):
+        begun_s = time.perf_counter()
+        work()
+        taken_s.append(time.perf_counter() - begun_s)
+    return median(taken_s)
+
+
+def _distance(ranked: RankedEndings, drawn: Sequence[int]) -> float:
+    """Operators by which an ending differs from the next one, on average over drawn places of the order."""
+    places = [place for place in drawn if place + 1 < ranked.count]
+    total = sum((ranked.unrank(place) ^ ranked.unrank(place + 1)).bit_count() for place in places)
+    return total / len(places)
+
+
+def main(arguments_given: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--graph", type=Path, metavar="FILE", help="count the search space of this graph")
+    args = parser.parse_args(arguments_given)
+    if args.graph is None:
+        emit(measure(3 if args.quick else 21), as_json=args.json, packages=[])
+        return 0
+    try:
+        found = space_sizes(read_graph(args.graph))
+    except StageloomError as error:
+        progress(str(error))
+        return int(error.exit_code)
+    if args.json:
+        sys.stdout.write(json.dumps(found) + "\n")
+        return 0
+    sys.stdout.write(f"width {found['width']}\n")
+    for rule in GroupRule:
+        for key, sizes in found[rule.value].items():
+            counts = "  ".join(f"{name} {value}" for name, value in sizes.items())
+            sys.stdout.write(f"{rule.value:9}  {key:8}  {counts}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

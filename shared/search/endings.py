@@ -1,0 +1,242 @@
+"""Endings: what may be the last stage of the operators still to schedule.
+
+An ending of a state S is a set of operators closed under successors within S (IOS, Ding et al. 2021, section
+4.1). Its connected components are the groups of the stage; `r` bounds the operators per group and `s` the
+groups per stage (section 4.3). Two rules for groups:
+
+- `connected`, the default: any connected component.
+- `rooted`: one operator of the group reaches all others of it. IOS's released code enumerates these only, and
+  its table 1 counts them; a legal ending whose group has two entries is missed.
+
+Two disjoint sets that are closed under successors have no edge between them: it would leave the first one. So
+an ending is exactly a set of pairwise disjoint groups, each closed by itself, and both rules share everything
+but the list of groups. Groups with the same
+highest operator exclude each other and form a bucket.
+
+Sets of operators are masks. Time and space grow with the number of endings, not with that of subsets.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from itertools import chain
+
+from shared.bitmask import bits
+from shared.blocks import CombinedGraph
+
+
+class GroupRule(Enum):
+    """Which connected components may be groups."""
+
+    CONNECTED = "connected"
+    ROOTED = "rooted"
+
+
+class TooManyError(Exception):
+    """There are more states, groups or endings than the caller wanted to see; each search has its answer."""
+
+
+class Endings:
+    """The endings of one graph's states; a state is a mask of operators closed under predecessors."""
+
+    def __init__(
+        self,
+        graph: CombinedGraph,
+        *,
+        rule: GroupRule = GroupRule.CONNECTED,
+        r: int | None = None,
+        s: int | None = None,
+    ) -> None:
+        self.graph = graph
+        self.rule = rule
+        self.r = graph.size if r is None else r
+        self.s = graph.size if s is None else s
+        self._successors = graph.successors
+        self._reach = _reach(graph)
+
+    def groups(self, state: int, limit: int | None = None) -> list[int]:
+        """The groups that an ending of `state` may have, by descending lowest operator.
+
+        Raises:
+            TooManyError: there are more than `limit`.
+        """
+        if self.rule is GroupRule.ROOTED:
+            return self.rooted_groups(state)
+        return self.connected_groups(state, self.r, limit)
+
+    def rooted_groups(self, state: int) -> list[int]:
+        """Every operator of `state` with all it reaches there, where that is at most r operators."""
+        found = []
+        for op in _descending(state):
+            cone = self._reach[op] & state
+            if cone.bit_count() <= self.r:
+                found.append(cone)
+        return found
+
+    def connected_groups(self, state: int, r: int, limit: int | None = None) -> list[int]:
+        """Connected sets of up to `r` operators that are closed under successors within `state`.
+
+        The lowest operator of such a set is an entry of it. What remains without it is a set of disjoint
+        groups that hold all its successors, each at least one: covering those successors one after another
+        by groups found before gives every set exactly once.
+
+        Raises:
+            TooManyError: there are more than `limit`.
+        """
+        found: list[int] = []
+        holding: dict[int, list[int]] = {}  # per operator, as a mask of one, the groups that hold it
+        for op in _descending(state):
+            own = 1 << op
+            needed = self._successors[op] & state
+            if not needed:
+                new = [own]
+            elif (self._reach[op] & state).bit_count() > r:
+                continue
+            else:
+                new = _cover(own, needed, r, holding)
+            found += new
+            if limit is not None and len(found) > limit:
+                raise TooManyError(f"more than {limit} groups")
+            for group in new:
+                rest = group
+                while rest:
+                    low = rest & -rest
+                    holding.setdefault(low, []).append(group)
+                    rest ^= low
+        return found
+
+    def endings(self, state: int, limit: int | None = None) -> list[int]:
+        """Every ending of `state` but the empty one, each once.
+
+        Raises:
+            TooManyError: there are more than about `limit`; never for fewer.
+        """
+        if self.rule is GroupRule.CONNECTED and self.r >= state.bit_count() <= self.s:
+            return self._closed(state, limit)
+        buckets = by_highest(self.groups(state, limit))
+        if len(buckets) <= self.s:  # an ending takes at most one group of each bucket
+            return _free_packings(buckets, limit)
+        return list(chain.from_iterable(packings(buckets, self.s, limit)[1:]))
+
+    def _closed(self, state: int, limit: int | None) -> list[int]:
+        """Every closed set but the empty one: the endings where no limit can be exceeded."""
+        found = [0]
+        for op in _descending(state):
+            own = 1 << op
+            needed = self._successors[op] & state
+            found += [taken | own for taken in found if taken & needed == needed]
+            if limit is not None and len(found) > limit + 1:
+                raise TooManyError(f"more than {limit} endings")
+        del found[0]
+        return found
+
+    def components(self, ending: int) -> list[int]:
+        """The groups of an ending, by ascending lowest operator.
+
+        Every operator that no lower one reaches is an entry; entries that reach a common operator share a
+        group. So this takes a step per entry, not per operator.
+        """
+        parts: list[int] = []
+        rest = ending
+        while rest:
+            entry = (rest & -rest).bit_length() - 1
+            part = self._reach[entry] & ending
+            rest &= ~part
+            apart = []
+            for other in parts:
+                if other & part:
+                    part |= other
+                else:
+                    apart.append(other)
+            parts = [*apart, part]
+        return sorted(parts, key=_lowest)
+
+
+def packings(buckets: Sequence[Sequence[int]], s: int, limit: int | None = None) -> list[list[int]]:
+    """Unions of pairwise disjoint groups, at most one of each bucket, by number of groups. [up to s + 1][...]
+
+    Raises:
+        TooManyError: there are more than about `limit`.
+    """
+    levels: list[list[int]] = [[0]]
+    seen = 0
+    for bucket in buckets:
+        if len(levels) <= s:
+            levels.append([])
+        for count in range(len(levels) - 1, 0, -1):  # descending: level count - 1 is as before this bucket
+            base = levels[count - 1]
+            new = levels[count]
+            for group in bucket:
+                if group & seen:
+                    new += [taken | group for taken in base if not taken & group]
+                else:
+                    new += [taken | group for taken in base]
+        for group in bucket:
+            seen |= group
+        if limit is not None and sum(map(len, levels)) > limit + 1:
+            raise TooManyError(f"more than {limit} endings")
+    return levels
+
+
+def _free_packings(buckets: Sequence[Sequence[int]], limit: int | None) -> list[int]:
+    """As `packings` with no bound on the number of groups, less the empty union."""
+    found = [0]
+    seen = 0
+    for bucket in buckets:
+        base = found.copy()
+        for group in bucket:
+            if group & seen:
+                found += [taken | group for taken in base if not taken & group]
+            else:
+                found += [taken | group for taken in base]
+        for group in bucket:
+            seen |= group
+        if limit is not None and len(found) > limit + 1:
+            raise TooManyError(f"more than {limit} endings")
+    del found[0]
+    return found
+
+
+def _cover(own: int, needed: int, r: int, holding: dict[int, list[int]]) -> list[int]:
+    """`own` joined with disjoint groups that together hold `needed`, up to `r` operators in all."""
+    done: list[int] = []
+    open_sets = [own]
+    while open_sets:
+        taken = open_sets.pop()
+        missing = needed & ~taken
+        if not missing:
+            done.append(taken)
+            continue
+        open_sets += [
+            taken | group
+            for group in holding.get(missing & -missing, ())
+            if not group & taken and (taken | group).bit_count() <= r
+        ]
+    return done
+
+
+def by_highest(groups: Sequence[int]) -> list[list[int]]:
+    """Groups by their highest operator, ascending."""
+    found: dict[int, list[int]] = {}
+    for group in groups:
+        found.setdefault(group.bit_length(), []).append(group)
+    return [found[top] for top in sorted(found)]
+
+
+def _lowest(mask: int) -> int:
+    return mask & -mask
+
+
+def _descending(mask: int) -> list[int]:
+    ops = list(bits(mask))
+    ops.reverse()
+    return ops
+
+
+def _reach(graph: CombinedGraph) -> list[int]:
+    """Per operator itself and all that depend on it. [num_ops]"""
+    reach = [0] * graph.size
+    for op in reversed(range(graph.size)):
+        reach[op] = 1 << op
+        for successor in bits(graph.successors[op]):
+            reach[op] |= reach[successor]
+    return reach

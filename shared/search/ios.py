@@ -1,0 +1,111 @@
+"""IOS: the cheapest schedule of all, by dynamic programming over endings.
+
+Ding et al. 2021, "IOS: Inter-Operator Scheduler for CNN Acceleration", algorithm 1: the cheapest way to run a
+state S is the cheapest over its endings E of running S - E and then E as one stage. Pruning: r operators per
+group, s groups per stage (section 4.3). O(states * endings); table 1 counts those pairs.
+
+Ours:
+- Bottom-up over the states by size, with sums and look-ups over whole lists, instead of recursion.
+- Groups are `connected` by default; the released code's are `rooted`, a subset: `shared.search.endings`.
+- Anytime: where the pairs exceed the budget, a beam search spends the same number once more, and the answer
+  is the best of it, `greedy` and `sequential`. The answer never costs more than `sequential`.
+- Of equally cheap last stages the one with the most operators is taken: fewer, longer stages.
+- Stage costs come from a function, not from measuring in the loop.
+"""
+
+from collections.abc import Iterable
+from operator import add
+
+from shared.blocks import CombinedGraph
+from shared.schedule import StageSchedule
+from shared.search.beam import beam
+from shared.search.costs import StageCosts
+from shared.search.endings import GroupRule, TooManyError
+from shared.search.greedy import greedy
+from shared.search.interface import Budget, Limits
+from shared.search.sequential import sequential
+from shared.search.stages import Stages, Strategy
+from shared.search.states import states_by_size
+
+_EQUAL = 1.0 + 1e-12  # sums of the same numbers in another order differ by less
+
+
+def ios(
+    graph: CombinedGraph,
+    costs: StageCosts,
+    limits: Limits,
+    budget: Budget,
+    *,
+    rule: GroupRule = GroupRule.CONNECTED,
+    strategy: Strategy = Strategy.BOTH,
+) -> StageSchedule:
+    """The cheapest schedule within `limits`, or the best found when `budget` is too small to see all."""
+    stages = Stages(graph, costs, limits, rule, strategy)
+    found = []
+    try:
+        found.append(stages.schedule(exact(stages, budget.expansions)))
+    except TooManyError:
+        found.append(stages.schedule(beam(stages, budget.expansions)))
+        if not stages.only_merges:
+            found.append(greedy(graph, costs, limits, budget))
+    return cheapest(found, costs, sequential(graph, costs, limits, budget))
+
+
+def ios_rooted(graph: CombinedGraph, costs: StageCosts, limits: Limits, budget: Budget) -> StageSchedule:
+    """As `ios`, over the groups that IOS's released code enumerates."""
+    return ios(graph, costs, limits, budget, rule=GroupRule.ROOTED)
+
+
+def exact(stages: Stages, expansions: int | None = None) -> list[int]:
+    """The endings of a cheapest schedule, in run order.
+
+    Raises:
+        TooManyError: there are more than `expansions` pairs of a state and an ending.
+    """
+    if expansions is not None:
+        _check_size(stages, expansions)
+    cheapest_s = {0: 0.0}
+    for level in states_by_size(stages.graph):
+        for state in level:
+            cheapest_s[state] = min(_totals(stages, cheapest_s, state, stages.endings(state)))
+    return _trace(stages, cheapest_s)
+
+
+def _check_size(stages: Stages, expansions: int) -> None:
+    """Listing endings takes little beside their costs, so a search too large is given up before any."""
+    left = expansions
+    for level in states_by_size(stages.graph, expansions):
+        for state in level:
+            left -= len(stages.endings(state, left))
+            if left < 0:
+                raise TooManyError(f"more than {expansions} transitions")
+
+
+def cheapest(found: Iterable[StageSchedule], costs: StageCosts, baseline: StageSchedule) -> StageSchedule:
+    """The first of the cheapest schedules; `baseline` only if all others cost more."""
+    return min((*found, baseline), key=costs.schedule_s)
+
+
+def _totals(stages: Stages, cheapest_s: dict[int, float], state: int, endings: list[int]) -> Iterable[float]:
+    """Per ending what comes before it plus the ending itself: additions in run order, all in C."""
+    before = map(cheapest_s.__getitem__, map(state.__xor__, endings))
+    return map(add, before, map(stages.__getitem__, endings))
+
+
+def _trace(stages: Stages, cheapest_s: dict[int, float]) -> list[int]:
+    """Walk back from all operators; endings were not kept, those of a few states are listed again."""
+    chosen = []
+    state = (1 << stages.graph.size) - 1
+    while state:
+        endings = stages.endings(state)
+        bound_s = cheapest_s[state] * _EQUAL
+        equal = [
+            ending
+            for ending, total_s in zip(endings, _totals(stages, cheapest_s, state, endings), strict=True)
+            if total_s <= bound_s
+        ]
+        best = max(equal, key=lambda ending: (ending.bit_count(), ending))
+        chosen.append(best)
+        state ^= best
+    chosen.reverse()
+    return chosen

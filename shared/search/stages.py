@@ -1,0 +1,94 @@
+"""The stages a search chooses from: the endings of each state, what each costs, and how it runs."""
+
+from enum import Enum
+
+from shared.bitmask import bits, mask_of
+from shared.blocks import CombinedGraph
+from shared.schedule import Group, Stage, StageSchedule
+from shared.search.costs import StageCosts
+from shared.search.endings import Endings, GroupRule
+from shared.search.interface import Limits
+
+
+class Strategy(Enum):
+    """How the operators of a stage may run (IOS, section 3.2)."""
+
+    PARALLEL = "parallel"  # groups side by side
+    MERGE = "merge"  # one operator, or siblings as one launch
+    BOTH = "both"  # whichever costs less, stage by stage
+
+
+class Stages(dict[int, float]):
+    """Seconds of the stage over a mask of operators, computed when first asked for.
+
+    A dictionary that fills itself, since a search asks for the same ending in many states: only the first
+    time costs more than a look-up.
+    """
+
+    def __init__(
+        self, graph: CombinedGraph, costs: StageCosts, limits: Limits, rule: GroupRule, strategy: Strategy
+    ) -> None:
+        super().__init__()
+        self.graph = graph
+        self.space = Endings(graph, rule=rule, r=limits.r, s=limits.s)
+        self._costs = costs
+        self._strategy = strategy
+        self._group: dict[int, Group] = {}  # endings share their groups
+        self._merged_s = {} if strategy is Strategy.PARALLEL else _mergeable(graph, costs, self.space.s)
+
+    def __missing__(self, ending: int) -> float:
+        seconds = self._costs.stage_s(self.groups(ending))
+        seconds = min(seconds, self._merged_s.get(ending, seconds))
+        self[ending] = seconds
+        return seconds
+
+    def endings(self, state: int, limit: int | None = None) -> list[int]:
+        """The endings of `state` that the strategy and the limits allow.
+
+        Raises:
+            TooManyError: there are more than about `limit`.
+        """
+        if self._strategy is Strategy.MERGE:
+            return self.merge_endings(state)
+        return self.space.endings(state, limit)
+
+    def merge_endings(self, state: int) -> list[int]:
+        """Single last operators of `state`, and siblings that are last and may merge."""
+        last = mask_of(op for op in bits(state) if not self.graph.successors[op] & state)
+        return [1 << op for op in bits(last)] + [mask for mask in self._merged_s if not mask & ~last]
+
+    @property
+    def only_merges(self) -> bool:
+        """Whether a stage is one operator or one launch."""
+        return self._strategy is Strategy.MERGE
+
+    def groups(self, ending: int) -> tuple[Group, ...]:
+        """The connected components, in canonical order."""
+        parts = self.space.components(ending)
+        for part in parts:
+            if part not in self._group:
+                self._group[part] = tuple(bits(part))
+        return tuple(self._group[part] for part in parts)
+
+    def operators_s(self, mask: int) -> float:
+        """Seconds of the operators alone, one after another."""
+        return sum(self._costs.operators_s[op] for op in bits(mask))
+
+    def schedule(self, endings: list[int]) -> StageSchedule:
+        """The schedule of these endings, given in run order; each runs the cheaper way."""
+        return StageSchedule(tuple(self._stage(ending) for ending in endings))
+
+    def _stage(self, ending: int) -> Stage:
+        groups = self.groups(ending)
+        merged_s = self._merged_s.get(ending)
+        return Stage(groups, merge=merged_s is not None and merged_s < self._costs.stage_s(groups))
+
+
+def _mergeable(graph: CombinedGraph, costs: StageCosts, s: int) -> dict[int, float]:
+    """The merges that are legal: two or more siblings of one member, at most `s`."""
+    found = {}
+    for ops, seconds in costs.merges:
+        siblings = {(graph.member_of[op], graph.predecessors[op]) for op in ops}
+        if 2 <= len(ops) <= s and len(siblings) == 1:
+            found[mask_of(ops)] = seconds
+    return found

@@ -1,0 +1,88 @@
+"""The states of a search over endings, and how large that search is.
+
+A state is a set of operators that is left to schedule once the last stages are chosen: closed under
+predecessors, not empty. A single last operator is an ending under every rule and limit, so all such sets are
+reached whatever r and s are; they come here from small to large, as dynamic programming needs them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shared.bitmask import bits
+from shared.blocks import CombinedGraph
+from shared.search.endings import Endings, TooManyError
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceSize:
+    """IOS, table 1: how much there is to search, exactly."""
+
+    states: int
+    transitions: int  # pairs of a state and one of its endings
+    schedules: int  # paths from all operators to none
+
+
+def states_by_size(graph: CombinedGraph, limit: int | None = None) -> Iterator[list[int]]:
+    """All states of one operator, then of two, and so on; each list ascending.
+
+    Raises:
+        TooManyError: more than `limit` states have the same size.
+    """
+    level = {0: _entries(graph, 0)}
+    for _ in range(graph.size):
+        following: dict[int, int] = {}
+        for state, ready in level.items():
+            rest = ready
+            while rest:
+                low = rest & -rest
+                rest ^= low
+                grown = state | low
+                if grown not in following:
+                    after = graph.successors[low.bit_length() - 1]
+                    following[grown] = (ready ^ low) | _entries(graph, grown, after)
+            if limit is not None and len(following) > limit:
+                raise TooManyError(f"more than {limit} states")
+        level = following
+        yield sorted(level)
+
+
+def measure_space(endings: Endings) -> SpaceSize:
+    """Count by visiting every transition once: a transition's cost is that of adding a number."""
+    paths = {0: 1}
+    transitions = 0
+    for level in states_by_size(endings.graph):
+        for state in level:
+            found = endings.endings(state)
+            transitions += len(found)
+            paths[state] = sum(map(paths.__getitem__, map(state.__xor__, found)))
+    return SpaceSize(len(paths) - 1, transitions, paths[(1 << endings.graph.size) - 1])
+
+
+def width(graph: CombinedGraph) -> int:
+    """The most operators of which none depends on another (IOS, definition 1).
+
+    By Dilworth's theorem the number of operators less the size of a largest matching between operators and
+    their ancestors (Fulkerson 1956). O(operators * dependent pairs).
+    """
+    partner: dict[int, int] = {}  # ancestor -> the operator it is matched to
+
+    def match(op: int, tried: set[int]) -> bool:
+        for ancestor in bits(graph.ancestors[op]):
+            if ancestor not in tried:
+                tried.add(ancestor)
+                if ancestor not in partner or match(partner[ancestor], tried):
+                    partner[ancestor] = op
+                    return True
+        return False
+
+    return graph.size - sum(match(op, set()) for op in range(graph.size))
+
+
+def _entries(graph: CombinedGraph, done: int, among: int | None = None) -> int:
+    """The operators outside `done`, of those in `among`, whose predecessors all lie in it."""
+    candidates = range(graph.size) if among is None else bits(among)
+    mask = 0
+    for op in candidates:
+        if not graph.predecessors[op] & ~done:
+            mask |= 1 << op
+    return mask & ~done
