@@ -27,7 +27,7 @@ def main() -> int:
     )
     parser.add_argument("--seconds", type=float, default=40.0, help="seconds of load (default %(default)s)")
     parser.add_argument(
-        "--load", type=float, default=0.4, help="share of the measured capacity (default %(default)s)"
+        "--load", type=float, default=0.5, help="share of the measured capacity (default %(default)s)"
     )
     parser.add_argument(
         "--width", type=float, default=1.0, help="width of the networks; below 1 for a quick look"
