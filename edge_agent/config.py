@@ -34,6 +34,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     intra_op_threads: Annotated[int, Meta(ge=1, le=256)] = 1  # for plans made here
     replicas: Annotated[int, Meta(ge=1, le=64)] = 2  # for plans made here: two callers hide each other's gaps
     probation_s: Seconds = 5.0  # how long a new plan is watched before it is committed
+    load_limit_s: Seconds = 120.0  # a plan that loads for longer hangs: it is rejected, the engine restarted
     stats_interval_s: Seconds = 1.0  # how often telemetry is taken
     trace_interval_s: Seconds = 2.0  # how often a short window of steps is traced as telemetry
     trace_window_s: Seconds = 0.1  # how long such a window is

@@ -6,89 +6,30 @@ way from verification over staging to probation. Whatever happens, the manager w
 trial once it is to be activated, else good, else fallback, else nothing. A method returns what to do next.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeAlias
 
-from edge_agent.ingest.messages import ModelInfo
 from edge_agent.link import events as link
 from edge_agent.link.events import Attempt, PlanRef, RunnablePlan
+from edge_agent.plan_actions import (
+    Action,
+    CheckPlan,
+    KeepFallback,
+    LoadPlan,
+    Models,
+    Note,
+    StartEngine,
+    StopEngine,
+    SwapTo,
+    Tell,
+    UnloadPlan,
+)
 from edge_agent.probation import Probation, ProbationConfig, Verdict
 from edge_agent.supervisor import Supervisor
 from shared.engine.steps import Outcome, PlanKey
 from shared.ids import Digest
 from shared.messages.control import Origin
-
-Models: TypeAlias = Mapping[str, ModelInfo]
-
-
-@dataclass(frozen=True)
-class CheckPlan:
-    """Decode, check legality and the artifacts' digests; answered by `checked` or `check_failed`."""
-
-    plan: RunnablePlan
-
-
-@dataclass(frozen=True)
-class LoadPlan:
-    """Load in the engine process; answered by `loaded` or `load_failed`."""
-
-    key: PlanKey
-    plan: RunnablePlan
-
-
-@dataclass(frozen=True)
-class SwapTo:
-    """Send new launches to this loaded plan; answered by `activated` or `load_failed`."""
-
-    key: PlanKey
-
-
-@dataclass(frozen=True)
-class UnloadPlan:
-    """Free a loaded plan that does not run."""
-
-    key: PlanKey
-
-
-@dataclass(frozen=True)
-class StartEngine:
-    """Start the engine process; answered by `ready` or `exited`."""
-
-    delay_s: float
-
-
-@dataclass(frozen=True)
-class StopEngine:
-    """End the engine process: it runs what nobody wants; answered by `exited`."""
-
-
-@dataclass(frozen=True)
-class Tell:
-    """Hand an event to the link core."""
-
-    event: link.Event
-
-
-@dataclass(frozen=True)
-class Note:
-    """Something a person may want to know."""
-
-    code: str
-    text: str
-
-
-@dataclass(frozen=True)
-class KeepFallback:
-    """Write down the good plan before the present one."""
-
-    plan: RunnablePlan
-
-
-Action: TypeAlias = (
-    CheckPlan | LoadPlan | SwapTo | UnloadPlan | StartEngine | StopEngine | Tell | Note | KeepFallback
-)
 
 
 class Phase(Enum):
@@ -129,6 +70,7 @@ class _Engine:
     asked: PlanKey | None = None  # the last one that was asked to run
     kept: set[PlanKey] = field(default_factory=set)  # asked to run (it frees itself) or being freed
     active: PlanKey | None = None
+    first_load: tuple[PlanKey, float] | None = None  # plans load in turn: whose turn it is, and since when
 
     def key_of(self, digest: Digest, plans: Mapping[PlanKey, RunnablePlan]) -> PlanKey | None:
         return next((key for key, plan in plans.items() if plan.ref.digest == digest), None)
@@ -142,7 +84,10 @@ class PlanManager:
         supervisor: Supervisor,
         probation: ProbationConfig | None = None,
         fallback: RunnablePlan | None = None,
+        load_limit_s: float = 120.0,
     ) -> None:
+        """`load_limit_s`: an engine process that loads one plan for so long is taken to hang."""
+        self._load_limit_s = load_limit_s
         self._supervisor = supervisor
         self._probation = probation or ProbationConfig()
         self._good: RunnablePlan | None = None
@@ -197,8 +142,22 @@ class PlanManager:
 
     def needed(self) -> set[Digest]:
         """Artifacts that a plan held here names."""
-        plans = [self._good, self._fallback, self._adopted, self._trial.plan if self._trial else None]
-        return {need.digest for plan in plans if plan for need in plan.artifacts}
+        return {need.digest for plan in self._held() for need in plan.artifacts}
+
+    @property
+    def checked_plans(self) -> Set[Digest]:
+        """Plans that are known to be sound; what is kept about others can go."""
+        return self._checked.keys()
+
+    def _held(self) -> list[RunnablePlan]:
+        """Every plan that has a part to play, here or in the engine process."""
+        trial, engine = self._trial, self._engine
+        plans = [self._good, self._fallback, self._adopted, trial.plan if trial else None]
+        return [
+            *(plan for plan in plans if plan is not None),
+            *engine.loaded.values(),
+            *engine.loading.values(),
+        ]
 
     # -- what the link asks for -----------------------------------------------------------------------------
 
@@ -309,8 +268,7 @@ class PlanManager:
         wanted, blamed, before = self._engine.stopping, self._blamed(), self.active
         self._engine = _Engine()
         if wanted:
-            if self._trial is not None and self._trial.phase is Phase.STAGED:
-                self._trial.phase = Phase.STAGING
+            self._step_back()
             nothing = [Tell(link.ActiveChanged(None))] if before is not None and not self._target() else []
             return [*nothing, StartEngine(0.0)]
         delay_s = self._supervisor.crashed(blamed.ref.digest if blamed else None, now_s)
@@ -338,11 +296,28 @@ class PlanManager:
     def tick(self, now_s: float) -> list[Action]:
         """Time passed."""
         self._watch_running(now_s)
+        actions = self._end_overdue_load(now_s)
         trial = self._trial
-        if trial is None or trial.probation is None:
-            return []
+        if trial is None or trial.probation is None or self._engine.stopping:
+            return actions
         trial.probation.tick(now_s)
-        return self._judge(trial, trial.probation)
+        return actions + self._judge(trial, trial.probation)
+
+    def _end_overdue_load(self, now_s: float) -> list[Action]:
+        """Nothing inside the process can interrupt a load that hangs, so it is ended with the process."""
+        engine = self._engine
+        key = next(iter(engine.loading), None)
+        if key is None or engine.stopping:
+            return []
+        if engine.first_load is None or engine.first_load[0] != key:
+            engine.first_load = (key, now_s)
+        if now_s - engine.first_load[1] <= self._load_limit_s:
+            return []
+        engine.stopping = True
+        digest = engine.loading[key].ref.digest
+        reason = f"it was not loaded within {self._load_limit_s:g} s, so the engine process was ended"
+        note = Note("load_overdue", f"plan {digest[:12]}: {reason}")
+        return [note, *self._useless(digest, reason), StopEngine()]
 
     # -- decisions ------------------------------------------------------------------------------------------
 
@@ -375,13 +350,20 @@ class PlanManager:
                 failed = link.ProbationFailed(trial.attempt, probation.reason)
                 return [Tell(failed), *self._pursue()]
 
+    def _step_back(self) -> None:
+        """What was loaded is lost with the engine process: load it again."""
+        trial = self._trial
+        if trial is not None and trial.phase is Phase.STAGED:
+            trial.phase = Phase.STAGING
+        elif trial is not None and trial.phase is Phase.PROBATION:
+            trial.phase, trial.probation = Phase.ACTIVATING, None
+
     def _trial_crashed(self, how: str, blamed: RunnablePlan | None) -> list[Action]:
         trial = self._trial
         if trial is None:
             return []
         if blamed is not trial.plan:
-            if trial.phase is Phase.STAGED:
-                trial.phase = Phase.STAGING  # what was loaded is lost: load it again
+            self._step_back()
             return []
         self._trial = None
         if trial.phase is Phase.PROBATION:
@@ -488,7 +470,10 @@ class PlanManager:
         return [CheckPlan(plan)]
 
     def _tidy(self) -> list[Action]:
-        """Free what was loaded and is not wanted any more."""
+        """Free what was loaded and is not wanted any more, and forget plans that are gone."""
+        held = {plan.ref.digest for plan in self._held()}
+        self._checked = {digest: models for digest, models in self._checked.items() if digest in held}
+        self._unusable = {digest: reason for digest, reason in self._unusable.items() if digest in held}
         engine, trial, target = self._engine, self._trial, self._target()
         wanted = {plan.ref.digest for plan in (trial.plan if trial else None, target) if plan is not None}
         unwanted = [

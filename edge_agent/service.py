@@ -28,20 +28,20 @@ from edge_agent.link import events as link
 from edge_agent.link.events import RunnablePlan
 from edge_agent.links import Link
 from edge_agent.loop import READ, Loop
-from edge_agent.plan_check import PlanChecked, PlanUnusable, check_plan
-from edge_agent.plans import (
+from edge_agent.plan_actions import (
     Action,
     CheckPlan,
     KeepFallback,
     LoadPlan,
     Note,
-    PlanManager,
     StartEngine,
     StopEngine,
     SwapTo,
     Tell,
     UnloadPlan,
 )
+from edge_agent.plan_check import PlanChecked, PlanUnusable, check_plan
+from edge_agent.plans import PlanManager
 from edge_agent.probation import ProbationConfig
 from edge_agent.status import AgentStatus, EngineStatus, plan_status, queue_status, task_totals
 from edge_agent.store import ArtifactStore, StateFile
@@ -84,7 +84,10 @@ class Agent:
         self._fallback_file = StateFile(home / "fallback")
         self._supervisor = Supervisor(Random())
         self._plans = PlanManager(
-            self._supervisor, ProbationConfig(length_s=config.probation_s), self._load_fallback()
+            self._supervisor,
+            ProbationConfig(length_s=config.probation_s),
+            self._load_fallback(),
+            config.load_limit_s,
         )
         self._ledger = TaskLedger()
         self._endpoint = Endpoint(
@@ -113,6 +116,7 @@ class Agent:
         self._stats: engine.Stats | None = None
         self._last_exit = ""
         self._stopping = False
+        self._settled = False  # an attempt has ended
         self._counted_s = self._started_s
 
     # -- life -----------------------------------------------------------------------------------------------
@@ -249,6 +253,7 @@ class Agent:
                 self._plan_active(PlanKey(report.key))
             case engine.PlanReleased():
                 self._do(self._plans.released(PlanKey(report.key)))
+                self._collect()
             case engine.OperatorTimes():
                 self._profiled(report)
             case engine.Traced():
@@ -257,6 +262,9 @@ class Agent:
                     self._record([trace_row(report, plan.ref.digest)])
             case engine.Exited():
                 self._exited(report.returncode)
+            case engine.ArenaRefused():
+                text = f"tasks that name arena {report.arena} are refused: {report.reason}"
+                self._note("arena_refused", text)
             case engine.Drained():
                 self._stop_when_empty()
 
@@ -286,6 +294,7 @@ class Agent:
             f"the engine process ended ({how}) while the task was in flight; submit it again if wanted",
         )
         self._do(self._plans.exited(how, self.loop.now()))
+        self._collect()
 
     # -- plans ----------------------------------------------------------------------------------------------
 
@@ -311,8 +320,9 @@ class Agent:
                 self._engine.end()
             case Tell(event):
                 self._link.tell(event)
-                if isinstance(event, link.ProbationPassed):
-                    self._collect()
+                if isinstance(event, link.ProbationPassed | link.ProbationFailed | link.PlanRefused):
+                    self._settled = True
+                    self._collect(downloads=isinstance(event, link.ProbationPassed))
             case Note(code, text):
                 self._note(code, text)
             case KeepFallback(plan):
@@ -328,6 +338,8 @@ class Agent:
             return
         self._members[result.digest] = result.members
         self._do(self._plans.checked(result.digest, result.models))
+        known = self._plans.checked_plans
+        self._members = {digest: members for digest, members in self._members.items() if digest in known}
 
     def _load_fallback(self) -> RunnablePlan | None:
         found = self._fallback_file.load()
@@ -341,9 +353,12 @@ class Agent:
             self._problems.append(f"the fallback plan cannot be read and is forgotten: {error}")
             return None
 
-    def _collect(self) -> None:
-        keep = self._plans.needed()
-        gone = self.artifacts.collect(keep)
+    def _collect(self, *, downloads: bool = False) -> None:
+        """Remove artifacts that nothing here names; before an attempt has ended the link may hold others."""
+        if not self._settled:
+            return
+        keep = self._plans.needed() | {request.artifact.digest for request in self._profiles.values()}
+        gone = self.artifacts.collect(keep, downloads=downloads)
         for digest in gone:
             self._link.tell(link.ArtifactGone(digest))
 
@@ -388,8 +403,8 @@ class Agent:
         )
 
     def _profiled(self, times: engine.OperatorTimes) -> None:
-        self._record(profile_rows(times, device_class(), _PROFILE_REPEATS))
-        if times.first + len(times.median_us) >= times.operators:
+        self._record(profile_rows(times, device_class()))
+        if times.first + len(times.times) >= times.operators:
             self._profiles.pop(times.request, None)
             self._link.tell(link.ProfileAnswered(times.request))
 

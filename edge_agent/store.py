@@ -166,12 +166,12 @@ class ArtifactStore:
         """Forget an artifact that turned out damaged."""
         self.path(digest).unlink(missing_ok=True)
 
-    def collect(self, keep: Collection[Digest]) -> list[Digest]:
-        """Remove every artifact and download that is not to be kept; returns the artifacts that went."""
+    def collect(self, keep: Collection[Digest], *, downloads: bool = True) -> list[Digest]:
+        """Remove artifacts that are not to be kept, and downloads too; returns the artifacts that went."""
         gone = []
         for path in list(self.directory.iterdir()) if self.directory.is_dir() else []:
             digest = Digest(path.name.removesuffix(_PART))
-            if digest in keep or len(digest) != _DIGEST_CHARS:
+            if digest in keep or len(digest) != _DIGEST_CHARS or (path.name != digest and not downloads):
                 continue
             path.unlink(missing_ok=True)
             if path.name == digest:

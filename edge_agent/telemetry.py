@@ -126,16 +126,16 @@ def trace_row(traced: Traced, plan: Digest) -> StepTrace:
     )
 
 
-def profile_rows(times: OperatorTimes, environment: str, runs: int) -> list[RowData]:
+def profile_rows(times: OperatorTimes, environment: str) -> list[RowData]:
     """The answer to a profile request, in parts; operators that the time limit cut off are left out.
 
     The last row of the engine's last report says that the answer is whole.
     """
-    whole = times.first + len(times.median_us) >= times.operators
+    whole = times.first + len(times.times) >= times.operators
     timings = [
-        OperatorTiming(op, median_us, 0.0, runs)
-        for op, median_us in enumerate(times.median_us, times.first)
-        if median_us >= 0
+        OperatorTiming(op, median_us, spread_us, runs)
+        for op, (median_us, spread_us, runs) in enumerate(times.times, times.first)
+        if runs
     ]
     parts = [timings[i : i + _TIMINGS_PER_ROW] for i in range(0, len(timings), _TIMINGS_PER_ROW)] or [[]]
     return [

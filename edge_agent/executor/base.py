@@ -51,6 +51,18 @@ class TimingRequest:
     limit_s: float = 20.0
 
 
+@dataclass(frozen=True, slots=True)
+class OperatorTime:
+    """One operator run alone; `spread_us` is half the distance of the 16th and the 84th percentile."""
+
+    median_us: float
+    spread_us: float
+    runs: int  # 0: the limit came first, and there is no time
+
+
+NOT_TIMED = OperatorTime(0.0, 0.0, 0)
+
+
 class Executor(Protocol):
     """One backend inside the engine's process.
 
@@ -103,8 +115,8 @@ class Executor(Protocol):
 
     def time_operators(
         self, artifact: Artifact, request: "TimingRequest", idle: Callable[[], bool]
-    ) -> tuple[float, ...]:
-        """Median time of each operator in microseconds, run alone; -1 where the limit came first.
+    ) -> tuple[OperatorTime, ...]:
+        """Time of each operator, run alone; NOT_TIMED where the limit came first.
 
         Runs on a thread of its own and measures only while `idle()`. [num_operators]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_agent.executor.base import BlockTap, GroupTime, Rows, StepResult, TimingRequest
+from edge_agent.executor.base import BlockTap, GroupTime, OperatorTime, Rows, StepResult, TimingRequest
 from edge_agent.executor.order import StepOrder
 from shared.artifact import Artifact
 from shared.bound import BoundPlan
@@ -154,9 +154,9 @@ class NullExecutor:
 
     def time_operators(
         self, artifact: Artifact, request: TimingRequest, idle: Callable[[], bool]
-    ) -> tuple[float, ...]:
+    ) -> tuple[OperatorTime, ...]:
         """Nothing runs, so nothing takes time."""
-        return (0.0,) * len(artifact.graph.operators)
+        return (OperatorTime(0.0, 0.0, request.repeats),) * len(artifact.graph.operators)
 
     def unload(self, key: PlanKey) -> None:
         """Forget the plan."""

@@ -12,7 +12,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from edge_agent.executor.base import BlockTap, GroupTime, Rows, StepResult, TimingRequest
+from edge_agent.executor.base import BlockTap, GroupTime, OperatorTime, Rows, StepResult, TimingRequest
 from edge_agent.executor.onnx_parts import ModelParts
 from edge_agent.executor.onnx_program import CombinedPrograms, Program
 from edge_agent.executor.onnx_sessions import (
@@ -268,7 +268,7 @@ class OnnxExecutor:
 
     def time_operators(
         self, artifact: Artifact, request: TimingRequest, idle: Callable[[], bool]
-    ) -> tuple[float, ...]:
+    ) -> tuple[OperatorTime, ...]:
         """Run the model operator by operator; see `onnx_timing`."""
         return time_operators(artifact, request, idle)
 

@@ -1,12 +1,11 @@
 """Measures every operator of a model alone, on real intermediate tensors, for the planner's costs."""
 
 import time
-from collections.abc import Callable
-from statistics import median
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from edge_agent.executor.base import TimingRequest
+from edge_agent.executor.base import NOT_TIMED, OperatorTime, TimingRequest
 from edge_agent.executor.onnx_parts import ModelParts
 from edge_agent.executor.onnx_sessions import Session, SessionKey, Values, one_line, open_session
 from shared.artifact import Artifact
@@ -18,8 +17,10 @@ _SEED = 7
 _IDLE_POLL_S = 0.005
 
 
-def time_operators(artifact: Artifact, request: TimingRequest, idle: Callable[[], bool]) -> tuple[float, ...]:
-    """Median microseconds per operator, each run as a session of its own; -1 where `limit_s` came first.
+def time_operators(
+    artifact: Artifact, request: TimingRequest, idle: Callable[[], bool]
+) -> tuple[OperatorTime, ...]:
+    """Time per operator, each run as a session of its own; NOT_TIMED where `limit_s` came first.
 
     Operators run in the model's order on what the ones before them made, so that value-dependent kernels see
     plausible data. Tensors are dropped after their last reader. Between runs it waits until `idle()`.
@@ -31,7 +32,7 @@ def time_operators(artifact: Artifact, request: TimingRequest, idle: Callable[[]
     graph, source = artifact.graph, ModelParts(artifact)
     ends_s = time.monotonic() + request.limit_s
     values = _inputs(graph, request.batch)
-    times: list[float] = []
+    times: list[OperatorTime] = []
     for op in range(len(graph.operators)):
         if not _await_idle(idle, ends_s):
             break
@@ -44,19 +45,25 @@ def time_operators(artifact: Artifact, request: TimingRequest, idle: Callable[[]
             raise ExecutorError(f"operator {op} of {graph.name!r} cannot run: {one_line(error)}") from error
         for tensor in [t for t in values if all(reader <= op for reader in graph.consumers[t])]:
             del values[tensor]
-    return (*times, *[-1.0] * (len(graph.operators) - len(times)))
+    return (*times, *[NOT_TIMED] * (len(graph.operators) - len(times)))
 
 
 def _time_one(
     session: Session, values: Values, repeats: int, ends_s: float, idle: Callable[[], bool]
-) -> float:
+) -> OperatorTime:
     session.run(values)  # warms caches and makes what later operators read
     taken_s: list[float] = []
     while len(taken_s) < repeats and (not taken_s or _await_idle(idle, ends_s)):
         began_s = time.perf_counter()
         session.run(values)
         taken_s.append(time.perf_counter() - began_s)
-    return median(taken_s) * 1e6
+    return summary(taken_s)
+
+
+def summary(taken_s: Sequence[float]) -> OperatorTime:
+    """Median and spread of the runs of one operator. [num_runs], at least one"""
+    low, middle, high = (float(at) * 1e6 for at in np.percentile(taken_s, (16, 50, 84)))
+    return OperatorTime(middle, (high - low) / 2, len(taken_s))
 
 
 def _await_idle(idle: Callable[[], bool], ends_s: float) -> bool:

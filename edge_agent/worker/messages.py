@@ -12,8 +12,8 @@ import msgspec
 MAX_MESSAGE_BYTES = 64 << 10
 """A message larger than this is a mistake; bulk data travels as file descriptors."""
 
-MAX_TIMES = 4096
-"""Operator times per report."""
+MAX_TIMES = 2048
+"""Operator times per report: at most 24 bytes each, so that they fit a message."""
 
 Place: TypeAlias = tuple[str, int, int]
 """A tensor's name, the arena it lies in, and its offset there in bytes.
@@ -198,7 +198,7 @@ class Stats(_Message, frozen=True, tag=7):
 
 
 class OperatorTimes(_Message, frozen=True, tag=8):
-    """Median time of every operator in microseconds; negative where the time limit came first.
+    """Every operator's median and spread in microseconds and its runs; no runs: the time limit came first.
 
     A model of more than MAX_TIMES operators takes several reports: `first` is the operator that this one
     begins with, `operators` how many there are in all.
@@ -207,7 +207,7 @@ class OperatorTimes(_Message, frozen=True, tag=8):
     request: int
     artifact: str
     batch: int
-    median_us: tuple[float, ...]
+    times: tuple[tuple[float, float, int], ...]
     reason: str = ""  # why there are no times
     first: int = 0
     operators: int = 0

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from queue import SimpleQueue
 from typing import NoReturn
 
@@ -16,11 +15,11 @@ from edge_agent.executor.base import StepResult, TimingRequest
 from edge_agent.executor.registry import make_executor
 from edge_agent.worker import messages
 from edge_agent.worker.arena_tasks import ArenaTasks
+from edge_agent.worker.artifacts import ArtifactTable
 from edge_agent.worker.channel import Channel, ChannelClosed
 from edge_agent.worker.config import WorkerConfig
 from edge_agent.worker.driver import EngineDriver
 from edge_agent.worker.messages import Command, Report
-from shared.artifact import Artifact, open_artifact
 from shared.bound import bind
 from shared.engine.steps import PlanKey, Step
 from shared.errors import PlanError, StageloomError, UnavailableError
@@ -46,7 +45,7 @@ class EngineProcess:
         self._nudge = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._driver: EngineDriver | None = None
         self._tasks = ArenaTasks(self.report, lambda: self._driver)
-        self._artifacts: dict[Digest, Artifact] = {}
+        self._artifacts = ArtifactTable()
         self._loads: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._profiles: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._draining = False
@@ -142,7 +141,7 @@ class EngineProcess:
         """Load a plan on the loading thread; whatever goes wrong is reported, and what runs goes on."""
         try:
             plan = decode_plan(wire)
-            artifacts = {m.artifact: self._artifact(m.artifact, paths) for m in plan.models}
+            artifacts = {m.artifact: self._artifacts.use(key, m.artifact, paths) for m in plan.models}
             bound = bind(plan, {digest: artifact.graph for digest, artifact in artifacts.items()})
             driver = self._driver
             if driver is None:
@@ -163,20 +162,14 @@ class EngineProcess:
             self._driver = driver
             missing = driver.wait_prepared(key, PREPARE_TIMEOUT_S)
         except (StageloomError, ValueError, OSError) as error:
+            self._artifacts.release(key)
             self.report(messages.PlanFailed(key, str(error)))
         except Exception as error:  # a backend's: the plan is refused and what ran before runs on
             log.exception("plan %d could not be loaded", key)
+            self._artifacts.release(key)
             self.report(messages.PlanFailed(key, f"{type(error).__name__}: {error}"))
         else:
             self.report(messages.PlanLoaded(key, missing == 0, stated_bytes))
-
-    def _artifact(self, digest: Digest, paths: Mapping[str, str]) -> Artifact:
-        known = self._artifacts.get(digest)
-        if known is None:
-            if digest not in paths:
-                raise PlanError(f"artifact {digest[:12]} is not here", remedy="fetch it first")
-            known = self._artifacts[digest] = open_artifact(Path(paths[digest]), digest)
-        return known
 
     def _switch(self, command: messages.Activate | messages.Unload) -> None:
         key = PlanKey(command.key)
@@ -194,6 +187,7 @@ class EngineProcess:
             self.report(messages.PlanActive(key))
 
     def _released(self, key: PlanKey) -> None:
+        self._artifacts.release(key)
         self.report(messages.PlanReleased(key))
 
     # Observation
@@ -232,10 +226,11 @@ class EngineProcess:
     def _profile(self, request: messages.Profile) -> None:
         """Time operators on the profiling thread, in the pauses of whatever runs."""
         digest = Digest(request.artifact)
-        times: tuple[float, ...] = ()
+        times: tuple[tuple[float, float, int], ...] = ()
         reason = ""
+        user = ("profile", request.request)
         try:
-            artifact = self._artifact(digest, {digest: request.path})
+            artifact = self._artifacts.use(user, digest, {digest: request.path})
             timing = TimingRequest(
                 batch=request.batch,
                 intra_op_threads=request.intra_op_threads,
@@ -243,13 +238,15 @@ class EngineProcess:
                 limit_s=request.limit_s,
             )
             executor = make_executor(request.executor)
-            times = executor.time_operators(artifact, timing, self._quiet)
+            timed = executor.time_operators(artifact, timing, self._quiet)
+            times = tuple((one.median_us, one.spread_us, one.runs) for one in timed)
             executor.close()
         except (StageloomError, ValueError, OSError) as error:
             reason = str(error)
         except Exception as error:  # a backend's: there are no times, and the engine goes on
             log.exception("profile request %d failed", request.request)
             reason = f"{type(error).__name__}: {error}"
+        self._artifacts.release(user)
         for first in range(0, max(1, len(times)), messages.MAX_TIMES):
             part = times[first : first + messages.MAX_TIMES]
             self.report(

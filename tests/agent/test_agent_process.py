@@ -247,13 +247,16 @@ def test_plan_that_crashes_the_engine_is_rolled_back_to_last_known_good(
         status = agent.now()
         assert status.link.desired_state == "rolled_back"
         assert "signal 11" in status.link.reason
+        assert {one.name for one in (home / "artifacts").iterdir()} == {tiny.digest}, (
+            "what it brought is gone"
+        )
 
 
 def test_illegal_plan_is_rejected_with_a_reason_and_the_old_one_keeps_serving(
-    home: Path, tiny: Artifact
+    home: Path, tiny: Artifact, other: Artifact
 ) -> None:
     good = plan_for({"tiny": tiny})
-    broken = plan_for({"tiny": tiny}, executor="no_such_executor")
+    broken = plan_for({"tiny": tiny, "other": other}, executor="no_such_executor")
     write_state(home, good=good, desired=broken)
     with AgentProcess(home) as agent:
         agent.until(lambda s: s.link.desired_state == "rejected", "rejected")
@@ -261,6 +264,9 @@ def test_illegal_plan_is_rejected_with_a_reason_and_the_old_one_keeps_serving(
         assert status.plan is not None
         assert status.plan.digest == good.ref.digest
         assert "no_such_executor" in status.link.reason
+        assert {one.name for one in (home / "artifacts").iterdir()} == {tiny.digest}, (
+            "what it brought is gone"
+        )
 
 
 def test_engine_that_crashes_again_and_again_ends_idle_with_the_link_up(home: Path, tiny: Artifact) -> None:

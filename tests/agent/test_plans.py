@@ -12,20 +12,19 @@ from edge_agent.ingest.messages import ModelInfo
 from edge_agent.link import events as link
 from edge_agent.link.core import LinkConfig, LinkCore
 from edge_agent.link.events import LinkState, PlanRef, RunnablePlan
-from edge_agent.plans import (
+from edge_agent.plan_actions import (
     Action,
     CheckPlan,
     KeepFallback,
     LoadPlan,
     Note,
-    Phase,
-    PlanManager,
     StartEngine,
     StopEngine,
     SwapTo,
     Tell,
     UnloadPlan,
 )
+from edge_agent.plans import Phase, PlanManager
 from edge_agent.probation import ProbationConfig
 from edge_agent.supervisor import Supervisor
 from shared.engine.steps import Outcome, PlanKey
@@ -40,6 +39,7 @@ class Nature:
     legal: bool = True
     loads: bool = True
     crashes_loading: bool = False
+    hangs_loading: bool = False
     crashes_after_s: float | None = None
     fails_tasks: bool = False
 
@@ -53,6 +53,7 @@ BAD = (
     Nature(legal=False),
     Nature(loads=False),
     Nature(crashes_loading=True),
+    Nature(hangs_loading=True),
     Nature(crashes_after_s=0.1),
     Nature(crashes_after_s=2.0),
     Nature(fails_tasks=True),
@@ -81,6 +82,7 @@ class World:
     timers: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     loaded: dict[PlanKey, str] = field(default_factory=dict)
     running: str | None = None
+    hangs: bool = False  # the engine's loading thread
     life: int = 0  # of the engine process; what an earlier one had to say is lost
     fallback: RunnablePlan | None = None
 
@@ -102,6 +104,7 @@ class World:
 
     def engine_gone(self) -> None:
         self.life += 1
+        self.hangs = False
         self.loaded.clear()
         self.running = None
 
@@ -174,6 +177,9 @@ class World:
     def load(self, key: PlanKey, one: RunnablePlan) -> None:
         nature = self.natures[one.wire.decode()]
         assert nature.legal, "an unchecked plan reached the engine"
+        self.hangs |= nature.hangs_loading
+        if self.hangs:
+            return
         if nature.crashes_loading:
             self.exit("signal 11")
         elif not nature.loads:
@@ -461,6 +467,65 @@ def test_tasks_are_checked_against_the_plan_that_they_will_meet() -> None:
     manager.task_ended(Outcome.FAILED, "wrong", new)  # asks to swap back
     assert manager.active == plan("n")
     assert list(manager.models) == ["g"], "what is sent now comes after the order to swap"
+
+
+def test_load_that_hangs_is_ended_with_its_engine_and_the_good_plan_comes_back() -> None:
+    manager = PlanManager(Supervisor(Random(0)), load_limit_s=10.0)
+    manager.ready()
+    manager.restore(plan("g"))
+    (load,) = manager.checked(plan("g").ref.digest, {})
+    assert isinstance(load, LoadPlan)
+    manager.loaded(load.key)
+    manager.activated(load.key, 0.0)
+    manager.stage((1, 1), plan("n"))
+    manager.checked(plan("n").ref.digest, {})
+    assert manager.tick(100.0) == []
+    assert manager.tick(110.0) == [], "the limit counts from when its turn to load came"
+    note, told, stop = manager.tick(110.1)
+    assert isinstance(note, Note)
+    assert isinstance(told, Tell)
+    assert isinstance(told.event, link.PlanRefused)
+    assert "not loaded within 10 s" in told.event.reason
+    assert stop == StopEngine()
+    assert manager.tick(130.0) == [], "it is ended once"
+    assert manager.exited("stopped", 130.0) == [StartEngine(0.0)]
+    (again,) = manager.ready()
+    assert isinstance(again, LoadPlan)
+    assert again.plan == plan("g")
+
+
+def test_plan_that_waits_for_its_turn_to_load_is_not_blamed_for_the_one_that_hangs() -> None:
+    manager = PlanManager(Supervisor(Random(0)), load_limit_s=10.0)
+    manager.ready()
+    manager.stage((1, 1), plan("h"))
+    manager.checked(plan("h").ref.digest, {})
+    manager.tick(0.0)
+    manager.stage((1, 2), plan("n"))
+    manager.checked(plan("n").ref.digest, {})
+    actions = manager.tick(10.1)
+    assert [type(action) for action in actions] == [Note, StopEngine]
+    manager.exited("stopped", 10.2)
+    (load,) = manager.ready()
+    assert isinstance(load, LoadPlan)
+    assert load.plan == plan("n")
+
+
+def test_plans_that_were_refused_are_forgotten() -> None:
+    manager = PlanManager(Supervisor(Random(0)))
+    manager.ready()
+    for number in range(100):
+        letter = f"{number:02}"
+        one = RunnablePlan(PlanRef(Digest(letter * 32), Origin.PLANNER), letter.encode(), ())
+        manager.stage((1, number), one)
+        if number % 2:
+            manager.check_failed(one.ref.digest, "illegal", frozenset())
+            continue
+        (load,) = manager.checked(one.ref.digest, {})
+        assert isinstance(load, LoadPlan)
+        assert len(manager.checked_plans) == 1
+        manager.load_failed(load.key, "out of memory")
+    assert not manager.checked_plans
+    assert not manager._unusable
 
 
 def test_nothing_is_reported_as_running_once_nothing_runs() -> None:

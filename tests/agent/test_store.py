@@ -124,7 +124,9 @@ def test_unreferenced_artifacts_and_downloads_are_collected(tmp_path: Path) -> N
         assert artifacts.adopt(tmp_path / "made", digest).read_bytes() == data
     part = artifacts.directory / f"{digest_bytes([b'third'])}.part"
     part.write_bytes(b"thi")
-    assert artifacts.collect({DIGEST}) == [other]
+    assert artifacts.collect({DIGEST}, downloads=False) == [other]
+    assert part.exists()
+    assert artifacts.collect({DIGEST}) == []
     assert [path.name for path in artifacts.directory.iterdir()] == [DIGEST]
 
 

@@ -34,12 +34,14 @@ def test_service_times_leave_out_steps_of_another_plan() -> None:
 def test_profile_in_several_reports_numbers_its_operators_through_and_ends_once() -> None:
     digest = "a" * 64
     parts = [
-        OperatorTimes(3, digest, 1, (1.0,) * 70, "", 0, 100),
-        OperatorTimes(3, digest, 1, (2.0,) * 29 + (-1.0,), "", 70, 100),
+        OperatorTimes(3, digest, 1, ((1.0, 0.5, 5),) * 70, "", 0, 100),
+        OperatorTimes(3, digest, 1, ((2.0, 0.25, 3),) * 29 + ((0.0, 0.0, 0),), "", 70, 100),
     ]
-    rows = [row for part in parts for row in profile_rows(part, "here", 5)]
+    rows = [row for part in parts for row in profile_rows(part, "here")]
     assert all(isinstance(row, ProfileResult) for row in rows)
     results = [row for row in rows if isinstance(row, ProfileResult)]
     timings = [timing for row in results for timing in row.timings]
     assert [timing.operator for timing in timings] == list(range(99))
+    assert {timing.runs for timing in timings} == {5, 3}, "what was run, not what was asked for"
+    assert (timings[98].median_us, timings[98].spread_us) == (2.0, 0.25)
     assert [row.last for row in results] == [False, False, True]

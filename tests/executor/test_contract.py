@@ -337,14 +337,24 @@ def test_a_failed_step_fails_alone(onnx: OnnxExecutor) -> None:
 
 
 def test_operators_are_timed_only_while_idle(onnx: OnnxExecutor) -> None:
-    from edge_agent.executor.base import TimingRequest
+    from edge_agent.executor.base import NOT_TIMED, TimingRequest
 
     model = artifact_of("squeezenet")
     times = onnx.time_operators(model, TimingRequest(repeats=2), lambda: True)
     assert len(times) == len(model.graph.operators)
-    assert min(times) > 0
+    assert min(time.median_us for time in times) > 0
+    assert {time.runs for time in times} == {2}
     busy = onnx.time_operators(model, TimingRequest(limit_s=0.02), lambda: False)
-    assert set(busy) == {-1.0}
+    assert set(busy) == {NOT_TIMED}
+
+
+def test_spread_of_an_operator_is_half_the_distance_of_its_16th_and_84th_percentile() -> None:
+    from edge_agent.executor.onnx_timing import summary
+
+    one = summary([at / 1e6 for at in range(101)])
+    assert (one.median_us, one.spread_us) == pytest.approx((50.0, 34.0))
+    assert one.runs == 101
+    assert summary([1.0]).spread_us == 0.0
 
 
 def test_a_schedule_of_an_illegal_order_never_reaches_an_executor() -> None:

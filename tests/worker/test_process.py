@@ -263,7 +263,8 @@ def test_operators_are_timed_on_request(serving: tuple[WorkerHandle, mmap.mmap],
     handle.profile(messages.Profile(5, model.digest, str(model.path), repeats=1))
     times = _await(handle, messages.OperatorTimes)
     assert (times.request, times.reason) == (5, "")
-    assert len(times.median_us) == len(model.graph.operators)
+    assert len(times.times) == len(model.graph.operators)
+    assert {runs for _, _, runs in times.times} == {1}
     handle.profile(messages.Profile(6, model.digest[::-1], "/nonexistent"))
     assert _await(handle, messages.OperatorTimes).reason
 

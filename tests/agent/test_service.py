@@ -1,0 +1,27 @@
+"""The agent's wiring: what the engine process reports and nothing else would notice."""
+
+from pathlib import Path
+
+import msgspec
+
+from edge_agent.config import AgentConfig
+from edge_agent.link.events import PlanRef, RunnablePlan
+from edge_agent.links import NoPlanner
+from edge_agent.service import Agent
+from edge_agent.status import AgentStatus
+from edge_agent.worker import messages as engine
+from shared.ids import Digest
+from shared.messages.control import Origin
+
+PLAN = RunnablePlan(PlanRef(Digest("a" * 64), Origin.LOCAL), b"a", ())
+
+
+def test_arena_that_the_engine_refuses_is_among_the_problems(tmp_path: Path) -> None:
+    agent = Agent(AgentConfig(home=str(tmp_path)), lambda: (NoPlanner(PLAN), ()))
+    try:
+        agent._on_report(engine.ArenaRefused(3, "it can shrink"))
+        (problem,) = msgspec.json.decode(agent.status(), type=AgentStatus).problems
+    finally:
+        agent.loop.call_at(agent.loop.now(), agent.request_stop)
+        agent.run()
+    assert "arena_refused: tasks that name arena 3 are refused: it can shrink" in problem
