@@ -95,6 +95,7 @@ def _usage(error: Exception) -> int:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "stageloom"
     message = str(error.format_message()) if hasattr(error, "format_message") else str(error)
+    message = message.replace(": Value error, ", ": ")  # what typer puts before an unknown choice
     if message.startswith("Usage:"):  # a group without a command: its help is the answer
         progress(message)
         return ExitCode.USAGE
