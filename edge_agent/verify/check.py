@@ -182,9 +182,9 @@ def _costs(artifact: Artifact, schedule: str, executor: Executor, progress: Prog
     measured: dict[tuple[Digest, OpId], float] = {}
     if reads_costs(schedule):
         progress("timing operators")
-        times_us = executor.time_operators(artifact, _TIMING, lambda: True)
+        times = executor.time_operators(artifact, _TIMING, lambda: True)
         measured = {
-            (artifact.digest, OpId(op)): time_us / 1e6 for op, time_us in enumerate(times_us) if time_us >= 0
+            (artifact.digest, OpId(op)): time.median_us / 1e6 for op, time in enumerate(times) if time.runs
         }
     return CostTable(measured_s=measured, rates=DeviceRates(contention=0.0))
 
