@@ -282,7 +282,8 @@ def plan_text(plan: Plan) -> str:
     lines = [
         f"plan {plan.digest[:12]}  executor={plan.executor.name} threads={plan.executor.intra_op_threads} "
         f"precision={plan.executor.precision} lanes={plan.lanes} run_ahead={plan.run_ahead} "
-        f"step_choice={plan.step_choice.value} wait={plan.wait.value} max_skips={plan.max_skips} "
+        f"step_choice={plan.step_choice.value} wait={plan.wait.value} wait_timeout_us={plan.wait_timeout_us} "
+        f"max_skips={plan.max_skips} "
         f"barrier={plan.barrier.value}"
     ]
     for model in plan.models:
@@ -290,7 +291,8 @@ def plan_text(plan: Plan) -> str:
         lines.append(
             f"model {model.name}  artifact={model.artifact} blocks={model.num_blocks} "
             f"cuts={','.join(map(str, model.cuts)) or '-'} replicas={model.replicas} batch={model.batch} "
-            f"interval_us={model.launch_interval_us} "
+            f"interval_us={model.launch_interval_us} delay_us={model.batch_max_delay_us} "
+            f"strict={'no' if model.work_conserving else 'yes'} weight={model.weight} "
             f"queue={queue.rule.value}:{queue.max_tasks} tasks:{queue.max_bytes} bytes"
         )
     for block in plan.combined:

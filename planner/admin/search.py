@@ -4,8 +4,8 @@ from planner.costs.measured import cost_table
 from planner.store.store import ReadStore
 from shared.errors import InputError
 from shared.messages.admin import PlanCreateRequest
-from shared.plan import ExecutorOptions, Plan
-from shared.search.compose import Combination, ModelChoice, compose
+from shared.plan import ExecutorOptions, Plan, QueuePlan, StepChoice, Wait
+from shared.search.compose import Combination, ModelChoice, Rules, compose
 from shared.search.costs import CostTable
 from shared.search.interface import Limits
 
@@ -14,7 +14,8 @@ def create_plan(store: ReadStore, request: PlanCreateRequest) -> Plan:
     """A legal plan over the named models.
 
     Raises:
-        InputError: a model or the device does not exist, or `combination` is unknown.
+        InputError: a model or the device does not exist, `combination` is unknown, or a wish would have no
+            effect beside the others.
         SettingError: there is no scheduler of that name.
         PlanError: a partition is unknown, or the plan would not be legal.
     """
@@ -25,6 +26,7 @@ def create_plan(store: ReadStore, request: PlanCreateRequest) -> Plan:
             f"there is no combination {request.combination!r}",
             remedy=f"choose one of {', '.join(one.value for one in Combination)}",
         ) from error
+    _check_effect(request)
     infos = store.named_models([choice.model for choice in request.models])
     choices = [
         ModelChoice(
@@ -34,7 +36,13 @@ def create_plan(store: ReadStore, request: PlanCreateRequest) -> Plan:
             partition=choice.partition,
             replicas=choice.replicas,
             batch=choice.batch,
-            launch_interval_us=round(choice.launch_interval_s * 1e6),
+            batch_max_delay_us=_us(choice.batch_max_delay_s),
+            launch_interval_us=_us(choice.launch_interval_s),
+            work_conserving=choice.work_conserving,
+            weight=choice.weight,
+            queue=QueuePlan(
+                rule=choice.queue, max_tasks=choice.queue_max_tasks, max_bytes=choice.queue_max_bytes
+            ),
         )
         for choice, info in zip(request.models, infos, strict=True)
     ]
@@ -47,7 +55,39 @@ def create_plan(store: ReadStore, request: PlanCreateRequest) -> Plan:
         limits=Limits(r=request.r, s=request.s),
         lanes=request.lanes,
         executor=ExecutorOptions(name=request.executor, intra_op_threads=request.intra_op_threads),
+        rules=Rules(
+            run_ahead=request.run_ahead,
+            step_choice=request.step_choice,
+            wait=request.wait,
+            wait_timeout_us=_us(request.wait_timeout_s),
+            max_skips=request.max_skips,
+            barrier=request.barrier,
+        ),
     )
+
+
+def _check_effect(request: PlanCreateRequest) -> None:
+    """A wish that the engine would never look at is a mistake, not a detail."""
+    if (request.wait is Wait.TIMEOUT) != (request.wait_timeout_s > 0):
+        raise InputError(
+            f"wait {request.wait.value} and a timeout of {request.wait_timeout_s:g} s do not go together",
+            remedy="use --wait timeout with --wait-timeout above 0, or neither",
+        )
+    for choice in request.models:
+        if choice.weight > 1 and request.step_choice is not StepChoice.WEIGHTED:
+            raise InputError(
+                f"the weight of {choice.model} has no effect under step choice {request.step_choice.value}",
+                remedy="add --step-choice weighted",
+            )
+        if choice.batch_max_delay_s > 0 and choice.batch == 1:
+            raise InputError(
+                f"{choice.model} has a batch delay but takes one task at a time",
+                remedy=f"give it a batch above 1, or --model {choice.model}:delay=0",
+            )
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6)
 
 
 def scheduler_key(request: PlanCreateRequest) -> str:

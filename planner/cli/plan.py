@@ -6,17 +6,18 @@ import msgspec
 import typer
 
 from planner.admin.client import ask
+from planner.cli.choices import MODEL_KEYS, model_choice
 from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
 from planner.cli.output import emit, emit_json, emit_table, pair, progress, when
 from shared.errors import InputError
 from shared.ids import DeviceId
+from shared.launch_list import Barrier
 from shared.messages import admin
+from shared.plan import QueueRule, StepChoice, Wait
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Make plans, read them, push them to devices."
 )
-
-_MODEL_KEYS = ("partition", "replicas", "batch", "interval")
 
 
 @app.command()
@@ -26,7 +27,7 @@ def create(
         typer.Option(
             "--model",
             metavar="NAME[:KEY=VALUE,...]",
-            help="A model, with partition, replicas, batch or interval (s) of its own. Repeatable.",
+            help=f"A model, with values of its own for: {', '.join(MODEL_KEYS)}. Repeatable.",
         ),
     ],
     device: Annotated[
@@ -51,6 +52,30 @@ def create(
     members: Annotated[int, typer.Option(metavar="H", help="Blocks per combined block at most.")] = 2,
     replicas: Annotated[int, typer.Option(metavar="N", help="Instances of each model in flight.")] = 1,
     batch: Annotated[int, typer.Option(metavar="N", help="Tasks per instance at most.")] = 1,
+    batch_delay: Annotated[
+        float, typer.Option(metavar="S", help="A task waits this long for others to fill its batch.")
+    ] = 0.0,
+    queue: Annotated[
+        QueueRule, typer.Option(help="Who loses when a queue is full; the last two also order it.")
+    ] = QueueRule.REFUSE_NEWEST,
+    step_choice: Annotated[
+        StepChoice,
+        typer.Option(help="Which block runs next: fullest input first, in turn, or by the models' weights."),
+    ] = StepChoice.RATIO,
+    wait: Annotated[
+        Wait, typer.Option(help="Whether a combined block waits until all its members have a task.")
+    ] = Wait.NONE,
+    wait_timeout: Annotated[
+        float, typer.Option(metavar="S", help="With --wait timeout: how long it waits at most.")
+    ] = 0.0,
+    run_ahead: Annotated[int, typer.Option(metavar="N", help="Steps in flight per lane at most.")] = 2,
+    max_skips: Annotated[
+        int, typer.Option(metavar="N", help="A block passed over this often goes first.")
+    ] = 8,
+    barrier: Annotated[
+        Barrier,
+        typer.Option(help="A stage waits for the whole stage before it, or only for data it reads."),
+    ] = Barrier.FULL,
     lanes: Annotated[int, typer.Option(metavar="N", help="Steps that may overlap.")] = 1,
     threads: Annotated[int, typer.Option(metavar="N", help="Threads inside one operator (onnx).")] = 1,
     executor: Annotated[str, typer.Option(metavar="NAME", help="onnx or null.")] = "onnx",
@@ -65,6 +90,16 @@ def create(
     \b
     stageloom plan create --device shop-7 --model resnet50 --model squeezenet:replicas=2 --push
     stageloom plan create --model inception_v3 --partition paper --scheduler greedy --name inception
+    stageloom plan create --model detector:batch=4,delay=0.02 --model alarm:queue=priority,queue-tasks=16
+
+    \b
+    The keys of --model NAME:KEY=VALUE,... :
+      partition, replicas, batch, delay, queue   as the options for all models (delay is --batch-delay)
+      interval       seconds between two launches of the model
+      strict         yes: keep that interval even while a lane is idle; no: launch early
+      weight         the model's share, with --step-choice weighted
+      queue-tasks    tasks that may wait at most
+      queue-bytes    bytes of inputs that may wait at most
     """
     if push_it and device is None:
         raise InputError("--push needs a device to push to", remedy="name it with --device")
@@ -73,7 +108,15 @@ def create(
         admin.PlanCreateRequest(
             plan=name,
             models=tuple(
-                _choice(text, partition=partition, replicas=replicas, batch=batch) for text in models
+                model_choice(
+                    text,
+                    partition=partition,
+                    replicas=replicas,
+                    batch=batch,
+                    batch_max_delay_s=batch_delay,
+                    queue=queue,
+                )
+                for text in models
             ),
             scheduler=scheduler,
             device=DeviceId(device) if device is not None else None,
@@ -84,6 +127,12 @@ def create(
             intra_op_threads=threads,
             r=r,
             s=s,
+            step_choice=step_choice,
+            wait=wait,
+            wait_timeout_s=wait_timeout,
+            run_ahead=run_ahead,
+            max_skips=max_skips,
+            barrier=barrier,
         )
     )
     reply = ask(folder, request, admin.PlanReply)
@@ -112,29 +161,6 @@ def create(
             f"pushed to {device} as generation {pair(pushed.epoch, pushed.generation)}; "
             f"see `stageloom watch {device}`"
         )
-
-
-def _choice(text: str, *, partition: str, replicas: int, batch: int) -> admin.ModelChoice:
-    """`NAME[:KEY=VALUE,...]`; keys that are absent take the values for all models."""
-    name, _, rest = text.partition(":")
-    values = dict(pair.partition("=")[::2] for pair in rest.split(",")) if rest else {}
-    unknown = set(values) - set(_MODEL_KEYS)
-    if unknown or (":" in text and not rest):
-        raise InputError(
-            f"--model {text!r} is not NAME[:KEY=VALUE,...]", remedy=f"the keys are {', '.join(_MODEL_KEYS)}"
-        )
-    try:
-        return admin.ModelChoice(
-            model=name,
-            partition=values.get("partition", partition),
-            replicas=int(values.get("replicas", replicas)),
-            batch=int(values.get("batch", batch)),
-            launch_interval_s=float(values.get("interval", 0.0)),
-        )
-    except ValueError as error:
-        raise InputError(
-            f"--model {text!r} holds a value that is no number", remedy="write it like resnet50:replicas=2"
-        ) from error
 
 
 @app.command("list")

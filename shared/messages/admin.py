@@ -9,6 +9,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from shared.codec import Codec, Limits
+from shared.launch_list import Barrier
 from shared.messages.base import (
     Count,
     DeviceName,
@@ -27,11 +28,13 @@ from shared.messages.base import (
     SmallCount,
 )
 from shared.messages.control import Autonomy, Report
+from shared.plan import QueueRule, StepChoice, Wait
 
 Page = Annotated[int, Meta(ge=1, le=256)]
 PathText = Annotated[str, Meta(min_length=1, max_length=4096)]
 After = Annotated[str, Meta(max_length=64)]
 LongText = Annotated[str, Meta(max_length=512 << 10)]
+UpToAMinute = Annotated[float, Meta(ge=0.0, le=60.0)]
 
 
 class DeviceInfo(Struct, frozen=True, kw_only=True):
@@ -184,20 +187,26 @@ class ModelRemoveRequest(Message, frozen=True, kw_only=True, tag="model_remove_r
 
 
 class ModelChoice(Struct, frozen=True, kw_only=True):
-    """How one model enters a plan."""
+    """How one model enters a plan; the fields after `partition` are those of `shared.plan.ModelPlan`."""
 
     model: Name
     replicas: Annotated[int, Meta(ge=1, le=64)] = 1
     batch: Annotated[int, Meta(ge=1, le=1024)] = 1
     partition: Name = "whole"  # a partition that the artifact offers: whole, base, paper where there is one
-    launch_interval_s: Seconds = 0.0
+    launch_interval_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = 0.0
+    batch_max_delay_s: UpToAMinute = 0.0
+    work_conserving: bool = True
+    weight: Annotated[int, Meta(ge=1, le=1 << 20)] = 1
+    queue: QueueRule = QueueRule.REFUSE_NEWEST
+    queue_max_tasks: Annotated[int, Meta(ge=1, le=1 << 24)] = 256
+    queue_max_bytes: Annotated[int, Meta(ge=1, le=1 << 40)] = 256 << 20
 
 
 class PlanCreateRequest(Message, frozen=True, kw_only=True, tag="plan_create_request"):
     """Search a plan; `device` names whose measured costs to use, none means estimates.
 
     `plan` None names it by the first characters of its digest. `combination` and `members_max` (H) are
-    those of `shared.search.compose`, `r` and `s` the limits of a stage.
+    those of `shared.search.compose`, `r` and `s` the limits of a stage; the rest are rules of the plan.
     """
 
     plan: Name | None = None
@@ -211,6 +220,12 @@ class PlanCreateRequest(Message, frozen=True, kw_only=True, tag="plan_create_req
     intra_op_threads: Annotated[int, Meta(ge=1, le=256)] = 1
     r: Annotated[int, Meta(ge=1, le=1024)] | None = None
     s: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    step_choice: StepChoice = StepChoice.RATIO
+    wait: Wait = Wait.NONE
+    wait_timeout_s: UpToAMinute = 0.0
+    run_ahead: Annotated[int, Meta(ge=1, le=64)] = 2
+    max_skips: Annotated[int, Meta(ge=1, le=1 << 20)] = 8
+    barrier: Barrier = Barrier.FULL
 
 
 class PlanReply(Message, frozen=True, kw_only=True, tag="plan_reply"):

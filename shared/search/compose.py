@@ -9,7 +9,17 @@ from shared.bound import bind
 from shared.errors import PlanError, SettingError
 from shared.graph import Graph
 from shared.ids import Digest
-from shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan, QueuePlan
+from shared.launch_list import Barrier
+from shared.plan import (
+    CombinedBlock,
+    ExecutorOptions,
+    Member,
+    ModelPlan,
+    Plan,
+    QueuePlan,
+    StepChoice,
+    Wait,
+)
 from shared.schedule import Schedule
 from shared.search.costs import CostTable, StageCosts
 from shared.search.interface import Budget, Limits
@@ -71,6 +81,18 @@ class ModelChoice:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How the engine chooses and overlaps steps; see `shared.plan.Plan`."""
+
+    run_ahead: int = 2
+    step_choice: StepChoice = StepChoice.RATIO
+    wait: Wait = Wait.NONE
+    wait_timeout_us: int = 0
+    max_skips: int = 8
+    barrier: Barrier = Barrier.FULL
+
+
 def compose(
     models: Sequence[ModelChoice],
     *,
@@ -82,8 +104,9 @@ def compose(
     budget: Budget | None = None,
     lanes: int = 1,
     executor: ExecutorOptions | None = None,
+    rules: Rules | None = None,
 ) -> Plan:
-    """A legal plan. `members_max` is H; the plan's other rules keep their defaults (`dataclasses.replace`).
+    """A legal plan. `members_max` is H.
 
     Raises:
         SettingError: there is no scheduler of that name, or H is below one.
@@ -111,7 +134,19 @@ def compose(
     combined = tuple(
         CombinedBlock(members, schedule(members)) for members in _members(plans, combination, members_max)
     )
-    plan = Plan(models=plans, combined=combined, lanes=lanes, executor=executor or ExecutorOptions())
+    rules = rules or Rules()
+    plan = Plan(
+        models=plans,
+        combined=combined,
+        lanes=lanes,
+        run_ahead=rules.run_ahead,
+        step_choice=rules.step_choice,
+        wait=rules.wait,
+        wait_timeout_us=rules.wait_timeout_us,
+        max_skips=rules.max_skips,
+        barrier=rules.barrier,
+        executor=executor or ExecutorOptions(),
+    )
     bind(plan, {choice.artifact: choice.graph for choice in models})
     return plan
 

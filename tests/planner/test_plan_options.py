@@ -1,0 +1,194 @@
+"""`stageloom plan create`: every field of a plan that a person may choose, and what two of them do."""
+
+import dataclasses
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from edge_agent.executor.base import Rows, StepResult
+from edge_agent.executor.null import NullExecutor
+from edge_agent.worker.shell import EngineShell
+from shared.artifact import open_artifact
+from shared.engine.steps import InstanceId, Step
+from shared.ids import StepId
+from shared.launch_list import Barrier
+from shared.messages import control, enrol
+from shared.plan import ExecutorOptions, ModelPlan, Plan, QueuePlan, QueueRule, StepChoice, Wait, decode_plan
+from tests.planner.fake_device import FakeDevice
+from tests.planner.processes import PlannerProcess, ok
+
+TIMEOUT_S = 60.0
+_NUMBERS = count(1)
+PRIORITIES = (0, 9, 1, 2)  # of each four tasks
+NOT_CHOSEN = {
+    Plan: {"models": "named one by one", "combined": "found by the search"},
+    ModelPlan: {"name": "the store's name of it", "artifact": "follows from the name"},
+    QueuePlan: {},
+    ExecutorOptions: {"precision": "the executors run fp32 alone"},
+}
+
+
+@pytest.fixture(scope="module")
+def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlannerProcess]:
+    """A planner with one model: a chain of three operators, `x` of 1x8 to `y`."""
+    folder = tmp_path_factory.mktemp("options")
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("Sigmoid", ["a"], ["b"]),
+        helper.make_node("Tanh", ["b"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "chain",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8])],
+    )
+    file = folder / "chain.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), file)
+    process = PlannerProcess(folder / "home")
+    ok(process.home, "model", "add", str(file), "--name", "chain", "--shape", "x=1x8")
+    yield process
+    process.stop()
+
+
+def _made(planner: PlannerProcess, *options: str) -> Plan:
+    """The plan that the options make, as a device would get it."""
+    with FakeDevice(ok(planner.home, "device", "token"), f"made-{next(_NUMBERS)}") as device:
+        assert isinstance(device.enrol(), enrol.EnrolReply)
+        device.hello()
+        ok(planner.home, "plan", "create", *options, "--device", device.name, "--push")
+        desired = device.expect("control", control.TO_DEVICE, control.Desired)
+        return decode_plan(desired.plan, desired.plan_digest)
+
+
+def _left_at_default(part: Any) -> set[str]:
+    """Fields that a person may choose and that hold what they hold when nobody chose."""
+    kind = type(part)
+    return {
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.name not in NOT_CHOSEN[kind] and getattr(part, field.name) == field.default
+    }
+
+
+def test_every_field_that_a_person_may_choose_can_be_chosen(planner: PlannerProcess) -> None:
+    """A field that is added to a plan and to no option keeps its default, and is named here."""
+    keys = (
+        "partition=base,replicas=2,batch=4,delay=0.02,interval=0.5,strict=yes,weight=3,"
+        "queue=priority,queue-tasks=16,queue-bytes=4096"
+    )
+    plan = _made(
+        planner,
+        *("--model", f"chain:{keys}", "--lanes", "2", "--threads", "2", "--executor", "null"),
+        *("--step-choice", "weighted", "--wait", "timeout", "--wait-timeout", "0.25"),
+        *("--run-ahead", "3", "--max-skips", "5", "--barrier", "data"),
+    )
+    (model,) = plan.models
+    for part in (plan, model, model.queue, plan.executor):
+        assert _left_at_default(part) == set(), type(part)
+    assert (plan.step_choice, plan.wait, plan.wait_timeout_us) == (
+        StepChoice.WEIGHTED,
+        Wait.TIMEOUT,
+        250_000,
+    )
+    assert (plan.run_ahead, plan.max_skips, plan.barrier) == (3, 5, Barrier.DATA)
+    assert (model.batch_max_delay_us, model.launch_interval_us) == (20_000, 500_000)
+    assert (model.work_conserving, model.weight) == (False, 3)
+    assert model.queue == QueuePlan(rule=QueueRule.PRIORITY, max_tasks=16, max_bytes=4096)
+
+
+def test_nothing_chosen_is_the_plans_own_defaults(planner: PlannerProcess) -> None:
+    plan = _made(planner, "--model", "chain")
+    for part in (plan, plan.models[0], plan.models[0].queue, plan.executor):
+        chosen = {field.name for field in dataclasses.fields(part)} - set(NOT_CHOSEN[type(part)])
+        assert _left_at_default(part) == chosen
+
+
+def test_a_models_own_key_goes_before_the_option_for_all(planner: PlannerProcess) -> None:
+    for_all = ("--batch", "4", "--batch-delay", "0.5", "--queue", "deadline")
+    (plain,) = _made(planner, "--model", "chain", *for_all).models
+    assert (plain.batch_max_delay_us, plain.queue.rule) == (500_000, QueueRule.DEADLINE)
+    (own,) = _made(planner, "--model", "chain:delay=0.1,queue=drop_oldest", *for_all).models
+    assert (own.batch, own.batch_max_delay_us, own.queue.rule) == (4, 100_000, QueueRule.DROP_OLDEST)
+
+
+def test_a_shown_plan_tells_what_was_chosen(planner: PlannerProcess) -> None:
+    options = ("--model", "chain:batch=2,delay=0.5,strict=yes,weight=3", "--step-choice", "weighted")
+    ok(planner.home, "plan", "create", *options, "--name", "shown")
+    text = json.loads(ok(planner.home, "plan", "show", "shown", "--json"))["text"]
+    assert "delay_us=500000 strict=yes weight=3" in text
+
+
+class _Gated(NullExecutor):
+    """Steps end only while the gate is open; `launched` holds the first value of each row, by launch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.running = threading.Event()
+        self.launched: list[list[int]] = []
+
+    def issue(self, step: Step, feeds: Mapping[InstanceId, Rows]) -> None:
+        self.launched += [[int(row["x"][0, 0]) for row in feeds[m.instance]] for m in step.members]
+        super().issue(step, feeds)
+
+    def wait(self, step: StepId) -> StepResult:
+        self.running.set()
+        assert self.gate.wait(TIMEOUT_S)
+        return super().wait(step)
+
+
+def test_a_pushed_plan_fills_its_batches_and_takes_the_highest_priority_first(
+    planner: PlannerProcess, tmp_path: Path
+) -> None:
+    """1. a plan with batches of four, a delay far beyond the test and a priority queue is pushed and fetched;
+    2. four tasks that come one by one leave as one batch; 3. while it runs, four come that may be launched
+    behind it, then eight that must queue, the more urgent ones last; 4. each batch is of one priority.
+    """
+    with FakeDevice(ok(planner.home, "device", "token"), "batches") as device, _Shell() as (shell, executor):
+        assert isinstance(device.enrol(), enrol.EnrolReply)
+        device.hello()
+        chain = "chain:batch=4,delay=60,queue=priority"
+        create = ("plan", "create", "--model", chain, "--run-ahead", "1", "--executor", "null")
+        ok(planner.home, *create, "--device", "batches", "--push")
+        desired = device.expect("control", control.TO_DEVICE, control.Desired)
+        (need,) = desired.artifacts
+        blob = tmp_path / "artifact"
+        blob.write_bytes(device.fetch(need))
+        plan = decode_plan(desired.plan, desired.plan_digest)
+        shell.activate(shell.load(plan, {need.digest: open_artifact(blob, need.digest)}))
+
+        def submit(number: int) -> Any:
+            return shell.submit(
+                "chain", {"x": np.full((1, 8), number, np.float32)}, priority=PRIORITIES[number // 4]
+            )
+
+        futures = [submit(number) for number in range(4)]
+        assert executor.running.wait(TIMEOUT_S)
+        futures += [submit(number) for number in range(4, 16)]
+        executor.gate.set()
+        for future in futures:
+            assert future.result(TIMEOUT_S)["y"].shape == (1, 8)
+    assert executor.launched == [[0, 1, 2, 3], [4, 5, 6, 7], [12, 13, 14, 15], [8, 9, 10, 11]]
+
+
+class _Shell:
+    """An engine over the gated executor; the gate opens when the test ends, however it does."""
+
+    def __enter__(self) -> tuple[EngineShell, _Gated]:
+        self.executor = _Gated()
+        self.shell = EngineShell(self.executor)
+        self.shell.__enter__()
+        return self.shell, self.executor
+
+    def __exit__(self, *error: Any) -> None:
+        self.executor.gate.set()
+        self.shell.__exit__(*error)
