@@ -10,7 +10,6 @@ from tests.architecture.sources import ROOT, repository_files
 FILES = list(repository_files())
 OUTSIDE = re.compile(r"(?<![\w.~-])/" + r"work/[\w./-]*")
 UPWARDS = re.compile(r"(?:\.\./)+" + r"shared[\w./-]*")
-STILL_TO_COME = {"docs/demo.png"}
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -48,7 +47,7 @@ def test_no_file_cites_a_place_outside_the_repository() -> None:
 def test_every_relative_link_of_a_page_leads_to_a_file(page: Path) -> None:
     links = [link.split("#")[0] for link in LINK.findall(page.read_text("utf-8")) if "://" not in link]
     broken = [page.parent / link for link in links if link and not _ours(page.parent / link)]
-    assert {str(path.relative_to(ROOT)) for path in broken} <= STILL_TO_COME
+    assert [str(path.relative_to(ROOT)) for path in broken] == []
 
 
 def test_the_files_of_a_checkout_are_found() -> None:
