@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-NOT_OURS = {".git", ".venv", "var", "build", "dist", "__pycache__"}
+NOT_OURS = {".git", "var", "build", "dist", "__pycache__"}
 
 
 def repository_files() -> Iterator[Path]:
@@ -13,7 +13,14 @@ def repository_files() -> Iterator[Path]:
     while todo:
         for path in sorted(todo.pop().iterdir()):
             cache = path.name.startswith(".") and path.name.endswith(("_cache", ".hypothesis"))
-            if path.name in NOT_OURS or cache or path.name.endswith(".egg-info") or path.is_symlink():
+            environment = (path / "pyvenv.cfg").exists()
+            if (
+                path.name in NOT_OURS
+                or cache
+                or environment
+                or path.name.endswith(".egg-info")
+                or path.is_symlink()
+            ):
                 continue
             if path.is_dir():
                 todo.append(path)
