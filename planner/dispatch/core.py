@@ -201,10 +201,12 @@ class DispatchCore:
             )
             actions: list[ev.Action] = [ev.Send(ev.Lane.CONTROL, event.route, ack)]
             return actions + self._send_desired(who, _pair(message), now_s)
-        return self._absorb(who, message.boot, message.report) + self._compare(who, message.report, now_s)
+        if isinstance(message, control.Reported):
+            return self._absorb(who, message.boot, message.report) + self._compare(who, message.report, now_s)
+        return []
 
     def _no_session(
-        self, session: Session | None, route: bytes, message: control.Heartbeat | control.Reported
+        self, session: Session | None, route: bytes, message: control.ControlToPlanner
     ) -> ev.Action:
         if session is not None and session.boot != message.boot:
             self.counts["superseded"] += 1
