@@ -19,7 +19,7 @@ from edge_agent.background import Background
 from edge_agent.config import AgentConfig
 from edge_agent.device import device_class
 from edge_agent.engine_host import EngineHost
-from edge_agent.ingest.connection import Arena, ConnectionLimits
+from edge_agent.ingest.connection import Arena, ConnectionLimits, Layout
 from edge_agent.ingest.endpoint import Accepted, Endpoint
 from edge_agent.ingest.ledger import TaskLedger
 from edge_agent.ingest.messages import ModelInfo
@@ -201,6 +201,10 @@ class Agent:
     def drop_arena(self, arena: Arena) -> None:
         """To the engine."""
         self._engine.drop_arena(arena)
+
+    def drop_layout(self, layout: Layout) -> None:
+        """To the engine."""
+        self._engine.drop_layout(layout)
 
     def status(self) -> bytes:
         """As JSON."""

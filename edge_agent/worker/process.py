@@ -113,6 +113,10 @@ class EngineProcess:
             self._tasks.submit(command)
         elif isinstance(command, messages.Cancel):
             self._tasks.cancel(command.task)
+        elif isinstance(command, messages.Declare):
+            self._tasks.declare(command)
+        elif isinstance(command, messages.Retract):
+            self._tasks.retract(command.layout)
         elif isinstance(command, messages.AddArena):
             self._tasks.add_arena(command, fds)
         elif isinstance(command, messages.DropArena):
