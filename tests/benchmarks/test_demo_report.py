@@ -6,12 +6,14 @@ import sys
 from copy import deepcopy
 from html.parser import HTMLParser
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 
 from benchmarks.demo.charts import nice_ticks
+from benchmarks.demo.load import Burst, arrivals
 from benchmarks.demo.page import render
 from benchmarks.demo.report import SCHEMA, check, percentile, total_tasks
 
@@ -119,6 +121,20 @@ def test_a_percentile_is_the_nearest_rank() -> None:
     values = [float(v) for v in range(100, 0, -1)]
     assert [percentile(values, f) for f in (0.5, 0.99, 1.0)] == [50.0, 99.0, 100.0]
     assert percentile([7.0], 0.5) == percentile([7.0], 0.99) == 7.0
+
+
+def test_a_burst_multiplies_arrivals_while_it_lasts_and_nowhere_else() -> None:
+    rate_per_s, burst = 20.0, Burst(begin_s=100.0, seconds_s=50.0, factor=5.0)
+    at_s = list(arrivals(Random(1), rate_per_s, 300.0, burst))
+    assert at_s == sorted(at_s) and at_s[-1] < 300.0
+
+    def close(count: int, expected: float) -> bool:
+        return abs(count - expected) < 4 * expected**0.5  # four standard deviations of a Poisson count
+
+    assert close(sum(at < 100.0 for at in at_s), 2000)
+    assert close(sum(100.0 <= at < 150.0 for at in at_s), 5000)
+    assert close(sum(at >= 150.0 for at in at_s), 3000)
+    assert list(arrivals(Random(1), rate_per_s, 100.0, None)) == [at for at in at_s if at < 100.0]
 
 
 def test_ticks_are_round_and_cover_the_range() -> None:
