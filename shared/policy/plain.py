@@ -4,8 +4,8 @@ Blocks, replicas and schedules stay as they are, so the new plan needs no trial,
 intervals. It stands where no learned policy does, and is what a learned one is compared with.
 
 Rates: every model is launched at least as fast as its tasks arrive, with some headroom where the device has
-it. What is left is shared by queued work, which empties all queues at the same instant: with surplus u (device
-seconds per second), arrivals a, queue length q and service time s of a task
+it. What is left is shared by queued work, which empties all queues at the same instant: with surplus u (in
+device seconds per second), arrivals a, queue length q and service time s of a task
 
     rate_m = a_m + u q_m / sum_k q_k s_k,    interval_m = 1 / rate_m.
 
