@@ -62,7 +62,37 @@ def sound_report() -> dict[str, Any]:
         "difference": 1e-6,
         "sensitivity": 0.5,
         "samples": 12,
-        "queues": {"at_s": [0.0, 1.0], "tasks": {"one": [0, 1], "two": [2, 0], "<three>": [0, 0]}},
+        "replans": [
+            {
+                "at_s": 4.0,
+                "trigger": "variance",
+                "value": 0.4,
+                "threshold": 0.25,
+                "plan": DIGEST,
+                "outcome": "committed",
+                "ratio": 1.08,
+                "interval": [1.03, 1.13],
+                "trigger_to_decision_ms": 21_000.0,
+                "trigger_to_active_ms": 21_010.0,
+                "reason": "better by more than 2%",
+            }
+        ],
+        "queues": {
+            "at_s": [0.0, 1.0],
+            "tasks": {"one": [0, 1], "two": [2, 0], "<three>": [0, 0]},
+            "work_s": {"one": [0.0, 0.1], "two": [0.2, 0.0], "<three>": [0.0, 0.0]},
+            "variance_s2": [0.0089, 0.0022],
+            "threshold_s2": 0.25,
+        },
+        "predicted": [
+            {
+                "plan": DIGEST,
+                "block": "<three>#0.2",
+                "steps": 40,
+                "predicted_ms": 1.5,
+                "measured_ms": 2.5,
+            }
+        ],
         "timeline": [
             {
                 "lane": 0,
@@ -108,6 +138,12 @@ def test_the_schema_is_a_schema_and_a_sound_report_has_no_problem() -> None:
         (("sensitivity",), 1e-2, "hardly depend"),
         (("plan_bytes", "wire"), 1025, "plan_bytes/wire"),
         (("models",), sound_report()["models"][:2], "models"),
+        (("replans",), [], "replans"),
+        (("replans", 0, "value"), 0.2, "not above 0.25"),
+        (("replans", 0, "outcome"), "no_gain", "yet its plan became active"),
+        (("replans", 0, "trigger_to_active_ms"), None, "never became active"),
+        (("replans", 0, "ratio"), 1.2, "outside its interval"),
+        (("replans", 0, "outcome"), "pending", "pending"),
         (("timeline",), [], "timeline"),
         (("surprise",), 1, "surprise"),
     ],
