@@ -2,9 +2,9 @@
 
 A planner, an agent and three client processes run with folders of their own and nothing shared but sockets.
 Inception V3, ResNet-50 and SqueezeNet 1.0 are imported and shipped; a plan is composed, pushed and run, and
-the operators are profiled. Then three clients ask for tasks, at rates of 1:2:4 scaled to what this machine was
-measured to serve, until a burst on one queue makes the device ask for another plan: the planner searches one,
-and the device tries it against the one that runs.
+the operators are profiled. Then three clients ask for tasks, at rates of 1:2:4 scaled to what this machine
+was measured to serve, until a burst on one queue makes the device ask for another plan: the planner searches
+one, and the device tries it against the one that runs.
 """
 
 import argparse
