@@ -184,16 +184,14 @@ class _Story:
             f"to {BURST_BEGIN_S + BURST_SECONDS:g}"
         )
         for index, (name, rate) in enumerate(rates.items()):
-            burst = (
-                ("--burst", f"{BURST_BEGIN_S}:{BURST_SECONDS}:{factor:.3f}") if name == BURST_MODEL else ()
-            )
+            burst = f"--burst={BURST_BEGIN_S}:{BURST_SECONDS}:{factor if name == BURST_MODEL else 1.0:.3f}"
             process = self.processes.start(
                 f"client-{name}",
                 "benchmarks.demo.load",
                 *("--endpoint", str(self.socket), "--model", name, "--rate", f"{rate:.4f}"),
                 *("--seconds", str(self.options.seconds), "--deadline", str(DEADLINE_S)),
                 *("--seed", str(self.options.seed * 10 + index), "--out", str(self.client_file(name))),
-                *burst,
+                burst,
             )
             assert process.stdout is not None
             self.clients[name] = Lines(process.stdout)
@@ -215,7 +213,7 @@ class _Story:
         )
 
     def finish(self, started_at: datetime, first_plan_s: float) -> Run:
-        """Wait until every re-plan is decided and telemetry has arrived, then read what the planner has stored."""
+        """Wait until every re-plan is decided and telemetry has come, then read what the planner stored."""
         for name in MODELS:
             process = self.processes.running[f"client-{name}"]
             process.wait(PATIENCE_S)
