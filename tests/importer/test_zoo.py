@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 from benchmarks import zoo
+from benchmarks.zoo.__main__ import main
 from shared.graph import Graph
 from shared.importer.borders import METADATA_KEY, parse_borders
 from shared.importer.build import Built, build_graph, unit_views
@@ -176,7 +177,7 @@ def test_activations_stay_near_unit_variance_and_depend_on_the_input(name: str) 
 def test_command_line_writes_models_and_one_json_object(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert zoo.main([str(tmp_path), "--model", "squeezenet", "--width", "0.25", "--json"]) == 0
+    assert main([str(tmp_path), "--model", "squeezenet", "--width", "0.25", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     model = onnx.load(row["path"])
     assert row["parameters"] == zoo.parameters(model)
