@@ -10,7 +10,9 @@ import onnx
 
 from benchmarks.zoo.googlenet import googlenet
 from benchmarks.zoo.inception import inception_v3
+from benchmarks.zoo.nasnet import nasnet_large
 from benchmarks.zoo.net import Net
+from benchmarks.zoo.randwire import randwire
 from benchmarks.zoo.resnet import resnet50
 from benchmarks.zoo.squeezenet import squeezenet, squeezenet_bypass
 
@@ -30,6 +32,8 @@ ZOO: dict[str, Entry] = {
     "squeezenet": Entry(squeezenet),
     "squeezenet_bypass": Entry(squeezenet_bypass),
     "googlenet": Entry(googlenet),
+    "randwire": Entry(randwire),
+    "nasnet_large": Entry(nasnet_large, 331),
 }
 """Models by name; iterate over the keys."""
 
@@ -46,7 +50,8 @@ def build(name: str, *, width: float = 1.0, size: int | None = None, seed: int =
     entry = ZOO[name]
     net = Net(name, width, np.random.default_rng(seed))
     net.channels["image"] = 3
-    return net.finish(entry.make(net, "image"), size or entry.size)
+    net.side = size or entry.size
+    return net.finish(entry.make(net, "image"))
 
 
 def write(
@@ -60,5 +65,9 @@ def write(
 
 
 def parameters(model: onnx.ModelProto) -> int:
-    """Elements of all weights."""
-    return sum(math.prod(weight.dims) for weight in model.graph.initializer)
+    """Elements of all weights; integers are no weights, but attributes that ONNX wants as tensors."""
+    return sum(
+        math.prod(weight.dims)
+        for weight in model.graph.initializer
+        if weight.data_type == onnx.TensorProto.FLOAT
+    )

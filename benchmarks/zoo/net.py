@@ -24,6 +24,7 @@ RELU_GAIN = math.sqrt(2.0 / (1.0 - 1.0 / math.pi))
 
 _BIAS_SCALE = 0.1
 _CHANNEL_STEP = 4
+_DEPTHWISE_MEAN_REMOVED = 0.5
 
 
 @dataclass
@@ -39,9 +40,12 @@ class Net:
     borders: list[list[str]] = field(default_factory=list)
     body: list[str] = field(default_factory=list)
     scope: str = "stem"
+    side: int = 0  # of the image, pixels
 
     def scaled(self, channels: int) -> int:
-        """`channels` times the width factor, a multiple of 4 and at least 4."""
+        """`channels` times the width factor; unless that is 1, a multiple of 4 and at least 4."""
+        if self.width == 1.0:
+            return channels
         return max(_CHANNEL_STEP, round(channels * self.width / _CHANNEL_STEP) * _CHANNEL_STEP)
 
     def _node(self, op_type: str, inputs: Sequence[str], channels: int, **attributes: int | list[int]) -> str:
@@ -92,35 +96,107 @@ class Net:
         )
         return self.relu(made) if relu else made
 
+    def separable(
+        self,
+        source: str,
+        out_channels: int,
+        kernel: int,
+        *,
+        stride: int = 1,
+        pads: Sequence[int] | None = None,
+        gain: float = RELU_GAIN,
+    ) -> str:
+        """Depthwise convolution without bias, then a pointwise one; `out_channels` are taken as they are.
+
+        `pads` are top, left, bottom, right; by default those that keep the side. The depthwise kernels keep
+        most of their mean: they see one channel only, whose neighbouring pixels are much alike, and without
+        the mean they would let through nothing but the edges.
+        """
+        channels = self.channels[source]
+        taps = self.rng.standard_normal((channels, 1, kernel, kernel), dtype=np.float32)
+        taps -= _DEPTHWISE_MEAN_REMOVED * taps.mean(axis=(2, 3), keepdims=True)
+        taps /= np.linalg.norm(taps, axis=(2, 3), keepdims=True)
+        owner = f"{self.scope}.conv{len(self.nodes)}"
+        deep = self._node(
+            "Conv",
+            [source, self._weight(f"{owner}.weight", taps * gain)],
+            channels,
+            kernel_shape=[kernel, kernel],
+            strides=[stride, stride],
+            pads=list(pads or [kernel // 2] * 4),
+            group=channels,
+        )
+        return self.conv(deep, out_channels, relu=False, gain=1.0, scale=False)
+
     def relu(self, source: str) -> str:
         return self._node("Relu", [source], self.channels[source])
 
     def add(self, left: str, right: str) -> str:
         return self._node("Add", [left, right], self.channels[left])
 
+    def mean(self, *sources: str) -> str:
+        return self._node("Mean", sources, self.channels[sources[0]])
+
+    def weighted_sum(self, *sources: str) -> str:
+        """Positive seeded weights whose squares sum to one: the variance stays. One source is itself."""
+        if len(sources) == 1:
+            return sources[0]
+        weights = 1.0 / (1.0 + np.exp(-self.rng.standard_normal(len(sources))))  # sigmoid, as in RandWire
+        weights /= np.linalg.norm(weights)
+        scaled = []
+        for source, weight in zip(sources, weights, strict=True):
+            factor = self._weight(f"{self.scope}.mul{len(self.nodes)}.weight", np.array(weight))
+            scaled.append(self._node("Mul", [source, factor], self.channels[source]))
+        return self._node("Sum", scaled, self.channels[sources[0]])
+
+    def shift(self, source: str) -> str:
+        """One pixel up and to the left; zeros come in."""
+        name = f"{self.scope}.pad{len(self.nodes)}.pads"
+        self.weights.append(numpy_helper.from_array(np.array([0, 0, -1, -1, 0, 0, 1, 1]), name))
+        return self._node("Pad", [source, name], self.channels[source])
+
     def concat(self, *sources: str) -> str:
         return self._node("Concat", sources, sum(self.channels[s] for s in sources), axis=1)
 
-    def max_pool(self, source: str, kernel: int, stride: int, *, pad: int = 0, ceil: bool = False) -> str:
+    def max_pool(
+        self,
+        source: str,
+        kernel: int,
+        stride: int,
+        *,
+        pad: int = 0,
+        pads: Sequence[int] | None = None,
+        ceil: bool = False,
+    ) -> str:
+        """`pads`, if given, are top, left, bottom, right."""
         return self._node(
             "MaxPool",
             [source],
             self.channels[source],
             kernel_shape=[kernel, kernel],
             strides=[stride, stride],
-            pads=[pad] * 4,
+            pads=list(pads or [pad] * 4),
             ceil_mode=int(ceil),
         )
 
-    def average_pool(self, source: str, kernel: int = 3, *, pad: int = 1) -> str:
+    def average_pool(
+        self,
+        source: str,
+        kernel: int = 3,
+        stride: int = 1,
+        *,
+        pads: Sequence[int] | None = None,
+        count_pads: bool = True,
+    ) -> str:
+        """`pads` are top, left, bottom, right; by default those that keep the side at stride 1."""
         return self._node(
             "AveragePool",
             [source],
             self.channels[source],
             kernel_shape=[kernel, kernel],
-            strides=[1, 1],
-            pads=[pad] * 4,
-            count_include_pad=1,
+            strides=[stride, stride],
+            pads=list(pads or [kernel // 2] * 4),
+            count_include_pad=int(count_pads),
         )
 
     def global_pool(self, source: str) -> str:
@@ -142,7 +218,7 @@ class Net:
         """A block of the papers ends here: what is needed for `tensors` lies before the border."""
         self.borders.append(list(tensors))
 
-    def finish(self, logits: str, size: int) -> onnx.ModelProto:
+    def finish(self, logits: str) -> onnx.ModelProto:
         """The model, checked; its one output is renamed to `logits`."""
         for index, made in enumerate(self.nodes[-1].output):
             if made == logits:
@@ -150,7 +226,7 @@ class Net:
         graph = helper.make_graph(
             self.nodes,
             self.name,
-            [helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, size, size])],
+            [helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, self.side, self.side])],
             [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, CLASSES])],
             self.weights,
         )
