@@ -31,12 +31,18 @@ class EngineHost:
         self._life = 0  # counts processes: which of them was told what
         self._timer: Timer | None = None
         self._heard_s = loop.now()
+        self._sign_s = loop.now()
         self._watched = 0  # readiness that the loop was last asked for
 
     @property
     def pid(self) -> int | None:
         """The process, if there is one."""
         return self._handle.pid if self._handle else None
+
+    @property
+    def sign_s(self) -> float:
+        """When the process last spoke, was started or was seen to end."""
+        return self._sign_s
 
     def start_in(self, delay_s: float) -> None:
         """Start a process after a while; replaces an earlier wish."""
@@ -56,7 +62,7 @@ class EngineHost:
             _log.error("%s; trying again in a second", error)
             self.start_in(1.0)
             return
-        self._heard_s = self._loop.now()
+        self._heard_s = self._sign_s = self._loop.now()
         self._watch()
 
     def _watch(self) -> None:
@@ -76,7 +82,7 @@ class EngineHost:
         if handle.fileno() < 0:
             self._loop.watch(file, 0, self._ready)
             self._handle = None
-        self._heard_s = self._loop.now()
+        self._heard_s = self._sign_s = self._loop.now()
         for report in reports:
             self._on_report(report)
         self._watch()
@@ -94,6 +100,7 @@ class EngineHost:
         if self._handle is None:
             return
         handle, self._handle = self._handle, None
+        self._sign_s = self._loop.now()
         self._loop.watch(handle.fileno(), 0, self._ready)
         self._on_report(Exited(handle.stop(timeout_s=0.2)))
 

@@ -19,6 +19,7 @@ from edge_agent.background import Background
 from edge_agent.config import AgentConfig
 from edge_agent.device import device_class
 from edge_agent.engine_host import EngineHost
+from edge_agent.heartbeat import EngineSigns, Heartbeat, Patience
 from edge_agent.ingest.connection import Arena, ConnectionLimits, Layout
 from edge_agent.ingest.endpoint import Accepted, Endpoint
 from edge_agent.ingest.ledger import TaskLedger
@@ -54,6 +55,7 @@ from shared.errors import StorageError, TaskRefused
 from shared.ids import Digest, TaskId
 from shared.messages.control import ProfileRequest
 from shared.messages.telemetry import Event, RowData
+from shared.systemd.notify import manager_of
 
 _log = logging.getLogger(__name__)
 
@@ -118,12 +120,17 @@ class Agent:
         self._stopping = False
         self._settled = False  # an attempt has ended
         self._counted_s = self._started_s
+        self._heartbeat = Heartbeat(
+            manager_of(os.environ),
+            Patience(silent_s=config.silent_engine_s, load_limit_s=config.load_limit_s),
+        )
 
     # -- life -----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Serve until told to stop."""
         self._endpoint.listen(runtime_directory(self._home))
+        self._heartbeat.up()
         self.loop.watch(self._link.fileno(), READ, self._on_link)
         self.loop.call_every(_TICK_S, self._tick)
         self.loop.call_every(self.config.stats_interval_s, self._count)
@@ -141,6 +148,7 @@ class Agent:
             self._background.close()
             self._link.stop()
             self.loop.close()
+            self._heartbeat.close()
 
     def request_stop(self) -> None:
         """Take no more tasks, let those that are open end for a while, then return from `run`."""
@@ -148,6 +156,7 @@ class Agent:
             self.loop.stop()
             return
         self._stopping = True
+        self._heartbeat.stopping()
         self._engine.drain()
         self.loop.call_at(self.loop.now() + self.config.drain_s, self.loop.stop)
         self._stop_when_empty()
@@ -159,7 +168,15 @@ class Agent:
     def _tick(self) -> None:
         self._do(self._plans.tick(self.loop.now()))
         self._link.tick()
-        self._engine.check_alive(busy=self._plans.loading or not self._plans.engine_up)
+        serving = self._plans.engine_up and not self._plans.loading
+        self._engine.check_alive(busy=not serving)
+        self._heartbeat.beat(self.loop.now(), EngineSigns(self._engine.sign_s, serving), self._summary)
+
+    def _summary(self) -> str:
+        """One line for `systemctl status`."""
+        reason, active = self.not_ready(), self._plans.active
+        plan = f", plan {active.ref.digest[:12]} for {', '.join(self._plans.models)}" if active else ""
+        return f"{f'not ready: {reason}' if reason else 'ready'}{plan}; link {self._link.status().state}"
 
     def _sample_steps(self) -> None:
         """Trace for a short while: every step of a window, so that its timeline has no holes."""
