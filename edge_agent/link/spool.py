@@ -25,6 +25,7 @@ from typing import Final
 
 from edge_agent.link.ledger import Account, decode_books, encode_books
 from shared.errors import DecodeError
+from shared.failpoint import failpoint
 from shared.messages.telemetry import (
     MAX_BATCH_BYTES,
     MAX_BATCH_ROWS,
@@ -155,6 +156,7 @@ class Spool:
             before_bytes = os.fstat(self._file).st_size
             try:
                 self._write_all(self._file, data)
+                failpoint("agent.spool.append")
             except OSError:
                 os.ftruncate(self._file, before_bytes)
                 raise
@@ -245,6 +247,7 @@ class Spool:
         if not segment.sent:
             segment.sent = True
             path = path.rename(self._folder / segment.name)
+            failpoint("agent.spool.marked")
         rows = _read_rows(path)
         return rows[segment.acked : segment.acked + count]
 
@@ -262,6 +265,7 @@ class Spool:
 
     def acknowledge(self, ack: TelemetryAck) -> None:
         """The planner has committed these rows. Late, repeated or unknown ranges change nothing else."""
+        failpoint("agent.spool.ack")
         for ledger in ack.ledgers:
             if ledger.boot in self._accounts:
                 account = self._accounts[ledger.boot]
@@ -302,6 +306,7 @@ class Spool:
 
     def _remove(self, segments: Sequence[_Segment]) -> None:
         for segment in segments:
+            failpoint("agent.spool.remove")
             self._segments.remove(segment)
             (self._folder / segment.name).unlink(missing_ok=True)
 
@@ -316,6 +321,7 @@ class Spool:
                 os.fsync(file)
             finally:
                 os.close(file)
+            failpoint("agent.spool.ledger")
             path.rename(self._folder / _LEDGER)
         except OSError as error:
             self._complain("the spool's ledger cannot be written: %s", error)
