@@ -17,7 +17,7 @@ _ATTEMPTS = 3
 
 
 def backup(data_dir: Path, database_url: str, target: Path, files: tuple[str, ...]) -> int:
-    """Write the database, the artifacts it names and the `files` of the data directory; returns its bytes.
+    """Write database, artifacts of its models, and `files` of the data directory; returns the size in bytes.
 
     The database is copied as of one moment, while others read and write. The file appears under its name
     only when it is complete and on disk; it holds the planner's secret key, so it gets mode 0600.
@@ -49,12 +49,13 @@ def backup(data_dir: Path, database_url: str, target: Path, files: tuple[str, ..
 
 
 def _attempt(store: ReadStore, target: Path, files: list[Path]) -> bool:
-    """Write the file; False if an artifact that the copied database names went away meanwhile."""
+    """Write the file; False if an artifact that a model of the copy names went away meanwhile."""
     with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=f".{target.name}-") as work:
         copy, archive = Path(work) / DATABASE_FILE, Path(work) / "archive"
         copy_database(store.database, copy)
         with closing(sqlite3.connect(copy)) as opened:
-            named = [Digest(row[0]) for row in opened.execute("SELECT digest FROM artifacts")]
+            # An artifact's row outlives its last model, and its file does not.
+            named = [Digest(row[0]) for row in opened.execute("SELECT DISTINCT digest FROM models")]
         with archive.open("xb") as out:
             os.fchmod(out.fileno(), 0o600)
             with tarfile.open(fileobj=out, mode="w") as tar:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import delete, exists, select, tuple_
+from sqlalchemy import Exists, delete, exists, select, tuple_
 from sqlalchemy.orm import Session
 
 from planner.store.database import Database
@@ -72,10 +72,15 @@ def tidy(database: Database, writer: Writer, keep: Retention, now_us: int) -> It
             DeviceId(name) for name in session.scalars(select(DeviceRow.name).order_by(DeviceRow.name))
         ]
     for device in devices:
-        with database.read() as session:
-            steps = _steps(session, device, keep, now_us)
-        for step in steps:
-            yield from _repeat(writer, step)
+        for wanted in (_row_steps, _minute_steps, _hour_steps):  # each finds what the one before left
+            steps = wanted(device, keep, now_us)
+            # Looked up first: a step is a writing transaction.
+            columns = (old.label(f"step_{index}") for index, (old, _) in enumerate(steps))
+            with database.read() as session:
+                found = session.execute(select(*columns)).one()
+            for (_, step), old in zip(steps, found, strict=True):
+                if old:
+                    yield from _repeat(writer, step)
     if before_us := _before(now_us, keep.hours_s):
         yield from _repeat(writer, lambda session: _delete_events(session, before_us))
 
@@ -93,38 +98,41 @@ def _before(now_us: int, age_s: float) -> int:
     return max(now_us - round(age_s * 1e6), 0) if age_s else 0
 
 
-def _steps(session: Session, device: DeviceId, keep: Retention, now_us: int) -> list[_Step]:
-    """What there is to do for one device."""
+def _row_steps(device: DeviceId, keep: Retention, now_us: int) -> list[tuple[Exists, _Step]]:
     ages = {kind: _before(now_us, keep.row_age_s(kind)) for kind in RowKind}
-    old = session.execute(
-        select(
-            *(
-                exists()
-                .where(
-                    TelemetryRow.device == device,
-                    TelemetryRow.kind == kind.value,
-                    TelemetryRow.at_us < before_us,
-                )
-                .label(kind.value)
-                for kind, before_us in ages.items()
-            )
-        )
-    ).one()
-    steps = [
-        _rows_step(device, kind, before_us)
-        for (kind, before_us), found in zip(ages.items(), old, strict=True)
-        if found
+    return [
+        (_old_rows(device, kind, before_us), _rows_step(device, kind, before_us))
+        for kind, before_us in ages.items()
     ]
-    # A whole hour of minutes goes at once, so that an hour is not shown in part as minutes.
-    if minutes_us := Width.HOUR.begin_us(_before(now_us, keep.minutes_s)):
-        steps.append(lambda session: _widen_minutes(session, device, minutes_us))
-    if hours_us := Width.HOUR.begin_us(_before(now_us, keep.hours_s)):
-        steps.append(lambda session: _delete_hours(session, device, hours_us))
-    return steps
+
+
+def _minute_steps(device: DeviceId, keep: Retention, now_us: int) -> list[tuple[Exists, _Step]]:
+    # Whole hours of minutes go, so that an hour is not shown in part as minutes.
+    before_us = Width.HOUR.begin_us(_before(now_us, keep.minutes_s))
+    old = _old_rollups(device, Width.MINUTE, before_us)
+    return [(old, lambda session: _widen_minutes(session, device, before_us))]
+
+
+def _hour_steps(device: DeviceId, keep: Retention, now_us: int) -> list[tuple[Exists, _Step]]:
+    before_us = Width.HOUR.begin_us(_before(now_us, keep.hours_s))
+    old = _old_rollups(device, Width.HOUR, before_us)
+    return [(old, lambda session: _delete_hours(session, device, before_us))]
 
 
 def _rows_step(device: DeviceId, kind: RowKind, before_us: int) -> _Step:
     return lambda session: _take_rows(session, device, kind, before_us)
+
+
+def _old_rows(device: DeviceId, kind: RowKind, before_us: int) -> Exists:
+    return exists().where(
+        TelemetryRow.device == device, TelemetryRow.kind == kind.value, TelemetryRow.at_us < before_us
+    )
+
+
+def _old_rollups(device: DeviceId, width: Width, before_us: int) -> Exists:
+    return exists().where(
+        RollupRow.device == device, RollupRow.width_s == width.value, RollupRow.begin_us < before_us
+    )
 
 
 def _take_rows(session: Session, device: DeviceId, kind: RowKind, before_us: int) -> int:
