@@ -116,7 +116,8 @@ def install(
     if hidden := hidden_from_service(_own_code(service) if code is None else code):
         raise SettingError(
             f"{hidden} is out of the service's sight (ProtectHome, PrivateTmp)",
-            remedy="install Stageloom into a virtual environment such as /opt/stageloom, and run that one",
+            remedy="make a virtual environment with the system's Python (`/usr/bin/python3 -m venv /opt/stageloom`), "
+            "install Stageloom there and run its `install`",
         )
     if hidden := hidden_from_service([service.home]):
         raise SettingError(
