@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from shutil import which
 
 from shared.errors import SettingError, StorageError, UnavailableError
 from shared.systemd.unit import command_line, hidden_from_service, state_settings, with_settings
@@ -155,6 +156,8 @@ def uninstall(
     need_root("removing a service")
     if _RUNNING.exists():
         run(["systemctl", "disable", "--now", path.name])
+    elif which("systemctl"):
+        run(["systemctl", "disable", path.name])  # for the next boot
     path.unlink()
     say(f"removed {path}")
     _reload(run, say)
