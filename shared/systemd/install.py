@@ -117,8 +117,7 @@ def install(
     if hidden := hidden_from_service(_own_code(service) if code is None else code):
         raise SettingError(
             f"{hidden} is out of the service's sight (ProtectHome, PrivateTmp)",
-            remedy="make a virtual environment with the system's Python (`/usr/bin/python3 -m venv /opt/stageloom`), "
-            "install Stageloom there and run its `install`",
+            remedy="use `/usr/bin/python3 -m venv /opt/stageloom`, put Stageloom there and run its `install`",
         )
     if hidden := hidden_from_service([service.home]):
         raise SettingError(
