@@ -20,7 +20,7 @@ from edge_agent.config import AgentConfig
 from edge_agent.device import device_class
 from edge_agent.engine_host import EngineHost
 from edge_agent.heartbeat import EngineSigns, Heartbeat, Patience
-from edge_agent.ingest.connection import Arena, ConnectionLimits
+from edge_agent.ingest.connection import Arena, ConnectionLimits, Layout
 from edge_agent.ingest.endpoint import Accepted, Endpoint
 from edge_agent.ingest.ledger import TaskLedger
 from edge_agent.ingest.messages import ModelInfo
@@ -52,6 +52,7 @@ from edge_agent.worker import messages as engine
 from edge_agent.worker.config import WorkerConfig
 from shared.engine.steps import Outcome, PlanKey
 from shared.errors import StorageError, TaskRefused
+from shared.failpoint import failpoint
 from shared.ids import Digest, TaskId
 from shared.messages.control import ProfileRequest
 from shared.messages.telemetry import Event, RowData
@@ -219,6 +220,10 @@ class Agent:
         """To the engine."""
         self._engine.drop_arena(arena)
 
+    def drop_layout(self, layout: Layout) -> None:
+        """To the engine."""
+        self._engine.drop_layout(layout)
+
     def status(self) -> bytes:
         """As JSON."""
         active, phase = self._plans.active, self._plans.phase
@@ -295,6 +300,7 @@ class Agent:
             self._stop_when_empty()
 
     def _plan_active(self, key: PlanKey) -> None:
+        failpoint("agent.swap.after")
         self._do(self._plans.activated(key, self.loop.now()))
         active = self._plans.active
         if active is not None:
@@ -327,6 +333,7 @@ class Agent:
                 paths = {need.digest: str(self.artifacts.path(need.digest)) for need in plan.artifacts}
                 self._engine.load_plan(key, plan.wire, paths)
             case SwapTo(key):
+                failpoint("agent.swap.before")
                 self._engine.activate(key)
             case UnloadPlan(key):
                 self._engine.unload(key)
@@ -336,6 +343,8 @@ class Agent:
             case StopEngine():
                 self._engine.end()
             case Tell(event):
+                if isinstance(event, link.PlanStaged):
+                    failpoint("agent.staged")
                 self._link.tell(event)
                 if isinstance(event, link.ProbationPassed | link.ProbationFailed | link.PlanRefused):
                     self._settled = True
@@ -343,6 +352,7 @@ class Agent:
             case Note(code, text):
                 self._note(code, text)
             case KeepFallback(plan):
+                failpoint("agent.fallback")
                 try:
                     self._fallback_file.save(msgspec.msgpack.encode(plan))
                 except StorageError as error:

@@ -172,6 +172,8 @@ class LinkCore:
                 return []
             case control.Desired():
                 return self._desired(message, now_s)
+            case control.AlarmAck():
+                return []
             case Refused():
                 return self._refused(message, now_s)
 

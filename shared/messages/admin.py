@@ -27,7 +27,7 @@ from shared.messages.base import (
     ShortText,
     SmallCount,
 )
-from shared.messages.control import Autonomy, Report
+from shared.messages.control import Activation, Autonomy, Report
 from shared.plan import QueueRule, StepChoice, Wait
 
 Page = Annotated[int, Meta(ge=1, le=256)]
@@ -245,6 +245,7 @@ class PlanPushRequest(Message, frozen=True, kw_only=True, tag="plan_push_request
     plan: Name
     device: DeviceName
     autonomy: Autonomy = Autonomy.OFF
+    activation: Activation = Activation.TRIAL
 
 
 class PlanPushReply(Message, frozen=True, kw_only=True, tag="plan_push_reply"):

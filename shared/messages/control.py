@@ -6,7 +6,7 @@ orders what one device reports over its whole life.
 """
 
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
@@ -20,10 +20,13 @@ from shared.messages.base import (
     Epoch,
     Generation,
     Line,
+    Mask,
     Message,
+    MicroSeconds,
     Name,
     PlanBytes,
     PositiveBytes,
+    Real,
     Refused,
     ShortText,
     SmallCount,
@@ -61,6 +64,13 @@ class Autonomy(str, Enum):
     FULL = "full"
 
 
+class Activation(str, Enum):
+    """How a desired plan comes to run."""
+
+    TRIAL = "trial"  # it must win a trial against what runs, unless it is proven or nothing comparable runs
+    NOW = "now"  # at once and guarded: an operator's order
+
+
 class ArtifactNeed(Struct, frozen=True):
     """An artifact that a plan names."""
 
@@ -78,11 +88,24 @@ class ProfileRequest(Struct, frozen=True):
     budget_s: Annotated[float, Meta(gt=0.0, le=3600.0)] = 20.0
 
 
+class StageProfileRequest(Struct, frozen=True, kw_only=True):
+    """Measure every stage of a plan, each combined block run alone with all its members active.
+
+    The plan need not run and is not activated; `budget_s` bounds the time spent.
+    """
+
+    request: Count
+    plan_digest: DigestText
+    plan: PlanBytes
+    artifacts: Annotated[tuple[ArtifactNeed, ...], Meta(max_length=64)]
+    budget_s: Annotated[float, Meta(gt=0.0, le=3600.0)] = 10.0
+
+
 class Desired(Message, frozen=True, kw_only=True, tag="desired"):
     """Planner to device: what it should run. `plan_digest` None: keep what runs, only the rest applies.
 
-    `plan` is the plan's canonical wire form, whose digest is `plan_digest`; `profiles` is the whole set of
-    profiles wanted, and a device skips those whose `request` it has answered.
+    `plan` is the plan's canonical wire form, whose digest is `plan_digest`; `profiles` and `stage_profile`
+    are all the measurements wanted, and a device skips those whose `request` it has answered.
     """
 
     epoch: Epoch
@@ -91,7 +114,9 @@ class Desired(Message, frozen=True, kw_only=True, tag="desired"):
     plan: PlanBytes = b""
     artifacts: Annotated[tuple[ArtifactNeed, ...], Meta(max_length=64)] = ()
     profiles: Annotated[tuple[ProfileRequest, ...], Meta(max_length=64)] = ()
+    stage_profile: StageProfileRequest | None = None
     autonomy: Autonomy = Autonomy.OFF
+    activation: Activation = Activation.TRIAL
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -161,11 +186,75 @@ class ReportedAck(Message, frozen=True, kw_only=True, tag="reported_ack"):
     revision: Count
 
 
-ControlToPlanner = Hello | Heartbeat | Reported
-ControlToDevice = Welcome | HeartbeatAck | Desired | ReportedAck | Refused
+class ModelLoad(Struct, frozen=True, array_like=True):
+    """One model's load as the device sees it; `service_us` is the measured device time of one task."""
 
-TO_PLANNER: Codec[ControlToPlanner] = Codec(ControlToPlanner, Limits(frame_bytes=8 << 10, body_bytes=8 << 10))
+    model: Name
+    arrivals_per_s: Real
+    service_us: Real
+    queued: Count
+    oldest_age_us: MicroSeconds
+
+
+class AlarmSample(Struct, frozen=True, array_like=True):
+    """One instant before an alarm, as a policy reads it, in the order of the alarm's `loads`."""
+
+    progress: Annotated[tuple[Mask, ...], Meta(max_length=64)]  # per model, bit b: an instance is in block b
+    deviations: Annotated[tuple[Real, ...], Meta(max_length=64)]  # of queued work from the mean, seconds
+
+
+class Alarm(Message, frozen=True, kw_only=True, tag="alarm"):
+    """Device to planner: a trigger fired, plan this device anew. Sent again until acknowledged.
+
+    `number` counts the alarms of this boot from 1; (device, boot, number) is unique. `cause` is one of
+    `shared.policy.trigger.Cause`, `value` and `threshold` are in its unit.
+    """
+
+    boot: BootId
+    number: Annotated[int, Meta(ge=1, le=1_000_000)]
+    at_us: MicroSeconds
+    cause: ShortText
+    value: Real
+    threshold: Real
+    plan: DigestText | None
+    loads: Annotated[tuple[ModelLoad, ...], Meta(max_length=64)]
+    samples: Annotated[tuple[AlarmSample, ...], Meta(max_length=32)]
+
+
+class AlarmAck(Message, frozen=True, kw_only=True, tag="alarm_ack"):
+    """Planner to device: this alarm is stored."""
+
+    boot: BootId
+    number: Annotated[int, Meta(ge=1, le=1_000_000)]
+
+
+class LocalPlan(Message, frozen=True, kw_only=True, tag="local_plan"):
+    """Device to planner: what runs was planned here, while (epoch, generation) was the newest desired value.
+
+    The planner adopts it as the next generation if that is still so; the new desired value is the answer.
+    Otherwise nothing: the newer desired plan is tried against it.
+    """
+
+    boot: BootId
+    epoch: Epoch
+    generation: Generation
+    local_counter: Count
+    plan_digest: DigestText
+    plan: PlanBytes
+    artifacts: Annotated[tuple[ArtifactNeed, ...], Meta(max_length=64)]
+    cause: ShortText
+
+
+ControlToPlanner = Hello | Heartbeat | Reported | Alarm | LocalPlan
+ControlToDevice = Welcome | HeartbeatAck | Desired | ReportedAck | AlarmAck | Refused
+
+_TO_PLANNER_BYTES: Final = MAX_PLAN_BYTES + (64 << 10)
+_TO_DEVICE_BYTES: Final = 2 * MAX_PLAN_BYTES + (64 << 10)
+
+TO_PLANNER: Codec[ControlToPlanner] = Codec(
+    ControlToPlanner, Limits(frame_bytes=_TO_PLANNER_BYTES, body_bytes=_TO_PLANNER_BYTES)
+)
 TO_DEVICE: Codec[ControlToDevice] = Codec(
     ControlToDevice,
-    Limits(frame_bytes=MAX_PLAN_BYTES + (64 << 10), body_bytes=MAX_PLAN_BYTES + (64 << 10)),
+    Limits(frame_bytes=_TO_DEVICE_BYTES, body_bytes=_TO_DEVICE_BYTES),
 )

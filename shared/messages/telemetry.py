@@ -160,6 +160,63 @@ class DifferenceSample(Struct, frozen=True, tag=10, array_like=True):
     sensitivity: Real
 
 
+class StageTiming(Struct, frozen=True, array_like=True):
+    """One stage of a schedule: median, and the half distance between the 16th and 84th percentile."""
+
+    stage: SmallCount
+    median_us: Real
+    spread_us: Real
+    runs: SmallCount
+
+
+class StageProfileResult(Struct, frozen=True, tag=11, array_like=True):
+    """Part of the answer to a `StageProfileRequest`: stages of one combined block, run alone.
+
+    `step_us` is the median of whole steps. `last` marks the part after which the request is answered.
+    """
+
+    request: Count
+    plan: DigestText
+    combined_block: SmallCount
+    environment: ShortText
+    timings: Annotated[tuple[StageTiming, ...], Meta(max_length=64)]
+    step_us: Real
+    last: bool
+    reason: Line = ""
+
+
+class TrialEnded(Struct, frozen=True, tag=12, array_like=True):
+    """How a generation's trial ended. `ratio` above 1: the candidate is better; None where none was measured.
+
+    `how` is what decided: `trial`, `proven` (won one here before) or `guard` (only launch intervals changed).
+    `verdict` is one of `shared.engine.trial.Verdict`. Times are the device's wall clock, microseconds.
+    """
+
+    epoch: Epoch
+    generation: Generation
+    origin: Origin
+    how: ShortText
+    verdict: ShortText
+    candidate: DigestText
+    control: DigestText | None
+    ratio: Real | None
+    ratio_low: Real | None  # 95 % interval
+    ratio_high: Real | None
+    pairs: SmallCount
+    began_us: MicroSeconds
+    decided_us: MicroSeconds
+    reason: Line = ""
+
+
+class PlanActivated(Struct, frozen=True, tag=13, array_like=True):
+    """New launches go to this plan from the row's time on, other than in the windows of a trial."""
+
+    plan: DigestText
+    origin: Origin
+    epoch: Epoch
+    generation: Generation
+
+
 RowData = (
     TaskCounters
     | LatencyHistogram
@@ -171,6 +228,9 @@ RowData = (
     | Event
     | Utilisation
     | DifferenceSample
+    | StageProfileResult
+    | TrialEnded
+    | PlanActivated
 )
 
 
@@ -306,6 +366,9 @@ class RowKind(str, Enum):
     EVENT = "event"
     UTILISATION = "utilisation"
     DIFFERENCE_SAMPLE = "difference_sample"
+    STAGE_PROFILE_RESULT = "stage_profile_result"
+    TRIAL_ENDED = "trial_ended"
+    PLAN_ACTIVATED = "plan_activated"
     UNREADABLE = "unreadable"
 
 
@@ -320,4 +383,7 @@ KIND_OF: Final[dict[type, RowKind]] = {
     Event: RowKind.EVENT,
     Utilisation: RowKind.UTILISATION,
     DifferenceSample: RowKind.DIFFERENCE_SAMPLE,
+    StageProfileResult: RowKind.STAGE_PROFILE_RESULT,
+    TrialEnded: RowKind.TRIAL_ENDED,
+    PlanActivated: RowKind.PLAN_ACTIVATED,
 }

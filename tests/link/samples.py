@@ -86,6 +86,26 @@ ROWS: tuple[Any, ...] = (
     telemetry.Event("engine_restarted", "exit status -9"),
     telemetry.Utilisation("gpu_load", None, "percent"),
     telemetry.DifferenceSample("resnet50", 2.5e-7, 0.31),
+    telemetry.StageProfileResult(
+        4, PLAN, 1, "cpu-2/1.31.1", (telemetry.StageTiming(0, 640.0, 2.5, 20),), 1_310.5, True
+    ),
+    telemetry.TrialEnded(
+        2,
+        9,
+        control.Origin.PLANNER,
+        "trial",
+        "commit",
+        PLAN,
+        Digest("cd" * 32),
+        1.31,
+        1.27,
+        1.36,
+        9,
+        1_700_000_000_000_000,
+        1_700_000_004_700_000,
+        "better by more than 2%",
+    ),
+    telemetry.PlanActivated(PLAN, control.Origin.PLANNER, 2, 9),
 )
 
 MESSAGES: tuple[Message, ...] = (
@@ -103,7 +123,33 @@ MESSAGES: tuple[Message, ...] = (
         plan=b"\x93\x01\x02\x03",
         artifacts=(NEED,),
         profiles=(control.ProfileRequest(3, NEED, 1, 20.0),),
+        stage_profile=control.StageProfileRequest(
+            request=4, plan_digest=PLAN, plan=b"\x93\x01\x02\x03", artifacts=(NEED,), budget_s=10.0
+        ),
         autonomy=control.Autonomy.PROVEN,
+        activation=control.Activation.NOW,
+    ),
+    control.Alarm(
+        boot=BOOT,
+        number=3,
+        at_us=1_700_000_000_000_000,
+        cause="variance",
+        value=0.081,
+        threshold=0.0625,
+        plan=PLAN,
+        loads=(control.ModelLoad("resnet50", 12.5, 30_000.0, 40, 900_000),),
+        samples=(control.AlarmSample((0b101,), (0.0,)),),
+    ),
+    control.AlarmAck(boot=BOOT, number=3),
+    control.LocalPlan(
+        boot=BOOT,
+        epoch=2,
+        generation=9,
+        local_counter=2,
+        plan_digest=PLAN,
+        plan=b"\x93\x01\x02\x03",
+        artifacts=(NEED,),
+        cause="variance",
     ),
     control.Reported(boot=BOOT, report=REPORT),
     control.ReportedAck(revision=17),
