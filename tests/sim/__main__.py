@@ -1,6 +1,8 @@
 """`python -m tests.sim SEED`: play one scenario again and print everything that happens in it."""
 
 import sys
+from collections import deque
+from pathlib import Path
 
 from tests.sim import world
 
@@ -8,8 +10,8 @@ from tests.sim import world
 def main(seed: int) -> int:
     """See above; the exit code says whether it held."""
     with world.scratch() as folder:
-        played = world.World(seed, world.Path(folder))
-        played.log = world.deque()
+        played = world.World(seed, Path(folder))
+        played.log = deque()
         sys.stdout.write(f"{played.faults}\n")
         try:
             played.run()
