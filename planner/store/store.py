@@ -308,11 +308,7 @@ class Store(ReadStore):
         """Store the newest reports, and the state of their generations, in one transaction."""
         now_us = self._clock.wall_us()
 
-        def work(session: Session) -> None:
-            for record in records:
-                devices.store_report(session, record, now_us)
-
-        self.writer.run(work)
+        self.writer.run(lambda session: devices.store_reports(session, records, now_us))
 
     def append_telemetry(self, writes: Sequence[TelemetryWrite]) -> None:
         """Store rows and ledgers in one transaction, durable when this returns."""
