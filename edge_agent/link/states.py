@@ -19,7 +19,8 @@ class Cause(str, Enum):
     TRIAL_WON = "trial_won"
     TRIAL_LOST = "trial_lost"
     TRIAL_EVEN = "trial_even"
-    ACTIVATE = "activate"  # proven, or no trials here: straight under probation
+    TRIAL_ABANDONED = "trial_abandoned"  # for no fault of the plan's
+    ACTIVATE = "activate"  # proven, ordered, or nothing to compare with: straight under probation
     PROBATION_PASSED = "probation_passed"
     PROBATION_FAILED = "probation_failed"
     RESTORE_FAILED = "restore_failed"  # the committed plan no longer runs
@@ -50,11 +51,16 @@ TRANSITIONS: Final[dict[tuple[DeviceState | None, Cause], DeviceState]] = {
     (S.STAGED, C.DESIRED): S.RECEIVED,
     (S.STAGED, C.TRIAL_BEGINS): S.TRIAL,
     (S.STAGED, C.ACTIVATE): S.PROBATION,
+    (S.STAGED, C.REFUSED): S.REJECTED,
+    (S.STAGED, C.TRIAL_LOST): S.REJECTED,
+    (S.STAGED, C.TRIAL_EVEN): S.NO_GAIN,
+    (S.STAGED, C.TRIAL_ABANDONED): S.VERIFIED,
     (S.STAGED, C.BOOT): S.RECEIVED,
     (S.TRIAL, C.DESIRED): S.RECEIVED,
     (S.TRIAL, C.TRIAL_WON): S.PROBATION,
     (S.TRIAL, C.TRIAL_LOST): S.REJECTED,
     (S.TRIAL, C.TRIAL_EVEN): S.NO_GAIN,
+    (S.TRIAL, C.TRIAL_ABANDONED): S.VERIFIED,
     (S.TRIAL, C.BOOT): S.REJECTED,
     (S.PROBATION, C.DESIRED): S.RECEIVED,
     (S.PROBATION, C.PROBATION_PASSED): S.COMMITTED,
