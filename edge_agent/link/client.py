@@ -211,6 +211,7 @@ class LinkClient:
                 if due:
                     next_tick_s = now_s + _TICK_S
                 self._round(ready, now_s, tick=due)
+            self._drain_inbox(self._clock.monotonic_s())  # how a trial ended must be on disk
         finally:
             self._disconnect()
             self._spool.close()
