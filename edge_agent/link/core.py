@@ -198,8 +198,11 @@ class LinkCore:
             actions.append(ev.AbandonPlan((known.epoch, known.generation)))
         rows = trials.abandoned(self.state, "a newer plan is desired", self._wall_us(now_s))
         wanted = {one.request for one in desired.profiles}
+        cause, reason = Cause.DESIRED, ""
+        if trials.only_measures(self.state, desired):
+            cause, reason = Cause.MEASURE, self.state.reason
         moved = msgspec.structs.replace(
-            self.state.moved(Cause.DESIRED, ""),
+            self.state.moved(cause, reason),
             desired=desired,
             probation_boots=0,
             trial=None,

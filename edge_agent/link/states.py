@@ -10,6 +10,7 @@ class Cause(str, Enum):
     """What moves a desired plan on."""
 
     DESIRED = "desired"  # a newer (epoch, generation) arrived
+    MEASURE = "measure"  # it only asks for measurements: what was found about its plan stands
     NOTHING_TO_DO = "nothing_to_do"  # no plan is named, or the named one is committed and runs
     ARTIFACTS_MISSING = "artifacts_missing"
     VERIFIED = "verified"
@@ -71,12 +72,15 @@ TRANSITIONS: Final[dict[tuple[DeviceState | None, Cause], DeviceState]] = {
     (S.COMMITTED, C.RESTORE_FAILED): S.ROLLED_BACK,
     (S.COMMITTED, C.BOOT): S.COMMITTED,
     (S.REJECTED, C.DESIRED): S.RECEIVED,
+    (S.REJECTED, C.MEASURE): S.REJECTED,
     (S.REJECTED, C.ENVIRONMENT): S.RECEIVED,
     (S.REJECTED, C.BOOT): S.REJECTED,
     (S.NO_GAIN, C.DESIRED): S.RECEIVED,
+    (S.NO_GAIN, C.MEASURE): S.NO_GAIN,
     (S.NO_GAIN, C.ENVIRONMENT): S.RECEIVED,
     (S.NO_GAIN, C.BOOT): S.NO_GAIN,
     (S.ROLLED_BACK, C.DESIRED): S.RECEIVED,
+    (S.ROLLED_BACK, C.MEASURE): S.ROLLED_BACK,
     (S.ROLLED_BACK, C.ENVIRONMENT): S.RECEIVED,
     (S.ROLLED_BACK, C.BOOT): S.ROLLED_BACK,
 }

@@ -15,7 +15,7 @@ from edge_agent.link.events import LinkState, PlanStaged, Proven, TrialDecided
 from edge_agent.link.states import VERDICTS, Cause
 from shared.engine.trial import TrialRecord, TrialResult, Verdict, found_at_boot
 from shared.ids import Digest
-from shared.messages.control import Activation, DeviceState
+from shared.messages.control import Activation, Desired, DeviceState
 from shared.messages.telemetry import TrialEnded
 
 MAX_PROVEN: Final = 64
@@ -58,6 +58,22 @@ def way_of(state: LinkState, staged: PlanStaged) -> Way:
         if Proven(desired.plan_digest, state.environment) in state.proven:
             return Way.PROVEN
     return Way.GUARD if staged.intervals_only else Way.TRIAL
+
+
+def only_measures(state: LinkState, desired: Desired) -> bool:
+    """Whether the newer value asks for measurements, of a device that has a verdict on its plan.
+
+    Such a request takes a generation of its own; trying a rejected plan again with each would never end. The
+    same plan without a new request was pushed again by someone who wants it tried again.
+    """
+    known = state.desired
+    if known is None or state.state not in VERDICTS:
+        return False
+    same = (known.plan_digest, known.activation) == (desired.plan_digest, desired.activation)
+    asked = {one.request for one in known.profiles}
+    new = any(one.request not in asked for one in desired.profiles)
+    stage = desired.stage_profile is not None and desired.stage_profile != known.stage_profile
+    return same and (new or stage)
 
 
 def proven(state: LinkState, *, holds: bool) -> tuple[Proven, ...]:
