@@ -56,7 +56,15 @@ PLANNER_KEY_DIFFERS: Final = (
     "the handshake fails: what answers there does not hold the planner's key; join again with a new token"
 )
 
-PlanAction = ev.VerifyPlan | ev.StagePlan | ev.ActivatePlan | ev.RestorePlan | ev.AbandonPlan | ev.RunProfile
+PlanAction = (
+    ev.VerifyPlan
+    | ev.StagePlan
+    | ev.ActivatePlan
+    | ev.RestorePlan
+    | ev.AbandonPlan
+    | ev.RunProfile
+    | ev.RunStageProfile
+)
 
 
 @dataclass(frozen=True, kw_only=True)

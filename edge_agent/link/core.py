@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import msgspec
 
 from edge_agent.link import events as ev
+from edge_agent.link import local
+from edge_agent.link.alarms import AlarmBox
 from edge_agent.link.states import VERDICTS, Cause, step
 from shared.ids import Digest
 from shared.messages import control
@@ -31,6 +33,9 @@ class LinkConfig:
     fetch_again_s: float = 2.0
     storage_again_s: float = 5.0
     refused_again_s: float = 60.0
+    alarm_again_s: float = 1.0
+    local_wait_s: float = 5.0  # how long a connected planner has to answer an alarm before a local plan does
+    local_again_s: float = 5.0
 
 
 class LinkCore:
@@ -63,6 +68,8 @@ class LinkCore:
         self._asked: tuple[ev.Attempt, str] | None = None
         self._fetch_asked_s: dict[Digest, float] = {}
         self._profiles_asked: set[int] = set()
+        self._alarms = AlarmBox(config.boot)
+        self._local = local.LocalPlans(wait_s=config.local_wait_s, again_s=config.local_again_s)
 
     def boot(self, environment: str, present: frozenset[Digest], now_s: float) -> list[ev.Action]:
         """The first call: run last-known-good, and decide what the state found on disk means."""
@@ -72,7 +79,7 @@ class LinkCore:
         if found.last_good is not None:
             actions.append(ev.RestorePlan(found.last_good))
         active = found.last_good.ref if found.last_good else None
-        state = msgspec.structs.replace(state, active=active)
+        state = local.at_boot(msgspec.structs.replace(state, active=active))
         if found.state is not None:
             if found.state is DeviceState.PROBATION and found.probation_boots:
                 state = _moved(
@@ -90,7 +97,7 @@ class LinkCore:
 
     def handle(self, event: ev.Event, now_s: float) -> list[ev.Action]:
         """Decide. `now_s` is monotonic."""
-        return self._take(event, now_s) + self._reconcile(now_s)
+        return self._take(event, now_s) + self._reconcile(now_s) + self._tell_planner(now_s)
 
     def report(self) -> control.Report:
         """What is true now."""
@@ -128,11 +135,15 @@ class LinkCore:
                 return self._fetch_failed(digest, reason)
             case ev.ManagerRestarted():
                 self._asked = None
+                self._local.forget()
                 self._profiles_asked.clear()
             case ev.EnvironmentChanged(environment):
                 self._environment = environment
             case ev.ActiveChanged():
                 self._active_told = event
+            case ev.AlarmRaised():
+                self._alarms.take(event)
+                self._local.offer(event, self._attempt(), now_s)
             case ev.ProfileAnswered(request):
                 return self._answered(request)
             case ev.PersistFailed(reason):
@@ -141,7 +152,10 @@ class LinkCore:
                 self.storage_error = reason
                 self._storage_blocked_until_s = now_s + self.config.storage_again_s
                 self._profiles_asked.clear()
+                self._local.forget()
             case ev.RestoreFailed(reason):
+                if (back := local.lost(self.state, self._candidate())) is not None:
+                    return self._become(back[0]) + back[1]
                 if self.state.state is DeviceState.COMMITTED:
                     return self._become(_moved(self.state, Cause.RESTORE_FAILED, reason))
             case ev.Tick():
@@ -163,6 +177,8 @@ class LinkCore:
                 self._heartbeat_interval_s = message.heartbeat_interval_s
                 self.bulk_credits = message.bulk_credits
                 self._stored_revision = 0
+                self._alarms.connected()
+                self._local.connected()
                 return []
             case control.HeartbeatAck():
                 self._stored_revision = message.revision
@@ -173,6 +189,7 @@ class LinkCore:
             case control.Desired():
                 return self._desired(message, now_s)
             case control.AlarmAck():
+                self._alarms.acknowledged(message)
                 return []
             case Refused():
                 return self._refused(message, now_s)
@@ -188,9 +205,13 @@ class LinkCore:
         actions: list[ev.Action] = []
         if known is not None:
             actions.append(ev.AbandonPlan((known.epoch, known.generation)))
+        state, ended = local.abandoned(self.state)
+        actions += ended
         wanted = {one.request for one in desired.profiles}
+        if desired.stage_profile is not None:
+            wanted.add(desired.stage_profile.request)
         moved = msgspec.structs.replace(
-            _moved(self.state, Cause.DESIRED, ""),
+            _moved(state, Cause.DESIRED, ""),
             desired=desired,
             probation_boots=0,
             answered=tuple(one for one in self.state.answered if one in wanted),
@@ -215,6 +236,8 @@ class LinkCore:
 
     def _outcome(self, event: ev.Outcome) -> list[ev.Action]:
         """What the plan manager says; an answer for another attempt or state is late and changes nothing."""
+        if (found := local.outcome(self.state, event)) is not None:
+            return self._become(found[0]) + found[1]
         state = self.state.state
         if self.state.desired is None or event.attempt != self._attempt():
             return []
@@ -227,7 +250,7 @@ class LinkCore:
                 return self._become(_moved(self.state, Cause.REFUSED, event.reason))
             case ev.ProbationPassed(), DeviceState.PROBATION:
                 moved = _moved(self.state, Cause.PROBATION_PASSED, "")
-                return self._become(msgspec.structs.replace(moved, last_good=self._candidate()))
+                return self._become(msgspec.structs.replace(moved, last_good=self._candidate(), planned=None))
             case ev.ProbationFailed(), DeviceState.PROBATION:
                 return self._roll_back(event.reason)
         return []
@@ -248,7 +271,7 @@ class LinkCore:
         environment = self._environment
         if environment is None or environment == self.state.environment:
             return actions
-        state = msgspec.structs.replace(self.state, environment=environment)
+        state = msgspec.structs.replace(self.state, environment=environment, barred=())
         if self.state.state in VERDICTS:
             state = _moved(state, Cause.ENVIRONMENT, "tried again: the environment changed")
             state = msgspec.structs.replace(state, probation_boots=0)
@@ -358,13 +381,38 @@ class LinkCore:
         """Ask for whatever the state still lacks; asking twice for the same thing is harmless."""
         if now_s < self._storage_blocked_until_s:
             return []
-        actions = self._told() + self._next_step(now_s) + self._profiles(now_s)
+        actions = self._told() + self._next_step(now_s) + self._local_step(now_s) + self._profiles(now_s)
         if self.welcomed and self.state.revision != self._stored_revision:
             overdue = now_s - self._reported_sent_s >= self._heartbeat_interval_s
             if self.state.revision != self._sent_revision or overdue:
                 self._sent_revision = self.state.revision
                 actions += self._send_report(now_s)
         return actions
+
+    def _tell_planner(self, now_s: float) -> list[ev.Action]:
+        """An alarm and a local plan, whatever else goes on."""
+        if not self.welcomed:
+            return []
+        alarm = self._alarms.due(now_s, self.config.alarm_again_s)
+        planned = self._local.message(self.state, self._attempt(), self.config.boot, now_s)
+        return [ev.Send(one) for one in (alarm, planned) if one is not None]
+
+    def _local_step(self, now_s: float) -> list[ev.Action]:
+        begun = self._local.begin(
+            self.state,
+            self._attempt(),
+            connected=self.welcomed,
+            present=self._present,
+            proven=self._proven(),
+            now_s=now_s,
+        )
+        actions = self._become(begun) if begun is not None else []
+        state, asked = self._local.step(self.state)
+        return actions + self._become(state) + asked
+
+    def _proven(self) -> frozenset[Digest]:
+        """Plans that have won a trial here under this environment."""
+        return frozenset()
 
     def _next_step(self, now_s: float) -> list[ev.Action]:
         plan, attempt = self._candidate(), self._attempt()
@@ -392,7 +440,9 @@ class LinkCore:
         if plan is None:
             return []
         if received and good and active and good.ref.digest == active.digest == plan.ref.digest:
-            return self._become(_moved(self.state, Cause.NOTHING_TO_DO, "it was committed and runs already"))
+            moved = _moved(self.state, Cause.NOTHING_TO_DO, "it was committed and runs already")
+            state, restored = local.adopted(moved, plan)
+            return self._become(state) + restored
         missing = self._missing()
         if not missing:
             return self._ask("verify", ev.VerifyPlan(attempt, plan))
@@ -424,7 +474,7 @@ class LinkCore:
         desired = self.state.desired
         if desired is None:
             return []
-        actions: list[ev.Action] = []
+        actions = self._stage_profile(desired.stage_profile, now_s)
         for request in desired.profiles:
             if request.request in self.state.answered or request.request in self._profiles_asked:
                 continue
@@ -434,6 +484,14 @@ class LinkCore:
             self._profiles_asked.add(request.request)
             actions.append(ev.RunProfile(request))
         return actions
+
+    def _stage_profile(self, request: control.StageProfileRequest | None, now_s: float) -> list[ev.Action]:
+        if request is None or request.request in self._profiles_asked | set(self.state.answered):
+            return []
+        if missing := [need for need in request.artifacts if need.digest not in self._present]:
+            return self._fetch(missing, now_s)
+        self._profiles_asked.add(request.request)
+        return [ev.RunStageProfile(request)]
 
 
 def _moved(state: ev.LinkState, cause: Cause, reason: str) -> ev.LinkState:

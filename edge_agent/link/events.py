@@ -7,22 +7,29 @@ has no answer to.
 """
 
 from dataclasses import dataclass
+from typing import Annotated, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from shared.ids import Digest
-from shared.messages.base import Count, DigestText, Line, PlanBytes, ShortText
+from shared.messages.base import Count, DigestText, Epoch, Generation, Line, PlanBytes, ShortText
 from shared.messages.control import (
+    AlarmSample,
     ArtifactNeed,
     ControlToDevice,
     ControlToPlanner,
     Desired,
     DeviceState,
+    ModelLoad,
     Origin,
     ProfileRequest,
+    StageProfileRequest,
 )
 
 Attempt = tuple[int, int]
+
+LOCAL_EPOCH: Final = -1
+"""The epoch of attempts at plans made here; they are numbered by the local counter."""
 
 
 class PlanRef(Struct, frozen=True):
@@ -41,8 +48,32 @@ class RunnablePlan(Struct, frozen=True):
     artifacts: tuple[ArtifactNeed, ...]
 
 
+class Planned(Struct, frozen=True, kw_only=True):
+    """Why a plan was made here, and which desired value was the newest then."""
+
+    epoch: Epoch
+    generation: Generation
+    cause: ShortText
+
+
+class LocalAttempt(Struct, frozen=True, kw_only=True):
+    """A plan made here that is being tried: received, verified, staged, then under probation."""
+
+    plan: RunnablePlan
+    planned: Planned
+    state: DeviceState
+
+    @property
+    def attempt(self) -> Attempt:
+        """What the plan manager knows it by."""
+        return (LOCAL_EPOCH, self.plan.ref.local_counter)
+
+
 class LinkState(Struct, frozen=True, kw_only=True):
-    """What survives a restart. `revision` counts changes of what is reported, over the device's life."""
+    """What survives a restart. `revision` counts changes of what is reported, over the device's life.
+
+    `planned` is set while last-known-good was made here; `barred` plans were, and failed in this environment.
+    """
 
     revision: Count = 0
     desired: Desired | None = None
@@ -54,6 +85,9 @@ class LinkState(Struct, frozen=True, kw_only=True):
     probation_boots: Count = 0
     local_counter: Count = 0
     answered: tuple[Count, ...] = ()
+    local: LocalAttempt | None = None
+    planned: Planned | None = None
+    barred: Annotated[tuple[DigestText, ...], Meta(max_length=64)] = ()
 
 
 @dataclass(frozen=True)
@@ -156,6 +190,20 @@ class ProfileAnswered:
 
 
 @dataclass(frozen=True)
+class AlarmRaised:
+    """A trigger fired. `local` is the plan that would be run without the planner; None: none that differs."""
+
+    at_us: int
+    cause: str
+    value: float
+    threshold: float
+    plan: Digest | None
+    loads: tuple[ModelLoad, ...]
+    samples: tuple[AlarmSample, ...]
+    local: RunnablePlan | None = None
+
+
+@dataclass(frozen=True)
 class PersistFailed:
     """The last `Persist` did not reach the disk; the actions after it were not carried out."""
 
@@ -182,6 +230,7 @@ Event = (
     | ManagerRestarted
     | EnvironmentChanged
     | ProfileAnswered
+    | AlarmRaised
     | PersistFailed
     | Tick
 )
@@ -248,6 +297,13 @@ class RunProfile:
 
 
 @dataclass(frozen=True)
+class RunStageProfile:
+    """Measure a plan's stages beside what runs; answered by `ProfileAnswered`."""
+
+    request: StageProfileRequest
+
+
+@dataclass(frozen=True)
 class Reconnect:
     """The planner is silent or refuses: drop the connection and come back after `delay_s` (or backoff)."""
 
@@ -265,5 +321,6 @@ Action = (
     | RestorePlan
     | AbandonPlan
     | RunProfile
+    | RunStageProfile
     | Reconnect
 )

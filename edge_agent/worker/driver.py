@@ -22,7 +22,7 @@ from edge_agent.worker.tasks import TaskEnd, TaskIO
 from shared.artifact import Artifact
 from shared.bound import BoundModel, BoundPlan
 from shared.engine.core import EngineCore
-from shared.engine.stats import EngineStats
+from shared.engine.stats import EngineGlance, EngineStats
 from shared.engine.steps import (
     Action,
     DropInstance,
@@ -172,6 +172,11 @@ class EngineDriver:
         with self._lock:
             now = self._clock()
             return self._core.snapshot(now), self._tally.take(), self._tally.busy_s(now)
+
+    def glance(self) -> EngineGlance:
+        """The queues at this instant."""
+        with self._lock:
+            return self._core.glance(self._clock())
 
     # Tasks
 

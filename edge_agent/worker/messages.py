@@ -243,6 +243,26 @@ class ArenaRefused(_Message, frozen=True, tag=12):
     reason: str
 
 
+class QueueGlance(_Message, frozen=True):
+    """One model's queue and progress; see `shared.engine.stats.QueueGlance`."""
+
+    name: str
+    arrived: int  # since the process started
+    queued: int
+    oldest_age_s: float
+    blocks: int
+    progress: int
+
+
+class Glance(_Message, frozen=True, tag=13):
+    """The queues, every `glance_interval_s`: what a trigger looks at."""
+
+    at_s: float
+    key: int | None  # the active plan
+    tightest_s: float | None  # from arrival to deadline, of the tasks since the last glance
+    queues: tuple[QueueGlance, ...]
+
+
 Report: TypeAlias = (
     Ready
     | PlanLoaded
@@ -256,6 +276,7 @@ Report: TypeAlias = (
     | Drained
     | Exited
     | ArenaRefused
+    | Glance
 )
 
 encode = msgspec.msgpack.Encoder().encode

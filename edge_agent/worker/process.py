@@ -1,6 +1,7 @@
 """The engine process: commands from the agent drive the engine, what becomes of them goes back as reports."""
 
 import logging
+import math
 import os
 import select
 import threading
@@ -21,6 +22,7 @@ from edge_agent.worker.config import WorkerConfig
 from edge_agent.worker.driver import EngineDriver
 from edge_agent.worker.messages import Command, Report
 from shared.bound import bind
+from shared.engine.stats import EngineGlance
 from shared.engine.steps import PlanKey, Step
 from shared.errors import PlanError, StageloomError, UnavailableError
 from shared.ids import Digest
@@ -50,6 +52,7 @@ class EngineProcess:
         self._profiles: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._draining = False
         self._next_stats_s = time.monotonic() + config.stats_interval_s
+        self._next_glance_s = time.monotonic() if config.glance_interval_s else math.inf
 
     def run(self) -> NoReturn:
         """Serve until told to stop or until the agent is gone; then end the process.
@@ -86,7 +89,7 @@ class EngineProcess:
         while True:
             events = select.POLLIN | (select.POLLOUT if self._channel.backlog else 0)
             poll.register(self._channel.fileno(), events)
-            wait_s = self._next_stats_s - time.monotonic()
+            wait_s = min(self._next_stats_s, self._next_glance_s) - time.monotonic()
             if self._draining:
                 wait_s = min(wait_s, _DRAIN_POLL_S)
             for fd, event in poll.poll(max(0.0, wait_s) * 1000):
@@ -201,6 +204,11 @@ class EngineProcess:
         if now >= self._next_stats_s:
             self._next_stats_s = now + self._config.stats_interval_s
             self.report(_stats(driver))  # without a plan, too: silence means that the process hangs
+        if now >= self._next_glance_s:
+            # An even pace, but no crowd of glances after a pause.
+            self._next_glance_s = max(self._next_glance_s + self._config.glance_interval_s, now)
+            if driver is not None and driver.active_key is not None:
+                self.report(_glance(driver.glance()))
 
     def _trace(self, on: bool) -> None:
         if self._driver is not None:
@@ -262,6 +270,14 @@ class EngineProcess:
 def _work(jobs: SimpleQueue[Callable[[], None]]) -> NoReturn:
     while True:
         jobs.get()()
+
+
+def _glance(seen: EngineGlance) -> messages.Glance:
+    queues = tuple(
+        messages.QueueGlance(q.name, q.arrived, q.queued, q.oldest_age_s, q.blocks, q.progress)
+        for q in seen.queues
+    )
+    return messages.Glance(seen.now_s, seen.active, seen.tightest_s, queues)
 
 
 def _stats(driver: EngineDriver | None) -> messages.Stats:
