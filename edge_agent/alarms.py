@@ -1,7 +1,7 @@
 """From glances at the engine to alarms: what arrives, what waits, and when a re-plan is due. Pure.
 
-A *glance* comes some ten times a second, an even pace that the trigger wants. What it does not carry is handed
-in: measured service times, which change slowly, and the drift of the running plan.
+A *glance* comes some ten times a second, an even pace that the trigger wants. What it does not carry is
+handed in: measured service times, which change slowly, and the drift of the running plan.
 """
 
 from collections import deque
@@ -113,8 +113,8 @@ class Alarms:
     ) -> Fired | None:
         """One glance; `held` while a plan is on its way or on trial.
 
-        A model that the running plan has not measured yet keeps the service time that it had before: a swap must
-        not look like an empty queue.
+        A model that the running plan has not measured yet keeps the service time that it had before: a swap
+        must not look like an empty queue.
         """
         self._service_s.update({name: one for name, one in service_s.items() if one > 0.0})
         self._arrivals.add(seen.at_s, seen.queues)

@@ -1,12 +1,13 @@
 """Plans that the device made itself, beside the desired one. Pure; states in, states and actions out.
 
-A trigger offers a plan. It is tried if the desired value's autonomy allows it, nothing else is being tried and
-the planner does not answer: at once while it is away, after `wait_s` while it is connected. The attempt goes the
-way of a desired plan (verified, staged, under probation), so that a crash at any point is found at boot.
+A trigger offers a plan. It is tried if the desired value's autonomy allows it, nothing else is being tried
+and the planner does not answer: at once while it is away, after `wait_s` while it is connected. The attempt
+goes the way of a desired plan (verified, staged, under probation), so that a crash at any point is found at
+boot.
 
-What comes of it: a plan that passes is last-known-good with origin local, and is told to the planner until the
-desired value changes. The planner adopts it by desiring the same digest, or desires another plan, which is then
-tried against it. One that fails is not tried again in this environment.
+What comes of it: a plan that passes is last-known-good with origin local, and is told to the planner until
+the desired value changes. The planner adopts it by desiring the same digest, or desires another plan, which
+is then tried against it. One that fails is not tried again in this environment.
 """
 
 from collections.abc import Container

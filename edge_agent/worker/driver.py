@@ -109,6 +109,16 @@ class EngineDriver:
             self._plans[key] = bound
             self._act(actions)
 
+    def issue(self, step: Step, feeds: Mapping[InstanceId, Rows]) -> None:
+        """Hand the executor a step that is not the core's, between two that are; wait for it there."""
+        with self._lock:
+            self.executor.issue(step, feeds)
+
+    def drop(self, instance: InstanceId) -> None:
+        """Let the executor forget an instance of such a step."""
+        with self._lock:
+            self.executor.drop(instance)
+
     def wait_prepared(self, key: PlanKey, timeout_s: float) -> int:
         """Wait until the programs that were asked for so far are ready; the number still missing."""
         with self._prepared:

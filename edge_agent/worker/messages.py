@@ -90,6 +90,20 @@ class Profile(_Message, frozen=True, tag=8):
     batch: int = 1
     repeats: int = 5
     limit_s: float = 20.0
+    wall_s: float = 600.0
+
+
+class ProfileStages(_Message, frozen=True, tag=12):
+    """Time every stage of a plan beside what runs; its canonical bytes lie in the memory file sent along.
+
+    At most `limit_s` of work, in pauses of the queues, within `wall_s`. Answered by `StageTimes`.
+    """
+
+    request: int
+    artifacts: dict[str, str]  # digest to path
+    repeats: int = 9
+    limit_s: float = 10.0
+    wall_s: float = 600.0
 
 
 class Trace(_Message, frozen=True, tag=9):
@@ -112,7 +126,18 @@ class Stop(_Message, frozen=True, tag=11):
 
 
 Command: TypeAlias = (
-    LoadPlan | Activate | Unload | AddArena | DropArena | Submit | Cancel | Profile | Trace | Drain | Stop
+    LoadPlan
+    | Activate
+    | Unload
+    | AddArena
+    | DropArena
+    | Submit
+    | Cancel
+    | Profile
+    | ProfileStages
+    | Trace
+    | Drain
+    | Stop
 )
 
 # Reports
@@ -243,6 +268,22 @@ class ArenaRefused(_Message, frozen=True, tag=12):
     reason: str
 
 
+class StageTimes(_Message, frozen=True, tag=14):
+    """Stages of one combined block, run alone: (stage, median, spread, runs) in microseconds.
+
+    `last` ends the answer; `reason` says why stages are missing. A block of more than MAX_TIMES stages takes
+    several reports.
+    """
+
+    request: int
+    plan: str  # digest; empty if the plan could not be read
+    combined: int
+    times: tuple[tuple[int, float, float, int], ...]
+    step_us: float
+    last: bool
+    reason: str = ""
+
+
 class QueueGlance(_Message, frozen=True):
     """One model's queue and progress; see `shared.engine.stats.QueueGlance`."""
 
@@ -277,6 +318,7 @@ Report: TypeAlias = (
     | Exited
     | ArenaRefused
     | Glance
+    | StageTimes
 )
 
 encode = msgspec.msgpack.Encoder().encode
