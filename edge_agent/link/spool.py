@@ -2,9 +2,9 @@
 
 Rows lie in segment files, one write per append (no sync: rows survive a killed process; a power cut may cost
 the youngest, of which nobody was told). When the spool is full, or all rows of a segment are too old, the
-oldest segment goes and its rows are counted as dropped. A segment of which rows were ever sent is not dropped,
-because the planner may hold them already; it is marked by its name before the first of its rows leaves. One
-batch is out at a time, always the oldest rows.
+oldest segment goes and its rows are counted as dropped. A segment of which rows were ever sent stays, because
+the planner may hold them already; it is marked by its name before the first of its rows leaves. One batch is
+out at a time, always the oldest rows.
 
 The books, at all times and per boot: produced = acknowledged + dropped + spooled. They are kept in `ledger`,
 written to a new file and renamed before a dropped segment is removed, and name it, so that a crash between
