@@ -20,7 +20,8 @@ from edge_agent.background import Background
 from edge_agent.config import AgentConfig
 from edge_agent.device import device_class
 from edge_agent.engine_host import EngineHost
-from edge_agent.ingest.connection import Arena, ConnectionLimits
+from edge_agent.heartbeat import EngineSigns, Heartbeat, Patience
+from edge_agent.ingest.connection import Arena, ConnectionLimits, Layout
 from edge_agent.ingest.endpoint import Accepted, Endpoint
 from edge_agent.ingest.ledger import TaskLedger
 from edge_agent.ingest.messages import ModelInfo
@@ -54,8 +55,10 @@ from edge_agent.worker import messages as engine
 from edge_agent.worker.config import WorkerConfig
 from shared.engine.steps import Outcome, PlanKey
 from shared.errors import StorageError, TaskRefused
+from shared.failpoint import failpoint
 from shared.ids import Digest, TaskId
 from shared.messages.telemetry import Event, RowData
+from shared.systemd.notify import manager_of
 
 _log = logging.getLogger(__name__)
 
@@ -139,12 +142,17 @@ class Agent:
         self._stopping = False
         self._settled = False  # an attempt has ended
         self._counted_s = self._started_s
+        self._heartbeat = Heartbeat(
+            manager_of(os.environ),
+            Patience(silent_s=config.silent_engine_s, load_limit_s=config.load_limit_s),
+        )
 
     # -- life -----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Serve until told to stop."""
         self._endpoint.listen(runtime_directory(self._home))
+        self._heartbeat.up()
         self.loop.watch(self._link.fileno(), READ, self._on_link)
         self.loop.call_every(_TICK_S, self._tick)
         self.loop.call_every(self.config.stats_interval_s, self._count)
@@ -162,6 +170,7 @@ class Agent:
             self._background.close()
             self._link.stop()
             self.loop.close()
+            self._heartbeat.close()
 
     def request_stop(self) -> None:
         """Take no more tasks, let those that are open end for a while, then return from `run`."""
@@ -169,6 +178,7 @@ class Agent:
             self.loop.stop()
             return
         self._stopping = True
+        self._heartbeat.stopping()
         self._engine.drain()
         self.loop.call_at(self.loop.now() + self.config.drain_s, self.loop.stop)
         self._stop_when_empty()
@@ -180,7 +190,15 @@ class Agent:
     def _tick(self) -> None:
         self._do(self._plans.tick(self.loop.now()))
         self._link.tick()
-        self._engine.check_alive(busy=self._plans.loading or not self._plans.engine_up)
+        serving = self._plans.engine_up and not self._plans.loading
+        self._engine.check_alive(busy=not serving)
+        self._heartbeat.beat(self.loop.now(), EngineSigns(self._engine.sign_s, serving), self._summary)
+
+    def _summary(self) -> str:
+        """One line for `systemctl status`."""
+        reason, active = self.not_ready(), self._plans.active
+        plan = f", plan {active.ref.digest[:12]} for {', '.join(self._plans.models)}" if active else ""
+        return f"{f'not ready: {reason}' if reason else 'ready'}{plan}; link {self._link.status().state}"
 
     def _sample_steps(self) -> None:
         """Trace for a short while: every step of a window, so that its timeline has no holes."""
@@ -222,6 +240,10 @@ class Agent:
     def drop_arena(self, arena: Arena) -> None:
         """To the engine."""
         self._engine.drop_arena(arena)
+
+    def drop_layout(self, layout: Layout) -> None:
+        """To the engine."""
+        self._engine.drop_layout(layout)
 
     def status(self) -> bytes:
         """As JSON."""
@@ -302,6 +324,7 @@ class Agent:
             self._stop_when_empty()
 
     def _plan_active(self, key: PlanKey) -> None:
+        failpoint("agent.swap.after")
         self._do(self._plans.activated(key, self.loop.now()))
         active = self._plans.active
         if active is not None:
@@ -335,6 +358,7 @@ class Agent:
                 paths = {need.digest: str(self.artifacts.path(need.digest)) for need in plan.artifacts}
                 self._engine.load_plan(key, plan.wire, paths)
             case SwapTo(key):
+                failpoint("agent.swap.before")
                 self._engine.activate(key)
             case UnloadPlan(key):
                 self._engine.unload(key)
@@ -344,6 +368,8 @@ class Agent:
             case StopEngine():
                 self._engine.end()
             case Tell(event):
+                if isinstance(event, link.PlanStaged):
+                    failpoint("agent.staged")
                 self._link.tell(event)
                 if isinstance(event, link.ProbationPassed | link.ProbationFailed | link.PlanRefused):
                     self._settled = True
@@ -351,6 +377,7 @@ class Agent:
             case Note(code, text):
                 self._note(code, text)
             case KeepFallback(plan):
+                failpoint("agent.fallback")
                 try:
                     self._fallback_file.save(msgspec.msgpack.encode(plan))
                 except StorageError as error:

@@ -29,6 +29,7 @@ from shared.backoff import backoff_s
 from shared.clock import Clock, SystemClock
 from shared.codec import Codec
 from shared.errors import DecodeError
+from shared.failpoint import failpoint
 from shared.keyfile import KeyPair
 from shared.messages import bulk, control, telemetry
 from shared.messages.base import RefusalCode, Refused
@@ -302,8 +303,13 @@ class LinkClient:
     def _carry(self, actions: Sequence[ev.Action]) -> None:
         for action in actions:
             if isinstance(action, ev.Persist):
+                commits = action.state.state is control.DeviceState.COMMITTED
                 try:
+                    if commits:
+                        failpoint("agent.commit.before")
                     save_state(self._state_path, action.state)
+                    if commits:
+                        failpoint("agent.commit.after")
                 except OSError as error:
                     log.error("the link's state cannot be stored: %s", error)
                     self._record_event("storage", f"the link's state cannot be stored: {error}")

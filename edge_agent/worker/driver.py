@@ -38,6 +38,7 @@ from shared.engine.steps import (
     StepMember,
     Task,
 )
+from shared.failpoint import ARMED, failpoint
 from shared.ids import Digest, StepId, TaskId
 
 log = logging.getLogger(__name__)
@@ -267,6 +268,8 @@ class EngineDriver:
         self._tally.step_issued(self._clock())
         problem = None
         try:
+            if ARMED:
+                failpoint("engine.step")
             self.executor.issue(step, feeds)
         except Exception as error:  # a backend's; the lane's thread reports it as the step's end
             problem = one_line(error)

@@ -105,23 +105,30 @@ class WorkerHandle:
         """Forget an arena; tasks that lie in it end as cancelled and nothing more is written there."""
         self._send(messages.DropArena(arena_id))
 
-    def submit(
-        self,
-        task_id: TaskId,
-        models: Sequence[str],
-        inputs: Sequence[Place],
-        outputs: Sequence[Place],
-        priority: int = 0,
-        deadline_s: float | None = None,
+    def declare(
+        self, layout_id: int, models: Sequence[str], inputs: Sequence[Place], outputs: Sequence[Place]
     ) -> None:
-        """Submit one task; answered by one TaskDone. See `messages.Place` for the names.
+        """Say where tasks of a layout have their tensors. See `messages.Place` for the names.
+
+        Raises:
+            ValueError: it has too many tensors for a message.
+            UnavailableError: as `submit`.
+        """
+        self._send(messages.Declare(layout_id, tuple(models), tuple(inputs), tuple(outputs)))
+
+    def retract(self, layout_id: int) -> None:
+        """Forget a layout; tasks that lie in it end as they would have."""
+        self._send(messages.Retract(layout_id))
+
+    def submit(
+        self, task_id: TaskId, layout_id: int, priority: int = 0, deadline_s: float | None = None
+    ) -> None:
+        """Submit one task; answered by one TaskDone.
 
         Raises:
             UnavailableError: the process is gone, or has not read for a long time.
         """
-        self._send(
-            messages.Submit(task_id, tuple(models), tuple(inputs), tuple(outputs), priority, deadline_s)
-        )
+        self._send(messages.Submit(task_id, layout_id, priority, deadline_s))
 
     def cancel(self, task_id: TaskId) -> None:
         """End a task early; nothing happens if it has ended."""

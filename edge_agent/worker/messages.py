@@ -18,7 +18,7 @@ MAX_TIMES = 2048
 Place: TypeAlias = tuple[str, int, int]
 """A tensor's name, the arena it lies in, and its offset there in bytes.
 
-The name is the graph's. In a task that names several models it may be `MODEL/TENSOR`; an input without
+The name is the graph's. In a layout that names several models it may be `MODEL/TENSOR`; an input without
 the prefix goes to every model that has an input of that name.
 """
 
@@ -62,13 +62,26 @@ class DropArena(_Message, frozen=True, tag=5):
     arena: int
 
 
+class Declare(_Message, frozen=True, tag=20):
+    """A layout: the models of tasks to come, and where their tensors lie."""
+
+    layout: int
+    models: tuple[str, ...]
+    inputs: tuple[Place, ...]
+    outputs: tuple[Place, ...]
+
+
+class Retract(_Message, frozen=True, tag=21):
+    """Forget a layout; tasks that lie in it end as they would have."""
+
+    layout: int
+
+
 class Submit(_Message, frozen=True, tag=6):
     """One task. Inputs are read in place, outputs are written in place before TaskDone says `completed`."""
 
     task: int
-    models: tuple[str, ...]
-    inputs: tuple[Place, ...]
-    outputs: tuple[Place, ...]
+    layout: int
     priority: int = 0
     deadline_s: float | None = None
 
@@ -131,6 +144,8 @@ Command: TypeAlias = (
     | Unload
     | AddArena
     | DropArena
+    | Declare
+    | Retract
     | Submit
     | Cancel
     | Profile

@@ -26,6 +26,7 @@ from shared.bound import bind
 from shared.engine.stats import EngineGlance
 from shared.engine.steps import PlanKey, Step
 from shared.errors import PlanError, StageloomError, UnavailableError
+from shared.failpoint import failpoint
 from shared.plan import MAX_PLAN_BYTES, decode_plan
 
 log = logging.getLogger(__name__)
@@ -118,6 +119,10 @@ class EngineProcess:
             self._tasks.submit(command)
         elif isinstance(command, messages.Cancel):
             self._tasks.cancel(command.task)
+        elif isinstance(command, messages.Declare):
+            self._tasks.declare(command)
+        elif isinstance(command, messages.Retract):
+            self._tasks.retract(command.layout)
         elif isinstance(command, messages.AddArena):
             self._tasks.add_arena(command, fds)
         elif isinstance(command, messages.DropArena):
@@ -147,6 +152,7 @@ class EngineProcess:
     def _load(self, key: PlanKey, wire: bytes, paths: Mapping[str, str]) -> None:
         """Load a plan on the loading thread; whatever goes wrong is reported, and what runs goes on."""
         try:
+            failpoint("engine.load")
             plan = decode_plan(wire)
             artifacts = {m.artifact: self._artifacts.use(key, m.artifact, paths) for m in plan.models}
             bound = bind(plan, {digest: artifact.graph for digest, artifact in artifacts.items()})
@@ -176,6 +182,7 @@ class EngineProcess:
             self._artifacts.release(key)
             self.report(messages.PlanFailed(key, f"{type(error).__name__}: {error}"))
         else:
+            failpoint("engine.loaded")
             self.report(messages.PlanLoaded(key, missing == 0, stated_bytes))
 
     def _switch(self, command: messages.Activate | messages.Unload) -> None:
@@ -186,11 +193,13 @@ class EngineProcess:
             if isinstance(command, messages.Unload):
                 self._driver.unload(key)
                 return
+            failpoint("engine.activate")
             self._driver.activate(key)
         except ValueError as error:
             self.report(messages.PlanFailed(key, str(error)))
         else:
             self._draining = False
+            failpoint("engine.activated")
             self.report(messages.PlanActive(key))
 
     def _released(self, key: PlanKey) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from planner.dispatch import events as ev
-from planner.dispatch.ports import DispatchStore, EnrolRefused
+from planner.dispatch.ports import DispatchStore, EnrolRefused, ReportRecord
 from planner.dispatch.rows import telemetry_write
+from shared.failpoint import failpoint
 from shared.messages.base import RefusalCode
 
 log = logging.getLogger(__name__)
@@ -72,17 +73,21 @@ class StoreWorkers:
         batches = [one for one in group if isinstance(one, ev.AppendTelemetry)]
         if reports:
             records = [one.record for one in reports]
-            ok = self._try(lambda: self._store.record_reports(records))
+            ok = self._try(lambda: self._keep_reports(records))
             for record in records:
                 self._post(ev.ReportStored(record.device, record.report.revision, ok))
         if batches:
-            ok = self._try(
-                lambda: self._store.append_telemetry(
-                    [telemetry_write(one.device, one.batch) for one in batches]
-                )
-            )
+            ok = self._try(lambda: self._keep_telemetry(batches))
             for one in batches:
                 self._post(ev.TelemetryCommitted(one.ticket, ok))
+
+    def _keep_reports(self, records: list[ReportRecord]) -> None:
+        self._store.record_reports(records)
+        failpoint("planner.report.ack")
+
+    def _keep_telemetry(self, batches: list[ev.AppendTelemetry]) -> None:
+        self._store.append_telemetry([telemetry_write(one.device, one.batch) for one in batches])
+        failpoint("planner.telemetry.ack")
 
     def _try(self, do: Callable[[], None]) -> bool:
         try:

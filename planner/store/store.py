@@ -26,6 +26,7 @@ from planner.store.writer import Writer
 from shared.artifact import Artifact, open_artifact
 from shared.clock import Clock, SystemClock
 from shared.errors import InputError
+from shared.failpoint import failpoint
 from shared.graph import Graph
 from shared.ids import DeviceId, Digest
 from shared.messages.admin import DeviceInfo, HistoryEntry, ModelInfo, PlanInfo
@@ -390,9 +391,12 @@ class Store(ReadStore):
 
         def work(session: Session) -> Desired:
             plans.push(session, device, plan, decided_by=decided_by, now_us=now_us, autonomy=autonomy)
+            failpoint("planner.desired.before")
             return _required(plans.desired(session, device))
 
-        return self.writer.run(work)
+        wanted = self.writer.run(work)
+        failpoint("planner.desired.after")
+        return wanted
 
     def request_profile(
         self, device: DeviceId, names: list[str], *, batch: int = 1, budget_s: float = 20.0
