@@ -2,8 +2,8 @@
 
 A trigger offers a plan. It is tried if the desired value's autonomy allows it, nothing else is being tried
 and the planner does not answer: at once while it is away, after `wait_s` while it is connected. The attempt
-goes the way of a desired plan (verified, staged, under probation), so that a crash at any point is found at
-boot.
+goes the way of a desired plan (verified, staged, under guarded probation), so that a crash at any point is
+found at boot. It is never on trial: a plan made here differs in launch intervals, or is proven.
 
 What comes of it: a plan that passes is last-known-good with origin local, and is told to the planner until
 the desired value changes. The planner adopts it by desiring the same digest, or desires another plan, which
@@ -17,9 +17,13 @@ from typing import Final
 import msgspec
 
 from edge_agent.link import events as ev
+from edge_agent.link.events import Proven
+from edge_agent.link.trials import Changed, Way, proven_with
+from shared.engine.trial import TrialRecord, TrialResult, Verdict
 from shared.ids import Digest
 from shared.messages import control
 from shared.messages.control import Autonomy, DeviceState, Origin
+from shared.messages.telemetry import TrialEnded
 
 _BARRED: Final = 16  # digests remembered
 _SETTLED: Final = frozenset(
@@ -62,7 +66,6 @@ class LocalPlans:
         *,
         connected: bool,
         present: Container[Digest],
-        proven: Container[Digest],
         now_s: float,
     ) -> ev.LinkState | None:
         """The state with an attempt at what was offered; None while there is nothing to try."""
@@ -80,7 +83,7 @@ class LocalPlans:
         if (
             offer.attempt != attempt
             or autonomy is Autonomy.OFF
-            or (autonomy is Autonomy.PROVEN and digest not in proven)
+            or (autonomy is Autonomy.PROVEN and Proven(digest, state.environment) not in state.proven)
             or digest in state.barred
             or digest == active
             or any(need.digest not in present for need in offer.plan.artifacts)
@@ -111,7 +114,7 @@ class LocalPlans:
             case DeviceState.VERIFIED:
                 return state, [ev.StagePlan(local.attempt, local.plan)]
             case _:
-                return state, [ev.ActivatePlan(local.attempt, local.plan)]
+                return state, [ev.ActivatePlan(local.attempt, local.plan, guarded=True)]
 
     def forget(self) -> None:
         """What was asked of the plan manager is lost, or its record did not reach the disk."""
@@ -147,40 +150,42 @@ class LocalPlans:
         )
 
 
-def outcome(state: ev.LinkState, event: ev.Outcome) -> tuple[ev.LinkState, list[ev.Action]] | None:
+def outcome(state: ev.LinkState, event: ev.Outcome, now_us: int) -> Changed | None:
     """What the plan manager says of the local attempt; None if it says nothing of one that goes on."""
     local = state.local
     if local is None or event.attempt != local.attempt:
         return None
     match event, local.state:
         case ev.PlanVerified(), DeviceState.RECEIVED:
-            return _at(state, local, DeviceState.VERIFIED), []
+            verified = msgspec.structs.replace(local, state=DeviceState.VERIFIED)
+            return Changed(msgspec.structs.replace(state, local=verified))
         case ev.PlanStaged(), DeviceState.VERIFIED:
-            return _at(state, local, DeviceState.STAGED), []
+            return Changed(_staged(state, local, event, now_us))
         case ev.ProbationPassed(), DeviceState.PROBATION:
-            return msgspec.structs.replace(state, local=None, last_good=local.plan, planned=local.planned), []
-        case ev.PlanRefused(), DeviceState.RECEIVED | DeviceState.VERIFIED:
-            return barred(state), []
+            digest = local.plan.ref.digest
+            passed = msgspec.structs.replace(
+                state,
+                local=None,
+                last_good=local.plan,
+                planned=local.planned,
+                proven=proven_with(state, digest, holds=True),
+            )
+            kept = TrialResult(verdict=Verdict.COMMIT, reason="neither p99 nor the oldest age worsened")
+            return Changed(passed, _row(local, kept, now_us))
+        case ev.PlanRefused(), DeviceState.RECEIVED | DeviceState.VERIFIED | DeviceState.STAGED:
+            return Changed(_barred(state, local.plan.ref.digest))
         case ev.ProbationFailed(), DeviceState.PROBATION:
-            good = state.last_good
-            back = msgspec.structs.replace(barred(state), active=good.ref if good else None)
-            return back, [ev.RestorePlan(good)] if good else []
+            return _failed(state, local, event.reason, now_us)
     return None
 
 
-def barred(state: ev.LinkState) -> ev.LinkState:
-    """The attempt ends badly: its plan is not tried again in this environment."""
-    assert state.local is not None
-    digests = (*state.barred, state.local.plan.ref.digest)[-_BARRED:]
-    return msgspec.structs.replace(state, local=None, barred=digests)
-
-
-def at_boot(state: ev.LinkState) -> ev.LinkState:
+def at_boot(state: ev.LinkState, now_us: int) -> Changed:
     """An attempt found at boot is over; if its plan ran, it may be what stopped the agent."""
     if state.local is None:
-        return state
-    ran = state.local.state is DeviceState.PROBATION
-    return barred(state) if ran else msgspec.structs.replace(state, local=None)
+        return Changed(state)
+    if state.local.state is not DeviceState.PROBATION:
+        return Changed(msgspec.structs.replace(state, local=None))
+    return _failed(state, state.local, "the agent stopped while the plan made here was tried", now_us)
 
 
 def abandoned(state: ev.LinkState) -> tuple[ev.LinkState, list[ev.Action]]:
@@ -198,20 +203,74 @@ def adopted(state: ev.LinkState, plan: ev.RunnablePlan) -> tuple[ev.LinkState, l
     return state, [ev.RestorePlan(plan)]
 
 
-def lost(state: ev.LinkState, desired: ev.RunnablePlan | None) -> tuple[ev.LinkState, list[ev.Action]] | None:
+def lost(state: ev.LinkState) -> ev.LinkState | None:
     """A local last-known-good does not run any more: back to the desired plan, if that was committed.
 
     None where last-known-good is no local plan.
     """
-    good = state.last_good
+    good, desired = state.last_good, state.candidate
     if good is None or state.planned is None or state.state is not DeviceState.COMMITTED or desired is None:
         return None
-    digests = (*state.barred, good.ref.digest)[-_BARRED:]
-    state = msgspec.structs.replace(
-        state, last_good=desired, active=desired.ref, planned=None, barred=digests
+    back = msgspec.structs.replace(state, last_good=desired, active=desired.ref, planned=None)
+    return _barred(back, good.ref.digest)
+
+
+def _staged(state: ev.LinkState, local: ev.LocalAttempt, staged: ev.PlanStaged, now_us: int) -> ev.LinkState:
+    """How it comes to run: under the guard, or not at all, since only the planner's plans are on trial."""
+    digest = local.plan.ref.digest
+    if Proven(digest, state.environment) in state.proven:
+        way = Way.PROVEN
+    elif staged.control is not None and staged.intervals_only:
+        way = Way.GUARD
+    else:
+        return msgspec.structs.replace(state, local=None)
+    if staged.starves:
+        return msgspec.structs.replace(state, local=None)
+    record = TrialRecord(
+        candidate=digest,
+        control=staged.control or Digest(""),
+        environment=state.environment,
+        began_us=now_us,
     )
-    return state, [ev.RestorePlan(desired)]
+    local = msgspec.structs.replace(local, state=DeviceState.STAGED, way=way.value, record=record)
+    return msgspec.structs.replace(state, local=local)
 
 
-def _at(state: ev.LinkState, local: ev.LocalAttempt, where: DeviceState) -> ev.LinkState:
-    return msgspec.structs.replace(state, local=msgspec.structs.replace(local, state=where))
+def _failed(state: ev.LinkState, local: ev.LocalAttempt, reason: str, now_us: int) -> Changed:
+    """It ran and is not to run again; last-known-good does."""
+    digest = local.plan.ref.digest
+    good = state.last_good
+    back = msgspec.structs.replace(
+        _barred(state, digest),
+        active=good.ref if good else None,
+        proven=proven_with(state, digest, holds=False),
+    )
+    return Changed(back, _row(local, TrialResult(verdict=Verdict.REJECT, reason=reason), now_us))
+
+
+def _barred(state: ev.LinkState, digest: Digest) -> ev.LinkState:
+    """No attempt, and none at this plan again in this environment."""
+    return msgspec.structs.replace(state, local=None, barred=(*state.barred, digest)[-_BARRED:])
+
+
+def _row(local: ev.LocalAttempt, result: TrialResult, now_us: int) -> tuple[TrialEnded, ...]:
+    record = local.record
+    if record is None:
+        return ()
+    row = TrialEnded(
+        local.planned.epoch,
+        local.planned.generation,
+        Origin.LOCAL,
+        local.way,
+        result.verdict.value,
+        local.plan.ref.digest,
+        record.control or None,
+        None,
+        None,
+        None,
+        0,
+        record.began_us,
+        now_us,
+        result.reason[:512],
+    )
+    return (row,)

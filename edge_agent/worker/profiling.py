@@ -14,7 +14,7 @@ from edge_agent.executor.registry import make_executor
 from edge_agent.worker import messages
 from edge_agent.worker.artifacts import ArtifactTable
 from edge_agent.worker.driver import EngineDriver
-from edge_agent.worker.memory import spare_bytes
+from edge_agent.worker.memory import budget
 from edge_agent.worker.messages import Report
 from edge_agent.worker.stage_profile import Alone, Beside, BlockTimes, profile_stages
 from shared.bound import BoundPlan, bind
@@ -37,12 +37,19 @@ class Profiler:
         driver: Callable[[], EngineDriver | None],
         artifacts: ArtifactTable,
         set_tracing: Callable[[bool], None],
+        idle: Callable[[], bool],
+        memory_bytes: int,
     ) -> None:
-        """`set_tracing`: have the driver's executor fill in the times of groups."""
+        """`set_tracing`: have the driver's executor fill in the times of groups. `idle`: nothing is served.
+
+        `memory_bytes` bounds what plans take together; 0: what the machine has.
+        """
         self._report = report
         self._driver = driver
         self._artifacts = artifacts
         self._set_tracing = set_tracing
+        self._idle = idle
+        self._memory_bytes = memory_bytes
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
 
     def start(self) -> None:
@@ -60,10 +67,6 @@ class Profiler:
     def _work(self) -> NoReturn:
         while True:
             self._jobs.get()()
-
-    def _idle(self) -> bool:
-        driver = self._driver()
-        return driver is None or driver.quiet
 
     # Operators
 
@@ -130,12 +133,12 @@ class Profiler:
         driver = self._driver()
         shares = driver is not None and driver.executor.name == name
         executor = driver.executor if driver is not None and shares else make_executor(name)
-        needed_bytes, spare = executor.stated_bytes(bound), spare_bytes()
+        needed_bytes = executor.stated_bytes(bound)
+        room_bytes = budget(self._memory_bytes, executor.held_bytes).room_bytes
         try:
-            if spare is not None and needed_bytes > spare:
-                raise ExecutorError(
-                    f"the plan needs {needed_bytes} bytes beside what runs, {spare} can be had"
-                )
+            if needed_bytes > room_bytes:
+                reason = f"it needs {needed_bytes} bytes beside what is loaded, {room_bytes} are left"
+                raise ExecutorError(f"the plan is not profiled: {reason}")
             if driver is not None and shares:
                 self._set_tracing(True)
                 yield executor, driver

@@ -30,7 +30,7 @@ from shared.failpoint import failpoint
 from shared.graph import Graph
 from shared.ids import DeviceId, Digest
 from shared.messages.admin import DeviceInfo, HistoryEntry, ModelInfo, PlanInfo
-from shared.messages.control import Autonomy, Desired
+from shared.messages.control import Activation, Autonomy, Desired
 from shared.messages.telemetry import OperatorTiming, Row, RowKind
 from shared.plan import Plan
 
@@ -380,7 +380,13 @@ class Store(ReadStore):
         self.writer.run(lambda session: costs.keep_schedules(session, device_class, scheduler, rows, now_us))
 
     def push(
-        self, device: DeviceId, plan: str, *, decided_by: str, autonomy: Autonomy | None = None
+        self,
+        device: DeviceId,
+        plan: str,
+        *,
+        decided_by: str,
+        autonomy: Autonomy | None = None,
+        activation: Activation = Activation.TRIAL,
     ) -> Desired:
         """Make a plan the device's next generation; returns what is desired now.
 
@@ -390,7 +396,15 @@ class Store(ReadStore):
         now_us = self._clock.wall_us()
 
         def work(session: Session) -> Desired:
-            plans.push(session, device, plan, decided_by=decided_by, now_us=now_us, autonomy=autonomy)
+            plans.push(
+                session,
+                device,
+                plan,
+                decided_by=decided_by,
+                now_us=now_us,
+                autonomy=autonomy,
+                activation=activation,
+            )
             failpoint("planner.desired.before")
             return _required(plans.desired(session, device))
 

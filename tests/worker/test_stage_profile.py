@@ -2,14 +2,12 @@
 
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from edge_agent.executor.idle import IdleTime
 from edge_agent.executor.null import NullExecutor
 from edge_agent.executor.onnx import OnnxExecutor
-from edge_agent.worker.memory import spare_bytes
 from edge_agent.worker.profiling import stage_reports
 from edge_agent.worker.stage_profile import Alone, BlockTimes, profile_stages
 from shared.artifact import Artifact
@@ -146,12 +144,3 @@ def test_stage_spans_are_from_the_first_begin_to_the_last_end(model: Artifact) -
             assert spans[stage] == (min(t[1] for t in of_stage), max(t[2] for t in of_stage))
         assert stage_spans(items, times[1:]) is None, "cut off"
         assert stage_spans(items, [*times, (len(items), 0.0, 1.0)]) is None, "of another mask"
-
-
-def test_spare_memory_is_read_from_the_system_or_not_known(tmp_path: Path) -> None:
-    source = tmp_path / "meminfo"
-    source.write_text("MemTotal: 2000 kB\nMemAvailable:    1000 kB\n")
-    assert spare_bytes(source) == 819_200
-    source.write_text("MemAvailable: much\n")
-    assert spare_bytes(source) is None
-    assert spare_bytes(tmp_path / "missing") is None
