@@ -15,8 +15,8 @@ from shared.policy.queues import TOP_THRESHOLD, Measure, QueueState
 from shared.policy.samples import progress_bits
 from shared.policy.trigger import Firing, Observation, Trigger, TriggerConfig
 
-_ARRIVALS_S: Final = 5.0
-"""Over how long arrivals are counted: long enough to be steady, short enough to notice a burst."""
+_ARRIVALS_S: Final = 2.0
+"""Over how long arrivals are counted: an alarm comes within a second of a burst, which it should show."""
 
 _DEADLINES_S: Final = 60.0
 """How long a deadline is remembered after the last task that had one like it."""
