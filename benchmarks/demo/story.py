@@ -147,7 +147,7 @@ class _Story:
 
     def run_plan(self, plan: dict[str, Any]) -> None:
         """Push a plan and wait until the device runs it."""
-        self.planner("plan", "push", DEVICE, plan["plan"])
+        self.planner("plan", "push", DEVICE, plan["plan"], "--now")
 
         def active() -> bool:
             report = self.device()["report"]

@@ -84,7 +84,7 @@ class WorkerHandle:
         return reports
 
     def load_plan(self, plan_key: int, plan_wire: bytes, artifacts: Mapping[Digest, str]) -> None:
-        """Load beside the active plan; answered by PlanLoaded or PlanFailed."""
+        """Load beside the active plan; answered by PlanLoaded, PlanTooLarge or PlanFailed."""
         fd = os.memfd_create("stageloom-plan", os.MFD_CLOEXEC)
         try:
             os.write(fd, plan_wire)
@@ -92,9 +92,16 @@ class WorkerHandle:
         finally:
             os.close(fd)
 
-    def activate(self, plan_key: int) -> None:
-        """Send new launches to a loaded plan; answered by PlanActive, or PlanFailed if it is unknown."""
-        self._send(messages.Activate(plan_key))
+    def activate(self, plan_key: int, *, keep: bool = False) -> None:
+        """Send new launches to a loaded plan; answered by PlanActive, or PlanFailed if it is unknown.
+
+        The plan before is freed when nothing runs on it any more; with `keep` it stays loaded.
+        """
+        self._send(messages.Activate(plan_key, keep))
+
+    def measure(self, window: messages.Measure) -> None:
+        """Count what happens between two instants; answered by Measured."""
+        self._send(window)
 
     def unload(self, plan_key: int) -> None:
         """Free a loaded plan that was not activated; answered by PlanReleased, or PlanFailed."""
@@ -108,23 +115,30 @@ class WorkerHandle:
         """Forget an arena; tasks that lie in it end as cancelled and nothing more is written there."""
         self._send(messages.DropArena(arena_id))
 
-    def submit(
-        self,
-        task_id: TaskId,
-        models: Sequence[str],
-        inputs: Sequence[Place],
-        outputs: Sequence[Place],
-        priority: int = 0,
-        deadline_s: float | None = None,
+    def declare(
+        self, layout_id: int, models: Sequence[str], inputs: Sequence[Place], outputs: Sequence[Place]
     ) -> None:
-        """Submit one task; answered by one TaskDone. See `messages.Place` for the names.
+        """Say where tasks of a layout have their tensors. See `messages.Place` for the names.
+
+        Raises:
+            ValueError: it has too many tensors for a message.
+            UnavailableError: as `submit`.
+        """
+        self._send(messages.Declare(layout_id, tuple(models), tuple(inputs), tuple(outputs)))
+
+    def retract(self, layout_id: int) -> None:
+        """Forget a layout; tasks that lie in it end as they would have."""
+        self._send(messages.Retract(layout_id))
+
+    def submit(
+        self, task_id: TaskId, layout_id: int, priority: int = 0, deadline_s: float | None = None
+    ) -> None:
+        """Submit one task; answered by one TaskDone.
 
         Raises:
             UnavailableError: the process is gone, or has not read for a long time.
         """
-        self._send(
-            messages.Submit(task_id, tuple(models), tuple(inputs), tuple(outputs), priority, deadline_s)
-        )
+        self._send(messages.Submit(task_id, layout_id, priority, deadline_s))
 
     def cancel(self, task_id: TaskId) -> None:
         """End a task early; nothing happens if it has ended."""

@@ -136,7 +136,11 @@ class AdminHandler:
 
     def _plan_push(self, request: admin.PlanPushRequest) -> admin.AdminReply:
         desired = self._store.push(
-            request.device, request.plan, decided_by="operator", autonomy=request.autonomy
+            request.device,
+            request.plan,
+            decided_by="operator",
+            autonomy=request.autonomy,
+            activation=request.activation,
         )
         self._fleet.desired_changed(request.device, desired)
         return admin.PlanPushReply(epoch=desired.epoch, generation=desired.generation)

@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from planner.cli import backup, device, model, plan, service, telemetry
+from planner.cli import backup, device, install, model, plan, service, telemetry
 from planner.cli.output import progress
 from shared.errors import ExitCode, StageloomError
 
@@ -43,6 +43,7 @@ app = typer.Typer(
     epilog=f"Exit codes:\n\n{_EXIT_CODES}",
 )
 service.add_to(app)
+install.add_to(app)
 app.command()(telemetry.telemetry)
 app.command()(backup.backup)
 app.add_typer(device.app, name="device")

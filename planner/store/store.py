@@ -30,10 +30,11 @@ from planner.telemetry.rollup import Width
 from shared.artifact import Artifact, open_artifact
 from shared.clock import Clock, SystemClock
 from shared.errors import InputError
+from shared.failpoint import failpoint
 from shared.graph import Graph
 from shared.ids import DeviceId, Digest
 from shared.messages.admin import DeviceInfo, HistoryEntry, ModelInfo, PlanInfo
-from shared.messages.control import Autonomy, Desired
+from shared.messages.control import Activation, Autonomy, Desired
 from shared.messages.telemetry import OperatorTiming, Row, RowKind
 from shared.plan import Plan
 
@@ -307,11 +308,7 @@ class Store(ReadStore):
         """Store the newest reports, and the state of their generations, in one transaction."""
         now_us = self._clock.wall_us()
 
-        def work(session: Session) -> None:
-            for record in records:
-                devices.store_report(session, record, now_us)
-
-        self.writer.run(work)
+        self.writer.run(lambda session: devices.store_reports(session, records, now_us))
 
     def append_telemetry(self, writes: Sequence[TelemetryWrite]) -> None:
         """Store rows and ledgers in one transaction, durable when this returns."""
@@ -398,7 +395,13 @@ class Store(ReadStore):
         self.writer.run(lambda session: costs.keep_schedules(session, device_class, scheduler, rows, now_us))
 
     def push(
-        self, device: DeviceId, plan: str, *, decided_by: str, autonomy: Autonomy | None = None
+        self,
+        device: DeviceId,
+        plan: str,
+        *,
+        decided_by: str,
+        autonomy: Autonomy | None = None,
+        activation: Activation = Activation.TRIAL,
     ) -> Desired:
         """Make a plan the device's next generation; returns what is desired now.
 
@@ -408,10 +411,21 @@ class Store(ReadStore):
         now_us = self._clock.wall_us()
 
         def work(session: Session) -> Desired:
-            plans.push(session, device, plan, decided_by=decided_by, now_us=now_us, autonomy=autonomy)
+            plans.push(
+                session,
+                device,
+                plan,
+                decided_by=decided_by,
+                now_us=now_us,
+                autonomy=autonomy,
+                activation=activation,
+            )
+            failpoint("planner.desired.before")
             return _required(plans.desired(session, device))
 
-        return self.writer.run(work)
+        wanted = self.writer.run(work)
+        failpoint("planner.desired.after")
+        return wanted
 
     def request_profile(
         self, device: DeviceId, names: list[str], *, batch: int = 1, budget_s: float = 20.0

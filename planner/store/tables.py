@@ -100,6 +100,7 @@ class DesiredRow(Table):
     generation: Mapped[int]
     plan: Mapped[str | None] = mapped_column(_NAME, ForeignKey("plans.name"))
     autonomy: Mapped[str]
+    activation: Mapped[str]  # of the plan, as it was pushed last
     version: Mapped[int] = mapped_column()
     __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
 
