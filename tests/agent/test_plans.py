@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from edge_agent.candidate import ManagerConfig, Phase
 from edge_agent.ingest.messages import ModelInfo
 from edge_agent.link import events as link
 from edge_agent.link.core import LinkConfig, LinkCore
@@ -25,7 +26,7 @@ from edge_agent.plan_actions import (
     UnloadPlan,
 )
 from edge_agent.plan_facts import PlanFacts
-from edge_agent.plans import ManagerConfig, Phase, PlanManager
+from edge_agent.plans import PlanManager
 from edge_agent.probation import ProbationConfig
 from edge_agent.supervisor import Supervisor
 from shared.engine.steps import Outcome, PlanKey
