@@ -3,13 +3,13 @@
 import logging
 from collections.abc import Callable, Mapping
 
-from edge_agent.ingest.connection import Arena
+from edge_agent.ingest.connection import Arena, Layout
 from edge_agent.ingest.endpoint import Accepted
 from edge_agent.loop import READ, WRITE, Loop, Timer
 from edge_agent.worker.channel import ChannelClosed
 from edge_agent.worker.config import WorkerConfig
 from edge_agent.worker.handle import WorkerHandle
-from edge_agent.worker.messages import Exited, Measure, Profile, Report
+from edge_agent.worker.messages import Exited, Measure, Profile, ProfileStages, Report
 from shared.engine.steps import PlanKey
 from shared.errors import StageloomError, TaskRefused, UnavailableError
 from shared.ids import Digest, TaskId
@@ -28,14 +28,21 @@ class EngineHost:
         self._silent_s = silent_s
         self._on_report = on_report
         self._handle: WorkerHandle | None = None
+        self._life = 0  # counts processes: which of them was told what
         self._timer: Timer | None = None
         self._heard_s = loop.now()
+        self._sign_s = loop.now()
         self._watched = 0  # readiness that the loop was last asked for
 
     @property
     def pid(self) -> int | None:
         """The process, if there is one."""
         return self._handle.pid if self._handle else None
+
+    @property
+    def sign_s(self) -> float:
+        """When the process last spoke, was started or was seen to end."""
+        return self._sign_s
 
     def start_in(self, delay_s: float) -> None:
         """Start a process after a while; replaces an earlier wish."""
@@ -48,13 +55,14 @@ class EngineHost:
         if self._handle is not None:
             return
         self._watched = 0
+        self._life += 1
         try:
             self._handle = WorkerHandle.start(self._config)
         except UnavailableError as error:
             _log.error("%s; trying again in a second", error)
             self.start_in(1.0)
             return
-        self._heard_s = self._loop.now()
+        self._heard_s = self._sign_s = self._loop.now()
         self._watch()
 
     def _watch(self) -> None:
@@ -74,7 +82,7 @@ class EngineHost:
         if handle.fileno() < 0:
             self._loop.watch(file, 0, self._ready)
             self._handle = None
-        self._heard_s = self._loop.now()
+        self._heard_s = self._sign_s = self._loop.now()
         for report in reports:
             self._on_report(report)
         self._watch()
@@ -92,6 +100,7 @@ class EngineHost:
         if self._handle is None:
             return
         handle, self._handle = self._handle, None
+        self._sign_s = self._loop.now()
         self._loop.watch(handle.fileno(), 0, self._ready)
         self._on_report(Exited(handle.stop(timeout_s=0.2)))
 
@@ -110,17 +119,14 @@ class EngineHost:
         Raises:
             TaskRefused: the process does not take more now (`engine_busy`).
         """
-        shared = len(task.models) > 1
-        outputs = [
-            (f"{task.models[p.model]}/{p.tensor}" if shared else p.tensor, p.arena, p.offset_bytes)
-            for p in task.outputs
-        ]
-        inputs = [(p.tensor, p.arena, p.offset_bytes) for p in task.inputs]
-        handle = self._handle
+        handle, layout = self._handle, task.layout
         if handle is None:
             return  # it has just ended: the task is answered with the others
         try:
-            handle.submit(task.id, task.models, inputs, outputs, task.priority, task.deadline_s)
+            if layout.told != self._life:
+                handle.declare(layout.id, layout.declared.models, layout.inputs, layout.outputs)
+                layout.told = self._life
+            handle.submit(task.id, layout.id, task.priority, task.deadline_s)
         except ChannelClosed:
             return  # as above: `Exited` is on its way
         except UnavailableError as error:
@@ -141,6 +147,11 @@ class EngineHost:
         """Let it forget the arena."""
         self._send(lambda handle: handle.drop_arena(arena.id))
 
+    def drop_layout(self, layout: Layout) -> None:
+        """Let it forget a layout, if it knows it."""
+        if layout.told == self._life:
+            self._send(lambda handle: handle.retract(layout.id))
+
     def load_plan(self, key: PlanKey, wire: bytes, artifacts: Mapping[Digest, str]) -> None:
         """Load a plan beside the one that runs."""
         self._send(lambda handle: handle.load_plan(key, wire, artifacts))
@@ -160,6 +171,10 @@ class EngineHost:
     def profile(self, request: Profile) -> None:
         """Time the operators of an artifact."""
         self._send(lambda handle: handle.profile(request))
+
+    def profile_stages(self, request: ProfileStages, wire: bytes) -> None:
+        """Time the stages of a plan."""
+        self._send(lambda handle: handle.profile_stages(request, wire))
 
     def trace(self, on: bool) -> None:
         """Report every step with the times of its groups, or stop doing so."""

@@ -20,35 +20,34 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from edge_agent.ingest import channel
-from edge_agent.ingest.arena import ArenaPool, ClientArena, Reservation
+from edge_agent.ingest.arena import ArenaPool, ClientArena
+from edge_agent.ingest.layouts import Array, LayoutPool, TaskLayout, kind_of
 from edge_agent.ingest.messages import (
     PROTOCOL_VERSION,
     AttachArena,
     Cancel,
+    Declare,
     Ended,
     Goodbye,
     Hello,
-    InputRef,
     ListModels,
     ModelInfo,
     Models,
-    OutputRef,
+    Retract,
     Submit,
-    TensorInfo,
     ToApplication,
     Welcome,
     decode_to_application,
     encode,
 )
 from edge_agent.ingest.paths import default_socket
-from edge_agent.ingest.signature import tensor_bytes
+from edge_agent.ingest.signature import LAYOUT_CODES
 from shared.errors import (
     AgentRestarted,
     DecodeError,
@@ -59,9 +58,6 @@ from shared.errors import (
     TaskRefused,
     UnavailableError,
 )
-
-Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-Outputs: TypeAlias = dict[str, Array]
 
 
 class TaskFuture(Future[Any]):
@@ -85,16 +81,6 @@ class TaskFuture(Future[Any]):
             return False
         self._session.cancel(self._task)
         return True
-
-
-@dataclass(slots=True)
-class _Pending:
-    """What is needed to answer one task."""
-
-    future: TaskFuture
-    reservation: Reservation
-    models: tuple[ModelInfo, ...]
-    outputs: tuple[tuple[int, TensorInfo, int], ...]  # model, tensor, offset
 
 
 class Client:
@@ -187,12 +173,12 @@ class _Session:
         self._lock = threading.Lock()
         self._tasks = itertools.count()
         self._requests = itertools.count()
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, tuple[TaskFuture, TaskLayout]] = {}
         self._answers: dict[int, Future[Models]] = {}
         self._infos: dict[str, ModelInfo] = {}
         self.gone = False
         self._goodbye = ""
-        self._arenas = self._greet(path)
+        self._layouts = LayoutPool(self._greet(path), self)
         self._reader = threading.Thread(target=self._read, name="stageloom-client", daemon=True)
         self._reader.start()
 
@@ -227,7 +213,9 @@ class _Session:
                 raise UnavailableError(f"the agent did not answer within {self._timeout_s} s") from error
             found.update((info.name, info) for info in part.models)
             more = part.more and bool(part.models)
-        self._infos = found
+        if found != self._infos:
+            self._infos = found
+            self._layouts.invalidate()
         return found
 
     def submit(
@@ -239,47 +227,18 @@ class _Session:
         priority: int,
     ) -> TaskFuture:
         """See `Client.submit`."""
-        infos = self._known(names)
         arrays = {name: np.asarray(array) for name, array in inputs.items()}
-        outputs = [(index, tensor) for index, info in enumerate(infos) for tensor in info.outputs]
-        reservation = self._arenas.reserve(
-            [array.nbytes for array in arrays.values()]
-            + [tensor_bytes(t.dtype, t.shape) for _, t in outputs],
-            self._announce,
-        )
-        try:
-            refs = [
-                _place(reservation, offset, name, array)
-                for (name, array), offset in zip(arrays.items(), reservation.offsets, strict=False)
-            ]
-        except BaseException:
-            self._arenas.release(reservation)
-            raise
-        arena = reservation.arena.number
-        places = tuple(
-            (index, tensor, offset)
-            for (index, tensor), offset in zip(outputs, reservation.offsets[len(arrays) :], strict=True)
-        )
+        kind = kind_of(names, arrays)
+        layout = self._layouts.take(kind) or self._layouts.make(kind, self._known(names), arrays)
+        for view, array in zip(layout.inputs, arrays.values(), strict=True):
+            np.copyto(view, array)
         with self._send_lock:  # task numbers must reach the agent in rising order
             task = next(self._tasks)
             future = TaskFuture(self, task)
-            packet = encode(
-                Submit(
-                    task,
-                    names,
-                    tuple(refs),
-                    tuple(
-                        OutputRef(i, t.name, arena, o, tensor_bytes(t.dtype, t.shape)) for i, t, o in places
-                    ),
-                    sent_at_s,
-                    priority,
-                    deadline_s,
-                )
-            )
             with self._lock:
                 self._check_alive()
-                self._pending[task] = _Pending(future, reservation, infos, places)
-            self._send_locked(packet, None)
+                self._pending[task] = future, layout
+            self._send_locked(encode(Submit(task, layout.number, sent_at_s, priority, deadline_s)), None)
         return future
 
     def _known(self, names: tuple[str, ...]) -> tuple[ModelInfo, ...]:
@@ -295,8 +254,18 @@ class _Session:
                 remedy=f"models of the active plan: {have}",
             ) from None
 
-    def _announce(self, arena: ClientArena) -> None:
+    def attach(self, arena: ClientArena) -> None:
+        """See `edge_agent.ingest.layouts.Agent`."""
         self._send(encode(AttachArena(arena.number, arena.nbytes)), descriptor=arena.descriptor)
+
+    def declare(self, message: Declare) -> None:
+        """See `edge_agent.ingest.layouts.Agent`."""
+        self._send(encode(message))
+
+    def retract(self, layout: int) -> None:
+        """See `edge_agent.ingest.layouts.Agent`."""
+        with contextlib.suppress(UnavailableError):  # whoever is gone has forgotten it
+            self._send(encode(Retract(layout)))
 
     def cancel(self, task: int) -> None:
         """Tell the agent; whatever ends the task answers its future."""
@@ -342,7 +311,7 @@ class _Session:
                 with self._lock:
                     pending = self._pending.pop(message.task, None)
                 if pending is not None:
-                    self._finish(pending, message)
+                    self._finish(*pending, message)
             case Models():
                 with self._lock:
                     answer = self._answers.pop(message.request, None)
@@ -351,18 +320,21 @@ class _Session:
             case Goodbye():
                 self._goodbye = message.reason
 
-    def _finish(self, pending: _Pending, ended: Ended) -> None:
-        future = pending.future
+    def _finish(self, future: TaskFuture, layout: TaskLayout, ended: Ended) -> None:
         future.received_at_s, future.queued_at_s = ended.received_at_s, ended.queued_at_s
         try:
             if ended.outcome == "completed":
-                outputs = _outputs(pending)
-                self._arenas.release(pending.reservation)
+                outputs = layout.outputs()
+                self._layouts.give_back(layout)
                 future.set_result(outputs)
                 return
-            self._arenas.release(pending.reservation)
             if ended.code == "signature_changed":
                 self._infos = {}  # the plan has changed: ask again before the next task
+                self._layouts.invalidate()
+            if ended.code in LAYOUT_CODES:
+                self._layouts.discard(layout)
+            else:
+                self._layouts.give_back(layout)
             future.set_exception(_error_of(ended))
         except Exception as error:  # a result that cannot be read must not end the reader
             future.set_exception(error)
@@ -376,8 +348,8 @@ class _Session:
             self._goodbye = self._goodbye or why
             pending, self._pending = self._pending, {}
             answers, self._answers = self._answers, {}
-        for open_task in pending.values():
-            open_task.future.set_exception(
+        for future, _ in pending.values():
+            future.set_exception(
                 AgentRestarted(
                     f"the agent went away: {self._goodbye or 'the connection ended'}",
                     remedy="the task may have run; submit it again if wanted",
@@ -385,61 +357,20 @@ class _Session:
             )
         for answer in answers.values():
             answer.set_exception(UnavailableError("the agent went away", remedy="try again"))
-        self._arenas.close()
+        self._layouts.close()
 
     def close(self) -> None:
         """Leave; open tasks raise `TaskCancelled`."""
         with self._lock:
             pending, self._pending = self._pending, {}
-        for open_task in pending.values():
-            open_task.future.set_exception(TaskCancelled("the client was closed"))
+        for future, _ in pending.values():
+            future.set_exception(TaskCancelled("the client was closed"))
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # it was gone already
         if threading.current_thread() is not self._reader:
             self._reader.join(self._timeout_s)
-
-
-def _place(reservation: Reservation, offset: int, name: str, array: Array) -> InputRef:
-    """Copy an input to its place in shared memory."""
-    if array.dtype.hasobject or array.dtype.kind not in "fiub" + "V":
-        raise TaskRefused(
-            "wrong_dtype",
-            f"input {name!r} has the type {array.dtype}, which no model takes",
-            remedy="give numbers or booleans, of the type that `models()` names",
-        )
-    native = array.dtype.newbyteorder("=")
-    view: Array = np.frombuffer(
-        reservation.arena.memory, dtype=native, count=array.size, offset=offset
-    ).reshape(array.shape)
-    np.copyto(view, array)
-    return InputRef(name, reservation.arena.number, offset, native.name, tuple(array.shape))
-
-
-def _outputs(pending: _Pending) -> Outputs | dict[str, Outputs]:
-    """Copies of the outputs, so that the places can be used again."""
-    by_model: list[Outputs] = [{} for _ in pending.models]
-    for index, tensor, offset in pending.outputs:
-        dtype = _numpy_dtype(tensor.dtype)
-        count = 1
-        for dim in tensor.shape:
-            count *= dim
-        view: Array = np.frombuffer(
-            pending.reservation.arena.memory, dtype=dtype, count=count, offset=offset
-        ).reshape(tensor.shape)
-        by_model[index][tensor.name] = view.copy()
-    if len(pending.models) == 1:
-        return by_model[0]
-    return {info.name: outputs for info, outputs in zip(pending.models, by_model, strict=True)}
-
-
-def _numpy_dtype(name: str) -> "np.dtype[Any]":
-    """numpy has no bfloat16 of its own: without a package that adds one, its bits come as uint16."""
-    try:
-        return np.dtype(name)
-    except TypeError:
-        return np.dtype(np.uint16)
 
 
 def _error_of(ended: Ended) -> RefusedError:

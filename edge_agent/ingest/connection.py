@@ -5,9 +5,12 @@ import fcntl
 import os
 import socket
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from edge_agent.ingest.messages import ToApplication, encode
+from edge_agent.ingest.messages import Declare, ModelInfo, ToApplication, encode
+from edge_agent.ingest.signature import check_layout
 from shared.errors import TaskRefused
 from shared.ids import TaskId
 
@@ -22,6 +25,7 @@ class ConnectionLimits:
     max_tasks: int = 1024  # open at once
     max_arenas: int = 16
     max_arena_bytes: int = 1 << 30  # in sum
+    max_layouts: int = 4096
     max_unsent: int = 256  # replies waiting for its socket, above which nothing more is read from it
 
 
@@ -33,6 +37,52 @@ class Arena:
     descriptor: int
     nbytes: int
     detached: bool = False
+    open_tasks: int = 0  # that lie in it
+
+
+class Place(NamedTuple):
+    """A tensor's place in an arena, as the engine process is told: `edge_agent.worker.messages.Place`."""
+
+    tensor: str
+    arena: int
+    offset_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class Layout:
+    """Where the tensors of tasks lie; checked once against what a plan serves."""
+
+    id: int  # unique in this agent
+    declared: Declare
+    inputs: tuple[Place, ...] = ()
+    outputs: tuple[Place, ...] = ()
+    arenas: tuple[Arena, ...] = ()
+    checked_for: Mapping[str, ModelInfo] | None = None  # what the plan served then, by identity
+    told: int = 0  # the engine process that knows it, by its number
+
+    def check(self, models: Mapping[str, ModelInfo], arenas: Mapping[int, Arena]) -> None:
+        """Find the places of all tensors.
+
+        Raises:
+            TaskRefused: tasks in this layout cannot run; see `signature.check_layout`.
+        """
+        declared = self.declared
+        check_layout(declared, models, {number: arena.nbytes for number, arena in arenas.items()})
+        shared = len(declared.models) > 1
+        self.inputs = tuple(
+            Place(ref.tensor, arenas[ref.arena].id, ref.offset_bytes) for ref in declared.inputs
+        )
+        self.outputs = tuple(
+            Place(
+                f"{declared.models[ref.model]}/{ref.tensor}" if shared else ref.tensor,
+                arenas[ref.arena].id,
+                ref.offset_bytes,
+            )
+            for ref in declared.outputs
+        )
+        used = {ref.arena for ref in declared.inputs} | {ref.arena for ref in declared.outputs}
+        self.arenas = tuple(arenas[number] for number in sorted(used))
+        self.checked_for = models
 
 
 @dataclass
@@ -46,12 +96,9 @@ class Connection:
     watched: int = 0  # readiness that the loop was last asked for
     last_task: int = -1
     arenas: dict[int, Arena] = field(default_factory=dict)  # by the application's own number
+    layouts: dict[int, Layout] = field(default_factory=dict)  # by the application's own number
     tasks: dict[int, TaskId] = field(default_factory=dict)  # open ones, by the application's own number
     _unsent: deque[bytes] = field(default_factory=deque)
-
-    def arena_sizes(self) -> dict[int, int]:
-        """Bytes per arena that a task may name."""
-        return {number: arena.nbytes for number, arena in self.arenas.items()}
 
     def admit_arena(self, number: int, nbytes: int, descriptors: list[int], new_id: int) -> Arena:
         """Check a descriptor and keep it.

@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Protocol
 
 from edge_agent.ingest.channel import SOCKET_NAME, receive, socket_address
-from edge_agent.ingest.connection import Arena, Connection, ConnectionLimits
-from edge_agent.ingest.ledger import UNKNOWN_MODEL, OpenTask, TaskLedger
+from edge_agent.ingest.connection import Arena, Connection, ConnectionLimits, Layout
+from edge_agent.ingest.ledger import UNKNOWN_MODEL, TaskLedger
 from edge_agent.ingest.messages import (
     MAX_PACKET_BYTES,
     PROTOCOL_VERSION,
     AskStatus,
     AttachArena,
     Cancel,
+    Declare,
     DetachArena,
     Ended,
     Goodbye,
@@ -29,6 +30,7 @@ from edge_agent.ingest.messages import (
     ListModels,
     ModelInfo,
     Models,
+    Retract,
     Status,
     Submit,
     ToAgent,
@@ -36,7 +38,6 @@ from edge_agent.ingest.messages import (
     decode_to_agent,
     encode,
 )
-from edge_agent.ingest.signature import check_task
 from edge_agent.loop import READ, WRITE, Loop
 from shared.engine.steps import Outcome
 from shared.errors import DecodeError, StorageError, TaskRefused
@@ -51,24 +52,11 @@ _REASON_CHARS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A tensor's place in an arena, as the engine process is told."""
-
-    model: int  # index among the task's models; 0 for inputs, which all models share
-    tensor: str
-    arena: int
-    offset_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
     """A checked task on its way to the engine."""
 
     id: TaskId
-    models: tuple[str, ...]
-    inputs: tuple[Place, ...]
-    outputs: tuple[Place, ...]
-    nbytes: int
+    layout: Layout
     priority: int
     deadline_s: float | None  # on CLOCK_MONOTONIC
 
@@ -94,6 +82,9 @@ class Backend(Protocol):
     def drop_arena(self, arena: Arena) -> None:
         """No open task uses it."""
 
+    def drop_layout(self, layout: Layout) -> None:
+        """No task to come uses it."""
+
     def status(self) -> bytes:
         """The status as JSON."""
 
@@ -113,8 +104,7 @@ class Endpoint:
         self._connections: dict[int, Connection] = {}
         self._next_connection = 1
         self._next_arena = 1
-        # Arenas that wait for open tasks before they can be dropped: arena -> tasks that use it.
-        self._users: dict[int, set[TaskId]] = {}
+        self._next_layout = 1
         self._arenas_of: dict[TaskId, tuple[Arena, ...]] = {}
 
     def listen(self, directory: Path) -> Path:
@@ -265,10 +255,14 @@ class Endpoint:
                     message.arena, message.nbytes, descriptors, new_id=self._next_arena
                 )
                 self._next_arena += 1
-                self._users[arena.id] = set()
                 self._backend.add_arena(arena)
+            case Declare():
+                self._declare(connection, message)
+            case Retract():
+                if (layout := connection.layouts.pop(message.layout, None)) is not None:
+                    self._backend.drop_layout(layout)
             case DetachArena():
-                self._detach(connection.arenas.pop(message.arena, None))
+                self._detach(connection, connection.arenas.pop(message.arena, None))
             case ListModels():
                 self._send(connection, _page(message, list(self._backend.models().values())))
             case AskStatus():
@@ -287,40 +281,54 @@ class Endpoint:
                     Welcome(PROTOCOL_VERSION, limits.max_tasks, limits.max_arena_bytes, limits.max_arenas),
                 )
 
+    def _declare(self, connection: Connection, declared: Declare) -> None:
+        old = connection.layouts.pop(declared.layout, None)
+        if old is not None:
+            self._backend.drop_layout(old)
+        if len(connection.layouts) >= self._limits.max_layouts:
+            raise TaskRefused("bad_reference", f"more than {self._limits.max_layouts} layouts are declared")
+        connection.layouts[declared.layout] = Layout(self._next_layout, declared)
+        self._next_layout += 1
+
     def _submit(self, connection: Connection, submit: Submit) -> None:
         if submit.task <= connection.last_task:
             raise DecodeError(f"task number {submit.task} does not rise")
         connection.last_task = submit.task
         now_s = self._loop.now()
         models = self._backend.models()
-        known = submit.models[0] in models
+        layout = connection.layouts.get(submit.layout)
+        model = layout.declared.models[0] if layout is not None else UNKNOWN_MODEL
         opened = self._ledger.open(
             owner=connection.id,
             owner_task=submit.task,
-            model=submit.models[0] if known else UNKNOWN_MODEL,
+            model=model if model in models else UNKNOWN_MODEL,
             now_s=now_s,
         )
         try:
-            task = self._checked(connection, submit, opened, models)
+            layout = self._checked(connection, submit, layout, models)
         except TaskRefused as error:
             self.task_ended(opened.id, Outcome.REFUSED, error.code, str(error))
             return
-        if task.deadline_s is not None and task.deadline_s <= now_s:
-            self.task_ended(
-                opened.id, Outcome.EXPIRED, "deadline", "the deadline passed before it was queued"
-            )
-            return
+        deadline_s = None
+        if submit.deadline_s is not None:
+            deadline_s = min(submit.sent_at_s, now_s) + submit.deadline_s
+            if deadline_s <= now_s:
+                reason = "the deadline passed before it was queued"
+                self.task_ended(opened.id, Outcome.EXPIRED, "deadline", reason)
+                return
         connection.tasks[submit.task] = opened.id
-        used = {connection.arenas[ref.arena].id: connection.arenas[ref.arena] for ref in submit.inputs}
-        used |= {connection.arenas[ref.arena].id: connection.arenas[ref.arena] for ref in submit.outputs}
-        for arena in used.values():
-            self._users[arena.id].add(opened.id)
-        self._arenas_of[opened.id] = tuple(used.values())
-        self._backend.submit(task)
+        for arena in layout.arenas:
+            arena.open_tasks += 1
+        self._arenas_of[opened.id] = layout.arenas
+        self._backend.submit(Accepted(opened.id, layout, submit.priority, deadline_s))
 
     def _checked(
-        self, connection: Connection, submit: Submit, opened: OpenTask, models: Mapping[str, ModelInfo]
-    ) -> Accepted:
+        self,
+        connection: Connection,
+        submit: Submit,
+        layout: Layout | None,
+        models: Mapping[str, ModelInfo],
+    ) -> Layout:
         if why := self._backend.not_ready():
             raise TaskRefused("not_ready", why, remedy="see `stageloom-agent status`")
         if len(connection.tasks) >= self._limits.max_tasks:
@@ -329,42 +337,30 @@ class Endpoint:
                 f"{len(connection.tasks)} tasks of this application are open",
                 remedy="wait for some to end",
             )
-        nbytes = check_task(submit, models, connection.arena_sizes())
-        deadline_s = None
-        if submit.deadline_s is not None:
-            deadline_s = min(submit.sent_at_s, opened.received_at_s) + submit.deadline_s
-        return Accepted(
-            id=opened.id,
-            models=submit.models,
-            inputs=tuple(
-                Place(0, ref.tensor, connection.arenas[ref.arena].id, ref.offset_bytes)
-                for ref in submit.inputs
-            ),
-            outputs=tuple(
-                Place(ref.model, ref.tensor, connection.arenas[ref.arena].id, ref.offset_bytes)
-                for ref in submit.outputs
-            ),
-            nbytes=nbytes,
-            priority=submit.priority,
-            deadline_s=deadline_s,
-        )
+        if layout is None:
+            raise TaskRefused("bad_reference", f"layout {submit.layout} was not declared")
+        if layout.checked_for is not models:
+            layout.check(models, connection.arenas)
+        return layout
 
     def _release(self, task: TaskId) -> None:
         for arena in self._arenas_of.pop(task, ()):
-            users = self._users[arena.id]
-            users.discard(task)
-            if arena.detached and not users:
+            arena.open_tasks -= 1
+            if arena.detached and not arena.open_tasks:
                 self._forget(arena)
 
-    def _detach(self, arena: Arena | None) -> None:
+    def _detach(self, connection: Connection, arena: Arena | None) -> None:
         if arena is None or arena.detached:
             return
         arena.detached = True
-        if not self._users[arena.id]:
+        for layout in connection.layouts.values():
+            if arena in layout.arenas:
+                layout.checked_for, layout.told = None, 0
+                self._backend.drop_layout(layout)
+        if not arena.open_tasks:
             self._forget(arena)
 
     def _forget(self, arena: Arena) -> None:
-        del self._users[arena.id]
         self._backend.drop_arena(arena)
         os.close(arena.descriptor)
 
@@ -376,8 +372,11 @@ class Endpoint:
             _log.warning("connection %d of an application ends: %s", connection.id, reason)
             connection.send(Goodbye(reason[:_REASON_CHARS]))
         connection.close()
+        for layout in connection.layouts.values():
+            self._backend.drop_layout(layout)
+        connection.layouts.clear()
         for arena in list(connection.arenas.values()):
-            self._detach(arena)
+            self._detach(connection, arena)
         for task in list(connection.tasks.values()):
             self._backend.cancel(task)
 

@@ -2,8 +2,10 @@
 
 One message is one packet of the `SOCK_SEQPACKET` socket, at most `MAX_PACKET_BYTES`, so a reader never waits
 for the rest of one. Tensors do not travel: the application allocates an arena (a sealed memfd), passes its
-descriptor with `AttachArena`, and names offsets in it. Packets are plain msgpack of positional structs whose
-fields are all bounded; the packet's own limit bounds what decoding can cost.
+descriptor with `AttachArena`, and declares layouts: which models, and where in the arenas each of a task's
+tensors lies. A task then names its layout, so that all checking and looking up is done once per layout and
+not once per task. Packets are plain msgpack of positional structs whose fields are all bounded; the packet's
+own limit bounds what decoding can cost.
 """
 
 from typing import Annotated, Final, TypeVar
@@ -59,7 +61,7 @@ class InputRef(Struct, frozen=True, array_like=True):
 
 
 class OutputRef(Struct, frozen=True, array_like=True):
-    """Where an output of `models[model]` of the task goes; `nbytes` is the room there."""
+    """Where an output of `models[model]` of the layout goes; `nbytes` is the room there."""
 
     model: Annotated[int, Meta(ge=0, lt=MAX_SHARED_MODELS)]
     tensor: TensorName
@@ -87,16 +89,32 @@ class DetachArena(Struct, frozen=True, array_like=True, tag=3):
     arena: Id
 
 
+class Declare(Struct, frozen=True, array_like=True, tag=8):
+    """Application to agent: a layout for tasks to come. More than one model: all read the same input.
+
+    What is wrong with it is said to the tasks that use it. A number that is declared again is replaced.
+    """
+
+    layout: Id
+    models: Annotated[tuple[ModelName, ...], Meta(min_length=1, max_length=MAX_SHARED_MODELS)]
+    inputs: Annotated[tuple[InputRef, ...], Meta(max_length=MAX_TENSORS)]
+    outputs: Annotated[tuple[OutputRef, ...], Meta(max_length=MAX_TENSORS)]
+
+
+class Retract(Struct, frozen=True, array_like=True, tag=9):
+    """Application to agent: no task to come uses the layout."""
+
+    layout: Id
+
+
 class Submit(Struct, frozen=True, array_like=True, tag=4):
-    """Application to agent: one task. More than one model: all read the same input, and the task ends once.
+    """Application to agent: one task, whose inputs lie where its layout says. It ends once.
 
     `deadline_s` counts from `sent_at_s`, the instant the application called.
     """
 
     task: Id
-    models: Annotated[tuple[ModelName, ...], Meta(min_length=1, max_length=MAX_SHARED_MODELS)]
-    inputs: Annotated[tuple[InputRef, ...], Meta(max_length=MAX_TENSORS)]
-    outputs: Annotated[tuple[OutputRef, ...], Meta(max_length=MAX_TENSORS)]
+    layout: Id
     sent_at_s: Instant
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31)] = 0
     deadline_s: Annotated[float, Meta(ge=0.0, le=1e9)] | None = None
@@ -166,7 +184,7 @@ class Goodbye(Struct, frozen=True, array_like=True, tag=5):
     reason: Line
 
 
-ToAgent = Hello | AttachArena | DetachArena | Submit | Cancel | ListModels | AskStatus
+ToAgent = Hello | AttachArena | DetachArena | Declare | Retract | Submit | Cancel | ListModels | AskStatus
 ToApplication = Welcome | Ended | Models | Status | Goodbye
 
 _M = TypeVar("_M")

@@ -1,22 +1,28 @@
-"""Does a submitted task fit the models it names? Pure checks that name what was expected."""
+"""Do the tasks of a layout fit the models it names? Pure checks that name what was expected."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
+from typing import Final
 
 from edge_agent.ingest.messages import (
     ALIGNMENT_BYTES,
     MAX_PACKET_BYTES,
     MAX_TENSORS,
+    Declare,
     InputRef,
     ModelInfo,
     Models,
     OutputRef,
-    Submit,
     TensorInfo,
     encode,
 )
 from shared.errors import TaskRefused
 from shared.graph import ITEM_BYTES, Graph
+
+LAYOUT_CODES: Final = frozenset(
+    {"unknown_model", "wrong_input", "wrong_dtype", "wrong_shape", "signature_changed", "bad_reference"}
+)
+"""Codes of refusals that say something about the layout, so that every task in it would be refused."""
 
 
 def model_info(name: str, graph: Graph) -> ModelInfo:
@@ -42,30 +48,23 @@ def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:
     return ITEM_BYTES[dtype] * prod(shape)
 
 
-def check_task(submit: Submit, models: Mapping[str, ModelInfo], arenas: Mapping[int, int]) -> int:
+def check_layout(layout: Declare, models: Mapping[str, ModelInfo], arenas: Mapping[int, int]) -> None:
     """Check models, inputs, outputs and their places; `arenas` maps an arena to its bytes.
-
-    Returns:
-        Bytes of all inputs.
 
     Raises:
         TaskRefused: with the code `unknown_model`, `wrong_input`, `wrong_dtype`, `wrong_shape`,
             `signature_changed` (the application's view of the outputs is out of date) or `bad_reference`.
     """
-    wanted = [_known(name, models) for name in submit.models]
-    if len(set(submit.models)) != len(submit.models):
+    wanted = [_known(name, models) for name in layout.models]
+    if len(set(layout.models)) != len(layout.models):
         raise TaskRefused("wrong_input", "a shared task names one model twice", remedy="submit two tasks")
     for info in wanted:
-        _check_inputs(info, submit.inputs)
-    _check_outputs(wanted, submit.outputs)
-    nbytes = 0
-    for ref in submit.inputs:
-        size = tensor_bytes(ref.dtype, ref.shape)
-        _check_place(ref, size, arenas)
-        nbytes += size
-    for out in submit.outputs:
+        _check_inputs(info, layout.inputs)
+    _check_outputs(wanted, layout.outputs)
+    for ref in layout.inputs:
+        _check_place(ref, tensor_bytes(ref.dtype, ref.shape), arenas)
+    for out in layout.outputs:
         _check_place(out, out.nbytes, arenas)
-    return nbytes
 
 
 def _known(name: str, models: Mapping[str, ModelInfo]) -> ModelInfo:

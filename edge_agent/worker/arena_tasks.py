@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from edge_agent.worker.arenas import Arena
 from edge_agent.worker.driver import EngineDriver
-from edge_agent.worker.messages import AddArena, ArenaRefused, Report, Submit, TaskDone
+from edge_agent.worker.messages import AddArena, ArenaRefused, Declare, Report, Submit, TaskDone
 from edge_agent.worker.tasks import TaskEnd, TaskIO
-from shared.bound import BoundModel
+from shared.bound import BoundPlan
 from shared.engine.steps import Code, Outcome, Task
 from shared.errors import RefusedError, TaskRefused
 from shared.graph import Tensor
@@ -29,6 +29,7 @@ class ArenaTasks:
         self._driver = driver
         self._arenas: dict[int, Arena] = {}
         self._in_arena: dict[int, set[TaskId]] = {}
+        self._layouts: dict[int, _Layout] = {}
 
     def add_arena(self, command: AddArena, fds: list[int]) -> None:
         """Map an arena; a refused one is reported, and tasks that name it are refused."""
@@ -44,8 +45,19 @@ class ArenaTasks:
         """Cancel the tasks that lie in it and unmap it once nothing reads it any more."""
         if self._arenas.pop(arena, None) is None:
             return
+        for layout in self._layouts.values():
+            if arena in layout.arenas:
+                layout.bound = None
         for task in sorted(self._in_arena.pop(arena)):
             self.cancel(task)
+
+    def declare(self, command: Declare) -> None:
+        """Keep a layout; it is looked at when its first task comes."""
+        self._layouts[command.layout] = _Layout(command)
+
+    def retract(self, layout: int) -> None:
+        """Forget a layout."""
+        self._layouts.pop(layout, None)
 
     def cancel(self, task: int) -> None:
         """End a task if it has not ended."""
@@ -59,18 +71,19 @@ class ArenaTasks:
         try:
             if driver is None or driver.active is None:
                 raise TaskRefused(Code.UNKNOWN_MODEL, "no plan is active", remedy="try again in a moment")
-            bound = driver.active
-            models = [bound.models[bound.model_index[m]] for m in command.models if m in bound.model_index]
-            io = self._locate(command, models)
-            nbytes = sum(model.input_bytes for model in models[:1])
+            layout = self._layouts.get(command.layout)
+            if layout is None:
+                raise TaskRefused(BAD_INPUT, f"layout {command.layout} is not known")
+            if layout.bound is not driver.active:
+                self._locate(layout, driver.active)
             task = Task(
                 id=TaskId(command.task),
-                models=command.models,
-                nbytes=nbytes,
+                models=layout.declared.models,
+                nbytes=layout.input_bytes,
                 priority=command.priority,
                 deadline_s=command.deadline_s,
             )
-            driver.submit(task, io)
+            driver.submit(task, _ArenaTask(self, task.id, layout))
         except TaskRefused as error:
             self._refuse(command.task, error.code, str(error))
         except (RefusedError, ValueError, TypeError, OverflowError) as error:
@@ -80,30 +93,34 @@ class ArenaTasks:
         now = time.monotonic()
         self._report(TaskDone(task, Outcome.REFUSED.value, code, reason, now, None, now))
 
-    def _locate(self, command: Submit, models: list[BoundModel]) -> "_ArenaTask":
-        """Views of every tensor of the task.
+    def _locate(self, layout: "_Layout", bound: BoundPlan) -> None:
+        """Make views of every tensor, as this plan knows them.
 
         Raises:
             RefusedError: an arena is unknown, a tensor does not fit, or an input has no place.
         """
-        several = len(command.models) > 1
-        sources = {name: (arena, offset) for name, arena, offset in command.inputs}
-        targets = {name: (arena, offset) for name, arena, offset in command.outputs}
-        inputs: dict[str, dict[str, numpy.ndarray]] = {}
-        outputs: dict[str, dict[str, numpy.ndarray]] = {}
+        declared = layout.declared
+        several = len(declared.models) > 1
+        sources = {name: (arena, offset) for name, arena, offset in declared.inputs}
+        targets = {name: (arena, offset) for name, arena, offset in declared.outputs}
+        models = [bound.models[bound.model_index[m]] for m in declared.models if m in bound.model_index]
+        # New ones: tasks in flight go on with what they have.
+        layout.inputs, layout.outputs = {}, {}
         for model in models:
             graph, name = model.graph, model.plan.name
-            inputs[name] = {
+            layout.inputs[name] = {
                 tensor.name: self._view(tensor, _required(sources, name, tensor))
                 for tensor in (graph.tensors[t] for t in graph.inputs)
             }
-            outputs[name] = {
+            layout.outputs[name] = {
                 tensor.name: self._view(tensor, place)
                 for tensor in (graph.tensors[t] for t in graph.outputs)
                 if (place := targets.get(f"{name}/{tensor.name}" if several else tensor.name))
             }
-        held = tuple({arena for _, arena, _ in (*command.inputs, *command.outputs)} & self._in_arena.keys())
-        return _ArenaTask(self, TaskId(command.task), inputs, outputs, held)
+        layout.input_bytes = models[0].input_bytes if models else 0
+        used = {arena for _, arena, _ in (*declared.inputs, *declared.outputs)}
+        layout.arenas = tuple(used & self._in_arena.keys())
+        layout.bound = bound
 
     def _view(self, tensor: Tensor, place: tuple[int, int]) -> "numpy.ndarray":
         arena = self._arenas.get(place[0])
@@ -138,22 +155,29 @@ class ArenaTasks:
         )
 
 
+class _Layout:
+    """A layout, and what it comes to under the plan that it was last used with."""
+
+    __slots__ = ("arenas", "bound", "declared", "input_bytes", "inputs", "outputs")
+
+    def __init__(self, declared: Declare) -> None:
+        self.declared = declared
+        self.bound: BoundPlan | None = None
+        self.inputs: dict[str, dict[str, numpy.ndarray]] = {}  # by model and tensor
+        self.outputs: dict[str, dict[str, numpy.ndarray]] = {}
+        self.arenas: tuple[int, ...] = ()
+        self.input_bytes = 0
+
+
 class _ArenaTask(TaskIO):
     """One task in place."""
 
-    def __init__(
-        self,
-        owner: ArenaTasks,
-        task: TaskId,
-        inputs: "Mapping[str, Mapping[str, numpy.ndarray]]",
-        outputs: "Mapping[str, Mapping[str, numpy.ndarray]]",
-        arenas: tuple[int, ...],
-    ) -> None:
+    def __init__(self, owner: ArenaTasks, task: TaskId, layout: _Layout) -> None:
         self._owner = owner
-        self._inputs = inputs
-        self._outputs = outputs
-        self._arenas = arenas
-        owner.hold(task, arenas)
+        self._inputs = layout.inputs
+        self._outputs = layout.outputs
+        self._arenas = layout.arenas
+        owner.hold(task, layout.arenas)
 
     def inputs(self, model: str) -> "Mapping[str, numpy.ndarray]":
         """Views into the arena."""

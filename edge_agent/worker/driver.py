@@ -23,7 +23,7 @@ from edge_agent.worker.window import Window
 from shared.artifact import Artifact
 from shared.bound import BoundModel, BoundPlan
 from shared.engine.core import EngineCore
-from shared.engine.stats import EngineStats
+from shared.engine.stats import EngineGlance, EngineStats
 from shared.engine.steps import (
     Action,
     DropInstance,
@@ -39,6 +39,7 @@ from shared.engine.steps import (
     StepMember,
     Task,
 )
+from shared.failpoint import ARMED, failpoint
 from shared.ids import Digest, StepId, TaskId
 
 log = logging.getLogger(__name__)
@@ -111,6 +112,16 @@ class EngineDriver:
             self._plans[key] = bound
             self._act(actions)
 
+    def issue(self, step: Step, feeds: Mapping[InstanceId, Rows]) -> None:
+        """Hand the executor a step that is not the core's, between two that are; wait for it there."""
+        with self._lock:
+            self.executor.issue(step, feeds)
+
+    def drop(self, instance: InstanceId) -> None:
+        """Let the executor forget an instance of such a step."""
+        with self._lock:
+            self.executor.drop(instance)
+
     def wait_prepared(self, key: PlanKey, timeout_s: float) -> int:
         """Wait until the programs that were asked for so far are ready; the number still missing."""
         with self._prepared:
@@ -174,6 +185,11 @@ class EngineDriver:
         with self._lock:
             now = self._clock()
             return self._core.snapshot(now), self._tally.take(), self._tally.busy_s(now)
+
+    def glance(self) -> EngineGlance:
+        """The queues at this instant."""
+        with self._lock:
+            return self._core.glance(self._clock())
 
     # Windows
 
@@ -280,6 +296,8 @@ class EngineDriver:
         self._tally.step_issued(self._clock())
         problem = None
         try:
+            if ARMED:
+                failpoint("engine.step")
             self.executor.issue(step, feeds)
         except Exception as error:  # a backend's; the lane's thread reports it as the step's end
             problem = one_line(error)

@@ -19,7 +19,7 @@ MAX_TIMES = 2048
 Place: TypeAlias = tuple[str, int, int]
 """A tensor's name, the arena it lies in, and its offset there in bytes.
 
-The name is the graph's. In a task that names several models it may be `MODEL/TENSOR`; an input without
+The name is the graph's. In a layout that names several models it may be `MODEL/TENSOR`; an input without
 the prefix goes to every model that has an input of that name.
 """
 
@@ -64,13 +64,26 @@ class DropArena(_Message, frozen=True, tag=5):
     arena: int
 
 
+class Declare(_Message, frozen=True, tag=20):
+    """A layout: the models of tasks to come, and where their tensors lie."""
+
+    layout: int
+    models: tuple[str, ...]
+    inputs: tuple[Place, ...]
+    outputs: tuple[Place, ...]
+
+
+class Retract(_Message, frozen=True, tag=21):
+    """Forget a layout; tasks that lie in it end as they would have."""
+
+    layout: int
+
+
 class Submit(_Message, frozen=True, tag=6):
     """One task. Inputs are read in place, outputs are written in place before TaskDone says `completed`."""
 
     task: int
-    models: tuple[str, ...]
-    inputs: tuple[Place, ...]
-    outputs: tuple[Place, ...]
+    layout: int
     priority: int = 0
     deadline_s: float | None = None
 
@@ -92,6 +105,20 @@ class Profile(_Message, frozen=True, tag=8):
     batch: int = 1
     repeats: int = 5
     limit_s: float = 20.0
+    wall_s: float = 600.0
+
+
+class ProfileStages(_Message, frozen=True, tag=12):
+    """Time every stage of a plan beside what runs; its canonical bytes lie in the memory file sent along.
+
+    At most `limit_s` of work, in pauses of the queues, within `wall_s`. Answered by `StageTimes`.
+    """
+
+    request: int
+    artifacts: dict[str, str]  # digest to path
+    repeats: int = 9
+    limit_s: float = 10.0
+    wall_s: float = 600.0
 
 
 class Trace(_Message, frozen=True, tag=9):
@@ -113,7 +140,7 @@ class Stop(_Message, frozen=True, tag=11):
     """End the process now; tasks in flight are lost."""
 
 
-class Measure(_Message, frozen=True, tag=20):
+class Measure(_Message, frozen=True, tag=22):
     """Report `Measured` with what happens between these instants; one measures at a time, the newest.
 
     It ends early once a task has waited for `brake_age_s`.
@@ -131,9 +158,12 @@ Command: TypeAlias = (
     | Unload
     | AddArena
     | DropArena
+    | Declare
+    | Retract
     | Submit
     | Cancel
     | Profile
+    | ProfileStages
     | Trace
     | Drain
     | Stop
@@ -304,6 +334,42 @@ class Measured(_Message, frozen=True, tag=21):
     models: tuple[ModelFigures, ...]
 
 
+class StageTimes(_Message, frozen=True, tag=14):
+    """Stages of one combined block, run alone: (stage, median, spread, runs) in microseconds.
+
+    `last` ends the answer; `reason` says why stages are missing. A block of more than MAX_TIMES stages takes
+    several reports.
+    """
+
+    request: int
+    plan: str  # digest; empty if the plan could not be read
+    combined: int
+    times: tuple[tuple[int, float, float, int], ...]
+    step_us: float
+    last: bool
+    reason: str = ""
+
+
+class QueueGlance(_Message, frozen=True):
+    """One model's queue and progress; see `shared.engine.stats.QueueGlance`."""
+
+    name: str
+    arrived: int  # since the process started
+    queued: int
+    oldest_age_s: float
+    blocks: int
+    progress: int
+
+
+class Glance(_Message, frozen=True, tag=13):
+    """The queues, every `glance_interval_s`: what a trigger looks at."""
+
+    at_s: float
+    key: int | None  # the active plan
+    tightest_s: float | None  # from arrival to deadline, of the tasks since the last glance
+    queues: tuple[QueueGlance, ...]
+
+
 Report: TypeAlias = (
     Ready
     | PlanLoaded
@@ -317,6 +383,8 @@ Report: TypeAlias = (
     | Drained
     | Exited
     | ArenaRefused
+    | Glance
+    | StageTimes
     | PlanTooLarge
     | Measured
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.ingest.connection import Arena, ConnectionLimits
+from edge_agent.ingest.connection import Arena, ConnectionLimits, Layout
 from edge_agent.ingest.endpoint import Accepted, Endpoint
 from edge_agent.ingest.ledger import TaskLedger
 from edge_agent.ingest.messages import ModelInfo, TensorInfo
@@ -46,6 +46,7 @@ class PlayedBackend:
         self.accepted: list[Accepted] = []
         self.cancelled: list[TaskId] = []
         self.arenas: dict[int, mmap.mmap] = {}
+        self.dropped_layouts: list[int] = []
         self.endpoint: Endpoint | None = None
 
     def models(self) -> Mapping[str, ModelInfo]:
@@ -61,9 +62,9 @@ class PlayedBackend:
 
     def complete(self, task: Accepted) -> None:
         assert self.endpoint is not None
-        source = task.inputs[0]
+        source = task.layout.inputs[0]
         data = self.arenas[source.arena][source.offset_bytes : source.offset_bytes + 16]
-        for place in task.outputs:
+        for place in task.layout.outputs:
             self.arenas[place.arena][place.offset_bytes : place.offset_bytes + 16] = data
         self.endpoint.task_ended(task.id, Outcome.COMPLETED, queued_at_s=time.monotonic())
 
@@ -77,6 +78,9 @@ class PlayedBackend:
 
     def drop_arena(self, arena: Arena) -> None:
         self.arenas.pop(arena.id).close()
+
+    def drop_layout(self, layout: Layout) -> None:
+        self.dropped_layouts.append(layout.id)
 
     def status(self) -> bytes:
         return b"{}"

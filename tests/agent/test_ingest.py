@@ -17,6 +17,8 @@ from edge_agent.ingest import channel
 from edge_agent.ingest.connection import ConnectionLimits
 from edge_agent.ingest.messages import (
     AttachArena,
+    Declare,
+    Ended,
     Goodbye,
     Hello,
     InputRef,
@@ -269,7 +271,7 @@ def test_an_application_that_does_not_read_its_replies_stalls_only_itself(hosted
         nonlocal sent
         with contextlib.suppress(BlockingIOError):
             while True:
-                deaf.send(encode(Submit(sent, ("echo",), (), (), 0.0)))
+                deaf.send(encode(Submit(sent, 0, 0.0)))
                 sent += 1
         return connection.choked
 
@@ -307,8 +309,8 @@ def _last_word(sock: socket.socket) -> str:
         b"\xc1",
         b"\x91" * 60_000,
         b"\x90" * 10,
-        encode(Submit(0, (), (), (), 0.0)),
-        encode(Submit(0, ("echo",), (), (), float("nan"))),
+        encode(Declare(0, (), (), ())),
+        encode(Submit(0, 0, float("nan"))),
         encode(Hello(99)),
         encode(AttachArena(0, 64)),
         bytes(70_000),
@@ -343,10 +345,70 @@ def test_descriptor_that_is_no_memory_file_is_refused(hosted: Hosted) -> None:
 def test_tensor_outside_its_arena_is_refused(hosted: Hosted) -> None:
     sock = _raw(hosted.path)
     ref = InputRef("input", 0, 1 << 40, "float32", (1, 4))
-    sock.send(encode(Submit(0, ("echo",), (ref,), (), 0.0)))
+    sock.send(encode(Declare(0, ("echo",), (ref,), ())))
+    sock.send(encode(Submit(0, 0, 0.0)))
     answer = decode_to_application(channel.receive(sock)[0])
     assert getattr(answer, "outcome", "") == "refused"
     sock.close()
+
+
+def test_task_in_a_layout_that_was_never_declared_is_refused(hosted: Hosted) -> None:
+    sock = _raw(hosted.path)
+    sock.send(encode(Submit(0, 7, 0.0)))
+    answer = decode_to_application(channel.receive(sock)[0])
+    assert isinstance(answer, Ended)
+    assert (answer.outcome, answer.code) == ("refused", "bad_reference")
+    sock.close()
+
+
+@pytest.mark.parametrize("limits", [ConnectionLimits(max_layouts=2)])
+def test_layouts_of_one_application_are_bounded(hosted: Hosted) -> None:
+    sock = _raw(hosted.path)
+    for number in (0, 1, 1, 2):  # declaring a number again replaces it
+        sock.send(encode(Declare(number, ("echo",), (), ())))
+    assert "more than 2 layouts" in _last_word(sock)
+
+
+def test_tasks_of_one_kind_take_turns_in_one_layout(hosted: Hosted) -> None:
+    hosted.backend.echo = True
+    with Client(hosted.path) as client:
+        for _ in range(20):
+            client.run("echo", {"input": ROW}, timeout_s=20)
+        assert len({task.layout.id for task in hosted.backend.accepted}) == 1
+    eventually(lambda: hosted.backend.dropped_layouts, "it goes with the connection")
+
+
+def test_tasks_open_at_once_lie_in_different_places(hosted: Hosted) -> None:
+    with Client(hosted.path) as client:
+        for _ in range(3):
+            client.submit("echo", {"input": ROW})
+        eventually(lambda: len(hosted.backend.accepted) == 3, "they arrive")
+        places = [
+            place for task in hosted.backend.accepted for place in (*task.layout.inputs, *task.layout.outputs)
+        ]
+        assert len({(place.arena, place.offset_bytes) for place in places}) == 6
+
+
+@pytest.mark.parametrize("limits", [ConnectionLimits(max_arena_bytes=1 << 20)])
+def test_places_of_another_kind_of_task_are_given_up_when_memory_is_short(hosted: Hosted) -> None:
+    hosted.backend.infos = {
+        name: ModelInfo(
+            name, (TensorInfo("input", "uint8", (nbytes,)),), (TensorInfo("output", "uint8", (16,)),)
+        )
+        for name, nbytes in (("one", 700_000), ("other", 600_000))
+    }
+    hosted.backend.echo = True
+    with Client(hosted.path) as client:
+        for name, nbytes in (("one", 700_000), ("other", 600_000), ("one", 700_000)):
+            client.run(name, {"input": np.zeros(nbytes, np.uint8)}, timeout_s=20)
+    assert len({task.layout.id for task in hosted.backend.accepted}) == 3
+
+
+def test_wrong_tasks_leave_nothing_behind(hosted: Hosted) -> None:
+    with Client(hosted.path) as client:
+        for size in range(5, 25):
+            _refused(client.submit("echo", {"input": np.zeros((1, size), np.float32)}))
+        eventually(lambda: len(hosted.backend.dropped_layouts) == 20, "their layouts are retracted")
 
 
 def test_model_whose_outputs_changed_is_asked_for_again(hosted: Hosted) -> None:

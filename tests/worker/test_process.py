@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -31,6 +31,7 @@ TIMEOUT_S = 60.0
 ARENA = 7
 SIZE = 1 << 18
 OUTPUT = 1 << 17
+IN, OUT = ("image", ARENA, 0), ("logits", ARENA, OUTPUT)
 
 R = TypeVar("R", bound=messages.Report)
 
@@ -103,12 +104,26 @@ def serving(model: Artifact) -> Iterator[tuple[WorkerHandle, mmap.mmap]]:
     assert handle.stop() == 0
 
 
+def _submit(
+    handle: WorkerHandle,
+    task: int,
+    models: Sequence[str] = ("net",),
+    inputs: Sequence[messages.Place] = (IN,),
+    outputs: Sequence[messages.Place] = (OUT,),
+    deadline_s: float | None = None,
+) -> None:
+    """One task in a layout of its own."""
+    handle.declare(task, models, inputs, outputs)
+    handle.submit(TaskId(task), task, deadline_s=deadline_s)
+    handle.retract(task)
+
+
 def _task(handle: WorkerHandle, memory: mmap.mmap, model: Artifact, task: int) -> None:
     """Run one task and compare what it wrote."""
     inputs = random_inputs(model.graph, task)
     image = inputs["image"]
     np.frombuffer(memory, np.float32, image.size).reshape(image.shape)[...] = image
-    handle.submit(TaskId(task), ["net"], [("image", ARENA, 0)], [("logits", ARENA, OUTPUT)])
+    _submit(handle, task)
     done = _await(handle, TaskDone)
     assert (done.task, done.outcome, done.reason) == (task, "completed", "")
     assert done.key is not None
@@ -125,7 +140,29 @@ def test_tasks_are_read_and_answered_in_place(
         _task(*serving, model, task)
 
 
-IN, OUT = ("image", ARENA, 0), ("logits", ARENA, OUTPUT)
+def test_a_layout_serves_many_tasks_and_outlives_a_change_of_plan(model: Artifact) -> None:
+    handle = WorkerHandle.start()
+    fd = _memory()
+    memory = mmap.mmap(fd, SIZE)
+    handle.add_arena(ARENA, fd, SIZE)
+    os.close(fd)
+    handle.declare(3, ["net"], [IN], [OUT])
+    inputs = random_inputs(model.graph, 5)
+    image = inputs["image"]
+    np.frombuffer(memory, np.float32, image.size).reshape(image.shape)[...] = image
+    wanted = reference(model, inputs, ["logits"])["logits"][0]
+    for key, partition in ((1, "paper"), (2, "whole")):
+        _serve(handle, key, _plan(model, partition), model)
+        for task in (10 * key, 10 * key + 1):
+            np.frombuffer(memory, np.float32, 1000, OUTPUT)[...] = 0
+            handle.submit(TaskId(task), 3)
+            done = _await(handle, TaskDone)
+            assert (done.task, done.outcome, done.key) == (task, "completed", key)
+            assert difference(np.frombuffer(memory, np.float32, 1000, OUTPUT).copy(), wanted) < 1e-4
+    handle.retract(3)
+    handle.submit(TaskId(30), 3)
+    assert _await(handle, TaskDone).code == "bad_input"
+    handle.stop()
 
 
 @pytest.mark.parametrize(
@@ -155,7 +192,7 @@ def test_a_malformed_submission_is_refused_and_the_next_one_served(
     code: str,
 ) -> None:
     handle, memory = serving
-    handle.submit(TaskId(50), models, inputs, outputs)
+    _submit(handle, 50, models, inputs, outputs)
     done = _await(handle, TaskDone)
     assert (done.task, done.outcome, done.code) == (50, "refused", code)
     assert done.reason
@@ -176,7 +213,7 @@ def test_a_deadline_that_has_passed_is_answered_as_expired(
     serving: tuple[WorkerHandle, mmap.mmap],
 ) -> None:
     handle, _ = serving
-    handle.submit(TaskId(61), ["net"], [IN], [OUT], deadline_s=time.monotonic() - 1.0)
+    _submit(handle, 61, deadline_s=time.monotonic() - 1.0)
     assert _await(handle, TaskDone).outcome == "expired"
 
 
@@ -254,7 +291,7 @@ def test_tasks_of_a_dropped_arena_are_refused_from_then_on(
     handle.add_arena(10, fd, SIZE)
     os.close(fd)
     handle.drop_arena(10)
-    handle.submit(TaskId(65), ["net"], [("image", 10, 0)], [("logits", 10, OUTPUT)])
+    _submit(handle, 65, ["net"], [("image", 10, 0)], [("logits", 10, OUTPUT)])
     assert _await(handle, TaskDone).code == "unknown_arena"
 
 
@@ -276,7 +313,7 @@ def test_tracing_reports_steps_with_their_groups_until_it_ends(
     handle.trace(True)
     inputs = random_inputs(model.graph, 1)["image"]
     np.frombuffer(memory, np.float32, inputs.size).reshape(inputs.shape)[...] = inputs
-    handle.submit(TaskId(66), ["net"], [IN], [OUT])
+    _submit(handle, 66)
     traced = _await(handle, messages.Traced)
     assert traced.key == 1
     assert traced.groups
@@ -309,9 +346,9 @@ def test_draining_answers_what_is_queued_and_takes_no_more(fresh: WorkerHandle, 
     os.close(fd)
     _serve(fresh, 1, _plan(model), model)
     for task in range(20):
-        fresh.submit(TaskId(task), ["net"], [IN], [OUT])
+        _submit(fresh, task)
     fresh.drain()
-    fresh.submit(TaskId(20), ["net"], [IN], [OUT])
+    _submit(fresh, 20)
     ended: dict[int, str] = {}
     drained = False
     while len(ended) < 21 or not drained:
@@ -326,7 +363,7 @@ def test_draining_answers_what_is_queued_and_takes_no_more(fresh: WorkerHandle, 
 
 
 def test_a_task_before_any_plan_is_refused(fresh: WorkerHandle) -> None:
-    fresh.submit(TaskId(1), ["net"], [], [])
+    _submit(fresh, 1, ["net"], [], [])
     assert _await(fresh, TaskDone).code == "unknown_model"
 
 
