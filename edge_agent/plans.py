@@ -30,9 +30,6 @@ from shared.engine.trial import Verdict as TrialVerdict
 from shared.engine.windows import Side
 from shared.ids import Digest
 
-_NEVER: Attempt = (0, 0)
-_RATES_S = 10.0
-
 
 class PlanManager(Pursuit):
     """All decisions about plans on this device: orders of the link and events of the engine process."""
