@@ -455,14 +455,14 @@ class PlanManager:
         delay_s = self._supervisor.crashed(blamed.ref.digest if blamed else None, now_s)
         actions = [Note("engine_crashed", f"the engine process ended: {how}")]
         actions += self._candidate_crashed(how, blamed, now_s)
-        if self._adopted is not None and blamed is self._adopted:
-            self._adopted = None
+        if blamed is not None:
+            self._forsake(blamed.ref.digest)
         if blamed is not None and self._supervisor.condemned(blamed.ref.digest):
             reason = f"the engine crashed {self._supervisor.config.max_crashes} times under it, last: {how}"
             actions.append(Note("plan_condemned", f"plan {blamed.ref.digest[:12]}: {reason}"))
             if blamed is self._good:
                 actions.append(Tell(link.RestoreFailed(reason)))
-        if before is not None and self._target() is None:
+        if self._target() is None:
             actions.append(Tell(link.ActiveChanged(None)))
         return [*actions, Tell(link.ManagerRestarted()), StartEngine(delay_s)]
 
@@ -534,8 +534,14 @@ class PlanManager:
                 return [*actions, Tell(link.ProbationPassed(candidate.attempt))]
             case Verdict.FAILED:
                 self._candidate = None
+                self._forsake(candidate.digest)
                 failed = link.ProbationFailed(candidate.attempt, probation.reason)
                 return [Tell(failed), *self._pursue()]
+
+    def _forsake(self, digest: Digest) -> None:
+        """What ran on from an earlier attempt has failed in a later one, or brought the engine down."""
+        if self._adopted is not None and self._adopted.ref.digest == digest:
+            self._adopted = None
 
     def _step_back(self, how: str, now_s: float) -> list[Action]:
         """What was loaded is lost with the engine process: load it again. A trial has ended."""

@@ -429,7 +429,10 @@ class LinkCore:
             case DeviceState.RECEIVED | DeviceState.WAITING:
                 return self._acquire(plan, attempt, now_s)
             case DeviceState.VERIFIED if plan:
-                return self._ask("stage", ev.StagePlan(attempt, plan))
+                # An artifact that was there when the plan was checked may have been found damaged since.
+                return (
+                    self._wait(now_s) if self._missing() else self._ask("stage", ev.StagePlan(attempt, plan))
+                )
             case DeviceState.STAGED if plan:
                 return self._begin(plan, attempt, now_s)
             case DeviceState.TRIAL:
@@ -466,11 +469,15 @@ class LinkCore:
             moved = self.state.moved(Cause.NOTHING_TO_DO, "it was committed and runs already")
             state, restored = local.adopted(moved, plan)
             return self._become(state) + restored
+        if self._missing():
+            return self._wait(now_s)
+        return self._ask("verify", ev.VerifyPlan(attempt, plan))
+
+    def _wait(self, now_s: float) -> list[ev.Action]:
+        """For artifacts that are missing, and fetch them."""
         missing = self._missing()
-        if not missing:
-            return self._ask("verify", ev.VerifyPlan(attempt, plan))
         actions: list[ev.Action] = []
-        if received:
+        if self.state.state is not DeviceState.WAITING:
             reason = f"{counted(len(missing), 'artifact')} to fetch"
             actions += self._become(self.state.moved(Cause.ARTIFACTS_MISSING, reason))
         return actions + self._fetch(missing, now_s)

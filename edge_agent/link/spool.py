@@ -116,7 +116,10 @@ class Spool:
         self._unsaved_drops = False
         self._complained = False
         folder.mkdir(parents=True, exist_ok=True)
-        self._accounts, self._segments = self._recover()
+        self._accounts, self._segments, done = self._recover()
+        if not self._unsaved_drops or self._save():
+            for segment in done:
+                (self._folder / segment.name).unlink()
         self._accounts.setdefault(boot, Account())
 
     def close(self) -> None:
@@ -381,7 +384,8 @@ class Spool:
             log.warning(text, error)
         self._complained = True
 
-    def _recover(self) -> tuple[dict[int, Account], list[_Segment]]:
+    def _recover(self) -> tuple[dict[int, Account], list[_Segment], list[_Segment]]:
+        """Accounts, segments that hold rows, and those that can go once every drop is on record."""
         accounts, removing = self._read_ledger()
         found: list[_Segment] = []
         now_s, now_us = self._clock.monotonic_s(), self._clock.wall_us()
@@ -396,16 +400,15 @@ class Spool:
                 found.append(segment)
         self._count_torn(accounts, found)
         segments: list[_Segment] = []
+        done: list[_Segment] = []
         for segment in found:
             gone_until = accounts[segment.boot].dropped_until(segment.first)
             segment.acked = min(gone_until, segment.end) - segment.first
-            if segment.name in removing or segment.acked == len(segment.sizes):
-                (self._folder / segment.name).unlink()
-            else:
-                segments.append(segment)
+            over = segment.name in removing or segment.acked == len(segment.sizes)
+            (done if over else segments).append(segment)
         # Boots in order of their oldest file, sequences in order within a boot.
         order = {boot: at for at, boot in enumerate(dict.fromkeys(one.boot for one in segments))}
-        return accounts, sorted(segments, key=lambda one: (order[one.boot], one.first))
+        return accounts, sorted(segments, key=lambda one: (order[one.boot], one.first)), done
 
     def _count_torn(self, accounts: dict[int, Account], found: Sequence[_Segment]) -> None:
         """Rows that the ledger or a later segment vouches for and that a power cut took: they are dropped.

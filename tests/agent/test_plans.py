@@ -544,3 +544,26 @@ def test_nothing_is_reported_as_running_once_nothing_runs() -> None:
     assert isinstance(again, LoadPlan)
     assert StopEngine() in manager.load_failed(again.key, "out of memory")
     assert Tell(link.ActiveChanged(None)) in manager.exited("stopped", 2.0)
+
+
+def test_plan_that_ran_on_from_an_earlier_attempt_goes_when_it_fails_in_a_later_one() -> None:
+    """Desired twice: the second attempt's failure must not leave the first one's run going on."""
+    manager, old, new = manager_under_probation()
+    manager.abandon((1, 1))
+    manager.activate((1, 2), plan("n"))
+    manager.tick(1.5)
+    assert manager.phase is Phase.PROBATION
+    assert SwapTo(old) in manager.task_ended(Outcome.FAILED, "wrong", new)
+
+
+def test_nothing_is_reported_as_running_after_a_crash_that_leaves_nothing_to_run() -> None:
+    """The third crash may come while the plan is being loaded again, when nothing runs already."""
+    manager = PlanManager(Supervisor(Random(0)))
+    manager.ready()
+    manager.restore(plan("g"))
+    manager.checked(facts("g"))
+    actions: list[Action] = []
+    for second in range(3):
+        actions = manager.exited("signal 9", float(second))
+        manager.ready()
+    assert Tell(link.ActiveChanged(None)) in actions

@@ -116,8 +116,8 @@ class Agent:
         self._again(world.pace.task_s, self._submit)
         self.reconnect(0.1)
 
-    def crash(self, *, torn: bool = False) -> None:
-        """The main process is gone, and the engine process with it."""
+    def crash(self, *, torn: bool = False, away_s: float | None = None) -> None:
+        """The main process is gone, and the engine process with it; it starts again after a while."""
         world = self.world
         if not self.up:
             return
@@ -136,7 +136,7 @@ class Agent:
         self.route = b""
         if torn:
             self._tear()
-        world.later(world.rng.random() * 3, self.start)
+        world.later(world.rng.random() * 3 if away_s is None else away_s, self.start)
 
     def _tear(self) -> None:
         """What was written last is cut off at some byte, as after a loss of power with a careless disk."""

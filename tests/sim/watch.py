@@ -39,7 +39,7 @@ class Memory:
         self.newest: Pair = (0, 0)
         self.committed: dict[Pair, Digest | None] = {}
         self.last_commit: Pair = (0, 0)
-        self.verdicts: dict[tuple[Pair, str], DeviceState] = {}
+        self.verdicts: dict[Pair, DeviceState] = {}  # in the present environment
         self.recorded: set[Digest] = set()  # plans whose record was on disk before they ran
 
 
@@ -78,7 +78,7 @@ class Watch:
         held = _pair(state)
         seen.newest, seen.last_commit = held, min(seen.last_commit, held)
         seen.committed = {pair: plan for pair, plan in seen.committed.items() if pair < held}
-        seen.verdicts = {key: verdict for key, verdict in seen.verdicts.items() if key[0] < held}
+        seen.verdicts = {pair: verdict for pair, verdict in seen.verdicts.items() if pair < held}
 
     def saving(self, agent: "Agent", state: LinkState) -> None:
         """A write begins; the process may stop within."""
@@ -88,6 +88,8 @@ class Watch:
         """A state has reached the disk."""
         seen = self.memory(agent)
         seen.before, seen.saved, seen.saving = seen.saved, state, None
+        if state.environment != seen.before.environment:
+            seen.verdicts.clear()  # a verdict holds until the environment changes
         pair = _pair(state)
         require(pair >= seen.newest, "generation", f"{agent.name} had {seen.newest}, now {pair}")
         seen.newest = pair
@@ -98,7 +100,7 @@ class Watch:
         if state.state is DeviceState.COMMITTED:
             self._committed(agent, seen, state)
         elif state.state in VERDICTS:
-            seen.verdicts[pair, state.environment] = state.state
+            seen.verdicts[pair] = state.state
 
     def _committed(self, agent: "Agent", seen: Memory, state: LinkState) -> None:
         """At most one plan is ever committed in a generation, in rising order, and never after a verdict."""
@@ -107,7 +109,7 @@ class Watch:
         require(seen.committed.setdefault(pair, plan) == plan, "committed", f"two plans in {pair}")
         require(pair >= seen.last_commit, "committed", f"{pair} after {seen.last_commit}")
         seen.last_commit = pair
-        verdict = seen.verdicts.get((pair, state.environment))
+        verdict = seen.verdicts.get(pair)
         require(verdict is None, "verdict", f"{agent.name} commits {pair} after it was {verdict}")
         good = state.last_good.ref.digest if state.last_good else None
         require(

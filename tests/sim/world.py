@@ -189,12 +189,10 @@ class World:
         for _ in range(self.rng.randint(1, 5)):
             self.later(self.rng.random() * (self.faults_end_s - 3.0), self.operator)
         if self.chance(self.faults.clone):
-            self.later(self.rng.random() * self.faults_end_s, self._clone)
+            self.later(self.rng.random() * self.faults_end_s, self.join_clone)
         self.begin()
         self.until(self.faults_end_s)
-        for clone in self.agents[1:]:
-            clone.crash()
-            clone.ended = True
+        self.dismiss_clones()
         self.converge()
         self.push(self.last_word)
         self.converge()
@@ -293,12 +291,18 @@ class World:
             self.watch.lost[boot] |= mask & ~self.store.masks.get(boot, 0)
         self.watch.restored()
 
-    def _clone(self) -> None:
-        """A second agent with the same key."""
+    def join_clone(self) -> None:
+        """A second agent with the same key appears."""
         self.happened["clone"] += 1
         clone = Agent(self, "clone", self._folder, KEY)
         self.agents.append(clone)
         clone.start()
+
+    def dismiss_clones(self) -> None:
+        """Only the device's own agent stays."""
+        for clone in self.agents[1:]:
+            clone.crash()
+            clone.ended = True
 
     # -- the end --------------------------------------------------------------------------------------------
 
