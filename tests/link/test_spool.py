@@ -212,8 +212,6 @@ def test_dropped_ranges_are_a_set(ranges: list[tuple[int, int]]) -> None:
     assert add_range([], 3, 5) == [(3, 5)]
 
 
-<<<<<<< HEAD
-=======
 def test_rows_that_a_power_cut_took_are_dropped_where_the_ledger_vouches_for_them(tmp_path: Path) -> None:
     """They were never told to anybody.
 
@@ -233,7 +231,6 @@ def test_rows_that_a_power_cut_took_are_dropped_where_the_ledger_vouches_for_the
         found.close()
 
 
->>>>>>> main
 class Days(ManualClock):
     """A clock that a test winds on; the wall clock of a board without a battery starts in 1970."""
 
@@ -311,25 +308,3 @@ def test_rows_that_were_sent_are_not_dropped_for_their_age(tmp_path: Path) -> No
     assert _drain(spool) == [b"young"]
     assert spool.counts().acknowledged == 2
     spool.close()
-<<<<<<< HEAD
-
-
-def test_rows_that_a_power_cut_took_are_dropped_where_the_ledger_vouches_for_them(tmp_path: Path) -> None:
-    """They were never told to anybody.
-
-    1. Rows lie in the spool, and the ledger has counted them.
-    2. A power cut takes the last two.
-    3. At the next start they count as dropped, and so they do at the start after that.
-    """
-    spool = Spool(tmp_path, boot=1)
-    spool.append([b"row"] * 4)
-    spool._save()
-    spool.close()
-    (segment,) = tmp_path.glob("*.new")
-    os.truncate(segment, segment.stat().st_size - 20)
-    for boot in (2, 3):
-        found = Spool(tmp_path, boot=boot)
-        assert found.masks()[1] == (0b1111, 0b1100, 0b0011)
-        found.close()
-=======
->>>>>>> main
