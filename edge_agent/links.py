@@ -13,9 +13,12 @@ Order: TypeAlias = (
     events.RestorePlan
     | events.VerifyPlan
     | events.StagePlan
+    | events.RunTrial
+    | events.TrialRecorded
     | events.ActivatePlan
     | events.AbandonPlan
     | events.RunProfile
+    | events.RunStageProfile
 )
 """What a link asks of the agent."""
 

@@ -116,7 +116,14 @@ def connect_planner(config: AgentConfig) -> tuple[Link, list[str]]:
     """
     home = config.home_path
     environment = device_class()
-    link = LinkConfig(boot=secrets.randbits(62) | 1, agent_version=__version__, device_class=environment)
+    clock = SystemClock()
+    link = LinkConfig(
+        boot=secrets.randbits(62) | 1,
+        agent_version=__version__,
+        device_class=environment,
+        local_wait_s=config.local_wait_s,
+        wall_s=clock.wall_us() / 1e6 - clock.monotonic_s(),
+    )
     # The link reads it again; here it is read for what a person should know.
     state, problem = load_state(home / STATE_NAME)
     identity, why = _identity(home)
@@ -130,6 +137,7 @@ def connect_planner(config: AgentConfig) -> tuple[Link, list[str]]:
             link=link,
             environment=environment,
             spool_bytes=config.spool_bytes,
+            spool_age_s=config.spool_age_s,
         )
         return PlannerLink(client), problems
     lost = home / f"{STATE_NAME}.corrupt"

@@ -48,7 +48,8 @@ class TimingRequest:
     batch: int = 1
     intra_op_threads: int = 1
     repeats: int = 5
-    limit_s: float = 20.0
+    limit_s: float = 20.0  # of work
+    wall_s: float = 600.0  # with the pauses in which the device serves
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,15 @@ class Executor(Protocol):
     def name(self) -> str:
         """The registry's name."""
 
-    def stated_bytes(self, bound: BoundPlan) -> int:
-        """Bytes that `load` and `prepare` will add for this plan beyond what is loaded already."""
+    def stated_bytes(self, bound: BoundPlan, *, alone: bool = False) -> int:
+        """Bytes that `load` and `prepare` will add for this plan beyond what is loaded already.
+
+        `alone`: with nothing else loaded.
+        """
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that the loaded plans state together; what they share counts once."""
 
     def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
         """Make a plan known. Weights of an artifact are shared by all plans and replicas.
@@ -118,7 +126,8 @@ class Executor(Protocol):
     ) -> tuple[OperatorTime, ...]:
         """Time of each operator, run alone; NOT_TIMED where the limit came first.
 
-        Runs on a thread of its own and measures only while `idle()`. [num_operators]
+        Runs on a thread of its own and measures only while `idle()`, asked before and after every run.
+        [num_operators]
 
         Raises:
             ExecutorError: an operator cannot run alone.

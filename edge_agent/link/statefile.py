@@ -7,9 +7,10 @@ from edge_agent.link.events import LinkState
 from edge_agent.store import StateFile
 from shared.codec import Codec, Limits
 from shared.errors import DecodeError, StorageError
+from shared.failpoint import failpoint
 from shared.messages.base import MAX_PLAN_BYTES
 
-_LIMIT_BYTES: Final = 3 * MAX_PLAN_BYTES + (64 << 10)  # two plans, their artifacts and the profiles
+_LIMIT_BYTES: Final = 4 * MAX_PLAN_BYTES + (128 << 10)  # four plans, their artifacts and the profiles
 _EMPTY: Final = "starting empty: the planner sends its plan again, or give models with `run --model FILE`"
 _CODEC: Codec[LinkState] = Codec(LinkState, Limits(frame_bytes=_LIMIT_BYTES, body_bytes=_LIMIT_BYTES))
 
@@ -34,10 +35,12 @@ def save_state(path: Path, state: LinkState) -> None:
     Raises:
         OSError: it is not on disk; the old file is still whole.
     """
+    failpoint("agent.state.before")
     try:
         StateFile(path).save(encode_state(state))
     except StorageError as error:
         raise OSError(str(error)) from error
+    failpoint("agent.state.after")
 
 
 def load_state(path: Path) -> tuple[LinkState, str | None]:

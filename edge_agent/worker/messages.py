@@ -5,6 +5,7 @@ version; task contents are still checked, since a wrong offset must fail one tas
 Times are seconds on CLOCK_MONOTONIC, which both processes share.
 """
 
+import math
 from typing import TypeAlias
 
 import msgspec
@@ -38,9 +39,10 @@ class LoadPlan(_Message, frozen=True, tag=1):
 
 
 class Activate(_Message, frozen=True, tag=2):
-    """Send new launches to this plan."""
+    """Send new launches to this plan. With `keep` the one before stays loaded: it will be active again."""
 
     key: int
+    keep: bool = False
 
 
 class Unload(_Message, frozen=True, tag=3):
@@ -103,6 +105,20 @@ class Profile(_Message, frozen=True, tag=8):
     batch: int = 1
     repeats: int = 5
     limit_s: float = 20.0
+    wall_s: float = 600.0
+
+
+class ProfileStages(_Message, frozen=True, tag=12):
+    """Time every stage of a plan beside what runs; its canonical bytes lie in the memory file sent along.
+
+    At most `limit_s` of work, in pauses of the queues, within `wall_s`. Answered by `StageTimes`.
+    """
+
+    request: int
+    artifacts: dict[str, str]  # digest to path
+    repeats: int = 9
+    limit_s: float = 10.0
+    wall_s: float = 600.0
 
 
 class Trace(_Message, frozen=True, tag=9):
@@ -124,6 +140,18 @@ class Stop(_Message, frozen=True, tag=11):
     """End the process now; tasks in flight are lost."""
 
 
+class Measure(_Message, frozen=True, tag=22):
+    """Report `Measured` with what happens between these instants; one measures at a time, the newest.
+
+    It ends early once a task has waited for `brake_age_s`.
+    """
+
+    number: int
+    from_s: float
+    to_s: float
+    brake_age_s: float = math.inf
+
+
 Command: TypeAlias = (
     LoadPlan
     | Activate
@@ -135,9 +163,11 @@ Command: TypeAlias = (
     | Submit
     | Cancel
     | Profile
+    | ProfileStages
     | Trace
     | Drain
     | Stop
+    | Measure
 )
 
 # Reports
@@ -154,7 +184,8 @@ class PlanLoaded(_Message, frozen=True, tag=2):
 
     key: int
     prepared: bool
-    stated_bytes: int
+    stated_bytes: int  # what it added
+    memory_bytes: int  # what all loaded plans may take together
 
 
 class PlanFailed(_Message, frozen=True, tag=3):
@@ -165,9 +196,10 @@ class PlanFailed(_Message, frozen=True, tag=3):
 
 
 class PlanActive(_Message, frozen=True, tag=4):
-    """New launches go to this plan."""
+    """New launches go to this plan; `paused_s`: after nothing had been launched for so long (a drain)."""
 
     key: int
+    paused_s: float = 0.0
 
 
 class PlanReleased(_Message, frozen=True, tag=5):
@@ -249,6 +281,7 @@ class Traced(_Message, frozen=True, tag=9):
     started_s: float
     ended_s: float
     groups: tuple[tuple[int, int, float, float], ...]  # launch-list item, stream, started_s, ended_s
+    whole: bool = False  # all members active, each at its largest batch, by a prepared program
 
 
 class Drained(_Message, frozen=True, tag=10):
@@ -268,6 +301,76 @@ class ArenaRefused(_Message, frozen=True, tag=12):
     reason: str
 
 
+class PlanTooLarge(_Message, frozen=True, tag=20):
+    """The plan was not loaded: what it states does not fit beside what is loaded, or not at all."""
+
+    key: int
+    added_bytes: int  # it would take beyond what is loaded
+    room_bytes: int  # there is beyond what is loaded
+    alone_bytes: int  # it takes with nothing else loaded
+    memory_bytes: int  # there is with nothing loaded
+
+
+class ModelFigures(_Message, frozen=True):
+    """One model in a measured window."""
+
+    name: str
+    completed: int  # tasks
+    busy_s: float  # its share of the steps that it ran in
+    instances: int  # that ended
+    instance_s: float  # what they took from begin to end, summed
+
+
+class Measured(_Message, frozen=True, tag=21):
+    """What happened between the instants of a `Measure`; see `shared.engine.windows.WindowFigures`."""
+
+    number: int
+    key: int | None  # the plan that was active when it began
+    measured_s: float
+    busy_s: float
+    saturated: bool
+    failed: int
+    p99_s: float
+    oldest_age_s: float
+    models: tuple[ModelFigures, ...]
+
+
+class StageTimes(_Message, frozen=True, tag=14):
+    """Stages of one combined block, run alone: (stage, median, spread, runs) in microseconds.
+
+    `last` ends the answer; `reason` says why stages are missing. A block of more than MAX_TIMES stages takes
+    several reports.
+    """
+
+    request: int
+    plan: str  # digest; empty if the plan could not be read
+    combined: int
+    times: tuple[tuple[int, float, float, int], ...]
+    step_us: float
+    last: bool
+    reason: str = ""
+
+
+class QueueGlance(_Message, frozen=True):
+    """One model's queue and progress; see `shared.engine.stats.QueueGlance`."""
+
+    name: str
+    arrived: int  # since the process started
+    queued: int
+    oldest_age_s: float
+    blocks: int
+    progress: int
+
+
+class Glance(_Message, frozen=True, tag=13):
+    """The queues, every `glance_interval_s`: what a trigger looks at."""
+
+    at_s: float
+    key: int | None  # the active plan
+    tightest_s: float | None  # from arrival to deadline, of the tasks since the last glance
+    queues: tuple[QueueGlance, ...]
+
+
 Report: TypeAlias = (
     Ready
     | PlanLoaded
@@ -281,6 +384,10 @@ Report: TypeAlias = (
     | Drained
     | Exited
     | ArenaRefused
+    | Glance
+    | StageTimes
+    | PlanTooLarge
+    | Measured
 )
 
 encode = msgspec.msgpack.Encoder().encode

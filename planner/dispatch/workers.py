@@ -7,12 +7,13 @@ chunks. Every piece of work ends in exactly one event, whatever fails.
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from planner.dispatch import events as ev
-from planner.dispatch.ports import DispatchStore, EnrolRefused
+from planner.dispatch.ports import DispatchStore, EnrolRefused, ReportRecord
 from planner.dispatch.rows import telemetry_write
+from shared.failpoint import failpoint
 from shared.messages.base import RefusalCode
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ Write = ev.AppendTelemetry | ev.StoreReport
 class StoreWorkers:
     """Carries out the core's store actions and posts what came of them."""
 
-    def __init__(self, store: DispatchStore, post: Callable[[ev.Event], None]) -> None:
+    def __init__(self, store: DispatchStore, post: Callable[[Sequence[ev.Event]], None]) -> None:
         self._store = store
         self._post = post
         # Unbounded here, bounded by the core: `backlog_rows`, one report per device.
@@ -41,11 +42,11 @@ class StoreWorkers:
             case ev.AppendTelemetry() | ev.StoreReport():
                 self._writes.put(action)
             case ev.ReadChunk():
-                self._chunks.submit(lambda: self._post(self._read(action)))
+                self._chunks.submit(lambda: self._post([self._read(action)]))
             case ev.Enrol():
-                self._calls.submit(lambda: self._post(self._enrol(action)))
+                self._calls.submit(lambda: self._post([self._enrol(action)]))
             case ev.Reissue():
-                self._calls.submit(lambda: self._post(self._reissue(action)))
+                self._calls.submit(lambda: self._post([self._reissue(action)]))
 
     def close(self) -> None:
         """Finish what was taken and stop."""
@@ -72,17 +73,19 @@ class StoreWorkers:
         batches = [one for one in group if isinstance(one, ev.AppendTelemetry)]
         if reports:
             records = [one.record for one in reports]
-            ok = self._try(lambda: self._store.record_reports(records))
-            for record in records:
-                self._post(ev.ReportStored(record.device, record.report.revision, ok))
+            ok = self._try(lambda: self._keep_reports(records))
+            self._post([ev.ReportStored(one.device, one.report.revision, ok) for one in records])
         if batches:
-            ok = self._try(
-                lambda: self._store.append_telemetry(
-                    [telemetry_write(one.device, one.batch) for one in batches]
-                )
-            )
-            for one in batches:
-                self._post(ev.TelemetryCommitted(one.ticket, ok))
+            ok = self._try(lambda: self._keep_telemetry(batches))
+            self._post([ev.TelemetryCommitted(one.ticket, ok) for one in batches])
+
+    def _keep_reports(self, records: list[ReportRecord]) -> None:
+        self._store.record_reports(records)
+        failpoint("planner.report.ack")
+
+    def _keep_telemetry(self, batches: list[ev.AppendTelemetry]) -> None:
+        self._store.append_telemetry([telemetry_write(one.device, one.batch) for one in batches])
+        failpoint("planner.telemetry.ack")
 
     def _try(self, do: Callable[[], None]) -> bool:
         try:

@@ -1,102 +1,138 @@
 """Telemetry rows in, figures out. A row is stored as the device sent it, once."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import fields
+from typing import Final
 
-from sqlalchemy import delete, func, select
-from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy import bindparam, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from planner.dispatch.ports import StoredRow, TelemetryWrite
 from planner.store.costs import store_profile
 from planner.store.devices import set_state
 from planner.store.tables import EventRow, LedgerRow, TelemetryRow
+from planner.telemetry.books import Balance, Book
 from shared.ids import DeviceId
 from shared.messages.control import DeviceState
-from shared.messages.telemetry import Ledger, ProfileResult, Row, RowKind, StateChange, decode_row
+from shared.messages.telemetry import ProfileResult, Row, RowKind, StateChange, decode_row
 
 _FINAL = (DeviceState.COMMITTED, DeviceState.REJECTED, DeviceState.NO_GAIN, DeviceState.ROLLED_BACK)
+_BOOK: Final = tuple(field.name for field in fields(Book))
+_UPDATE_BOOK: Final = (
+    update(LedgerRow)
+    .where(LedgerRow.device == bindparam("of"), LedgerRow.boot == bindparam("in_boot"))
+    .values(version=LedgerRow.version + 1, **{name: bindparam(name) for name in _BOOK})
+)
+_OLDEST_US: Final = 400 * 86_400_000_000
+_NEWEST_US: Final = 86_400_000_000
 
 
-def append(session: Session, write: TelemetryWrite, now_us: int) -> None:
-    """Store rows and ledgers. A row that is stored already is skipped; of a ledger the larger counts win."""
-    ledgers = _ledgers(session, write.device, {row.boot for row in write.rows}, write.ledgers)
-    by_boot: dict[int, list[StoredRow]] = {}
-    for row in write.rows:
-        by_boot.setdefault(row.boot, []).append(row)
-    for boot, rows in by_boot.items():
-        ledgers[boot].stored += _insert(session, write.device, rows)
-    for row in write.rows:
+def append(session: Session, writes: Sequence[TelemetryWrite], now_us: int) -> None:
+    """Store the rows that are new, and the ledgers; see `planner.telemetry.books`.
+
+    Many devices send few rows each, so a commit takes a few statements for all of them, not a few for each.
+    """
+    new = _settle(session, writes, now_us)
+    if new:
+        session.connection().execute(
+            insert(TelemetryRow),
+            [
+                {
+                    "device": device,
+                    "boot": row.boot,
+                    "sequence": row.sequence,
+                    "kind": row.kind.value,
+                    "at_us": _filed_us(row.at_us, now_us),
+                    "body": row.body,
+                }
+                for device, row in new
+            ],
+        )
+    for device, row in new:
         if isinstance(row.data, ProfileResult):
-            store_profile(session, write.device, row.data, row.at_us, now_us)
+            store_profile(session, device, row.data, row.at_us, now_us)
         elif isinstance(row.data, StateChange) and row.data.state in _FINAL:
             # The device reports only its newest generation: an older one's end is known only from here.
             change = row.data
             set_state(
-                session,
-                write.device,
-                change.epoch,
-                change.generation,
-                change.state,
-                change.reason,
-                row.at_us,
+                session, device, change.epoch, change.generation, change.state, change.reason, row.at_us
             )
 
 
-def _insert(session: Session, device: DeviceId, rows: Sequence[StoredRow]) -> int:
-    """Insert the rows that are not there yet and return their number."""
-    values: list[dict[str, Any]] = [
-        {
-            "device": device,
-            "boot": row.boot,
-            "sequence": row.sequence,
-            "kind": row.kind.value,
-            "at_us": row.at_us,
-            "body": row.body,
-        }
-        for row in rows
-    ]
+def _settle(
+    session: Session, writes: Sequence[TelemetryWrite], now_us: int
+) -> list[tuple[DeviceId, StoredRow]]:
+    """Enter writes into the books of their boots; returns the rows that are not stored yet, each once."""
+    kept = _books(session, writes)
+    books = {of: Book(*values) for of, values in kept.items()}
+    new: list[tuple[DeviceId, StoredRow]] = []
+    for write in writes:
+        by_boot: dict[int, dict[int, StoredRow]] = {ledger.boot: {} for ledger in write.ledgers}
+        for row in write.rows:
+            by_boot.setdefault(row.boot, {})[row.sequence] = row
+        for boot, rows in by_boot.items():
+            before = books.get((write.device, boot), Book())
+            after, sequences = before.take(rows, (one for one in write.ledgers if one.boot == boot))
+            books[write.device, boot] = after
+            new += [(write.device, rows[sequence]) for sequence in sorted(sequences)]
+            if after.lost > before.lost:
+                session.add(_loss(write.device, boot, after.lost - before.lost, now_us))
     connection = session.connection()
-    if connection.dialect.name == "sqlite":
-        return connection.execute(sqlite_insert(TelemetryRow).on_conflict_do_nothing(), values).rowcount
-    # Postgres gives no count for many rows at once, but the rows that it inserted.
-    inserted = insert(TelemetryRow).on_conflict_do_nothing().returning(TelemetryRow.sequence)
-    return len(connection.execute(inserted, values).all())
+    if known := [{"of": of, "in_boot": boot, **_plain(books[of, boot])} for of, boot in kept]:
+        connection.execute(_UPDATE_BOOK, known)
+    if opened := [
+        {"device": of, "boot": boot, "version": 1, **_plain(book)}
+        for (of, boot), book in books.items()
+        if (of, boot) not in kept
+    ]:
+        connection.execute(insert(LedgerRow), opened)
+    return new
 
 
-def _ledgers(
-    session: Session, device: DeviceId, boots: set[int], said: Sequence[Ledger]
-) -> dict[int, LedgerRow]:
-    """The books of all boots that a write touches, with what the device says in them."""
-    wanted = boots | {ledger.boot for ledger in said}
-    rows = {
-        row.boot: row
-        for row in session.scalars(
-            select(LedgerRow).where(LedgerRow.device == device, LedgerRow.boot.in_(wanted))
-        )
-    }
-    for boot in wanted - rows.keys():
-        rows[boot] = LedgerRow(device=device, boot=boot, produced=0, dropped=0, stored=0)
-        session.add(rows[boot])
-    for ledger in said:
-        row = rows[ledger.boot]
-        row.produced = max(row.produced, ledger.produced)
-        row.dropped = max(row.dropped, ledger.dropped)
-    return rows
-
-
-def balance(session: Session, device: DeviceId | None = None) -> tuple[int, int, int]:
-    """(produced, stored, dropped) rows, over all boots of one device or of all devices."""
-    wanted = select(
-        func.coalesce(func.sum(LedgerRow.produced), 0),
-        func.coalesce(func.sum(LedgerRow.stored), 0),
-        func.coalesce(func.sum(LedgerRow.dropped), 0),
+def _books(session: Session, writes: Sequence[TelemetryWrite]) -> dict[tuple[DeviceId, int], tuple[int, ...]]:
+    """The books of these devices that are open in these boots, by device and boot."""
+    boots = {ledger.boot for write in writes for ledger in write.ledgers}
+    boots |= {row.boot for write in writes for row in write.rows}
+    wanted = (
+        select(LedgerRow.device, LedgerRow.boot, *(getattr(LedgerRow, name) for name in _BOOK))
+        .where(LedgerRow.device.in_({write.device for write in writes}), LedgerRow.boot.in_(boots))
+        .order_by(LedgerRow.device, LedgerRow.boot)
+        .with_for_update()  # on a server another planner may write the same books; SQLite has one writer
     )
+    found = session.execute(wanted)
+    return {(DeviceId(device), boot): tuple(values) for device, boot, *values in found}
+
+
+def _plain(book: Book) -> dict[str, int]:
+    return {name: getattr(book, name) for name in _BOOK}
+
+
+def _loss(device: DeviceId, boot: int, rows: int, now_us: int) -> EventRow:
+    return EventRow(
+        at_us=now_us,
+        device=device,
+        code="telemetry_lost",
+        text=f"{rows} telemetry rows of boot {boot:016x} were acknowledged and are not in this database: "
+        "it was restored from an older copy",
+    )
+
+
+def _filed_us(at_us: int, now_us: int) -> int:
+    """The time that a row is kept under: the device's, or now if that device's clock cannot be right.
+
+    Rows go by this time. Without this a device with a clock in the future would fill the disk, and one
+    without a battery, in 1970, would see its rows go at once.
+    """
+    return at_us if now_us - _OLDEST_US <= at_us <= now_us + _NEWEST_US else now_us
+
+
+def balance(session: Session, device: DeviceId | None = None) -> Balance:
+    """The books over all boots of one device or of all devices."""
+    columns = (LedgerRow.produced, LedgerRow.stored, LedgerRow.dropped, LedgerRow.lost)
+    wanted = select(*(func.coalesce(func.sum(column), 0) for column in columns))
     if device is not None:
         wanted = wanted.where(LedgerRow.device == device)
-    produced, stored, dropped = session.execute(wanted).one()
-    return int(produced), int(stored), int(dropped)
+    return Balance(*(int(total) for total in session.execute(wanted).one()))
 
 
 def rows_since(
@@ -136,11 +172,3 @@ def newest_rows(session: Session, device: DeviceId, kinds: Sequence[RowKind], wi
     ]
     newest_us = max((at_us for at_us in newest if at_us is not None), default=0)
     return rows_since(session, device, kinds, since_us=newest_us - window_us + 1)
-
-
-def prune(session: Session, before_us: int) -> int:
-    """Delete rows measured before `before_us`, and events; the ledgers go on counting rows as stored."""
-    session.execute(delete(EventRow).where(EventRow.at_us < before_us))
-    # `session.execute` of a delete returns a CursorResult, which its annotation does not say.
-    result: Any = session.execute(delete(TelemetryRow).where(TelemetryRow.at_us < before_us))
-    return int(result.rowcount)

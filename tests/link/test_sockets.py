@@ -42,9 +42,9 @@ def test_a_stolen_routing_id_gets_nobody_elses_plan(chosen: bytes) -> None:
     with running("victim", "thief") as (rig, (victim_keys, thief_keys)):
         with Wire(rig, "control", victim_keys, routing_id=chosen) as victim:
             assert victim.hello().device == "victim"
-            session = rig.server.ask(lambda core: core._devices[DeviceId("victim")].session)
-            assert session is not None
-            with Wire(rig, "control", thief_keys, routing_id=session.route) as thief:
+            device = rig.server.ask(lambda core: core.fleet.get(DeviceId("victim")))
+            assert device is not None and device.session is not None
+            with Wire(rig, "control", thief_keys, routing_id=device.session.route) as thief:
                 thief.dealer.poll(300, zmq.POLLOUT)
                 rig.push("victim", b"secret plan")
                 assert victim.reply().plan == b"secret plan"
@@ -127,6 +127,7 @@ def test_a_server_without_a_zap_handler_lets_nobody_in(enforced: bool) -> None:
             "tcp://127.0.0.1:*",
             keys=keys,
             domain=zap.DEVICES,
+            handshake_ms=2000,
             frame_bytes=1000,
             receive_messages=1,
             send_messages=1,
@@ -252,6 +253,7 @@ def test_too_few_open_files_are_found_out_at_the_start() -> None:
         "import resource; from planner.dispatch.sockets import require_files\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 512))\n"
         "assert require_files(50) == 328 and resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 328\n"
+        "assert require_files(0) == 512, 'all that the system allows'\n"
         "require_files(1000)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

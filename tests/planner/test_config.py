@@ -41,7 +41,7 @@ def test_command_line_over_environment_over_file_over_default(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("MAX_DEVICES", "0"),
+        ("MAX_DEVICES", "-1"),
         ("MAX_DEVICES", "1e3"),
         ("MAX_DEVICES", ""),
         ("DEAD_AFTER_S", "nan"),
@@ -57,6 +57,14 @@ def test_a_setting_that_cannot_be_stops_start_up(name: str, text: str) -> None:
     with pytest.raises(SettingError) as caught:
         load_config(environment={f"STAGELOOM_PLANNER_{name}": text})
     assert "; " in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_coarser_telemetry_stays_at_least_as_long() -> None:
+    PlannerConfig(telemetry_rows_keep_s=5.0, telemetry_minutes_keep_s=5.0, telemetry_hours_keep_s=0.0)
+    with pytest.raises(SettingError, match="shorter time where it is coarser"):
+        PlannerConfig(telemetry_rows_keep_s=0.0)
+    with pytest.raises(SettingError, match="shorter time where it is coarser"):
+        PlannerConfig(telemetry_hours_keep_s=3600.0)
 
 
 @pytest.mark.parametrize("contents", ["listen = 'x'\n", "[planner]\n[agent]\n", "planner = 3\n"])
