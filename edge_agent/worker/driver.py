@@ -112,6 +112,14 @@ class EngineDriver:
             self._plans[key] = bound
             self._act(actions)
 
+    def is_whole(self, step: Step) -> bool:
+        """All members are active, each at its largest batch, and the program is prepared."""
+        bound = self._plans.get(step.program.plan)
+        if bound is None or step.fallback:
+            return False
+        members = bound.combined[step.program.combined].members
+        return step.program.buckets == tuple(bound.models[member.model].buckets[-1] for member in members)
+
     def issue(self, step: Step, feeds: Mapping[InstanceId, Rows]) -> None:
         """Hand the executor a step that is not the core's, between two that are; wait for it there."""
         with self._lock:

@@ -271,6 +271,7 @@ class EngineProcess:
                 result.started_s,
                 result.ended_s,
                 groups,
+                self._driver is not None and self._driver.is_whole(step),
             )
         )
 
