@@ -17,6 +17,7 @@ import msgspec
 from edge_agent import __version__
 from edge_agent.alarms import Alarms, AlarmSettings
 from edge_agent.background import Background
+from edge_agent.candidate import ManagerConfig
 from edge_agent.config import AgentConfig
 from edge_agent.device import device_class
 from edge_agent.engine_host import EngineHost
@@ -48,7 +49,7 @@ from edge_agent.plan_actions import (
 )
 from edge_agent.plan_check import PlanUnusable, check_plan
 from edge_agent.plan_facts import PlanFacts
-from edge_agent.plans import ManagerConfig, PlanManager
+from edge_agent.plans import PlanManager
 from edge_agent.probation import ProbationConfig
 from edge_agent.profiles import ProfileDesk
 from edge_agent.status import AgentStatus, EngineStatus, plan_status, queue_status, task_totals, trial_status
