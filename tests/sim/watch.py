@@ -50,7 +50,7 @@ class Watch:
         self._world = world
         self._memory: dict[str, Memory] = {}
         self._desired: Pair = (0, 0)
-        self._revision: dict[int, int] = {}  # of stored reports, by boot
+        self._revision = (0, 0)  # boot and revision of the stored report
         self._report: Report | None = None  # the stored one that was checked last
         self.lost: Counter[int] = Counter()  # by boot a mask of rows that an older database has not
         self.states: set[DeviceState] = set()
@@ -72,6 +72,7 @@ class Watch:
             self._forget(seen, state)
         require(state in possible, "disk", f"a start finds {state}, written was {possible}")
         seen.saved, seen.saving = state, None
+        self._take_record(seen, state)
 
     def _forget(self, seen: Memory, state: LinkState) -> None:
         """An older copy is all that is left: what it does not know may happen again."""
@@ -95,12 +96,16 @@ class Watch:
         seen.newest = pair
         if state.state is not None:
             self.states.add(state.state)
-        if state.state in (DeviceState.PROBATION, DeviceState.TRIAL) and state.desired is not None:
-            seen.recorded.add(state.desired.plan_digest or Digest(""))
+        self._take_record(seen, state)
         if state.state is DeviceState.COMMITTED:
             self._committed(agent, seen, state)
         elif state.state in VERDICTS:
             seen.verdicts[pair] = state.state
+
+    def _take_record(self, seen: Memory, state: LinkState) -> None:
+        """A plan that is about to run is named on the disk."""
+        if state.state in (DeviceState.PROBATION, DeviceState.TRIAL) and state.desired is not None:
+            seen.recorded.add(state.desired.plan_digest or Digest(""))
 
     def _committed(self, agent: "Agent", seen: Memory, state: LinkState) -> None:
         """At most one plan is ever committed in a generation, in rising order, and never after a verdict."""
@@ -144,7 +149,7 @@ class Watch:
     def restored(self) -> None:
         """The planner's database is an older one."""
         self._desired = (0, 0)
-        self._revision.clear()
+        self._revision = (0, 0)
 
     def _check_planner(self) -> None:
         """What the planner desires, and what it has on record, never falls."""
@@ -156,10 +161,10 @@ class Watch:
             self._desired = pair
         if member.report is not None and member.report is not self._report:
             self._report = member.report
-            before = self._revision.get(member.boot, -1)
-            if member.report.revision < before:
+            boot, before = self._revision
+            if member.boot == boot and member.report.revision < before:
                 raise Broken(f"revision: {member.report.revision} is stored after {before}")
-            self._revision[member.boot] = member.report.revision
+            self._revision = member.boot, member.report.revision
             self._check_up_to_date(member.report)
 
     def _check_up_to_date(self, report: Report) -> None:

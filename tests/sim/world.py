@@ -6,6 +6,7 @@ every step `watch` checks what must hold; when the faults are over the world mus
 """
 
 import heapq
+import logging
 import random
 import tempfile
 from collections import Counter, deque
@@ -14,7 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
+from unittest.mock import patch
 
+from edge_agent.link import spool
 from edge_agent.link.states import VERDICTS
 from planner.dispatch.ports import FleetMember, TelemetryWrite
 from shared import failpoint
@@ -31,6 +34,8 @@ from tests.sim.watch import Watch, require
 
 DEVICE = DeviceId("sim")
 KEY = "k" * 40
+BATCH_ROWS = 24
+"""A backlog takes several batches, as it does in earnest."""
 PATIENCE_S = 180.0
 """A world that has not converged so long after its last fault never does."""
 
@@ -370,6 +375,17 @@ def armed(act: Callable[[str], None]) -> Iterator[None]:
         failpoint.arm(before)
 
 
+@contextmanager
+def silence() -> Iterator[None]:
+    """What the real code logs about thousands of full disks tells nobody anything."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
 def scratch() -> "tempfile.TemporaryDirectory[str]":
     """A folder in memory where there is one: syncing to a disk says nothing here."""
     memory = Path("/dev/shm")
@@ -379,7 +395,7 @@ def scratch() -> "tempfile.TemporaryDirectory[str]":
 @contextmanager
 def world(seed: int, faults: Faults | None = None, pace: Pace | None = None) -> Iterator[World]:
     """A world to be played within the block; what goes wrong there is told with seed and events."""
-    with scratch() as folder:
+    with scratch() as folder, silence(), patch.object(spool, "MAX_BATCH_ROWS", BATCH_ROWS):
         made = World(seed, Path(folder), faults, pace)
         try:
             yield made
