@@ -9,7 +9,7 @@ from edge_agent.loop import READ, WRITE, Loop, Timer
 from edge_agent.worker.channel import ChannelClosed
 from edge_agent.worker.config import WorkerConfig
 from edge_agent.worker.handle import WorkerHandle
-from edge_agent.worker.messages import Exited, Profile, Report
+from edge_agent.worker.messages import Exited, Measure, Profile, Report
 from shared.engine.steps import PlanKey
 from shared.errors import StageloomError, TaskRefused, UnavailableError
 from shared.ids import Digest, TaskId
@@ -156,9 +156,13 @@ class EngineHost:
         """Load a plan beside the one that runs."""
         self._send(lambda handle: handle.load_plan(key, wire, artifacts))
 
-    def activate(self, key: PlanKey) -> None:
-        """Send new launches to a loaded plan."""
-        self._send(lambda handle: handle.activate(key))
+    def activate(self, key: PlanKey, *, keep: bool = False) -> None:
+        """Send new launches to a loaded plan; with `keep` the one before stays loaded."""
+        self._send(lambda handle: handle.activate(key, keep=keep))
+
+    def measure(self, window: Measure) -> None:
+        """Count what happens between two instants."""
+        self._send(lambda handle: handle.measure(window))
 
     def unload(self, key: PlanKey) -> None:
         """Free a loaded plan that does not run."""
@@ -172,9 +176,9 @@ class EngineHost:
         """Report every step with the times of its groups, or stop doing so."""
         self._send(lambda handle: handle.trace(on))
 
-    def drain(self) -> None:
-        """Take no more tasks, report `Drained`."""
-        self._send(lambda handle: handle.drain())
+    def drain(self, *, refuse: bool) -> None:
+        """Launch nothing, report `Drained`; with `refuse` take no more tasks, else they wait."""
+        self._send(lambda handle: handle.drain(refuse=refuse))
 
     def _send(self, command: Callable[[WorkerHandle], None]) -> None:
         if self._handle is None:

@@ -22,7 +22,9 @@ from planner.dispatch.admin import AdminServer
 from planner.dispatch.core import DispatchConfig
 from planner.dispatch.events import DesiredChanged, Revoked
 from planner.dispatch.server import DispatchServer, ServerConfig, new_keys
+from planner.housekeeping import Housekeeper
 from planner.lock import DataDirLock
+from planner.store.retention import Retention
 from planner.store.store import Store
 from shared.clock import SystemClock
 from shared.errors import InputError, UnavailableError
@@ -35,7 +37,6 @@ from shared.token import Endpoints
 logger = logging.getLogger(__name__)
 
 KEY_FILE: Final = "planner.keys"
-_HOUSEKEEPING_S: Final = 600.0
 _BEAT_S: Final = 5.0  # the unit's watchdog waits for a minute
 _ANY_ADDRESS: Final = ("0.0.0.0", "[::]", "*")
 
@@ -135,6 +136,7 @@ class Planner:
             self.admin = AdminServer(admin_path, AdminHandler(self.store, fleet, clock).handle)
             self.admin.start()
             self._undo.append(self.admin.stop)
+            self._undo.append(Housekeeper(self.store, _retention(config)).close)
         except BaseException:
             self.close()
             raise
@@ -152,13 +154,6 @@ class Planner:
         """
         backlog = self.server.ask(lambda core: core.backlog_rows)
         return f"{len(self._online.now())} devices online, {backlog} telemetry rows waiting"
-
-    def housekeeping(self) -> None:
-        """What is done now and then: old telemetry goes."""
-        if self.config.telemetry_keep_s and (
-            rows := self.store.prune_telemetry(self.config.telemetry_keep_s)
-        ):
-            logger.info("deleted %d telemetry rows older than %g s", rows, self.config.telemetry_keep_s)
 
     def close(self) -> None:
         """Stop in reverse order; what was acknowledged is on disk already."""
@@ -204,15 +199,12 @@ def run_planner(
 
 
 def _serve(planner: Planner, stop: threading.Event, manager: Notifier) -> None:
-    housekeeping_s = beat_s = time.monotonic()
+    beat_s = time.monotonic()
     while not stop.wait(0.5):
         if not planner.alive:
             raise UnavailableError(
                 "a part of the planner died", remedy="see the log above, and start it again"
             )
-        if time.monotonic() >= housekeeping_s:
-            housekeeping_s = time.monotonic() + _HOUSEKEEPING_S
-            planner.housekeeping()
         if manager.listens and time.monotonic() >= beat_s:
             beat_s = time.monotonic() + _BEAT_S
             _beat(planner, manager)
@@ -256,6 +248,12 @@ def _keys(path: Path) -> KeyPair:
     if not path.exists():
         write_keys(path, new_keys())
     return read_keys(path)
+
+
+def _retention(config: PlannerConfig) -> Retention:
+    return Retention(
+        config.telemetry_rows_keep_s, config.telemetry_minutes_keep_s, config.telemetry_hours_keep_s
+    )
 
 
 def _server_config(config: PlannerConfig, keys: KeyPair) -> ServerConfig:

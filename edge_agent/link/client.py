@@ -57,7 +57,16 @@ PLANNER_KEY_DIFFERS: Final = (
     "the handshake fails: what answers there does not hold the planner's key; join again with a new token"
 )
 
-PlanAction = ev.VerifyPlan | ev.StagePlan | ev.ActivatePlan | ev.RestorePlan | ev.AbandonPlan | ev.RunProfile
+PlanAction = (
+    ev.VerifyPlan
+    | ev.StagePlan
+    | ev.RunTrial
+    | ev.TrialRecorded
+    | ev.ActivatePlan
+    | ev.RestorePlan
+    | ev.AbandonPlan
+    | ev.RunProfile
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +212,7 @@ class LinkClient:
                 if due:
                     next_tick_s = now_s + _TICK_S
                 self._round(ready, now_s, tick=due)
+            self._drain_inbox(self._clock.monotonic_s())  # how a trial ended must be on disk
         finally:
             self._disconnect()
             self._spool.close()
@@ -316,6 +326,8 @@ class LinkClient:
             case ev.Reconnect(reason, delay_s):
                 log.warning("reconnecting: %s", reason)
                 self._later(delay_s if delay_s is not None else next(self._delays), now_s)
+            case ev.Record(row):
+                self._record(row)
             case ev.Persist():
                 raise AssertionError("persisted by _carry")
             case _:
@@ -377,8 +389,11 @@ class LinkClient:
                 self._send_telemetry(now_s)
 
     def _record_event(self, code: str, text: str) -> None:
-        row = telemetry.Row(self._clock.wall_us(), telemetry.Event(code[:128], text[:512]))
-        self._spool.append([telemetry.encode_row(row)])
+        self._record(telemetry.Event(code[:128], text[:512]))
+
+    def _record(self, data: telemetry.RowData) -> None:
+        body = _encoded(telemetry.Row(self._clock.wall_us(), data))
+        self._spool.append([body] if body is not None else [])
 
     def _record_state(self, state: ev.LinkState) -> None:
         if state.desired is None or state.state is None:
@@ -396,7 +411,7 @@ class LinkClient:
             origin,
             state.reason,
         )
-        self._spool.append([telemetry.encode_row(telemetry.Row(self._clock.wall_us(), change))])
+        self._record(change)
 
     # -- connection -----------------------------------------------------------------------------------------
 

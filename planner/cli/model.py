@@ -58,7 +58,8 @@ def add(
     folder = data_dir_of(data_dir)
     checked(admin.ModelRemoveRequest(model=name))
     require_running(folder)  # known before minutes go into an import
-    with tempfile.TemporaryDirectory(prefix="stageloom-add-") as scratch:
+    # Where the planner looks too: as a service it may have a /tmp of its own.
+    with tempfile.TemporaryDirectory(prefix=".add-", dir=folder.absolute()) as scratch:
         report = import_model(file, shapes=parse_shapes(shape), out_dir=Path(scratch), progress=_progress())
         request = checked(
             admin.ModelAddRequest(

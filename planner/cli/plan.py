@@ -81,7 +81,9 @@ def create(
     executor: Annotated[str, typer.Option(metavar="NAME", help="onnx or null.")] = "onnx",
     r: Annotated[int | None, typer.Option("-r", metavar="N", help="Operators per group at most.")] = None,
     s: Annotated[int | None, typer.Option("-s", metavar="N", help="Groups per stage at most.")] = None,
-    push_it: Annotated[bool, typer.Option("--push", help="Push it to --device at once.")] = False,
+    push_it: Annotated[
+        bool, typer.Option("--push", help="Push it to --device, as `stageloom plan push` does.")
+    ] = False,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -215,19 +217,37 @@ def push(
     autonomy: Annotated[
         str, typer.Option(metavar="HOW", help="What the agent may re-plan by itself: off, proven or full.")
     ] = "off",
+    now: Annotated[
+        bool,
+        typer.Option(
+            "--now", help="No trial: run it at once and go back only if tasks fail or the engine crashes."
+        ),
+    ] = False,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
     """Make a plan what a device should run, as its next generation. An absent device gets it when it returns.
 
+    The device compares it with the plan that it runs, for up to a minute under its own load, and keeps it
+    only if it is better: see `stageloom plan history DEVICE`. There is no trial where nothing comparable
+    runs, or where the plan was committed on the device before.
+
     \b
     stageloom plan push shop-7 inception
+    stageloom plan push shop-7 inception --now
     """
-    from shared.messages.control import Autonomy
+    from shared.messages.control import Activation, Autonomy
 
     if autonomy not in {one.value for one in Autonomy}:
         raise InputError(f"there is no autonomy {autonomy!r}", remedy="choose off, proven or full")
-    request = checked(admin.PlanPushRequest(plan=plan, device=DeviceId(device), autonomy=Autonomy(autonomy)))
+    request = checked(
+        admin.PlanPushRequest(
+            plan=plan,
+            device=DeviceId(device),
+            autonomy=Autonomy(autonomy),
+            activation=Activation.NOW if now else Activation.TRIAL,
+        )
+    )
     reply = ask(data_dir_of(data_dir), request, admin.PlanPushReply)
     if json:
         emit_json({"device": device, "epoch": reply.epoch, "generation": reply.generation})

@@ -7,7 +7,7 @@ chunks. Every piece of work ends in exactly one event, whatever fails.
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from planner.dispatch import events as ev
@@ -26,7 +26,7 @@ Write = ev.AppendTelemetry | ev.StoreReport
 class StoreWorkers:
     """Carries out the core's store actions and posts what came of them."""
 
-    def __init__(self, store: DispatchStore, post: Callable[[ev.Event], None]) -> None:
+    def __init__(self, store: DispatchStore, post: Callable[[Sequence[ev.Event]], None]) -> None:
         self._store = store
         self._post = post
         # Unbounded here, bounded by the core: `backlog_rows`, one report per device.
@@ -42,11 +42,11 @@ class StoreWorkers:
             case ev.AppendTelemetry() | ev.StoreReport():
                 self._writes.put(action)
             case ev.ReadChunk():
-                self._chunks.submit(lambda: self._post(self._read(action)))
+                self._chunks.submit(lambda: self._post([self._read(action)]))
             case ev.Enrol():
-                self._calls.submit(lambda: self._post(self._enrol(action)))
+                self._calls.submit(lambda: self._post([self._enrol(action)]))
             case ev.Reissue():
-                self._calls.submit(lambda: self._post(self._reissue(action)))
+                self._calls.submit(lambda: self._post([self._reissue(action)]))
 
     def close(self) -> None:
         """Finish what was taken and stop."""
@@ -74,12 +74,10 @@ class StoreWorkers:
         if reports:
             records = [one.record for one in reports]
             ok = self._try(lambda: self._keep_reports(records))
-            for record in records:
-                self._post(ev.ReportStored(record.device, record.report.revision, ok))
+            self._post([ev.ReportStored(one.device, one.report.revision, ok) for one in records])
         if batches:
             ok = self._try(lambda: self._keep_telemetry(batches))
-            for one in batches:
-                self._post(ev.TelemetryCommitted(one.ticket, ok))
+            self._post([ev.TelemetryCommitted(one.ticket, ok) for one in batches])
 
     def _keep_reports(self, records: list[ReportRecord]) -> None:
         self._store.record_reports(records)

@@ -16,7 +16,7 @@ from shared.errors import InputError
 from shared.graph import Graph
 from shared.ids import DeviceId, Digest
 from shared.messages.admin import HistoryEntry, ModelInfo, PlanInfo
-from shared.messages.control import ArtifactNeed, Autonomy, Desired, ProfileRequest
+from shared.messages.control import Activation, ArtifactNeed, Autonomy, Desired, ProfileRequest
 from shared.plan import Plan, decode_plan, plan_text
 
 
@@ -182,12 +182,14 @@ def push(
     decided_by: str,
     now_us: int,
     autonomy: Autonomy | None = None,
+    activation: Activation = Activation.TRIAL,
     above_generation: int = 0,
 ) -> tuple[int, int]:
     """Make a plan the device's next generation; returns (epoch, generation).
 
-    `plan` None keeps what runs and only numbers the change, such as a profile request. Generations rise by
-    one, over epochs too, and are above `above_generation`.
+    `activation` says whether the plan must win a trial on the device. `plan` None keeps what runs and only
+    numbers the change, such as a profile request. Generations rise by one, over epochs too, and are above
+    `above_generation`.
 
     Raises:
         InputError: there is no such device or plan, or the device is revoked.
@@ -200,11 +202,17 @@ def push(
     epoch = planner_row(session, now_us).epoch
     row = session.get(DesiredRow, device)
     if row is None:
-        row = DesiredRow(device=device, epoch=epoch, generation=0, autonomy=Autonomy.OFF.value)
+        row = DesiredRow(
+            device=device,
+            epoch=epoch,
+            generation=0,
+            autonomy=Autonomy.OFF.value,
+            activation=activation.value,
+        )
         session.add(row)
     row.epoch, row.generation = epoch, max(row.generation, above_generation) + 1
     if info is not None:
-        row.plan = info.plan
+        row.plan, row.activation = info.plan, activation.value
     if autonomy is not None:
         row.autonomy = autonomy.value
     session.add(
@@ -257,6 +265,7 @@ def desired(session: Session, device: DeviceId) -> Desired | None:
         artifacts=needs,
         profiles=_open_profiles(session, device),
         autonomy=Autonomy(row.autonomy),
+        activation=Activation(row.activation),
     )
 
 

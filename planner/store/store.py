@@ -4,7 +4,7 @@ Every write goes through the one writer thread and returns when it is committed.
 their own and never wait. Methods may be called from any thread.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from sqlalchemy import select
@@ -18,11 +18,15 @@ from planner.dispatch.ports import (
     ReportRecord,
     TelemetryWrite,
 )
-from planner.store import costs, devices, plans, schema, telemetry
+from planner.store import costs, devices, history, plans, retention, schema, telemetry
 from planner.store.blobs import Blobs
 from planner.store.database import Database, sqlite_url
+from planner.store.history import Entry
+from planner.store.retention import Retention
 from planner.store.tables import DeviceRow, EventRow, ReportedRow
 from planner.store.writer import Writer
+from planner.telemetry.books import Balance
+from planner.telemetry.rollup import Width
 from shared.artifact import Artifact, open_artifact
 from shared.clock import Clock, SystemClock
 from shared.errors import InputError
@@ -30,7 +34,7 @@ from shared.failpoint import failpoint
 from shared.graph import Graph
 from shared.ids import DeviceId, Digest
 from shared.messages.admin import DeviceInfo, HistoryEntry, ModelInfo, PlanInfo
-from shared.messages.control import Autonomy, Desired
+from shared.messages.control import Activation, Autonomy, Desired
 from shared.messages.telemetry import OperatorTiming, Row, RowKind
 from shared.plan import Plan
 
@@ -176,8 +180,8 @@ class ReadStore:
         with self.database.read() as session:
             return costs.profile_reasons(session, requests)
 
-    def telemetry_balance(self, device: DeviceId | None = None) -> tuple[int, int, int]:
-        """(produced, stored, dropped) rows of one device or of all."""
+    def telemetry_balance(self, device: DeviceId | None = None) -> Balance:
+        """The telemetry books of one device or of all."""
         with self.database.read() as session:
             return telemetry.balance(session, device)
 
@@ -187,6 +191,21 @@ class ReadStore:
         """Telemetry of some kinds from `since_us` on, oldest first, at most the newest `limit` rows."""
         with self.database.read() as session:
             return telemetry.rows_since(session, device, kinds, since_us=since_us, limit=limit)
+
+    def telemetry_history(
+        self,
+        device: DeviceId,
+        kinds: Sequence[RowKind],
+        *,
+        by: Width | None = None,
+        since_us: int = 0,
+        limit: int = 10_000,
+    ) -> list[Entry]:
+        """Telemetry over its whole age, oldest first: as fine as it is kept, or rolled up to `by`."""
+        with self.database.read() as session:
+            if by is None:
+                return history.history(session, device, kinds, since_us=since_us, limit=limit)
+            return history.history_by(session, device, kinds, by, since_us=since_us, limit=limit)
 
     def newest_telemetry(self, device: DeviceId, kinds: Sequence[RowKind], window_us: int) -> list[Row]:
         """The telemetry of the last `window_us` before the device's newest row, by the device's clock."""
@@ -289,11 +308,7 @@ class Store(ReadStore):
         """Store the newest reports, and the state of their generations, in one transaction."""
         now_us = self._clock.wall_us()
 
-        def work(session: Session) -> None:
-            for record in records:
-                devices.store_report(session, record, now_us)
-
-        self.writer.run(work)
+        self.writer.run(lambda session: devices.store_reports(session, records, now_us))
 
     def append_telemetry(self, writes: Sequence[TelemetryWrite]) -> None:
         """Store rows and ledgers in one transaction, durable when this returns."""
@@ -380,7 +395,13 @@ class Store(ReadStore):
         self.writer.run(lambda session: costs.keep_schedules(session, device_class, scheduler, rows, now_us))
 
     def push(
-        self, device: DeviceId, plan: str, *, decided_by: str, autonomy: Autonomy | None = None
+        self,
+        device: DeviceId,
+        plan: str,
+        *,
+        decided_by: str,
+        autonomy: Autonomy | None = None,
+        activation: Activation = Activation.TRIAL,
     ) -> Desired:
         """Make a plan the device's next generation; returns what is desired now.
 
@@ -390,7 +411,15 @@ class Store(ReadStore):
         now_us = self._clock.wall_us()
 
         def work(session: Session) -> Desired:
-            plans.push(session, device, plan, decided_by=decided_by, now_us=now_us, autonomy=autonomy)
+            plans.push(
+                session,
+                device,
+                plan,
+                decided_by=decided_by,
+                now_us=now_us,
+                autonomy=autonomy,
+                activation=activation,
+            )
             failpoint("planner.desired.before")
             return _required(plans.desired(session, device))
 
@@ -416,10 +445,9 @@ class Store(ReadStore):
 
         return self.writer.run(work)
 
-    def prune_telemetry(self, older_than_s: float) -> int:
-        """Delete telemetry and events that are older; returns the number of telemetry rows."""
-        before_us = self._clock.wall_us() - round(older_than_s * 1e6)
-        return self.writer.run(lambda session: telemetry.prune(session, before_us))
+    def tidy(self, keep: Retention) -> Iterator[int]:
+        """Roll up and delete old telemetry in small steps; see `planner.store.retention.tidy`."""
+        return retention.tidy(self.database, self.writer, keep, self._clock.wall_us())
 
     def presence(self, device: DeviceId, online: bool) -> None:
         """Note that a device came or went; returns at once."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from shutil import which
 
 from shared.errors import SettingError, StorageError, UnavailableError
 from shared.systemd.unit import command_line, hidden_from_service, state_settings, with_settings
@@ -116,7 +117,7 @@ def install(
     if hidden := hidden_from_service(_own_code(service) if code is None else code):
         raise SettingError(
             f"{hidden} is out of the service's sight (ProtectHome, PrivateTmp)",
-            remedy="install Stageloom into a virtual environment such as /opt/stageloom, and run that one",
+            remedy="use `/usr/bin/python3 -m venv /opt/stageloom`, put Stageloom there and run its `install`",
         )
     if hidden := hidden_from_service([service.home]):
         raise SettingError(
@@ -154,6 +155,8 @@ def uninstall(
     need_root("removing a service")
     if _RUNNING.exists():
         run(["systemctl", "disable", "--now", path.name])
+    elif which("systemctl"):
+        run(["systemctl", "disable", path.name])  # for the next boot
     path.unlink()
     say(f"removed {path}")
     _reload(run, say)

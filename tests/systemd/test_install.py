@@ -113,6 +113,18 @@ def test_removing_stops_the_service_and_keeps_its_state(machine: System) -> None
     assert not machine.uninstall()
 
 
+def test_where_systemd_does_not_run_the_next_boot_is_told(
+    machine: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(systemd, "_RUNNING", machine.units / "none")
+    monkeypatch.setattr(systemd, "which", lambda name: f"/usr/bin/{name}")
+    machine.install()
+    assert machine.commands == []
+    assert machine.said[-1] == "systemd does not run here: the unit takes effect once it does"
+    assert machine.uninstall()
+    assert machine.commands == [["systemctl", "disable", "stageloom-agent.service"]]
+
+
 def test_without_root_nothing_is_written_and_the_remedy_is_told(
     machine: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
