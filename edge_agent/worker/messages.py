@@ -126,7 +126,7 @@ class Stop(_Message, frozen=True, tag=11):
     """End the process now; tasks in flight are lost."""
 
 
-class Measure(_Message, frozen=True, tag=20):
+class Measure(_Message, frozen=True, tag=22):
     """Report `Measured` with what happens between these instants; one measures at a time, the newest.
 
     It ends early once a task has waited for `brake_age_s`.

@@ -7,6 +7,7 @@ import pytest
 
 from planner.dispatch.ports import FleetMember, ReportRecord, TelemetryWrite
 from planner.store.store import Store
+from planner.telemetry.books import Balance, Book
 from shared.ids import DeviceId, Digest
 from shared.messages.control import ArtifactNeed, Desired, DeviceState, Origin, Report
 from shared.messages.telemetry import Ledger
@@ -81,7 +82,7 @@ class Pair:
         """Rows of which some are there already, and books that only ever grow."""
         boot, first = self.rng.randint(1, 2), self.rng.randrange(30)
         rows = tuple(row(at, boot=boot) for at in range(first, first + self.rng.randrange(6)))
-        known = self.model.ledgers.get((device, boot), Ledger(boot, 0, 0))
+        known = self.model.books.get((device, boot), Book())
         ledger = Ledger(boot, known.produced + self.rng.randrange(3), known.dropped + self.rng.randrange(2))
         write = TelemetryWrite(device, rows, (ledger,) if self.rng.random() < 0.7 else ())
         self.real.append_telemetry([write])
@@ -92,10 +93,15 @@ class Pair:
         assert self.real.epoch() == self.model.epoch()
         assert list(self.real.fleet()) == list(self.model.fleet())
         for device in DEVICES:
+            books = [one for (name, _), one in self.model.books.items() if name == device]
             stored = sum(1 for name, _, _ in self.model.rows if name == device)
-            ledgers = [one for (name, _), one in self.model.ledgers.items() if name == device]
-            expected = (sum(one.produced for one in ledgers), stored, sum(one.dropped for one in ledgers))
-            assert self.real.telemetry_balance(device) == expected
+            assert stored == sum(one.stored for one in books)
+            assert self.real.telemetry_balance(device) == Balance(
+                sum(one.produced for one in books),
+                stored,
+                sum(one.dropped for one in books),
+                sum(one.lost for one in books),
+            )
 
 
 @pytest.mark.parametrize("seed", range(3))
