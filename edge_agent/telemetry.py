@@ -125,6 +125,7 @@ def trace_row(traced: Traced, plan: Digest) -> StepTrace:
             for item, stream, begin_s, end_s in traced.groups[:_GROUPS_PER_ROW]
         ),
         round(traced.started_s * 1e6),
+        traced.whole and len(traced.groups) <= _GROUPS_PER_ROW,
     )
 
 

@@ -41,7 +41,12 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "dead_after_s": Setting("seconds", "silence after which a device counts as offline", 0.2, 600.0),
     "bulk_credits": Setting("chunks", "artifact chunks that one device may have on their way", 1, 64),
     "backlog_rows": Setting("rows", "telemetry taken in and not committed, before devices wait", 1, 1e7),
-    "max_devices": Setting("devices", "bounds the open files asked of the system, four each", 1, 100_000),
+    "max_devices": Setting(
+        "devices",
+        "what open files are asked of the system for, four each; 0: as many as it allows",
+        0,
+        100_000,
+    ),
     "telemetry_rows_keep_s": Setting("seconds", "age at which rows become minutes; 0 keeps them", 0.0, 1e9),
     "telemetry_minutes_keep_s": Setting(
         "seconds", "age at which minutes become hours; 0 keeps them", 0.0, 1e9
@@ -62,7 +67,7 @@ class PlannerConfig:
     dead_after_s: float = 4.0
     bulk_credits: int = 4
     backlog_rows: int = 100_000
-    max_devices: int = 500
+    max_devices: int = 0
     telemetry_rows_keep_s: float = 2 * 86_400.0
     telemetry_minutes_keep_s: float = 14 * 86_400.0
     telemetry_hours_keep_s: float = 400 * 86_400.0

@@ -281,6 +281,7 @@ class Traced(_Message, frozen=True, tag=9):
     started_s: float
     ended_s: float
     groups: tuple[tuple[int, int, float, float], ...]  # launch-list item, stream, started_s, ended_s
+    whole: bool = False  # all members active, each at its largest batch, by a prepared program
 
 
 class Drained(_Message, frozen=True, tag=10):

@@ -1,5 +1,7 @@
 """Models, plans, what each device should run, and the history of who decided it."""
 
+from functools import lru_cache
+
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
@@ -18,6 +20,9 @@ from shared.ids import DeviceId, Digest
 from shared.messages.admin import HistoryEntry, ModelInfo, PlanInfo
 from shared.messages.control import Activation, ArtifactNeed, Autonomy, Desired, ProfileRequest
 from shared.plan import Plan, decode_plan, plan_text
+
+_decoded = lru_cache(maxsize=64)(decode_plan)
+"""A plan is a value, and a fleet runs few of them."""
 
 
 def add_model(
@@ -140,6 +145,10 @@ def plan_info(session: Session, name: str) -> PlanInfo:
     Raises:
         InputError: there is none.
     """
+    return _plan_info(_plan_row(session, name))
+
+
+def _plan_row(session: Session, name: str) -> PlanRow:
     row = session.get(PlanRow, name)
     if row is None and len(name) >= 8:
         row = session.scalars(
@@ -149,7 +158,7 @@ def plan_info(session: Session, name: str) -> PlanInfo:
         ).first()
     if row is None:
         raise InputError(f"there is no plan {name!r}", remedy="see `stageloom plan list`")
-    return _plan_info(row)
+    return row
 
 
 def plan_infos(session: Session, *, after: str = "", limit: int = 256) -> list[PlanInfo]:
@@ -196,9 +205,9 @@ def push(
     """
     if known_device(session, device).revoked:
         raise InputError(f"device {device!r} is revoked", remedy="enrol it again with a new token")
-    info = plan_info(session, plan) if plan is not None else None
-    if info is not None:
-        _require_models(session, info)
+    wanted = _plan_row(session, plan) if plan is not None else None
+    if wanted is not None:
+        _require_models(session, wanted)
     epoch = planner_row(session, now_us).epoch
     row = session.get(DesiredRow, device)
     if row is None:
@@ -211,8 +220,8 @@ def push(
         )
         session.add(row)
     row.epoch, row.generation = epoch, max(row.generation, above_generation) + 1
-    if info is not None:
-        row.plan, row.activation = info.plan, activation.value
+    if wanted is not None:
+        row.plan, row.activation = wanted.name, activation.value
     if autonomy is not None:
         row.autonomy = autonomy.value
     session.add(
@@ -220,8 +229,8 @@ def push(
             device=device,
             epoch=row.epoch,
             generation=row.generation,
-            plan=info.plan if info else None,
-            digest=info.digest if info else None,
+            plan=wanted.name if wanted else None,
+            digest=wanted.digest if wanted else None,
             decided_by=decided_by,
             decided_at_us=now_us,
             state="",
@@ -233,12 +242,12 @@ def push(
     return row.epoch, row.generation
 
 
-def _require_models(session: Session, info: PlanInfo) -> None:
+def _require_models(session: Session, row: PlanRow) -> None:
     """A plan that names a removed model would leave a device waiting for its artifact for ever."""
-    for model in decode_plan(info.wire).models:
+    for model in _decoded(row.wire).models:
         if session.scalar(select(ModelRow.name).where(ModelRow.digest == model.artifact).limit(1)) is None:
             raise InputError(
-                f"plan {info.plan!r} needs artifact {model.artifact[:12]} of model {model.name!r}, "
+                f"plan {row.name!r} needs artifact {model.artifact[:12]} of model {model.name!r}, "
                 "which was removed",
                 remedy="add the model again, or make another plan",
             )
@@ -252,7 +261,7 @@ def desired(session: Session, device: DeviceId) -> Desired | None:
     plan_row = session.get(PlanRow, row.plan) if row.plan else None
     needs: tuple[ArtifactNeed, ...] = ()
     if plan_row is not None:
-        plan = decode_plan(plan_row.wire)
+        plan = _decoded(plan_row.wire)
         sizes = _sizes(session, [model.artifact for model in plan.models])
         needs = tuple(
             ArtifactNeed(model.name, model.artifact, sizes.get(model.artifact, 1)) for model in plan.models

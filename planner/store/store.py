@@ -314,11 +314,7 @@ class Store(ReadStore):
         """Store rows and ledgers in one transaction, durable when this returns."""
         now_us = self._clock.wall_us()
 
-        def work(session: Session) -> None:
-            for write in writes:
-                telemetry.append(session, write, now_us)
-
-        self.writer.run(work)
+        self.writer.run(lambda session: telemetry.append(session, writes, now_us))
 
     def artifact(self, digest: Digest) -> ArtifactFile | None:
         """The artifact's file, or None if the store has none of this digest."""
