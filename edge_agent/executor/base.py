@@ -48,7 +48,8 @@ class TimingRequest:
     batch: int = 1
     intra_op_threads: int = 1
     repeats: int = 5
-    limit_s: float = 20.0
+    limit_s: float = 20.0  # of work
+    wall_s: float = 600.0  # with the pauses in which the device serves
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,8 @@ NOT_TIMED = OperatorTime(0.0, 0.0, 0)
 class Executor(Protocol):
     """One backend inside the engine's process.
 
-    `load`, `prepare` and `unload` may be slow and run on a thread of their own. `issue`, `move` and `drop`
+    `load`, `prepare` and `unload` may be slow; those of one plan come one at a time, those of two plans may
+    come from two threads (a plan is profiled beside the one that serves). `issue`, `move` and `drop`
     come in the core's order, one at a time, from whichever thread took the decision, and must be short.
     `wait` runs on the lane's thread. Steps of different lanes overlap; `issue` of a step may come before the
     steps in `step.after` have ended: ordering them is the executor's duty.
@@ -125,7 +127,8 @@ class Executor(Protocol):
     ) -> tuple[OperatorTime, ...]:
         """Time of each operator, run alone; NOT_TIMED where the limit came first.
 
-        Runs on a thread of its own and measures only while `idle()`. [num_operators]
+        Runs on a thread of its own and measures only while `idle()`, asked before and after every run.
+        [num_operators]
 
         Raises:
             ExecutorError: an operator cannot run alone.
