@@ -56,17 +56,6 @@ def test_ios_is_the_optimum_over_all_schedules(
     assert costs.schedule_s(found) == pytest.approx(brute.optimum_s(graph, costs, rule, r, s), rel=1e-9)
 
 
-@pytest.mark.full
-@settings(max_examples=500, deadline=None)
-@given(problem=problems(7), rule=RULES, r=LIMIT, s=LIMIT)
-def test_ios_is_the_optimum_over_all_schedules_of_seven_operators(
-    problem: tuple[CombinedGraph, StageCosts], rule: GroupRule, r: int | None, s: int | None
-) -> None:
-    graph, costs = problem
-    found = ios(graph, costs, Limits(r=r, s=s), Budget(), rule=rule)
-    assert costs.schedule_s(found) == pytest.approx(brute.optimum_s(graph, costs, rule, r, s), rel=1e-9)
-
-
 @settings(max_examples=60, deadline=None)
 @given(problem=problems(5), gain=st.floats(0.1, 2.0), s=LIMIT)
 def test_ios_with_merges_is_the_optimum_over_all_schedules_with_merges(
