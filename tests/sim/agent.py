@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from edge_agent.candidate import ManagerConfig
 from edge_agent.link import events as link
 from edge_agent.link import fetch as fetching
 from edge_agent.link.artifacts import ArtifactFolder
@@ -36,7 +37,7 @@ from edge_agent.plan_actions import (
 )
 from edge_agent.plan_check import PlanUnusable, check_plan
 from edge_agent.plan_facts import PlanFacts
-from edge_agent.plans import ManagerConfig, PlanManager
+from edge_agent.plans import PlanManager
 from edge_agent.probation import ProbationConfig
 from edge_agent.store import ArtifactStore, StateFile
 from edge_agent.supervisor import Supervisor
