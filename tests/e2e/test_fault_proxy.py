@@ -59,7 +59,7 @@ def test_broken_network_is_noticed_the_device_comes_back_and_no_row_is_lost(
     1. A device runs `whole` through the proxies.
     2. Every connection is reset and refused, or hangs with nobody told.
     3. The planner sees the device go; the device serves on, and `cut` is pushed.
-    4. The network heals: the same agent process comes back and commits `cut`, and every telemetry row is stored
+    4. The network heals: the same agent process comes back and commits `cut`. Every telemetry row is stored
        once or counted as dropped.
     """
     with behind(fleet, device) as path:
