@@ -50,7 +50,9 @@ from shared.engine.trial import TrialConfig
 from shared.errors import StorageError
 from shared.ids import TaskId
 from shared.messages import telemetry
+from shared.messages.control import Origin
 from tests.sim.engine import KILLED, STOPPED, EngineProcess
+from tests.sim.library import KnownPlan
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -505,6 +507,14 @@ class Agent:
         elif isinstance(message, telemetry.TelemetryAck):
             self._guard(lambda: self.spool.acknowledge(message))
             self.batch_sent_s = float("-inf")
+
+    # -- a trigger ------------------------------------------------------------------------------------------
+
+    def alarm(self, plan: KnownPlan) -> None:
+        """Queues diverge, and this plan would be run without the planner."""
+        ref = link.PlanRef(plan.digest, Origin.LOCAL)
+        local = link.RunnablePlan(ref, plan.wire, plan.needs)
+        self.tell(link.AlarmRaised(self.world.wall_us(), "variance", 2.0, 1.0, None, (), (), local))
 
     # -- what the disk does by itself -----------------------------------------------------------------------
 
