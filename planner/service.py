@@ -2,6 +2,7 @@
 
 import logging
 import os
+import queue
 import signal
 import socket
 import threading
@@ -16,12 +17,14 @@ from zmq.utils import z85
 
 from planner.admin.handler import AdminHandler
 from planner.admin.path import socket_path
+from planner.cluster.processes import ProcessPool
 from planner.config import PlannerConfig
 from planner.dispatch.admin import AdminServer
 from planner.dispatch.core import DispatchConfig
 from planner.dispatch.events import DesiredChanged, Revoked
 from planner.dispatch.server import DispatchServer, ServerConfig, new_keys
 from planner.lock import DataDirLock
+from planner.replan.service import Replanner
 from planner.store.store import Store
 from shared.clock import SystemClock
 from shared.errors import InputError, UnavailableError
@@ -122,13 +125,23 @@ class Planner:
                     remedy="stop that one, or name another --database-url",
                 )
             online = Online(self.store)
+            alarms: queue.SimpleQueue[tuple[DeviceId, int] | None] = queue.SimpleQueue()
             self.server = DispatchServer(
-                self.store, _server_config(config, self.keys), clock=clock, on_presence=online.changed
+                self.store,
+                _server_config(config, self.keys),
+                clock=clock,
+                on_presence=online.changed,
+                on_replan=lambda device, replan: alarms.put((device, replan)),
             )
             bound = self.server.start()
             self._undo.append(self.server.stop)
             self.endpoints = _advertised(bound, config)
             fleet = DispatchFleet(self.server, self.endpoints, self.keys, online)
+            self.pool = ProcessPool(_search_workers())
+            self._undo.append(self.pool.close)
+            self.replanner = Replanner(self.store, fleet, self.pool, clock, alarms)
+            self._undo.append(self.replanner.close)
+            self.replanner.start()
             self.admin = AdminServer(admin_path, AdminHandler(self.store, fleet, clock).handle)
             self.admin.start()
             self._undo.append(self.admin.stop)
@@ -220,6 +233,11 @@ def _ready_line(planner: Planner, startup_s: float) -> dict[str, Any]:
         "public_key": planner.keys.public,
         "startup_s": round(startup_s, 4),
     }
+
+
+def _search_workers() -> int:
+    """One less than the cores: serving keeps one."""
+    return max((os.cpu_count() or 2) - 1, 1)
 
 
 def _keys(path: Path) -> KeyPair:

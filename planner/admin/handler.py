@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from planner.telemetry.rates import KINDS, model_rates
 from shared.clock import Clock
 from shared.digest import digest_bytes
 from shared.messages import admin
+from shared.search.registry import scheduler as find_scheduler
 from shared.token import JoinToken, format_token
 
 WATCH_WINDOW_S = 5.0
@@ -36,6 +38,8 @@ class AdminHandler:
             admin.DeviceShowRequest: self._device_show,
             admin.DeviceRevokeRequest: self._revoke,
             admin.DeviceProfileRequest: self._profile,
+            admin.StageProfileCreate: self._stage_profile,
+            admin.DeviceReplanRequest: self._replan_settings,
             admin.ModelAddRequest: self._model_add,
             admin.ModelListRequest: self._model_list,
             admin.ModelRemoveRequest: self._model_remove,
@@ -100,6 +104,24 @@ class AdminHandler:
         return admin.DeviceProfileReply(
             requests=tuple(requests), epoch=desired.epoch, generation=desired.generation
         )
+
+    def _stage_profile(self, request: admin.StageProfileCreate) -> admin.AdminReply:
+        number, desired = self._store.request_stages(request.device, request.plan, budget_s=request.budget_s)
+        self._fleet.desired_changed(request.device, desired)
+        return admin.DeviceProfileReply(
+            requests=(number,), epoch=desired.epoch, generation=desired.generation
+        )
+
+    def _replan_settings(self, request: admin.DeviceReplanRequest) -> admin.AdminReply:
+        settings = self._store.replan_settings(request.device)
+        given = {name: getattr(request, name) for name in settings.fields()}
+        changes = {name: value for name, value in given.items() if value is not None}
+        if changes:
+            if request.scheduler is not None:
+                find_scheduler(request.scheduler)
+            settings = replace(settings, **changes)
+            self._store.set_replan_settings(request.device, settings)
+        return admin.DeviceReplanReply(**settings.fields())
 
     # -- models and plans -----------------------------------------------------------------------------------
 

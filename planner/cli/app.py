@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from planner.cli import device, model, plan, service, telemetry
+from planner.cli import device, model, plan, replans, service, telemetry
 from planner.cli.output import progress
 from shared.errors import ExitCode, StageloomError
 
@@ -44,6 +44,7 @@ app = typer.Typer(
 )
 service.add_to(app)
 app.command()(telemetry.telemetry)
+app.command()(replans.replans)
 app.add_typer(device.app, name="device")
 app.add_typer(model.app, name="model")
 app.add_typer(plan.app, name="plan")

@@ -130,6 +130,51 @@ def revoke(device: Annotated[str, typer.Argument(metavar="DEVICE")], data_dir: D
 
 
 @app.command()
+def replan(
+    device: Annotated[str, typer.Argument(metavar="DEVICE")],
+    on: Annotated[
+        bool | None, typer.Option("--on/--off", help="Whether alarms of the device are answered with plans.")
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What searches schedules: ios, ios_rooted, greedy...")
+    ] = None,
+    members_max: Annotated[
+        int | None, typer.Option("--members-max", metavar="H", help="Blocks per combined block at most.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option("--budget", metavar="S", help="Seconds for the searches of one re-plan.")
+    ] = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Show how the planner re-plans a device when its queues diverge, and change what is given.
+
+    
+    stageloom device replan shop-7
+    stageloom device replan shop-7 --off
+    """
+    request = checked(
+        admin.DeviceReplanRequest(
+            device=DeviceId(device),
+            enabled=on,
+            scheduler=scheduler,
+            members_max=members_max,
+            budget_s=budget,
+        )
+    )
+    reply = ask(data_dir_of(data_dir), request, admin.DeviceReplanReply)
+    if json:
+        emit_json(
+            {name: getattr(reply, name) for name in ("enabled", "scheduler", "members_max", "budget_s")}
+        )
+        return
+    emit(
+        f"re-planning {device} is {'on' if reply.enabled else 'off'}: {reply.scheduler}, up to "
+        f"{reply.members_max} blocks combined, {reply.budget_s:g} s to search"
+    )
+
+
+@app.command()
 def profile(
     device: Annotated[str, typer.Argument(metavar="DEVICE")],
     models: Annotated[

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from planner.dispatch import events as ev
+from planner.dispatch.alarms import AlarmDesk
 from planner.dispatch.ports import EnrolAttempt, FleetMember, ReportRecord
 from planner.dispatch.rate import TokenBuckets
 from shared.digest import digest_bytes
@@ -107,6 +108,7 @@ class DispatchCore:
         self._batches: dict[int, _OpenBatch] = {}
         self._chunks: dict[int, _OpenChunk] = {}
         self._enrolments: dict[int, _OpenEnrolment] = {}
+        self._alarms = AlarmDesk(self.counts)
         self._enrol_rate = TokenBuckets(per_s=config.enrol_per_s, burst=config.enrol_burst)
         for member in fleet:
             self._add(member)
@@ -151,6 +153,11 @@ class DispatchCore:
                 if device in self._devices:
                     self._devices[device].reissuing = False
                 return []
+            case ev.AlarmStored():
+                return self._alarms.stored(event)
+            case ev.LocalSettled(device, _, adopted):
+                self._alarms.settled(event)
+                return [] if adopted is None else self._desired_changed(device, adopted, now_s)
             case ev.Revoked(device):
                 return self._revoked(device)
             case ev.Unreachable(lane, route):
@@ -203,7 +210,7 @@ class DispatchCore:
             return actions + self._send_desired(who, _pair(message), now_s)
         if isinstance(message, control.Reported):
             return self._absorb(who, message.boot, message.report) + self._compare(who, message.report, now_s)
-        return []
+        return self._alarms.received(who.member.device, event.route, message)
 
     def _no_session(
         self, session: Session | None, route: bytes, message: control.ControlToPlanner

@@ -10,7 +10,7 @@ from planner.dispatch.ports import EnrolAttempt, ReportRecord
 from shared.ids import DeviceId, Digest
 from shared.messages.base import Message, RefusalCode
 from shared.messages.bulk import ChunkRequest
-from shared.messages.control import ControlToPlanner, Desired
+from shared.messages.control import Alarm, ControlToPlanner, Desired, LocalPlan
 from shared.messages.enrol import EnrolRequest
 from shared.messages.telemetry import TelemetryBatch
 
@@ -114,6 +114,25 @@ class ReissueFailed:
 
 
 @dataclass(frozen=True)
+class AlarmStored:
+    """`replan` is the number of the re-plan that this alarm began; None where it began none."""
+
+    device: DeviceId
+    alarm: Alarm
+    replan: int | None = None
+    ok: bool = True
+
+
+@dataclass(frozen=True)
+class LocalSettled:
+    """The store has decided about a local plan; where it adopted it, `desired` says so."""
+
+    device: DeviceId
+    plan: LocalPlan
+    desired: Desired | None = None
+
+
+@dataclass(frozen=True)
 class Revoked:
     device: DeviceId
 
@@ -144,6 +163,8 @@ Event = (
     | ReportStored
     | DesiredChanged
     | ReissueFailed
+    | AlarmStored
+    | LocalSettled
     | Revoked
     | Unreachable
     | Tick
@@ -201,6 +222,30 @@ class Reissue:
 
 
 @dataclass(frozen=True)
+class StoreAlarm:
+    """Commit an alarm; answer with `AlarmStored`."""
+
+    device: DeviceId
+    alarm: Alarm
+
+
+@dataclass(frozen=True)
+class AdoptLocal:
+    """Adopt a local plan if it is still the answer to the newest desired value; `LocalSettled` answers."""
+
+    device: DeviceId
+    plan: LocalPlan
+
+
+@dataclass(frozen=True)
+class ReplanDue:
+    """An alarm began a re-plan."""
+
+    device: DeviceId
+    replan: int
+
+
+@dataclass(frozen=True)
 class PresenceChanged:
     """A device came or went."""
 
@@ -208,4 +253,15 @@ class PresenceChanged:
     online: bool
 
 
-Action = Send | AppendTelemetry | StoreReport | ReadChunk | Enrol | Reissue | PresenceChanged
+Action = (
+    Send
+    | AppendTelemetry
+    | StoreReport
+    | ReadChunk
+    | Enrol
+    | Reissue
+    | StoreAlarm
+    | AdoptLocal
+    | ReplanDue
+    | PresenceChanged
+)

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from planner.dispatch import events as ev
 from planner.dispatch.ports import DispatchStore, EnrolRefused
 from planner.dispatch.rows import telemetry_write
+from shared.errors import StageloomError
 from shared.messages.base import RefusalCode
 
 log = logging.getLogger(__name__)
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 _GROUP = 256  # pieces of work in one transaction
 
 Write = ev.AppendTelemetry | ev.StoreReport
+Call = ev.Enrol | ev.Reissue | ev.StoreAlarm | ev.AdoptLocal
 
 
 class StoreWorkers:
@@ -35,7 +37,7 @@ class StoreWorkers:
         self._chunks = ThreadPoolExecutor(1, thread_name_prefix="dispatch-chunks")
         self._writer.start()
 
-    def submit(self, action: Write | ev.ReadChunk | ev.Enrol | ev.Reissue) -> None:
+    def submit(self, action: Write | Call | ev.ReadChunk) -> None:
         """Take work; never blocks."""
         match action:
             case ev.AppendTelemetry() | ev.StoreReport():
@@ -46,6 +48,10 @@ class StoreWorkers:
                 self._calls.submit(lambda: self._post(self._enrol(action)))
             case ev.Reissue():
                 self._calls.submit(lambda: self._post(self._reissue(action)))
+            case ev.StoreAlarm():
+                self._calls.submit(lambda: self._post(self._alarm(action)))
+            case ev.AdoptLocal():
+                self._calls.submit(lambda: self._post(self._adopt(action)))
 
     def close(self) -> None:
         """Finish what was taken and stop."""
@@ -125,3 +131,22 @@ class StoreWorkers:
             log.exception("a new generation for %s failed", action.device)
             return ev.ReissueFailed(action.device)
         return ev.DesiredChanged(action.device, desired)
+
+    def _alarm(self, action: ev.StoreAlarm) -> ev.Event:
+        try:
+            replan = self._store.record_alarm(action.device, action.alarm)
+        except Exception:
+            log.exception("an alarm of %s is not stored; it will be sent again", action.device)
+            return ev.AlarmStored(action.device, action.alarm, ok=False)
+        return ev.AlarmStored(action.device, action.alarm, replan)
+
+    def _adopt(self, action: ev.AdoptLocal) -> ev.Event:
+        try:
+            desired = self._store.adopt_local(action.device, action.plan)
+        except StageloomError as error:
+            log.warning("device_id=%s local plan not adopted: %s", action.device, error)
+            desired = None
+        except Exception:
+            log.exception("a local plan of %s cannot be adopted", action.device)
+            desired = None
+        return ev.LocalSettled(action.device, action.plan, desired)

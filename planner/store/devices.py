@@ -4,6 +4,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from planner.dispatch.ports import EnrolAttempt, EnrolRefused, ReportRecord
+from planner.store import replans
 from planner.store.tables import (
     DesiredRow,
     DeviceRow,
@@ -180,6 +181,10 @@ def set_state(
     )
     if row is not None:
         row.state, row.reason, row.state_at_us = state.value, reason, at_us
+    outcome = replans.OUTCOMES.get(state)
+    replan = replans.of_generation(session, device, epoch, generation) if outcome else None
+    if outcome is not None and replan is not None:
+        replans.end(replan, outcome, reason)
 
 
 def report_of(row: ReportedRow | None) -> Report:

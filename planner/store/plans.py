@@ -11,12 +11,20 @@ from planner.store.tables import (
     ModelRow,
     PlanRow,
     ProfileRow,
+    StageProfileRow,
 )
 from shared.errors import InputError
 from shared.graph import Graph
 from shared.ids import DeviceId, Digest
 from shared.messages.admin import HistoryEntry, ModelInfo, PlanInfo
-from shared.messages.control import ArtifactNeed, Autonomy, Desired, ProfileRequest
+from shared.messages.control import (
+    ArtifactNeed,
+    Autonomy,
+    Desired,
+    LocalPlan,
+    ProfileRequest,
+    StageProfileRequest,
+)
 from shared.plan import Plan, decode_plan, plan_text
 
 
@@ -134,6 +142,12 @@ def add_plan(session: Session, name: str, plan: Plan, scheduler: str, now_us: in
     return _plan_info(row)
 
 
+def named(session: Session, plan: Plan, scheduler: str, now_us: int) -> str:
+    """The plan's name; one that nobody named gets the first characters of its digest."""
+    known = session.scalars(select(PlanRow.name).where(PlanRow.digest == plan.digest).limit(1)).first()
+    return known or add_plan(session, plan.digest[:12], plan, scheduler, now_us).plan
+
+
 def plan_info(session: Session, name: str) -> PlanInfo:
     """The plan of that name, or whose digest begins with it (at least 8 characters).
 
@@ -242,13 +256,7 @@ def desired(session: Session, device: DeviceId) -> Desired | None:
     if row is None:
         return None
     plan_row = session.get(PlanRow, row.plan) if row.plan else None
-    needs: tuple[ArtifactNeed, ...] = ()
-    if plan_row is not None:
-        plan = decode_plan(plan_row.wire)
-        sizes = _sizes(session, [model.artifact for model in plan.models])
-        needs = tuple(
-            ArtifactNeed(model.name, model.artifact, sizes.get(model.artifact, 1)) for model in plan.models
-        )
+    needs = _needs(session, plan_row) if plan_row is not None else ()
     return Desired(
         epoch=row.epoch,
         generation=row.generation,
@@ -256,6 +264,7 @@ def desired(session: Session, device: DeviceId) -> Desired | None:
         plan=plan_row.wire if plan_row else b"",
         artifacts=needs,
         profiles=_open_profiles(session, device),
+        stage_profile=_open_stage_profile(session, device),
         autonomy=Autonomy(row.autonomy),
     )
 
@@ -277,6 +286,49 @@ def _open_profiles(session: Session, device: DeviceId) -> tuple[ProfileRequest, 
         )
         for row, size_bytes in session.execute(wanted)
     )
+
+
+def _open_stage_profile(session: Session, device: DeviceId) -> StageProfileRequest | None:
+    """The oldest one that is not answered: a device measures one plan at a time."""
+    row = session.scalars(
+        select(StageProfileRow)
+        .where(StageProfileRow.device == device, StageProfileRow.answered_at_us.is_(None))
+        .order_by(StageProfileRow.request)
+        .limit(1)
+    ).first()
+    plan = session.get(PlanRow, row.plan) if row is not None else None
+    if row is None or plan is None:
+        return None
+    return StageProfileRequest(
+        request=row.request,
+        plan_digest=Digest(plan.digest),
+        plan=plan.wire,
+        artifacts=_needs(session, plan),
+        budget_s=row.budget_s,
+    )
+
+
+def _needs(session: Session, row: PlanRow) -> tuple[ArtifactNeed, ...]:
+    plan = decode_plan(row.wire)
+    sizes = _sizes(session, [model.artifact for model in plan.models])
+    return tuple(
+        ArtifactNeed(model.name, model.artifact, sizes.get(model.artifact, 1)) for model in plan.models
+    )
+
+
+def adopt(session: Session, device: DeviceId, local: LocalPlan, now_us: int) -> bool:
+    """Make a plan that the device made its next generation, if nothing newer was desired meanwhile.
+
+    Raises:
+        PlanError: the plan does not decode.
+        InputError: an artifact of it is not here, or the device is revoked.
+    """
+    row = session.get(DesiredRow, device)
+    if ((row.epoch, row.generation) if row is not None else (0, 0)) != (local.epoch, local.generation):
+        return False
+    plan = decode_plan(local.plan, local.plan_digest)
+    push(session, device, named(session, plan, "local", now_us), decided_by="local", now_us=now_us)
+    return True
 
 
 def _sizes(session: Session, digests: list[Digest]) -> dict[str, int]:

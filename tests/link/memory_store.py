@@ -20,7 +20,7 @@ from planner.dispatch.ports import (
 )
 from shared.ids import DeviceId, Digest
 from shared.messages.base import RefusalCode
-from shared.messages.control import Desired
+from shared.messages.control import Alarm, Desired, LocalPlan
 from shared.messages.telemetry import Ledger
 
 
@@ -34,6 +34,7 @@ class MemoryStore:
     rows: dict[tuple[DeviceId, int, int], StoredRow] = field(default_factory=dict)
     ledgers: dict[tuple[DeviceId, int], Ledger] = field(default_factory=dict)
     artifacts: dict[Digest, bytes] = field(default_factory=dict)
+    alarms: dict[tuple[DeviceId, int, int], Alarm] = field(default_factory=dict)
     folder: Path | None = None
 
     def snapshot(self) -> Self:
@@ -45,6 +46,7 @@ class MemoryStore:
             dict(self.rows),
             dict(self.ledgers),
             dict(self.artifacts),
+            dict(self.alarms),
             self.folder,
         )
 
@@ -102,6 +104,22 @@ class MemoryStore:
                 known = self.ledgers.get((write.device, ledger.boot))
                 if known is None or (known.produced, known.dropped) < (ledger.produced, ledger.dropped):
                     self.ledgers[write.device, ledger.boot] = ledger
+
+    def record_alarm(self, device: DeviceId, alarm: Alarm) -> int | None:
+        key = (device, alarm.boot, alarm.number)
+        if key in self.alarms:
+            return None
+        self.alarms[key] = alarm
+        return len(self.alarms)
+
+    def adopt_local(self, device: DeviceId, local: LocalPlan) -> Desired | None:
+        known = self.members[device].desired
+        if ((known.epoch, known.generation) if known else (0, 0)) != (local.epoch, local.generation):
+            return None
+        plan = Desired(
+            epoch=0, generation=0, plan_digest=local.plan_digest, plan=local.plan, artifacts=local.artifacts
+        )
+        return self.push(device, plan)
 
     def artifact(self, digest: Digest) -> ArtifactFile | None:
         if digest not in self.artifacts:

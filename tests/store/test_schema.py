@@ -59,7 +59,7 @@ def test_a_newer_schema_is_refused_with_the_remedy(tmp_path: Path, database_url:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     store.close()
     for open_it in (Store, ReadStore.open):
-        with pytest.raises(StorageError, match=r"9999, newer than 0001.*; upgrade stageloom"):
+        with pytest.raises(StorageError, match=r"9999, newer than 0003.*; upgrade stageloom"):
             open_it(tmp_path, database_url)
 
 
