@@ -41,6 +41,11 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "bulk_credits": Setting("chunks", "artifact chunks that one device may have on their way", 1, 64),
     "backlog_rows": Setting("rows", "telemetry taken in and not committed, before devices wait", 1, 1e7),
     "max_devices": Setting("devices", "bounds the open files asked of the system, four each", 1, 100_000),
+    "search": Setting("ray|local", "where searches run: Ray, or processes of this machine alone"),
+    "search_workers": Setting(
+        "searches", "how many run at the same time; 0: one less than the cores", 0, 1024
+    ),
+    "ray_address": Setting("host:port", "a Ray cluster to join; empty: a Ray of its own, on loopback"),
     "telemetry_keep_s": Setting("seconds", "age at which telemetry is deleted; 0 keeps all", 0.0, 1e9),
 }
 
@@ -58,6 +63,9 @@ class PlannerConfig:
     bulk_credits: int = 4
     backlog_rows: int = 100_000
     max_devices: int = 500
+    search: str = "ray"
+    search_workers: int = 0
+    ray_address: str = ""
     telemetry_keep_s: float = 14 * 86_400.0
 
     def __post_init__(self) -> None:
@@ -69,6 +77,8 @@ class PlannerConfig:
                 f"{self.heartbeat_interval_s:g} s, so devices would flap",
                 remedy="raise dead_after_s",
             )
+        if self.search not in ("ray", "local"):
+            raise SettingError(f"search = {self.search!r} is unknown", remedy="use ray or local")
         self.listen_address  # noqa: B018  (parsed for its errors)
 
     @property

@@ -17,7 +17,7 @@ from zmq.utils import z85
 
 from planner.admin.handler import AdminHandler
 from planner.admin.path import socket_path
-from planner.cluster.processes import ProcessPool
+from planner.cluster.search_pool import AnytimePool
 from planner.config import PlannerConfig
 from planner.dispatch.admin import AdminServer
 from planner.dispatch.core import DispatchConfig
@@ -137,12 +137,16 @@ class Planner:
             self._undo.append(self.server.stop)
             self.endpoints = _advertised(bound, config)
             fleet = DispatchFleet(self.server, self.endpoints, self.keys, online)
-            self.pool = ProcessPool(_search_workers())
+            self.pool = AnytimePool(
+                config.search_workers or _search_workers(),
+                use_ray=config.search == "ray",
+                ray_address=config.ray_address,
+            )
             self._undo.append(self.pool.close)
             self.replanner = Replanner(self.store, fleet, self.pool, clock, alarms)
             self._undo.append(self.replanner.close)
             self.replanner.start()
-            self.admin = AdminServer(admin_path, AdminHandler(self.store, fleet, clock).handle)
+            self.admin = AdminServer(admin_path, AdminHandler(self.store, fleet, clock, self.pool).handle)
             self.admin.start()
             self._undo.append(self.admin.stop)
         except BaseException:

@@ -10,7 +10,9 @@ import msgspec
 
 from planner import __version__
 from planner.admin.fleet import Fleet
-from planner.admin.search import create_plan, scheduler_key
+from planner.admin.search import scheduler_key, search_job
+from planner.admin.searches import Searches
+from planner.cluster.interface import SearchPool
 from planner.costs.schedules import found_schedules
 from planner.store.store import Store
 from planner.telemetry.rates import KINDS, model_rates
@@ -27,10 +29,11 @@ SECRET_BYTES = 16
 class AdminHandler:
     """Answers each request with its own reply; errors raised on purpose become `Failed` at the socket."""
 
-    def __init__(self, store: Store, fleet: Fleet, clock: Clock) -> None:
+    def __init__(self, store: Store, fleet: Fleet, clock: Clock, pool: SearchPool) -> None:
         self._store = store
         self._fleet = fleet
         self._clock = clock
+        self._searches = Searches(pool)
         self._started_s = clock.monotonic_s()
         self._handlers: dict[type, Callable[[Any], admin.AdminReply]] = {
             admin.DeviceTokenRequest: self._token,
@@ -44,6 +47,7 @@ class AdminHandler:
             admin.ModelListRequest: self._model_list,
             admin.ModelRemoveRequest: self._model_remove,
             admin.PlanCreateRequest: self._plan_create,
+            admin.PlanCancelRequest: self._plan_cancel,
             admin.PlanShowRequest: self._plan_show,
             admin.PlanPushRequest: self._plan_push,
             admin.PlanHistoryRequest: self._history,
@@ -140,7 +144,7 @@ class AdminHandler:
 
     def _plan_create(self, request: admin.PlanCreateRequest) -> admin.AdminReply:
         began_s = self._clock.monotonic_s()
-        plan = create_plan(self._store, request)
+        plan = self._searches.run(search_job(self._store, request), request.ticket)
         search_s = self._clock.monotonic_s() - began_s
         info = self._store.add_plan(request.plan or plan.digest[:12], plan, request.scheduler)
         if request.device is not None:
@@ -151,6 +155,10 @@ class AdminHandler:
                 found_schedules(plan, graphs),
             )
         return admin.PlanReply(plan=info, search_s=search_s)
+
+    def _plan_cancel(self, request: admin.PlanCancelRequest) -> admin.AdminReply:
+        self._searches.cancel(request.ticket)
+        return admin.Done()
 
     def _plan_show(self, request: admin.PlanShowRequest) -> admin.AdminReply:
         return admin.PlanReply(plan=self._store.plan(request.plan))

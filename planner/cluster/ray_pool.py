@@ -1,32 +1,21 @@
-"""Searches as Ray tasks: on this machine by itself, or in a cluster that runs already.
+"""Searches as Ray tasks, through a process that owns Ray: see `planner.cluster.ray_host`."""
 
-A local Ray listens on the loopback interface only: Ray binds to the address of its node, and asks the network
-for that address unless `RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER` says that there is no cluster to be reached by.
-Its processes die with the *thread* that started them (Linux, PR_SET_PDEATHSIG), so one thread owns Ray from
-`ray.init` to `ray.shutdown`, and the signal handlers stay the planner's own.
-"""
-
-import logging
-import os
+import multiprocessing
+import pickle
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from itertools import count
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from typing import Any, Final, TypeVar
 
 from planner.cluster.interface import SearchFuture
-from shared.errors import ExecutorError, StageloomError, UnavailableError
-
-log = logging.getLogger(__name__)
+from planner.cluster.ray_host import Broken, Cancel, Ended, Running, Submit, host
+from shared.errors import StageloomError, UnavailableError
 
 T = TypeVar("T")
 
-OBJECT_STORE_BYTES: Final = 80 << 20  # the least that Ray takes is 75 MiB; a search job is a few hundred KiB
-_ENVIRONMENT: Final = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_TQDM_PATCH_PRINT": "0",
-    "RAY_DISABLE_IMPORT_WARNING": "1",
-}
-_LOOPBACK: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+_END_S: Final = 15.0  # that Ray may take to shut down
 
 
 class RayPool:
@@ -34,23 +23,35 @@ class RayPool:
 
     where = "ray"
 
-    def __init__(self, workers: int = 1, *, address: str = "") -> None:
-        """Start Ray on a thread of its own; with an `address` join the cluster there."""
+    def __init__(
+        self,
+        workers: int = 1,
+        *,
+        address: str = "",
+        failed: Callable[[StageloomError], None] = lambda error: None,
+    ) -> None:
+        """Start a local Ray, or with an `address` join the cluster there.
+
+        `failed` is told, on a thread of this pool, why Ray does not run, or runs no more.
+        """
         self.workers = workers
         self._address = address
-        self._ray: Any = None
-        self._error: StageloomError | None = None
-        self._started = threading.Event()
-        self._stop = threading.Event()
+        self._failed = failed
         self._lock = threading.Lock()
-        self._open: set[SearchFuture[Any]] = set()
-        self._thread = threading.Thread(target=self._own, name="ray", daemon=True)
+        self._open: dict[int, SearchFuture[Any]] = {}
+        self._numbers = count(1)
+        self._state = threading.Condition()
+        self._running = self._over = self._closing = False
+        self._error: StageloomError | None = None
+        self._pipe: Connection | None = None
+        self._process: SpawnProcess | None = None
+        self._thread = threading.Thread(target=self._run, name="ray", daemon=True)
         self._thread.start()
 
     @property
     def ready(self) -> bool:
         """Whether tasks may be submitted."""
-        return self._ray is not None and not self._stop.is_set()
+        return self._running and not self._over
 
     @property
     def error(self) -> StageloomError | None:
@@ -59,106 +60,117 @@ class RayPool:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until Ray runs or has failed; whether it runs."""
-        self._started.wait(timeout_s)
+        with self._state:
+            self._state.wait_for(lambda: self._running or self._over, timeout_s)
         return self.ready
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> "SearchFuture[T]":
         """See `SearchPool`."""
         future: SearchFuture[T] = SearchFuture()
+        task = next(self._numbers)
+        work = pickle.dumps((function, arguments))
         with self._lock:
-            if not self.ready:
+            if self._pipe is None or not self.ready:
                 future.fail(self._error or UnavailableError("Ray does not run"))
                 return future
-            self._open.add(future)
-            try:
-                # One try: a task that dies of memory takes its machine along if it is started again.
-                reference = self._ray.remote(max_retries=0, num_cpus=1)(function).remote(*arguments)
-            except Exception as error:
-                self._open.discard(future)
-                future.fail(UnavailableError(f"Ray takes no task: {_line(error)}"))
-                return future
-        future.stop = lambda: self._cancel(reference)
-        future.add_done_callback(self._forget)
-        reference.future().add_done_callback(lambda done: self._done(future, done))
+            self._open[task] = future
+            future.stop = lambda: self._cancel(task)
+            self._send(Submit(task, work))
         return future
 
     def close(self) -> None:
-        """See `SearchPool`. Waits for a start under way: Ray cannot be stopped before it runs."""
+        """See `SearchPool`."""
         with self._lock:
-            self._stop.set()
-            open_now = list(self._open)
-        for future in open_now:
+            self._closing = True
+            waiting = list(self._open.values())
+        for future in waiting:
             future.cancel()
+        with self._lock:
+            if self._process is not None:
+                if self._running:
+                    self._send(None)
+                else:
+                    self._process.terminate()  # it starts Ray, whose processes end with it
         self._thread.join()
 
-    # -- the thread that owns Ray ---------------------------------------------------------------------------
-
-    def _own(self) -> None:
-        try:
-            started = self._start()
-        except ImportError as error:
-            self._error = ExecutorError(
-                f"ray cannot be imported: {_line(error)}", remedy="install it with the extra `planner`"
-            )
-        except Exception as error:
-            where = f"the Ray cluster at {self._address}" if self._address else "a local Ray"
-            self._error = UnavailableError(
-                f"{where} does not start: {_line(error)}",
-                remedy="check --ray-address" if self._address else "see /tmp/ray/session_latest/logs",
-            )
-        else:
-            self._ray = started
-        self._started.set()
-        if self._ray is not None:
-            self._stop.wait()
-            self._ray.shutdown()
-
-    def _start(self) -> Any:
-        for name, value in {**_ENVIRONMENT, **({} if self._address else _LOOPBACK)}.items():
-            os.environ.setdefault(name, value)
-        import ray
-
-        common: dict[str, Any] = {
-            "configure_logging": False,
-            "log_to_driver": False,
-            "namespace": "stageloom",
-        }
-        if self._address:
-            ray.init(address=self._address, **common)
-        else:
-            ray.init(
-                num_cpus=self.workers,
-                num_gpus=0,
-                object_store_memory=OBJECT_STORE_BYTES,
-                include_dashboard=False,
-                _node_ip_address="127.0.0.1",
-                **common,
-            )
-        return ray
-
-    # -- tasks ----------------------------------------------------------------------------------------------
-
-    def _forget(self, future: Any) -> None:
+    def _cancel(self, task: int) -> None:
         with self._lock:
-            self._open.discard(future)
+            self._open.pop(task, None)
+            self._send(Cancel(task))
 
-    def _cancel(self, reference: Any) -> None:
+    def _send(self, message: Submit | Cancel | None) -> None:
+        """To the host, under the lock. One that has just gone fails every open task in `_run`."""
         try:
-            self._ray.cancel(reference, force=False)
-        except Exception as error:
-            log.info("Ray did not cancel a search: %s", _line(error))
+            if self._pipe is not None:
+                self._pipe.send(message)
+        except OSError:
+            pass
 
-    def _done(self, future: SearchFuture[T], done: "Future[T]") -> None:
+    # -- the thread that listens to the host ----------------------------------------------------------------
+
+    def _run(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe()
+        process = context.Process(
+            target=host, args=(there, self.workers, self._address), name="ray-host", daemon=True
+        )
         try:
-            result = done.result()
+            process.start()
         except Exception as error:
-            cause = getattr(error, "cause", None)
-            if not isinstance(cause, Exception):
-                cause = UnavailableError(f"a search on Ray ended without an answer: {_line(error)}")
-            future.fail(cause)
+            self._end(UnavailableError(f"the process for Ray does not start: {error}"))
+            return
+        finally:
+            there.close()
+        with self._lock:
+            self._pipe, self._process = here, process
+            if self._closing:
+                process.terminate()
+        self._listen(here)
+        process.join(_END_S)
+        process.kill()
+        process.join()
+        self._end(
+            UnavailableError(
+                f"the process that owns Ray ended with code {process.exitcode}",
+                remedy="restart the planner to have Ray again",
+            )
+        )
+
+    def _listen(self, pipe: Connection) -> None:
+        while True:
+            try:
+                message = pipe.recv()
+            except (EOFError, OSError):
+                return
+            if isinstance(message, Running):
+                with self._state:
+                    self._running = True
+                    self._state.notify_all()
+            elif isinstance(message, Broken):
+                self._error = message.error
+            elif isinstance(message, Ended):
+                self._settle(message)
+
+    def _settle(self, message: Ended) -> None:
+        with self._lock:
+            future = self._open.pop(message.task, None)
+        if future is None:
+            return  # it was cancelled
+        if message.ok:
+            future.settle(message.value)
         else:
-            future.settle(result)
+            future.fail(message.value)
 
-
-def _line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0][:200] or type(error).__name__
+    def _end(self, error: StageloomError) -> None:
+        """Ray is gone: fail what is open, and say why unless it was closed on purpose."""
+        with self._lock:
+            self._error = self._error or error
+            waiting, self._open = list(self._open.values()), {}
+            closing = self._closing
+        with self._state:
+            self._over = True
+            self._state.notify_all()
+        for future in waiting:
+            future.fail(self._error)
+        if not closing:
+            self._failed(self._error)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from planner.cluster.processes import ProcessPool
 from planner.cluster.ray_pool import RayPool
-from shared.errors import UnavailableError
+from shared.errors import StageloomError, UnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -28,11 +28,10 @@ class AnytimePool:
         self._address = ray_address
         self._lock = threading.Lock()
         self._closed = False
-        self._warned = False
         self._processes = ProcessPool(workers)
         self._ray: RayPool | None = None
         if use_ray and ray_address:
-            self._ray = RayPool(workers, address=ray_address)
+            self._ray = RayPool(workers, address=ray_address, failed=_warn)
 
     @property
     def workers(self) -> int:
@@ -52,12 +51,9 @@ class AnytimePool:
                 future.set_exception(UnavailableError("the search workers are closed"))
                 return future
             if self._ray is None and self._use_ray:
-                self._ray = RayPool(self._workers)
+                self._ray = RayPool(self._workers, failed=_warn)
         if self._ray is not None and self._ray.ready:
             return self._ray.submit(function, *arguments)
-        if self._ray is not None and self._ray.error is not None and not self._warned:
-            self._warned = True
-            log.warning("searches run in processes of this machine: %s", self._ray.error)
         return self._processes.submit(function, *arguments)
 
     def close(self) -> None:
@@ -67,3 +63,7 @@ class AnytimePool:
         self._processes.close()
         if self._ray is not None:
             self._ray.close()
+
+
+def _warn(error: StageloomError) -> None:
+    log.warning("searches run in processes of this machine, since %s", error)

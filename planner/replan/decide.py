@@ -46,7 +46,7 @@ def decide(seen: Observation, proposals: Iterable[Proposal]) -> Decision:
 
 
 def proven_at_once(seen: Observation, proposals: Iterable[Proposal]) -> Decision | None:
-    """The fast path: a proven plan that no other proposal at hand, nor the incumbent, is predicted to beat."""
+    """The fast path: a proven plan that nothing else at hand is predicted to beat, the incumbent included."""
     decision = decide(seen, proposals)
     if decision.proposal is not None and decision.proposal.how is How.PROVEN:
         return decision

@@ -1,7 +1,7 @@
 """What a policy sees when it is asked for plans: one frozen value."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from planner.replan.settings import ReplanSettings
 from shared.graph import Graph
@@ -30,4 +30,4 @@ class Observation:
     costs: CostTable
     proven: tuple[Plan, ...] = ()
     barred: tuple[tuple[Digest, Digest], ...] = ()
-    settings: ReplanSettings = ReplanSettings()
+    settings: ReplanSettings = field(default_factory=ReplanSettings)

@@ -106,13 +106,13 @@ def _partitions(seen: Observation) -> list[tuple[ModelChoice, ...]]:
         name for model in seen.incumbent.models for name, _ in seen.graphs[model.artifact].partitions
     )
     rows = [tuple(model.cuts for model in seen.incumbent.models)]
-    for name in names:
-        rows.append(
-            tuple(
-                dict(seen.graphs[model.artifact].partitions).get(name, model.cuts)
-                for model in seen.incumbent.models
-            )
+    rows += [
+        tuple(
+            dict(seen.graphs[model.artifact].partitions).get(name, model.cuts)
+            for model in seen.incumbent.models
         )
+        for name in names
+    ]
     return [
         tuple(_choice(seen, model, cuts) for model, cuts in zip(seen.incumbent.models, row, strict=True))
         for row in dict.fromkeys(rows)

@@ -128,15 +128,8 @@ class Replanner:
             _, pending = wait_for(pending, timeout=_POLL_S)
         for future in pending:
             future.cancel()
-        found = []
-        for job, future in zip(jobs, futures, strict=True):
-            try:
-                found.append((job, future.result()))
-            except CancelledError:
-                continue
-            except StageloomError as error:  # such as a partition that the wait rule does not allow
-                log.info("a search found nothing: %s", error)
-        return found
+        plans = [(job, _plan(future)) for job, future in zip(jobs, futures, strict=True)]
+        return [(job, plan) for job, plan in plans if plan is not None]
 
     def _carry_out(self, seen: Observation, replan: int, decision: Decision) -> None:
         proposal = decision.proposal
@@ -175,3 +168,13 @@ class Replanner:
 
 def _scheduler(proposal: Proposal) -> str:
     return proposal.scheduler or {How.PROVEN: "proven", How.INTERVALS: "intervals"}[proposal.how]
+
+
+def _plan(search: Future[Plan]) -> Plan | None:
+    try:
+        return search.result()
+    except CancelledError:
+        return None
+    except StageloomError as error:  # such as a partition that the wait rule does not allow
+        log.info("a search found nothing: %s", error)
+        return None

@@ -59,7 +59,7 @@ def test_a_newer_schema_is_refused_with_the_remedy(tmp_path: Path, database_url:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     store.close()
     for open_it in (Store, ReadStore.open):
-        with pytest.raises(StorageError, match=r"9999, newer than 0003.*; upgrade stageloom"):
+        with pytest.raises(StorageError, match=rf"9999, newer than {schema.HEAD}.*; upgrade stageloom"):
             open_it(tmp_path, database_url)
 
 
@@ -67,7 +67,9 @@ def test_a_reader_does_not_migrate(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no planner data in"):
         ReadStore.open(tmp_path)
     Database(sqlite_url(tmp_path / DATABASE_FILE)).engine.connect().close()
-    with pytest.raises(StorageError, match="schema none, this version needs 0001; start the planner"):
+    with pytest.raises(
+        StorageError, match=f"schema none, this version needs {schema.HEAD}; start the planner"
+    ):
         ReadStore.open(tmp_path)
 
 
