@@ -20,6 +20,8 @@ Exit codes: 0 done, 1 the answer is no (a check failed, the agent is not ready),
 7 refused by the planner, 130 Ctrl-C before it was done.
 """
 
+SERVICE_NAME = "stageloom-agent"
+
 # typer carries its own copy of click, whose usage errors have no public name.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
@@ -203,7 +205,7 @@ def verify(
             executor=executor,
             seed=seed,
         ),
-        lambda line: typer.echo(line, err=True),
+        _say,
     )
     _print(report.to_json(), report.to_text(), as_json)
     if code:
@@ -211,9 +213,57 @@ def verify(
 
 
 @app.command()
+def install(
+    home: Annotated[Path, typer.Option("--home", help="State directory.")] = Path("/var/lib/stageloom-agent"),
+    user: Annotated[
+        str, typer.Option(help="Account that it runs as; made if missing. Applications run as the same.")
+    ] = "stageloom",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the unit and change nothing.")] = False,
+) -> None:
+    """Install the agent as a systemd service of this machine. Needs root.
+
+    Writes /etc/systemd/system/stageloom-agent.service; running it again brings the unit up to date. Options
+    beyond these belong into a drop-in (`systemctl edit stageloom-agent`) or into agent.json in the state
+    directory.
+    """
+    from shared.systemd import install as systemd
+    from shared.systemd.unit import command_line, quoted
+
+    service = systemd.Service(
+        name=SERVICE_NAME,
+        package="edge_agent",
+        arguments=("-m", "edge_agent", "run", "--home", str(home)),
+        home=home,
+        user=user,
+        groups=("video", "render"),
+        settings={"Environment": (quoted(f"CUDA_CACHE_PATH={home}/cuda-cache"),)},
+    )
+    if dry_run:
+        typer.echo(systemd.unit_text(service), nl=False)
+        return
+    systemd.install(service, _say)
+    join = command_line([systemd.python(), "-m", "edge_agent", "join", "TOKEN", "--home", str(home)])
+    _say(f"next: sudo -u {user} {join}")
+    _say(f"then: sudo systemctl enable --now {SERVICE_NAME}")
+
+
+@app.command()
+def uninstall() -> None:
+    """Stop the service and remove its unit. Needs root; state directory and account stay."""
+    from shared.systemd.install import uninstall as uninstall_unit
+
+    if uninstall_unit(SERVICE_NAME, _say):
+        _say("state and account stay; remove them with `rm -r` and `userdel` if nothing of them is needed")
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     typer.echo(__version__)
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
 
 
 def _print(data: dict[str, Any], text: str, as_json: bool) -> None:

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from edge_agent.ingest.paths import default_home
+from edge_agent.trial_settings import GuardSettings, TrialSettings
 from shared.errors import SettingError
 
 SETTINGS_NAME = "agent.json"
@@ -34,6 +35,9 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     intra_op_threads: Annotated[int, Meta(ge=1, le=256)] = 1  # for plans made here
     replicas: Annotated[int, Meta(ge=1, le=64)] = 2  # for plans made here: two callers hide each other's gaps
     probation_s: Seconds = 5.0  # how long a new plan is watched before it is committed
+    trial: TrialSettings = TrialSettings()
+    guard: GuardSettings = GuardSettings()  # of plans that are proven, or change launch intervals only
+    memory_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0  # for plans; 0: what the machine has
     load_limit_s: Seconds = 120.0  # a plan that loads for longer hangs: it is rejected, the engine restarted
     stats_interval_s: Seconds = 1.0  # how often telemetry is taken
     trace_interval_s: Seconds = 2.0  # how often a short window of steps is traced as telemetry

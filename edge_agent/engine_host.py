@@ -9,7 +9,7 @@ from edge_agent.loop import READ, WRITE, Loop, Timer
 from edge_agent.worker.channel import ChannelClosed
 from edge_agent.worker.config import WorkerConfig
 from edge_agent.worker.handle import WorkerHandle
-from edge_agent.worker.messages import Exited, Profile, Report
+from edge_agent.worker.messages import Exited, Measure, Profile, Report
 from shared.engine.steps import PlanKey
 from shared.errors import StageloomError, TaskRefused, UnavailableError
 from shared.ids import Digest, TaskId
@@ -31,12 +31,18 @@ class EngineHost:
         self._life = 0  # counts processes: which of them was told what
         self._timer: Timer | None = None
         self._heard_s = loop.now()
+        self._sign_s = loop.now()
         self._watched = 0  # readiness that the loop was last asked for
 
     @property
     def pid(self) -> int | None:
         """The process, if there is one."""
         return self._handle.pid if self._handle else None
+
+    @property
+    def sign_s(self) -> float:
+        """When the process last spoke, was started or was seen to end."""
+        return self._sign_s
 
     def start_in(self, delay_s: float) -> None:
         """Start a process after a while; replaces an earlier wish."""
@@ -56,7 +62,7 @@ class EngineHost:
             _log.error("%s; trying again in a second", error)
             self.start_in(1.0)
             return
-        self._heard_s = self._loop.now()
+        self._heard_s = self._sign_s = self._loop.now()
         self._watch()
 
     def _watch(self) -> None:
@@ -76,7 +82,7 @@ class EngineHost:
         if handle.fileno() < 0:
             self._loop.watch(file, 0, self._ready)
             self._handle = None
-        self._heard_s = self._loop.now()
+        self._heard_s = self._sign_s = self._loop.now()
         for report in reports:
             self._on_report(report)
         self._watch()
@@ -94,6 +100,7 @@ class EngineHost:
         if self._handle is None:
             return
         handle, self._handle = self._handle, None
+        self._sign_s = self._loop.now()
         self._loop.watch(handle.fileno(), 0, self._ready)
         self._on_report(Exited(handle.stop(timeout_s=0.2)))
 
@@ -149,9 +156,13 @@ class EngineHost:
         """Load a plan beside the one that runs."""
         self._send(lambda handle: handle.load_plan(key, wire, artifacts))
 
-    def activate(self, key: PlanKey) -> None:
-        """Send new launches to a loaded plan."""
-        self._send(lambda handle: handle.activate(key))
+    def activate(self, key: PlanKey, *, keep: bool = False) -> None:
+        """Send new launches to a loaded plan; with `keep` the one before stays loaded."""
+        self._send(lambda handle: handle.activate(key, keep=keep))
+
+    def measure(self, window: Measure) -> None:
+        """Count what happens between two instants."""
+        self._send(lambda handle: handle.measure(window))
 
     def unload(self, key: PlanKey) -> None:
         """Free a loaded plan that does not run."""
@@ -165,9 +176,9 @@ class EngineHost:
         """Report every step with the times of its groups, or stop doing so."""
         self._send(lambda handle: handle.trace(on))
 
-    def drain(self) -> None:
-        """Take no more tasks, report `Drained`."""
-        self._send(lambda handle: handle.drain())
+    def drain(self, *, refuse: bool) -> None:
+        """Launch nothing, report `Drained`; with `refuse` take no more tasks, else they wait."""
+        self._send(lambda handle: handle.drain(refuse=refuse))
 
     def _send(self, command: Callable[[WorkerHandle], None]) -> None:
         if self._handle is None:

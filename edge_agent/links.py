@@ -13,6 +13,8 @@ Order: TypeAlias = (
     events.RestorePlan
     | events.VerifyPlan
     | events.StagePlan
+    | events.RunTrial
+    | events.TrialRecorded
     | events.ActivatePlan
     | events.AbandonPlan
     | events.RunProfile

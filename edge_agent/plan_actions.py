@@ -1,12 +1,13 @@
 """What the plan manager asks of the agent."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from edge_agent.ingest.messages import ModelInfo
 from edge_agent.link import events as link
-from edge_agent.link.events import RunnablePlan
+from edge_agent.link.events import Attempt, PlanRef, RunnablePlan
 from shared.engine.steps import PlanKey
 
 Models: TypeAlias = Mapping[str, ModelInfo]
@@ -21,7 +22,7 @@ class CheckPlan:
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """Load in the engine process; answered by `loaded` or `load_failed`."""
+    """Load in the engine process; answered by `loaded`, `too_large` or `load_failed`."""
 
     key: PlanKey
     plan: RunnablePlan
@@ -29,9 +30,13 @@ class LoadPlan:
 
 @dataclass(frozen=True)
 class SwapTo:
-    """Send new launches to this loaded plan; answered by `activated` or `load_failed`."""
+    """Send new launches to this loaded plan; answered by `activated` or `load_failed`.
+
+    The plan before frees itself; with `keep` it stays loaded, for the windows of a trial.
+    """
 
     key: PlanKey
+    keep: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,21 @@ class UnloadPlan:
     """Free a loaded plan that does not run."""
 
     key: PlanKey
+
+
+@dataclass(frozen=True)
+class DrainEngine:
+    """Launch nothing until the next `SwapTo`, queued tasks wait; answered by `drained`."""
+
+
+@dataclass(frozen=True)
+class MeasureWindow:
+    """Count what happens between two instants; answered by `measured`. Ends early at `brake_age_s`."""
+
+    number: int
+    from_s: float
+    to_s: float
+    brake_age_s: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -75,6 +95,25 @@ class KeepFallback:
     plan: RunnablePlan
 
 
+@dataclass(frozen=True)
+class Activated:
+    """New launches go to this plan, other than in the windows of a trial."""
+
+    ref: PlanRef
+    attempt: Attempt  # that it runs for; (0, 0) where it was not desired just now
+
+
 Action: TypeAlias = (
-    CheckPlan | LoadPlan | SwapTo | UnloadPlan | StartEngine | StopEngine | Tell | Note | KeepFallback
+    CheckPlan
+    | LoadPlan
+    | SwapTo
+    | UnloadPlan
+    | DrainEngine
+    | MeasureWindow
+    | StartEngine
+    | StopEngine
+    | Tell
+    | Note
+    | KeepFallback
+    | Activated
 )

@@ -3,9 +3,9 @@
 import logging
 from dataclasses import dataclass
 
-from edge_agent.ingest.messages import ModelInfo
 from edge_agent.ingest.signature import model_info
 from edge_agent.link.events import RunnablePlan
+from edge_agent.plan_facts import PlanFacts, frame_of, strict_intervals_s
 from edge_agent.store import ArtifactStore
 from shared.artifact import open_artifact
 from shared.bound import bind
@@ -18,15 +18,6 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class PlanChecked:
-    """The plan can be loaded; what its models take and give, by name."""
-
-    digest: Digest
-    models: dict[str, ModelInfo]
-    members: tuple[tuple[str, ...], ...]  # per combined block the models of its members
-
-
-@dataclass(frozen=True)
 class PlanUnusable:
     """It cannot; `damaged` artifacts were removed, so that they are fetched again."""
 
@@ -35,7 +26,7 @@ class PlanUnusable:
     damaged: frozenset[Digest] = frozenset()
 
 
-def check_plan(plan: RunnablePlan, store: ArtifactStore) -> PlanChecked | PlanUnusable:
+def check_plan(plan: RunnablePlan, store: ArtifactStore) -> PlanFacts | PlanUnusable:
     """Decode, open every artifact, check legality."""
     digest = plan.ref.digest
     damaged: set[Digest] = set()
@@ -62,7 +53,14 @@ def check_plan(plan: RunnablePlan, store: ArtifactStore) -> PlanChecked | PlanUn
         tuple(decoded.models[member.model].name for member in combined.members)
         for combined in decoded.combined
     )
-    return PlanChecked(digest, models, members)
+    return PlanFacts(
+        digest=digest,
+        models=models,
+        artifacts={model.name: model.artifact for model in decoded.models},
+        members=members,
+        strict_s=strict_intervals_s(decoded),
+        frame=frame_of(decoded),
+    )
 
 
 def _graph(digest: Digest, store: ArtifactStore) -> Graph | None:

@@ -116,7 +116,13 @@ def connect_planner(config: AgentConfig) -> tuple[Link, list[str]]:
     """
     home = config.home_path
     environment = device_class()
-    link = LinkConfig(boot=secrets.randbits(62) | 1, agent_version=__version__, device_class=environment)
+    clock = SystemClock()
+    link = LinkConfig(
+        boot=secrets.randbits(62) | 1,
+        agent_version=__version__,
+        device_class=environment,
+        wall_s=clock.wall_us() / 1e6 - clock.monotonic_s(),
+    )
     # The link reads it again; here it is read for what a person should know.
     state, problem = load_state(home / STATE_NAME)
     identity, why = _identity(home)

@@ -5,6 +5,7 @@ that neither it nor what it prints with stays in the memory of a process that ru
 """
 
 import contextlib
+import faulthandler
 import logging
 import os
 import signal
@@ -30,6 +31,7 @@ def main() -> int:
     """Run the agent."""
     os.umask(0o077)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    faulthandler.enable()  # systemd's watchdog ends a process that hangs by SIGABRT: the log shows where
     try:
         if len(sys.argv) != 2:
             raise SettingError(

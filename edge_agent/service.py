@@ -19,6 +19,7 @@ from edge_agent.background import Background
 from edge_agent.config import AgentConfig
 from edge_agent.device import device_class
 from edge_agent.engine_host import EngineHost
+from edge_agent.heartbeat import EngineSigns, Heartbeat, Patience
 from edge_agent.ingest.connection import Arena, ConnectionLimits, Layout
 from edge_agent.ingest.endpoint import Accepted, Endpoint
 from edge_agent.ingest.ledger import TaskLedger
@@ -30,9 +31,12 @@ from edge_agent.links import Link
 from edge_agent.loop import READ, Loop
 from edge_agent.plan_actions import (
     Action,
+    Activated,
     CheckPlan,
+    DrainEngine,
     KeepFallback,
     LoadPlan,
+    MeasureWindow,
     Note,
     StartEngine,
     StopEngine,
@@ -40,26 +44,32 @@ from edge_agent.plan_actions import (
     Tell,
     UnloadPlan,
 )
-from edge_agent.plan_check import PlanChecked, PlanUnusable, check_plan
-from edge_agent.plans import PlanManager
+from edge_agent.plan_check import PlanUnusable, check_plan
+from edge_agent.plan_facts import PlanFacts
+from edge_agent.plans import ManagerConfig, PlanManager
 from edge_agent.probation import ProbationConfig
-from edge_agent.status import AgentStatus, EngineStatus, plan_status, queue_status, task_totals
+from edge_agent.status import AgentStatus, EngineStatus, plan_status, queue_status, task_totals, trial_status
 from edge_agent.store import ArtifactStore, StateFile
 from edge_agent.supervisor import Supervisor
 from edge_agent.telemetry import ServiceTimes, engine_rows, profile_rows, task_rows, trace_row
+from edge_agent.waiting import WaitingLog
 from edge_agent.worker import messages as engine
 from edge_agent.worker.config import WorkerConfig
 from shared.engine.steps import Outcome, PlanKey
 from shared.errors import StorageError, TaskRefused
-from shared.ids import Digest, TaskId
+from shared.failpoint import failpoint
+from shared.ids import TaskId
 from shared.messages.control import ProfileRequest
-from shared.messages.telemetry import Event, RowData
+from shared.messages.telemetry import Event, PlanActivated, RowData
+from shared.systemd.notify import manager_of
 
 _log = logging.getLogger(__name__)
 
 _TICK_S = 0.25
 _PROBLEMS = 16  # of the newest, shown by `status`
 _PROFILE_REPEATS = 5
+_ENDS = link.ProbationPassed | link.ProbationFailed | link.PlanRefused | link.TrialDecided
+"""Events with which an attempt may end."""
 
 LinkFactory: TypeAlias = Callable[[], tuple[Link, Sequence[str]]]
 """Makes the link, and says what was wrong with the state it found."""
@@ -83,11 +93,18 @@ class Agent:
         self._problems: deque[str] = deque(maxlen=_PROBLEMS)
         self._fallback_file = StateFile(home / "fallback")
         self._supervisor = Supervisor(Random())
+        self._waiting = WaitingLog()
         self._plans = PlanManager(
             self._supervisor,
-            ProbationConfig(length_s=config.probation_s),
+            ManagerConfig(
+                probation=ProbationConfig(length_s=config.probation_s, guard=config.guard.guard()),
+                trial=config.trial.trial(),
+                timing_s=config.trial.timing_s,
+                load_limit_s=config.load_limit_s,
+            ),
             self._load_fallback(),
-            config.load_limit_s,
+            waiting=self._waiting,
+            coin=Random(),
         )
         self._ledger = TaskLedger()
         self._endpoint = Endpoint(
@@ -98,7 +115,11 @@ class Agent:
         )
         self._engine = EngineHost(
             self.loop,
-            WorkerConfig(stats_interval_s=config.stats_interval_s, log_level=config.log_level),
+            WorkerConfig(
+                stats_interval_s=config.stats_interval_s,
+                memory_bytes=config.memory_bytes,
+                log_level=config.log_level,
+            ),
             config.silent_engine_s,
             self._on_report,
         )
@@ -110,7 +131,6 @@ class Agent:
             raise
         self._problems += problems
         self._background = Background(self.loop)
-        self._members: dict[Digest, tuple[tuple[str, ...], ...]] = {}
         self._service: ServiceTimes = ServiceTimes(())
         self._profiles: dict[int, ProfileRequest] = {}  # not answered yet
         self._stats: engine.Stats | None = None
@@ -118,12 +138,17 @@ class Agent:
         self._stopping = False
         self._settled = False  # an attempt has ended
         self._counted_s = self._started_s
+        self._heartbeat = Heartbeat(
+            manager_of(os.environ),
+            Patience(silent_s=config.silent_engine_s, load_limit_s=config.load_limit_s),
+        )
 
     # -- life -----------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Serve until told to stop."""
         self._endpoint.listen(runtime_directory(self._home))
+        self._heartbeat.up()
         self.loop.watch(self._link.fileno(), READ, self._on_link)
         self.loop.call_every(_TICK_S, self._tick)
         self.loop.call_every(self.config.stats_interval_s, self._count)
@@ -141,6 +166,7 @@ class Agent:
             self._background.close()
             self._link.stop()
             self.loop.close()
+            self._heartbeat.close()
 
     def request_stop(self) -> None:
         """Take no more tasks, let those that are open end for a while, then return from `run`."""
@@ -148,7 +174,9 @@ class Agent:
             self.loop.stop()
             return
         self._stopping = True
-        self._engine.drain()
+        self._heartbeat.stopping()
+        self._do(self._plans.shut_down(self.loop.now()))
+        self._engine.drain(refuse=True)
         self.loop.call_at(self.loop.now() + self.config.drain_s, self.loop.stop)
         self._stop_when_empty()
 
@@ -159,11 +187,19 @@ class Agent:
     def _tick(self) -> None:
         self._do(self._plans.tick(self.loop.now()))
         self._link.tick()
-        self._engine.check_alive(busy=self._plans.loading or not self._plans.engine_up)
+        serving = self._plans.engine_up and not self._plans.loading
+        self._engine.check_alive(busy=not serving)
+        self._heartbeat.beat(self.loop.now(), EngineSigns(self._engine.sign_s, serving), self._summary)
+
+    def _summary(self) -> str:
+        """One line for `systemctl status`."""
+        reason, active = self.not_ready(), self._plans.active
+        plan = f", plan {active.ref.digest[:12]} for {', '.join(self._plans.models)}" if active else ""
+        return f"{f'not ready: {reason}' if reason else 'ready'}{plan}; link {self._link.status().state}"
 
     def _sample_steps(self) -> None:
         """Trace for a short while: every step of a window, so that its timeline has no holes."""
-        if self._plans.active is not None:
+        if self._plans.active is not None and self._plans.runner is None:  # tracing would cost a window time
             self._engine.trace(True)
             self.loop.call_at(self.loop.now() + self.config.trace_window_s, lambda: self._engine.trace(False))
 
@@ -179,7 +215,7 @@ class Agent:
             return "the agent is stopping"
         if not self._plans.engine_up:
             return "the engine process is starting"
-        if self._plans.active is None:
+        if self._plans.active is None and not self._plans.exchanging:
             return "a plan is being loaded" if self._plans.loading else "no plan is active"
         return ""
 
@@ -208,7 +244,7 @@ class Agent:
 
     def status(self) -> bytes:
         """As JSON."""
-        active, phase = self._plans.active, self._plans.phase
+        active, pause_s = self._plans.active, self._plans.last_pause_s
         reason = self.not_ready()
         found = AgentStatus(
             version=__version__,
@@ -224,7 +260,8 @@ class Agent:
                 last_exit=self._last_exit,
             ),
             plan=plan_status(active.ref, self._plans.models) if active else None,
-            trial=phase.value if phase else "",
+            trial=trial_status(self._plans, self.loop.now()),
+            last_pause_ms=None if pause_s is None else round(pause_s * 1e3, 1),
             link=self._link.status(),
             queues=queue_status(self._stats, self._plans.models) if self._stats else (),
             tasks=task_totals(self._ledger),
@@ -249,12 +286,17 @@ class Agent:
                 for request in self._profiles.values():
                     self._ask_profile(request)
             case engine.PlanLoaded():
-                self._do(self._plans.loaded(PlanKey(report.key)))
+                key = PlanKey(report.key)
+                self._do(self._plans.loaded(key, report.stated_bytes, report.memory_bytes))
+            case engine.PlanTooLarge():
+                self._do(self._plans.too_large(report))
+            case engine.Measured():
+                self._do(self._plans.measured(report, self.loop.now()))
             case engine.PlanFailed():
                 _log.warning("plan %d failed in the engine: %s", report.key, report.reason)
                 self._do(self._plans.load_failed(PlanKey(report.key), report.reason))
             case engine.PlanActive():
-                self._plan_active(PlanKey(report.key))
+                self._plan_active(PlanKey(report.key), report.paused_s)
             case engine.PlanReleased():
                 self._do(self._plans.released(PlanKey(report.key)))
                 self._collect()
@@ -270,10 +312,13 @@ class Agent:
                 text = f"tasks that name arena {report.arena} are refused: {report.reason}"
                 self._note("arena_refused", text)
             case engine.Drained():
+                self._do(self._plans.drained(self.loop.now()))
                 self._stop_when_empty()
 
     def _task_done(self, done: engine.TaskDone) -> None:
         outcome = Outcome(done.outcome)
+        if outcome is Outcome.COMPLETED:
+            self._waiting.task_completed(done.queued_s, done.ended_s)
         self._endpoint.task_ended(TaskId(done.task), outcome, done.code, done.reason, done.queued_s)
         if self._plans.phase is not None:
             key = None if done.key is None else PlanKey(done.key)
@@ -281,16 +326,18 @@ class Agent:
         if self._stopping:
             self._stop_when_empty()
 
-    def _plan_active(self, key: PlanKey) -> None:
-        self._do(self._plans.activated(key, self.loop.now()))
-        active = self._plans.active
-        if active is not None:
-            _log.info("plan %s is active", active.ref.digest[:12])
-            self._service = ServiceTimes(self._members.get(active.ref.digest, ()))
+    def _plan_active(self, key: PlanKey, paused_s: float) -> None:
+        failpoint("agent.swap.after")
+        plan = self._plans.plan_of(key)
+        facts = self._plans.facts_of(plan.ref.digest) if plan else None
+        if facts is not None:
+            self._service = ServiceTimes(facts.members)
+        self._do(self._plans.activated(key, self.loop.now(), paused_s))
 
     def _exited(self, returncode: int) -> None:
         how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
         self._last_exit = how
+        self._waiting.engine_restarted()
         self._stats = None
         self._endpoint.end_all(
             Outcome.FAILED,
@@ -313,8 +360,16 @@ class Agent:
             case LoadPlan(key, plan):
                 paths = {need.digest: str(self.artifacts.path(need.digest)) for need in plan.artifacts}
                 self._engine.load_plan(key, plan.wire, paths)
-            case SwapTo(key):
-                self._engine.activate(key)
+            case SwapTo(key, keep):
+                failpoint("agent.swap.before")
+                self._engine.activate(key, keep=keep)
+            case DrainEngine():
+                self._engine.drain(refuse=False)
+            case MeasureWindow(number, from_s, to_s, brake_age_s):
+                self._engine.measure(engine.Measure(number, from_s, to_s, brake_age_s))
+            case Activated(ref, attempt):
+                _log.info("plan %s is active", ref.digest[:12])
+                self._record([PlanActivated(ref.digest, ref.origin, *attempt)])
             case UnloadPlan(key):
                 self._engine.unload(key)
             case StartEngine(delay_s):
@@ -323,27 +378,27 @@ class Agent:
             case StopEngine():
                 self._engine.end()
             case Tell(event):
+                if isinstance(event, link.PlanStaged):
+                    failpoint("agent.staged")
                 self._link.tell(event)
-                if isinstance(event, link.ProbationPassed | link.ProbationFailed | link.PlanRefused):
+                if isinstance(event, _ENDS):
                     self._settled = True
                     self._collect(downloads=isinstance(event, link.ProbationPassed))
             case Note(code, text):
                 self._note(code, text)
             case KeepFallback(plan):
+                failpoint("agent.fallback")
                 try:
                     self._fallback_file.save(msgspec.msgpack.encode(plan))
                 except StorageError as error:
                     self._note("storage", str(error))
 
-    def _checked(self, result: PlanChecked | PlanUnusable) -> None:
+    def _checked(self, result: PlanFacts | PlanUnusable) -> None:
         if isinstance(result, PlanUnusable):
             self._note("plan_unusable", f"plan {result.digest[:12]}: {result.reason}")
             self._do(self._plans.check_failed(result.digest, result.reason, result.damaged))
             return
-        self._members[result.digest] = result.members
-        self._do(self._plans.checked(result.digest, result.models))
-        known = self._plans.checked_plans
-        self._members = {digest: members for digest, members in self._members.items() if digest in known}
+        self._do(self._plans.checked(result))
 
     def _load_fallback(self) -> RunnablePlan | None:
         found = self._fallback_file.load()
@@ -377,8 +432,12 @@ class Agent:
                     self._do(self._plans.verify(attempt, plan))
                 case link.StagePlan(attempt, plan):
                     self._do(self._plans.stage(attempt, plan))
-                case link.ActivatePlan(attempt, plan):
-                    self._do(self._plans.activate(attempt, plan))
+                case link.RunTrial():
+                    self._do(self._plans.run_trial(order, self.loop.now()))
+                case link.TrialRecorded(attempt):
+                    self._do(self._plans.trial_recorded(attempt, self.loop.now()))
+                case link.ActivatePlan(attempt, plan, guarded):
+                    self._do(self._plans.activate(attempt, plan, guarded=guarded))
                 case link.AbandonPlan(attempt):
                     self._do(self._plans.abandon(attempt))
                 case link.RunProfile(request):
@@ -422,6 +481,9 @@ class Agent:
     def _stats_arrived(self, stats: engine.Stats) -> None:
         self._stats = stats
         self._service.add(stats)
+        oldest_age_s = max((one.oldest_age_s for one in stats.models), default=0.0)
+        arrived = {one.name: one.queue_length + sum(one.outcomes.values()) for one in stats.models}
+        self._waiting.seen(stats.at_s, oldest_age_s, arrived)
         plan = self._plans.plan_of(PlanKey(stats.key)) if stats.key is not None else None
         self._record(engine_rows(stats, plan.ref.digest if plan else None, self._service.per_task_us()))
 

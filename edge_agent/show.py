@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from edge_agent.doctor import Check
-from edge_agent.status import AgentStatus
+from edge_agent.status import AgentStatus, TrialStatus
+from shared.text import counted
 
 
 def status_text(status: AgentStatus) -> str:
@@ -20,6 +21,10 @@ def status_text(status: AgentStatus) -> str:
         lines.append(f"plan       {plan.digest[:12]} from {plan.origin}, models {', '.join(plan.models)}")
     else:
         lines.append("plan       none")
+    if status.trial:
+        lines.append(f"trial      {_trial_text(status.trial)}")
+    if status.last_pause_ms is not None:
+        lines.append(f"pause      {status.last_pause_ms:.0f} ms at the last swap: both plans did not fit")
     lines.append(f"link       {link.state}" + (f": {link.detail}" if link.detail else ""))
     if link.device:
         lines.append(f"device     {link.device}")
@@ -34,6 +39,14 @@ def status_text(status: AgentStatus) -> str:
     ]
     lines += [f"problem    {problem}" for problem in status.problems]
     return "\n".join(lines)
+
+
+def _trial_text(trial: TrialStatus) -> str:
+    if trial.phase != "trial":
+        return f"the desired plan is {trial.phase}"
+    ratio = f", ratio so far {trial.ratio:.3f}" if trial.ratio is not None else ""
+    pairs = counted(trial.pairs, "pair")
+    return f"{pairs} of windows{ratio}, decided within {trial.seconds_left:.0f} s"
 
 
 def doctor_text(checks: Sequence[Check]) -> str:

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from edge_agent.ingest.ledger import TaskLedger
 from edge_agent.link.events import PlanRef
+from edge_agent.plans import PlanManager
 from edge_agent.worker.messages import Stats
 
 
@@ -24,6 +25,15 @@ class PlanStatus(Struct, frozen=True, kw_only=True):
     digest: str
     origin: str
     models: tuple[str, ...]
+
+
+class TrialStatus(Struct, frozen=True, kw_only=True):
+    """The plan of the present attempt, which does not count as good yet."""
+
+    phase: str  # verifying, staging, staged, trial, activating, probation
+    pairs: int = 0  # of windows, so far
+    ratio: float | None = None  # over these pairs; above 1: the candidate is better
+    seconds_left: float = 0.0  # of the trial, at most
 
 
 class LinkStatus(Struct, frozen=True, kw_only=True):
@@ -73,7 +83,8 @@ class AgentStatus(Struct, frozen=True, kw_only=True):
     reason: str  # why it is not ready
     engine: EngineStatus
     plan: PlanStatus | None
-    trial: str  # phase of the plan on trial, empty if none
+    trial: TrialStatus | None
+    last_pause_ms: float | None  # in which nothing was launched, as two plans did not fit into memory
     link: LinkStatus
     queues: tuple[QueueStatus, ...]
     tasks: tuple[TaskTotals, ...]
@@ -84,6 +95,17 @@ class AgentStatus(Struct, frozen=True, kw_only=True):
 def plan_status(ref: PlanRef, models: Iterable[str]) -> PlanStatus:
     """Of the plan that runs."""
     return PlanStatus(digest=ref.digest, origin=ref.origin.value, models=tuple(models))
+
+
+def trial_status(manager: PlanManager, now_s: float) -> TrialStatus | None:
+    """Of the present attempt, if there is one."""
+    phase, runner = manager.phase, manager.runner
+    if phase is None:
+        return None
+    if runner is None:
+        return TrialStatus(phase=phase.value)
+    pairs, ratio, left_s = runner.progress(now_s)
+    return TrialStatus(phase=phase.value, pairs=pairs, ratio=ratio, seconds_left=round(left_s, 1))
 
 
 def queue_status(stats: Stats, served: Container[str]) -> tuple[QueueStatus, ...]:

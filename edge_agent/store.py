@@ -14,6 +14,7 @@ from pathlib import Path
 
 from shared.digest import DIGEST_BYTES
 from shared.errors import StateError, StorageError
+from shared.failpoint import failpoint
 from shared.ids import Digest
 
 _MAGIC = b"STGLSTATE1\n"
@@ -65,11 +66,13 @@ class StateFile:
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_synced(fresh, _MAGIC + _checksum(body) + body)
+            failpoint("agent.file.written")
             if self.path.exists():
                 spare = self._previous.with_name(self._previous.name + ".new")
                 spare.unlink(missing_ok=True)
                 os.link(self.path, spare)
                 spare.replace(self._previous)
+                failpoint("agent.file.previous")
             fresh.replace(self.path)
             sync_directory(self.path.parent)
         except OSError as error:

@@ -4,6 +4,7 @@ from alembic import context
 
 from planner.store.database import Database
 from planner.store.tables import Table
+from shared.failpoint import failpoint
 
 
 def run() -> None:
@@ -18,6 +19,7 @@ def run() -> None:
         )
         with context.begin_transaction():
             context.run_migrations()
+            failpoint("planner.migration.within")
 
 
 run()

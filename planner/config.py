@@ -4,6 +4,7 @@ A file is TOML with a table `[planner]`; the environment has `STAGELOOM_PLANNER_
 A setting that is unknown or cannot be read stops start-up.
 """
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -42,11 +43,13 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "backlog_rows": Setting("rows", "telemetry taken in and not committed, before devices wait", 1, 1e7),
     "max_devices": Setting("devices", "bounds the open files asked of the system, four each", 1, 100_000),
     "search": Setting("ray|local", "where searches run: Ray, or processes of this machine alone"),
-    "search_workers": Setting(
-        "searches", "how many run at the same time; 0: one less than the cores", 0, 1024
-    ),
+    "search_workers": Setting("searches", "how many run at once; 0: one less than the cores", 0, 1024),
     "ray_address": Setting("host:port", "a Ray cluster to join; empty: a Ray of its own, on loopback"),
-    "telemetry_keep_s": Setting("seconds", "age at which telemetry is deleted; 0 keeps all", 0.0, 1e9),
+    "telemetry_rows_keep_s": Setting("seconds", "age at which rows become minutes; 0 keeps them", 0.0, 1e9),
+    "telemetry_minutes_keep_s": Setting(
+        "seconds", "age at which minutes become hours; 0 keeps them", 0.0, 1e9
+    ),
+    "telemetry_hours_keep_s": Setting("seconds", "age at which hours are deleted; 0 keeps them", 0.0, 1e9),
 }
 
 
@@ -66,7 +69,9 @@ class PlannerConfig:
     search: str = "ray"
     search_workers: int = 0
     ray_address: str = ""
-    telemetry_keep_s: float = 14 * 86_400.0
+    telemetry_rows_keep_s: float = 2 * 86_400.0
+    telemetry_minutes_keep_s: float = 14 * 86_400.0
+    telemetry_hours_keep_s: float = 400 * 86_400.0
 
     def __post_init__(self) -> None:
         if str(self.data_dir) == _HOME:
@@ -76,6 +81,13 @@ class PlannerConfig:
                 f"dead_after_s = {self.dead_after_s:g} is less than two heartbeats of "
                 f"{self.heartbeat_interval_s:g} s, so devices would flap",
                 remedy="raise dead_after_s",
+            )
+        ages_s = (self.telemetry_rows_keep_s, self.telemetry_minutes_keep_s, self.telemetry_hours_keep_s)
+        kept_s = [age_s or math.inf for age_s in ages_s]
+        if kept_s != sorted(kept_s):
+            raise SettingError(
+                "telemetry is kept for a shorter time where it is coarser",
+                remedy="order telemetry_rows_keep_s <= telemetry_minutes_keep_s <= telemetry_hours_keep_s",
             )
         if self.search not in ("ray", "local"):
             raise SettingError(f"search = {self.search!r} is unknown", remedy="use ray or local")

@@ -1,5 +1,6 @@
 """The running planner: lock, store, the devices' side and the operator's side, in that order."""
 
+import faulthandler
 import logging
 import os
 import queue
@@ -23,20 +24,23 @@ from planner.dispatch.admin import AdminServer
 from planner.dispatch.core import DispatchConfig
 from planner.dispatch.events import DesiredChanged, Revoked
 from planner.dispatch.server import DispatchServer, ServerConfig, new_keys
+from planner.housekeeping import Housekeeper
 from planner.lock import DataDirLock
 from planner.replan.service import Replanner
+from planner.store.retention import Retention
 from planner.store.store import Store
 from shared.clock import SystemClock
 from shared.errors import InputError, UnavailableError
 from shared.ids import DeviceId
 from shared.keyfile import KeyPair, read_keys, write_keys
 from shared.messages.control import Desired
+from shared.systemd.notify import Notifier, manager_of
 from shared.token import Endpoints
 
 logger = logging.getLogger(__name__)
 
 KEY_FILE: Final = "planner.keys"
-_HOUSEKEEPING_S: Final = 600.0
+_BEAT_S: Final = 5.0  # the unit's watchdog waits for a minute
 _ANY_ADDRESS: Final = ("0.0.0.0", "[::]", "*")
 
 
@@ -124,19 +128,19 @@ class Planner:
                     "another planner runs on this database",
                     remedy="stop that one, or name another --database-url",
                 )
-            online = Online(self.store)
+            self._online = Online(self.store)
             alarms: queue.SimpleQueue[tuple[DeviceId, int] | None] = queue.SimpleQueue()
             self.server = DispatchServer(
                 self.store,
                 _server_config(config, self.keys),
                 clock=clock,
-                on_presence=online.changed,
+                on_presence=self._online.changed,
                 on_replan=lambda device, replan: alarms.put((device, replan)),
             )
             bound = self.server.start()
             self._undo.append(self.server.stop)
             self.endpoints = _advertised(bound, config)
-            fleet = DispatchFleet(self.server, self.endpoints, self.keys, online)
+            fleet = DispatchFleet(self.server, self.endpoints, self.keys, self._online)
             self.pool = AnytimePool(
                 config.search_workers or _search_workers(),
                 use_ray=config.search == "ray",
@@ -149,6 +153,7 @@ class Planner:
             self.admin = AdminServer(admin_path, AdminHandler(self.store, fleet, clock, self.pool).handle)
             self.admin.start()
             self._undo.append(self.admin.stop)
+            self._undo.append(Housekeeper(self.store, _retention(config)).close)
         except BaseException:
             self.close()
             raise
@@ -158,12 +163,14 @@ class Planner:
         """Whether the thread that serves the devices runs."""
         return self.server.alive
 
-    def housekeeping(self) -> None:
-        """What is done now and then: old telemetry goes."""
-        if self.config.telemetry_keep_s and (
-            rows := self.store.prune_telemetry(self.config.telemetry_keep_s)
-        ):
-            logger.info("deleted %d telemetry rows older than %g s", rows, self.config.telemetry_keep_s)
+    def summary(self) -> str:
+        """One line for `systemctl status`, from the thread that serves the devices: proof that it turns.
+
+        Raises:
+            TimeoutError: that thread does not answer.
+        """
+        backlog = self.server.ask(lambda core: core.backlog_rows)
+        return f"{len(self._online.now())} devices online, {backlog} telemetry rows waiting"
 
     def close(self) -> None:
         """Stop in reverse order; what was acknowledged is on disk already."""
@@ -184,35 +191,50 @@ def run_planner(
     previous = {number: signal.signal(number, _stopper(stop)) for number in (signal.SIGINT, signal.SIGTERM)}
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    faulthandler.enable()  # systemd's watchdog ends a process that hangs by SIGABRT: the log shows where
+    manager = manager_of(os.environ)
     try:
         planner = Planner(config)
         try:
             startup_s = time.monotonic() - began_s
             if ready is not None:
                 ready(_ready_line(planner, startup_s))
+            manager.send(READY="1")
             progress(
                 f"planner ready in {startup_s:.2f} s on {planner.endpoints.control}, "
                 f"data in {config.data_dir}; Ctrl-C stops it"
             )
-            _serve(planner, stop)
+            _serve(planner, stop, manager)
+            manager.send(STOPPING="1", STATUS="stopping")
             progress("stopping")
         finally:
             planner.close()
     finally:
+        manager.close()
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
-def _serve(planner: Planner, stop: threading.Event) -> None:
-    housekeeping_s = time.monotonic()
+def _serve(planner: Planner, stop: threading.Event, manager: Notifier) -> None:
+    beat_s = time.monotonic()
     while not stop.wait(0.5):
         if not planner.alive:
             raise UnavailableError(
                 "a part of the planner died", remedy="see the log above, and start it again"
             )
-        if time.monotonic() >= housekeeping_s:
-            housekeeping_s = time.monotonic() + _HOUSEKEEPING_S
-            planner.housekeeping()
+        if manager.listens and time.monotonic() >= beat_s:
+            beat_s = time.monotonic() + _BEAT_S
+            _beat(planner, manager)
+
+
+def _beat(planner: Planner, manager: Notifier) -> None:
+    """Feed the watchdog, if the thread that serves the devices answers."""
+    try:
+        summary = planner.summary()
+    except TimeoutError:
+        logger.warning("the thread that serves the devices does not answer")
+        return
+    manager.send(STATUS=summary, WATCHDOG="1")
 
 
 def _stopper(stop: threading.Event) -> Callable[[int, FrameType | None], None]:
@@ -248,6 +270,12 @@ def _keys(path: Path) -> KeyPair:
     if not path.exists():
         write_keys(path, new_keys())
     return read_keys(path)
+
+
+def _retention(config: PlannerConfig) -> Retention:
+    return Retention(
+        config.telemetry_rows_keep_s, config.telemetry_minutes_keep_s, config.telemetry_hours_keep_s
+    )
 
 
 def _server_config(config: PlannerConfig, keys: KeyPair) -> ServerConfig:

@@ -147,7 +147,7 @@ class _Story:
 
     def run_plan(self, plan: dict[str, Any]) -> None:
         """Push a plan and wait until the device runs it."""
-        self.planner("plan", "push", DEVICE, plan["plan"])
+        self.planner("plan", "push", DEVICE, plan["plan"], "--now")
 
         def active() -> bool:
             report = self.device()["report"]
@@ -240,8 +240,8 @@ class _Story:
 
     def books(self) -> dict[str, int]:
         """Telemetry rows produced by the device, stored and dropped."""
-        books: dict[str, int] = self.planner("watch", DEVICE, "--count", "1")["telemetry"]
-        return books
+        books = self.planner("watch", DEVICE, "--count", "1")["telemetry"]
+        return {word: int(books[word]) for word in ("produced", "stored", "dropped")}
 
     def telemetry_balanced(self) -> bool:
         books = self.books()

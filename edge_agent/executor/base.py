@@ -80,8 +80,15 @@ class Executor(Protocol):
     def name(self) -> str:
         """The registry's name."""
 
-    def stated_bytes(self, bound: BoundPlan) -> int:
-        """Bytes that `load` and `prepare` will add for this plan beyond what is loaded already."""
+    def stated_bytes(self, bound: BoundPlan, *, alone: bool = False) -> int:
+        """Bytes that `load` and `prepare` will add for this plan beyond what is loaded already.
+
+        `alone`: with nothing else loaded.
+        """
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that the loaded plans state together; what they share counts once."""
 
     def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
         """Make a plan known. Weights of an artifact are shared by all plans and replicas.

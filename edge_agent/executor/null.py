@@ -49,7 +49,12 @@ class NullExecutor:
         self._next_block: dict[InstanceId, int] = {}
         self._moves: dict[InstanceId, list[MoveInstance]] = {}  # until the first step on the new plan
 
-    def stated_bytes(self, bound: BoundPlan) -> int:
+    def stated_bytes(self, bound: BoundPlan, *, alone: bool = False) -> int:
+        """Nothing."""
+        return 0
+
+    @property
+    def held_bytes(self) -> int:
         """Nothing."""
         return 0
 

@@ -67,18 +67,24 @@ class OnnxExecutor:
         """Sessions that are loaded."""
         return len(self._cache)
 
-    def stated_bytes(self, bound: BoundPlan) -> int:
+    def stated_bytes(self, bound: BoundPlan, *, alone: bool = False) -> int:
         """Weights of the sessions that are not there yet, and activations beyond what loaded plans need."""
-        graphs = {model.plan.artifact: model.graph for model in bound.models}
-        wanted = {
-            key
-            for combined in bound.combined
-            for bucket_of in _every_bucket(bound, combined.members)
-            for key in CombinedPrograms(bound, combined).keys(bucket_of)
-        }
-        weights = sum(weight_bytes(k, graphs[k.artifact]) for k in wanted if self._cache.get(k) is None)
-        present = max((_activation_bytes(loaded.bound) for loaded in self._plans.values()), default=0)
-        return weights + max(0, _activation_bytes(bound) - present)
+        weights = _session_bytes(bound)
+        missing = sum(size for key, size in weights.items() if alone or self._cache.get(key) is None)
+        present = 0 if alone else self._held_activation_bytes
+        return missing + max(0, _activation_bytes(bound) - present)
+
+    @property
+    def held_bytes(self) -> int:
+        """Weights of every session that a loaded plan may want, and the activations of the largest plan."""
+        weights: dict[SessionKey, int] = {}
+        for loaded in list(self._plans.values()):
+            weights |= _session_bytes(loaded.bound)
+        return sum(weights.values()) + self._held_activation_bytes
+
+    @property
+    def _held_activation_bytes(self) -> int:
+        return max((_activation_bytes(loaded.bound) for loaded in list(self._plans.values())), default=0)
 
     def load(self, key: PlanKey, bound: BoundPlan, artifacts: Mapping[Digest, Artifact]) -> None:
         """Make the sessions of every atom at batch 1: with them any mask can run as a fallback.
@@ -285,6 +291,17 @@ class OnnxExecutor:
             self.unload(key)
         self._values.clear()
         self._pool.close()
+
+
+def _session_bytes(bound: BoundPlan) -> dict[SessionKey, int]:
+    """Every session that the plan may want, with the bytes of its weights."""
+    graphs = {model.plan.artifact: model.graph for model in bound.models}
+    return {
+        key: weight_bytes(key, graphs[key.artifact])
+        for combined in bound.combined
+        for bucket_of in _every_bucket(bound, combined.members)
+        for key in CombinedPrograms(bound, combined).keys(bucket_of)
+    }
 
 
 def _activation_bytes(bound: BoundPlan) -> int:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from shared.artifact import file_digest
+from shared.failpoint import failpoint
 from shared.ids import Digest
 
 
@@ -39,6 +40,7 @@ class ArtifactFolder:
             if file.tell() != offset_bytes:
                 raise OSError(f"the partial artifact has {file.tell()} bytes, not {offset_bytes}")
             file.write(data)
+        failpoint("agent.artifact.append")
 
     def finish(self, digest: Digest) -> bool:
         """Take a complete file in if it is what it should be; throw it away if not."""
@@ -46,7 +48,9 @@ class ArtifactFolder:
         if file_digest(part) != digest:
             part.unlink()
             return False
+        failpoint("agent.artifact.rename")
         part.replace(self.path(digest))
+        failpoint("agent.artifact.renamed")
         return True
 
     def _part(self, digest: Digest) -> Path:

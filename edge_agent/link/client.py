@@ -29,6 +29,7 @@ from shared.backoff import backoff_s
 from shared.clock import Clock, SystemClock
 from shared.codec import Codec
 from shared.errors import DecodeError
+from shared.failpoint import failpoint
 from shared.keyfile import KeyPair
 from shared.messages import bulk, control, telemetry
 from shared.messages.base import RefusalCode, Refused
@@ -56,7 +57,16 @@ PLANNER_KEY_DIFFERS: Final = (
     "the handshake fails: what answers there does not hold the planner's key; join again with a new token"
 )
 
-PlanAction = ev.VerifyPlan | ev.StagePlan | ev.ActivatePlan | ev.RestorePlan | ev.AbandonPlan | ev.RunProfile
+PlanAction = (
+    ev.VerifyPlan
+    | ev.StagePlan
+    | ev.RunTrial
+    | ev.TrialRecorded
+    | ev.ActivatePlan
+    | ev.RestorePlan
+    | ev.AbandonPlan
+    | ev.RunProfile
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +212,7 @@ class LinkClient:
                 if due:
                     next_tick_s = now_s + _TICK_S
                 self._round(ready, now_s, tick=due)
+            self._drain_inbox(self._clock.monotonic_s())  # how a trial ended must be on disk
         finally:
             self._disconnect()
             self._spool.close()
@@ -287,8 +298,13 @@ class LinkClient:
     def _carry(self, actions: Sequence[ev.Action]) -> None:
         for action in actions:
             if isinstance(action, ev.Persist):
+                commits = action.state.state is control.DeviceState.COMMITTED
                 try:
+                    if commits:
+                        failpoint("agent.commit.before")
                     save_state(self._state_path, action.state)
+                    if commits:
+                        failpoint("agent.commit.after")
                 except OSError as error:
                     log.error("the link's state cannot be stored: %s", error)
                     self._record_event("storage", f"the link's state cannot be stored: {error}")
@@ -310,6 +326,8 @@ class LinkClient:
             case ev.Reconnect(reason, delay_s):
                 log.warning("reconnecting: %s", reason)
                 self._later(delay_s if delay_s is not None else next(self._delays), now_s)
+            case ev.Record(row):
+                self._record(row)
             case ev.Persist():
                 raise AssertionError("persisted by _carry")
             case _:
@@ -371,8 +389,11 @@ class LinkClient:
                 self._send_telemetry(now_s)
 
     def _record_event(self, code: str, text: str) -> None:
-        row = telemetry.Row(self._clock.wall_us(), telemetry.Event(code[:128], text[:512]))
-        self._spool.append([telemetry.encode_row(row)])
+        self._record(telemetry.Event(code[:128], text[:512]))
+
+    def _record(self, data: telemetry.RowData) -> None:
+        body = _encoded(telemetry.Row(self._clock.wall_us(), data))
+        self._spool.append([body] if body is not None else [])
 
     def _record_state(self, state: ev.LinkState) -> None:
         if state.desired is None or state.state is None:
@@ -390,7 +411,7 @@ class LinkClient:
             origin,
             state.reason,
         )
-        self._spool.append([telemetry.encode_row(telemetry.Row(self._clock.wall_us(), change))])
+        self._record(change)
 
     # -- connection -----------------------------------------------------------------------------------------
 

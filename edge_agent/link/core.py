@@ -11,11 +11,14 @@ from dataclasses import dataclass
 import msgspec
 
 from edge_agent.link import events as ev
-from edge_agent.link.states import VERDICTS, Cause, step
+from edge_agent.link import trials
+from edge_agent.link.states import Cause
+from edge_agent.link.trials import Way
 from shared.ids import Digest
 from shared.messages import control
 from shared.messages.base import RefusalCode, Refused
-from shared.messages.control import DeviceState, Origin
+from shared.messages.control import DeviceState
+from shared.messages.telemetry import TrialEnded
 from shared.text import counted
 
 
@@ -31,6 +34,7 @@ class LinkConfig:
     fetch_again_s: float = 2.0
     storage_again_s: float = 5.0
     refused_again_s: float = 60.0
+    wall_s: float = 0.0  # the wall clock less the monotonic one
 
 
 class LinkCore:
@@ -61,6 +65,7 @@ class LinkCore:
         self._sent_revision = -1
         self._stored_revision = 0
         self._asked: tuple[ev.Attempt, str] | None = None
+        self._staged: ev.PlanStaged | None = None  # what the manager said of the attempt's plan
         self._fetch_asked_s: dict[Digest, float] = {}
         self._profiles_asked: set[int] = set()
 
@@ -69,23 +74,24 @@ class LinkCore:
         self._present = set(present)
         actions: list[ev.Action] = []
         found, state = self.state, self.state
+        rows: tuple[TrialEnded, ...] = ()
         if found.last_good is not None:
             actions.append(ev.RestorePlan(found.last_good))
         active = found.last_good.ref if found.last_good else None
         state = msgspec.structs.replace(state, active=active)
         if found.state is not None:
             if found.state is DeviceState.PROBATION and found.probation_boots:
-                state = _moved(
-                    state, Cause.BOOT_AGAIN, "the agent stopped twice while it was under probation"
-                )
+                state = state.moved(Cause.BOOT_AGAIN, "the agent stopped twice while it was under probation")
             elif found.state is DeviceState.PROBATION:
-                state = _moved(state, Cause.BOOT, "the agent stopped while it was under probation")
+                state = state.moved(Cause.BOOT, "the agent stopped while it was under probation")
                 state = msgspec.structs.replace(state, probation_boots=1)
             elif found.state is DeviceState.TRIAL:
-                state = _moved(state, Cause.BOOT, "the agent stopped during the trial")
+                changed = trials.found_in_trial(self.state, self._wall_us(now_s))
+                state, rows = changed
             else:
-                state = _moved(state, Cause.BOOT, found.reason)
-        actions += self._become(state)
+                state = state.moved(Cause.BOOT, found.reason)
+        actions += self._become(msgspec.structs.replace(state, abandoned=0, trial=None))
+        actions += [ev.Record(row) for row in rows]
         return actions + self.handle(ev.EnvironmentChanged(environment), now_s)
 
     def handle(self, event: ev.Event, now_s: float) -> list[ev.Action]:
@@ -143,17 +149,19 @@ class LinkCore:
                 self._profiles_asked.clear()
             case ev.RestoreFailed(reason):
                 if self.state.state is DeviceState.COMMITTED:
-                    return self._become(_moved(self.state, Cause.RESTORE_FAILED, reason))
+                    return self._become(self.state.moved(Cause.RESTORE_FAILED, reason))
             case ev.Tick():
                 return self._tick(now_s)
             case (
                 ev.PlanVerified()
                 | ev.PlanStaged()
                 | ev.PlanRefused()
+                | ev.TrialBegins()
+                | ev.TrialDecided()
                 | ev.ProbationPassed()
                 | ev.ProbationFailed()
             ):
-                return self._outcome(event)
+                return self._outcome(event, now_s)
         return []
 
     def _message(self, message: control.ControlToDevice, now_s: float) -> list[ev.Action]:
@@ -188,14 +196,21 @@ class LinkCore:
         actions: list[ev.Action] = []
         if known is not None:
             actions.append(ev.AbandonPlan((known.epoch, known.generation)))
+        rows = trials.abandoned(self.state, "a newer plan is desired", self._wall_us(now_s))
         wanted = {one.request for one in desired.profiles}
+        cause, reason = Cause.DESIRED, ""
+        if trials.only_measures(self.state, desired):
+            cause, reason = Cause.MEASURE, self.state.reason
         moved = msgspec.structs.replace(
-            _moved(self.state, Cause.DESIRED, ""),
+            self.state.moved(cause, reason),
             desired=desired,
             probation_boots=0,
+            trial=None,
+            abandoned=0,
+            way="",
             answered=tuple(one for one in self.state.answered if one in wanted),
         )
-        return self._become(moved) + actions
+        return self._become(moved) + actions + [ev.Record(row) for row in rows]
 
     def _refused(self, refused: Refused, now_s: float) -> list[ev.Action]:
         ours = refused.boot in (0, self.config.boot)
@@ -213,32 +228,43 @@ class LinkCore:
             return [ev.Reconnect(f"{refused.code.value}: {refused.reason}", again_s)]
         return []
 
-    def _outcome(self, event: ev.Outcome) -> list[ev.Action]:
+    def _outcome(self, event: ev.Outcome, now_s: float) -> list[ev.Action]:
         """What the plan manager says; an answer for another attempt or state is late and changes nothing."""
         state = self.state.state
-        if self.state.desired is None or event.attempt != self._attempt():
+        if self.state.desired is None or event.attempt != self.state.attempt:
             return []
         match event, state:
             case ev.PlanVerified(), DeviceState.RECEIVED | DeviceState.WAITING:
-                return self._become(_moved(self.state, Cause.VERIFIED, ""))
+                return self._become(self.state.moved(Cause.VERIFIED, ""))
             case ev.PlanStaged(), DeviceState.VERIFIED:
-                return self._become(_moved(self.state, Cause.STAGED, ""))
-            case ev.PlanRefused(), DeviceState.RECEIVED | DeviceState.WAITING | DeviceState.VERIFIED:
-                return self._become(_moved(self.state, Cause.REFUSED, event.reason))
+                self._staged = event
+                return self._become(self.state.moved(Cause.STAGED, ""))
+            case (
+                ev.PlanRefused(),
+                DeviceState.RECEIVED | DeviceState.WAITING | DeviceState.VERIFIED | DeviceState.STAGED,
+            ):
+                return self._become(self.state.moved(Cause.REFUSED, event.reason))
+            case ev.TrialBegins(), DeviceState.STAGED:
+                moved = self.state.moved(Cause.TRIAL_BEGINS, "")
+                return self._become(msgspec.structs.replace(moved, trial=event.record))
+            case ev.TrialDecided(), DeviceState.STAGED | DeviceState.TRIAL:
+                return self._apply(trials.decided(self.state, event, self._wall_us(now_s)))
             case ev.ProbationPassed(), DeviceState.PROBATION:
-                moved = _moved(self.state, Cause.PROBATION_PASSED, "")
-                return self._become(msgspec.structs.replace(moved, last_good=self._candidate()))
+                return self._apply(trials.committed(self.state, self._wall_us(now_s)))
             case ev.ProbationFailed(), DeviceState.PROBATION:
-                return self._roll_back(event.reason)
+                good = self.state.last_good
+                actions = self._apply(trials.rolled_back(self.state, event.reason, self._wall_us(now_s)))
+                return actions + ([ev.RestorePlan(good)] if good else [])
         return []
 
-    def _roll_back(self, reason: str) -> list[ev.Action]:
-        good = self.state.last_good
-        moved = _moved(self.state, Cause.PROBATION_FAILED, reason)
-        actions = self._become(msgspec.structs.replace(moved, active=good.ref if good else None))
-        return actions + ([ev.RestorePlan(good)] if good else [])
+    def _apply(self, changed: trials.Changed) -> list[ev.Action]:
+        """Take over a state, then tell what led to it."""
+        return self._become(changed.state) + [ev.Record(row) for row in changed.rows]
 
-    def _told(self) -> list[ev.Action]:
+    def _wall_us(self, now_s: float) -> int:
+        return round((now_s + self.config.wall_s) * 1e6)
+
+    def _told(self, now_s: float) -> list[ev.Action]:
         """What the shell said about the world, as levels: said once, true until it says otherwise."""
         actions: list[ev.Action] = []
         if self._active_told is not None and self._active_told.active != self.state.active:
@@ -248,11 +274,9 @@ class LinkCore:
         environment = self._environment
         if environment is None or environment == self.state.environment:
             return actions
-        state = msgspec.structs.replace(self.state, environment=environment)
-        if self.state.state in VERDICTS:
-            state = _moved(state, Cause.ENVIRONMENT, "tried again: the environment changed")
-            state = msgspec.structs.replace(state, probation_boots=0)
-        return actions + self._become(state)
+        ends_trial = self.state.state in (DeviceState.STAGED, DeviceState.TRIAL)
+        actions += self._apply(trials.environment_changed(self.state, environment, self._wall_us(now_s)))
+        return actions + ([ev.AbandonPlan(self.state.attempt)] if ends_trial else [])
 
     def _fetch_failed(self, digest: Digest, reason: str) -> list[ev.Action]:
         if self.state.state is not DeviceState.WAITING or digest not in {
@@ -337,17 +361,6 @@ class LinkCore:
         if self._active_told is not None and self._active_told.active == state.active:
             self._active_told = None
 
-    def _attempt(self) -> ev.Attempt:
-        desired = self.state.desired
-        return (desired.epoch, desired.generation) if desired else (0, 0)
-
-    def _candidate(self) -> ev.RunnablePlan | None:
-        desired = self.state.desired
-        if desired is None or desired.plan_digest is None:
-            return None
-        ref = ev.PlanRef(desired.plan_digest, Origin.PLANNER)
-        return ev.RunnablePlan(ref, desired.plan, desired.artifacts)
-
     def _missing(self) -> list[control.ArtifactNeed]:
         desired = self.state.desired
         return [need for need in desired.artifacts if need.digest not in self._present] if desired else []
@@ -358,7 +371,7 @@ class LinkCore:
         """Ask for whatever the state still lacks; asking twice for the same thing is harmless."""
         if now_s < self._storage_blocked_until_s:
             return []
-        actions = self._told() + self._next_step(now_s) + self._profiles(now_s)
+        actions = self._told(now_s) + self._next_step(now_s) + self._profiles(now_s)
         if self.welcomed and self.state.revision != self._stored_revision:
             overdue = now_s - self._reported_sent_s >= self._heartbeat_interval_s
             if self.state.revision != self._sent_revision or overdue:
@@ -367,43 +380,64 @@ class LinkCore:
         return actions
 
     def _next_step(self, now_s: float) -> list[ev.Action]:
-        plan, attempt = self._candidate(), self._attempt()
+        plan, attempt = self.state.candidate, self.state.attempt
         match self.state.state:
             case DeviceState.RECEIVED | DeviceState.WAITING:
                 return self._acquire(plan, attempt, now_s)
             case DeviceState.VERIFIED if plan:
-                return self._ask("stage", ev.StagePlan(attempt, plan))
+                # An artifact that was there when the plan was checked may have been found damaged since.
+                return (
+                    self._wait(now_s) if self._missing() else self._ask("stage", ev.StagePlan(attempt, plan))
+                )
             case DeviceState.STAGED if plan:
-                # The record is on disk before the plan runs: a crash from here on is found at boot.
-                moved = _moved(self.state, Cause.ACTIVATE, "")
-                persist = self._become(msgspec.structs.replace(moved, active=plan.ref))
-                return persist + self._ask("activate", ev.ActivatePlan(attempt, plan))
+                return self._begin(plan, attempt, now_s)
+            case DeviceState.TRIAL:
+                return self._ask("trial", ev.TrialRecorded(attempt))
             case DeviceState.PROBATION if plan:
-                return self._ask("activate", ev.ActivatePlan(attempt, plan))
+                guarded = self.state.way in (Way.PROVEN.value, Way.GUARD.value)
+                return self._ask("activate", ev.ActivatePlan(attempt, plan, guarded))
         return []
+
+    def _begin(self, plan: ev.RunnablePlan, attempt: ev.Attempt, now_s: float) -> list[ev.Action]:
+        """From staged on: a trial, or straight under probation."""
+        staged = self._staged
+        if staged is None or staged.attempt != attempt:
+            return self._ask("stage", ev.StagePlan(attempt, plan))
+        way, now_us = trials.way_of(self.state, staged), self._wall_us(now_s)
+        if way is Way.TRIAL:
+            return self._ask("trial", ev.RunTrial(attempt, plan, self.state.environment, now_us))
+        if way.guarded and staged.starves:
+            return self._become(self.state.moved(Cause.REFUSED, staged.starves))
+        # The record is on disk before the plan runs: a crash from here on is found at boot.
+        actions = self._apply(trials.activated(self.state, staged, way, now_us))
+        return actions + self._ask("activate", ev.ActivatePlan(attempt, plan, way.guarded))
 
     def _acquire(self, plan: ev.RunnablePlan | None, attempt: ev.Attempt, now_s: float) -> list[ev.Action]:
         good, active = self.state.last_good, self.state.active
         received = self.state.state is DeviceState.RECEIVED
         if received and plan is None:
             return self._become(
-                _moved(self.state, Cause.NOTHING_TO_DO, "no plan is desired; what runs goes on")
+                self.state.moved(Cause.NOTHING_TO_DO, "no plan is desired; what runs goes on")
             )
         if plan is None:
             return []
         if received and good and active and good.ref.digest == active.digest == plan.ref.digest:
-            return self._become(_moved(self.state, Cause.NOTHING_TO_DO, "it was committed and runs already"))
+            return self._become(self.state.moved(Cause.NOTHING_TO_DO, "it was committed and runs already"))
+        if self._missing():
+            return self._wait(now_s)
+        return self._ask("verify", ev.VerifyPlan(attempt, plan))
+
+    def _wait(self, now_s: float) -> list[ev.Action]:
+        """For artifacts that are missing, and fetch them."""
         missing = self._missing()
-        if not missing:
-            return self._ask("verify", ev.VerifyPlan(attempt, plan))
         actions: list[ev.Action] = []
-        if received:
+        if self.state.state is not DeviceState.WAITING:
             reason = f"{counted(len(missing), 'artifact')} to fetch"
-            actions += self._become(_moved(self.state, Cause.ARTIFACTS_MISSING, reason))
+            actions += self._become(self.state.moved(Cause.ARTIFACTS_MISSING, reason))
         return actions + self._fetch(missing, now_s)
 
     def _ask(self, what: str, action: ev.Action) -> list[ev.Action]:
-        wanted = (self._attempt(), what)
+        wanted = (self.state.attempt, what)
         if self._asked == wanted:
             return []
         self._asked = wanted
@@ -434,7 +468,3 @@ class LinkCore:
             self._profiles_asked.add(request.request)
             actions.append(ev.RunProfile(request))
         return actions
-
-
-def _moved(state: ev.LinkState, cause: Cause, reason: str) -> ev.LinkState:
-    return msgspec.structs.replace(state, state=step(state.state, cause), reason=reason[:512])

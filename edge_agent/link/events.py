@@ -1,15 +1,17 @@
 """What happens to the link core, and what it answers with, as frozen values.
 
 An *attempt* is the (epoch, generation) that a plan is tried for. The plan manager answers every
-`VerifyPlan`, `StagePlan` and `ActivatePlan` with one of the matching events that repeats the attempt, and
-answers again if it is asked again: after a failed write or a restart of the engine the core asks for what it
-has no answer to.
+`VerifyPlan`, `StagePlan`, `RunTrial`, `TrialRecorded` and `ActivatePlan` with one of the matching events that
+repeats the attempt, and answers again if it is asked again: after a failed write or a restart of the engine
+the core asks for what it has no answer to.
 """
 
 from dataclasses import dataclass
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
+from edge_agent.link.states import Cause, step
+from shared.engine.trial import TrialRecord, TrialResult
 from shared.ids import Digest
 from shared.messages.base import Count, DigestText, Line, PlanBytes, ShortText
 from shared.messages.control import (
@@ -21,6 +23,7 @@ from shared.messages.control import (
     Origin,
     ProfileRequest,
 )
+from shared.messages.telemetry import RowData
 
 Attempt = tuple[int, int]
 
@@ -41,8 +44,19 @@ class RunnablePlan(Struct, frozen=True):
     artifacts: tuple[ArtifactNeed, ...]
 
 
+class Proven(Struct, frozen=True):
+    """A plan that was committed here, and the environment in which it was."""
+
+    plan: DigestText
+    environment: ShortText
+
+
 class LinkState(Struct, frozen=True, kw_only=True):
-    """What survives a restart. `revision` counts changes of what is reported, over the device's life."""
+    """What survives a restart. `revision` counts changes of what is reported, over the device's life.
+
+    `trial` is there from before a candidate first runs until the verdict: found at boot, it means that the
+    agent stopped in the middle. `way` says what decides about the plan under probation.
+    """
 
     revision: Count = 0
     desired: Desired | None = None
@@ -52,8 +66,33 @@ class LinkState(Struct, frozen=True, kw_only=True):
     active: PlanRef | None = None
     last_good: RunnablePlan | None = None
     probation_boots: Count = 0
+    trial: TrialRecord | None = None
+    abandoned: Count = 0  # trials of this generation that ended without a verdict
+    way: ShortText = ""  # a value of edge_agent.link.trials.Way
+    proven: tuple[Proven, ...] = ()
     local_counter: Count = 0
     answered: tuple[Count, ...] = ()
+
+    @property
+    def attempt(self) -> Attempt:
+        """What the desired plan is tried for."""
+        return (self.desired.epoch, self.desired.generation) if self.desired else (0, 0)
+
+    @property
+    def candidate(self) -> RunnablePlan | None:
+        """The plan that is desired."""
+        if self.desired is None or self.desired.plan_digest is None:
+            return None
+        ref = PlanRef(self.desired.plan_digest, Origin.PLANNER)
+        return RunnablePlan(ref, self.desired.plan, self.desired.artifacts)
+
+    def moved(self, cause: Cause, reason: str) -> "LinkState":
+        """One step on.
+
+        Raises:
+            RuntimeError: the step is not in the table of states.
+        """
+        return structs.replace(self, state=step(self.state, cause), reason=reason[:512])
 
 
 @dataclass(frozen=True)
@@ -98,7 +137,12 @@ class PlanVerified:
 
 @dataclass(frozen=True)
 class PlanStaged:
+    """It can run. `control` is the plan that runs, if it serves the same artifacts: then the two compare."""
+
     attempt: Attempt
+    control: Digest | None = None
+    intervals_only: bool = False  # it differs from the control in launch intervals and in nothing else
+    starves: str = ""  # why its launch intervals would admit fewer tasks than arrive
 
 
 @dataclass(frozen=True)
@@ -107,6 +151,23 @@ class PlanRefused:
 
     attempt: Attempt
     reason: str
+
+
+@dataclass(frozen=True)
+class TrialBegins:
+    """Everything is ready: the candidate runs once the record is durable (`TrialRecorded`)."""
+
+    attempt: Attempt
+    record: TrialRecord
+
+
+@dataclass(frozen=True)
+class TrialDecided:
+    """The trial ended, or was refused: after a commit the candidate runs, else the control."""
+
+    attempt: Attempt
+    control: Digest | None
+    result: TrialResult
 
 
 @dataclass(frozen=True)
@@ -167,7 +228,9 @@ class Tick:
     """Time passed."""
 
 
-Outcome = PlanVerified | PlanStaged | PlanRefused | ProbationPassed | ProbationFailed
+Outcome = (
+    PlanVerified | PlanStaged | PlanRefused | TrialBegins | TrialDecided | ProbationPassed | ProbationFailed
+)
 
 Event = (
     Connected
@@ -221,11 +284,32 @@ class StagePlan:
 
 
 @dataclass(frozen=True)
-class ActivatePlan:
-    """Swap to the staged plan and watch it: the guard decides about probation, and rolls back by itself."""
+class RunTrial:
+    """Compare the staged plan with the one that runs: `TrialBegins` or `TrialDecided` answers."""
 
     attempt: Attempt
     plan: RunnablePlan
+    environment: str
+    at_us: int  # wall clock
+
+
+@dataclass(frozen=True)
+class TrialRecorded:
+    """The record is durable: the candidate may run. `TrialDecided` answers."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True)
+class ActivatePlan:
+    """Swap to the staged plan and watch it: the guard decides about probation, and rolls back by itself.
+
+    `guarded`: also against tasks that wait longer than before.
+    """
+
+    attempt: Attempt
+    plan: RunnablePlan
+    guarded: bool = False
 
 
 @dataclass(frozen=True)
@@ -248,6 +332,13 @@ class RunProfile:
 
 
 @dataclass(frozen=True)
+class Record:
+    """Keep this telemetry for the planner."""
+
+    row: RowData
+
+
+@dataclass(frozen=True)
 class Reconnect:
     """The planner is silent or refuses: drop the connection and come back after `delay_s` (or backoff)."""
 
@@ -261,9 +352,12 @@ Action = (
     | FetchArtifact
     | VerifyPlan
     | StagePlan
+    | RunTrial
+    | TrialRecorded
     | ActivatePlan
     | RestorePlan
     | AbandonPlan
     | RunProfile
+    | Record
     | Reconnect
 )

@@ -34,6 +34,10 @@ class Account:
         stop = self.produced if end is None else end
         return sum(max(min(high, stop) - low, 0) for low, high in self.dropped_ranges)
 
+    def dropped_mask(self) -> int:
+        """Dropped rows as a mask over sequences."""
+        return sum((1 << high) - (1 << low) for low, high in self.dropped_ranges)
+
     def drop(self, first: int, end: int) -> None:
         """Count the rows [first, end) as dropped; once, however often it is said."""
         self.dropped_ranges = add_range(self.dropped_ranges, first, end)

@@ -9,8 +9,8 @@ from zmq.utils import z85
 
 from shared.keyfile import KeyPair
 
-_HEARTBEAT_IVL_MS: Final = 1000
-_HEARTBEAT_TIMEOUT_MS: Final = 3000
+_HEARTBEAT_IVL_MS: Final = 5000
+_HEARTBEAT_TIMEOUT_MS: Final = 15000
 
 
 def new_keys() -> KeyPair:
@@ -44,7 +44,7 @@ def make_dealer(
     dealer.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_IVL_MS)
     dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
     dealer.setsockopt(zmq.HEARTBEAT_TTL, _HEARTBEAT_TIMEOUT_MS)
-    dealer.setsockopt(zmq.HANDSHAKE_IVL, 3000)
+    dealer.setsockopt(zmq.HANDSHAKE_IVL, 10000)
     dealer.setsockopt(zmq.RECONNECT_IVL, rng.randint(200, 600))
     dealer.setsockopt(zmq.RECONNECT_IVL_MAX, rng.randint(8_000, 15_000))
     dealer.setsockopt(zmq.LINGER, 0)

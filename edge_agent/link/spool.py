@@ -25,6 +25,7 @@ from typing import Final
 
 from edge_agent.link.ledger import Account, decode_books, encode_books
 from shared.errors import DecodeError
+from shared.failpoint import failpoint
 from shared.messages.telemetry import (
     MAX_BATCH_BYTES,
     MAX_BATCH_ROWS,
@@ -101,7 +102,10 @@ class Spool:
         self._unsaved_drops = False
         self._complained = False
         folder.mkdir(parents=True, exist_ok=True)
-        self._accounts, self._segments = self._recover()
+        self._accounts, self._segments, done = self._recover()
+        if not self._unsaved_drops or self._save():
+            for segment in done:
+                (self._folder / segment.name).unlink()
         self._accounts.setdefault(boot, Account())
 
     def close(self) -> None:
@@ -117,6 +121,16 @@ class Spool:
         spooled = sum(len(one.sizes) - one.acked for one in self._segments)
         size_bytes = sum(one.size_bytes for one in self._segments)
         return SpoolCounts(produced, produced - dropped - spooled, dropped, spooled, size_bytes)
+
+    def masks(self) -> dict[int, tuple[int, int, int]]:
+        """Per boot that is still open, as masks over sequences: rows produced, dropped, spooled."""
+        spooled = dict.fromkeys(self._accounts, 0)
+        for one in self._segments:
+            spooled[one.boot] |= (1 << one.end) - (1 << one.first + one.acked)
+        return {
+            boot: ((1 << account.produced) - 1, account.dropped_mask(), spooled[boot])
+            for boot, account in self._accounts.items()
+        }
 
     # -- rows in --------------------------------------------------------------------------------------------
 
@@ -155,6 +169,7 @@ class Spool:
             before_bytes = os.fstat(self._file).st_size
             try:
                 self._write_all(self._file, data)
+                failpoint("agent.spool.append")
             except OSError:
                 os.ftruncate(self._file, before_bytes)
                 raise
@@ -245,6 +260,7 @@ class Spool:
         if not segment.sent:
             segment.sent = True
             path = path.rename(self._folder / segment.name)
+            failpoint("agent.spool.marked")
         rows = _read_rows(path)
         return rows[segment.acked : segment.acked + count]
 
@@ -262,6 +278,7 @@ class Spool:
 
     def acknowledge(self, ack: TelemetryAck) -> None:
         """The planner has committed these rows. Late, repeated or unknown ranges change nothing else."""
+        failpoint("agent.spool.ack")
         for ledger in ack.ledgers:
             if ledger.boot in self._accounts:
                 account = self._accounts[ledger.boot]
@@ -302,6 +319,7 @@ class Spool:
 
     def _remove(self, segments: Sequence[_Segment]) -> None:
         for segment in segments:
+            failpoint("agent.spool.remove")
             self._segments.remove(segment)
             (self._folder / segment.name).unlink(missing_ok=True)
 
@@ -316,6 +334,7 @@ class Spool:
                 os.fsync(file)
             finally:
                 os.close(file)
+            failpoint("agent.spool.ledger")
             path.rename(self._folder / _LEDGER)
         except OSError as error:
             self._complain("the spool's ledger cannot be written: %s", error)
@@ -329,24 +348,42 @@ class Spool:
             log.warning(text, error)
         self._complained = True
 
-    def _recover(self) -> tuple[dict[int, Account], list[_Segment]]:
+    def _recover(self) -> tuple[dict[int, Account], list[_Segment], list[_Segment]]:
+        """Accounts, segments that hold rows, and those that can go once every drop is on record."""
         accounts, removing = self._read_ledger()
-        segments: list[_Segment] = []
+        found: list[_Segment] = []
         for path in sorted(self._folder.iterdir(), key=lambda path: path.stat().st_mtime_ns):
             segment = _parse_name(path.name)
-            if segment is None:
-                continue
-            segment.add(_read_rows(path))
-            account = accounts.setdefault(segment.boot, Account())
-            account.produced = max(account.produced, segment.end)
-            segment.acked = min(account.dropped_until(segment.first), segment.end) - segment.first
-            if path.name in removing or segment.acked == len(segment.sizes):
-                path.unlink()
-            else:
-                segments.append(segment)
+            if segment is not None:
+                segment.add(_read_rows(path))
+                account = accounts.setdefault(segment.boot, Account())
+                account.produced = max(account.produced, segment.end)
+                found.append(segment)
+        self._count_torn(accounts, found)
+        segments: list[_Segment] = []
+        done: list[_Segment] = []
+        for segment in found:
+            gone_until = accounts[segment.boot].dropped_until(segment.first)
+            segment.acked = min(gone_until, segment.end) - segment.first
+            over = segment.name in removing or segment.acked == len(segment.sizes)
+            (done if over else segments).append(segment)
         # Boots in order of their oldest file, sequences in order within a boot.
         order = {boot: at for at, boot in enumerate(dict.fromkeys(one.boot for one in segments))}
-        return accounts, sorted(segments, key=lambda one: (order[one.boot], one.first))
+        return accounts, sorted(segments, key=lambda one: (order[one.boot], one.first)), done
+
+    def _count_torn(self, accounts: dict[int, Account], found: Sequence[_Segment]) -> None:
+        """Rows that the ledger or a later segment vouches for and that a power cut took: they are dropped.
+
+        Nobody was told of them, since no row of a segment that is `new` has left.
+        """
+        for segment in found:
+            if not segment.sent:
+                later = [one.first for one in found if one.boot == segment.boot and one.first > segment.first]
+                account = accounts[segment.boot]
+                end = min(later, default=account.produced)
+                if end > segment.end:
+                    account.drop(segment.end, end)
+                    self._unsaved_drops = True
 
     def _read_ledger(self) -> tuple[dict[int, Account], tuple[str, ...]]:
         path = self._folder / _LEDGER

@@ -7,6 +7,7 @@ from edge_agent.link.events import LinkState
 from edge_agent.store import StateFile
 from shared.codec import Codec, Limits
 from shared.errors import DecodeError, StorageError
+from shared.failpoint import failpoint
 from shared.messages.base import MAX_PLAN_BYTES
 
 _LIMIT_BYTES: Final = 3 * MAX_PLAN_BYTES + (64 << 10)  # two plans, their artifacts and the profiles
@@ -34,10 +35,12 @@ def save_state(path: Path, state: LinkState) -> None:
     Raises:
         OSError: it is not on disk; the old file is still whole.
     """
+    failpoint("agent.state.before")
     try:
         StateFile(path).save(encode_state(state))
     except StorageError as error:
         raise OSError(str(error)) from error
+    failpoint("agent.state.after")
 
 
 def load_state(path: Path) -> tuple[LinkState, str | None]:

@@ -10,6 +10,7 @@ class Cause(str, Enum):
     """What moves a desired plan on."""
 
     DESIRED = "desired"  # a newer (epoch, generation) arrived
+    MEASURE = "measure"  # it only asks for measurements: what was found about its plan stands
     NOTHING_TO_DO = "nothing_to_do"  # no plan is named, or the named one is committed and runs
     ARTIFACTS_MISSING = "artifacts_missing"
     VERIFIED = "verified"
@@ -19,7 +20,8 @@ class Cause(str, Enum):
     TRIAL_WON = "trial_won"
     TRIAL_LOST = "trial_lost"
     TRIAL_EVEN = "trial_even"
-    ACTIVATE = "activate"  # proven, or no trials here: straight under probation
+    TRIAL_ABANDONED = "trial_abandoned"  # for no fault of the plan's
+    ACTIVATE = "activate"  # proven, ordered, or nothing to compare with: straight under probation
     PROBATION_PASSED = "probation_passed"
     PROBATION_FAILED = "probation_failed"
     RESTORE_FAILED = "restore_failed"  # the committed plan no longer runs
@@ -44,17 +46,23 @@ TRANSITIONS: Final[dict[tuple[DeviceState | None, Cause], DeviceState]] = {
     (S.WAITING, C.REFUSED): S.REJECTED,
     (S.WAITING, C.BOOT): S.RECEIVED,
     (S.VERIFIED, C.DESIRED): S.RECEIVED,
+    (S.VERIFIED, C.ARTIFACTS_MISSING): S.WAITING,
     (S.VERIFIED, C.STAGED): S.STAGED,
     (S.VERIFIED, C.REFUSED): S.REJECTED,
     (S.VERIFIED, C.BOOT): S.RECEIVED,
     (S.STAGED, C.DESIRED): S.RECEIVED,
     (S.STAGED, C.TRIAL_BEGINS): S.TRIAL,
     (S.STAGED, C.ACTIVATE): S.PROBATION,
+    (S.STAGED, C.REFUSED): S.REJECTED,
+    (S.STAGED, C.TRIAL_LOST): S.REJECTED,
+    (S.STAGED, C.TRIAL_EVEN): S.NO_GAIN,
+    (S.STAGED, C.TRIAL_ABANDONED): S.VERIFIED,
     (S.STAGED, C.BOOT): S.RECEIVED,
     (S.TRIAL, C.DESIRED): S.RECEIVED,
     (S.TRIAL, C.TRIAL_WON): S.PROBATION,
     (S.TRIAL, C.TRIAL_LOST): S.REJECTED,
     (S.TRIAL, C.TRIAL_EVEN): S.NO_GAIN,
+    (S.TRIAL, C.TRIAL_ABANDONED): S.VERIFIED,
     (S.TRIAL, C.BOOT): S.REJECTED,
     (S.PROBATION, C.DESIRED): S.RECEIVED,
     (S.PROBATION, C.PROBATION_PASSED): S.COMMITTED,
@@ -65,12 +73,15 @@ TRANSITIONS: Final[dict[tuple[DeviceState | None, Cause], DeviceState]] = {
     (S.COMMITTED, C.RESTORE_FAILED): S.ROLLED_BACK,
     (S.COMMITTED, C.BOOT): S.COMMITTED,
     (S.REJECTED, C.DESIRED): S.RECEIVED,
+    (S.REJECTED, C.MEASURE): S.REJECTED,
     (S.REJECTED, C.ENVIRONMENT): S.RECEIVED,
     (S.REJECTED, C.BOOT): S.REJECTED,
     (S.NO_GAIN, C.DESIRED): S.RECEIVED,
+    (S.NO_GAIN, C.MEASURE): S.NO_GAIN,
     (S.NO_GAIN, C.ENVIRONMENT): S.RECEIVED,
     (S.NO_GAIN, C.BOOT): S.NO_GAIN,
     (S.ROLLED_BACK, C.DESIRED): S.RECEIVED,
+    (S.ROLLED_BACK, C.MEASURE): S.ROLLED_BACK,
     (S.ROLLED_BACK, C.ENVIRONMENT): S.RECEIVED,
     (S.ROLLED_BACK, C.BOOT): S.ROLLED_BACK,
 }

@@ -9,6 +9,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """An unreadable value stops the start."""
 
     stats_interval_s: float = 1.0  # how often a Stats report leaves
+    memory_bytes: int = 0  # what plans may take together; 0: what the machine has
     switch_interval_s: float = 0.0002  # Python's default of 5 ms would be added to a step by any busy thread
     log_level: str = "WARNING"
 

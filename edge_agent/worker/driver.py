@@ -15,10 +15,11 @@ from queue import SimpleQueue
 from typing import TypeAlias
 
 from edge_agent.executor.base import Executor, Rows, StepResult
-from edge_agent.worker.messages import CombinedStats
+from edge_agent.worker.messages import CombinedStats, Measured
 from edge_agent.worker.records import Entry, Lane, held_lock, one_line, write_outputs, zero_inputs
 from edge_agent.worker.tally import Tally
 from edge_agent.worker.tasks import TaskEnd, TaskIO
+from edge_agent.worker.window import Window
 from shared.artifact import Artifact
 from shared.bound import BoundModel, BoundPlan
 from shared.engine.core import EngineCore
@@ -38,6 +39,7 @@ from shared.engine.steps import (
     StepMember,
     Task,
 )
+from shared.failpoint import ARMED, failpoint
 from shared.ids import Digest, StepId, TaskId
 
 log = logging.getLogger(__name__)
@@ -69,6 +71,7 @@ class EngineDriver:
         self.executor = executor
         self.on_step: StepObserver | None = None  # set while nothing runs, or to trace
         self._tally = Tally()
+        self._window: Window | None = None  # that is being measured
         self._on_released = on_released
         self._clock = clock
         self._core = EngineCore()
@@ -115,14 +118,14 @@ class EngineDriver:
             self._prepared.wait_for(lambda: not self._unprepared.get(key), timeout_s)
             return len(self._unprepared.get(key, ()))
 
-    def activate(self, key: PlanKey) -> None:
-        """Send new launches to a loaded plan.
+    def activate(self, key: PlanKey, *, keep: bool = False) -> None:
+        """Send new launches to a loaded plan; with `keep` the one before stays loaded.
 
         Raises:
             ValueError: the plan is not loaded.
         """
         with self._lock:
-            actions = self._core.activate(key, self._clock())
+            actions = self._core.activate(key, self._clock(), keep=keep)
             self._active = key
             ends = self._act(actions)
         self._answer(ends)
@@ -172,6 +175,30 @@ class EngineDriver:
         with self._lock:
             now = self._clock()
             return self._core.snapshot(now), self._tally.take(), self._tally.busy_s(now)
+
+    # Windows
+
+    def begin_window(self) -> None:
+        """Count anew from this instant, for `end_window`."""
+        with self._lock:
+            now = self._clock()
+            self._window = Window.begin(self._core, self._active, self._tally.busy_s(now), now)
+
+    def look(self) -> float:
+        """Look at the queues for the window that has begun: the greatest age of a queued task in it."""
+        with self._lock:
+            window = self._window
+            if window is None:
+                return 0.0
+            window.looked(self._core, self._clock())
+            return window.oldest_age_s
+
+    def end_window(self, number: int) -> Measured | None:
+        """What happened since `begin_window`; None without one."""
+        with self._lock:
+            window, self._window = self._window, None
+            now = self._clock()
+            return window.end(number, self._core, self._tally.busy_s(now), now) if window else None
 
     # Tasks
 
@@ -236,6 +263,8 @@ class EngineDriver:
                 self._chores.put(partial(self._prepare, action.program))
             else:
                 self._chores.put(partial(self._release, action.plan))
+        if self._window is not None and self._window.saturated:
+            self._window.saturated = self._core.waiting
         wakeup_s = self._core.next_wakeup(self._clock())
         if wakeup_s is not None:
             self._wake_timer(wakeup_s)
@@ -252,6 +281,8 @@ class EngineDriver:
         self._tally.step_issued(self._clock())
         problem = None
         try:
+            if ARMED:
+                failpoint("engine.step")
             self.executor.issue(step, feeds)
         except Exception as error:  # a backend's; the lane's thread reports it as the step's end
             problem = one_line(error)
@@ -284,6 +315,9 @@ class EngineDriver:
         outcome, code, reason = finish.outcome, finish.code, finish.reason
         if outcome is Outcome.COMPLETED and entry.problem:
             outcome, code, reason = Outcome.FAILED, "output", entry.problem
+        now = self._clock()
+        if self._window is not None:
+            self._window.task_ended(outcome, now - entry.queued_s)
         end = TaskEnd(
             finish.task,
             outcome,
@@ -291,7 +325,7 @@ class EngineDriver:
             reason,
             entry.queued_s,
             entry.started_s,
-            self._clock(),
+            now,
             finish.parts,
             finish.plan,
         )
@@ -374,6 +408,8 @@ class EngineDriver:
             self._tally.step_ended(step, result, now)
             if result is not None:
                 self._note_start(step, result.started_s)
+                if self._window is not None:
+                    self._note_window(self._window, step, result, now)
             if self._drops:
                 self._drop_after(step.id)
             ends = self._act(self._core.step_done(step.id, now, error))
@@ -386,6 +422,16 @@ class EngineDriver:
                     entry = self._tasks.get(task)
                     if entry is not None and entry.started_s is None:
                         entry.started_s = started_s
+
+    def _note_window(self, window: Window, step: Step, result: StepResult, now: float) -> None:
+        models = self._plans[step.program.plan].models
+        names = [models[member.member.model].plan.name for member in step.members]
+        window.step_ended(names, result.ended_s - result.started_s)
+        for member, name in zip(step.members, names, strict=True):
+            entries = [self._tasks.get(task) for task in member.tasks if member.last]
+            begun = [entry.started_s for entry in entries if entry and entry.started_s is not None]
+            if begun:
+                window.instance_ended(name, now - min(begun))
 
     def _drop_after(self, step: StepId) -> None:
         kept = []

@@ -84,7 +84,7 @@ class WorkerHandle:
         return reports
 
     def load_plan(self, plan_key: int, plan_wire: bytes, artifacts: Mapping[Digest, str]) -> None:
-        """Load beside the active plan; answered by PlanLoaded or PlanFailed."""
+        """Load beside the active plan; answered by PlanLoaded, PlanTooLarge or PlanFailed."""
         fd = os.memfd_create("stageloom-plan", os.MFD_CLOEXEC)
         try:
             os.write(fd, plan_wire)
@@ -92,9 +92,16 @@ class WorkerHandle:
         finally:
             os.close(fd)
 
-    def activate(self, plan_key: int) -> None:
-        """Send new launches to a loaded plan; answered by PlanActive, or PlanFailed if it is unknown."""
-        self._send(messages.Activate(plan_key))
+    def activate(self, plan_key: int, *, keep: bool = False) -> None:
+        """Send new launches to a loaded plan; answered by PlanActive, or PlanFailed if it is unknown.
+
+        The plan before is freed when nothing runs on it any more; with `keep` it stays loaded.
+        """
+        self._send(messages.Activate(plan_key, keep))
+
+    def measure(self, window: messages.Measure) -> None:
+        """Count what happens between two instants; answered by Measured."""
+        self._send(window)
 
     def unload(self, plan_key: int) -> None:
         """Free a loaded plan that was not activated; answered by PlanReleased, or PlanFailed."""

@@ -5,6 +5,7 @@ version; task contents are still checked, since a wrong offset must fail one tas
 Times are seconds on CLOCK_MONOTONIC, which both processes share.
 """
 
+import math
 from typing import TypeAlias
 
 import msgspec
@@ -38,9 +39,10 @@ class LoadPlan(_Message, frozen=True, tag=1):
 
 
 class Activate(_Message, frozen=True, tag=2):
-    """Send new launches to this plan."""
+    """Send new launches to this plan. With `keep` the one before stays loaded: it will be active again."""
 
     key: int
+    keep: bool = False
 
 
 class Unload(_Message, frozen=True, tag=3):
@@ -124,6 +126,18 @@ class Stop(_Message, frozen=True, tag=11):
     """End the process now; tasks in flight are lost."""
 
 
+class Measure(_Message, frozen=True, tag=20):
+    """Report `Measured` with what happens between these instants; one measures at a time, the newest.
+
+    It ends early once a task has waited for `brake_age_s`.
+    """
+
+    number: int
+    from_s: float
+    to_s: float
+    brake_age_s: float = math.inf
+
+
 Command: TypeAlias = (
     LoadPlan
     | Activate
@@ -138,6 +152,7 @@ Command: TypeAlias = (
     | Trace
     | Drain
     | Stop
+    | Measure
 )
 
 # Reports
@@ -154,7 +169,8 @@ class PlanLoaded(_Message, frozen=True, tag=2):
 
     key: int
     prepared: bool
-    stated_bytes: int
+    stated_bytes: int  # what it added
+    memory_bytes: int  # what all loaded plans may take together
 
 
 class PlanFailed(_Message, frozen=True, tag=3):
@@ -165,9 +181,10 @@ class PlanFailed(_Message, frozen=True, tag=3):
 
 
 class PlanActive(_Message, frozen=True, tag=4):
-    """New launches go to this plan."""
+    """New launches go to this plan; `paused_s`: after nothing had been launched for so long (a drain)."""
 
     key: int
+    paused_s: float = 0.0
 
 
 class PlanReleased(_Message, frozen=True, tag=5):
@@ -268,6 +285,40 @@ class ArenaRefused(_Message, frozen=True, tag=12):
     reason: str
 
 
+class PlanTooLarge(_Message, frozen=True, tag=20):
+    """The plan was not loaded: what it states does not fit beside what is loaded, or not at all."""
+
+    key: int
+    added_bytes: int  # it would take beyond what is loaded
+    room_bytes: int  # there is beyond what is loaded
+    alone_bytes: int  # it takes with nothing else loaded
+    memory_bytes: int  # there is with nothing loaded
+
+
+class ModelFigures(_Message, frozen=True):
+    """One model in a measured window."""
+
+    name: str
+    completed: int  # tasks
+    busy_s: float  # its share of the steps that it ran in
+    instances: int  # that ended
+    instance_s: float  # what they took from begin to end, summed
+
+
+class Measured(_Message, frozen=True, tag=21):
+    """What happened between the instants of a `Measure`; see `shared.engine.windows.WindowFigures`."""
+
+    number: int
+    key: int | None  # the plan that was active when it began
+    measured_s: float
+    busy_s: float
+    saturated: bool
+    failed: int
+    p99_s: float
+    oldest_age_s: float
+    models: tuple[ModelFigures, ...]
+
+
 Report: TypeAlias = (
     Ready
     | PlanLoaded
@@ -281,6 +332,8 @@ Report: TypeAlias = (
     | Drained
     | Exited
     | ArenaRefused
+    | PlanTooLarge
+    | Measured
 )
 
 encode = msgspec.msgpack.Encoder().encode

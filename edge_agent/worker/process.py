@@ -19,10 +19,13 @@ from edge_agent.worker.artifacts import ArtifactTable
 from edge_agent.worker.channel import Channel, ChannelClosed
 from edge_agent.worker.config import WorkerConfig
 from edge_agent.worker.driver import EngineDriver
+from edge_agent.worker.measuring import Measuring
+from edge_agent.worker.memory import budget
 from edge_agent.worker.messages import Command, Report
 from shared.bound import bind
 from shared.engine.steps import PlanKey, Step
 from shared.errors import PlanError, StageloomError, UnavailableError
+from shared.failpoint import failpoint
 from shared.ids import Digest
 from shared.plan import MAX_PLAN_BYTES, decode_plan
 
@@ -49,6 +52,8 @@ class EngineProcess:
         self._loads: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._profiles: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._draining = False
+        self._paused_s: float | None = None  # since when nothing is launched
+        self._measuring = Measuring(lambda: self._driver, self.report)
         self._next_stats_s = time.monotonic() + config.stats_interval_s
 
     def run(self) -> NoReturn:
@@ -89,6 +94,7 @@ class EngineProcess:
             wait_s = self._next_stats_s - time.monotonic()
             if self._draining:
                 wait_s = min(wait_s, _DRAIN_POLL_S)
+            wait_s = min(wait_s, self._measuring.due_s - time.monotonic())
             for fd, event in poll.poll(max(0.0, wait_s) * 1000):
                 if fd == self._nudge:
                     os.eventfd_read(self._nudge)
@@ -130,8 +136,11 @@ class EngineProcess:
             self._profiles.put(partial(self._profile, command))
         elif isinstance(command, messages.Trace):
             self._trace(command.on)
+        elif isinstance(command, messages.Measure):
+            self._measuring.order(command)
         elif isinstance(command, messages.Drain):
             self._draining = True
+            self._paused_s = time.monotonic() if self._paused_s is None else self._paused_s
             if self._driver is not None:
                 self._driver.drain(refuse=command.refuse)
         else:
@@ -144,6 +153,7 @@ class EngineProcess:
     def _load(self, key: PlanKey, wire: bytes, paths: Mapping[str, str]) -> None:
         """Load a plan on the loading thread; whatever goes wrong is reported, and what runs goes on."""
         try:
+            failpoint("engine.load")
             plan = decode_plan(wire)
             artifacts = {m.artifact: self._artifacts.use(key, m.artifact, paths) for m in plan.models}
             bound = bind(plan, {digest: artifact.graph for digest, artifact in artifacts.items()})
@@ -157,7 +167,11 @@ class EngineProcess:
                     remedy="restart the engine process to change executors",
                 )
             stated_bytes = driver.executor.stated_bytes(bound)
+            free = budget(self._config.memory_bytes, driver.executor.held_bytes)
             try:
+                if stated_bytes > free.room_bytes:
+                    alone_bytes = driver.executor.stated_bytes(bound, alone=True)
+                    raise _TooLargeError(stated_bytes, free.room_bytes, alone_bytes, free.memory_bytes)
                 driver.load(key, bound, artifacts)
             except BaseException:
                 if driver is not self._driver:
@@ -165,6 +179,9 @@ class EngineProcess:
                 raise
             self._driver = driver
             missing = driver.wait_prepared(key, PREPARE_TIMEOUT_S)
+        except _TooLargeError as error:
+            self._artifacts.release(key)
+            self.report(messages.PlanTooLarge(key, *error.args))
         except (StageloomError, ValueError, OSError) as error:
             self._artifacts.release(key)
             self.report(messages.PlanFailed(key, str(error)))
@@ -173,7 +190,8 @@ class EngineProcess:
             self._artifacts.release(key)
             self.report(messages.PlanFailed(key, f"{type(error).__name__}: {error}"))
         else:
-            self.report(messages.PlanLoaded(key, missing == 0, stated_bytes))
+            failpoint("engine.loaded")
+            self.report(messages.PlanLoaded(key, missing == 0, stated_bytes, free.memory_bytes))
 
     def _switch(self, command: messages.Activate | messages.Unload) -> None:
         key = PlanKey(command.key)
@@ -183,12 +201,15 @@ class EngineProcess:
             if isinstance(command, messages.Unload):
                 self._driver.unload(key)
                 return
-            self._driver.activate(key)
+            failpoint("engine.activate")
+            self._driver.activate(key, keep=command.keep)
         except ValueError as error:
             self.report(messages.PlanFailed(key, str(error)))
         else:
-            self._draining = False
-            self.report(messages.PlanActive(key))
+            paused_s = time.monotonic() - self._paused_s if self._paused_s is not None else 0.0
+            self._draining, self._paused_s = False, None
+            failpoint("engine.activated")
+            self.report(messages.PlanActive(key, paused_s))
 
     def _released(self, key: PlanKey) -> None:
         self._artifacts.release(key)
@@ -198,6 +219,7 @@ class EngineProcess:
 
     def _report_regularly(self) -> None:
         driver = self._driver
+        self._measuring.advance(time.monotonic())
         if self._draining and (driver is None or driver.idle):
             self._draining = False
             self.report(messages.Drained())
@@ -260,7 +282,12 @@ class EngineProcess:
             )
 
     def _quiet(self) -> bool:
-        return self._driver is None or self._driver.quiet
+        """Whether something else may run: not beside a task, and not in a window of a trial."""
+        return (self._driver is None or self._driver.quiet) and not self._measuring.busy
+
+
+class _TooLargeError(Exception):
+    """What the plan states does not fit beside what is loaded; its arguments are PlanTooLarge's sizes."""
 
 
 def _work(jobs: SimpleQueue[Callable[[], None]]) -> NoReturn:

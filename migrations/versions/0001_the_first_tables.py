@@ -133,6 +133,7 @@ def upgrade() -> None:
         sa.Column("generation", sa.BigInteger(), nullable=False),
         sa.Column("plan", sa.String(length=64), nullable=True),
         sa.Column("autonomy", sa.Text(), nullable=False),
+        sa.Column("activation", sa.Text(), nullable=False),
         sa.Column("version", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(
             ["device"],

@@ -18,6 +18,7 @@ from planner.store.store import Store
 from planner.telemetry.rates import KINDS, model_rates
 from shared.clock import Clock
 from shared.digest import digest_bytes
+from shared.ids import DeviceId
 from shared.messages import admin
 from shared.search.registry import scheduler as find_scheduler
 from shared.token import JoinToken, format_token
@@ -165,7 +166,11 @@ class AdminHandler:
 
     def _plan_push(self, request: admin.PlanPushRequest) -> admin.AdminReply:
         desired = self._store.push(
-            request.device, request.plan, decided_by="operator", autonomy=request.autonomy
+            request.device,
+            request.plan,
+            decided_by="operator",
+            autonomy=request.autonomy,
+            activation=request.activation,
         )
         self._fleet.desired_changed(request.device, desired)
         return admin.PlanPushReply(epoch=desired.epoch, generation=desired.generation)
@@ -188,14 +193,11 @@ class AdminHandler:
             if info.online
             for rate in model_rates(info.device, self._store.newest_telemetry(info.device, KINDS, window_us))
         ]
-        produced, stored, dropped = self._store.telemetry_balance(request.device)
         return admin.WatchReply(
             at_us=self._clock.wall_us(),
             devices=infos,
             rates=tuple(rates[:1024]),
-            telemetry_produced=produced,
-            telemetry_stored=stored,
-            telemetry_dropped=dropped,
+            telemetry=self._books(request.device),
         )
 
     def _status(self, request: admin.StatusRequest) -> admin.AdminReply:
@@ -205,5 +207,9 @@ class AdminHandler:
             devices=len(self._store.fleet()),
             online=len(self._fleet.online()),
             telemetry_backlog=self._fleet.backlog_rows(),
+            telemetry=self._books(None),
             uptime_s=self._clock.monotonic_s() - self._started_s,
         )
+
+    def _books(self, device: DeviceId | None) -> admin.TelemetryBooks:
+        return admin.TelemetryBooks(**self._store.telemetry_balance(device)._asdict())

@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from planner.cli import device, model, plan, replans, service, telemetry
+from planner.cli import backup, device, install, model, plan, replans, service, telemetry
 from planner.cli.output import progress
 from shared.errors import ExitCode, StageloomError
 
@@ -43,8 +43,10 @@ app = typer.Typer(
     epilog=f"Exit codes:\n\n{_EXIT_CODES}",
 )
 service.add_to(app)
+install.add_to(app)
 app.command()(telemetry.telemetry)
 app.command()(replans.replans)
+app.command()(backup.backup)
 app.add_typer(device.app, name="device")
 app.add_typer(model.app, name="model")
 app.add_typer(plan.app, name="plan")

@@ -58,7 +58,8 @@ def add(
     folder = data_dir_of(data_dir)
     checked(admin.ModelRemoveRequest(model=name))
     require_running(folder)  # known before minutes go into an import
-    with tempfile.TemporaryDirectory(prefix="stageloom-add-") as scratch:
+    # Where the planner looks too: as a service it may have a /tmp of its own.
+    with tempfile.TemporaryDirectory(prefix=".add-", dir=folder.absolute()) as scratch:
         report = import_model(file, shapes=parse_shapes(shape), out_dir=Path(scratch), progress=_progress())
         request = checked(
             admin.ModelAddRequest(
@@ -79,7 +80,7 @@ def add(
 @app.command("list")
 def list_models(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: Json = False) -> None:
     """List the models."""
-    from planner.store.store import ReadStore
+    from planner.store.reading import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     infos = store.models(limit=1_000_000)

@@ -52,16 +52,31 @@ def checked(made: R) -> R:
         return msgspec.convert(plain, type(made))
     except msgspec.ValidationError as error:
         reason, _, path = str(error).replace("`", "").partition(" - at $.")
+        value = _at(plain, path)
         raise InputError(
-            f"{path or 'the input'} = {_at(plain, path)!r} is not acceptable: {_plainly(reason)}",
+            f"{_option_of(path) if path else 'the input'} {_shown(value)} is not acceptable: "
+            f"{_plainly(reason)}",
             remedy="see --help",
         ) from error
+
+
+def _option_of(path: str) -> str:
+    """What a person calls the field: `--budget` for `budget_s`, `replicas` for `models[0].replicas`."""
+    name = path.rpartition(".")[2].removesuffix("_s")
+    if name in ("device", "plan", "model") or "." in path:
+        return name
+    return {"intra_op_threads": "--threads"}.get(name, "--" + name.replace("_", "-"))
+
+
+def _shown(value: Any) -> str:
+    return repr(value[:80]) if isinstance(value, str) else str(value)[:80]
 
 
 def _plainly(reason: str) -> str:
     if "regex" in reason:
         return "a name has 1 to 64 letters, digits, dots, dashes or underscores"
-    return reason[:1].lower() + reason[1:]
+    plain = reason[:1].lower() + reason[1:]
+    return plain.replace("expected float", "expected a number").replace("expected int", "expected a number")
 
 
 def _at(value: Any, path: str) -> Any:
@@ -73,7 +88,7 @@ def _at(value: Any, path: str) -> Any:
             value = value[int(step[1:-1])] if step[1:-1].isdecimal() else value
         elif isinstance(value, dict):
             value = value.get(step)
-    return str(value)[:80] if isinstance(value, str | int | float) else value
+    return value
 
 
 def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:

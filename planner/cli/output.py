@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from shared.messages.admin import TelemetryBooks
+
 
 def emit(text: str) -> None:
     """One piece of data, on stdout, at once."""
@@ -65,6 +67,14 @@ def when(at_us: int) -> str:
 def pair(epoch: int, generation: int) -> str:
     """A generation as people read it, `epoch.generation`; empty before the first."""
     return f"{epoch}.{generation}" if generation else ""
+
+
+def books_line(books: TelemetryBooks) -> str:
+    """The telemetry books in a sentence."""
+    return (
+        f"telemetry: {books.produced} rows produced, {books.stored} stored, {books.dropped} dropped, "
+        f"{books.lost} lost"
+    )
 
 
 def _cell(cell: object) -> str:

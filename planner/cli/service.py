@@ -11,7 +11,7 @@ import typer
 from planner import __version__
 from planner.admin.client import ask
 from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
-from planner.cli.output import emit, emit_json, emit_table, pair, progress
+from planner.cli.output import books_line, emit, emit_json, emit_table, pair, progress
 from shared.ids import DeviceId
 from shared.messages import admin
 
@@ -75,6 +75,7 @@ def status(data_dir: DataDir = None, json: Json = False) -> None:
         f"planner {reply.planner_version} up for {reply.uptime_s:.0f} s, epoch {reply.epoch}: "
         f"{reply.online} of {reply.devices} devices online, {reply.telemetry_backlog} telemetry rows waiting"
     )
+    emit(books_line(reply.telemetry))
 
 
 def watch(
@@ -107,8 +108,8 @@ def watch(
 def migrate(data_dir: DataDir = None, database_url: DatabaseUrl = "") -> None:
     """Bring the database to this version's tables, without starting a planner (`up` does it too)."""
     from planner.store.database import Database, sqlite_url
+    from planner.store.reading import DATABASE_FILE
     from planner.store.schema import migrate as migrate_database
-    from planner.store.store import DATABASE_FILE
 
     folder = data_dir_of(data_dir)
     if not database_url:
@@ -151,11 +152,7 @@ def _plain(reply: admin.WatchReply, index: int) -> dict[str, object]:
         "at_us": reply.at_us,
         "devices": reply.devices,
         "rates": reply.rates,
-        "telemetry": {
-            "produced": reply.telemetry_produced,
-            "stored": reply.telemetry_stored,
-            "dropped": reply.telemetry_dropped,
-        },
+        "telemetry": reply.telemetry,
     }
 
 
@@ -177,8 +174,4 @@ def _live(look: Callable[[], admin.WatchReply], count: int, interval_s: float) -
     with Live(auto_refresh=False) as live:
         for _ in _looks(count, interval_s):
             reply = look()
-            title = (
-                f"telemetry rows: {reply.telemetry_produced} produced, {reply.telemetry_stored} stored, "
-                f"{reply.telemetry_dropped} dropped"
-            )
-            live.update(rich_table(_COLUMNS, _rows(reply), title), refresh=True)
+            live.update(rich_table(_COLUMNS, _rows(reply), books_line(reply.telemetry)), refresh=True)

@@ -1,17 +1,29 @@
-"""`stageloom telemetry`: what a device measured, row by row, for whoever wants to analyse it."""
+"""`stageloom telemetry`: what a device measured, for whoever wants to analyse it."""
 
-from typing import Annotated, Any
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of
-from planner.cli.output import emit_json, emit_table, when
+from planner.cli.output import books_line, emit_json, emit_table, progress, when
 from shared.errors import InputError
 from shared.ids import DeviceId
-from shared.messages.telemetry import KIND_OF, Row, RowKind
+from shared.messages.admin import TelemetryBooks
+from shared.messages.telemetry import KIND_OF, RowKind
+
+if TYPE_CHECKING:
+    from planner.store.history import Entry
 
 _KINDS = [kind.value for kind in KIND_OF.values()]
+
+
+class By(str, Enum):
+    """The widths to which telemetry can be rolled up."""
+
+    MINUTE = "minute"
+    HOUR = "hour"
 
 
 def telemetry(
@@ -19,6 +31,10 @@ def telemetry(
     kind: Annotated[
         list[str] | None,
         typer.Option("--kind", metavar="KIND", help=f"Repeatable; default all: {', '.join(_KINDS)}."),
+    ] = None,
+    by: Annotated[
+        By | None,
+        typer.Option("--by", help="Roll everything up to this. Default: as fine as it is kept."),
     ] = None,
     since_us: Annotated[
         int, typer.Option(metavar="US", min=0, help="From this moment on, microseconds since 1970.")
@@ -30,26 +46,40 @@ def telemetry(
 ) -> None:
     """Print stored telemetry of a device, oldest first. Works while the planner is down, too.
 
+    Old rows are rolled up into minutes, then hours: such a row says its `width_s` and how many `rows` it
+    stands for. Samples then have a mean and bounds, and count `samples`.
+
     \b
     stageloom telemetry shop-7 --kind queue_sample --json > queues.json
+    stageloom telemetry shop-7 --kind task_counters --by hour
     """
-    from planner.store.store import ReadStore
+    from planner.store.reading import ReadStore
+    from planner.telemetry.rollup import Width
 
-    kinds = [_kind(name) for name in kind or _KINDS]
+    name, kinds = DeviceId(device), [_kind(one) for one in kind or _KINDS]
+    width = None if by is None else Width[by.name]
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     try:
-        store.device(DeviceId(device))
-        rows = store.telemetry(DeviceId(device), kinds, since_us=since_us, limit=limit)
+        store.device(name)
+        entries = store.telemetry_history(name, kinds, by=width, since_us=since_us, limit=limit)
+        books = store.telemetry_balance(name)
     finally:
         store.close()
     if json:
-        emit_json([_flat(row) for row in rows])
+        emit_json([_flat(entry) for entry in entries])
         return
     emit_table(
-        ("at", "kind", "values"),
-        [(when(row.at_us), KIND_OF[type(row.data)].value, _values(row)) for row in rows],
+        ("at", "span", "kind", "values"),
+        [
+            (when(entry.at_us), _SPANS[entry.width_s], entry.kind.value, _values(entry.data))
+            for entry in entries
+        ],
         empty=f"{device} has sent no such rows",
     )
+    progress(books_line(TelemetryBooks(**books._asdict())))
+
+
+_SPANS = {0: "row", 60: "minute", 3600: "hour"}
 
 
 def _kind(name: str) -> RowKind:
@@ -58,22 +88,33 @@ def _kind(name: str) -> RowKind:
     return RowKind(name)
 
 
-def _fields(row: Row) -> dict[str, Any]:
+def _fields(data: msgspec.Struct) -> dict[str, Any]:
     """Field names and plain values; rows are arrays on the wire, so the names come from the type."""
-    return {name: _plain(getattr(row.data, name)) for name in row.data.__struct_fields__}
+    return {name: _plain(getattr(data, name)) for name in data.__struct_fields__}
 
 
 def _plain(value: Any) -> Any:
+    from planner.telemetry.rollup import Gauge
+
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, Gauge):
+        return {"mean": value.mean, "min": value.low, "max": value.high, "samples": value.samples}
     if isinstance(value, msgspec.Struct):
-        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+        return _fields(value)
     return value
 
 
-def _flat(row: Row) -> dict[str, Any]:
-    return {"at_us": row.at_us, "kind": KIND_OF[type(row.data)].value, **_fields(row)}
+def _flat(entry: "Entry") -> dict[str, Any]:
+    span = {"width_s": entry.width_s, "rows": entry.rows} if entry.width_s else {}
+    return {"at_us": entry.at_us, "kind": entry.kind.value, **span, **_fields(entry.data)}
 
 
-def _values(row: Row) -> str:
-    return " ".join(f"{name}={value}" for name, value in _fields(row).items())
+def _values(data: msgspec.Struct) -> str:
+    return " ".join(f"{name}={_short(value)}" for name, value in _fields(data).items())
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict) and "mean" in value:
+        return f"{value['mean']:.6g}({value['min']:g}..{value['max']:g})"
+    return str(value)

@@ -8,9 +8,10 @@ import logging
 import queue
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 import zmq
@@ -19,7 +20,7 @@ from planner.dispatch import events as ev
 from planner.dispatch import zap
 from planner.dispatch.core import DispatchConfig, DispatchCore, Presence
 from planner.dispatch.ports import DispatchStore
-from planner.dispatch.sockets import bind_router, require_files
+from planner.dispatch.sockets import bind_router, receive, require_files
 from planner.dispatch.workers import StoreWorkers
 from shared.clock import Clock, SystemClock
 from shared.codec import Codec
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _TICK_S: Final = 0.25
+_SMALL_BYTES: Final = 128
+_SMALL_FRAMES: Final = 16_384
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,8 @@ class DispatchServer:
         self._wake_out.setblocking(False)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._routers: dict[ev.Lane, zmq.Socket[bytes]] = {}
+        # A device's heartbeat stays the same, byte for byte, until its report changes.
+        self._small_message = lru_cache(_SMALL_FRAMES)(control.TO_PLANNER.decode)
         self._stopping = False
         self._workers: StoreWorkers | None = None
         self._thread = threading.Thread(target=self._run, name="dispatch", daemon=True)
@@ -136,7 +141,7 @@ class DispatchServer:
             self._wake_in.close()
             self._wake_out.close()
             raise
-        self._workers = StoreWorkers(self._store, self.post)
+        self._workers = StoreWorkers(self._store, self._post_all)
         self._thread.start()
         return Endpoints(
             control=self._endpoint(ev.Lane.CONTROL),
@@ -162,7 +167,11 @@ class DispatchServer:
 
     def post(self, event: ev.Event) -> None:
         """Hand an event to the core: `DesiredChanged` after a push, `Revoked` after a revocation."""
-        self._inbox.put(event)
+        self._post_all([event])
+
+    def _post_all(self, events: Sequence[ev.Event]) -> None:
+        for event in events:
+            self._inbox.put(event)
         self._wake()
 
     def ask(self, question: Callable[[DispatchCore], T], *, timeout_s: float = 5.0) -> T:
@@ -248,29 +257,32 @@ class DispatchServer:
     def _drain(self, lane: ev.Lane, router: "zmq.Socket[bytes]", now_s: float) -> None:
         for _ in range(_LANES[lane].quota):
             try:
-                frames = router.recv_multipart(zmq.NOBLOCK, copy=False)
+                route, frame = receive(router)
             except zmq.Again:
                 return
-            if len(frames) != 2:
+            if frame is None:
                 self._core.counts["frames"] += 1
-                continue
-            self._handle(self._event(lane, frames[0].bytes, frames[1]), now_s)
+            else:
+                self._handle(self._event(lane, route, frame), now_s)
 
     def _event(self, lane: ev.Lane, route: bytes, frame: zmq.Frame) -> ev.Event:
         key = str(frame.get("User-Id"))
         try:
+            if lane is ev.Lane.CONTROL:
+                return ev.ControlReceived(route, key, self._control_message(frame))
             message = _LANES[lane].incoming.decode(frame.buffer)
         except DecodeError as error:
             return ev.Malformed(lane, route, str(error)[:200])
-        match lane:
-            case ev.Lane.CONTROL:
-                return ev.ControlReceived(route, key, message)
-            case ev.Lane.TELEMETRY:
-                return ev.TelemetryReceived(route, key, message)
-            case ev.Lane.BULK:
-                return ev.BulkReceived(route, key, message)
-            case ev.Lane.ENROL:
-                return ev.EnrolReceived(route, key, str(frame.get("Peer-Address")), message)
+        if lane is ev.Lane.TELEMETRY:
+            return ev.TelemetryReceived(route, key, message)
+        if lane is ev.Lane.BULK:
+            return ev.BulkReceived(route, key, message)
+        return ev.EnrolReceived(route, key, str(frame.get("Peer-Address")), message)
+
+    def _control_message(self, frame: zmq.Frame) -> control.ControlToPlanner:
+        if len(frame) <= _SMALL_BYTES:
+            return self._small_message(frame.bytes)
+        return control.TO_PLANNER.decode(frame.buffer)
 
     def _handle(self, event: ev.Event, now_s: float) -> None:
         try:
@@ -295,8 +307,10 @@ class DispatchServer:
 
     def _send(self, action: ev.Send, now_s: float) -> None:
         frame = _LANES[action.lane].outgoing.encode(action.message)
+        router = self._routers[action.lane]
         try:
-            self._routers[action.lane].send_multipart([action.route, frame], zmq.NOBLOCK)
+            router.send(action.route, zmq.NOBLOCK | zmq.SNDMORE)  # whatever is wrong is known from here on
+            router.send(frame, zmq.NOBLOCK)
         except zmq.Again:
             # Its queue is full: it does not read. Whatever this was, the next comparison repairs it.
             self._core.counts["send_full"] += 1

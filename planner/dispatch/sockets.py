@@ -7,9 +7,9 @@ import zmq
 from shared.errors import SettingError, UnavailableError
 from shared.keyfile import KeyPair
 
-HEARTBEAT_IVL_MS = 1000
-HEARTBEAT_TIMEOUT_MS = 3000
-HANDSHAKE_IVL_MS = 2000
+HEARTBEAT_IVL_MS = 5000
+HEARTBEAT_TIMEOUT_MS = 15000
+HANDSHAKE_IVL_MS = 10000
 _SPARE_FILES = 128
 
 
@@ -53,6 +53,21 @@ def bind_router(
             f"{address} cannot be bound: {error}", remedy="stop what uses it, or set another address"
         ) from error
     return router
+
+
+def receive(router: "zmq.Socket[bytes]") -> "tuple[bytes, zmq.Frame | None]":
+    """The next message's routing id and its one frame; None for a message of another shape, which is skipped.
+
+    Raises:
+        zmq.Again: there is no message.
+    """
+    route = router.recv(zmq.NOBLOCK, copy=False)
+    frame = router.recv(zmq.NOBLOCK, copy=False)  # the parts of a message come together
+    frames = 1
+    while frame.more:
+        frame = router.recv(zmq.NOBLOCK, copy=False)
+        frames += 1
+    return route.bytes, frame if frames == 1 else None
 
 
 def require_files(devices: int) -> int:

@@ -7,13 +7,14 @@ chunks. Every piece of work ends in exactly one event, whatever fails.
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from planner.dispatch import events as ev
-from planner.dispatch.ports import DispatchStore, EnrolRefused
+from planner.dispatch.ports import DispatchStore, EnrolRefused, ReportRecord
 from planner.dispatch.rows import telemetry_write
 from shared.errors import StageloomError
+from shared.failpoint import failpoint
 from shared.messages.base import RefusalCode
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ Call = ev.Enrol | ev.Reissue | ev.StoreAlarm | ev.AdoptLocal
 class StoreWorkers:
     """Carries out the core's store actions and posts what came of them."""
 
-    def __init__(self, store: DispatchStore, post: Callable[[ev.Event], None]) -> None:
+    def __init__(self, store: DispatchStore, post: Callable[[Sequence[ev.Event]], None]) -> None:
         self._store = store
         self._post = post
         # Unbounded here, bounded by the core: `backlog_rows`, one report per device.
@@ -43,15 +44,15 @@ class StoreWorkers:
             case ev.AppendTelemetry() | ev.StoreReport():
                 self._writes.put(action)
             case ev.ReadChunk():
-                self._chunks.submit(lambda: self._post(self._read(action)))
+                self._chunks.submit(lambda: self._post([self._read(action)]))
             case ev.Enrol():
-                self._calls.submit(lambda: self._post(self._enrol(action)))
+                self._calls.submit(lambda: self._post([self._enrol(action)]))
             case ev.Reissue():
-                self._calls.submit(lambda: self._post(self._reissue(action)))
+                self._calls.submit(lambda: self._post([self._reissue(action)]))
             case ev.StoreAlarm():
-                self._calls.submit(lambda: self._post(self._alarm(action)))
+                self._calls.submit(lambda: self._post([self._alarm(action)]))
             case ev.AdoptLocal():
-                self._calls.submit(lambda: self._post(self._adopt(action)))
+                self._calls.submit(lambda: self._post([self._adopt(action)]))
 
     def close(self) -> None:
         """Finish what was taken and stop."""
@@ -78,17 +79,19 @@ class StoreWorkers:
         batches = [one for one in group if isinstance(one, ev.AppendTelemetry)]
         if reports:
             records = [one.record for one in reports]
-            ok = self._try(lambda: self._store.record_reports(records))
-            for record in records:
-                self._post(ev.ReportStored(record.device, record.report.revision, ok))
+            ok = self._try(lambda: self._keep_reports(records))
+            self._post([ev.ReportStored(one.device, one.report.revision, ok) for one in records])
         if batches:
-            ok = self._try(
-                lambda: self._store.append_telemetry(
-                    [telemetry_write(one.device, one.batch) for one in batches]
-                )
-            )
-            for one in batches:
-                self._post(ev.TelemetryCommitted(one.ticket, ok))
+            ok = self._try(lambda: self._keep_telemetry(batches))
+            self._post([ev.TelemetryCommitted(one.ticket, ok) for one in batches])
+
+    def _keep_reports(self, records: list[ReportRecord]) -> None:
+        self._store.record_reports(records)
+        failpoint("planner.report.ack")
+
+    def _keep_telemetry(self, batches: list[ev.AppendTelemetry]) -> None:
+        self._store.append_telemetry([telemetry_write(one.device, one.batch) for one in batches])
+        failpoint("planner.telemetry.ack")
 
     def _try(self, do: Callable[[], None]) -> bool:
         try:
@@ -138,6 +141,7 @@ class StoreWorkers:
         except Exception:
             log.exception("an alarm of %s is not stored; it will be sent again", action.device)
             return ev.AlarmStored(action.device, action.alarm, ok=False)
+        failpoint("planner.alarm.ack")
         return ev.AlarmStored(action.device, action.alarm, replan)
 
     def _adopt(self, action: ev.AdoptLocal) -> ev.Event:

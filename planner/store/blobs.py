@@ -55,7 +55,7 @@ class Blobs:
                             remedy="import the model again",
                         )
                     incoming.replace(target)
-                    _sync_directory(target.parent)
+                    sync_directory(target.parent)
                 finally:
                     incoming.unlink(missing_ok=True)
         return target.stat().st_size
@@ -83,7 +83,8 @@ def _os_errors(where: Path) -> Iterator[None]:
         ) from error
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Have the names in a directory reach the disk."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

@@ -1,6 +1,9 @@
 """Enrolment, keys and what devices report; every function is one part of a transaction."""
 
-from sqlalchemy import select
+from collections.abc import Sequence
+from typing import Any, Final
+
+from sqlalchemy import BigInteger, Text, bindparam, case, insert, select, update
 from sqlalchemy.orm import Session
 
 from planner.dispatch.ports import EnrolAttempt, EnrolRefused, ReportRecord
@@ -20,6 +23,29 @@ from shared.ids import DeviceId, Digest
 from shared.messages.admin import DeviceInfo
 from shared.messages.base import RefusalCode
 from shared.messages.control import DeviceState, Origin, Report
+
+_CLASS: Final = bindparam("class", type_=Text)
+_AGENT: Final = bindparam("agent", type_=Text)
+_NOW_US: Final = bindparam("now_us", type_=BigInteger)
+_SEEN: Final = (
+    update(DeviceRow)
+    .where(DeviceRow.name == bindparam("device"))
+    .values(
+        last_seen_us=case((DeviceRow.last_seen_us < _NOW_US, _NOW_US), else_=DeviceRow.last_seen_us),
+        device_class=case((_CLASS != "", _CLASS), else_=DeviceRow.device_class),
+        agent_version=case((_AGENT != "", _AGENT), else_=DeviceRow.agent_version),
+        version=DeviceRow.version + 1,
+    )
+)
+_STATE: Final = (
+    update(GenerationRow)
+    .where(
+        GenerationRow.device == bindparam("of"),
+        GenerationRow.epoch == bindparam("in_epoch"),
+        GenerationRow.generation == bindparam("number"),
+    )
+    .values(state=bindparam("now"), reason=bindparam("why"), state_at_us=bindparam("at_us"))
+)
 
 
 def planner_row(session: Session, now_us: int) -> PlannerRow:
@@ -129,36 +155,83 @@ def known_device(session: Session, device: DeviceId) -> DeviceRow:
     return row
 
 
-def store_report(session: Session, record: ReportRecord, now_us: int) -> None:
-    """Keep a report unless the same boot's newer revision is stored; the history follows it."""
-    device, report = record.device, record.report
-    owner = session.get(DeviceRow, device)
-    if owner is None:
-        return  # one that this database does not know must not hold up the other reports of a transaction
-    owner.last_seen_us = max(owner.last_seen_us, now_us)
-    owner.device_class = record.device_class or owner.device_class
-    owner.agent_version = record.agent_version or owner.agent_version
-    row = session.get(ReportedRow, device)
-    if row is None:
-        row = ReportedRow(device=device, revision=-1, boot=record.boot)
-        session.add(row)
-    if record.boot == row.boot and report.revision <= row.revision:
-        return
-    row.revision, row.boot, row.at_us = report.revision, record.boot, now_us
-    row.epoch, row.generation = report.epoch, report.generation
-    row.seen, row.active, row.local_counter = report.seen, report.active, report.local_counter
-    row.origin = report.origin.value if report.origin else None
-    row.state = report.state.value if report.state else None
-    row.reason = report.reason
-    if report.state is not None:
-        set_state(session, device, report.epoch, report.generation, report.state, report.reason, now_us)
+def store_reports(session: Session, records: Sequence[ReportRecord], now_us: int) -> None:
+    """Keep reports, except where the same boot's newer revision is stored; the history follows them.
+
+    A fleet reports at once after a restart, so this takes a few statements for all, not a few for each. A
+    report of a device that this database does not know must not hold up the others: it is left out.
+    """
+    wanted = {record.device for record in records}
+    known = set(session.scalars(select(DeviceRow.name).where(DeviceRow.name.in_(wanted))))
+    stored = {
+        device: (boot, revision)
+        for device, boot, revision in session.execute(
+            select(ReportedRow.device, ReportedRow.boot, ReportedRow.revision).where(
+                ReportedRow.device.in_(wanted)
+            )
+        )
+    }
+    first_ones = known - stored.keys()
+    newer: dict[DeviceId, ReportRecord] = {}
+    for record in records:
+        boot, revision = stored.get(record.device, (0, -1))
+        if record.device in known and (record.boot != boot or record.report.revision > revision):
+            stored[record.device] = (record.boot, record.report.revision)
+            newer[record.device] = record
+    _seen(session, [record for record in records if record.device in known], now_us)
+    inserted = [_reported(one, now_us) for one in newer.values() if one.device in first_ones]
+    if inserted:
+        session.execute(insert(ReportedRow), inserted)
+    updated = [_reported(one, now_us) for one in newer.values() if one.device not in first_ones]
+    if updated:
+        session.execute(update(ReportedRow), updated)  # by primary key
+    set_states(
+        session,
+        [
+            (one.device, one.report.epoch, one.report.generation, one.report.state, one.report.reason, now_us)
+            for one in newer.values()
+            if one.report.state is not None
+        ],
+    )
+
+
+def _reported(record: ReportRecord, now_us: int) -> dict[str, Any]:
+    report = record.report
+    return {
+        "device": record.device,
+        "revision": report.revision,
+        "boot": record.boot,
+        "epoch": report.epoch,
+        "generation": report.generation,
+        "seen": report.seen,
+        "active": report.active,
+        "origin": report.origin.value if report.origin else None,
+        "local_counter": report.local_counter,
+        "state": report.state.value if report.state else None,
+        "reason": report.reason,
+        "at_us": now_us,
+    }
+
+
+def _seen(session: Session, records: Sequence[ReportRecord], now_us: int) -> None:
+    """Note who was heard of, and as what."""
+    values = [
+        {
+            "device": record.device,
+            "now_us": now_us,
+            "class": record.device_class,
+            "agent": record.agent_version,
+        }
+        for record in records
+    ]
+    if values:
+        session.connection().execute(_SEEN, values)
 
 
 def presence(session: Session, device: DeviceId, online: bool, now_us: int) -> None:
     """Note that a device came or went."""
-    row = session.get(DeviceRow, device)
-    if row is not None:
-        row.last_seen_us = max(row.last_seen_us, now_us)
+    values = {"device": device, "now_us": now_us, "class": "", "agent": ""}
+    if session.connection().execute(_SEEN, [values]).rowcount:
         add_event(session, now_us, device, "online" if online else "offline", "")
 
 
@@ -172,19 +245,25 @@ def set_state(
     at_us: int,
 ) -> None:
     """Write how far a generation has come into the history; one that we never gave out is left out."""
-    row = session.scalar(
-        select(GenerationRow).where(
-            GenerationRow.device == device,
-            GenerationRow.epoch == epoch,
-            GenerationRow.generation == generation,
-        )
+    set_states(session, [(device, epoch, generation, state, reason, at_us)])
+
+
+def set_states(session: Session, states: Sequence[tuple[DeviceId, int, int, DeviceState, str, int]]) -> None:
+    """`set_state` for several."""
+    values = [
+        {"of": device, "in_epoch": epoch, "number": number, "now": state.value, "why": reason, "at_us": at_us}
+        for device, epoch, number, state, reason, at_us in states
+    ]
+    if values:
+        session.connection().execute(_STATE, values)
+    replans.end_all(
+        session,
+        [
+            (device, epoch, number, replans.OUTCOMES[state], reason)
+            for device, epoch, number, state, reason, _ in states
+            if state in replans.OUTCOMES
+        ],
     )
-    if row is not None:
-        row.state, row.reason, row.state_at_us = state.value, reason, at_us
-    outcome = replans.OUTCOMES.get(state)
-    replan = replans.of_generation(session, device, epoch, generation) if outcome else None
-    if outcome is not None and replan is not None:
-        replans.end(replan, outcome, reason)
 
 
 def report_of(row: ReportedRow | None) -> Report:

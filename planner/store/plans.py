@@ -1,5 +1,7 @@
 """Models, plans, what each device should run, and the history of who decided it."""
 
+from typing import Final
+
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
@@ -18,6 +20,7 @@ from shared.graph import Graph
 from shared.ids import DeviceId, Digest
 from shared.messages.admin import HistoryEntry, ModelInfo, PlanInfo
 from shared.messages.control import (
+    Activation,
     ArtifactNeed,
     Autonomy,
     Desired,
@@ -26,6 +29,8 @@ from shared.messages.control import (
     StageProfileRequest,
 )
 from shared.plan import Plan, decode_plan, plan_text
+
+_ENDS: Final = ("committed", "rejected", "no_gain", "rolled_back")
 
 
 def add_model(
@@ -196,12 +201,14 @@ def push(
     decided_by: str,
     now_us: int,
     autonomy: Autonomy | None = None,
+    activation: Activation = Activation.TRIAL,
     above_generation: int = 0,
 ) -> tuple[int, int]:
     """Make a plan the device's next generation; returns (epoch, generation).
 
-    `plan` None keeps what runs and only numbers the change, such as a profile request. Generations rise by
-    one, over epochs too, and are above `above_generation`.
+    `activation` says whether the plan must win a trial on the device. `plan` None keeps what runs and only
+    numbers the change, such as a profile request. Generations rise by one, over epochs too, and are above
+    `above_generation`.
 
     Raises:
         InputError: there is no such device or plan, or the device is revoked.
@@ -214,11 +221,17 @@ def push(
     epoch = planner_row(session, now_us).epoch
     row = session.get(DesiredRow, device)
     if row is None:
-        row = DesiredRow(device=device, epoch=epoch, generation=0, autonomy=Autonomy.OFF.value)
+        row = DesiredRow(
+            device=device,
+            epoch=epoch,
+            generation=0,
+            autonomy=Autonomy.OFF.value,
+            activation=activation.value,
+        )
         session.add(row)
     row.epoch, row.generation = epoch, max(row.generation, above_generation) + 1
     if info is not None:
-        row.plan = info.plan
+        row.plan, row.activation = info.plan, activation.value
     if autonomy is not None:
         row.autonomy = autonomy.value
     session.add(
@@ -266,6 +279,7 @@ def desired(session: Session, device: DeviceId) -> Desired | None:
         profiles=_open_profiles(session, device),
         stage_profile=_open_stage_profile(session, device),
         autonomy=Autonomy(row.autonomy),
+        activation=Activation(row.activation),
     )
 
 
@@ -348,6 +362,12 @@ def history(
     if before:
         wanted = wanted.where(GenerationRow.position < before)
     rows = list(session.scalars(wanted))
+    newest = {
+        desired.device: (desired.epoch, desired.generation)
+        for desired in session.scalars(
+            select(DesiredRow).where(DesiredRow.device.in_({row.device for row in rows}))
+        )
+    }
     entries = [
         HistoryEntry(
             device=DeviceId(row.device),
@@ -356,10 +376,17 @@ def history(
             plan=row.plan or "",
             digest=Digest(row.digest) if row.digest else None,
             decided_by=row.decided_by,
-            state=row.state,
+            state=_shown_state(row, newest.get(row.device)),
             reason=row.reason,
             at_us=row.decided_at_us,
         )
         for row in rows[:limit]
     ]
     return entries, rows[limit - 1].position if len(rows) > limit else 0
+
+
+def _shown_state(row: GenerationRow, newest: tuple[int, int] | None) -> str:
+    """A generation that was on its way when a newer one came has no end of its own."""
+    on_its_way = row.state not in ("", *_ENDS)
+    overtaken = newest is not None and (row.epoch, row.generation) < newest
+    return "superseded" if on_its_way and overtaken else row.state

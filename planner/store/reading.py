@@ -9,10 +9,13 @@ from pathlib import Path
 from sqlalchemy import select
 
 from planner.replan.settings import ReplanSettings
-from planner.store import costs, devices, plans, replans, schema, stages, telemetry
+from planner.store import costs, devices, history, plans, replans, schema, stages, telemetry
 from planner.store.blobs import Blobs
 from planner.store.database import Database, sqlite_url
+from planner.store.history import Entry
 from planner.store.tables import EventRow
+from planner.telemetry.books import Balance
+from planner.telemetry.rollup import Width
 from shared.artifact import Artifact, open_artifact
 from shared.errors import InputError
 from shared.graph import Graph
@@ -223,8 +226,8 @@ class ReadStore:
         with self.database.read() as session:
             return replans.barred(session, device, environment, since_us)
 
-    def telemetry_balance(self, device: DeviceId | None = None) -> tuple[int, int, int]:
-        """(produced, stored, dropped) rows of one device or of all."""
+    def telemetry_balance(self, device: DeviceId | None = None) -> Balance:
+        """The telemetry books of one device or of all."""
         with self.database.read() as session:
             return telemetry.balance(session, device)
 
@@ -234,6 +237,21 @@ class ReadStore:
         """Telemetry of some kinds from `since_us` on, oldest first, at most the newest `limit` rows."""
         with self.database.read() as session:
             return telemetry.rows_since(session, device, kinds, since_us=since_us, limit=limit)
+
+    def telemetry_history(
+        self,
+        device: DeviceId,
+        kinds: Sequence[RowKind],
+        *,
+        by: Width | None = None,
+        since_us: int = 0,
+        limit: int = 10_000,
+    ) -> list[Entry]:
+        """Telemetry over its whole age, oldest first: as fine as it is kept, or rolled up to `by`."""
+        with self.database.read() as session:
+            if by is None:
+                return history.history(session, device, kinds, since_us=since_us, limit=limit)
+            return history.history_by(session, device, kinds, by, since_us=since_us, limit=limit)
 
     def newest_telemetry(self, device: DeviceId, kinds: Sequence[RowKind], window_us: int) -> list[Row]:
         """The telemetry of the last `window_us` before the device's newest row, by the device's clock."""

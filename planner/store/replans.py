@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.orm import Session
 
 from planner.dispatch.ports import StoredRow
@@ -34,6 +34,16 @@ OUTCOMES: Final = {
     DeviceState.NO_GAIN: "no_gain",
     DeviceState.ROLLED_BACK: "rolled_back",
 }
+_END: Final = (
+    update(ReplanRow)
+    .where(
+        ReplanRow.device == bindparam("of"),
+        ReplanRow.epoch == bindparam("in_epoch"),
+        ReplanRow.generation == bindparam("in_generation"),
+        ReplanRow.outcome == PENDING,
+    )
+    .values(outcome=bindparam("ended_as"), reason=bindparam("why"))
+)
 OVERDUE_US: Final = 900_000_000
 """A pending re-plan this old no longer holds up the next: the device was away, or its rows were lost."""
 
@@ -166,6 +176,17 @@ def end(row: ReplanRow, outcome: str, reason: str) -> None:
     """Give a re-plan its outcome; the first one stands."""
     if row.outcome == PENDING:
         row.outcome, row.reason = outcome, reason[:512]
+
+
+def end_all(session: Session, ends: Sequence[tuple[DeviceId, int, int, str, str]]) -> None:
+    """`end` for the re-plans that pushed these generations: (device, epoch, generation, outcome, reason)."""
+    values = [
+        {"of": device, "in_epoch": epoch, "in_generation": generation, "ended_as": outcome, "why": reason}
+        for device, epoch, generation, outcome, reason in ends
+    ]
+    if values:
+        session.flush()
+        session.connection().execute(_END, values)
 
 
 def found_nothing(session: Session, replan: int, reason: str, now_us: int) -> None:

@@ -15,8 +15,9 @@ from sqlalchemy.exc import DBAPIError
 
 from planner.store.database import Database
 from shared.errors import StorageError
+from shared.failpoint import failpoint
 
-REVISIONS: Final = ("0001", "0003")
+REVISIONS: Final = ("0001", "0002", "0003")
 """Every revision in `migrations/versions`, oldest first; a test keeps the two equal."""
 
 HEAD: Final = REVISIONS[-1]
@@ -79,7 +80,9 @@ def migrate(database: Database) -> tuple[str | None, str]:
         before = current_revision(database)  # another planner may just have done it
         require_known(before)
         if before != HEAD:
+            failpoint("planner.migration.before")
             _upgrade(database)
+            failpoint("planner.migration.after")
     return before, HEAD
 
 

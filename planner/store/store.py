@@ -4,7 +4,7 @@ Every write goes through the one writer thread and returns when it is committed.
 any thread. What may be read, with or without a running planner, is `planner.store.reading`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from sqlalchemy import select
@@ -19,16 +19,17 @@ from planner.dispatch.ports import (
     TelemetryWrite,
 )
 from planner.replan.settings import Note, ReplanSettings
-from planner.store import costs, devices, plans, replans, schema, stages, telemetry
-from planner.store.reading import DATABASE_FILE as DATABASE_FILE
-from planner.store.reading import ReadStore as ReadStore
+from planner.store import costs, devices, plans, replans, retention, schema, stages, telemetry
+from planner.store.reading import ReadStore
+from planner.store.retention import Retention
 from planner.store.tables import DeviceRow, ReportedRow
 from planner.store.writer import Writer
 from shared.artifact import open_artifact
 from shared.clock import Clock, SystemClock
+from shared.failpoint import failpoint
 from shared.ids import DeviceId, Digest
 from shared.messages.admin import ModelInfo, PlanInfo
-from shared.messages.control import Alarm, Autonomy, Desired, LocalPlan
+from shared.messages.control import Activation, Alarm, Autonomy, Desired, LocalPlan
 from shared.plan import Plan
 
 
@@ -121,11 +122,7 @@ class Store(ReadStore):
         """Store the newest reports, and the state of their generations, in one transaction."""
         now_us = self._clock.wall_us()
 
-        def work(session: Session) -> None:
-            for record in records:
-                devices.store_report(session, record, now_us)
-
-        self.writer.run(work)
+        self.writer.run(lambda session: devices.store_reports(session, records, now_us))
 
     def append_telemetry(self, writes: Sequence[TelemetryWrite]) -> None:
         """Store rows and ledgers in one transaction, durable when this returns."""
@@ -232,7 +229,13 @@ class Store(ReadStore):
         self.writer.run(lambda session: costs.keep_schedules(session, device_class, scheduler, rows, now_us))
 
     def push(
-        self, device: DeviceId, plan: str, *, decided_by: str, autonomy: Autonomy | None = None
+        self,
+        device: DeviceId,
+        plan: str,
+        *,
+        decided_by: str,
+        autonomy: Autonomy | None = None,
+        activation: Activation = Activation.TRIAL,
     ) -> Desired:
         """Make a plan the device's next generation; returns what is desired now.
 
@@ -242,10 +245,21 @@ class Store(ReadStore):
         now_us = self._clock.wall_us()
 
         def work(session: Session) -> Desired:
-            plans.push(session, device, plan, decided_by=decided_by, now_us=now_us, autonomy=autonomy)
+            plans.push(
+                session,
+                device,
+                plan,
+                decided_by=decided_by,
+                now_us=now_us,
+                autonomy=autonomy,
+                activation=activation,
+            )
+            failpoint("planner.desired.before")
             return _required(plans.desired(session, device))
 
-        return self.writer.run(work)
+        wanted = self.writer.run(work)
+        failpoint("planner.desired.after")
+        return wanted
 
     def request_profile(
         self, device: DeviceId, names: list[str], *, batch: int = 1, budget_s: float = 20.0
@@ -337,10 +351,9 @@ class Store(ReadStore):
         now_us = self._clock.wall_us()
         self.writer.run(lambda session: replans.found_nothing(session, replan, reason, now_us))
 
-    def prune_telemetry(self, older_than_s: float) -> int:
-        """Delete telemetry and events that are older; returns the number of telemetry rows."""
-        before_us = self._clock.wall_us() - round(older_than_s * 1e6)
-        return self.writer.run(lambda session: telemetry.prune(session, before_us))
+    def tidy(self, keep: Retention) -> Iterator[int]:
+        """Roll up and delete old telemetry in small steps; see `planner.store.retention.tidy`."""
+        return retention.tidy(self.database, self.writer, keep, self._clock.wall_us())
 
     def presence(self, device: DeviceId, online: bool) -> None:
         """Note that a device came or went; returns at once."""

@@ -100,6 +100,7 @@ class DesiredRow(Table):
     generation: Mapped[int]
     plan: Mapped[str | None] = mapped_column(_NAME, ForeignKey("plans.name"))
     autonomy: Mapped[str]
+    activation: Mapped[str]  # of the plan, as it was pushed last
     version: Mapped[int] = mapped_column()
     __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
 
@@ -303,7 +304,7 @@ class ReplanSettingRow(Table):
 
 
 class TelemetryRow(Table):
-    """One row as the device sent it; (device, boot, sequence) makes a repeat harmless."""
+    """One row as the device sent it. `at_us` is the device's time, or the planner's where that cannot be."""
 
     __tablename__ = "telemetry"
     device: Mapped[str] = mapped_column(_NAME, primary_key=True)
@@ -318,8 +319,26 @@ class TelemetryRow(Table):
     )
 
 
+class RollupRow(Table):
+    """What the telemetry rows of one subject say in `width_s` seconds from `begin_us` on.
+
+    A telemetry row is counted in exactly one place: as itself, in a minute, or in an hour. `body` is
+    `planner.telemetry.rollup.SpanData`, `rows` the number of telemetry rows in it.
+    """
+
+    __tablename__ = "telemetry_rollups"
+    device: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    width_s: Mapped[int] = mapped_column(primary_key=True)
+    begin_us: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(String(32), primary_key=True)
+    subject: Mapped[str] = mapped_column(primary_key=True)
+    rows: Mapped[int]
+    body: Mapped[bytes]
+    __table_args__ = ({"sqlite_with_rowid": False},)
+
+
 class LedgerRow(Table):
-    """The books of one boot: produced = stored + dropped + what the device still spools."""
+    """The books of one boot, `planner.telemetry.books.Book`: produced = stored + dropped + lost."""
 
     __tablename__ = "telemetry_ledgers"
     device: Mapped[str] = mapped_column(_NAME, primary_key=True)
@@ -327,6 +346,8 @@ class LedgerRow(Table):
     produced: Mapped[int]
     dropped: Mapped[int]
     stored: Mapped[int]
+    lost: Mapped[int]
+    settled: Mapped[int]
     version: Mapped[int] = mapped_column()
     __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
 

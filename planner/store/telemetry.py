@@ -1,11 +1,10 @@
 """Telemetry rows in, figures out. A row is stored as the device sent it, once."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import fields
+from typing import Final
 
-from sqlalchemy import delete, func, select
-from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
 from planner.dispatch.ports import StoredRow, TelemetryWrite
@@ -14,10 +13,10 @@ from planner.store.devices import set_state
 from planner.store.replans import take_in
 from planner.store.stages import store_stages
 from planner.store.tables import EventRow, LedgerRow, TelemetryRow
+from planner.telemetry.books import Balance, Book
 from shared.ids import DeviceId
 from shared.messages.control import DeviceState
 from shared.messages.telemetry import (
-    Ledger,
     PlanActivated,
     ProfileResult,
     Row,
@@ -29,17 +28,29 @@ from shared.messages.telemetry import (
 )
 
 _FINAL = (DeviceState.COMMITTED, DeviceState.REJECTED, DeviceState.NO_GAIN, DeviceState.ROLLED_BACK)
+_OLDEST_US: Final = 400 * 86_400_000_000
+_NEWEST_US: Final = 86_400_000_000
 
 
 def append(session: Session, write: TelemetryWrite, now_us: int) -> None:
-    """Store rows and ledgers. A row that is stored already is skipped; of a ledger the larger counts win."""
-    ledgers = _ledgers(session, write.device, {row.boot for row in write.rows}, write.ledgers)
-    by_boot: dict[int, list[StoredRow]] = {}
-    for row in write.rows:
-        by_boot.setdefault(row.boot, []).append(row)
-    for boot, rows in by_boot.items():
-        ledgers[boot].stored += _insert(session, write.device, rows)
-    for row in write.rows:
+    """Store the rows that are new, and the ledgers; see `planner.telemetry.books`."""
+    new = _settle(session, write, now_us)
+    if new:
+        session.connection().execute(
+            insert(TelemetryRow),
+            [
+                {
+                    "device": write.device,
+                    "boot": row.boot,
+                    "sequence": row.sequence,
+                    "kind": row.kind.value,
+                    "at_us": _filed_us(row.at_us, now_us),
+                    "body": row.body,
+                }
+                for row in new
+            ],
+        )
+    for row in new:
         if isinstance(row.data, ProfileResult):
             store_profile(session, write.device, row.data, row.at_us, now_us)
         elif isinstance(row.data, StageProfileResult):
@@ -60,59 +71,61 @@ def append(session: Session, write: TelemetryWrite, now_us: int) -> None:
             )
 
 
-def _insert(session: Session, device: DeviceId, rows: Sequence[StoredRow]) -> int:
-    """Insert the rows that are not there yet and return their number."""
-    values: list[dict[str, Any]] = [
-        {
-            "device": device,
-            "boot": row.boot,
-            "sequence": row.sequence,
-            "kind": row.kind.value,
-            "at_us": row.at_us,
-            "body": row.body,
-        }
-        for row in rows
-    ]
-    connection = session.connection()
-    if connection.dialect.name == "sqlite":
-        return connection.execute(sqlite_insert(TelemetryRow).on_conflict_do_nothing(), values).rowcount
-    # Postgres gives no count for many rows at once, but the rows that it inserted.
-    inserted = insert(TelemetryRow).on_conflict_do_nothing().returning(TelemetryRow.sequence)
-    return len(connection.execute(inserted, values).all())
-
-
-def _ledgers(
-    session: Session, device: DeviceId, boots: set[int], said: Sequence[Ledger]
-) -> dict[int, LedgerRow]:
-    """The books of all boots that a write touches, with what the device says in them."""
-    wanted = boots | {ledger.boot for ledger in said}
-    rows = {
-        row.boot: row
-        for row in session.scalars(
-            select(LedgerRow).where(LedgerRow.device == device, LedgerRow.boot.in_(wanted))
-        )
-    }
-    for boot in wanted - rows.keys():
-        rows[boot] = LedgerRow(device=device, boot=boot, produced=0, dropped=0, stored=0)
-        session.add(rows[boot])
-    for ledger in said:
-        row = rows[ledger.boot]
-        row.produced = max(row.produced, ledger.produced)
-        row.dropped = max(row.dropped, ledger.dropped)
-    return rows
-
-
-def balance(session: Session, device: DeviceId | None = None) -> tuple[int, int, int]:
-    """(produced, stored, dropped) rows, over all boots of one device or of all devices."""
-    wanted = select(
-        func.coalesce(func.sum(LedgerRow.produced), 0),
-        func.coalesce(func.sum(LedgerRow.stored), 0),
-        func.coalesce(func.sum(LedgerRow.dropped), 0),
+def _settle(session: Session, write: TelemetryWrite, now_us: int) -> list[StoredRow]:
+    """Enter a write into the books of its boots; returns its rows that are not stored yet, each once."""
+    by_boot: dict[int, dict[int, StoredRow]] = {ledger.boot: {} for ledger in write.ledgers}
+    for row in write.rows:
+        by_boot.setdefault(row.boot, {})[row.sequence] = row
+    found = session.scalars(
+        select(LedgerRow).where(LedgerRow.device == write.device, LedgerRow.boot.in_(by_boot))
     )
+    books = {row.boot: row for row in found}
+    new: list[StoredRow] = []
+    for boot, rows in by_boot.items():
+        kept = books.get(boot)
+        if kept is None:
+            kept = LedgerRow(device=write.device, boot=boot, **_plain(Book()))
+            session.add(kept)
+        before = Book(kept.produced, kept.dropped, kept.stored, kept.lost, kept.settled)
+        after, sequences = before.take(rows, (one for one in write.ledgers if one.boot == boot))
+        for name, value in _plain(after).items():
+            setattr(kept, name, value)
+        new += [rows[sequence] for sequence in sorted(sequences)]
+        if after.lost > before.lost:
+            session.add(_loss(write.device, boot, after.lost - before.lost, now_us))
+    return new
+
+
+def _plain(book: Book) -> dict[str, int]:
+    return {field.name: getattr(book, field.name) for field in fields(book)}
+
+
+def _loss(device: DeviceId, boot: int, rows: int, now_us: int) -> EventRow:
+    return EventRow(
+        at_us=now_us,
+        device=device,
+        code="telemetry_lost",
+        text=f"{rows} telemetry rows of boot {boot:016x} were acknowledged and are not in this database: "
+        "it was restored from an older copy",
+    )
+
+
+def _filed_us(at_us: int, now_us: int) -> int:
+    """The time that a row is kept under: the device's, or now if that device's clock cannot be right.
+
+    Rows go by this time. Without this a device with a clock in the future would fill the disk, and one
+    without a battery, in 1970, would see its rows go at once.
+    """
+    return at_us if now_us - _OLDEST_US <= at_us <= now_us + _NEWEST_US else now_us
+
+
+def balance(session: Session, device: DeviceId | None = None) -> Balance:
+    """The books over all boots of one device or of all devices."""
+    columns = (LedgerRow.produced, LedgerRow.stored, LedgerRow.dropped, LedgerRow.lost)
+    wanted = select(*(func.coalesce(func.sum(column), 0) for column in columns))
     if device is not None:
         wanted = wanted.where(LedgerRow.device == device)
-    produced, stored, dropped = session.execute(wanted).one()
-    return int(produced), int(stored), int(dropped)
+    return Balance(*(int(total) for total in session.execute(wanted).one()))
 
 
 def rows_since(
@@ -152,11 +165,3 @@ def newest_rows(session: Session, device: DeviceId, kinds: Sequence[RowKind], wi
     ]
     newest_us = max((at_us for at_us in newest if at_us is not None), default=0)
     return rows_since(session, device, kinds, since_us=newest_us - window_us + 1)
-
-
-def prune(session: Session, before_us: int) -> int:
-    """Delete rows measured before `before_us`, and events; the ledgers go on counting rows as stored."""
-    session.execute(delete(EventRow).where(EventRow.at_us < before_us))
-    # `session.execute` of a delete returns a CursorResult, which its annotation does not say.
-    result: Any = session.execute(delete(TelemetryRow).where(TelemetryRow.at_us < before_us))
-    return int(result.rowcount)

@@ -17,6 +17,7 @@ from sqlalchemy.orm.exc import StaleDataError
 
 from planner.store.database import Database, LostRace
 from shared.errors import StageloomError, StorageError, UnavailableError
+from shared.failpoint import failpoint
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +100,8 @@ class Writer:
         try:
             with self._database.write() as session:
                 results = [_attempt(session, entry.work) for entry in group]
+                failpoint("planner.commit.before")
+            failpoint("planner.commit.after")
         except (LostRace, StaleDataError):
             self._one_by_one(group)
             return

@@ -69,12 +69,13 @@ class EngineCore:
                 out.append(PrepareProgram(program.key))
         return self._end(now)
 
-    def activate(self, key: PlanKey, now: float) -> list[Action]:
+    def activate(self, key: PlanKey, now: float, *, keep: bool = False) -> list[Action]:
         """Launch into this plan from now on; `shared.engine.swap` says what moves over. Also ends a drain.
 
         Queued tasks of a model that the plan lacks, or whose inputs or outputs differ in it, are refused, as
         are those for which its queues leave no room. The plan that was active is released when nothing is in
-        flight on it any more.
+        flight on it any more; with `keep` it stays loaded, and bounds of queues only grow (the windows of a
+        trial: no task is refused for a plan that may be gone in a moment).
 
         Raises:
             ValueError: the plan is not loaded.
@@ -86,22 +87,28 @@ class EngineCore:
         before = self._active
         self._active = plan
         self._draining = self._ledger.closed = False
-        plan.superseded = False
+        plan.superseded = plan.kept = False
         if before is not None and before is not plan:
             before.superseded = True
+            before.kept = keep
             self._board.loosen(before)
-        self._ledger.follow(plan)
+        self._ledger.follow(plan, shrink=not keep)
         return self._end(now)
 
     def unload(self, key: PlanKey, now: float) -> list[Action]:
         """Give up a loaded plan that nothing is in flight on: one that is not active, or a drained one.
 
-        After the active plan is unloaded the queues go on as they were, until another plan is activated.
+        A superseded one that was kept goes once nothing is in flight on it. After the active plan is unloaded
+        the queues go on as they were, until another plan is activated.
 
         Raises:
             ValueError: the plan is not loaded, or it is in use.
         """
         plan = self._plans.get(key)
+        if plan is not None and plan.kept:
+            self._begin(now)
+            plan.kept = False
+            return self._end(now)
         if plan is None or not plan.empty or (plan is self._active and not self._draining):
             raise ValueError(f"plan {key} is not loaded, or it is in use")
         self._begin(now)
@@ -221,6 +228,26 @@ class EngineCore:
     # What it says of itself
 
     @property
+    def waiting(self) -> bool:
+        """A task waits in some queue."""
+        return any(launcher.queue for launcher in self._ledger.launchers.values())
+
+    def oldest_age_s(self, now: float) -> float:
+        """Age of the oldest queued task of all models, 0 where none waits."""
+        arrived = (launcher.queue.oldest_arrived_s for launcher in self._ledger.launchers.values())
+        return max((now - at for at in arrived if at is not None), default=0.0)
+
+    def completed(self) -> dict[str, int]:
+        """Tasks that completed so far, by model; a shared task counts in each of its models."""
+        launchers = self._ledger.launchers
+        return {name: launcher.ended[Outcome.COMPLETED] for name, launcher in launchers.items()}
+
+    @property
+    def failed(self) -> int:
+        """Tasks that failed so far."""
+        return self._ledger.ended[Outcome.FAILED]
+
+    @property
     def idle(self) -> bool:
         """Nothing is in flight: no instance in a slot, no step."""
         return all(plan.empty for plan in self._plans.values())
@@ -282,7 +309,7 @@ class EngineCore:
                 self._board.move_over(plan, self._active)
             if not plan.empty:
                 continue
-            if plan.superseded:
+            if plan.superseded and not plan.kept:
                 self._release(plan)
             elif not self._draining:
                 plan.loose = False

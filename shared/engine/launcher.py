@@ -6,6 +6,7 @@ waited `batch_max_delay_us`.
 """
 
 import math
+from dataclasses import replace
 
 from shared.engine.queues import TaskQueue
 from shared.engine.records import TaskRecord
@@ -45,8 +46,11 @@ class Launcher:
         self.interval_s = 0.0
         self.work_conserving = True
 
-    def follow(self, target: ModelState) -> list[TaskRecord]:
-        """Serve a new plan from now on; returns the queued tasks that its bounds leave no room for."""
+    def follow(self, target: ModelState, *, shrink: bool = True) -> list[TaskRecord]:
+        """Serve a new plan from now on; returns the queued tasks that its bounds leave no room for.
+
+        Without `shrink` the queue's bounds stay where the plan's are smaller.
+        """
         plan = target.bound.plan
         self.target = target
         self.graph = target.bound.graph
@@ -55,7 +59,14 @@ class Launcher:
         self.delay_s = plan.batch_max_delay_us * 1e-6
         self.interval_s = plan.launch_interval_us * 1e-6
         self.work_conserving = plan.work_conserving
-        return self.queue.reconfigure(plan.queue)
+        bounds, before = plan.queue, self.queue.plan
+        if not shrink:
+            bounds = replace(
+                bounds,
+                max_tasks=max(bounds.max_tasks, before.max_tasks),
+                max_bytes=max(bounds.max_bytes, before.max_bytes),
+            )
+        return self.queue.reconfigure(bounds)
 
     def due_s(self, *, early: bool = False) -> float:
         """From when on a launch is allowed, slots aside: infinity with nothing to launch.

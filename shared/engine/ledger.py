@@ -124,8 +124,11 @@ class Ledger:
         for entry in list(launcher.queue.entries()):
             self.refuse_queued(launcher, entry, code, reason)
 
-    def follow(self, plan: PlanState) -> None:
-        """Serve another plan: queues take its rules, tasks that it cannot run are refused."""
+    def follow(self, plan: PlanState, *, shrink: bool = True) -> None:
+        """Serve another plan: queues take its rules, tasks that it cannot run are refused.
+
+        Without `shrink` no bound of a queue becomes smaller.
+        """
         for model in plan.models:
             launcher = self.launchers.get(model.name)
             if launcher is None:
@@ -134,7 +137,7 @@ class Ledger:
                 self.refuse_all(
                     launcher, Code.MODEL_CHANGED, "the new plan's model has other inputs or outputs"
                 )
-            for loser in launcher.follow(model):
+            for loser in launcher.follow(model, shrink=shrink):
                 self.finish(loser, Outcome.REFUSED, Code.QUEUE_FULL, "the new plan's queue is smaller")
         for name, launcher in self.launchers.items():
             if name not in plan.bound.model_index:

@@ -296,6 +296,7 @@ class PlanState:
     __slots__ = (
         "bound",
         "combined",
+        "kept",
         "key",
         "lanes",
         "loose",
@@ -332,6 +333,7 @@ class PlanState:
         self.preparing = 0  # asked for on demand and not there yet
         self.steps = 0  # steps in flight that use this plan's slots
         self.superseded = False  # was active, is no longer
+        self.kept = False  # stays loaded though superseded: it is to be activated again
         self.loose = False  # acts as `wait: none`: while draining or superseded, until it is empty
 
     @property

@@ -192,6 +192,7 @@ class TrialCore:
         self._ended = dict.fromkeys(Side, 0)
         self._control_age_s = setup.oldest_age_s  # the worst seen
         self._silent = 0  # pairs that said nothing
+        self.stalled = False  # the plan that ran did not come to an end: its engine may hang
 
     # Events
 
@@ -265,6 +266,7 @@ class TrialCore:
         if harm := self._harm(oldest_age_s):
             return self._end(Verdict.REJECT, harm, now)
         if now >= self._due_s:
+            self.stalled = self._phase is not _Phase.SAVING
             return self._fault(f"did not end {self._phase.value} in time", now)
         if now >= self._began_s + self.config.limit_s:
             return self._end(Verdict.NO_GAIN, self._undecided(), now)
@@ -276,6 +278,33 @@ class TrialCore:
         if self._phase in (_Phase.NEW, _Phase.OVER):
             return None
         return min(self._due_s, self._began_s + self.config.limit_s)
+
+    @property
+    def saving(self) -> bool:
+        """It waits for its record to be durable."""
+        return self._phase is _Phase.SAVING
+
+    @property
+    def ends_s(self) -> float:
+        """When there is no gain, if nothing was sure until then."""
+        return self._began_s + self.config.limit_s
+
+    @property
+    def pairs(self) -> int:
+        """Pairs so far that said something."""
+        return self._speedup.count
+
+    @property
+    def ratio(self) -> float | None:
+        """Over the pairs so far, above 1 where the candidate is better."""
+        return math.exp(self._speedup.mean) if self._speedup.count else None
+
+    @property
+    def brake_age_s(self) -> float:
+        """A candidate under which a task waited longer is rejected at once; infinite for the control."""
+        if self._running is Side.CONTROL:
+            return math.inf
+        return max(self.config.brake_age_s, 2 * self._control_age_s)
 
     # Decisions
 
@@ -327,9 +356,8 @@ class TrialCore:
         if self._running is Side.CONTROL:
             self._control_age_s = max(self._control_age_s, oldest_age_s)
             return ""
-        brake_s = max(self.config.brake_age_s, 2 * self._control_age_s)
-        if oldest_age_s > brake_s:
-            return f"a task had waited {oldest_age_s:.2f} s, longer than {brake_s:.2f} s"
+        if oldest_age_s > self.brake_age_s:
+            return f"a task had waited {oldest_age_s:.2f} s, longer than {self.brake_age_s:.2f} s"
         return ""
 
     def _failures(self) -> str:

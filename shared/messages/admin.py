@@ -158,6 +158,18 @@ class ModelRate(Struct, frozen=True, kw_only=True):
     queued: Count
 
 
+class TelemetryBooks(Struct, frozen=True, kw_only=True):
+    """Rows of one or all devices as the planner counts them: produced = stored + dropped + lost.
+
+    Lost rows were acknowledged once and are not in the database, which was restored from an older copy.
+    """
+
+    produced: Count
+    stored: Count
+    dropped: Count
+    lost: Count
+
+
 class DeviceTokenRequest(Message, frozen=True, kw_only=True, tag="device_token_request"):
     """Make a one-time join token; `device` fixes the name that may enrol with it."""
 
@@ -367,9 +379,7 @@ class WatchReply(Message, frozen=True, kw_only=True, tag="watch_reply"):
     at_us: MicroSeconds
     devices: Annotated[tuple[DeviceInfo, ...], Meta(max_length=256)]
     rates: Annotated[tuple[ModelRate, ...], Meta(max_length=1024)]
-    telemetry_produced: Count
-    telemetry_stored: Count
-    telemetry_dropped: Count
+    telemetry: TelemetryBooks
 
 
 class StatusRequest(Message, frozen=True, kw_only=True, tag="status_request"):
@@ -382,6 +392,7 @@ class StatusReply(Message, frozen=True, kw_only=True, tag="status_reply"):
     devices: SmallCount
     online: SmallCount
     telemetry_backlog: Count
+    telemetry: TelemetryBooks
     uptime_s: Seconds
 
 

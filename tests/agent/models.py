@@ -12,7 +12,7 @@ from edge_agent.planner_link import STATE_NAME
 from edge_agent.store import ArtifactStore
 from shared.artifact import Artifact, open_artifact
 from shared.importer.api import artifact_path, import_model
-from shared.messages.control import ArtifactNeed, Desired, DeviceState, Origin
+from shared.messages.control import Activation, ArtifactNeed, Desired, DeviceState, Origin
 from shared.plan import ExecutorOptions, QueuePlan
 from shared.search.compose import ModelChoice, compose
 
@@ -39,7 +39,12 @@ def write_tiny(path: Path, seed: int = 0) -> Path:
 def import_tiny(directory: Path, seed: int = 0) -> Artifact:
     """Import it into an artifact store."""
     directory.mkdir(parents=True, exist_ok=True)
-    report = import_model(write_tiny(directory / f"tiny{seed}.onnx", seed), shapes={}, out_dir=directory)
+    return import_file(write_tiny(directory / f"tiny{seed}.onnx", seed), directory)
+
+
+def import_file(file: Path, directory: Path) -> Artifact:
+    """Import an ONNX file into an artifact store."""
+    report = import_model(file, shapes={}, out_dir=directory)
     return open_artifact(
         ArtifactStore(directory).adopt(artifact_path(directory, report.digest), report.digest)
     )
@@ -52,9 +57,11 @@ def plan_for(
     replicas: int = 1,
     queue: QueuePlan | None = None,
     interval_us: int = 0,
+    partition: str = "whole",
+    lanes: int = 1,
     origin: Origin = Origin.PLANNER,
 ) -> RunnablePlan:
-    """Every model whole, sequential."""
+    """Sequential, by default every model whole."""
     plan = compose(
         [
             ModelChoice(
@@ -62,19 +69,21 @@ def plan_for(
                 artifact=artifact.digest,
                 graph=artifact.graph,
                 replicas=replicas,
+                partition=partition,
                 queue=queue or QueuePlan(),
                 launch_interval_us=interval_us,
                 work_conserving=not interval_us,
             )
             for name, artifact in models.items()
         ],
+        lanes=lanes,
         executor=ExecutorOptions(name=executor),
     )
     needs = tuple(ArtifactNeed(name, artifact.digest, artifact.size) for name, artifact in models.items())
     return RunnablePlan(PlanRef(plan.digest, origin), plan.wire, needs)
 
 
-def desire(plan: RunnablePlan, generation: int = 1) -> Desired:
+def desire(plan: RunnablePlan, generation: int = 1, activation: Activation = Activation.TRIAL) -> Desired:
     """What a planner would send."""
     return Desired(
         epoch=1,
@@ -82,6 +91,7 @@ def desire(plan: RunnablePlan, generation: int = 1) -> Desired:
         plan_digest=plan.ref.digest,
         plan=plan.wire,
         artifacts=plan.artifacts,
+        activation=activation,
     )
 
 

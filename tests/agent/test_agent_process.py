@@ -239,7 +239,7 @@ def test_plan_that_crashes_the_engine_is_rolled_back_to_last_known_good(
     wanted = plan_for({"tiny": tiny, "other": other})
     write_state(home, good=good, desired=wanted)
     with AgentProcess(home, probation_s=3600.0) as agent:
-        agent.until(lambda s: s.trial == "probation", "it is under probation")
+        agent.until(lambda s: s.trial and s.trial.phase == "probation", "it is under probation")
         pid = agent.now().engine.pid
         assert pid is not None
         os.kill(pid, signal.SIGSEGV)

@@ -24,7 +24,8 @@ from edge_agent.plan_actions import (
     Tell,
     UnloadPlan,
 )
-from edge_agent.plans import Phase, PlanManager
+from edge_agent.plan_facts import PlanFacts
+from edge_agent.plans import ManagerConfig, Phase, PlanManager
 from edge_agent.probation import ProbationConfig
 from edge_agent.supervisor import Supervisor
 from shared.engine.steps import Outcome, PlanKey
@@ -64,6 +65,12 @@ def plan(letter: str) -> RunnablePlan:
     return RunnablePlan(PlanRef(Digest(letter * 64), Origin.PLANNER), letter.encode(), ())
 
 
+def facts(letter: str) -> PlanFacts:
+    """Each plan serves a model of its own, so no two can be compared."""
+    digest = plan(letter).ref.digest
+    return PlanFacts(digest, {letter: ModelInfo(letter, (), ())}, {letter: digest})
+
+
 def desired(letter: str, generation: int) -> Desired:
     return Desired(
         epoch=1, generation=generation, plan_digest=Digest(letter * 64), plan=letter.encode(), artifacts=()
@@ -97,7 +104,9 @@ class World:
         self.engine_gone()
         self.core = LinkCore(self.disk, config=LinkConfig(boot=self.rng.getrandbits(60) | 1))
         self.manager = PlanManager(
-            Supervisor(Random(self.rng.random())), ProbationConfig(length_s=5.0), self.fallback
+            Supervisor(Random(self.rng.random())),
+            ManagerConfig(probation=ProbationConfig(length_s=5.0)),
+            self.fallback,
         )
         self.from_core(self.core.boot("here", frozenset(), self.now_s))
         self.do([StartEngine(0.0)])
@@ -170,7 +179,7 @@ class World:
     def check(self, one: RunnablePlan) -> None:
         digest, letter = one.ref.digest, one.wire.decode()
         if self.natures[letter].legal:
-            self.do(self.manager.checked(digest, {letter: ModelInfo(letter, (), ())}))
+            self.do(self.manager.checked(facts(letter)))
         else:
             self.do(self.manager.check_failed(digest, "illegal", frozenset()))
 
@@ -409,7 +418,7 @@ def test_repeated_orders_change_nothing() -> None:
     manager.ready()
     assert manager.verify((1, 1), plan("a")) == [CheckPlan(plan("a"))]
     assert manager.verify((1, 1), plan("a")) == []
-    manager.checked(plan("a").ref.digest, {})
+    manager.checked(facts("a"))
     (load,) = manager.stage((1, 1), plan("a"))
     assert isinstance(load, LoadPlan)
     assert manager.stage((1, 1), plan("a")) == []
@@ -423,15 +432,15 @@ def test_repeated_orders_change_nothing() -> None:
 
 def manager_under_probation() -> tuple[PlanManager, PlanKey, PlanKey]:
     """The good plan `g` ran, `n` is under probation; their keys."""
-    manager = PlanManager(Supervisor(Random(0)), ProbationConfig(min_failed=1))
+    manager = PlanManager(Supervisor(Random(0)), ManagerConfig(probation=ProbationConfig(min_failed=1)))
     manager.ready()
     manager.restore(plan("g"))
-    (load,) = manager.checked(plan("g").ref.digest, {"g": ModelInfo("g", (), ())})
+    (load,) = manager.checked(facts("g"))
     assert isinstance(load, LoadPlan)
     assert manager.loaded(load.key) == [SwapTo(load.key)]
     manager.activated(load.key, 0.0)
     manager.activate((1, 1), plan("n"))
-    (new,) = manager.checked(plan("n").ref.digest, {"n": ModelInfo("n", (), ())})
+    (new,) = manager.checked(facts("n"))
     assert isinstance(new, LoadPlan)
     assert manager.loaded(new.key) == [SwapTo(new.key)]
     manager.activated(new.key, 1.0)
@@ -470,15 +479,15 @@ def test_tasks_are_checked_against_the_plan_that_they_will_meet() -> None:
 
 
 def test_load_that_hangs_is_ended_with_its_engine_and_the_good_plan_comes_back() -> None:
-    manager = PlanManager(Supervisor(Random(0)), load_limit_s=10.0)
+    manager = PlanManager(Supervisor(Random(0)), ManagerConfig(load_limit_s=10.0))
     manager.ready()
     manager.restore(plan("g"))
-    (load,) = manager.checked(plan("g").ref.digest, {})
+    (load,) = manager.checked(facts("g"))
     assert isinstance(load, LoadPlan)
     manager.loaded(load.key)
     manager.activated(load.key, 0.0)
     manager.stage((1, 1), plan("n"))
-    manager.checked(plan("n").ref.digest, {})
+    manager.checked(facts("n"))
     assert manager.tick(100.0) == []
     assert manager.tick(110.0) == [], "the limit counts from when its turn to load came"
     note, told, stop = manager.tick(110.1)
@@ -495,13 +504,13 @@ def test_load_that_hangs_is_ended_with_its_engine_and_the_good_plan_comes_back()
 
 
 def test_plan_that_waits_for_its_turn_to_load_is_not_blamed_for_the_one_that_hangs() -> None:
-    manager = PlanManager(Supervisor(Random(0)), load_limit_s=10.0)
+    manager = PlanManager(Supervisor(Random(0)), ManagerConfig(load_limit_s=10.0))
     manager.ready()
     manager.stage((1, 1), plan("h"))
-    manager.checked(plan("h").ref.digest, {})
+    manager.checked(facts("h"))
     manager.tick(0.0)
     manager.stage((1, 2), plan("n"))
-    manager.checked(plan("n").ref.digest, {})
+    manager.checked(facts("n"))
     actions = manager.tick(10.1)
     assert [type(action) for action in actions] == [Note, StopEngine]
     manager.exited("stopped", 10.2)
@@ -520,7 +529,7 @@ def test_plans_that_were_refused_are_forgotten() -> None:
         if number % 2:
             manager.check_failed(one.ref.digest, "illegal", frozenset())
             continue
-        (load,) = manager.checked(one.ref.digest, {})
+        (load,) = manager.checked(PlanFacts(one.ref.digest, {}, {}))
         assert isinstance(load, LoadPlan)
         assert len(manager.checked_plans) == 1
         manager.load_failed(load.key, "out of memory")
@@ -535,3 +544,26 @@ def test_nothing_is_reported_as_running_once_nothing_runs() -> None:
     assert isinstance(again, LoadPlan)
     assert StopEngine() in manager.load_failed(again.key, "out of memory")
     assert Tell(link.ActiveChanged(None)) in manager.exited("stopped", 2.0)
+
+
+def test_plan_that_ran_on_from_an_earlier_attempt_goes_when_it_fails_in_a_later_one() -> None:
+    """Desired twice: the second attempt's failure must not leave the first one's run going on."""
+    manager, old, new = manager_under_probation()
+    manager.abandon((1, 1))
+    manager.activate((1, 2), plan("n"))
+    manager.tick(1.5)
+    assert manager.phase is Phase.PROBATION
+    assert SwapTo(old) in manager.task_ended(Outcome.FAILED, "wrong", new)
+
+
+def test_nothing_is_reported_as_running_after_a_crash_that_leaves_nothing_to_run() -> None:
+    """The third crash may come while the plan is being loaded again, when nothing runs already."""
+    manager = PlanManager(Supervisor(Random(0)))
+    manager.ready()
+    manager.restore(plan("g"))
+    manager.checked(facts("g"))
+    actions: list[Action] = []
+    for second in range(3):
+        actions = manager.exited("signal 9", float(second))
+        manager.ready()
+    assert Tell(link.ActiveChanged(None)) in actions

@@ -48,4 +48,4 @@ def test_a_benchmark_explains_itself(module: str) -> None:
 
 
 def test_there_are_benchmarks() -> None:
-    assert "benchmarks.zoo" in BENCHMARKS
+    assert "benchmarks.zoo.__main__" in BENCHMARKS

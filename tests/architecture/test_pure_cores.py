@@ -45,8 +45,16 @@ IMPURE_MODULES = {
 IMPURE_BUILTINS = {"open", "input", "print", "exec", "eval", "__import__", "breakpoint"}
 PURE_FROM_RANDOM = {"Random"}  # an argument; the functions of the module share hidden state
 
-SHELLS_IN_SHARED = ("shared.importer", "shared.artifact", "shared.clock", "shared.keyfile")
-"""The importer runs a child process, artifacts and keys are files, the clock is what shells hand in."""
+SHELLS_IN_SHARED = (
+    "shared.importer",
+    "shared.artifact",
+    "shared.clock",
+    "shared.keyfile",
+    "shared.failpoint",
+    "shared.systemd",
+)
+"""The importer runs a child process, artifacts and keys are files, the clock is what shells hand in,
+a failpoint kills its process, and systemd is spoken to and installed into."""
 
 
 def pure_modules() -> list[str]:

@@ -119,8 +119,8 @@ class Device:
         return self.agent
 
     def push(self, plan: str) -> int:
-        """The plan becomes what is desired; its generation."""
-        return int(self.fleet.ask("plan", "push", self.name, plan)["generation"])
+        """The plan becomes what is desired, without a trial; its generation."""
+        return int(self.fleet.ask("plan", "push", self.name, plan, "--now")["generation"])
 
     def seen(self) -> dict[str, Any]:
         """The device as the planner sees it."""

@@ -150,7 +150,7 @@ class Device:
             combined.add(block)
         return ready
 
-    def start(self, step_id: StepId) -> None:
+    def start(self, step_id: StepId) -> Step:
         """The step begins: it reads, and its outputs become garbage."""
         running = self._running[step_id]
         running.started = True
@@ -160,6 +160,7 @@ class Device:
         for member in step.members:
             if not member.staged and not step.fallback and not member.last:
                 self._write(step.program.plan, _next(member.member), {})
+        return step
 
     def end(self, step_id: StepId, *, failed: bool = False) -> None:
         """The step is over: what it read must not have changed; its outputs are in place."""

@@ -20,6 +20,7 @@ from shared.engine.records import Instance
 from shared.engine.slots import CombinedState, Touched, Track
 from shared.engine.steps import Action, IssueStep, MoveInstance, Outcome
 from tests.engine.memory import Wrong
+from tests.engine.played import PlayedEngine
 from tests.engine.simulator import Scenario
 
 CHUNKS = 12
@@ -174,9 +175,9 @@ def test_audit_notices_a_slot_that_is_never_freed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_memory_notices_a_lost_move() -> None:
-    class Forgetful(Scenario):
-        def _carry_out(self, action: Action) -> None:
+    class Forgetful(PlayedEngine):
+        def carry_out(self, action: Action) -> None:
             if not isinstance(action, MoveInstance):
-                super()._carry_out(action)
+                super().carry_out(action)
 
-    _first_caught(Wrong, lambda seed: Forgetful(seed, check_after=False))
+    _first_caught(Wrong, lambda seed: Scenario(seed, check_after=False, engine=Forgetful))

@@ -1,6 +1,7 @@
 """The zoo's networks have the published sizes, and the blocks that the papers schedule."""
 
 import json
+import math
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +11,8 @@ import onnx
 import pytest
 
 from benchmarks import zoo
+from benchmarks.zoo.__main__ import main
+from benchmarks.zoo.randwire import watts_strogatz
 from shared.graph import Graph
 from shared.importer.borders import METADATA_KEY, parse_borders
 from shared.importer.build import Built, build_graph, unit_views
@@ -42,6 +45,7 @@ def _built(name: str, width: float = 1.0) -> Built:
         ("squeezenet", 1.25, 1.64, 38, 30),
         ("squeezenet_bypass", 1.59, 2.37, 46, 38),
         ("googlenet", 6.62, 3.00, 81, 36),
+        ("nasnet_large", 88.7, 47.6, 642, 177),
     ],
 )
 def test_sizes_are_the_published_ones(
@@ -54,6 +58,50 @@ def test_sizes_are_the_published_ones(
     assert work == pytest.approx(gflop, rel=0.005)
     assert graph.fused_units == units
     assert critical_path(unit_views(graph), [o.fused_unit for o in graph.operators]) == path
+
+
+def test_nasnet_has_the_parameters_of_two_published_implementations() -> None:
+    """Folding leaves a bias of a BatchNorm's two trained parameters, or of its four with the moving ones."""
+    model = _model("nasnet_large")
+    sizes = {weight.name: math.prod(weight.dims) for weight in model.graph.initializer}
+    biases = sum(
+        sizes[node.input[2]] for node in model.graph.node if node.op_type == "Conv" and len(node.input) == 3
+    )
+    assert zoo.parameters(model) + biases == 88_753_150  # timm, PyTorch
+    assert zoo.parameters(model) + 3 * biases == 88_949_818  # Keras
+
+
+def test_randwire_is_as_large_as_the_published_mean_over_random_graphs() -> None:
+    """61.5 M parameters and 7.9 G multiply-adds; the graphs' numbers of entry nodes decide the rest."""
+    work = sum(operator.flop for operator in _built("randwire").graph.operators)
+    assert zoo.parameters(_model("randwire")) / 1e6 == pytest.approx(61.5, rel=0.01)
+    assert work / 2e9 == pytest.approx(7.9, rel=0.04)
+
+
+def test_randwire_has_the_120_operators_of_table_2_where_a_node_counts_as_one() -> None:
+    kinds = [node.op_type for node in _model("randwire").graph.node]
+    depthwise = [n for n in _model("randwire").graph.node if any(a.name == "group" for a in n.attribute)]
+    own = kinds.count("Conv") - 2 * len(depthwise)  # the first one and the head's
+    head = 2  # Relu and pool
+    assert len(depthwise) == 16 + 3 * 32
+    assert len(depthwise) + kinds.count("Mean") + own + head == 120
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("randwire", 6), ("nasnet_large", 24)])
+def test_a_stage_or_a_cell_is_a_block(name: str, blocks: int) -> None:
+    assert len(_built(name).graph.partition("paper")) + 1 == blocks
+
+
+def test_small_world_graph_without_rewiring_is_the_ring() -> None:
+    assert watts_strogatz(6, 4, 0.0, 0) == [(), (0,), (0, 1), (1, 2), (0, 2, 3), (0, 1, 3, 4)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rewiring_keeps_the_number_of_edges_and_makes_no_loop(seed: int) -> None:
+    graph = watts_strogatz(32, 4, 0.75, seed)
+    assert sum(len(before) for before in graph) == 32 * 4 // 2
+    assert all(p < node for node, before in enumerate(graph) for p in before)
+    assert graph != watts_strogatz(32, 4, 0.75, seed + 1)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +212,7 @@ def test_activations_stay_near_unit_variance_and_depend_on_the_input(name: str) 
 
     def image() -> np.ndarray:
         coarse = rng.standard_normal((1, 3, 7, 7)).astype(np.float32)
-        return np.kron(coarse, np.ones((1, 1, 43, 43), np.float32))[:, :, :size, :size]
+        return np.kron(coarse, np.ones((1, 1, 48, 48), np.float32))[:, :, :size, :size]
 
     first, second = (run(model, {"image": image()}, optimise=True) for _ in range(2))
     spread = [float(first[tensor].std()) for tensor in inner]
@@ -176,7 +224,7 @@ def test_activations_stay_near_unit_variance_and_depend_on_the_input(name: str) 
 def test_command_line_writes_models_and_one_json_object(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert zoo.main([str(tmp_path), "--model", "squeezenet", "--width", "0.25", "--json"]) == 0
+    assert main([str(tmp_path), "--model", "squeezenet", "--width", "0.25", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     model = onnx.load(row["path"])
     assert row["parameters"] == zoo.parameters(model)

@@ -24,6 +24,7 @@ REPORT = control.Report(
     state=control.DeviceState.PROBATION,
     reason="activated by an operator",
 )
+BOOKS = admin.TelemetryBooks(produced=42, stored=36, dropped=3, lost=3)
 DEVICE_INFO = admin.DeviceInfo(
     device=DEVICE,
     online=True,
@@ -206,13 +207,17 @@ MESSAGES: tuple[Message, ...] = (
                 queued=2,
             ),
         ),
-        telemetry_produced=42,
-        telemetry_stored=39,
-        telemetry_dropped=3,
+        telemetry=BOOKS,
     ),
     admin.StatusRequest(),
     admin.StatusReply(
-        planner_version="0.1.0", epoch=2, devices=1, online=1, telemetry_backlog=0, uptime_s=12.5
+        planner_version="0.1.0",
+        epoch=2,
+        devices=1,
+        online=1,
+        telemetry_backlog=0,
+        telemetry=BOOKS,
+        uptime_s=12.5,
     ),
     admin.Done(correlation=9),
     admin.Failed(cause="no such device: x", remedy="see `stageloom device list`", exit_code=2),

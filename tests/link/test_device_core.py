@@ -93,6 +93,18 @@ def test_a_missing_artifact_is_fetched_and_waited_for() -> None:
     assert "VerifyPlan" in kinds(driver.do(ev.ArtifactPresent(NEED.digest)))
 
 
+def test_an_artifact_that_is_damaged_after_the_check_is_fetched_again_before_the_plan_is_staged() -> None:
+    driver = Driver().online()
+    driver.do(ev.Received(desired(1, artifacts=(NEED,))))
+    driver.do(ev.ArtifactPresent(NEED.digest))
+    driver.do(ev.PlanVerified((1, 1)))
+    driver.do(ev.ArtifactGone(NEED.digest))
+    assert driver.state is DeviceState.WAITING
+    assert "StagePlan" not in kinds(driver.do(ev.ManagerRestarted()))
+    assert ev.FetchArtifact(NEED) in driver.do(ev.Tick(), after_s=2.0)
+    assert "VerifyPlan" in kinds(driver.do(ev.ArtifactPresent(NEED.digest)))
+
+
 def test_late_answers_do_not_revive_a_superseded_plan() -> None:
     driver = Driver().online()
     driver.to_probation(1)

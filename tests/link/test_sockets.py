@@ -42,9 +42,9 @@ def test_a_stolen_routing_id_gets_nobody_elses_plan(chosen: bytes) -> None:
     with running("victim", "thief") as (rig, (victim_keys, thief_keys)):
         with Wire(rig, "control", victim_keys, routing_id=chosen) as victim:
             assert victim.hello().device == "victim"
-            session = rig.server.ask(lambda core: core._devices[DeviceId("victim")].session)
-            assert session is not None
-            with Wire(rig, "control", thief_keys, routing_id=session.route) as thief:
+            device = rig.server.ask(lambda core: core.fleet.get(DeviceId("victim")))
+            assert device is not None and device.session is not None
+            with Wire(rig, "control", thief_keys, routing_id=device.session.route) as thief:
                 thief.dealer.poll(300, zmq.POLLOUT)
                 rig.push("victim", b"secret plan")
                 assert victim.reply().plan == b"secret plan"

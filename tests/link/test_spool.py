@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edge_agent.link.ledger import Account, add_range
 from edge_agent.link.spool import Spool
 from shared.messages.telemetry import MAX_ROW_BYTES, TelemetryAck, TelemetryBatch
-from tests.link.simulator import scratch
+from tests.sim.world import scratch
 
 
 def _ack(batch: TelemetryBatch) -> TelemetryAck:
@@ -209,3 +209,22 @@ def test_dropped_ranges_are_a_set(ranges: list[tuple[int, int]]) -> None:
         account.dropped_until(at) == next(n for n in range(at, 99) if n not in plain) for at in range(50)
     )
     assert add_range([], 3, 5) == [(3, 5)]
+
+
+def test_rows_that_a_power_cut_took_are_dropped_where_the_ledger_vouches_for_them(tmp_path: Path) -> None:
+    """They were never told to anybody.
+
+    1. Rows lie in the spool, and the ledger has counted them.
+    2. A power cut takes the last two.
+    3. At the next start they count as dropped, and so they do at the start after that.
+    """
+    spool = Spool(tmp_path, boot=1)
+    spool.append([b"row"] * 4)
+    spool._save()
+    spool.close()
+    (segment,) = tmp_path.glob("*.new")
+    os.truncate(segment, segment.stat().st_size - 20)
+    for boot in (2, 3):
+        found = Spool(tmp_path, boot=boot)
+        assert found.masks()[1] == (0b1111, 0b1100, 0b0011)
+        found.close()

@@ -59,6 +59,14 @@ def test_a_setting_that_cannot_be_stops_start_up(name: str, text: str) -> None:
     assert "; " in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_coarser_telemetry_stays_at_least_as_long() -> None:
+    PlannerConfig(telemetry_rows_keep_s=5.0, telemetry_minutes_keep_s=5.0, telemetry_hours_keep_s=0.0)
+    with pytest.raises(SettingError, match="shorter time where it is coarser"):
+        PlannerConfig(telemetry_rows_keep_s=0.0)
+    with pytest.raises(SettingError, match="shorter time where it is coarser"):
+        PlannerConfig(telemetry_hours_keep_s=3600.0)
+
+
 @pytest.mark.parametrize("contents", ["listen = 'x'\n", "[planner]\n[agent]\n", "planner = 3\n"])
 def test_a_file_with_anything_but_the_planners_table_is_refused(contents: str, tmp_path: Path) -> None:
     file = tmp_path / "stageloom.toml"

@@ -95,7 +95,7 @@ def test_telemetry_is_acknowledged_after_commit_and_a_repeat_is_stored_once(plan
             ack = device.rows(0, samples)
             assert isinstance(ack, telemetry.TelemetryAck) and ack.ledgers == (Ledger(BOOT, 10, 0),)
         look = _json(planner.home, "watch", "--count", "1")
-        assert look["telemetry"] == {"produced": 10, "stored": 10, "dropped": 0}
+        assert look["telemetry"] == {"produced": 10, "stored": 10, "dropped": 0, "lost": 0}
 
 
 def test_kill_of_the_planner_loses_no_acknowledged_row_and_the_device_stays_enrolled(

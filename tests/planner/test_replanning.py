@@ -9,12 +9,14 @@ import msgspec
 import pytest
 
 from shared.ids import Digest
-from shared.messages import control, telemetry
+from shared.messages import control
 from shared.messages.control import Alarm, AlarmAck, DeviceState, ModelLoad, Origin
 from shared.messages.telemetry import (
     OperatorTiming,
     PlanActivated,
     ProfileResult,
+    StageProfileResult,
+    StageTiming,
     StateChange,
     TrialEnded,
 )
@@ -105,10 +107,15 @@ class Rig:
 
 
 @pytest.fixture
-def rig(planner: PlannerProcess, model_file: Path) -> Iterator[Rig]:
+def rig(tmp_path: Path, model_file: Path) -> Iterator[Rig]:
+    """This device never says that it lives, and no test here is about Ray."""
+    config = tmp_path / "planner.toml"
+    config.write_text('[planner]\ndead_after_s = 600\nsearch = "local"\n')
+    planner = PlannerProcess(tmp_path / "home", "--config", str(config))
     token = ok(planner.home, "device", "token").strip()
     with FakeDevice(token) as device:
         yield Rig(planner, device, model_file)
+    planner.stop()
 
 
 def test_an_alarm_is_stored_acknowledged_and_answered_with_a_plan_whose_trial_is_recorded(rig: Rig) -> None:
@@ -131,6 +138,11 @@ def test_an_alarm_is_stored_acknowledged_and_answered_with_a_plan_whose_trial_is
     assert (replan["ratio"], replan["ratio_low"], replan["ratio_high"]) == (1.1, 1.05, 1.15)
     assert replan["trigger_to_decision_ms"] == 2000.0
     assert replan["trigger_to_active_ms"] == 2250.0
+    compared = json.loads(ok(rig.home, "plan", "compare", rig.device.name, "--json"))
+    assert compared["trial"]["candidate"] == pushed.plan_digest
+    assert compared["trial"]["verdict"] == "commit" and compared["predicted_ratio"] > 0.0
+    assert "verdict   commit by trial" in ok(rig.home, "plan", "compare", rig.device.name)
+    assert replan["plan"] in ok(rig.home, "replans", rig.device.name)
 
 
 def test_a_repeated_alarm_is_acknowledged_again_and_begins_nothing(rig: Rig) -> None:
@@ -201,4 +213,23 @@ def test_a_plan_made_on_the_device_is_adopted_only_while_nothing_newer_is_desire
     rig.acknowledged(1)
     history = json.loads(ok(rig.home, "plan", "history", rig.device.name, "--json"))
     assert [entry["decided_by"] for entry in history if entry["decided_by"] == "local"] == ["local"]
-    assert telemetry.KIND_OF[TrialEnded] is telemetry.RowKind.TRIAL_ENDED
+
+
+def test_a_proven_plan_is_pushed_at_once_when_it_is_predicted_to_be_the_best(rig: Rig) -> None:
+    """A schedule that the stages measured on the device make the better one, after it won a trial there."""
+    ok(
+        rig.home,
+        *("plan", "create", "--model", "branches", "--executor", "null"),
+        *("--scheduler", "greedy", "--name", "wide"),
+    )
+    ok(rig.home, "plan", "push", rig.device.name, "wide")
+    wide = rig.desired()
+    assert wide.plan_digest is not None
+    stages = (StageTiming(0, 900.0, 1.0, 9), StageTiming(1, 10.0, 1.0, 9))  # both branches in less than one
+    rig.rows(StageProfileResult(998, wide.plan_digest, 0, ENVIRONMENT, stages, 910.0, True))
+    rig.ended(wide, "commit", DeviceState.COMMITTED, ratio=1.9, low=1.8, high=2.0, pairs=8)
+    rig.alarm(1, rig.first.plan_digest)
+    rig.acknowledged(1)
+    assert rig.desired().plan_digest == wide.plan_digest
+    (replan,) = rig.replans()
+    assert replan["how"] == "proven" and replan["predicted"] == pytest.approx(910.0 / 2010.0)

@@ -7,6 +7,7 @@ from pathlib import Path
 from planner.dispatch.ports import EnrolAttempt, StoredRow, TelemetryWrite
 from planner.store.store import Store
 from shared.artifact import pack_artifact
+from shared.clock import ManualClock
 from shared.digest import digest_bytes
 from shared.graph import Graph, Operator, Tensor
 from shared.ids import DeviceId, Digest, TensorId
@@ -15,6 +16,7 @@ from shared.plan import Plan
 from shared.search.compose import ModelChoice, compose
 
 NANO = DeviceId("nano")
+T0_US = ManualClock().wall_us()
 SECRET = b"0123456789abcdef"
 
 
@@ -65,8 +67,8 @@ def small_plan(store: Store, name: str = "relu") -> Plan:
 def row(sequence: int, data: RowData | None = None, boot: int = 7, kind: RowKind | None = None) -> StoredRow:
     """A telemetry row as dispatch hands it over."""
     data = data or QueueSample("relu", sequence, 10, 20)
-    body = encode_row(Row(1_000_000 + sequence, data))
-    return StoredRow(boot, sequence, 1_000_000 + sequence, kind or RowKind.QUEUE_SAMPLE, body, data)
+    body = encode_row(Row(T0_US + sequence, data))
+    return StoredRow(boot, sequence, T0_US + sequence, kind or RowKind.QUEUE_SAMPLE, body, data)
 
 
 def write_of(first: int, last: int, boot: int = 7, *, device: DeviceId = NANO) -> TelemetryWrite:

@@ -3,15 +3,19 @@
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import text
+from sqlalchemy import MetaData, text
 
 from planner.store import schema
 from planner.store.database import Database, sqlite_url
-from planner.store.store import DATABASE_FILE, ReadStore, Store
-from planner.store.tables import Table
+from planner.store.reading import DATABASE_FILE, ReadStore
+from planner.store.store import Store
+from planner.store.tables import LedgerRow, Table
+from planner.telemetry.books import Balance
 from shared.errors import InputError, SettingError, StorageError
 from tests.store.helpers import NANO, enrol, finish, start
 
@@ -28,6 +32,88 @@ def test_the_list_of_revisions_is_what_the_scripts_say(store: Store) -> None:
     scripts = ScriptDirectory.from_config(schema.alembic_config(store.database))
     newest_first = [script.revision for script in scripts.walk_revisions()]
     assert tuple(reversed(newest_first)) == schema.REVISIONS
+
+
+@pytest.mark.parametrize("oldest", schema.REVISIONS[:-1])
+def test_an_older_database_is_upgraded_to_the_declared_tables_and_keeps_its_data(
+    tmp_path: Path, database_url: str, oldest: str
+) -> None:
+    """1. a database of an older revision has two rows in each table; 2. a planner opens it; 3. its tables are
+    the declared ones, and every value that was there is there."""
+    database = Database(database_url or sqlite_url(tmp_path / DATABASE_FILE))
+    command.upgrade(schema.alembic_config(database), oldest)
+    tables = MetaData()
+    tables.reflect(database.engine)
+    with database.engine.begin() as connection:
+        for table in tables.sorted_tables:
+            if table.name != "alembic_version":
+                connection.execute(table.insert(), [_filled(table, number) for number in (1, 2)])
+    before = _contents(database, tables)
+    database.close()
+    store = Store(tmp_path, database_url)
+    assert schema.current_revision(store.database) == schema.HEAD
+    with store.database.engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Table.metadata) == []
+    del before["alembic_version"]
+    after = _contents(store.database, tables)
+    assert {name: after[name] for name in before} == before
+    assert all(len(rows) == 2 for rows in before.values()) and len(before) >= 14
+    store.close()
+
+
+def _filled(table: sa.Table, number: int) -> dict[str, object]:
+    """A row in which every column has a value that no default would give; keys refer to the row itself."""
+    values: dict[str, object] = {}
+    for column in table.columns:
+        kind = column.type
+        if isinstance(kind, sa.Boolean):
+            values[column.name] = True
+        elif isinstance(kind, sa.Integer):
+            values[column.name] = number
+        elif isinstance(kind, sa.Float):
+            values[column.name] = number + 0.5
+        elif isinstance(kind, sa.LargeBinary):
+            values[column.name] = b"%d" % number
+        else:
+            values[column.name] = f"text {number}"
+    return values
+
+
+def _contents(database: Database, tables: MetaData) -> dict[str, list[tuple[object, ...]]]:
+    """The rows of the columns that `tables` knows."""
+    with database.engine.connect() as connection:
+        return {
+            table.name: [tuple(row) for row in connection.execute(table.select().order_by(*table.columns))]
+            for table in tables.sorted_tables
+        }
+
+
+def test_ledgers_of_the_first_revision_learn_what_is_settled_and_what_was_lost(
+    tmp_path: Path, database_url: str
+) -> None:
+    """A boot that balances, one whose database was restored once, and one that is told by its rows alone."""
+    database = Database(database_url or sqlite_url(tmp_path / DATABASE_FILE))
+    command.upgrade(schema.alembic_config(database), "0001")
+    with database.engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO telemetry_ledgers (device, boot, produced, dropped, stored, version) VALUES "
+                "('nano', 1, 10, 4, 6, 1), ('nano', 2, 10, 1, 2, 1), ('nano', 3, 0, 0, 1, 1)"
+            )
+        )
+        connection.execute(
+            text(
+                "INSERT INTO telemetry (device, boot, sequence, kind, at_us, body) VALUES "
+                "('nano', 3, 41, 'event', 5, '')"
+            )
+        )
+    database.close()
+    store = Store(tmp_path, database_url)
+    with store.database.read() as session:
+        found = session.scalars(sa.select(LedgerRow).order_by(LedgerRow.boot)).all()
+        assert [(row.lost, row.settled) for row in found] == [(0, 10), (7, 10), (0, 42)]
+    assert store.telemetry_balance(NANO) == Balance(20, 9, 5, 7)
+    store.close()
 
 
 def test_a_second_migration_changes_nothing_and_keeps_the_data(tmp_path: Path, database_url: str) -> None:
@@ -59,7 +145,7 @@ def test_a_newer_schema_is_refused_with_the_remedy(tmp_path: Path, database_url:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     store.close()
     for open_it in (Store, ReadStore.open):
-        with pytest.raises(StorageError, match=rf"9999, newer than {schema.HEAD}.*; upgrade stageloom"):
+        with pytest.raises(StorageError, match=f"9999, newer than {schema.HEAD}.*; upgrade stageloom"):
             open_it(tmp_path, database_url)
 
 

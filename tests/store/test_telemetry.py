@@ -6,7 +6,7 @@ import pytest
 
 from planner.dispatch.ports import ReportRecord, StoredRow, TelemetryWrite
 from planner.store.store import Store
-from shared.clock import ManualClock
+from planner.telemetry.books import Balance
 from shared.errors import InputError
 from shared.ids import DeviceId
 from shared.messages.control import DeviceState, Origin, Report
@@ -18,7 +18,7 @@ from shared.messages.telemetry import (
     RowKind,
     StateChange,
 )
-from tests.store.helpers import NANO, add_model, enrol, finish, row, small_plan, start, write_of
+from tests.store.helpers import NANO, T0_US, add_model, enrol, finish, row, small_plan, start, write_of
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def test_a_batch_that_comes_twice_is_stored_once(store: Store) -> None:
     store.append_telemetry([write_of(0, 9)])
     store.append_telemetry([write_of(0, 9)])
     store.append_telemetry([write_of(5, 14)])
-    assert store.telemetry_balance(NANO) == (15, 15, 0)
+    assert store.telemetry_balance(NANO) == Balance(15, 15, 0, 0)
     samples = [entry.data for entry in store.telemetry(NANO, [RowKind.QUEUE_SAMPLE])]
     assert [sample.tasks for sample in samples if isinstance(sample, QueueSample)] == list(range(15))
 
@@ -51,43 +51,35 @@ store.close()
     children = [start(code, str(tmp_path), database_url) for _ in range(3)]
     for child in children:
         finish(child)
-    assert store.telemetry_balance() == (410, 410, 0)
+    assert store.telemetry_balance() == Balance(410, 410, 0, 0)
 
 
 def test_equal_sequences_of_two_boots_and_two_devices_are_different_rows(store: Store) -> None:
     enrol(store, DeviceId("other"), 2)
     store.append_telemetry([write_of(0, 4, boot=1), write_of(0, 4, boot=2)])
     store.append_telemetry([write_of(0, 4, boot=1, device=DeviceId("other"))])
-    assert store.telemetry_balance() == (15, 15, 0)
-    assert store.telemetry_balance(NANO) == (10, 10, 0)
+    assert store.telemetry_balance() == Balance(15, 15, 0, 0)
+    assert store.telemetry_balance(NANO) == Balance(10, 10, 0, 0)
 
 
 def test_of_a_ledger_the_larger_counts_win(store: Store) -> None:
     store.append_telemetry([TelemetryWrite(NANO, (), (Ledger(7, 100, 10),))])
     store.append_telemetry([TelemetryWrite(NANO, (), (Ledger(7, 90, 4),))])
-    assert store.telemetry_balance() == (100, 0, 10)
+    assert store.telemetry_balance() == Balance(100, 0, 10, 90)
 
 
 def test_a_row_that_this_planner_cannot_read_is_kept_and_counted(store: Store) -> None:
     unreadable = StoredRow(7, 0, 0, RowKind.UNREADABLE, b"\xc1from the future", None)
     store.append_telemetry([TelemetryWrite(NANO, (unreadable,), (Ledger(7, 1, 0),))])
-    assert store.telemetry_balance() == (1, 1, 0)
-
-
-def test_old_rows_are_pruned_and_stay_in_the_books(store: Store, clock: ManualClock) -> None:
-    store.append_telemetry([write_of(0, 9)])
-    age_s = clock.wall_us() / 1e6 - 1.000005  # rows were measured at 1.000000 s, 1.000001 s ...
-    assert store.prune_telemetry(age_s) == 5
-    assert store.telemetry_balance() == (10, 10, 0)
-    assert len(store.telemetry(NANO, [RowKind.QUEUE_SAMPLE])) == 5
+    assert store.telemetry_balance() == Balance(1, 1, 0, 0)
 
 
 def test_telemetry_is_read_by_kind_and_time_the_newest_rows_first_to_stay(store: Store) -> None:
     store.append_telemetry([write_of(0, 9)])
     assert store.telemetry(NANO, [RowKind.EVENT]) == []
-    assert len(store.telemetry(NANO, [RowKind.QUEUE_SAMPLE], since_us=1_000_007)) == 3
+    assert len(store.telemetry(NANO, [RowKind.QUEUE_SAMPLE], since_us=T0_US + 7)) == 3
     newest = store.telemetry(NANO, [RowKind.QUEUE_SAMPLE], limit=2)
-    assert [entry.at_us for entry in newest] == [1_000_008, 1_000_009]
+    assert [entry.at_us for entry in newest] == [T0_US + 8, T0_US + 9]
 
 
 def test_a_profile_asked_for_becomes_costs_of_the_device_class(store: Store, tmp_path: Path) -> None:

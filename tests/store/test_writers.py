@@ -12,8 +12,10 @@ from sqlalchemy import event, select, text
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.exc import StaleDataError
 
-from planner.store.store import DATABASE_FILE, Store
+from planner.store.reading import DATABASE_FILE
+from planner.store.store import Store
 from planner.store.tables import DeviceRow, PlannerRow
+from planner.telemetry.books import Balance
 from shared.errors import InputError, StorageError, UnavailableError
 from shared.messages.telemetry import RowKind
 from tests.store.helpers import NANO, add_model, enrol, finish, small_plan, start, write_of
@@ -143,7 +145,7 @@ def test_a_closed_store_refuses_and_what_was_submitted_before_is_kept(
     with pytest.raises(UnavailableError, match="closed"):
         store.revoke(NANO)
     again = Store(tmp_path, database_url)
-    assert again.telemetry_balance() == (10, 10, 0)
+    assert again.telemetry_balance() == Balance(10, 10, 0, 0)
     again.close()
 
 
@@ -155,7 +157,8 @@ def test_kill_in_mid_write_loses_nothing_acknowledged(tmp_path: Path, database_u
     code = """
 import itertools, sys
 from pathlib import Path
-from planner.store.store import DATABASE_FILE, Store
+from planner.store.reading import DATABASE_FILE
+from planner.store.store import Store
 from tests.store.helpers import write_of
 store = Store(Path(sys.argv[1]), sys.argv[2])
 for first in itertools.count(0, 20):
@@ -168,9 +171,9 @@ for first in itertools.count(0, 20):
     os.kill(child.pid, signal.SIGKILL)
     rest, _ = child.communicate(timeout=30)
     acknowledged += [int(line) for line in rest.split("\n")[:-1]]
-    produced, stored, dropped = store.telemetry_balance()
+    produced, stored, dropped, lost = store.telemetry_balance()
     assert stored >= acknowledged[-1] + 1
-    assert stored % 20 == 0 and produced == stored and dropped == 0
+    assert stored % 20 == 0 and produced == stored and dropped == lost == 0
     rows = store.telemetry(NANO, [RowKind.QUEUE_SAMPLE])
     assert len(rows) == stored
     store.close()
@@ -205,8 +208,8 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_acknowledged(tmp_path: Path)
             store.append_telemetry([write_of(first, first + 99)])
             acknowledged = first + 100
     assert "\n" not in str(caught.value)
-    assert store.telemetry_balance() == (acknowledged, acknowledged, 0)
+    assert store.telemetry_balance() == Balance(acknowledged, acknowledged, 0, 0)
     pages.append(used + 10_000)
     store.append_telemetry([write_of(acknowledged, acknowledged + 99)])
-    assert store.telemetry_balance() == (acknowledged + 100, acknowledged + 100, 0)
+    assert store.telemetry_balance() == Balance(acknowledged + 100, acknowledged + 100, 0, 0)
     store.close()

@@ -1,0 +1,93 @@
+"""The control plane: 1,000 devices on one planner process.
+
+    python -m benchmarks.control_plane [--quick] [--json]
+
+The planner is a process of its own, started as users start it, on its SQLite store. The devices live in one
+other process: real CURVE connections (three each, as an agent has), real messages, one thread. Everything is
+loopback, so planner, devices and this script share the machine's cores.
+
+Heartbeats count when the device has the planner's acknowledgement, rows when it has the acknowledgement that
+follows the commit. A push is timed from the request on the planner's admin socket, all devices' requests at
+once, to the acknowledgement of that device's report. After the kill a newer plan is written to the database
+before the planner starts again, so every device has something to be told; the time runs from the SIGKILL,
+that writing included.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.control_plane import phases
+from benchmarks.control_plane.clients import Clients, Pace, Setting
+from benchmarks.control_plane.enrolled import Enrolled, enrol
+from benchmarks.control_plane.planner import PlannerProcess, free_ports
+from benchmarks.report import Report, arguments, emit, progress
+
+DEVICES = 1_000
+_HEARTBEAT_INTERVAL_S = 0.1
+
+
+def measure(devices: int, seconds: float) -> tuple[phases.Figures, list[dict[str, Any]]]:
+    """All phases on a planner and a fleet of their own."""
+    with tempfile.TemporaryDirectory(prefix="stageloom-") as folder:
+        data_dir, port = Path(folder) / "planner", free_ports()
+
+        def start() -> PlannerProcess:
+            return PlannerProcess(data_dir, port, heartbeat_interval_s=_HEARTBEAT_INTERVAL_S)
+
+        progress(f"enrolling {devices} devices through the store")
+        data_dir.mkdir()
+        fleet = enrol(data_dir, devices)
+        planner = start()
+        clients = Clients(Setting(fleet, planner.public_key, planner.endpoints))
+        try:
+            return _phases(planner, clients, fleet, start, seconds)
+        finally:
+            clients.stop()
+
+
+def _phases(
+    planner: PlannerProcess,
+    clients: Clients,
+    fleet: Sequence[Enrolled],
+    start: Callable[[], PlannerProcess],
+    seconds: float,
+) -> tuple[phases.Figures, list[dict[str, Any]]]:
+    data_dir, scale = planner.data_dir, len(fleet) / DEVICES
+    began_s = clients.look().at_s
+    connected = phases.until(clients, phases.all_welcomed, "a session for every device")
+    figures: phases.Figures = {"devices": float(len(fleet)), "connected_s": connected.at_s - began_s}
+    rows: list[dict[str, Any]] = [{"phase": "connect", "planner_startup_s": planner.startup_s}]
+    progress("heartbeats alone")
+    alone, _ = phases.load(planner, clients, Pace(phases.HEARTBEATS_PER_S * scale, 0.0), seconds / 2)
+    rows.append({"phase": "heartbeats alone", **alone})
+    progress("heartbeats and telemetry")
+    offered = Pace(phases.HEARTBEATS_PER_S * scale, phases.ROWS_PER_S * scale)
+    mixed, _ = phases.load(planner, clients, offered, seconds)
+    rows.append({"phase": "heartbeats and telemetry", **mixed})
+    figures |= mixed
+    figures["planner_cpu_us_per_heartbeat"] = alone["planner_cpu_us_per_heartbeat"]
+    figures["client_cpu_share"] = mixed["client_cores"] / (mixed["client_cores"] + mixed["planner_cores"])
+    progress("a plan for everyone, under that load")
+    figures |= phases.push(clients, data_dir, fleet)
+    progress("devices that hang")
+    figures |= phases.dead(clients, data_dir)
+    progress("the planner is killed")
+    killed, planner = phases.kill(planner, clients, fleet, start)
+    planner.stop()
+    return figures | killed, rows
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = arguments(__doc__.splitlines()[0] if __doc__ else "")
+    parser.prog = "python -m benchmarks.control_plane"
+    options = parser.parse_args()
+    report = Report("control_plane")
+    report.add(*measure(DEVICES, 6.0 if options.quick else 20.0))
+    emit(report, as_json=options.json, packages=("stageloom", "pyzmq", "msgspec", "msgpack", "sqlalchemy"))
+
+
+if __name__ == "__main__":
+    main()

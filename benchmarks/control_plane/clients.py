@@ -1,0 +1,253 @@
+"""The devices' process: one thread, one epoll, a steady pace; it is told what to do over a pipe."""
+
+import multiprocessing
+import resource
+import select
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from random import Random
+from typing import Any
+
+import zmq
+
+from benchmarks.control_plane.device import ROWS_PER_BATCH, SimulatedDevice, Tally
+from benchmarks.control_plane.enrolled import Enrolled
+from shared.ids import DeviceId
+from shared.token import Endpoints
+
+_SLICE_S = 0.005
+_CONNECT_PER_SLICE = 10
+_FILES_PER_DEVICE = 8
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What the devices do together from now on."""
+
+    heartbeats_per_s: float
+    rows_per_s: float
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """The first `devices` of the fleet hang: they say nothing, their connections stand. 0: none any more."""
+
+    devices: int
+
+
+@dataclass(frozen=True)
+class Look:
+    """Asks for a `Seen`."""
+
+
+@dataclass(frozen=True)
+class DeviceSeen:
+    """One device's side of the books."""
+
+    device: DeviceId
+    boot: int
+    welcomed: bool
+    idle: bool
+    rows_acknowledged: int
+    revision_acknowledged: int
+    generation_acknowledged: int
+    acknowledged_at_s: float
+    last_heartbeat_s: float
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The devices' process at one instant of the monotonic clock; `latency_s` since the look before."""
+
+    at_s: float
+    cpu_s: float
+    heartbeats: int
+    acknowledged: int
+    rows: int
+    refused: int
+    reconnects: int
+    latency_s: list[float]
+    devices: list[DeviceSeen] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Whom to play, and where the planner is."""
+
+    fleet: Sequence[Enrolled]
+    planner_key: str
+    endpoints: Endpoints
+
+
+class Clients:
+    """The process, from here."""
+
+    def __init__(self, setting: Setting) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_run, args=(theirs, setting), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def tell(self, order: Pace | Freeze) -> None:
+        """Change what they do."""
+        self._pipe.send(order)
+
+    def look(self) -> Seen:
+        """What they have seen so far."""
+        self._pipe.send(Look())
+        if not self._pipe.poll(60.0):
+            raise RuntimeError("the devices' process does not answer")
+        seen = self._pipe.recv()
+        assert isinstance(seen, Seen)
+        return seen
+
+    def stop(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        self._process.join(10.0)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+def file_of(dealer: "zmq.Socket[bytes]") -> int:
+    """The file that becomes readable when the socket has something to say."""
+    return int(dealer.getsockopt(zmq.FD))
+
+
+def _run(pipe: Connection, setting: Setting) -> None:
+    files = _FILES_PER_DEVICE * len(setting.fleet) + 256
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, files), hard))
+    _Loop(pipe, setting).run()
+
+
+class _Loop:
+    def __init__(self, pipe: Connection, setting: Setting) -> None:
+        self._pipe = pipe
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, 4 * len(setting.fleet) + 64)
+        self._tally = Tally()
+        rng = Random(1)
+        self._devices = [
+            SimulatedDevice(
+                self._context,
+                one.device,
+                one.keys,
+                setting.planner_key,
+                setting.endpoints,
+                self._tally,
+                Random(rng.random()),
+            )
+            for one in setting.fleet
+        ]
+        self._epoll = select.epoll()
+        self._epoll.register(pipe.fileno(), select.EPOLLIN)
+        self._watched: dict[int, SimulatedDevice] = {}
+        self._pace = Pace(1.0 * len(self._devices), 0.0)
+        self._beats_due = self._batches_due = 0.0
+        self._beat_next = self._batch_next = self._check_next = 0
+
+    def run(self) -> None:
+        """Until the pipe is closed."""
+        last_s = time.monotonic()
+        while True:
+            wait_s = max(last_s + _SLICE_S - time.monotonic(), 0.0)
+            for file, _ in self._epoll.poll(wait_s):
+                device = self._watched.get(file)
+                if device is not None:
+                    device.drain(time.monotonic())
+                elif file == self._pipe.fileno() and not self._obey():
+                    self._context.destroy(linger=0)
+                    return
+            now_s = time.monotonic()
+            if now_s - last_s >= _SLICE_S:
+                self._turns(now_s, now_s - last_s)
+                last_s = now_s
+
+    def _turns(self, now_s: float, passed_s: float) -> None:
+        count = len(self._devices)
+        self._beats_due = min(self._beats_due + self._pace.heartbeats_per_s * passed_s, 1.0 * count)
+        self._batches_due += self._pace.rows_per_s * passed_s / ROWS_PER_BATCH
+        self._batches_due = min(self._batches_due, 1.0 * count)
+        while self._beats_due >= 1.0:
+            self._beats_due -= 1.0
+            device = self._devices[self._beat_next]
+            self._beat_next = (self._beat_next + 1) % count
+            device.beat(now_s)
+            device.drain(now_s)  # sending may have taken in the signal that something came
+        while self._batches_due >= 1.0:
+            self._batches_due -= 1.0
+            device = self._devices[self._batch_next]
+            self._batch_next = (self._batch_next + 1) % count
+            device.measure(now_s)
+            device.drain(now_s)
+        self._check(now_s)
+
+    def _check(self, now_s: float) -> None:
+        """A part of the fleet at a time: who has to connect, who has waited long enough."""
+        connected = 0
+        for _ in range(min(len(self._devices), 100)):
+            device = self._devices[self._check_next]
+            self._check_next = (self._check_next + 1) % len(self._devices)
+            if device.silent(now_s):
+                self._disconnect(device, now_s)
+            elif connected < _CONNECT_PER_SLICE and device.wants_connection(now_s):
+                connected += 1
+                for made in device.connect():
+                    self._watched[file_of(made)] = device
+                    self._epoll.register(file_of(made), select.EPOLLIN)
+
+    def _disconnect(self, device: SimulatedDevice, now_s: float) -> None:
+        for gone in device.disconnect(now_s):
+            if self._watched.pop(file_of(gone), None) is not None:
+                self._epoll.unregister(file_of(gone))
+            gone.close(linger=0)
+
+    def _obey(self) -> bool:
+        try:
+            order: Any = self._pipe.recv()
+        except EOFError:
+            return False
+        if isinstance(order, Pace):
+            self._pace = order
+            self._beats_due = self._batches_due = 0.0
+        elif isinstance(order, Freeze):
+            for at, device in enumerate(self._devices):
+                if device.frozen and at >= order.devices:
+                    device.heard_s = time.monotonic()
+                device.frozen = at < order.devices
+        else:
+            self._pipe.send(self._seen())
+        return True
+
+    def _seen(self) -> Seen:
+        tally = self._tally
+        latency_s, tally.latency_s = tally.latency_s, []
+        return Seen(
+            time.monotonic(),
+            time.process_time(),
+            tally.heartbeats,
+            tally.acknowledged,
+            tally.rows,
+            tally.refused,
+            tally.reconnects,
+            latency_s,
+            [
+                DeviceSeen(
+                    one.device,
+                    one.boot,
+                    one.welcomed,
+                    one.idle(),
+                    one.rows_acknowledged,
+                    one.revision_acknowledged,
+                    one.generation_acknowledged,
+                    one.acknowledged_at_s,
+                    one.last_heartbeat_s,
+                )
+                for one in self._devices
+            ],
+        )

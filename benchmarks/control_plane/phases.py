@@ -1,0 +1,175 @@
+"""What is measured, phase by phase; each returns figures and the rows behind them."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import quantiles
+
+from sqlalchemy import func, select
+
+from benchmarks.control_plane.clients import Clients, Freeze, Pace, Seen
+from benchmarks.control_plane.enrolled import PLAN, Enrolled, push_behind_the_planners_back
+from benchmarks.control_plane.planner import PlannerProcess, push_to_all
+from planner.store.reading import ReadStore
+from planner.store.tables import ReportedRow, TelemetryRow
+from shared.ids import DeviceId
+
+Figures = dict[str, float]
+
+HEARTBEATS_PER_S = 10_500.0
+ROWS_PER_S = 5_250.0
+"""Offered: a little above the budget, so that what is acknowledged can reach it."""
+
+_FROZEN = 20
+
+
+def until(clients: Clients, condition: Callable[[Seen], bool], what: str, *, timeout_s: float = 90.0) -> Seen:
+    """Look until it is so.
+
+    Raises:
+        RuntimeError: it is not, after `timeout_s`.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while not condition(seen := clients.look()):
+        if time.monotonic() > deadline_s:
+            raise RuntimeError(f"{what} did not happen in {timeout_s:g} s")
+        time.sleep(0.1)
+    return seen
+
+
+def all_welcomed(seen: Seen) -> bool:
+    """Whether every device has a session, by what it was told."""
+    return all(one.welcomed for one in seen.devices)
+
+
+def load(planner: PlannerProcess, clients: Clients, pace: Pace, seconds: float) -> tuple[Figures, Seen]:
+    """Acknowledgements per second under an offered load, and what they cost."""
+    clients.tell(pace)
+    time.sleep(2.0)
+    before, cpu = clients.look(), planner.cpu_s()
+    time.sleep(seconds)
+    after, cpu_after = clients.look(), planner.cpu_s()
+    window_s = after.at_s - before.at_s
+    library_s, python_s = (now - then for now, then in zip(cpu_after, cpu, strict=True))
+    acknowledged = after.acknowledged - before.acknowledged
+    percentiles = quantiles(after.latency_s, n=100)
+    return {
+        "heartbeats_per_s": acknowledged / window_s,
+        "rows_committed_per_s": (after.rows - before.rows) / window_s,
+        "heartbeat_ack_p50_ms": percentiles[49] * 1e3,
+        "heartbeat_ack_p99_ms": percentiles[98] * 1e3,
+        "planner_cores": (library_s + python_s) / window_s,
+        "planner_python_cores": python_s / window_s,
+        "client_cores": (after.cpu_s - before.cpu_s) / window_s,
+        "planner_cpu_us_per_heartbeat": (library_s + python_s) / max(acknowledged, 1) * 1e6,
+        "refused": float(after.refused - before.refused),
+    }, after
+
+
+def push(clients: Clients, data_dir: Path, fleet: Sequence[Enrolled]) -> Figures:
+    """A plan for every device at once, until each one's report of it is acknowledged."""
+    asked_s, generation = push_to_all(data_dir, PLAN, [one.device for one in fleet])
+    answered_s = time.monotonic()
+    seen = until(
+        clients,
+        lambda now: all(one.generation_acknowledged >= generation for one in now.devices),
+        "a report of the pushed plan from every device",
+    )
+    took_ms = sorted((one.acknowledged_at_s - asked_s[one.device]) * 1e3 for one in seen.devices)
+    return {
+        "push_p50_ms": took_ms[len(took_ms) // 2],
+        "push_p99_ms": took_ms[int(len(took_ms) * 0.99)],
+        "push_max_ms": took_ms[-1],
+        "pushes_answered_s": answered_s - min(asked_s.values()),
+    }
+
+
+def dead(clients: Clients, data_dir: Path) -> Figures:
+    """Devices that hang while their connections stand, until the planner has noted each as offline."""
+    store = ReadStore.open(data_dir)
+    try:
+        clients.tell(Freeze(_FROZEN))
+        frozen = clients.look()
+        offset_s = time.time() - time.monotonic()
+        last_s = {one.device: one.last_heartbeat_s for one in frozen.devices[:_FROZEN]}
+        deadline_s = time.monotonic() + 30.0
+        noticed_s: dict[str, float] = {}
+        while len(noticed_s) < _FROZEN and time.monotonic() < deadline_s:
+            time.sleep(0.2)
+            for at_us, device, code, _ in store.events(limit=10 * _FROZEN):
+                began_s = last_s.get(DeviceId(device))
+                if code == "offline" and began_s is not None and at_us / 1e6 - offset_s > began_s:
+                    noticed_s.setdefault(device, at_us / 1e6 - offset_s - began_s)
+    finally:
+        store.close()
+    clients.tell(Freeze(0))
+    if len(noticed_s) < _FROZEN:
+        raise RuntimeError(f"only {len(noticed_s)} of {_FROZEN} dead devices were noticed")
+    until(clients, all_welcomed, "the return of the frozen devices")
+    return {"dead_device_noticed_s": max(noticed_s.values())}
+
+
+def kill(
+    planner: PlannerProcess,
+    clients: Clients,
+    fleet: Sequence[Enrolled],
+    restart: Callable[[], PlannerProcess],
+) -> tuple[Figures, PlannerProcess]:
+    """SIGKILL under load; a newer plan is desired of everyone meanwhile; a new planner on the same data."""
+    data_dir = planner.data_dir
+    killed_s = planner.kill()
+    acknowledged = clients.look()
+    began_s = time.monotonic()
+    generation = push_behind_the_planners_back(data_dir, fleet)
+    pushed_s = time.monotonic()
+    again = restart()
+    ready_s = time.monotonic()
+    seen = until(
+        clients,
+        lambda now: (
+            all_welcomed(now) and all(one.generation_acknowledged >= generation for one in now.devices)
+        ),
+        "convergence",
+    )
+    clients.tell(Pace(float(len(fleet)), 0.0))
+    settled = until(clients, lambda now: all(one.idle for one in now.devices), "the last telemetry")
+    again_lost, again_rows = lost(data_dir, settled)
+    lost_rows, rows = lost(data_dir, acknowledged)
+    return {
+        "reconverged_s": max(one.acknowledged_at_s for one in seen.devices) - killed_s,
+        "planner_away_s": ready_s - killed_s - (pushed_s - began_s),
+        "planner_startup_s": again.startup_s,
+        "acknowledged_rows_at_kill": float(rows),
+        "acknowledged_rows_at_end": float(again_rows),
+        "lost_acknowledged": float(lost_rows + again_lost),
+        "reconnects": float(seen.reconnects),
+    }, again
+
+
+def lost(data_dir: Path, seen: Seen) -> tuple[int, int]:
+    """(rows and reports that were acknowledged and are not in the store, rows acknowledged)."""
+    store = ReadStore.open(data_dir)
+    try:
+        with store.database.read() as session:
+            stored = {
+                (device, boot): (count, last)
+                for device, boot, count, last in session.execute(
+                    select(
+                        TelemetryRow.device,
+                        TelemetryRow.boot,
+                        func.count(),
+                        func.max(TelemetryRow.sequence),
+                    ).group_by(TelemetryRow.device, TelemetryRow.boot)
+                )
+            }
+            revisions = dict(session.execute(select(ReportedRow.device, ReportedRow.revision)).all())
+    finally:
+        store.close()
+    missing = acknowledged = 0
+    for one in seen.devices:
+        acknowledged += one.rows_acknowledged
+        count, last = stored.get((one.device, one.boot), (0, -1))
+        holes = last + 1 - count
+        missing += max(one.rows_acknowledged - (last + 1), 0) + holes
+        missing += revisions.get(one.device, -1) < one.revision_acknowledged
+    return missing, acknowledged

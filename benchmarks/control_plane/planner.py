@@ -1,0 +1,118 @@
+"""The planner as users start it, in a process of its own, and what it costs."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from planner.admin.path import socket_path
+from shared.ids import DeviceId
+from shared.messages import admin
+from shared.token import Endpoints
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class PlannerProcess:
+    """`stageloom up --json`, ready when made."""
+
+    def __init__(self, data_dir: Path, port: int, *, heartbeat_interval_s: float) -> None:
+        self.data_dir = data_dir
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("STAGELOOM_")}
+        self._log = (data_dir.parent / "planner.log").open("a")
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-c", "from planner.cli import main; main()", "up", "--json"),
+                *("--listen", f"127.0.0.1:{port}", "--data-dir", str(data_dir)),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env={**kept, "STAGELOOM_HEARTBEAT_INTERVAL_S": str(heartbeat_interval_s)},
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the planner did not start: " + (data_dir.parent / "planner.log").read_text())
+        ready: dict[str, Any] = json.loads(line)
+        self.startup_s = float(ready["startup_s"])
+        self.public_key = str(ready["public_key"])
+        self.endpoints = Endpoints(**ready["endpoints"])
+
+    def kill(self) -> float:
+        """SIGKILL, and wait until it is gone; returns when it was sent, on the monotonic clock."""
+        at_s = time.monotonic()
+        self._process.send_signal(signal.SIGKILL)
+        self._end()
+        return at_s
+
+    def stop(self) -> None:
+        """SIGTERM, and wait."""
+        self._process.terminate()
+        self._end()
+
+    def _end(self) -> None:
+        self._process.wait(60.0)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._log.close()
+
+    def cpu_s(self) -> tuple[float, float]:
+        """CPU seconds so far: of ZeroMQ's own threads (CURVE, TCP), and of all others."""
+        library_s = other_s = 0.0
+        for stat in Path(f"/proc/{self._process.pid}/task").glob("*/stat"):
+            text = stat.read_text(encoding="utf-8", errors="replace")
+            name, fields = text[text.index("(") + 1 : text.rindex(")")], text[text.rindex(")") + 2 :].split()
+            spent_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+            if name.startswith("ZMQbg"):
+                library_s += spent_s
+            else:
+                other_s += spent_s
+        return library_s, other_s
+
+
+def free_ports() -> int:
+    """The first of four ports in a row that are free now."""
+    for first in range(20_000, 60_000, 16):
+        try:
+            for port in range(first, first + 4):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return first
+    raise RuntimeError("no four ports in a row are free")
+
+
+def push_to_all(data_dir: Path, plan: str, fleet: Sequence[DeviceId]) -> tuple[dict[DeviceId, float], int]:
+    """Ask for every device's push at once, through the socket of the `stageloom` command.
+
+    Returns when each was asked for, on the monotonic clock, and the highest generation given.
+    """
+    asked_s: dict[DeviceId, float] = {}
+    with zmq.Context() as context, context.socket(zmq.DEALER) as requests:
+        requests.setsockopt(zmq.LINGER, 0)
+        requests.setsockopt(zmq.SNDHWM, 0)
+        requests.setsockopt(zmq.RCVHWM, 0)
+        requests.connect(f"ipc://{socket_path(data_dir)}")
+        for device in fleet:
+            frame = admin.REQUESTS.encode(admin.PlanPushRequest(plan=plan, device=device))
+            asked_s[device] = time.monotonic()
+            requests.send_multipart([b"", frame])
+        newest = 0
+        for _ in fleet:
+            if not requests.poll(60_000):
+                raise RuntimeError("the planner does not answer a push")
+            reply = admin.REPLIES.decode(requests.recv_multipart()[1])
+            if not isinstance(reply, admin.PlanPushReply):
+                raise RuntimeError(f"a push was refused: {reply}")
+            newest = max(newest, reply.generation)
+    return asked_s, newest

@@ -1,0 +1,61 @@
+"""What the main process knows of a plan that it has checked, and whether two plans can be compared. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from edge_agent.ingest.messages import ModelInfo
+from shared.engine.interval_guard import never_below_arrivals
+from shared.ids import Digest
+from shared.plan import Plan
+
+_ARRIVALS_SLACK = 0.95
+"""Rates over a few seconds are noisy: an interval starves a model only if it is longer by more than this."""
+
+
+@dataclass(frozen=True)
+class PlanFacts:
+    """A plan that can be loaded."""
+
+    digest: Digest
+    models: Mapping[str, ModelInfo]  # by name, what it takes and gives
+    artifacts: Mapping[str, Digest]  # by model
+    members: tuple[tuple[str, ...], ...] = ()  # per combined block the models of its members
+    strict_s: Mapping[str, float] | None = (
+        None  # launch intervals that are waited for even while a lane idles
+    )
+    frame: Digest | None = None  # the plan without its launch intervals
+
+    def compares_with(self, other: "PlanFacts") -> bool:
+        """They do the same work: then a trial can tell which does it better."""
+        return self.digest != other.digest and dict(self.artifacts) == dict(other.artifacts)
+
+    def same_but_intervals(self, other: "PlanFacts") -> bool:
+        """They differ in launch intervals and in nothing else."""
+        return self.frame is not None and self.frame == other.frame
+
+    def starves(self, arrivals_per_s: Mapping[str, float]) -> str:
+        """Why its launch intervals would admit fewer tasks than arrive, or nothing."""
+        strict_s = self.strict_s or {}
+        limited_s = never_below_arrivals(strict_s, arrivals_per_s)
+        for model, interval_s in strict_s.items():
+            if limited_s[model] < _ARRIVALS_SLACK * interval_s:
+                return (
+                    f"it launches a task of {model!r} every {interval_s * 1e3:.1f} ms at most, "
+                    f"and {arrivals_per_s[model]:.1f} arrive per second; shorten its launch interval"
+                )
+        return ""
+
+
+def frame_of(plan: Plan) -> Digest:
+    """The digest of the plan with all launch intervals at 0."""
+    models = tuple(replace(model, launch_interval_us=0) for model in plan.models)
+    return replace(plan, models=models).digest
+
+
+def strict_intervals_s(plan: Plan) -> dict[str, float]:
+    """Launch intervals in seconds per task, of the models whose intervals bound their rate."""
+    return {
+        model.name: model.launch_interval_us * 1e-6
+        for model in plan.models
+        if model.launch_interval_us and not model.work_conserving
+    }

@@ -1,0 +1,268 @@
+"""Drives one trial: what `TrialCore` decides becomes orders to the engine process. Pure.
+
+First the models' times are measured under the control, while it serves as ever; a device without a task in
+that time cannot compare anything, which is *no gain*. Then the core takes over: its record is made durable by
+the link (`TrialBegins`, answered by `recorded`), and only after that the candidate may run.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from edge_agent.link import events as link
+from edge_agent.link.events import Attempt
+from edge_agent.plan_actions import Action, DrainEngine, MeasureWindow, Tell
+from edge_agent.worker.messages import Measured
+from shared.engine.trial import (
+    Activate,
+    Decide,
+    Drain,
+    Measure,
+    SaveRecord,
+    TrialAction,
+    TrialConfig,
+    TrialCore,
+    TrialRecord,
+    TrialResult,
+    TrialSetup,
+    Verdict,
+)
+from shared.engine.windows import Coin, Side, WindowFigures
+
+_LOOK_S = 0.5
+_FEW_TASKS = 5
+_SHORTEST_S = 1e-6  # a time of zero is one that the clock could not tell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialPlans:
+    """The two plans of a trial, and what they need."""
+
+    record: TrialRecord
+    models: tuple[str, ...]
+    control_bytes: int
+    candidate_bytes: int
+    memory_bytes: int
+
+
+class _Stage(Enum):
+    TIMING = "timing"
+    TRIAL = "trial"
+    OVER = "over"
+
+
+@dataclass(slots=True)
+class _Times:
+    """What was seen of one model under the control."""
+
+    completed: int = 0
+    busy_s: float = 0.0
+    instances: int = 0
+    instance_s: float = 0.0
+
+
+class TrialRunner:
+    """One trial of one attempt. `side` is the plan to launch into, unless `draining`."""
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        plans: TrialPlans,
+        coin: Coin,
+        numbers: Iterator[int],
+        config: TrialConfig,
+        timing_s: float,
+    ) -> None:
+        """`numbers` of windows are unique in this agent; the models are timed for `timing_s` at most."""
+        self.attempt = attempt
+        self.plans = plans
+        self.side = Side.CONTROL
+        self.draining = False
+        self.decided: link.TrialDecided | None = None
+        self._coin = coin
+        self._numbers = numbers
+        self._config = config
+        self._timing_s = timing_s
+        self._stage = _Stage.TIMING
+        self._began_s = 0.0
+        self._number = 0  # of the window that is measured
+        self._window = 0  # the core's number of it
+        self._times = {name: _Times() for name in plans.models}
+        self._oldest_age_s = 0.0
+        self._core: TrialCore | None = None
+
+    @property
+    def over(self) -> bool:
+        """It was decided."""
+        return self._stage is _Stage.OVER
+
+    @property
+    def stalled(self) -> bool:
+        """The engine did not come to an end of something: it may hang."""
+        return self._core is not None and self._core.stalled
+
+    def progress(self, now: float) -> tuple[int, float | None, float]:
+        """Pairs so far, the ratio over them, and seconds left at most."""
+        core = self._core
+        if core is None:
+            return 0, None, self._config.limit_s
+        return core.pairs, core.ratio, max(core.ends_s - now, 0.0)
+
+    # Events
+
+    def begin(self, now: float) -> list[Action]:
+        """Time the models first."""
+        self._began_s = now
+        needed_bytes = self.plans.control_bytes + self.plans.candidate_bytes
+        if needed_bytes > self.plans.memory_bytes:
+            reason = (
+                f"both plans need {needed_bytes} bytes, more than the {self.plans.memory_bytes} there are; "
+                "`stageloom plan push --now` takes it without a trial"
+            )
+            return self._end(TrialResult(verdict=Verdict.REFUSED, reason=reason))
+        return [self._measure(now, now + _LOOK_S)]
+
+    def again(self) -> list[Action]:
+        """The link asks again: what it was told did not reach the disk."""
+        if self.decided is not None:
+            return [Tell(self.decided)]
+        waits = self._core is not None and self._core.saving
+        return [Tell(link.TrialBegins(self.attempt, self.plans.record))] if waits else []
+
+    def recorded(self, now: float) -> list[Action]:
+        """The record is durable."""
+        if self.decided is not None:
+            return [Tell(self.decided)]
+        return self._do(self._core.recorded(now)) if self._core is not None else []
+
+    def drained(self, now: float) -> list[Action]:
+        """Nothing is in flight."""
+        return self._do(self._core.drained(now)) if self._core is not None and not self.over else []
+
+    def activated(self, side: Side, now: float) -> list[Action]:
+        """New launches go to this plan."""
+        if self._core is None or self.over or side is not self.side:
+            return []
+        return self._do(self._core.activated(now))
+
+    def measured(self, figures: Measured, now: float) -> list[Action]:
+        """What a window showed."""
+        if self.over or figures.number != self._number:
+            return []
+        if self._core is None:
+            return self._timed(figures, now)
+        return self._do(self._core.window_ended(self._window, self._figures(figures), now))
+
+    def crashed(self, how: str, now: float) -> list[Action]:
+        """The engine process ended."""
+        if self._core is None:
+            return self.abandon(f"the control crashed: {how}", now)
+        return self._do(self._core.crashed(how, now))
+
+    def abandon(self, reason: str, now: float) -> list[Action]:
+        """Something matters more."""
+        if self.over:
+            return []
+        if self._core is None:
+            return self._end(TrialResult(verdict=Verdict.ABANDONED, reason=reason))
+        return self._do(self._core.abandon(reason, now))
+
+    def tick(self, now: float) -> list[Action]:
+        """Time passed."""
+        if self.over:
+            return []
+        if self._core is not None:
+            return self._do(self._core.tick(now))
+        if now > self._began_s + self._timing_s + self._config.stall_s:
+            return self.abandon("the models could not be timed: the engine process does not answer", now)
+        return []
+
+    # Steps
+
+    def _timed(self, figures: Measured, now: float) -> list[Action]:
+        self._oldest_age_s = max(self._oldest_age_s, figures.oldest_age_s)
+        for one in figures.models:
+            times = self._times.get(one.name)
+            if times is not None:
+                times.completed += one.completed
+                times.busy_s += one.busy_s
+                times.instances += one.instances
+                times.instance_s += one.instance_s
+        taken_s = now - self._began_s
+        seen = [times for times in self._times.values() if times.completed]
+        enough = bool(seen) and all(times.completed >= _FEW_TASKS for times in seen)
+        all_seen = len(seen) == len(self._times)
+        if taken_s < self._timing_s and not (enough and (all_seen or taken_s >= self._timing_s / 5)):
+            return [self._measure(now, now + _LOOK_S)]
+        if not seen:
+            reason = (
+                f"no task completed in {taken_s:.0f} s: an idle device cannot compare plans; push it again "
+                "under load, or take it without a trial with `stageloom plan push --now`"
+            )
+            return self._end(TrialResult(verdict=Verdict.NO_GAIN, reason=reason, seconds_s=taken_s))
+        return self._begin_core(now)
+
+    def _begin_core(self, now: float) -> list[Action]:
+        """A model without a task so far counts like the average of the others, should one come."""
+        service_s = {n: t.busy_s / t.completed for n, t in self._times.items() if t.completed}
+        instance_s = {n: t.instance_s / t.instances for n, t in self._times.items() if t.instances}
+        usual_s = sum(service_s.values()) / len(service_s)
+        longest_s = max(instance_s.values(), default=usual_s)
+        plans = self.plans
+        setup = TrialSetup(
+            record=plans.record,
+            models=plans.models,
+            service_s=tuple(max(service_s.get(name, usual_s), _SHORTEST_S) for name in plans.models),
+            instance_s=tuple(max(instance_s.get(name, longest_s), _SHORTEST_S) for name in plans.models),
+            control_bytes=plans.control_bytes,
+            candidate_bytes=plans.candidate_bytes,
+            memory_bytes=plans.memory_bytes,
+            oldest_age_s=self._oldest_age_s,
+        )
+        self._stage = _Stage.TRIAL
+        self._core = TrialCore(setup, self._coin, self._config)
+        return self._do(self._core.begin(now))
+
+    def _figures(self, seen: Measured) -> WindowFigures:
+        completed = {one.name: one.completed for one in seen.models}
+        counts = tuple(completed.get(name, 0) for name in self.plans.models)
+        return WindowFigures(
+            completed=counts,
+            failed=seen.failed,
+            measured_s=max(seen.measured_s, _SHORTEST_S),
+            busy_s=max(seen.busy_s, 0.0),
+            saturated=seen.saturated,
+            # A task for several models that has ended in one of them only has no latency yet.
+            p99_s=max(seen.p99_s, _SHORTEST_S) if any(counts) else 0.0,
+            oldest_age_s=seen.oldest_age_s,
+        )
+
+    def _do(self, actions: Sequence[TrialAction]) -> list[Action]:
+        out: list[Action] = []
+        for action in actions:
+            match action:
+                case SaveRecord(record):
+                    out.append(Tell(link.TrialBegins(self.attempt, record)))
+                case Drain():
+                    self.draining = True
+                    out.append(DrainEngine())
+                case Activate(side):
+                    self.side, self.draining = side, False
+                case Measure(window, _, from_s, to_s):
+                    self._window = window
+                    out.append(self._measure(from_s, to_s))
+                case Decide(result):
+                    out += self._end(result)
+        return out
+
+    def _measure(self, from_s: float, to_s: float) -> MeasureWindow:
+        self._number = next(self._numbers)
+        if self._core is None:
+            return MeasureWindow(self._number, from_s, to_s)
+        return MeasureWindow(self._number, from_s, to_s, self._core.brake_age_s)
+
+    def _end(self, result: TrialResult) -> list[Action]:
+        self._stage = _Stage.OVER
+        self.draining = False
+        self.decided = link.TrialDecided(self.attempt, self.plans.record.control, result)
+        return [Tell(self.decided)]

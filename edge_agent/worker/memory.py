@@ -1,0 +1,83 @@
+"""How much memory plans may take: a setting, or what this machine and its control groups leave.
+
+Read when a plan is about to be loaded, in the process that will hold it. Of what is free a tenth stays free:
+what plans state is an estimate, and loading takes more for a moment.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+_SHARE = 0.9
+_UNLIMITED = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Bytes for plans."""
+
+    room_bytes: int  # beyond what is loaded
+    memory_bytes: int  # with nothing loaded
+
+
+def budget(setting_bytes: int, held_bytes: int, root: Path = Path("/")) -> Budget:
+    """What there is; `setting_bytes` 0: what the machine has. `held_bytes` is what loaded plans state."""
+    if setting_bytes:
+        return Budget(max(setting_bytes - held_bytes, 0), setting_bytes)
+    room_bytes = int(_SHARE * min(_available_bytes(root), _group_bytes(root)))
+    return Budget(room_bytes, room_bytes + held_bytes)
+
+
+def _available_bytes(root: Path) -> int:
+    """What the kernel could hand out without swapping."""
+    try:
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    except (OSError, ValueError, IndexError):
+        pass
+    return _UNLIMITED
+
+
+def _group_bytes(root: Path) -> int:
+    """What the control groups of this process leave, up to the root: version 2, else version 1."""
+    return max(min((_left_bytes(*level) for level in _group_files(root)), default=_UNLIMITED), 0)
+
+
+def _left_bytes(limits: Path, used: Path, statistics: Path) -> int:
+    try:
+        limit, current = limits.read_text().strip(), int(used.read_text())
+        if limit == "max":
+            return _UNLIMITED
+        return int(limit) - current + _reclaimable_bytes(statistics)
+    except (OSError, ValueError):
+        return _UNLIMITED  # no limit at this level, or not for us to read
+
+
+def _group_files(root: Path) -> list[tuple[Path, Path, Path]]:
+    """Per level of the control groups that account memory: limit, usage, statistics."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    files = []
+    for line in lines:
+        _, kinds, inner = line.split(":", 2)
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / ("memory" if kinds else "")
+        limit, used = (
+            ("memory.limit_in_bytes", "memory.usage_in_bytes") if kinds else ("memory.max", "memory.current")
+        )
+        at = Path(inner.strip("/"))
+        levels = [mount / level for level in (at, *at.parents)]
+        files += [(level / limit, level / used, level / "memory.stat") for level in levels]
+    return files
+
+
+def _reclaimable_bytes(statistics: Path) -> int:
+    """Cached files that the kernel drops when asked for memory."""
+    for line in statistics.read_text().splitlines():
+        name, _, value = line.partition(" ")
+        if name in ("inactive_file", "total_inactive_file"):
+            return int(value)
+    return 0

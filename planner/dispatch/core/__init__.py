@@ -1,0 +1,97 @@
+"""The planner's side of the link as a pure core: (event, now) -> actions.
+
+A device is the key of its connection (`User-Id`), never a routing id. Every message is authorised anew, so a
+revocation holds from the next message on. Each lane has a core of its own; they share the fleet.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from planner.dispatch import events as ev
+from planner.dispatch.core.alarms import AlarmDesk
+from planner.dispatch.core.bulk import BulkCore
+from planner.dispatch.core.control import ControlCore
+from planner.dispatch.core.enrolment import EnrolmentCore
+from planner.dispatch.core.fleet import DispatchConfig, Fleet, Presence
+from planner.dispatch.core.telemetry import TelemetryCore
+from planner.dispatch.ports import FleetMember
+from shared.messages.base import RefusalCode, Refused
+
+__all__ = ["DispatchConfig", "DispatchCore", "Presence"]
+
+
+class DispatchCore:
+    """All decisions of dispatch. Not thread-safe: the thread that owns the sockets owns this."""
+
+    def __init__(self, members: Sequence[FleetMember], *, epoch: int, config: DispatchConfig) -> None:
+        self.fleet = Fleet(members)
+        self._alarms = AlarmDesk(self.fleet.counts)
+        self._control = ControlCore(self.fleet, self._alarms, epoch=epoch, config=config)
+        self._telemetry = TelemetryCore(self.fleet, config)
+        self._bulk = BulkCore(self.fleet, config)
+        self._enrolment = EnrolmentCore(self.fleet, config)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What happened how often, refusals by their code; for metrics and tests."""
+        return self.fleet.counts
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in force."""
+        return self._control.epoch
+
+    @property
+    def backlog_rows(self) -> int:
+        """Telemetry rows taken in and not yet committed."""
+        return self._telemetry.backlog_rows
+
+    def may_connect(self, key: str) -> bool:
+        """Whether a connection with this key gets into the devices' domain at all."""
+        return self.fleet.may_connect(key)
+
+    def presence(self) -> list[Presence]:
+        """Every device, in order of enrolment."""
+        return [
+            Presence(one.member, one.session is not None, one.agent_version, one.device_class)
+            for one in self.fleet
+        ]
+
+    def handle(self, event: ev.Event, now_s: float) -> list[ev.Action]:
+        """Decide. `now_s` is monotonic."""
+        match event:
+            case ev.ControlReceived():
+                return self._control.received(event, now_s)
+            case ev.TelemetryReceived():
+                return self._telemetry.received(event)
+            case ev.BulkReceived():
+                return self._bulk.received(event)
+            case ev.EnrolReceived():
+                return self._enrolment.received(event, now_s)
+            case ev.Malformed(lane, route, reason):
+                self.counts["malformed"] += 1
+                return [ev.Send(lane, route, Refused(code=RefusalCode.MALFORMED, reason=reason))]
+            case ev.TelemetryCommitted():
+                return self._telemetry.committed(event)
+            case ev.ChunkRead():
+                return self._bulk.read(event)
+            case ev.Enrolled() | ev.EnrolDenied():
+                return self._enrolment.done(event)
+            case ev.ReportStored(device, revision, ok):
+                return self._control.report_stored(device, revision, ok)
+            case ev.DesiredChanged(device, desired):
+                return self._control.desired_changed(device, desired, now_s)
+            case ev.ReissueFailed(device):
+                return self._control.reissue_failed(device)
+            case ev.AlarmStored():
+                return self._alarms.stored(event)
+            case ev.LocalSettled(device, _, adopted):
+                self._alarms.settled(event)
+                return [] if adopted is None else self._control.desired_changed(device, adopted, now_s)
+            case ev.Revoked(device):
+                return self._control.revoked(device)
+            case ev.Unreachable(lane, route):
+                self.counts["unreachable"] += 1
+                return self._control.unreachable(route) if lane is ev.Lane.CONTROL else []
+            case ev.Tick():
+                return self._control.tick(now_s)

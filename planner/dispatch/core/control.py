@@ -1,0 +1,210 @@
+"""The control lane: sessions, heartbeats, and desired against reported.
+
+Desired and reported are compared by level at every hello, heartbeat and report; whatever got lost is
+repaired by the next one.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from planner.dispatch import events as ev
+from planner.dispatch.core.alarms import AlarmDesk
+from planner.dispatch.core.fleet import Device, DispatchConfig, Fleet, Session
+from planner.dispatch.ports import ReportRecord
+from shared.ids import DeviceId
+from shared.messages import control
+from shared.messages.base import RefusalCode, Refused
+
+_NOBODY: Final = (0, 0)
+
+
+def _pair(value: control.Desired | control.Report | control.Heartbeat | None) -> tuple[int, int]:
+    return (value.epoch, value.generation) if value is not None else _NOBODY
+
+
+class ControlCore:
+    """Decisions of the control lane."""
+
+    def __init__(self, fleet: Fleet, alarms: AlarmDesk, *, epoch: int, config: DispatchConfig) -> None:
+        self.epoch = epoch
+        self._fleet = fleet
+        self._alarms = alarms
+        self._config = config
+
+    def received(self, event: ev.ControlReceived, now_s: float) -> list[ev.Action]:
+        """A device said something."""
+        message = event.message
+        who = self._fleet.authorise(ev.Lane.CONTROL, event.route, event.key, message.correlation)
+        if isinstance(who, ev.Send):
+            return [who]
+        if isinstance(message, control.Hello):
+            return self._hello(who, event.route, message, now_s)
+        session = who.session
+        if session is None or session.route != event.route:
+            return [self._no_session(session, event.route, message)]
+        session.last_seen_s = now_s
+        if isinstance(message, control.Heartbeat):
+            epoch, generation = _pair(who.member.desired)
+            ack = control.HeartbeatAck(
+                correlation=message.correlation,
+                epoch=epoch,
+                generation=generation,
+                revision=who.stored_revision,
+            )
+            actions: list[ev.Action] = [ev.Send(ev.Lane.CONTROL, event.route, ack)]
+            return actions + self._send_desired(who, _pair(message), now_s)
+        if isinstance(message, control.Reported):
+            return self._absorb(who, message.boot, message.report) + self._compare(who, message.report, now_s)
+        return self._alarms.received(who.member.device, event.route, message)
+
+    def _no_session(
+        self, session: Session | None, route: bytes, message: control.ControlToPlanner
+    ) -> ev.Action:
+        if session is not None and session.boot != message.boot:
+            self._fleet.counts["superseded"] += 1
+            refusal = Refused(
+                correlation=message.correlation,
+                code=RefusalCode.SUPERSEDED,
+                reason="another agent said hello with this key later",
+                boot=session.boot,
+            )
+        else:
+            refusal = Refused(correlation=message.correlation, code=RefusalCode.HELLO_FIRST)
+        return ev.Send(ev.Lane.CONTROL, route, refusal)
+
+    def _hello(self, who: Device, route: bytes, hello: control.Hello, now_s: float) -> list[ev.Action]:
+        old = who.session
+        if old is not None and old.boot == hello.boot and old.connection > hello.connection:
+            self._fleet.counts["stale_hello"] += 1
+            return []
+        actions: list[ev.Action] = []
+        if old is not None and old.route != route:
+            refusal = Refused(
+                code=RefusalCode.SUPERSEDED, reason="a later hello with this key", boot=hello.boot
+            )
+            actions.append(ev.Send(ev.Lane.CONTROL, old.route, refusal))
+        who.session = Session(route, hello.boot, hello.connection, now_s)
+        who.agent_version, who.device_class = hello.agent_version, hello.device_class
+        welcome = control.Welcome(
+            correlation=hello.correlation,
+            device=who.member.device,
+            epoch=self.epoch,
+            heartbeat_interval_s=self._config.heartbeat_interval_s,
+            bulk_credits=self._config.bulk_credits,
+        )
+        actions.append(ev.Send(ev.Lane.CONTROL, route, welcome))
+        if old is None:
+            actions.append(ev.PresenceChanged(who.member.device, True))
+        actions += self._absorb(who, hello.boot, hello.report)
+        return actions + self._compare(who, hello.report, now_s)
+
+    # -- reported -------------------------------------------------------------------------------------------
+
+    def _absorb(self, who: Device, boot: int, report: control.Report) -> list[ev.Action]:
+        """Take in a report that is newer than the one on record; acknowledge one that is stored already."""
+        known = who.member.report
+        if known is not None and boot == who.member.boot and report.revision < known.revision:
+            return []  # overtaken on the way
+        if known == report and boot == who.member.boot and who.stored_revision == report.revision:
+            return self._ack_report(who)
+        if who.storing_revision == report.revision and boot == who.member.boot:
+            return []
+        who.member = replace(who.member, boot=boot, report=report)
+        who.storing_revision = report.revision
+        record = ReportRecord(who.member.device, boot, report, who.agent_version, who.device_class)
+        return [ev.StoreReport(record)]
+
+    def report_stored(self, device: DeviceId, revision: int, ok: bool) -> list[ev.Action]:
+        """The store answered."""
+        who = self._fleet.get(device)
+        if who is None:
+            return []
+        if who.storing_revision == revision:
+            who.storing_revision = None
+        if not ok:
+            self._fleet.counts["report_not_stored"] += 1
+            return []  # no acknowledgement: the next heartbeat makes the device report again
+        who.stored_revision = revision
+        return self._ack_report(who)
+
+    def _ack_report(self, who: Device) -> list[ev.Action]:
+        if who.session is None or who.member.revoked:
+            return []
+        ack = control.ReportedAck(revision=who.stored_revision)
+        return [ev.Send(ev.Lane.CONTROL, who.session.route, ack)]
+
+    # -- desired --------------------------------------------------------------------------------------------
+
+    def _compare(self, who: Device, report: control.Report, now_s: float) -> list[ev.Action]:
+        """Desired against reported, by level: send it, or find out that this database is behind."""
+        desired = who.member.desired
+        wanted = _pair(desired)
+        differs = desired is not None and _pair(report) == wanted and report.seen != desired.plan_digest
+        if _pair(report) > wanted or differs:
+            if who.reissuing:
+                return []
+            who.reissuing = True
+            self._fleet.counts["reissued"] += 1
+            return [ev.Reissue(who.member.device, report.epoch, report.generation)]
+        return self._send_desired(who, _pair(report), now_s)
+
+    def _send_desired(self, who: Device, seen: tuple[int, int], now_s: float) -> list[ev.Action]:
+        desired, session = who.member.desired, who.session
+        if desired is None or session is None or seen >= _pair(desired):
+            return []
+        if now_s - session.desired_sent_s < self._config.resend_desired_s:
+            return []
+        session.desired_sent_s = now_s
+        return [ev.Send(ev.Lane.CONTROL, session.route, desired)]
+
+    def desired_changed(self, device: DeviceId, desired: control.Desired, now_s: float) -> list[ev.Action]:
+        """The store holds a newer desired value."""
+        who = self._fleet.get(device)
+        if who is None:
+            return []
+        who.reissuing = False
+        if _pair(desired) <= _pair(who.member.desired):
+            return []  # two changes passed each other on the way here; generations never fall
+        self.epoch = max(self.epoch, desired.epoch)
+        who.member = replace(who.member, desired=desired)
+        if who.session is None or who.member.revoked:
+            return []
+        who.session.desired_sent_s = float("-inf")
+        return self._send_desired(who, _NOBODY, now_s)
+
+    def reissue_failed(self, device: DeviceId) -> list[ev.Action]:
+        """The store did not; the device's next report asks again."""
+        who = self._fleet.get(device)
+        if who is not None:
+            who.reissuing = False
+        return []
+
+    # -- who leaves -----------------------------------------------------------------------------------------
+
+    def revoked(self, device: DeviceId) -> list[ev.Action]:
+        """An operator took the key away."""
+        who = self._fleet.get(device)
+        if who is None:
+            return []
+        who.member = replace(who.member, revoked=True)
+        session, who.session = who.session, None
+        if session is None:
+            return []
+        refusal = Refused(code=RefusalCode.REVOKED, reason=f"device {device} was revoked")
+        return [ev.Send(ev.Lane.CONTROL, session.route, refusal), ev.PresenceChanged(device, False)]
+
+    def unreachable(self, route: bytes) -> list[ev.Action]:
+        """A send found no such connection."""
+        return self._end_sessions([one for one in self._fleet if one.session and one.session.route == route])
+
+    def tick(self, now_s: float) -> list[ev.Action]:
+        """Who has been silent for too long is gone."""
+        limit_s = now_s - self._config.dead_after_s
+        return self._end_sessions(
+            [one for one in self._fleet if one.session and one.session.last_seen_s < limit_s]
+        )
+
+    def _end_sessions(self, lost: list[Device]) -> list[ev.Action]:
+        for who in lost:
+            who.session = None
+        return [ev.PresenceChanged(who.member.device, False) for who in lost]

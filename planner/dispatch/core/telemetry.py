@@ -1,0 +1,77 @@
+"""The telemetry lane: batches in, an acknowledgement once they are committed."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from planner.dispatch import events as ev
+from planner.dispatch.core.fleet import Device, DispatchConfig, Fleet
+from shared.messages.base import RefusalCode
+from shared.messages.telemetry import RowRange, TelemetryAck, TelemetryBatch
+
+
+@dataclass(frozen=True)
+class _Open:
+    who: Device
+    route: bytes
+    batch: TelemetryBatch
+
+
+class TelemetryCore:
+    """Decisions of the telemetry lane."""
+
+    def __init__(self, fleet: Fleet, config: DispatchConfig) -> None:
+        self.backlog_rows = 0
+        self._fleet = fleet
+        self._config = config
+        self._open: dict[int, _Open] = {}  # by ticket
+        self._ranges: defaultdict[str, set[tuple[RowRange, ...]]] = defaultdict(set)  # open ones, by key
+
+    def received(self, event: ev.TelemetryReceived) -> list[ev.Action]:
+        """A batch came."""
+        batch, lane = event.message, ev.Lane.TELEMETRY
+        who = self._fleet.authorise(lane, event.route, event.key, batch.correlation)
+        if isinstance(who, ev.Send):
+            return [who]
+        if not _numbered(batch):
+            return [self._refuse(event, RefusalCode.MALFORMED, "ranges do not number the rows")]
+        ranges = self._ranges[event.key]
+        if batch.ranges and batch.ranges in ranges:
+            return []  # sent again before the commit of the first; that one answers
+        if self.backlog_rows + len(batch.rows) > self._config.backlog_rows:
+            return [self._refuse(event, RefusalCode.BUSY, "the store is behind")]
+        self.backlog_rows += len(batch.rows)
+        ranges.add(batch.ranges)
+        ticket = self._fleet.ticket()
+        self._open[ticket] = _Open(who, event.route, batch)
+        return [ev.AppendTelemetry(ticket, who.member.device, batch)]
+
+    def committed(self, event: ev.TelemetryCommitted) -> list[ev.Action]:
+        """The store answered."""
+        done = self._open.pop(event.ticket, None)
+        if done is None:
+            return []
+        batch, counts = done.batch, self._fleet.counts
+        self.backlog_rows -= len(batch.rows)
+        self._ranges[done.who.member.public_key].discard(batch.ranges)
+        if not event.ok:
+            counts["telemetry_not_stored"] += 1
+            lane, reason = ev.Lane.TELEMETRY, "the store failed"
+            return [self._fleet.refuse(lane, done.route, batch.correlation, RefusalCode.BUSY, reason)]
+        counts["telemetry_rows"] += len(batch.rows)
+        if done.who.member.revoked:
+            return []
+        ack = TelemetryAck(correlation=batch.correlation, ranges=batch.ranges, ledgers=batch.ledgers)
+        return [ev.Send(ev.Lane.TELEMETRY, done.route, ack)]
+
+    def _refuse(self, event: ev.TelemetryReceived, code: RefusalCode, reason: str) -> ev.Action:
+        return self._fleet.refuse(ev.Lane.TELEMETRY, event.route, event.message.correlation, code, reason)
+
+
+def _numbered(batch: TelemetryBatch) -> bool:
+    """Whether the ranges number the rows."""
+    counted = 0
+    for rows in batch.ranges:
+        if rows.last < rows.first:
+            return False
+        counted += rows.last - rows.first + 1
+    return counted == len(batch.rows)

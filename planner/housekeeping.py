@@ -1,0 +1,52 @@
+"""What the planner does now and then, beside serving: old telemetry becomes coarser and goes."""
+
+import logging
+import threading
+import time
+from typing import Final
+
+from planner.store.retention import Retention
+from planner.store.store import Store
+from shared.errors import StageloomError
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S: Final = 600.0
+
+
+class Housekeeper:
+    """A thread that tidies up right away and then every `INTERVAL_S`, from `__init__` to `close`."""
+
+    def __init__(self, store: Store, keep: Retention) -> None:
+        self._store = store
+        self._keep = keep
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="housekeeping", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop after the step under way."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._tidy()
+            except StageloomError as error:
+                logger.warning("housekeeping goes on in %.0f s: %s", INTERVAL_S, error)
+            except Exception:
+                logger.exception("housekeeping failed and goes on in %.0f s", INTERVAL_S)
+            if self._stop.wait(INTERVAL_S):
+                return
+
+    def _tidy(self) -> None:
+        rows, began_s = 0, time.monotonic()
+        for treated in self._store.tidy(self._keep):
+            rows += treated
+            # As long a pause as the step took: at most half of the writer's time goes into this.
+            if self._stop.wait(time.monotonic() - began_s):
+                break
+            began_s = time.monotonic()
+        if rows:
+            logger.info("rolled up or deleted %d rows of telemetry and events", rows)

@@ -1,0 +1,143 @@
+"""Telemetry read back over its whole age: hours, then minutes, then rows."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from planner.store.tables import RollupRow, TelemetryRow
+from planner.telemetry.rollup import (
+    KINDS,
+    Span,
+    SpanData,
+    SpanKey,
+    Width,
+    decode_data,
+    merge,
+    span_of,
+    widen,
+)
+from shared.ids import DeviceId
+from shared.messages.telemetry import RowData, RowKind, decode_row
+
+_PAGE = 5_000
+
+
+class Entry(NamedTuple):
+    """One row, or what `rows` of them say in `width_s` seconds from `at_us` on (0: it is a row)."""
+
+    at_us: int
+    width_s: int
+    kind: RowKind
+    rows: int
+    data: RowData | SpanData
+
+
+def history(
+    session: Session, device: DeviceId, kinds: Sequence[RowKind], *, since_us: int = 0, limit: int = 10_000
+) -> list[Entry]:
+    """Everything there is of some kinds, as fine as it is kept, oldest first; at most the newest `limit`."""
+    entries = [
+        _entry(span, width)
+        for width in (Width.HOUR, Width.MINUTE)
+        for span in _spans(session, device, width, kinds, since_us=since_us, limit=limit)
+    ]
+    rows = [
+        Entry(row.at_us, 0, kind, 1, row.data)
+        for _, kind, body in _rows(session, device, kinds, since_us=since_us, limit=limit)
+        for row in (decode_row(body),)
+    ]
+    entries += reversed(rows)
+    entries.sort(key=lambda entry: entry.at_us)
+    return entries[-limit:]
+
+
+def history_by(
+    session: Session,
+    device: DeviceId,
+    kinds: Sequence[RowKind],
+    width: Width,
+    *,
+    since_us: int = 0,
+    limit: int = 10_000,
+) -> list[Entry]:
+    """The same rolled up to one width, whatever is still kept finer; hours stay hours.
+
+    Kinds that are not rolled up are left out.
+    """
+    wanted = [kind for kind in kinds if kind in KINDS]
+    since_us = width.begin_us(since_us)
+
+    def finer() -> Iterator[Span]:
+        for at_us, kind, body in _rows(session, device, wanted, since_us=since_us):
+            yield span_of(at_us, kind, decode_row(body).data, width)
+        for span in _spans(session, device, Width.MINUTE, wanted, since_us=since_us):
+            yield widen(span, width)
+        if width is Width.HOUR:
+            yield from _spans(session, device, Width.HOUR, wanted, since_us=since_us)
+
+    entries = [_entry(span, width) for span in merge(finer()).values()]
+    if width is Width.MINUTE:
+        hours = _spans(session, device, Width.HOUR, wanted, since_us=since_us)
+        entries += [_entry(span, Width.HOUR) for span in hours]
+    return sorted(entries, key=lambda entry: (entry.at_us, entry.kind))[-limit:]
+
+
+def _entry(span: Span, width: Width) -> Entry:
+    return Entry(span.key.begin_us, width.value, span.key.kind, span.rows, span.data)
+
+
+def _rows(
+    session: Session,
+    device: DeviceId,
+    kinds: Sequence[RowKind],
+    *,
+    since_us: int,
+    limit: int | None = None,
+) -> Iterator[tuple[int, RowKind, bytes]]:
+    """(time, kind, bytes) of rows, newest first."""
+    found = session.execute(
+        select(TelemetryRow.at_us, TelemetryRow.kind, TelemetryRow.body)
+        .where(
+            TelemetryRow.device == device,
+            TelemetryRow.kind.in_([kind.value for kind in kinds]),
+            TelemetryRow.at_us >= since_us,
+        )
+        .order_by(TelemetryRow.at_us.desc(), TelemetryRow.sequence.desc())
+        .limit(limit)
+        .execution_options(yield_per=_PAGE)
+    )
+    for at_us, kind, body in found:
+        yield at_us, RowKind(kind), body
+
+
+def _spans(
+    session: Session,
+    device: DeviceId,
+    width: Width,
+    kinds: Sequence[RowKind],
+    *,
+    since_us: int,
+    limit: int | None = None,
+) -> Iterator[Span]:
+    """Spans of one width that hold `since_us` or begin later, newest first."""
+    found = session.execute(
+        select(RollupRow.begin_us, RollupRow.kind, RollupRow.subject, RollupRow.rows, RollupRow.body)
+        .where(
+            RollupRow.device == device,
+            RollupRow.width_s == width.value,
+            RollupRow.begin_us >= width.begin_us(since_us),
+            RollupRow.kind.in_([kind.value for kind in kinds]),
+        )
+        .order_by(RollupRow.begin_us.desc(), RollupRow.kind, RollupRow.subject)
+        .limit(limit)
+        .execution_options(yield_per=_PAGE)
+    )
+    for row in found:
+        yield span_from(*row)
+
+
+def span_from(begin_us: int, kind: str, subject: str, rows: int, body: bytes) -> Span:
+    """A span as the table holds it."""
+    return Span(SpanKey(begin_us, RowKind(kind), subject), rows, decode_data(body))

@@ -1,0 +1,240 @@
+"""What stays of telemetry, and for how long: rows, then minutes, then hours, then nothing.
+
+Everything happens in transactions that treat at most `CHUNK` rows, so that what devices send is never kept
+waiting for long. A row that is rolled up is deleted in the same transaction: at any moment it is counted in
+exactly one place, and rows that come late are merged into the minute or hour that is there already.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import Exists, delete, exists, select, tuple_
+from sqlalchemy.orm import Session
+
+from planner.store.database import Database
+from planner.store.history import span_from
+from planner.store.tables import DeviceRow, EventRow, RollupRow, TelemetryRow
+from planner.store.writer import Writer
+from planner.telemetry.rollup import (
+    KINDS,
+    Span,
+    SpanKey,
+    Width,
+    decode_data,
+    encode_data,
+    merge,
+    span_of,
+    widen,
+)
+from shared.ids import DeviceId
+from shared.messages.telemetry import RowKind, decode_row
+
+CHUNK: Final = 500
+"""Rows that one transaction treats at most."""
+
+FACTS: Final = (
+    RowKind.STATE_CHANGE,
+    RowKind.EVENT,
+    RowKind.TRIAL_ENDED,
+    RowKind.PLAN_ACTIVATED,
+)
+"""Kinds of rows that are few and each of its own worth: they stay as long as the hours do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Ages in seconds at which telemetry becomes coarser or goes; 0 keeps for ever."""
+
+    rows_s: float
+    minutes_s: float
+    hours_s: float
+
+    def row_age_s(self, kind: RowKind) -> float:
+        """How old a row of a kind becomes."""
+        return self.hours_s if kind in FACTS else self.rows_s
+
+
+_Step = Callable[[Session], int]
+"""Treats up to `CHUNK` rows in one transaction and says how many."""
+
+
+def tidy(database: Database, writer: Writer, keep: Retention, now_us: int) -> Iterator[int]:
+    """Apply `keep`, step by step: each `next` is one transaction and gives the number of rows it treated.
+
+    The caller may pause between steps, or stop.
+
+    Raises:
+        StorageError: the database cannot be read or written; the steps before are kept.
+    """
+    with database.read() as session:
+        devices = [
+            DeviceId(name) for name in session.scalars(select(DeviceRow.name).order_by(DeviceRow.name))
+        ]
+    for device in devices:
+        for wanted in (_row_steps, _minute_steps, _hour_steps):  # each finds what the one before left
+            steps = wanted(device, keep, now_us)
+            # Looked up first: a step is a writing transaction.
+            columns = (old.label(f"step_{index}") for index, (old, _) in enumerate(steps))
+            with database.read() as session:
+                found = session.execute(select(*columns)).one()
+            for (_, step), old in zip(steps, found, strict=True):
+                if old:
+                    yield from _repeat(writer, step)
+    if before_us := _before(now_us, keep.hours_s):
+        yield from _repeat(writer, lambda session: _delete_events(session, before_us))
+
+
+def _repeat(writer: Writer, step: _Step) -> Iterator[int]:
+    treated = CHUNK
+    while treated == CHUNK:
+        treated = writer.run(step)
+        if treated:
+            yield treated
+
+
+def _before(now_us: int, age_s: float) -> int:
+    """The moment before which something is too old; 0: nothing is."""
+    return max(now_us - round(age_s * 1e6), 0) if age_s else 0
+
+
+def _row_steps(device: DeviceId, keep: Retention, now_us: int) -> list[tuple[Exists, _Step]]:
+    ages = {kind: _before(now_us, keep.row_age_s(kind)) for kind in RowKind}
+    return [
+        (_old_rows(device, kind, before_us), _rows_step(device, kind, before_us))
+        for kind, before_us in ages.items()
+    ]
+
+
+def _minute_steps(device: DeviceId, keep: Retention, now_us: int) -> list[tuple[Exists, _Step]]:
+    # Whole hours of minutes go, so that an hour is not shown in part as minutes.
+    before_us = Width.HOUR.begin_us(_before(now_us, keep.minutes_s))
+    old = _old_rollups(device, Width.MINUTE, before_us)
+    return [(old, lambda session: _widen_minutes(session, device, before_us))]
+
+
+def _hour_steps(device: DeviceId, keep: Retention, now_us: int) -> list[tuple[Exists, _Step]]:
+    before_us = Width.HOUR.begin_us(_before(now_us, keep.hours_s))
+    old = _old_rollups(device, Width.HOUR, before_us)
+    return [(old, lambda session: _delete_hours(session, device, before_us))]
+
+
+def _rows_step(device: DeviceId, kind: RowKind, before_us: int) -> _Step:
+    return lambda session: _take_rows(session, device, kind, before_us)
+
+
+def _old_rows(device: DeviceId, kind: RowKind, before_us: int) -> Exists:
+    return exists().where(
+        TelemetryRow.device == device, TelemetryRow.kind == kind.value, TelemetryRow.at_us < before_us
+    )
+
+
+def _old_rollups(device: DeviceId, width: Width, before_us: int) -> Exists:
+    return exists().where(
+        RollupRow.device == device, RollupRow.width_s == width.value, RollupRow.begin_us < before_us
+    )
+
+
+def _take_rows(session: Session, device: DeviceId, kind: RowKind, before_us: int) -> int:
+    """Delete the oldest rows of a kind; those that can be are rolled up into minutes."""
+    key = (TelemetryRow.device, TelemetryRow.boot, TelemetryRow.sequence)
+    oldest = (
+        select(*key)
+        .where(
+            TelemetryRow.device == device,
+            TelemetryRow.kind == kind.value,
+            TelemetryRow.at_us < before_us,
+        )
+        .order_by(TelemetryRow.at_us)
+        .limit(CHUNK)
+    )
+    gone = session.execute(
+        delete(TelemetryRow)
+        .where(tuple_(*key).in_(oldest))
+        .returning(TelemetryRow.at_us, TelemetryRow.body)
+        .execution_options(synchronize_session=False)
+    ).all()
+    if kind in KINDS:
+        _add(
+            session,
+            device,
+            Width.MINUTE,
+            merge(span_of(at_us, kind, decode_row(body).data, Width.MINUTE) for at_us, body in gone),
+        )
+    return len(gone)
+
+
+def _widen_minutes(session: Session, device: DeviceId, before_us: int) -> int:
+    """Roll the oldest minutes up into hours."""
+    gone = _take_rollups(session, device, Width.MINUTE, before_us)
+    _add(session, device, Width.HOUR, merge(widen(span, Width.HOUR) for span in gone))
+    return len(gone)
+
+
+def _delete_hours(session: Session, device: DeviceId, before_us: int) -> int:
+    return len(_take_rollups(session, device, Width.HOUR, before_us))
+
+
+def _take_rollups(session: Session, device: DeviceId, width: Width, before_us: int) -> list[Span]:
+    key = (RollupRow.device, RollupRow.width_s, RollupRow.begin_us, RollupRow.kind, RollupRow.subject)
+    oldest = (
+        select(*key)
+        .where(
+            RollupRow.device == device,
+            RollupRow.width_s == width.value,
+            RollupRow.begin_us < before_us,
+        )
+        .order_by(RollupRow.begin_us)
+        .limit(CHUNK)
+    )
+    gone = session.execute(
+        delete(RollupRow)
+        .where(tuple_(*key).in_(oldest))
+        .returning(RollupRow.begin_us, RollupRow.kind, RollupRow.subject, RollupRow.rows, RollupRow.body)
+        .execution_options(synchronize_session=False)
+    ).all()
+    return [span_from(*row) for row in gone]
+
+
+def _add(session: Session, device: DeviceId, width: Width, spans: dict[SpanKey, Span]) -> None:
+    """Merge spans into those that are there."""
+    if not spans:
+        return
+    # Locked where rows can be (Postgres), so that two who roll up at once do not undo each other.
+    found = session.scalars(
+        select(RollupRow)
+        .where(
+            RollupRow.device == device,
+            RollupRow.width_s == width.value,
+            RollupRow.begin_us.in_({key.begin_us for key in spans}),
+            RollupRow.kind.in_({key.kind.value for key in spans}),
+        )
+        .with_for_update()
+    )
+    rows = {SpanKey(row.begin_us, RowKind(row.kind), row.subject): row for row in found}
+    for key, span in spans.items():
+        row = rows.get(key)
+        if row is None:
+            session.add(
+                RollupRow(
+                    device=device,
+                    width_s=width.value,
+                    begin_us=key.begin_us,
+                    kind=key.kind.value,
+                    subject=key.subject,
+                    rows=span.rows,
+                    body=encode_data(span.data),
+                )
+            )
+            continue
+        both = merge((Span(key, row.rows, decode_data(row.body)), span))[key]
+        row.rows, row.body = both.rows, encode_data(both.data)
+
+
+def _delete_events(session: Session, before_us: int) -> int:
+    oldest = select(EventRow.id).where(EventRow.at_us < before_us).order_by(EventRow.at_us).limit(CHUNK)
+    # `session.execute` of a delete returns a CursorResult, which its annotation does not say.
+    result: Any = session.execute(
+        delete(EventRow).where(EventRow.id.in_(oldest)).execution_options(synchronize_session=False)
+    )
+    return int(result.rowcount)

@@ -1,0 +1,186 @@
+"""Situations that a person would name, each played over many seeds with a clear course of events."""
+
+from pathlib import Path
+
+import pytest
+
+from shared.messages.control import DeviceState
+from tests.sim import world
+from tests.sim.agent import SPOOL_BYTES
+from tests.sim.faults import Faults
+from tests.sim.library import SOUND, KnownPlan, Nature
+from tests.sim.network import DOWN, UP
+from tests.sim.world import Pace, World
+
+SEEDS = range(12)
+ROUGH = Faults(loss=0.2, repeat=0.2, delay_s=0.5, store=0.1, disk=0.05)
+DAY_S = 86_400.0
+
+
+def sound(made: World, count: int) -> list[KnownPlan]:
+    """Plans that hold what they promise."""
+    plans = [plan for plan in made.plans if plan.bound is not None][:count]
+    for plan in plans:
+        made.natures[plan.digest] = SOUND
+    return plans
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_desired_changed_twice_while_away(seed: int) -> None:
+    """A level, not a message.
+
+    1. The device commits `a`, and is gone.
+    2. `b` and then `c` are pushed.
+    3. It comes back and commits `c`; it never ran `b`.
+    """
+    with world.world(seed, ROUGH) as made:
+        a, b, c = sound(made, 3)
+        made.begin()
+        made.push(a)
+        made.until(30.0)
+        made.converge()
+        assert made.agent.core.report().active == a.digest
+        made.agent.crash(away_s=20.0)
+        made.until(made.now_s + 6.0)
+        made.push(b)
+        made.until(made.now_s + 6.0)
+        made.push(c)
+        made.until(made.now_s + 9.0)
+        made.converge()
+        state = made.agent.core.state
+        assert state.state is DeviceState.COMMITTED
+        assert made.agent.core.report().active == c.digest
+        assert b.digest not in made.watch.memory(made.agent).recorded
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_restored_database_starts_an_epoch_and_converges(seed: int) -> None:
+    """A backup from before the last change.
+
+    1. The device commits `a`; the database is copied; it commits `b`.
+    2. The copy takes the database's place.
+    3. The planner learns from the device that it is behind: it desires `a` anew, in a later epoch.
+    4. The device commits that, and a push after it gets through as well.
+    """
+    with world.world(seed, ROUGH) as made:
+        a, b, c = sound(made, 3)
+        made.begin()
+        made.push(a)
+        made.until(30.0)
+        made.converge()
+        backup = made.store.snapshot()
+        made.push(b)
+        made.converge()
+        assert made.agent.core.report().active == b.digest
+        before = made.member.desired
+        made.backup = backup
+        made.planner_stops()
+        made.restore()
+        made.until(made.now_s + 5.0)
+        made.converge()
+        after = made.member.desired
+        assert before is not None
+        assert after is not None
+        assert after.epoch > before.epoch
+        assert after.generation > before.generation
+        assert made.agent.core.report().active == a.digest
+        made.push(c)
+        made.converge()
+        assert made.agent.core.report().active == c.digest
+
+
+@pytest.mark.parametrize(
+    "nature",
+    [Nature(fails_tasks=True), Nature(crashes_after_s=0.1), Nature(crashes_after_s=1.0)],
+    ids=["fails tasks", "crashes at once", "crashes later"],
+)
+@pytest.mark.parametrize("seed", range(6))
+def test_a_rolled_back_device_never_reports_up_to_date(seed: int, nature: Nature) -> None:
+    """Every report on the way is looked at by `watch`.
+
+    1. The device commits `a`; `b`, which is bad, is pushed.
+    2. The device rolls back, and says that `b` was seen and `a` runs.
+    3. It is killed, and says the same again.
+    """
+    with world.world(seed, ROUGH) as made:
+        a, b = sound(made, 2)
+        made.natures[b.digest] = nature
+        made.begin()
+        made.push(a)
+        made.until(30.0)
+        made.converge()
+        made.push(b)
+        made.converge()
+        for _ in range(2):
+            member = made.member
+            assert member.report is not None
+            assert member.report.state is DeviceState.ROLLED_BACK
+            assert (member.report.seen, member.report.active) == (b.digest, a.digest)
+            made.agent.crash()
+            made.until(made.now_s + 4.0)
+            made.converge()
+
+
+def folder_bytes(folder: Path) -> int:
+    """Everything that lies in it."""
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def offline_for_days(seed: int, days: float) -> tuple[World, int]:
+    """A device that measures every two minutes and has no network for days; the largest its spool became."""
+    pace = Pace(
+        tick_s=60.0, planner_tick_s=60.0, heartbeat_s=60.0, dead_s=240.0, measure_s=120.0, task_s=3600.0
+    )
+    with world.world(seed, Faults(wall_jump=0.001), pace) as made:
+        made.faults_end_s = days * DAY_S
+        made.begin()
+        made.until(600.0)
+        made.network.cut((UP, DOWN), days * DAY_S - 1200.0)
+        largest = 0
+        while made.now_s < made.faults_end_s - 600.0:
+            made.until(made.now_s + 1800.0)
+            largest = max(largest, folder_bytes(made.agent.home / "spool"))
+        made.converge(DAY_S)
+        return made, largest
+
+
+@pytest.mark.parametrize("seed", range(1))
+def test_telemetry_stays_bounded_over_days_offline_and_its_books_balance(seed: int) -> None:
+    """Two days without a network.
+
+    1. The spool fills and holds its bound; what it drops is counted, row by row.
+    2. The network is back: the rest drains, and the planner's figures balance.
+    """
+    made, largest = offline_for_days(seed, 2.0)
+    assert SPOOL_BYTES // 2 < largest < SPOOL_BYTES + 4096, "the bound, and the ledger beside it"
+    (ledger,) = made.store.ledgers.values()
+    assert ledger.dropped > 1000
+    assert ledger.produced == ledger.dropped + len(made.store.rows)
+
+
+@pytest.mark.full
+def test_telemetry_stays_bounded_over_a_month_offline() -> None:
+    _, largest = offline_for_days(3, 30.0)
+    assert largest < SPOOL_BYTES + 4096
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_two_agents_with_one_key_take_turns_and_the_one_that_stays_converges(seed: int) -> None:
+    """A copied key.
+
+    1. The device commits `a`; a second agent with its key appears.
+    2. `b` is pushed while the two take turns.
+    3. The second one goes; the first runs `b`, and no row of its telemetry is lost or counted twice.
+    """
+    with world.world(seed, Faults(delay_s=0.2)) as made:
+        a, b = sound(made, 2)
+        made.begin()
+        made.push(a)
+        made.until(8.0)
+        made.join_clone()
+        made.until(15.0)
+        made.push(b)
+        made.until(25.0)
+        made.dismiss_clones()
+        made.converge()
+        assert made.agent.core.report().active == b.digest
