@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from edge_agent.ingest.paths import default_home
 from edge_agent.trial_settings import GuardSettings, TrialSettings
 from shared.errors import SettingError
+from shared.policy.queues import Measure
 
 SETTINGS_NAME = "agent.json"
 _MAX_SETTINGS_BYTES = 1 << 20
@@ -42,11 +43,21 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     stats_interval_s: Seconds = 1.0  # how often telemetry is taken
     trace_interval_s: Seconds = 2.0  # how often a short window of steps is traced as telemetry
     trace_window_s: Seconds = 0.1  # how long such a window is
+    alarms: bool = True  # watch the queues: tell the planner when they diverge, re-plan where it allows that
+    alarm_interval_s: Annotated[float, Meta(ge=0.01, le=10.0)] = 0.1  # how often the queues are looked at
+    alarm_measure: Measure = Measure.WORK  # queues count in seconds of work, or in tasks as in TOP
+    alarm_threshold: Annotated[float, Meta(gt=0.0, le=1e15)] | None = (
+        None  # of the variance; none: by deadlines
+    )
+    alarm_cooldown_s: Seconds = 10.0  # between two alarms
+    local_wait_s: Seconds = 5.0  # for a connected planner's answer to an alarm, before a local plan is tried
+    profile_wall_s: Seconds = 600.0  # for a measurement in pauses, before a busy device gives it up
     silent_engine_s: Seconds = 30.0  # an engine process that reports nothing for so long is killed
     drain_s: Seconds = 5.0  # how long tasks may finish when the agent is told to stop
     max_tasks: Limit = 1024  # open tasks per application
     max_arena_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 44)] = 1 << 30  # shared memory per application
     spool_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 64 << 20  # telemetry kept for the planner
+    spool_age_s: Annotated[float, Meta(ge=60.0, le=1e9)] = 7 * 86_400.0  # older telemetry is dropped
     log_level: Annotated[str, Meta(pattern=r"^(DEBUG|INFO|WARNING|ERROR)\Z")] = "INFO"
 
     @property

@@ -9,7 +9,7 @@ from edge_agent.loop import READ, WRITE, Loop, Timer
 from edge_agent.worker.channel import ChannelClosed
 from edge_agent.worker.config import WorkerConfig
 from edge_agent.worker.handle import WorkerHandle
-from edge_agent.worker.messages import Exited, Measure, Profile, Report
+from edge_agent.worker.messages import Exited, Measure, Profile, ProfileStages, Report
 from shared.engine.steps import PlanKey
 from shared.errors import StageloomError, TaskRefused, UnavailableError
 from shared.ids import Digest, TaskId
@@ -171,6 +171,10 @@ class EngineHost:
     def profile(self, request: Profile) -> None:
         """Time the operators of an artifact."""
         self._send(lambda handle: handle.profile(request))
+
+    def profile_stages(self, request: ProfileStages, wire: bytes) -> None:
+        """Time the stages of a plan."""
+        self._send(lambda handle: handle.profile_stages(request, wire))
 
     def trace(self, on: bool) -> None:
         """Report every step with the times of its groups, or stop doing so."""

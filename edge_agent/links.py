@@ -18,6 +18,7 @@ Order: TypeAlias = (
     | events.ActivatePlan
     | events.AbandonPlan
     | events.RunProfile
+    | events.RunStageProfile
 )
 """What a link asks of the agent."""
 

@@ -121,6 +121,7 @@ def connect_planner(config: AgentConfig) -> tuple[Link, list[str]]:
         boot=secrets.randbits(62) | 1,
         agent_version=__version__,
         device_class=environment,
+        local_wait_s=config.local_wait_s,
         wall_s=clock.wall_us() / 1e6 - clock.monotonic_s(),
     )
     # The link reads it again; here it is read for what a person should know.
@@ -136,6 +137,7 @@ def connect_planner(config: AgentConfig) -> tuple[Link, list[str]]:
             link=link,
             environment=environment,
             spool_bytes=config.spool_bytes,
+            spool_age_s=config.spool_age_s,
         )
         return PlannerLink(client), problems
     lost = home / f"{STATE_NAME}.corrupt"

@@ -7,194 +7,32 @@ towards its target: the candidate once it is to be activated, else the incumbent
 the fallback, else nothing. A method returns what to do next.
 """
 
-import itertools
-from collections.abc import Set
-from dataclasses import dataclass, field
-from enum import Enum
-from random import Random
-
+from edge_agent.candidate import Candidate, Phase
 from edge_agent.engine_view import EngineView
 from edge_agent.link import events as link
-from edge_agent.link.events import Attempt, PlanRef, RunnablePlan
+from edge_agent.link.events import Attempt, RunnablePlan
 from edge_agent.plan_actions import (
     Action,
-    Activated,
-    CheckPlan,
     KeepFallback,
-    LoadPlan,
-    Models,
     Note,
     StartEngine,
     StopEngine,
     Tell,
 )
 from edge_agent.plan_facts import PlanFacts
-from edge_agent.probation import Probation, ProbationConfig, Verdict
-from edge_agent.supervisor import Supervisor
+from edge_agent.probation import Probation, Verdict
+from edge_agent.pursuit import Pursuit
 from edge_agent.trial_runner import TrialPlans, TrialRunner
-from edge_agent.waiting import WaitingLog
 from edge_agent.worker.messages import Measured, PlanTooLarge
 from shared.engine.steps import Outcome, PlanKey
-from shared.engine.trial import TrialConfig, TrialRecord, TrialResult
+from shared.engine.trial import TrialRecord, TrialResult
 from shared.engine.trial import Verdict as TrialVerdict
 from shared.engine.windows import Side
 from shared.ids import Digest
-from shared.messages.control import Origin
-
-_NEVER: Attempt = (0, 0)
-_RATES_S = 10.0
 
 
-class Phase(Enum):
-    """How far a candidate has come."""
-
-    VERIFYING = "verifying"
-    STAGING = "staging"
-    STAGED = "staged"
-    TRIAL = "trial"
-    ACTIVATING = "activating"
-    PROBATION = "probation"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ManagerConfig:
-    """Limits of the manager's patience."""
-
-    probation: ProbationConfig = field(default_factory=ProbationConfig)
-    trial: TrialConfig = field(default_factory=TrialConfig)
-    timing_s: float = 10.0  # the models of a trial are timed for so long at most
-    load_limit_s: float = 120.0  # an engine process that loads one plan for so long is taken to hang
-
-
-@dataclass
-class _Candidate:
-    attempt: Attempt
-    plan: RunnablePlan
-    phase: Phase
-    guarded: bool = False
-    probation: Probation | None = None
-    runner: TrialRunner | None = None
-
-    @property
-    def digest(self) -> Digest:
-        return self.plan.ref.digest
-
-    @property
-    def runs(self) -> bool:
-        """It runs or is to run next, for good."""
-        return self.phase in (Phase.ACTIVATING, Phase.PROBATION)
-
-    @property
-    def in_window(self) -> bool:
-        """It runs in a trial, or has won it and waits for the word to stay."""
-        return self.runner is not None and self.runner.side is Side.CANDIDATE
-
-
-class PlanManager:
-    """All decisions about plans on this device."""
-
-    def __init__(
-        self,
-        supervisor: Supervisor,
-        config: ManagerConfig | None = None,
-        fallback: RunnablePlan | None = None,
-        *,
-        waiting: WaitingLog | None = None,
-        coin: Random | None = None,
-    ) -> None:
-        """`waiting` is filled by the owner; `coin` tosses the order of a trial's windows."""
-        self._config = config or ManagerConfig()
-        self._supervisor = supervisor
-        self._waiting = waiting or WaitingLog()
-        self._coin = coin or Random(0)
-        self._good: RunnablePlan | None = None
-        self._fallback = fallback
-        self._adopted: RunnablePlan | None = None  # runs on although its attempt was abandoned
-        self._candidate: _Candidate | None = None
-        self._decided: link.TrialDecided | None = None  # the last trial's, until the next attempt
-        self._engine = EngineView()
-        self._keys = itertools.count(1)
-        self._windows = itertools.count(1)
-        self._served: Models = {}
-        self._checking: set[Digest] = set()
-        self._checked: dict[Digest, PlanFacts] = {}
-        self._unusable: dict[Digest, str] = {}  # does not check or load
-        self._announced: Digest | None = None  # the plan that was last said to run outside of windows
-        self._exchanging = False  # one plan gives way before the other is loaded: both do not fit
-        self.last_pause_s: float | None = None  # of the last exchange
-
-    # -- what others ask ------------------------------------------------------------------------------------
-
-    @property
-    def active(self) -> RunnablePlan | None:
-        """The plan that runs."""
-        return self._engine.running
-
-    @property
-    def models(self) -> Models:
-        """What the plan serves that tasks sent from now on meet; while the engine restarts, the last one's.
-
-        Orders reach the engine process in sequence, so a swap counts from when it was asked for.
-        """
-        asked = self._engine.asked
-        plan = None if asked is None else self._engine.loaded.get(asked)
-        if plan is not None:
-            facts = self._checked.get(plan.ref.digest)
-            self._served = facts.models if facts else {}
-        return self._served
-
-    @property
-    def engine_up(self) -> bool:
-        """The engine process takes commands."""
-        return self._engine.up
-
-    @property
-    def loading(self) -> bool:
-        """A plan is being loaded, which may take the engine's time."""
-        return bool(self._engine.loading)
-
-    @property
-    def exchanging(self) -> bool:
-        """One plan gives way to another; tasks wait in the engine's queues meanwhile."""
-        return self._exchanging
-
-    @property
-    def phase(self) -> Phase | None:
-        """How far the present attempt has come."""
-        return self._candidate.phase if self._candidate else None
-
-    @property
-    def runner(self) -> TrialRunner | None:
-        """The trial that runs, if one does."""
-        runner = self._candidate.runner if self._candidate else None
-        return None if runner is None or runner.over else runner
-
-    def plan_of(self, key: PlanKey) -> RunnablePlan | None:
-        """The plan behind a key of the present engine process."""
-        return self._engine.loaded.get(key) or self._engine.loading.get(key)
-
-    def facts_of(self, digest: Digest) -> PlanFacts | None:
-        """What is known of a plan that was checked."""
-        return self._checked.get(digest)
-
-    def needed(self) -> set[Digest]:
-        """Artifacts that a plan held here names."""
-        return {need.digest for plan in self._held() for need in plan.artifacts}
-
-    @property
-    def checked_plans(self) -> Set[Digest]:
-        """Plans that are known to be sound; what is kept about others can go."""
-        return self._checked.keys()
-
-    def _held(self) -> list[RunnablePlan]:
-        """Every plan that has a part to play, here or in the engine process."""
-        candidate, engine = self._candidate, self._engine
-        plans = [self._good, self._fallback, self._adopted, candidate.plan if candidate else None]
-        return [
-            *(plan for plan in plans if plan is not None),
-            *engine.loaded.values(),
-            *engine.loading.values(),
-        ]
+class PlanManager(Pursuit):
+    """All decisions about plans on this device: orders of the link and events of the engine process."""
 
     # -- what the link asks for -----------------------------------------------------------------------------
 
@@ -270,19 +108,12 @@ class PlanManager:
         actions: list[Action] = []
         if self._candidate is not None and self._candidate.attempt != attempt:
             actions = self.abandon(self._candidate.attempt)
-        self._candidate = _Candidate(attempt, plan, phase)
+        self._candidate = Candidate(attempt, plan, phase)
         self._decided = None
         self._unusable.pop(plan.ref.digest, None)
         return actions
 
     # -- trials ---------------------------------------------------------------------------------------------
-
-    def _control_for(self, digest: Digest) -> RunnablePlan | None:
-        """The plan that runs, if this one can be compared with it."""
-        running = self.active
-        ours = self._checked.get(digest)
-        theirs = self._checked.get(running.ref.digest) if running is not None else None
-        return running if ours and theirs and ours.compares_with(theirs) else None
 
     def _runner(self, order: link.RunTrial, control: RunnablePlan) -> TrialRunner:
         engine, digest = self._engine, order.plan.ref.digest
@@ -304,7 +135,7 @@ class PlanManager:
         config = self._config
         return TrialRunner(order.attempt, plans, self._coin, self._windows, config.trial, config.timing_s)
 
-    def _advance(self, candidate: _Candidate, actions: list[Action]) -> list[Action]:
+    def _advance(self, candidate: Candidate, actions: list[Action]) -> list[Action]:
         """Carry out what the trial wants, and follow it to the plan that it launches into."""
         runner, engine = candidate.runner, self._engine
         assert runner is not None
@@ -406,24 +237,6 @@ class PlanManager:
         self._watch_running(now_s)
         return [*actions, *self._announce(), *self._pursue()]
 
-    def _announce(self) -> list[Action]:
-        """Say what runs, outside of the windows of a trial."""
-        plan = self.active
-        if plan is None or self.runner is not None:
-            return []
-        ref = plan.ref
-        if plan is self._fallback:
-            ref = PlanRef(ref.digest, Origin.FALLBACK, ref.local_counter)
-        actions: list[Action] = []
-        if not (self._candidate and self._candidate.in_window):  # the link knows, once it has the verdict
-            actions.append(Tell(link.ActiveChanged(ref)))
-        if self._announced != ref.digest:
-            self._announced = ref.digest
-            wanted = self._candidate is not None and self._candidate.digest == ref.digest
-            attempt = self._candidate.attempt if self._candidate is not None and wanted else _NEVER
-            actions.append(Activated(ref, attempt))
-        return actions
-
     def _exchanged(self, plan: RunnablePlan, paused_s: float) -> list[Action]:
         """Count the pause of an exchange that has ended."""
         if not self._exchanging:
@@ -520,7 +333,7 @@ class PlanManager:
             waiting = self._waiting if candidate.guarded else None
             candidate.probation = Probation(now_s, self._config.probation, waiting)
 
-    def _judge(self, candidate: _Candidate, probation: Probation) -> list[Action]:
+    def _judge(self, candidate: Candidate, probation: Probation) -> list[Action]:
         match probation.verdict:
             case Verdict.OPEN:
                 return []
@@ -598,126 +411,3 @@ class PlanManager:
             if self.active is None and self._target() is None:
                 actions.append(Tell(link.ActiveChanged(None)))
         return actions
-
-    def _target(self) -> RunnablePlan | None:
-        candidate = self._candidate
-        if candidate is not None and (candidate.runs or candidate.in_window):
-            return candidate.plan
-        return self._incumbent()
-
-    def _incumbent(self) -> RunnablePlan | None:
-        """What runs where no candidate does."""
-        for plan in (self._adopted, self._good, self._fallback):
-            if plan is None or plan.ref.digest in self._unusable:
-                continue
-            if not self._supervisor.condemned(plan.ref.digest):
-                return plan
-        return None
-
-    def _pursue(self) -> list[Action]:
-        """The next steps towards the target and the candidate; asking again changes nothing."""
-        return self._pursue_target() + self._pursue_candidate() + self._announce_later() + self._tidy()
-
-    def _announce_later(self) -> list[Action]:
-        """After a trial the plan that runs was activated in its last window."""
-        engine = self._engine
-        same = engine.asked == engine.active and not engine.draining
-        plan = self.active
-        return self._announce() if same and plan is not None and plan.ref.digest != self._announced else []
-
-    def _pursue_candidate(self) -> list[Action]:
-        candidate, engine = self._candidate, self._engine
-        if candidate is None or candidate.runs:
-            return []
-        if candidate.digest not in self._checked:
-            return self._check(candidate.plan)
-        if candidate.phase is Phase.VERIFYING:
-            return [Tell(link.PlanVerified(candidate.attempt))]
-        if candidate.phase is not Phase.STAGING or not self._at_rest():
-            return []
-        key = engine.key_of(candidate.digest, engine.loaded)
-        if key in engine.freed:
-            return []
-        if key is None and candidate.digest not in engine.crowded:
-            return self._load(candidate.plan)
-        candidate.phase = Phase.STAGED
-        return [Tell(self._staged(candidate))]
-
-    def _at_rest(self) -> bool:
-        """What is to run runs, or nothing is: a newcomer must not hold it up, nor be compared with a hole."""
-        target = self._target()
-        return target is None or (self.active is not None and self.active.ref.digest == target.ref.digest)
-
-    def _staged(self, candidate: _Candidate) -> link.PlanStaged:
-        control = self._control_for(candidate.digest)
-        if control is None:
-            return link.PlanStaged(candidate.attempt)
-        ours, theirs = self._checked[candidate.digest], self._checked[control.ref.digest]
-        arrivals_per_s = self._waiting.last_arrivals_per_s(_RATES_S)
-        return link.PlanStaged(
-            candidate.attempt,
-            control.ref.digest,
-            ours.same_but_intervals(theirs),
-            ours.starves(arrivals_per_s),
-        )
-
-    def _pursue_target(self) -> list[Action]:
-        engine, target = self._engine, self._target()
-        if not engine.up or engine.stopping:
-            return self._check(target) if target is not None else []
-        if self.runner is not None and self.runner.draining:
-            return []
-        if target is None:
-            if engine.active is None:
-                return []
-            engine.stopping = True
-            return [StopEngine()]
-        key = engine.key_of(target.ref.digest, engine.loaded)
-        if key is None:
-            crowded = target.ref.digest in engine.crowded
-            return self._make_room() if crowded else self._load(target)
-        if self._exchanging and key in engine.freed:
-            return []  # it is loaded again once it is gone
-        return engine.swap_to(key, keep=self.runner is not None)
-
-    def _make_room(self) -> list[Action]:
-        """Both do not fit: what runs ends, and gives way."""
-        engine = self._engine
-        if engine.active is None:
-            return engine.unload(engine.loaded)
-        self._exchanging = True
-        return engine.drain()
-
-    def _load(self, plan: RunnablePlan) -> list[Action]:
-        digest = plan.ref.digest
-        if digest not in self._checked:
-            return self._check(plan)
-        engine = self._engine
-        if not engine.up or engine.stopping or engine.holds(digest):
-            return []
-        key = PlanKey(next(self._keys))
-        engine.loading[key] = plan
-        return [LoadPlan(key, plan)]
-
-    def _check(self, plan: RunnablePlan) -> list[Action]:
-        digest = plan.ref.digest
-        if digest in self._checked or digest in self._checking:
-            return []
-        self._checking.add(digest)
-        return [CheckPlan(plan)]
-
-    def _tidy(self) -> list[Action]:
-        """Free what was loaded and is not wanted any more, and forget plans that are gone."""
-        held = {plan.ref.digest for plan in self._held()}
-        self._checked = {digest: facts for digest, facts in self._checked.items() if digest in held}
-        self._unusable = {digest: reason for digest, reason in self._unusable.items() if digest in held}
-        engine, candidate = self._engine, self._candidate
-        plans = [candidate.plan if candidate else None, self._target()]
-        if candidate is not None and not candidate.runs:
-            plans.append(self._incumbent())
-        wanted = {plan.ref.digest for plan in plans if plan is not None}
-        return engine.unload(
-            key
-            for key, plan in list(engine.loaded.items())
-            if key not in (engine.asked, engine.active) and plan.ref.digest not in wanted
-        )

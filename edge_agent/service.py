@@ -15,7 +15,9 @@ from typing import TypeAlias
 import msgspec
 
 from edge_agent import __version__
+from edge_agent.alarms import Alarms, AlarmSettings
 from edge_agent.background import Background
+from edge_agent.candidate import ManagerConfig
 from edge_agent.config import AgentConfig
 from edge_agent.device import device_class
 from edge_agent.engine_host import EngineHost
@@ -28,6 +30,7 @@ from edge_agent.ingest.paths import runtime_directory
 from edge_agent.link import events as link
 from edge_agent.link.events import RunnablePlan
 from edge_agent.links import Link
+from edge_agent.local_plans import alarm_raised
 from edge_agent.loop import READ, Loop
 from edge_agent.plan_actions import (
     Action,
@@ -46,12 +49,13 @@ from edge_agent.plan_actions import (
 )
 from edge_agent.plan_check import PlanUnusable, check_plan
 from edge_agent.plan_facts import PlanFacts
-from edge_agent.plans import ManagerConfig, PlanManager
+from edge_agent.plans import PlanManager
 from edge_agent.probation import ProbationConfig
+from edge_agent.profiles import ProfileDesk
 from edge_agent.status import AgentStatus, EngineStatus, plan_status, queue_status, task_totals, trial_status
 from edge_agent.store import ArtifactStore, StateFile
 from edge_agent.supervisor import Supervisor
-from edge_agent.telemetry import ServiceTimes, engine_rows, profile_rows, task_rows, trace_row
+from edge_agent.telemetry import ServiceTimes, engine_rows, task_rows, trace_row
 from edge_agent.waiting import WaitingLog
 from edge_agent.worker import messages as engine
 from edge_agent.worker.config import WorkerConfig
@@ -59,7 +63,6 @@ from shared.engine.steps import Outcome, PlanKey
 from shared.errors import StorageError, TaskRefused
 from shared.failpoint import failpoint
 from shared.ids import TaskId
-from shared.messages.control import ProfileRequest
 from shared.messages.telemetry import Event, PlanActivated, RowData
 from shared.systemd.notify import manager_of
 
@@ -67,7 +70,6 @@ _log = logging.getLogger(__name__)
 
 _TICK_S = 0.25
 _PROBLEMS = 16  # of the newest, shown by `status`
-_PROFILE_REPEATS = 5
 _ENDS = link.ProbationPassed | link.ProbationFailed | link.PlanRefused | link.TrialDecided
 """Events with which an attempt may end."""
 
@@ -117,6 +119,7 @@ class Agent:
             self.loop,
             WorkerConfig(
                 stats_interval_s=config.stats_interval_s,
+                glance_interval_s=config.alarm_interval_s if config.alarms else 0.0,
                 memory_bytes=config.memory_bytes,
                 log_level=config.log_level,
             ),
@@ -132,7 +135,23 @@ class Agent:
         self._problems += problems
         self._background = Background(self.loop)
         self._service: ServiceTimes = ServiceTimes(())
-        self._profiles: dict[int, ProfileRequest] = {}  # not answered yet
+        self._alarms = Alarms(
+            AlarmSettings(
+                measure=config.alarm_measure,
+                threshold=config.alarm_threshold,
+                cooldown_s=config.alarm_cooldown_s,
+            )
+        )
+        self._profiles = ProfileDesk(
+            self._engine,
+            self.artifacts.path,
+            self._record,
+            self._link.tell,
+            environment=device_class(),
+            executor=config.executor,
+            intra_op_threads=config.intra_op_threads,
+            wall_s=config.profile_wall_s,
+        )
         self._stats: engine.Stats | None = None
         self._last_exit = ""
         self._stopping = False
@@ -283,8 +302,7 @@ class Agent:
                 for arena in self._endpoint.arenas():
                     self._engine.add_arena(arena)
                 self._do(self._plans.ready())
-                for request in self._profiles.values():
-                    self._ask_profile(request)
+                self._profiles.engine_ready()
             case engine.PlanLoaded():
                 key = PlanKey(report.key)
                 self._do(self._plans.loaded(key, report.stated_bytes, report.memory_bytes))
@@ -301,7 +319,11 @@ class Agent:
                 self._do(self._plans.released(PlanKey(report.key)))
                 self._collect()
             case engine.OperatorTimes():
-                self._profiled(report)
+                self._profiles.operator_times(report)
+            case engine.StageTimes():
+                self._profiles.stage_times(report)
+            case engine.Glance():
+                self._glanced(report)
             case engine.Traced():
                 plan = self._plans.plan_of(PlanKey(report.key))
                 if plan is not None:
@@ -344,6 +366,7 @@ class Agent:
             "agent_restarted",
             f"the engine process ended ({how}) while the task was in flight; submit it again if wanted",
         )
+        self._profiles.engine_exited()
         self._do(self._plans.exited(how, self.loop.now()))
         self._collect()
 
@@ -416,7 +439,7 @@ class Agent:
         """Remove artifacts that nothing here names; before an attempt has ended the link may hold others."""
         if not self._settled:
             return
-        keep = self._plans.needed() | {request.artifact.digest for request in self._profiles.values()}
+        keep = self._plans.needed() | self._profiles.needed()
         gone = self.artifacts.collect(keep, downloads=downloads)
         for digest in gone:
             self._link.tell(link.ArtifactGone(digest))
@@ -441,35 +464,9 @@ class Agent:
                 case link.AbandonPlan(attempt):
                     self._do(self._plans.abandon(attempt))
                 case link.RunProfile(request):
-                    self._profile(request)
-
-    def _profile(self, request: ProfileRequest) -> None:
-        """Ask the engine process now, or as soon as it is there."""
-        if request.request not in self._profiles:
-            self._profiles[request.request] = request
-            if self._plans.engine_up:
-                self._ask_profile(request)
-
-    def _ask_profile(self, request: ProfileRequest) -> None:
-        digest = request.artifact.digest
-        self._engine.profile(
-            engine.Profile(
-                request=request.request,
-                artifact=digest,
-                path=str(self.artifacts.path(digest)),
-                executor=self.config.executor,
-                intra_op_threads=self.config.intra_op_threads,
-                batch=request.batch,
-                repeats=_PROFILE_REPEATS,
-                limit_s=request.budget_s,
-            )
-        )
-
-    def _profiled(self, times: engine.OperatorTimes) -> None:
-        self._record(profile_rows(times, device_class()))
-        if times.first + len(times.times) >= times.operators:
-            self._profiles.pop(times.request, None)
-            self._link.tell(link.ProfileAnswered(times.request))
+                    self._profiles.wanted(request)
+                case link.RunStageProfile(stages):
+                    self._profiles.wanted(stages)
 
     # -- telemetry ------------------------------------------------------------------------------------------
 
@@ -485,7 +482,25 @@ class Agent:
         arrived = {one.name: one.queue_length + sum(one.outcomes.values()) for one in stats.models}
         self._waiting.seen(stats.at_s, oldest_age_s, arrived)
         plan = self._plans.plan_of(PlanKey(stats.key)) if stats.key is not None else None
-        self._record(engine_rows(stats, plan.ref.digest if plan else None, self._service.per_task_us()))
+        digest = plan.ref.digest if plan else None
+        facts = self._plans.facts_of(digest) if digest else None
+        self._profiles.drift.add(stats, digest, facts.members if facts else ())
+        self._record(engine_rows(stats, digest, self._service.per_task_us()))
+
+    def _glanced(self, seen: engine.Glance) -> None:
+        """Ten times a second: is a re-plan due? Not while a plan is on its way or on trial."""
+        if seen.key is None or self._stopping:
+            return
+        service_s = {name: us * 1e-6 for name, us in self._service.per_task_us().items()}
+        held = self._plans.phase is not None
+        fired = self._alarms.glance(seen, service_s, held=held, drift=self._profiles.drift.ratio)
+        if fired is None:
+            return
+        firing = fired.firing
+        values = f"{firing.value:.6g}, above {firing.threshold:.6g}"
+        self._note("alarm", f"{firing.cause.value} is {values}: the planner is asked for another plan")
+        running = self._plans.plan_of(PlanKey(seen.key))
+        self._link.tell(alarm_raised(fired, running, round(time.time() * 1e6)))
 
     def _note(self, code: str, text: str) -> None:
         _log.warning("%s: %s", code, text)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from edge_agent.ingest.ledger import Interval
-from edge_agent.worker.messages import OperatorTimes, Stats, Traced
+from edge_agent.worker.messages import OperatorTimes, StageTimes, Stats, Traced
 from shared.ids import Digest
 from shared.messages.telemetry import (
     GroupSpan,
@@ -12,6 +12,8 @@ from shared.messages.telemetry import (
     ProfileResult,
     QueueSample,
     RowData,
+    StageProfileResult,
+    StageTiming,
     StepTimings,
     StepTrace,
     TaskCounters,
@@ -123,6 +125,7 @@ def trace_row(traced: Traced, plan: Digest) -> StepTrace:
             for item, stream, begin_s, end_s in traced.groups[:_GROUPS_PER_ROW]
         ),
         round(traced.started_s * 1e6),
+        traced.whole and len(traced.groups) <= _GROUPS_PER_ROW,
     )
 
 
@@ -146,6 +149,25 @@ def profile_rows(times: OperatorTimes, environment: str) -> list[RowData]:
             environment[:128],
             tuple(part),
             whole and index == len(parts) - 1,
+            times.reason[:512],
+        )
+        for index, part in enumerate(parts)
+    ]
+
+
+def stage_rows(times: StageTimes, plan: Digest, environment: str) -> list[RowData]:
+    """One part of the answer to a stage profile request, in rows."""
+    timings = [StageTiming(*one) for one in times.times]
+    parts = [timings[i : i + _TIMINGS_PER_ROW] for i in range(0, len(timings), _TIMINGS_PER_ROW)] or [[]]
+    return [
+        StageProfileResult(
+            times.request,
+            plan,
+            times.combined,
+            environment[:128],
+            tuple(part),
+            times.step_us,
+            times.last and index == len(parts) - 1,
             times.reason[:512],
         )
         for index, part in enumerate(parts)

@@ -41,7 +41,12 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "dead_after_s": Setting("seconds", "silence after which a device counts as offline", 0.2, 600.0),
     "bulk_credits": Setting("chunks", "artifact chunks that one device may have on their way", 1, 64),
     "backlog_rows": Setting("rows", "telemetry taken in and not committed, before devices wait", 1, 1e7),
-    "max_devices": Setting("devices", "bounds the open files asked of the system, four each", 1, 100_000),
+    "max_devices": Setting(
+        "devices",
+        "what open files are asked of the system for, four each; 0: as many as it allows",
+        0,
+        100_000,
+    ),
     "search": Setting("ray|local", "where searches run: Ray, or processes of this machine alone"),
     "search_workers": Setting("searches", "how many run at once; 0: one less than the cores", 0, 1024),
     "ray_address": Setting("host:port", "a Ray cluster to join; empty: a Ray of its own, on loopback"),
@@ -65,7 +70,7 @@ class PlannerConfig:
     dead_after_s: float = 4.0
     bulk_credits: int = 4
     backlog_rows: int = 100_000
-    max_devices: int = 500
+    max_devices: int = 0
     search: str = "ray"
     search_workers: int = 0
     ray_address: str = ""

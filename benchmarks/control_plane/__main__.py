@@ -55,9 +55,7 @@ def _phases(
     seconds: float,
 ) -> tuple[phases.Figures, list[dict[str, Any]]]:
     data_dir, scale = planner.data_dir, len(fleet) / DEVICES
-    began_s = clients.look().at_s
-    connected = phases.until(clients, phases.all_welcomed, "a session for every device")
-    figures: phases.Figures = {"devices": float(len(fleet)), "connected_s": connected.at_s - began_s}
+    figures: phases.Figures = {"devices": float(len(fleet)), **phases.connect(clients, len(fleet))}
     rows: list[dict[str, Any]] = [{"phase": "connect", "planner_startup_s": planner.startup_s}]
     progress("heartbeats alone")
     alone, _ = phases.load(planner, clients, Pace(phases.HEARTBEATS_PER_S * scale, 0.0), seconds / 2)

@@ -28,6 +28,7 @@ class Pace:
 
     heartbeats_per_s: float
     rows_per_s: float
+    new_rows: bool = True  # else only what is on its way is sent again
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,9 @@ class Freeze:
 
 @dataclass(frozen=True)
 class Look:
-    """Asks for a `Seen`."""
+    """Asks for a `Seen`, with or without every device's books."""
+
+    books: bool
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,6 @@ class DeviceSeen:
 
     device: DeviceId
     boot: int
-    welcomed: bool
-    idle: bool
     rows_acknowledged: int
     revision_acknowledged: int
     generation_acknowledged: int
@@ -59,17 +60,25 @@ class DeviceSeen:
 
 @dataclass(frozen=True)
 class Seen:
-    """The devices' process at one instant of the monotonic clock; `latency_s` since the look before."""
+    """The devices' process at one instant of the monotonic clock.
+
+    `latency_s` holds heartbeats' round trips since the look before, `told` the lowest generation of which a
+    device's report is acknowledged.
+    """
 
     at_s: float
     cpu_s: float
+    welcomed: int
+    measuring: int  # devices with a row acknowledged
+    idle: int  # devices without a batch on its way
+    told: int
     heartbeats: int
     acknowledged: int
     rows: int
     refused: int
     reconnects: int
     latency_s: list[float]
-    devices: list[DeviceSeen] = field(repr=False)
+    books: list[DeviceSeen] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -95,9 +104,9 @@ class Clients:
         """Change what they do."""
         self._pipe.send(order)
 
-    def look(self) -> Seen:
+    def look(self, *, books: bool = False) -> Seen:
         """What they have seen so far."""
-        self._pipe.send(Look())
+        self._pipe.send(Look(books))
         if not self._pipe.poll(60.0):
             raise RuntimeError("the devices' process does not answer")
         seen = self._pipe.recv()
@@ -178,13 +187,13 @@ class _Loop:
             device = self._devices[self._beat_next]
             self._beat_next = (self._beat_next + 1) % count
             device.beat(now_s)
-            device.drain(now_s)  # sending may have taken in the signal that something came
+            device.drain(time.monotonic())  # sending may have taken in the signal that something came
         while self._batches_due >= 1.0:
             self._batches_due -= 1.0
             device = self._devices[self._batch_next]
             self._batch_next = (self._batch_next + 1) % count
-            device.measure(now_s)
-            device.drain(now_s)
+            device.measure(now_s, new_rows=self._pace.new_rows)
+            device.drain(time.monotonic())
         self._check(now_s)
 
     def _check(self, now_s: float) -> None:
@@ -221,15 +230,19 @@ class _Loop:
                     device.heard_s = time.monotonic()
                 device.frozen = at < order.devices
         else:
-            self._pipe.send(self._seen())
+            self._pipe.send(self._seen(order.books))
         return True
 
-    def _seen(self) -> Seen:
-        tally = self._tally
+    def _seen(self, books: bool) -> Seen:
+        tally, devices = self._tally, self._devices
         latency_s, tally.latency_s = tally.latency_s, []
         return Seen(
             time.monotonic(),
             time.process_time(),
+            sum(one.welcomed for one in devices),
+            sum(one.rows_acknowledged > 0 for one in devices),
+            sum(one.idle() for one in devices),
+            min(one.generation_acknowledged for one in devices),
             tally.heartbeats,
             tally.acknowledged,
             tally.rows,
@@ -240,14 +253,13 @@ class _Loop:
                 DeviceSeen(
                     one.device,
                     one.boot,
-                    one.welcomed,
-                    one.idle(),
                     one.rows_acknowledged,
                     one.revision_acknowledged,
                     one.generation_acknowledged,
                     one.acknowledged_at_s,
                     one.last_heartbeat_s,
                 )
-                for one in self._devices
+                for one in devices
+                if books
             ],
         )

@@ -141,9 +141,9 @@ class SimulatedDevice:
             self._beat_at_s = self.last_heartbeat_s = now_s
             self._tally.heartbeats += 1
 
-    def measure(self, now_s: float) -> None:
-        """Send the next rows, unless a batch is on its way."""
-        if self.frozen or not self.welcomed:
+    def measure(self, now_s: float, *, new_rows: bool) -> None:
+        """Send the next rows, unless a batch is on its way; that one again, if it has been for long."""
+        if self.frozen or not self.welcomed or (self._batch is None and not new_rows):
             return
         if self._batch is not None and now_s - self._batch_at_s < _TELEMETRY_AGAIN_S:
             return

@@ -37,9 +37,14 @@ def until(clients: Clients, condition: Callable[[Seen], bool], what: str, *, tim
     return seen
 
 
-def all_welcomed(seen: Seen) -> bool:
-    """Whether every device has a session, by what it was told."""
-    return all(one.welcomed for one in seen.devices)
+def connect(clients: Clients, devices: int) -> Figures:
+    """Every device has a session, then every one a row acknowledged."""
+    began_s = time.monotonic()
+    until(clients, lambda now: now.welcomed == devices, "a session for every device")
+    welcomed_s = time.monotonic()
+    clients.tell(Pace(1.0 * devices, 5.0 * devices))
+    until(clients, lambda now: now.measuring == devices, "a row of every device")
+    return {"connected_s": welcomed_s - began_s, "measuring_s": time.monotonic() - began_s}
 
 
 def load(planner: PlannerProcess, clients: Clients, pace: Pace, seconds: float) -> tuple[Figures, Seen]:
@@ -70,12 +75,9 @@ def push(clients: Clients, data_dir: Path, fleet: Sequence[Enrolled]) -> Figures
     """A plan for every device at once, until each one's report of it is acknowledged."""
     asked_s, generation = push_to_all(data_dir, PLAN, [one.device for one in fleet])
     answered_s = time.monotonic()
-    seen = until(
-        clients,
-        lambda now: all(one.generation_acknowledged >= generation for one in now.devices),
-        "a report of the pushed plan from every device",
-    )
-    took_ms = sorted((one.acknowledged_at_s - asked_s[one.device]) * 1e3 for one in seen.devices)
+    until(clients, lambda now: now.told >= generation, "a report of the pushed plan from every device")
+    books = clients.look(books=True).books
+    took_ms = sorted((one.acknowledged_at_s - asked_s[one.device]) * 1e3 for one in books)
     return {
         "push_p50_ms": took_ms[len(took_ms) // 2],
         "push_p99_ms": took_ms[int(len(took_ms) * 0.99)],
@@ -89,9 +91,9 @@ def dead(clients: Clients, data_dir: Path) -> Figures:
     store = ReadStore.open(data_dir)
     try:
         clients.tell(Freeze(_FROZEN))
-        frozen = clients.look()
+        frozen = clients.look(books=True)
         offset_s = time.time() - time.monotonic()
-        last_s = {one.device: one.last_heartbeat_s for one in frozen.devices[:_FROZEN]}
+        last_s = {one.device: one.last_heartbeat_s for one in frozen.books[:_FROZEN]}
         deadline_s = time.monotonic() + 30.0
         noticed_s: dict[str, float] = {}
         while len(noticed_s) < _FROZEN and time.monotonic() < deadline_s:
@@ -105,7 +107,7 @@ def dead(clients: Clients, data_dir: Path) -> Figures:
     clients.tell(Freeze(0))
     if len(noticed_s) < _FROZEN:
         raise RuntimeError(f"only {len(noticed_s)} of {_FROZEN} dead devices were noticed")
-    until(clients, all_welcomed, "the return of the frozen devices")
+    until(clients, lambda now: now.welcomed == len(frozen.books), "the return of the frozen devices")
     return {"dead_device_noticed_s": max(noticed_s.values())}
 
 
@@ -118,31 +120,26 @@ def kill(
     """SIGKILL under load; a newer plan is desired of everyone meanwhile; a new planner on the same data."""
     data_dir = planner.data_dir
     killed_s = planner.kill()
-    acknowledged = clients.look()
+    acknowledged = clients.look(books=True)
     began_s = time.monotonic()
     generation = push_behind_the_planners_back(data_dir, fleet)
     pushed_s = time.monotonic()
     again = restart()
     ready_s = time.monotonic()
-    seen = until(
-        clients,
-        lambda now: (
-            all_welcomed(now) and all(one.generation_acknowledged >= generation for one in now.devices)
-        ),
-        "convergence",
-    )
-    clients.tell(Pace(float(len(fleet)), 0.0))
-    settled = until(clients, lambda now: all(one.idle for one in now.devices), "the last telemetry")
+    until(clients, lambda now: now.welcomed == len(fleet) and now.told >= generation, "convergence")
+    clients.tell(Pace(1.0 * len(fleet), 5.0 * len(fleet), new_rows=False))
+    until(clients, lambda now: now.idle == len(fleet), "the last telemetry")
+    settled = clients.look(books=True)
     again_lost, again_rows = lost(data_dir, settled)
     lost_rows, rows = lost(data_dir, acknowledged)
     return {
-        "reconverged_s": max(one.acknowledged_at_s for one in seen.devices) - killed_s,
+        "reconverged_s": max(one.acknowledged_at_s for one in settled.books) - killed_s,
         "planner_away_s": ready_s - killed_s - (pushed_s - began_s),
         "planner_startup_s": again.startup_s,
         "acknowledged_rows_at_kill": float(rows),
         "acknowledged_rows_at_end": float(again_rows),
         "lost_acknowledged": float(lost_rows + again_lost),
-        "reconnects": float(seen.reconnects),
+        "reconnects": float(settled.reconnects),
     }, again
 
 
@@ -166,7 +163,7 @@ def lost(data_dir: Path, seen: Seen) -> tuple[int, int]:
     finally:
         store.close()
     missing = acknowledged = 0
-    for one in seen.devices:
+    for one in seen.books:
         acknowledged += one.rows_acknowledged
         count, last = stored.get((one.device, one.boot), (0, -1))
         holes = last + 1 - count

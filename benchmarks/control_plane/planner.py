@@ -36,7 +36,7 @@ class PlannerProcess:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env={**kept, "STAGELOOM_HEARTBEAT_INTERVAL_S": str(heartbeat_interval_s)},
+            env={**kept, "STAGELOOM_PLANNER_HEARTBEAT_INTERVAL_S": str(heartbeat_interval_s)},
         )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()

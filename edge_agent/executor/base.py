@@ -48,7 +48,8 @@ class TimingRequest:
     batch: int = 1
     intra_op_threads: int = 1
     repeats: int = 5
-    limit_s: float = 20.0
+    limit_s: float = 20.0  # of work
+    wall_s: float = 600.0  # with the pauses in which the device serves
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,8 @@ class Executor(Protocol):
     ) -> tuple[OperatorTime, ...]:
         """Time of each operator, run alone; NOT_TIMED where the limit came first.
 
-        Runs on a thread of its own and measures only while `idle()`. [num_operators]
+        Runs on a thread of its own and measures only while `idle()`, asked before and after every run.
+        [num_operators]
 
         Raises:
             ExecutorError: an operator cannot run alone.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edge_agent.executor.base import NOT_TIMED, OperatorTime, TimingRequest
+from edge_agent.executor.idle import IdleTime
 from edge_agent.executor.onnx_parts import ModelParts
 from edge_agent.executor.onnx_sessions import Session, SessionKey, Values, one_line, open_session
 from shared.artifact import Artifact
@@ -14,31 +15,33 @@ from shared.graph import Graph
 from shared.ids import TensorId
 
 _SEED = 7
-_IDLE_POLL_S = 0.005
 
 
 def time_operators(
     artifact: Artifact, request: TimingRequest, idle: Callable[[], bool]
 ) -> tuple[OperatorTime, ...]:
-    """Time per operator, each run as a session of its own; NOT_TIMED where `limit_s` came first.
+    """Time per operator, each run as a session of its own; NOT_TIMED where the time was up.
 
     Operators run in the model's order on what the ones before them made, so that value-dependent kernels see
-    plausible data. Tensors are dropped after their last reader. Between runs it waits until `idle()`.
-    [num_operators]
+    plausible data. Tensors are dropped after their last reader. It asks for an idle moment
+    before every run, and keeps no run during which a task came. [num_operators]
 
     Raises:
         ExecutorError: an operator cannot run alone.
     """
     graph, source = artifact.graph, ModelParts(artifact)
-    ends_s = time.monotonic() + request.limit_s
+    moments = IdleTime(idle, own_s=request.limit_s, wall_s=request.wall_s)
     values = _inputs(graph, request.batch)
     times: list[OperatorTime] = []
     for op in range(len(graph.operators)):
-        if not _await_idle(idle, ends_s):
+        if not moments.wait():
             break
         key = SessionKey(artifact.digest, (op,), request.batch, request.intra_op_threads)
         try:
-            times.append(_time_one(open_session(key, source), values, request.repeats, ends_s, idle))
+            with moments.spend():
+                session = open_session(key, source)
+                session.run(values)  # warms caches and makes what later operators read
+            times.append(_time_one(session, values, request.repeats, moments))
         except ExecutorError:
             raise
         except Exception as error:  # onnxruntime's exceptions share no base class
@@ -48,31 +51,22 @@ def time_operators(
     return (*times, *[NOT_TIMED] * (len(graph.operators) - len(times)))
 
 
-def _time_one(
-    session: Session, values: Values, repeats: int, ends_s: float, idle: Callable[[], bool]
-) -> OperatorTime:
-    session.run(values)  # warms caches and makes what later operators read
+def _time_one(session: Session, values: Values, repeats: int, moments: IdleTime) -> OperatorTime:
     taken_s: list[float] = []
-    while len(taken_s) < repeats and (not taken_s or _await_idle(idle, ends_s)):
-        began_s = time.perf_counter()
-        session.run(values)
-        taken_s.append(time.perf_counter() - began_s)
-    return summary(taken_s)
+    while len(taken_s) < repeats and moments.wait():
+        with moments.spend():
+            began_s = time.perf_counter()
+            session.run(values)
+            took_s = time.perf_counter() - began_s
+        if moments.undisturbed:
+            taken_s.append(took_s)
+    return summary(taken_s) if taken_s else NOT_TIMED
 
 
 def summary(taken_s: Sequence[float]) -> OperatorTime:
     """Median and spread of the runs of one operator. [num_runs], at least one"""
     low, middle, high = (float(at) * 1e6 for at in np.percentile(taken_s, (16, 50, 84)))
     return OperatorTime(middle, (high - low) / 2, len(taken_s))
-
-
-def _await_idle(idle: Callable[[], bool], ends_s: float) -> bool:
-    """Wait for an idle moment; False when the limit comes first."""
-    while time.monotonic() < ends_s:
-        if idle():
-            return True
-        time.sleep(_IDLE_POLL_S)
-    return False
 
 
 def _inputs(graph: Graph, batch: int) -> Values:

@@ -66,6 +66,7 @@ PlanAction = (
     | ev.RestorePlan
     | ev.AbandonPlan
     | ev.RunProfile
+    | ev.RunStageProfile
 )
 
 
@@ -79,6 +80,7 @@ class ClientConfig:
     link: LinkConfig
     environment: str
     spool_bytes: int = 16 << 20
+    spool_age_s: float = 7 * 86_400.0
     telemetry_every_s: float = 1.0
     telemetry_again_s: float = 10.0
 
@@ -133,7 +135,13 @@ class LinkClient:
         state, self._state_problem = load_state(self._state_path)
         self._core = LinkCore(state, config=config.link)
         self._fetcher = fetching.FetchCore()
-        self._spool = Spool(config.folder / "spool", boot=config.link.boot, limit_bytes=config.spool_bytes)
+        self._spool = Spool(
+            config.folder / "spool",
+            boot=config.link.boot,
+            limit_bytes=config.spool_bytes,
+            limit_age_s=config.spool_age_s,
+            clock=self._clock,
+        )
         self._inbox: queue.SimpleQueue[ev.Event | list[bytes]] = queue.SimpleQueue()
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import msgspec
 
 from edge_agent.link import events as ev
-from edge_agent.link import trials
+from edge_agent.link import local, trials
+from edge_agent.link.alarms import AlarmBox
 from edge_agent.link.states import Cause
 from edge_agent.link.trials import Way
 from shared.ids import Digest
@@ -34,6 +35,9 @@ class LinkConfig:
     fetch_again_s: float = 2.0
     storage_again_s: float = 5.0
     refused_again_s: float = 60.0
+    alarm_again_s: float = 1.0
+    local_wait_s: float = 5.0  # how long a connected planner has to answer an alarm before a local plan does
+    local_again_s: float = 5.0
     wall_s: float = 0.0  # the wall clock less the monotonic one
 
 
@@ -68,6 +72,8 @@ class LinkCore:
         self._staged: ev.PlanStaged | None = None  # what the manager said of the attempt's plan
         self._fetch_asked_s: dict[Digest, float] = {}
         self._profiles_asked: set[int] = set()
+        self._alarms = AlarmBox(config.boot)
+        self._local = local.LocalPlans(wait_s=config.local_wait_s, again_s=config.local_again_s)
 
     def boot(self, environment: str, present: frozenset[Digest], now_s: float) -> list[ev.Action]:
         """The first call: run last-known-good, and decide what the state found on disk means."""
@@ -78,7 +84,7 @@ class LinkCore:
         if found.last_good is not None:
             actions.append(ev.RestorePlan(found.last_good))
         active = found.last_good.ref if found.last_good else None
-        state = msgspec.structs.replace(state, active=active)
+        state, local_rows = local.at_boot(msgspec.structs.replace(state, active=active), self._wall_us(now_s))
         if found.state is not None:
             if found.state is DeviceState.PROBATION and found.probation_boots:
                 state = state.moved(Cause.BOOT_AGAIN, "the agent stopped twice while it was under probation")
@@ -91,12 +97,12 @@ class LinkCore:
             else:
                 state = state.moved(Cause.BOOT, found.reason)
         actions += self._become(msgspec.structs.replace(state, abandoned=0, trial=None))
-        actions += [ev.Record(row) for row in rows]
+        actions += [ev.Record(row) for row in (*rows, *local_rows)]
         return actions + self.handle(ev.EnvironmentChanged(environment), now_s)
 
     def handle(self, event: ev.Event, now_s: float) -> list[ev.Action]:
         """Decide. `now_s` is monotonic."""
-        return self._take(event, now_s) + self._reconcile(now_s)
+        return self._take(event, now_s) + self._reconcile(now_s) + self._tell_planner(now_s)
 
     def report(self) -> control.Report:
         """What is true now."""
@@ -134,11 +140,15 @@ class LinkCore:
                 return self._fetch_failed(digest, reason)
             case ev.ManagerRestarted():
                 self._asked = None
+                self._local.forget()
                 self._profiles_asked.clear()
             case ev.EnvironmentChanged(environment):
                 self._environment = environment
             case ev.ActiveChanged():
                 self._active_told = event
+            case ev.AlarmRaised():
+                self._alarms.take(event)
+                self._local.offer(event, self.state.attempt, now_s)
             case ev.ProfileAnswered(request):
                 return self._answered(request)
             case ev.PersistFailed(reason):
@@ -147,7 +157,10 @@ class LinkCore:
                 self.storage_error = reason
                 self._storage_blocked_until_s = now_s + self.config.storage_again_s
                 self._profiles_asked.clear()
+                self._local.forget()
             case ev.RestoreFailed(reason):
+                if (back := local.lost(self.state)) is not None:
+                    return self._become(back) + [ev.RestorePlan(plan) for plan in (back.last_good,) if plan]
                 if self.state.state is DeviceState.COMMITTED:
                     return self._become(self.state.moved(Cause.RESTORE_FAILED, reason))
             case ev.Tick():
@@ -171,6 +184,8 @@ class LinkCore:
                 self._heartbeat_interval_s = message.heartbeat_interval_s
                 self.bulk_credits = message.bulk_credits
                 self._stored_revision = 0
+                self._alarms.connected()
+                self._local.connected()
                 return []
             case control.HeartbeatAck():
                 self._stored_revision = message.revision
@@ -181,6 +196,7 @@ class LinkCore:
             case control.Desired():
                 return self._desired(message, now_s)
             case control.AlarmAck():
+                self._alarms.acknowledged(message)
                 return []
             case Refused():
                 return self._refused(message, now_s)
@@ -197,12 +213,16 @@ class LinkCore:
         if known is not None:
             actions.append(ev.AbandonPlan((known.epoch, known.generation)))
         rows = trials.abandoned(self.state, "a newer plan is desired", self._wall_us(now_s))
+        before, ended = local.abandoned(self.state)
+        actions += ended
         wanted = {one.request for one in desired.profiles}
+        if desired.stage_profile is not None:
+            wanted.add(desired.stage_profile.request)
         cause, reason = Cause.DESIRED, ""
         if trials.only_measures(self.state, desired):
             cause, reason = Cause.MEASURE, self.state.reason
         moved = msgspec.structs.replace(
-            self.state.moved(cause, reason),
+            before.moved(cause, reason),
             desired=desired,
             probation_boots=0,
             trial=None,
@@ -230,6 +250,10 @@ class LinkCore:
 
     def _outcome(self, event: ev.Outcome, now_s: float) -> list[ev.Action]:
         """What the plan manager says; an answer for another attempt or state is late and changes nothing."""
+        if (changed := local.outcome(self.state, event, self._wall_us(now_s))) is not None:
+            good = changed.state.last_good
+            failed = isinstance(event, ev.ProbationFailed) and good is not None
+            return self._apply(changed) + ([ev.RestorePlan(good)] if failed and good else [])
         state = self.state.state
         if self.state.desired is None or event.attempt != self.state.attempt:
             return []
@@ -371,13 +395,33 @@ class LinkCore:
         """Ask for whatever the state still lacks; asking twice for the same thing is harmless."""
         if now_s < self._storage_blocked_until_s:
             return []
-        actions = self._told(now_s) + self._next_step(now_s) + self._profiles(now_s)
+        actions = self._told(now_s) + self._next_step(now_s) + self._local_step(now_s) + self._profiles(now_s)
         if self.welcomed and self.state.revision != self._stored_revision:
             overdue = now_s - self._reported_sent_s >= self._heartbeat_interval_s
             if self.state.revision != self._sent_revision or overdue:
                 self._sent_revision = self.state.revision
                 actions += self._send_report(now_s)
         return actions
+
+    def _tell_planner(self, now_s: float) -> list[ev.Action]:
+        """An alarm and a local plan, whatever else goes on."""
+        if not self.welcomed:
+            return []
+        alarm = self._alarms.due(now_s, self.config.alarm_again_s)
+        planned = self._local.message(self.state, self.state.attempt, self.config.boot, now_s)
+        return [ev.Send(one) for one in (alarm, planned) if one is not None]
+
+    def _local_step(self, now_s: float) -> list[ev.Action]:
+        begun = self._local.begin(
+            self.state,
+            self.state.attempt,
+            connected=self.welcomed,
+            present=self._present,
+            now_s=now_s,
+        )
+        actions = self._become(begun) if begun is not None else []
+        state, asked = self._local.step(self.state)
+        return actions + self._become(state) + asked
 
     def _next_step(self, now_s: float) -> list[ev.Action]:
         plan, attempt = self.state.candidate, self.state.attempt
@@ -422,7 +466,9 @@ class LinkCore:
         if plan is None:
             return []
         if received and good and active and good.ref.digest == active.digest == plan.ref.digest:
-            return self._become(self.state.moved(Cause.NOTHING_TO_DO, "it was committed and runs already"))
+            moved = self.state.moved(Cause.NOTHING_TO_DO, "it was committed and runs already")
+            state, restored = local.adopted(moved, plan)
+            return self._become(state) + restored
         if self._missing():
             return self._wait(now_s)
         return self._ask("verify", ev.VerifyPlan(attempt, plan))
@@ -458,7 +504,7 @@ class LinkCore:
         desired = self.state.desired
         if desired is None:
             return []
-        actions: list[ev.Action] = []
+        actions = self._stage_profile(desired.stage_profile, now_s)
         for request in desired.profiles:
             if request.request in self.state.answered or request.request in self._profiles_asked:
                 continue
@@ -468,3 +514,11 @@ class LinkCore:
             self._profiles_asked.add(request.request)
             actions.append(ev.RunProfile(request))
         return actions
+
+    def _stage_profile(self, request: control.StageProfileRequest | None, now_s: float) -> list[ev.Action]:
+        if request is None or request.request in self._profiles_asked | set(self.state.answered):
+            return []
+        if missing := [need for need in request.artifacts if need.digest not in self._present]:
+            return self._fetch(missing, now_s)
+        self._profiles_asked.add(request.request)
+        return [ev.RunStageProfile(request)]

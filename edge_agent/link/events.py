@@ -7,25 +7,32 @@ the core asks for what it has no answer to.
 """
 
 from dataclasses import dataclass
+from typing import Annotated, Final
 
-from msgspec import Struct, structs
+from msgspec import Meta, Struct, structs
 
 from edge_agent.link.states import Cause, step
 from shared.engine.trial import TrialRecord, TrialResult
 from shared.ids import Digest
-from shared.messages.base import Count, DigestText, Line, PlanBytes, ShortText
+from shared.messages.base import Count, DigestText, Epoch, Generation, Line, PlanBytes, ShortText
 from shared.messages.control import (
+    AlarmSample,
     ArtifactNeed,
     ControlToDevice,
     ControlToPlanner,
     Desired,
     DeviceState,
+    ModelLoad,
     Origin,
     ProfileRequest,
+    StageProfileRequest,
 )
 from shared.messages.telemetry import RowData
 
 Attempt = tuple[int, int]
+
+LOCAL_EPOCH: Final = -1
+"""The epoch of attempts at plans made here; they are numbered by the local counter."""
 
 
 class PlanRef(Struct, frozen=True):
@@ -44,6 +51,32 @@ class RunnablePlan(Struct, frozen=True):
     artifacts: tuple[ArtifactNeed, ...]
 
 
+class Planned(Struct, frozen=True, kw_only=True):
+    """Why a plan was made here, and which desired value was the newest then."""
+
+    epoch: Epoch
+    generation: Generation
+    cause: ShortText
+
+
+class LocalAttempt(Struct, frozen=True, kw_only=True):
+    """A plan made here that is being tried: received, verified, staged, then under probation.
+
+    `record` is there from before it first runs, `way` says what decides about it.
+    """
+
+    plan: RunnablePlan
+    planned: Planned
+    state: DeviceState
+    record: TrialRecord | None = None
+    way: ShortText = ""  # a value of edge_agent.link.trials.Way
+
+    @property
+    def attempt(self) -> Attempt:
+        """What the plan manager knows it by."""
+        return (LOCAL_EPOCH, self.plan.ref.local_counter)
+
+
 class Proven(Struct, frozen=True):
     """A plan that was committed here, and the environment in which it was."""
 
@@ -55,7 +88,8 @@ class LinkState(Struct, frozen=True, kw_only=True):
     """What survives a restart. `revision` counts changes of what is reported, over the device's life.
 
     `trial` is there from before a candidate first runs until the verdict: found at boot, it means that the
-    agent stopped in the middle. `way` says what decides about the plan under probation.
+    agent stopped in the middle. `way` says what decides about the plan under probation. `planned` is set
+    while last-known-good was made here; `barred` plans were, and failed in this environment.
     """
 
     revision: Count = 0
@@ -72,6 +106,9 @@ class LinkState(Struct, frozen=True, kw_only=True):
     proven: tuple[Proven, ...] = ()
     local_counter: Count = 0
     answered: tuple[Count, ...] = ()
+    local: LocalAttempt | None = None
+    planned: Planned | None = None
+    barred: Annotated[tuple[DigestText, ...], Meta(max_length=64)] = ()
 
     @property
     def attempt(self) -> Attempt:
@@ -217,6 +254,20 @@ class ProfileAnswered:
 
 
 @dataclass(frozen=True)
+class AlarmRaised:
+    """A trigger fired. `local` is the plan that would be run without the planner; None: none that differs."""
+
+    at_us: int
+    cause: str
+    value: float
+    threshold: float
+    plan: Digest | None
+    loads: tuple[ModelLoad, ...]
+    samples: tuple[AlarmSample, ...]
+    local: RunnablePlan | None = None
+
+
+@dataclass(frozen=True)
 class PersistFailed:
     """The last `Persist` did not reach the disk; the actions after it were not carried out."""
 
@@ -245,6 +296,7 @@ Event = (
     | ManagerRestarted
     | EnvironmentChanged
     | ProfileAnswered
+    | AlarmRaised
     | PersistFailed
     | Tick
 )
@@ -332,6 +384,13 @@ class RunProfile:
 
 
 @dataclass(frozen=True)
+class RunStageProfile:
+    """Measure a plan's stages beside what runs; answered by `ProfileAnswered`."""
+
+    request: StageProfileRequest
+
+
+@dataclass(frozen=True)
 class Record:
     """Keep this telemetry for the planner."""
 
@@ -358,6 +417,7 @@ Action = (
     | RestorePlan
     | AbandonPlan
     | RunProfile
+    | RunStageProfile
     | Record
     | Reconnect
 )

@@ -9,8 +9,9 @@ from zmq.utils import z85
 
 from shared.keyfile import KeyPair
 
-_HEARTBEAT_IVL_MS: Final = 5000
-_HEARTBEAT_TIMEOUT_MS: Final = 15000
+# Only to notice that the other end is gone; whether the planner lives is told by its acknowledgements.
+_HEARTBEAT_IVL_MS: Final = 5_000
+_HEARTBEAT_TIMEOUT_MS: Final = 15_000
 
 
 def new_keys() -> KeyPair:
@@ -44,7 +45,7 @@ def make_dealer(
     dealer.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_IVL_MS)
     dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
     dealer.setsockopt(zmq.HEARTBEAT_TTL, _HEARTBEAT_TIMEOUT_MS)
-    dealer.setsockopt(zmq.HANDSHAKE_IVL, 10000)
+    dealer.setsockopt(zmq.HANDSHAKE_IVL, 10_000)  # a busy planner has a fleet's to do
     dealer.setsockopt(zmq.RECONNECT_IVL, rng.randint(200, 600))
     dealer.setsockopt(zmq.RECONNECT_IVL_MAX, rng.randint(8_000, 15_000))
     dealer.setsockopt(zmq.LINGER, 0)

@@ -1,10 +1,10 @@
-"""The telemetry spool: rows on disk until the planner has committed them, in bounded space.
+"""The telemetry spool: rows on disk until the planner has committed them, in bounded space and time.
 
 Rows lie in segment files, one write per append (no sync: rows survive a killed process; a power cut may cost
-the youngest, of which nobody was told). When the spool is full the oldest segment goes and its rows are
-counted as dropped. A segment of which rows were ever sent is not dropped, because the planner may hold them
-already; it is marked by its name before the first of its rows leaves. One batch is out at a time, always the
-oldest rows.
+the youngest, of which nobody was told). When the spool is full, or all rows of a segment are too old, the
+oldest segment goes and its rows are counted as dropped. A segment of which rows were ever sent stays, because
+the planner may hold them already; it is marked by its name before the first of its rows leaves. One batch is
+out at a time, always the oldest rows.
 
 The books, at all times and per boot: produced = acknowledged + dropped + spooled. They are kept in `ledger`,
 written to a new file and renamed before a dropped segment is removed, and name it, so that a crash between
@@ -15,6 +15,7 @@ CRC-32, row); a torn tail was never produced.
 """
 
 import logging
+import math
 import os
 import zlib
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from struct import Struct as Layout
 from typing import Final
 
 from edge_agent.link.ledger import Account, decode_books, encode_books
+from shared.clock import Clock, SystemClock
 from shared.errors import DecodeError
 from shared.failpoint import failpoint
 from shared.messages.telemetry import (
@@ -41,6 +43,9 @@ log = logging.getLogger(__name__)
 _HEAD: Final = Layout(">II")
 _LEDGER: Final = "ledger"
 _MAX_RANGES: Final = 60
+_AGE_PARTS: Final = 16
+"""A segment takes rows for so small a part of the greatest age: rows leave at most that much too late."""
+
 _BATCH_ROW_BYTES: Final = MAX_BATCH_BYTES - (16 << 10)  # leaves room for ranges, ledgers and the envelope
 
 
@@ -52,6 +57,8 @@ class _Segment:
     sizes: list[int] = field(default_factory=list)  # bytes of each row, in order
     size_bytes: int = 0
     acked: int = 0  # rows at the front that are done with
+    opened_s: float = 0.0  # on the monotonic clock, which no one sets
+    newest_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -86,9 +93,14 @@ class Spool:
         *,
         boot: int,
         limit_bytes: int = 16 << 20,
+        limit_age_s: float = math.inf,
+        clock: Clock | None = None,
         write: Callable[[int, bytes], int] = os.write,
     ) -> None:
         """`write` is how bytes reach a file: tests put a full disk there.
+
+        Ages are counted by the monotonic clock, so that a wall clock that is set late (a board without a
+        battery) ages nothing. Only what an earlier boot left is as old as its file says.
 
         Raises:
             OSError: the folder can be neither made nor read.
@@ -96,6 +108,8 @@ class Spool:
         self.boot = boot
         self._folder = folder
         self._limit_bytes = limit_bytes
+        self._limit_age_s = limit_age_s
+        self._clock = clock or SystemClock()
         self._segment_bytes = max(limit_bytes // 16, MAX_ROW_BYTES + _HEAD.size)
         self._write = write
         self._file: int | None = None
@@ -156,6 +170,7 @@ class Spool:
 
     def _store(self, rows: Sequence[bytes]) -> bool:
         data = b"".join(_HEAD.pack(len(row), zlib.crc32(row)) + row for row in rows)
+        self._drop_old()
         if not self._make_room(len(data)):
             return False
         # A later segment on disk would vouch for the sequences before it: their loss must be on record first.
@@ -163,7 +178,7 @@ class Spool:
             return False
         account = self._accounts[self.boot]
         try:
-            if self._file is None or self._segments[-1].size_bytes + len(data) > self._segment_bytes:
+            if self._file is None or self._is_closed(self._segments[-1], len(data)):
                 self._open_segment(account.produced)
             assert self._file is not None
             before_bytes = os.fstat(self._file).st_size
@@ -177,8 +192,14 @@ class Spool:
             self._complain("telemetry rows are dropped: %s", error)
             return False
         self._segments[-1].add(rows)
+        self._segments[-1].newest_s = self._clock.monotonic_s()
         account.produced += len(rows)
         return True
+
+    def _is_closed(self, segment: _Segment, size_bytes: int) -> bool:
+        """Whether so much more belongs into a segment of its own."""
+        age_s = self._clock.monotonic_s() - segment.opened_s
+        return segment.size_bytes + size_bytes > self._segment_bytes or age_s > self._limit_age_s / _AGE_PARTS
 
     def _write_all(self, file: int, data: bytes) -> None:
         view = memoryview(data)
@@ -187,7 +208,7 @@ class Spool:
 
     def _open_segment(self, first: int) -> None:
         self._seal()
-        segment = _Segment(self.boot, first)
+        segment = _Segment(self.boot, first, opened_s=self._clock.monotonic_s())
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(self._folder / segment.name, flags, 0o600)
         self._segments.append(segment)
@@ -203,15 +224,29 @@ class Spool:
         while sum(one.size_bytes for one in self._segments) + size_bytes > self._limit_bytes:
             open_one = self._segments[-1] if self._file is not None else None
             oldest = next((one for one in self._segments if not one.sent and one is not open_one), None)
-            if oldest is None:
+            if oldest is None or not self._drop([oldest]):
                 return False
-            account = self._accounts[oldest.boot]
-            before = list(account.dropped_ranges)
-            account.drop(oldest.first, oldest.end)
-            if not self._save(removing=(oldest.name,)):
-                account.dropped_ranges = before
-                return False
-            self._remove([oldest])
+        return True
+
+    def _drop_old(self) -> None:
+        """Drop segments whose youngest row is too old, other than those of which rows were sent."""
+        border_s = self._clock.monotonic_s() - self._limit_age_s
+        if not self._segments or self._segments[0].newest_s >= border_s:
+            return
+        if self._file is not None and self._segments[-1].newest_s < border_s:
+            self._seal()
+        self._drop([one for one in self._segments if not one.sent and one.newest_s < border_s])
+
+    def _drop(self, segments: Sequence[_Segment]) -> bool:
+        """Count segments as dropped, then remove them; False if that cannot be written down."""
+        before = {one.boot: list(self._accounts[one.boot].dropped_ranges) for one in segments}
+        for one in segments:
+            self._accounts[one.boot].drop(one.first + one.acked, one.end)
+        if segments and not self._save(removing=tuple(one.name for one in segments)):
+            for boot, ranges in before.items():
+                self._accounts[boot].dropped_ranges = ranges
+            return False
+        self._remove(segments)
         return True
 
     # -- rows out -------------------------------------------------------------------------------------------
@@ -225,6 +260,7 @@ class Spool:
         ranges: list[RowRange] = []
         room_bytes = _BATCH_ROW_BYTES
         self._finish(())  # what a full disk kept from being tidied up
+        self._drop_old()
         for segment in list(self._segments):
             if len(ranges) == _MAX_RANGES:
                 break
@@ -352,9 +388,12 @@ class Spool:
         """Accounts, segments that hold rows, and those that can go once every drop is on record."""
         accounts, removing = self._read_ledger()
         found: list[_Segment] = []
+        now_s, now_us = self._clock.monotonic_s(), self._clock.wall_us()
         for path in sorted(self._folder.iterdir(), key=lambda path: path.stat().st_mtime_ns):
             segment = _parse_name(path.name)
             if segment is not None:
+                age_s = max(now_us - path.stat().st_mtime_ns // 1000, 0) * 1e-6
+                segment.opened_s = segment.newest_s = now_s - age_s
                 segment.add(_read_rows(path))
                 account = accounts.setdefault(segment.boot, Account())
                 account.produced = max(account.produced, segment.end)

@@ -10,7 +10,7 @@ from shared.errors import DecodeError, StorageError
 from shared.failpoint import failpoint
 from shared.messages.base import MAX_PLAN_BYTES
 
-_LIMIT_BYTES: Final = 3 * MAX_PLAN_BYTES + (64 << 10)  # two plans, their artifacts and the profiles
+_LIMIT_BYTES: Final = 4 * MAX_PLAN_BYTES + (128 << 10)  # four plans, their artifacts and the profiles
 _EMPTY: Final = "starting empty: the planner sends its plan again, or give models with `run --model FILE`"
 _CODEC: Codec[LinkState] = Codec(LinkState, Limits(frame_bytes=_LIMIT_BYTES, body_bytes=_LIMIT_BYTES))
 

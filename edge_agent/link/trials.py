@@ -80,7 +80,12 @@ def proven(state: LinkState, *, holds: bool) -> tuple[Proven, ...]:
     """The set after the desired plan was committed, or after it failed; the newest last."""
     if state.desired is None or state.desired.plan_digest is None:
         return state.proven
-    this = Proven(state.desired.plan_digest, state.environment)
+    return proven_with(state, state.desired.plan_digest, holds=holds)
+
+
+def proven_with(state: LinkState, digest: Digest, *, holds: bool) -> tuple[Proven, ...]:
+    """The same for any plan."""
+    this = Proven(digest, state.environment)
     others = tuple(one for one in state.proven if one != this)
     return (*others, this)[-MAX_PROVEN:] if holds else others
 
@@ -134,6 +139,7 @@ def committed(state: LinkState, now_us: int) -> Changed:
     moved = structs.replace(
         state.moved(Cause.PROBATION_PASSED, ""),
         last_good=state.candidate,
+        planned=None,
         proven=proven(state, holds=True),
         trial=None,
     )
@@ -161,7 +167,7 @@ def abandoned(state: LinkState, reason: str, now_us: int) -> tuple[TrialEnded, .
 
 def environment_changed(state: LinkState, environment: str, now_us: int) -> Changed:
     """Verdicts hold for one environment; what is compared in another is no comparison."""
-    there = structs.replace(state, environment=environment)
+    there = structs.replace(state, environment=environment, barred=())
     if state.state in VERDICTS:
         there = there.moved(Cause.ENVIRONMENT, "tried again: the environment changed")
         return Changed(structs.replace(there, probation_boots=0, abandoned=0))

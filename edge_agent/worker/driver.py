@@ -23,7 +23,7 @@ from edge_agent.worker.window import Window
 from shared.artifact import Artifact
 from shared.bound import BoundModel, BoundPlan
 from shared.engine.core import EngineCore
-from shared.engine.stats import EngineStats
+from shared.engine.stats import EngineGlance, EngineStats
 from shared.engine.steps import (
     Action,
     DropInstance,
@@ -112,6 +112,24 @@ class EngineDriver:
             self._plans[key] = bound
             self._act(actions)
 
+    def is_whole(self, step: Step) -> bool:
+        """All members are active, each at its largest batch, and the program is prepared."""
+        bound = self._plans.get(step.program.plan)
+        if bound is None or step.fallback:
+            return False
+        members = bound.combined[step.program.combined].members
+        return step.program.buckets == tuple(bound.models[member.model].buckets[-1] for member in members)
+
+    def issue(self, step: Step, feeds: Mapping[InstanceId, Rows]) -> None:
+        """Hand the executor a step that is not the core's, between two that are; wait for it there."""
+        with self._lock:
+            self.executor.issue(step, feeds)
+
+    def drop(self, instance: InstanceId) -> None:
+        """Let the executor forget an instance of such a step."""
+        with self._lock:
+            self.executor.drop(instance)
+
     def wait_prepared(self, key: PlanKey, timeout_s: float) -> int:
         """Wait until the programs that were asked for so far are ready; the number still missing."""
         with self._prepared:
@@ -175,6 +193,11 @@ class EngineDriver:
         with self._lock:
             now = self._clock()
             return self._core.snapshot(now), self._tally.take(), self._tally.busy_s(now)
+
+    def glance(self) -> EngineGlance:
+        """The queues at this instant."""
+        with self._lock:
+            return self._core.glance(self._clock())
 
     # Windows
 

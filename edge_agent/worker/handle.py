@@ -8,7 +8,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from edge_agent.worker import messages
 from edge_agent.worker.channel import Channel, ChannelClosed, channel_pair
@@ -85,12 +86,8 @@ class WorkerHandle:
 
     def load_plan(self, plan_key: int, plan_wire: bytes, artifacts: Mapping[Digest, str]) -> None:
         """Load beside the active plan; answered by PlanLoaded, PlanTooLarge or PlanFailed."""
-        fd = os.memfd_create("stageloom-plan", os.MFD_CLOEXEC)
-        try:
-            os.write(fd, plan_wire)
+        with _memory_file(plan_wire) as fd:
             self._send(messages.LoadPlan(plan_key, {str(d): path for d, path in artifacts.items()}), [fd])
-        finally:
-            os.close(fd)
 
     def activate(self, plan_key: int, *, keep: bool = False) -> None:
         """Send new launches to a loaded plan; answered by PlanActive, or PlanFailed if it is unknown.
@@ -148,6 +145,11 @@ class WorkerHandle:
         """Time the operators of an artifact; answered by OperatorTimes."""
         self._send(request)
 
+    def profile_stages(self, request: messages.ProfileStages, plan_wire: bytes) -> None:
+        """Time the stages of a plan; answered by StageTimes."""
+        with _memory_file(plan_wire) as fd:
+            self._send(request, [fd])
+
     def trace(self, on: bool) -> None:
         """Report every step as Traced, or stop doing so."""
         self._send(messages.Trace(on))
@@ -186,3 +188,14 @@ class WorkerHandle:
         except subprocess.TimeoutExpired:
             self._process.kill()  # it closed its channel and lives on: nothing can talk to it
         return Exited(self._process.wait())
+
+
+@contextmanager
+def _memory_file(content: bytes) -> Iterator[int]:
+    """A descriptor to send along with a command."""
+    fd = os.memfd_create("stageloom-plan", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, content)
+        yield fd
+    finally:
+        os.close(fd)

@@ -105,6 +105,20 @@ class Profile(_Message, frozen=True, tag=8):
     batch: int = 1
     repeats: int = 5
     limit_s: float = 20.0
+    wall_s: float = 600.0
+
+
+class ProfileStages(_Message, frozen=True, tag=12):
+    """Time every stage of a plan beside what runs; its canonical bytes lie in the memory file sent along.
+
+    At most `limit_s` of work, in pauses of the queues, within `wall_s`. Answered by `StageTimes`.
+    """
+
+    request: int
+    artifacts: dict[str, str]  # digest to path
+    repeats: int = 9
+    limit_s: float = 10.0
+    wall_s: float = 600.0
 
 
 class Trace(_Message, frozen=True, tag=9):
@@ -126,7 +140,7 @@ class Stop(_Message, frozen=True, tag=11):
     """End the process now; tasks in flight are lost."""
 
 
-class Measure(_Message, frozen=True, tag=20):
+class Measure(_Message, frozen=True, tag=22):
     """Report `Measured` with what happens between these instants; one measures at a time, the newest.
 
     It ends early once a task has waited for `brake_age_s`.
@@ -149,6 +163,7 @@ Command: TypeAlias = (
     | Submit
     | Cancel
     | Profile
+    | ProfileStages
     | Trace
     | Drain
     | Stop
@@ -266,6 +281,7 @@ class Traced(_Message, frozen=True, tag=9):
     started_s: float
     ended_s: float
     groups: tuple[tuple[int, int, float, float], ...]  # launch-list item, stream, started_s, ended_s
+    whole: bool = False  # all members active, each at its largest batch, by a prepared program
 
 
 class Drained(_Message, frozen=True, tag=10):
@@ -319,6 +335,42 @@ class Measured(_Message, frozen=True, tag=21):
     models: tuple[ModelFigures, ...]
 
 
+class StageTimes(_Message, frozen=True, tag=14):
+    """Stages of one combined block, run alone: (stage, median, spread, runs) in microseconds.
+
+    `last` ends the answer; `reason` says why stages are missing. A block of more than MAX_TIMES stages takes
+    several reports.
+    """
+
+    request: int
+    plan: str  # digest; empty if the plan could not be read
+    combined: int
+    times: tuple[tuple[int, float, float, int], ...]
+    step_us: float
+    last: bool
+    reason: str = ""
+
+
+class QueueGlance(_Message, frozen=True):
+    """One model's queue and progress; see `shared.engine.stats.QueueGlance`."""
+
+    name: str
+    arrived: int  # since the process started
+    queued: int
+    oldest_age_s: float
+    blocks: int
+    progress: int
+
+
+class Glance(_Message, frozen=True, tag=13):
+    """The queues, every `glance_interval_s`: what a trigger looks at."""
+
+    at_s: float
+    key: int | None  # the active plan
+    tightest_s: float | None  # from arrival to deadline, of the tasks since the last glance
+    queues: tuple[QueueGlance, ...]
+
+
 Report: TypeAlias = (
     Ready
     | PlanLoaded
@@ -332,6 +384,8 @@ Report: TypeAlias = (
     | Drained
     | Exited
     | ArenaRefused
+    | Glance
+    | StageTimes
     | PlanTooLarge
     | Measured
 )

@@ -1,6 +1,7 @@
 """The engine process: commands from the agent drive the engine, what becomes of them goes back as reports."""
 
 import logging
+import math
 import os
 import select
 import threading
@@ -11,7 +12,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import NoReturn
 
-from edge_agent.executor.base import StepResult, TimingRequest
+from edge_agent.executor.base import StepResult
 from edge_agent.executor.registry import make_executor
 from edge_agent.worker import messages
 from edge_agent.worker.arena_tasks import ArenaTasks
@@ -22,11 +23,12 @@ from edge_agent.worker.driver import EngineDriver
 from edge_agent.worker.measuring import Measuring
 from edge_agent.worker.memory import budget
 from edge_agent.worker.messages import Command, Report
+from edge_agent.worker.profiling import Profiler
 from shared.bound import bind
+from shared.engine.stats import EngineGlance
 from shared.engine.steps import PlanKey, Step
 from shared.errors import PlanError, StageloomError, UnavailableError
 from shared.failpoint import failpoint
-from shared.ids import Digest
 from shared.plan import MAX_PLAN_BYTES, decode_plan
 
 log = logging.getLogger(__name__)
@@ -50,11 +52,20 @@ class EngineProcess:
         self._tasks = ArenaTasks(self.report, lambda: self._driver)
         self._artifacts = ArtifactTable()
         self._loads: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._profiles: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._tracers: set[str] = set()  # who wants the times of groups
+        self._profiler = Profiler(
+            self.report,
+            lambda: self._driver,
+            self._artifacts,
+            partial(self._set_tracing, "profile"),
+            self._quiet,
+            config.memory_bytes,
+        )
         self._draining = False
         self._paused_s: float | None = None  # since when nothing is launched
         self._measuring = Measuring(lambda: self._driver, self.report)
         self._next_stats_s = time.monotonic() + config.stats_interval_s
+        self._next_glance_s = time.monotonic() if config.glance_interval_s else math.inf
 
     def run(self) -> NoReturn:
         """Serve until told to stop or until the agent is gone; then end the process.
@@ -62,8 +73,7 @@ class EngineProcess:
         Threads inside a backend cannot be interrupted and would hold up an ordinary exit.
         """
         threading.Thread(target=_work, args=(self._loads,), name="load", daemon=True).start()
-        # One request after another: two at once would time each other.
-        threading.Thread(target=_work, args=(self._profiles,), name="profile", daemon=True).start()
+        self._profiler.start()
         self.report(messages.Ready(os.getpid()))
         try:
             self._serve()
@@ -91,7 +101,7 @@ class EngineProcess:
         while True:
             events = select.POLLIN | (select.POLLOUT if self._channel.backlog else 0)
             poll.register(self._channel.fileno(), events)
-            wait_s = self._next_stats_s - time.monotonic()
+            wait_s = min(self._next_stats_s, self._next_glance_s) - time.monotonic()
             if self._draining:
                 wait_s = min(wait_s, _DRAIN_POLL_S)
             wait_s = min(wait_s, self._measuring.due_s - time.monotonic())
@@ -133,7 +143,9 @@ class EngineProcess:
         elif isinstance(command, messages.Activate | messages.Unload):
             self._switch(command)
         elif isinstance(command, messages.Profile):
-            self._profiles.put(partial(self._profile, command))
+            self._profiler.operators(command)
+        elif isinstance(command, messages.ProfileStages):
+            self._profiler.stages(command, os.pread(fds[0], MAX_PLAN_BYTES + 1, 0) if fds else b"")
         elif isinstance(command, messages.Trace):
             self._trace(command.on)
         elif isinstance(command, messages.Measure):
@@ -227,11 +239,24 @@ class EngineProcess:
         if now >= self._next_stats_s:
             self._next_stats_s = now + self._config.stats_interval_s
             self.report(_stats(driver))  # without a plan, too: silence means that the process hangs
+        if now >= self._next_glance_s:
+            # An even pace, but no crowd of glances after a pause.
+            self._next_glance_s = max(self._next_glance_s + self._config.glance_interval_s, now)
+            if driver is not None and driver.active_key is not None:
+                self.report(_glance(driver.glance()))
 
     def _trace(self, on: bool) -> None:
+        self._set_tracing("trace", on)
         if self._driver is not None:
-            self._driver.executor.tracing = on
             self._driver.on_step = self._traced if on else None
+
+    def _set_tracing(self, who: str, on: bool) -> None:
+        if on:
+            self._tracers.add(who)
+        else:
+            self._tracers.discard(who)
+        if self._driver is not None:
+            self._driver.executor.tracing = bool(self._tracers)
 
     def _traced(self, step: Step, result: StepResult) -> None:
         program = step.program
@@ -246,53 +271,30 @@ class EngineProcess:
                 result.started_s,
                 result.ended_s,
                 groups,
+                self._driver is not None and self._driver.is_whole(step),
             )
         )
-
-    def _profile(self, request: messages.Profile) -> None:
-        """Time operators on the profiling thread, in the pauses of whatever runs."""
-        digest = Digest(request.artifact)
-        times: tuple[tuple[float, float, int], ...] = ()
-        reason = ""
-        user = ("profile", request.request)
-        try:
-            artifact = self._artifacts.use(user, digest, {digest: request.path})
-            timing = TimingRequest(
-                batch=request.batch,
-                intra_op_threads=request.intra_op_threads,
-                repeats=request.repeats,
-                limit_s=request.limit_s,
-            )
-            executor = make_executor(request.executor)
-            timed = executor.time_operators(artifact, timing, self._quiet)
-            times = tuple((one.median_us, one.spread_us, one.runs) for one in timed)
-            executor.close()
-        except (StageloomError, ValueError, OSError) as error:
-            reason = str(error)
-        except Exception as error:  # a backend's: there are no times, and the engine goes on
-            log.exception("profile request %d failed", request.request)
-            reason = f"{type(error).__name__}: {error}"
-        self._artifacts.release(user)
-        for first in range(0, max(1, len(times)), messages.MAX_TIMES):
-            part = times[first : first + messages.MAX_TIMES]
-            self.report(
-                messages.OperatorTimes(
-                    request.request, digest, request.batch, part, reason, first, len(times)
-                )
-            )
 
     def _quiet(self) -> bool:
         """Whether something else may run: not beside a task, and not in a window of a trial."""
         return (self._driver is None or self._driver.quiet) and not self._measuring.busy
 
 
+def _work(jobs: SimpleQueue[Callable[[], None]]) -> NoReturn:
+    while True:
+        jobs.get()()
+
+
 class _TooLargeError(Exception):
     """What the plan states does not fit beside what is loaded; its arguments are PlanTooLarge's sizes."""
 
 
-def _work(jobs: SimpleQueue[Callable[[], None]]) -> NoReturn:
-    while True:
-        jobs.get()()
+def _glance(seen: EngineGlance) -> messages.Glance:
+    queues = tuple(
+        messages.QueueGlance(q.name, q.arrived, q.queued, q.oldest_age_s, q.blocks, q.progress)
+        for q in seen.queues
+    )
+    return messages.Glance(seen.now_s, seen.active, seen.tightest_s, queues)
 
 
 def _stats(driver: EngineDriver | None) -> messages.Stats:

@@ -20,7 +20,13 @@ from planner.dispatch import events as ev
 from planner.dispatch import zap
 from planner.dispatch.core import DispatchConfig, DispatchCore, Presence
 from planner.dispatch.ports import DispatchStore
-from planner.dispatch.sockets import bind_router, receive, require_files
+from planner.dispatch.sockets import (
+    DEVICE_HANDSHAKE_MS,
+    STRANGER_HANDSHAKE_MS,
+    bind_router,
+    receive,
+    require_files,
+)
 from planner.dispatch.workers import StoreWorkers
 from shared.clock import Clock, SystemClock
 from shared.codec import Codec
@@ -43,6 +49,7 @@ class _LaneSpec:
     incoming: Codec[Any]
     outgoing: Codec[Any]
     domain: str
+    handshake_ms: int
     quota: int  # messages per round
     receive_messages: int  # queued per connection
     send_messages: int
@@ -50,10 +57,16 @@ class _LaneSpec:
 
 # In order of urgency.
 _LANES: Final[dict[ev.Lane, _LaneSpec]] = {
-    ev.Lane.CONTROL: _LaneSpec(control.TO_PLANNER, control.TO_DEVICE, zap.DEVICES, 512, 32, 32),
-    ev.Lane.BULK: _LaneSpec(bulk.TO_PLANNER, bulk.TO_DEVICE, zap.DEVICES, 16, 32, 64),
-    ev.Lane.TELEMETRY: _LaneSpec(telemetry.TO_PLANNER, telemetry.TO_DEVICE, zap.DEVICES, 8, 4, 32),
-    ev.Lane.ENROL: _LaneSpec(enrol.TO_PLANNER, enrol.TO_DEVICE, zap.ENROLMENT, 4, 2, 4),
+    ev.Lane.CONTROL: _LaneSpec(
+        control.TO_PLANNER, control.TO_DEVICE, zap.DEVICES, DEVICE_HANDSHAKE_MS, 512, 32, 32
+    ),
+    ev.Lane.BULK: _LaneSpec(bulk.TO_PLANNER, bulk.TO_DEVICE, zap.DEVICES, DEVICE_HANDSHAKE_MS, 16, 32, 64),
+    ev.Lane.TELEMETRY: _LaneSpec(
+        telemetry.TO_PLANNER, telemetry.TO_DEVICE, zap.DEVICES, DEVICE_HANDSHAKE_MS, 32, 4, 32
+    ),
+    ev.Lane.ENROL: _LaneSpec(
+        enrol.TO_PLANNER, enrol.TO_DEVICE, zap.ENROLMENT, STRANGER_HANDSHAKE_MS, 4, 2, 4
+    ),
 }
 
 
@@ -66,7 +79,7 @@ class ServerConfig:
     telemetry: str = "tcp://127.0.0.1:0"
     bulk: str = "tcp://127.0.0.1:0"
     enrol: str = "tcp://127.0.0.1:0"
-    max_devices: int = 200
+    max_devices: int = 0  # as many as this process may open files for
     dispatch: DispatchConfig = field(default_factory=DispatchConfig)
 
 
@@ -132,6 +145,7 @@ class DispatchServer:
                     addresses[lane],
                     keys=self._config.keys,
                     domain=spec.domain,
+                    handshake_ms=spec.handshake_ms,
                     frame_bytes=spec.incoming.limits.frame_bytes,
                     receive_messages=spec.receive_messages,
                     send_messages=spec.send_messages,

@@ -7,10 +7,18 @@ import zmq
 from shared.errors import SettingError, UnavailableError
 from shared.keyfile import KeyPair
 
-HEARTBEAT_IVL_MS = 5000
-HEARTBEAT_TIMEOUT_MS = 15000
-HANDSHAKE_IVL_MS = 10000
+# ZeroMQ's own heartbeats only reap connections whose other end is gone: whether a device lives is told by the
+# messages of the control lane. At one a second they would be most of what 1,000 devices with three
+# connections each send, and a short timeout makes a busy planner drop those that it is too busy to answer.
+HEARTBEAT_IVL_MS = 5_000
+HEARTBEAT_TIMEOUT_MS = 15_000
+# A handshake takes half a millisecond of work at either end. When a whole fleet returns they queue up; cut
+# off while they queue, they begin anew, and no one ever gets in.
+DEVICE_HANDSHAKE_MS = 10_000
+STRANGER_HANDSHAKE_MS = 2_000
 _SPARE_FILES = 128
+_FILES_PER_DEVICE = 4
+_MANY_DEVICES = 16_000
 
 
 def bind_router(
@@ -19,11 +27,12 @@ def bind_router(
     *,
     keys: KeyPair,
     domain: str,
+    handshake_ms: int,
     frame_bytes: int,
     receive_messages: int,
     send_messages: int,
 ) -> "zmq.Socket[bytes]":
-    """A ROUTER on `address`; the queue bounds are per connection.
+    """A ROUTER on `address`; the queue bounds are per connection, `handshake_ms` the time to prove a key.
 
     Raises:
         UnavailableError: the address cannot be bound.
@@ -35,14 +44,14 @@ def bind_router(
     # Without it a server whose ZAP handler is missing lets every key in.
     router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a send to nobody raises instead of vanishing
-    router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_IVL_MS)  # idle strangers do not keep their file descriptor
+    router.setsockopt(zmq.HANDSHAKE_IVL, handshake_ms)  # idle strangers do not keep their file descriptor
     router.setsockopt(zmq.MAXMSGSIZE, frame_bytes)
     router.setsockopt(zmq.RCVHWM, receive_messages)
     router.setsockopt(zmq.SNDHWM, send_messages)
     router.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_IVL_MS)
     router.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
     router.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_TIMEOUT_MS)
-    router.setsockopt(zmq.BACKLOG, 1024)  # a whole fleet returns at once after a restart
+    router.setsockopt(zmq.BACKLOG, 4096)  # a whole fleet returns at once after a restart
     router.setsockopt(zmq.LINGER, 0)
     router.setsockopt(zmq.IPV6, 1)
     try:
@@ -73,13 +82,18 @@ def receive(router: "zmq.Socket[bytes]") -> "tuple[bytes, zmq.Frame | None]":
 def require_files(devices: int) -> int:
     """Make sure that the process may open a connection per device and lane; returns the limit in force.
 
-    Out of file descriptors libzmq spins on accept and serves nobody, so this is found out at the start.
+    `devices` 0: for as many as the system lets this process open files for, up to 16,000. Out of file
+    descriptors libzmq spins on accept and serves nobody, so this is found out at the start.
 
     Raises:
         SettingError: the hard limit is too low.
     """
-    needed = 4 * devices + _SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if devices == 0:
+        most = _FILES_PER_DEVICE * _MANY_DEVICES + _SPARE_FILES
+        wanted = most if hard == resource.RLIM_INFINITY else min(hard, most)
+        devices = max((wanted - _SPARE_FILES) // _FILES_PER_DEVICE, 1)
+    needed = _FILES_PER_DEVICE * devices + _SPARE_FILES
     if soft >= needed:
         return soft
     if hard != resource.RLIM_INFINITY and hard < needed:

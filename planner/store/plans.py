@@ -1,5 +1,6 @@
 """Models, plans, what each device should run, and the history of who decided it."""
 
+from functools import lru_cache
 from typing import Final
 
 from sqlalchemy import delete, func, select
@@ -31,6 +32,9 @@ from shared.messages.control import (
 from shared.plan import Plan, decode_plan, plan_text
 
 _ENDS: Final = ("committed", "rejected", "no_gain", "rolled_back")
+
+_decoded = lru_cache(maxsize=64)(decode_plan)
+"""A plan is a value, and a fleet runs few of them."""
 
 
 def add_model(
@@ -159,6 +163,10 @@ def plan_info(session: Session, name: str) -> PlanInfo:
     Raises:
         InputError: there is none.
     """
+    return _plan_info(_plan_row(session, name))
+
+
+def _plan_row(session: Session, name: str) -> PlanRow:
     row = session.get(PlanRow, name)
     if row is None and len(name) >= 8:
         row = session.scalars(
@@ -168,7 +176,7 @@ def plan_info(session: Session, name: str) -> PlanInfo:
         ).first()
     if row is None:
         raise InputError(f"there is no plan {name!r}", remedy="see `stageloom plan list`")
-    return _plan_info(row)
+    return row
 
 
 def plan_infos(session: Session, *, after: str = "", limit: int = 256) -> list[PlanInfo]:
@@ -215,9 +223,9 @@ def push(
     """
     if known_device(session, device).revoked:
         raise InputError(f"device {device!r} is revoked", remedy="enrol it again with a new token")
-    info = plan_info(session, plan) if plan is not None else None
-    if info is not None:
-        _require_models(session, info)
+    wanted = _plan_row(session, plan) if plan is not None else None
+    if wanted is not None:
+        _require_models(session, wanted)
     epoch = planner_row(session, now_us).epoch
     row = session.get(DesiredRow, device)
     if row is None:
@@ -230,8 +238,8 @@ def push(
         )
         session.add(row)
     row.epoch, row.generation = epoch, max(row.generation, above_generation) + 1
-    if info is not None:
-        row.plan, row.activation = info.plan, activation.value
+    if wanted is not None:
+        row.plan, row.activation = wanted.name, activation.value
     if autonomy is not None:
         row.autonomy = autonomy.value
     session.add(
@@ -239,8 +247,8 @@ def push(
             device=device,
             epoch=row.epoch,
             generation=row.generation,
-            plan=info.plan if info else None,
-            digest=info.digest if info else None,
+            plan=wanted.name if wanted else None,
+            digest=wanted.digest if wanted else None,
             decided_by=decided_by,
             decided_at_us=now_us,
             state="",
@@ -252,12 +260,12 @@ def push(
     return row.epoch, row.generation
 
 
-def _require_models(session: Session, info: PlanInfo) -> None:
+def _require_models(session: Session, row: PlanRow) -> None:
     """A plan that names a removed model would leave a device waiting for its artifact for ever."""
-    for model in decode_plan(info.wire).models:
+    for model in _decoded(row.wire).models:
         if session.scalar(select(ModelRow.name).where(ModelRow.digest == model.artifact).limit(1)) is None:
             raise InputError(
-                f"plan {info.plan!r} needs artifact {model.artifact[:12]} of model {model.name!r}, "
+                f"plan {row.name!r} needs artifact {model.artifact[:12]} of model {model.name!r}, "
                 "which was removed",
                 remedy="add the model again, or make another plan",
             )
@@ -323,7 +331,7 @@ def _open_stage_profile(session: Session, device: DeviceId) -> StageProfileReque
 
 
 def _needs(session: Session, row: PlanRow) -> tuple[ArtifactNeed, ...]:
-    plan = decode_plan(row.wire)
+    plan = _decoded(row.wire)
     sizes = _sizes(session, [model.artifact for model in plan.models])
     return tuple(
         ArtifactNeed(model.name, model.artifact, sizes.get(model.artifact, 1)) for model in plan.models

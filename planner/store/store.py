@@ -128,11 +128,7 @@ class Store(ReadStore):
         """Store rows and ledgers in one transaction, durable when this returns."""
         now_us = self._clock.wall_us()
 
-        def work(session: Session) -> None:
-            for write in writes:
-                telemetry.append(session, write, now_us)
-
-        self.writer.run(work)
+        self.writer.run(lambda session: telemetry.append(session, writes, now_us))
 
     def record_alarm(self, device: DeviceId, alarm: Alarm) -> int | None:
         """Keep an alarm; returns the re-plan that it begins, or None; see `DispatchStore`."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Final
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import bindparam, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from planner.dispatch.ports import StoredRow, TelemetryWrite
@@ -28,76 +28,98 @@ from shared.messages.telemetry import (
 )
 
 _FINAL = (DeviceState.COMMITTED, DeviceState.REJECTED, DeviceState.NO_GAIN, DeviceState.ROLLED_BACK)
+_BOOK: Final = tuple(field.name for field in fields(Book))
+_UPDATE_BOOK: Final = (
+    update(LedgerRow)
+    .where(LedgerRow.device == bindparam("of"), LedgerRow.boot == bindparam("in_boot"))
+    .values(version=LedgerRow.version + 1, **{name: bindparam(name) for name in _BOOK})
+)
 _OLDEST_US: Final = 400 * 86_400_000_000
 _NEWEST_US: Final = 86_400_000_000
 
 
-def append(session: Session, write: TelemetryWrite, now_us: int) -> None:
-    """Store the rows that are new, and the ledgers; see `planner.telemetry.books`."""
-    new = _settle(session, write, now_us)
+def append(session: Session, writes: Sequence[TelemetryWrite], now_us: int) -> None:
+    """Store the rows that are new, and the ledgers; see `planner.telemetry.books`.
+
+    Many devices send few rows each, so a commit takes a few statements for all of them, not a few for each.
+    """
+    new = _settle(session, writes, now_us)
     if new:
         session.connection().execute(
             insert(TelemetryRow),
             [
                 {
-                    "device": write.device,
+                    "device": device,
                     "boot": row.boot,
                     "sequence": row.sequence,
                     "kind": row.kind.value,
                     "at_us": _filed_us(row.at_us, now_us),
                     "body": row.body,
                 }
-                for row in new
+                for device, row in new
             ],
         )
-    for row in new:
+    for device, row in new:
         if isinstance(row.data, ProfileResult):
-            store_profile(session, write.device, row.data, row.at_us, now_us)
+            store_profile(session, device, row.data, row.at_us, now_us)
         elif isinstance(row.data, StageProfileResult):
-            store_stages(session, write.device, row.data, row.at_us, now_us)
+            store_stages(session, device, row.data, row.at_us, now_us)
         elif isinstance(row.data, TrialEnded | PlanActivated):
-            take_in(session, write.device, row)
+            take_in(session, device, row)
         elif isinstance(row.data, StateChange) and row.data.state in _FINAL:
             # The device reports only its newest generation: an older one's end is known only from here.
             change = row.data
             set_state(
-                session,
-                write.device,
-                change.epoch,
-                change.generation,
-                change.state,
-                change.reason,
-                row.at_us,
+                session, device, change.epoch, change.generation, change.state, change.reason, row.at_us
             )
 
 
-def _settle(session: Session, write: TelemetryWrite, now_us: int) -> list[StoredRow]:
-    """Enter a write into the books of its boots; returns its rows that are not stored yet, each once."""
-    by_boot: dict[int, dict[int, StoredRow]] = {ledger.boot: {} for ledger in write.ledgers}
-    for row in write.rows:
-        by_boot.setdefault(row.boot, {})[row.sequence] = row
-    found = session.scalars(
-        select(LedgerRow).where(LedgerRow.device == write.device, LedgerRow.boot.in_(by_boot))
-    )
-    books = {row.boot: row for row in found}
-    new: list[StoredRow] = []
-    for boot, rows in by_boot.items():
-        kept = books.get(boot)
-        if kept is None:
-            kept = LedgerRow(device=write.device, boot=boot, **_plain(Book()))
-            session.add(kept)
-        before = Book(kept.produced, kept.dropped, kept.stored, kept.lost, kept.settled)
-        after, sequences = before.take(rows, (one for one in write.ledgers if one.boot == boot))
-        for name, value in _plain(after).items():
-            setattr(kept, name, value)
-        new += [rows[sequence] for sequence in sorted(sequences)]
-        if after.lost > before.lost:
-            session.add(_loss(write.device, boot, after.lost - before.lost, now_us))
+def _settle(
+    session: Session, writes: Sequence[TelemetryWrite], now_us: int
+) -> list[tuple[DeviceId, StoredRow]]:
+    """Enter writes into the books of their boots; returns the rows that are not stored yet, each once."""
+    kept = _books(session, writes)
+    books = {of: Book(*values) for of, values in kept.items()}
+    new: list[tuple[DeviceId, StoredRow]] = []
+    for write in writes:
+        by_boot: dict[int, dict[int, StoredRow]] = {ledger.boot: {} for ledger in write.ledgers}
+        for row in write.rows:
+            by_boot.setdefault(row.boot, {})[row.sequence] = row
+        for boot, rows in by_boot.items():
+            before = books.get((write.device, boot), Book())
+            after, sequences = before.take(rows, (one for one in write.ledgers if one.boot == boot))
+            books[write.device, boot] = after
+            new += [(write.device, rows[sequence]) for sequence in sorted(sequences)]
+            if after.lost > before.lost:
+                session.add(_loss(write.device, boot, after.lost - before.lost, now_us))
+    connection = session.connection()
+    if known := [{"of": of, "in_boot": boot, **_plain(books[of, boot])} for of, boot in kept]:
+        connection.execute(_UPDATE_BOOK, known)
+    if opened := [
+        {"device": of, "boot": boot, "version": 1, **_plain(book)}
+        for (of, boot), book in books.items()
+        if (of, boot) not in kept
+    ]:
+        connection.execute(insert(LedgerRow), opened)
     return new
 
 
+def _books(session: Session, writes: Sequence[TelemetryWrite]) -> dict[tuple[DeviceId, int], tuple[int, ...]]:
+    """The books of these devices that are open in these boots, by device and boot."""
+    boots = {ledger.boot for write in writes for ledger in write.ledgers}
+    boots |= {row.boot for write in writes for row in write.rows}
+    wanted = (
+        select(LedgerRow.device, LedgerRow.boot, *(getattr(LedgerRow, name) for name in _BOOK))
+        .where(LedgerRow.device.in_({write.device for write in writes}), LedgerRow.boot.in_(boots))
+        .order_by(LedgerRow.device, LedgerRow.boot)
+        .with_for_update()  # on a server another planner may write the same books; SQLite has one writer
+    )
+    found = session.execute(wanted)
+    return {(DeviceId(device), boot): tuple(values) for device, boot, *values in found}
+
+
 def _plain(book: Book) -> dict[str, int]:
-    return {field.name: getattr(book, field.name) for field in fields(book)}
+    return {name: getattr(book, name) for name in _BOOK}
 
 
 def _loss(device: DeviceId, boot: int, rows: int, now_us: int) -> EventRow:

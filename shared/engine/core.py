@@ -16,7 +16,15 @@ from shared.engine.ledger import Ledger
 from shared.engine.programs import ProgramStatus
 from shared.engine.records import Instance
 from shared.engine.slots import ModelState, PlanState, Track
-from shared.engine.stats import EngineStats, combined_stats, counts, model_stats, progress_of
+from shared.engine.stats import (
+    EngineGlance,
+    EngineStats,
+    combined_stats,
+    counts,
+    model_stats,
+    progress_of,
+    queue_glance,
+)
 from shared.engine.steps import (
     Action,
     Code,
@@ -274,6 +282,21 @@ class EngineCore:
                 for name, launcher in ledger.launchers.items()
             ),
             combined=() if active is None else combined_stats(active.combined),
+        )
+
+    def glance(self, now: float) -> EngineGlance:
+        """The queues at this instant; forgets the tightest deadline that it tells."""
+        active, ledger = self._active, self._ledger
+        tightest_s, ledger.tightest_s = ledger.tightest_s, math.inf
+        return EngineGlance(
+            now,
+            None if active is None else active.key,
+            None if tightest_s == math.inf else tightest_s,
+            tuple(
+                queue_glance(launcher, active, self._board.in_flight, now)
+                for launcher in ledger.launchers.values()
+                if launcher.served or launcher.queue
+            ),
         )
 
     # Around every event

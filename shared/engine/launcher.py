@@ -18,6 +18,7 @@ class Launcher:
     """One model by name; it outlives the plans that serve it."""
 
     __slots__ = (
+        "arrived",
         "batch",
         "delay_s",
         "ended",
@@ -40,6 +41,7 @@ class Launcher:
         self.target: ModelState | None = None  # where it launches into; None while no plan serves the model
         self.served = True  # the plan activated last has the model
         self.ended = dict.fromkeys(Outcome, 0)
+        self.arrived = 0  # tasks, also those that found the queue full
         self.launched = 0
         self.batch = 1
         self.delay_s = 0.0

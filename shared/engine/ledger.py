@@ -30,6 +30,7 @@ class Ledger:
         "out",
         "submitted",
         "tasks",
+        "tightest_s",
     )
 
     def __init__(self, drop_row: Callable[[Instance, TaskRecord], None]) -> None:
@@ -42,6 +43,7 @@ class Ledger:
         self.out: list[Action] = []
         self.submitted = 0
         self.tasks: dict[TaskId, TaskRecord] = {}
+        self.tightest_s = math.inf  # from arrival to deadline, of the tasks since it was last taken
 
     def submit(self, task: Task, now: float) -> None:
         """Take a task into the queues of its models, or refuse it."""
@@ -52,6 +54,7 @@ class Ledger:
             self.finish(entry, Outcome.EXPIRED, Code.EXPIRED, "its deadline had passed when it came")
         elif self._admit(entry) and entry.deadline_s != math.inf:
             heappush(self._deadlines, (entry.deadline_s, entry.seq, entry))
+            self.tightest_s = min(self.tightest_s, entry.deadline_s - now)
 
     def expire(self, now: float) -> None:
         """End every task whose deadline has come."""
@@ -83,6 +86,7 @@ class Ledger:
                     entry, Code.UNKNOWN_MODEL, f"no active plan serves model {name!r}; add it to the plan"
                 )
             launchers.append(launcher)
+            launcher.arrived += 1
         losers: dict[int, TaskRecord] = {}
         for launcher in launchers:
             found = launcher.queue.losers(entry)

@@ -67,6 +67,28 @@ class EngineStats:
     combined: tuple[CombinedStats, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class QueueGlance:
+    """One model's queue and progress: what a trigger looks at, ten times a second."""
+
+    name: str
+    arrived: int  # tasks so far, also those that found the queue full
+    queued: int
+    oldest_age_s: float  # 0 where it is empty
+    blocks: int  # of the active plan; 0 where it lacks the model
+    progress: int  # bit b: some replica has an instance in block b
+
+
+@dataclass(frozen=True, slots=True)
+class EngineGlance:
+    """The queues at one instant; much cheaper than `EngineStats`."""
+
+    now_s: float
+    active: PlanKey | None
+    tightest_s: float | None  # from arrival to deadline, of tasks since the last glance; None without any
+    queues: tuple[QueueGlance, ...]
+
+
 def counts(ended: Mapping[Outcome, int]) -> Counts:
     """Freeze the counters of one model or of all."""
     return Counts(**{outcome.value: count for outcome, count in ended.items()})
@@ -83,6 +105,26 @@ def model_stats(launcher: Launcher, progress: tuple[int, ...], now: float) -> Mo
         launched=launcher.launched,
         ended=counts(launcher.ended),
         progress=progress,
+    )
+
+
+def queue_glance(
+    launcher: Launcher, active: PlanState | None, in_flight: InFlight, now: float
+) -> QueueGlance:
+    """Look at one model."""
+    oldest = launcher.queue.oldest_arrived_s
+    progress, blocks = 0, 0
+    if active is not None and (index := active.bound.model_index.get(launcher.name)) is not None:
+        blocks = active.bound.models[index].plan.num_blocks
+        for mask in progress_of(active, launcher.name, in_flight):
+            progress |= mask
+    return QueueGlance(
+        launcher.name,
+        launcher.arrived,
+        len(launcher.queue),
+        0.0 if oldest is None else now - oldest,
+        blocks,
+        progress,
     )
 
 

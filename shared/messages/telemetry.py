@@ -94,7 +94,11 @@ class GroupSpan(Struct, frozen=True, array_like=True):
 
 
 class StepTrace(Struct, frozen=True, tag=5, array_like=True):
-    """One sampled step, as a timeline of streams; `began_us` is on the device's monotonic clock."""
+    """One sampled step, as a timeline of streams; `began_us` is on the device's monotonic clock.
+
+    `whole`: all members active, each at its largest batch, by a prepared program, and every group is here.
+    Such a step compares with a stage profile; `shared.stage_times` tells the stages' times.
+    """
 
     plan: ShortText
     combined_block: SmallCount
@@ -103,6 +107,7 @@ class StepTrace(Struct, frozen=True, tag=5, array_like=True):
     duration_us: MicroSeconds
     groups: Annotated[tuple[GroupSpan, ...], Meta(max_length=128)]
     began_us: MicroSeconds = 0
+    whole: bool = False
 
 
 class OperatorTiming(Struct, frozen=True, array_like=True):

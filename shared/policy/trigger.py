@@ -80,6 +80,16 @@ class Firing:
     detail: str = ""
 
 
+def _thresholds(config: TriggerConfig) -> dict[Cause, tuple[float, float]]:
+    """Per level its threshold, and the value below which it is armed again."""
+    rearm = config.rearm
+    return {
+        Cause.VARIANCE: (config.variance, rearm * config.variance),
+        Cause.OLDEST_AGE: (config.oldest_age_s, rearm * config.oldest_age_s),
+        Cause.DRIFT: (config.drift, config.drift**rearm),
+    }
+
+
 class _Level:
     """One value against its threshold, with hysteresis."""
 
@@ -113,17 +123,27 @@ class Trigger:
     def __init__(self, config: TriggerConfig | None = None, *, samples: int = 10) -> None:
         self.config = config or TriggerConfig()
         self.ring = SampleRing(samples)
-        rearm = self.config.rearm
-        self._levels = {
-            Cause.VARIANCE: _Level(self.config.variance, rearm * self.config.variance),
-            Cause.OLDEST_AGE: _Level(self.config.oldest_age_s, rearm * self.config.oldest_age_s),
-            Cause.DRIFT: _Level(self.config.drift, self.config.drift**rearm),
-        }
+        self._levels = {cause: _Level(*limits) for cause, limits in _thresholds(self.config).items()}
         self._power_mode: str | None = None  # the one that the running plan was made for
         self._fired_s = -math.inf
 
-    def observe(self, seen: Observation, now: float) -> Firing | None:
+    def configure(self, config: TriggerConfig) -> None:
+        """Go on with other thresholds; what has fired stays fired until it is armed again.
+
+        Raises:
+            ValueError: the measure is another one, so the samples so far mean something else.
+        """
+        if config.measure is not self.config.measure:
+            raise ValueError("a trigger's measure does not change")
+        self.config = config
+        for cause, (threshold, low) in _thresholds(config).items():
+            self._levels[cause].threshold, self._levels[cause].low = threshold, low
+
+    def observe(self, seen: Observation, now: float, *, held: bool = False) -> Firing | None:
         """Take in one instant; a firing if a re-plan is due.
+
+        While `held` none is, since one is being tried already: whatever is above its threshold then keeps its
+        turn, and is judged by what is seen once the hold has ended.
 
         Raises:
             ValueError: a drift that is not above 0.
@@ -142,7 +162,7 @@ class Trigger:
         retry_s = self.config.retry_s
         due = [cause for cause, level in self._levels.items() if level.due(current[cause], now, retry_s)]
         changed = seen.power_mode != self._power_mode
-        cooling = now - self._fired_s < self.config.cooldown_s
+        cooling = held or now - self._fired_s < self.config.cooldown_s
         if cooling or not self.ring.full or not (due or changed):
             return None
         self._fired_s = now

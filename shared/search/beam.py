@@ -1,4 +1,4 @@
-"""A search that ends when its budget does: the best partial schedules, from the last stage backwards.
+"""Beam search, which ends when its budget does: the best partial schedules, from the last stage backwards.
 
 Partial schedules are kept by state, cheapest first, and compared among states with as many operators left: by
 what they cost so far plus the operators that are left, one after another. Every size of state gets an equal
@@ -11,8 +11,14 @@ Ours, where IOS publishes nothing: its dynamic programming has its first answer 
 
 from collections.abc import Iterable
 
+from shared.blocks import CombinedGraph
+from shared.schedule import StageSchedule
+from shared.search.costs import StageCosts
 from shared.search.endings import GroupRule, TooManyError, by_highest, packings
-from shared.search.stages import Stages
+from shared.search.greedy import greedy
+from shared.search.interface import Budget, Limits
+from shared.search.sequential import sequential
+from shared.search.stages import Stages, Strategy
 
 _SMALL_GROUP = 3  # operators of a connected group that is looked at where there are too many; TOP's r
 # A state shows about so many endings at least, and at most: more states teach more than more endings of one.
@@ -20,7 +26,24 @@ _ENDINGS_MIN = 32
 _ENDINGS_MAX = 1000
 
 
-def beam(stages: Stages, expansions: int) -> list[int]:
+def beam(
+    graph: CombinedGraph,
+    costs: StageCosts,
+    limits: Limits,
+    budget: Budget,
+    *,
+    rule: GroupRule = GroupRule.CONNECTED,
+    strategy: Strategy = Strategy.BOTH,
+) -> StageSchedule:
+    """The best of the beam, of `greedy` where groups may run side by side, and of `sequential`."""
+    stages = Stages(graph, costs, limits, rule, strategy)
+    found = [stages.schedule(best_endings(stages, budget.expansions))]
+    if not stages.only_merges:
+        found.append(greedy(graph, costs, limits, budget))
+    return min((*found, sequential(graph, costs, limits, budget)), key=costs.schedule_s)
+
+
+def best_endings(stages: Stages, expansions: int) -> list[int]:
     """Endings in run order, after looking at about `expansions` pairs of a state and an ending."""
     size = stages.graph.size
     everything = (1 << size) - 1

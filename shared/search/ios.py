@@ -21,7 +21,6 @@ from shared.schedule import StageSchedule
 from shared.search.beam import beam
 from shared.search.costs import StageCosts
 from shared.search.endings import GroupRule, TooManyError
-from shared.search.greedy import greedy
 from shared.search.interface import Budget, Limits
 from shared.search.sequential import sequential
 from shared.search.stages import Stages, Strategy
@@ -41,14 +40,12 @@ def ios(
 ) -> StageSchedule:
     """The cheapest schedule within `limits`, or the best found when `budget` is too small to see all."""
     stages = Stages(graph, costs, limits, rule, strategy)
-    found = []
     try:
-        found.append(stages.schedule(exact(stages, budget.expansions)))
+        found = stages.schedule(exact(stages, budget.expansions))
     except TooManyError:
-        found.append(stages.schedule(beam(stages, budget.expansions)))
-        if not stages.only_merges:
-            found.append(greedy(graph, costs, limits, budget))
-    return cheapest(found, costs, sequential(graph, costs, limits, budget))
+        return beam(graph, costs, limits, budget, rule=rule, strategy=strategy)
+    # Equal up to rounding: the plain schedule where nothing is gained.
+    return min(found, sequential(graph, costs, limits, budget), key=costs.schedule_s)
 
 
 def ios_rooted(graph: CombinedGraph, costs: StageCosts, limits: Limits, budget: Budget) -> StageSchedule:
@@ -79,11 +76,6 @@ def _check_size(stages: Stages, expansions: int) -> None:
             left -= len(stages.endings(state, left))
             if left < 0:
                 raise TooManyError(f"more than {expansions} transitions")
-
-
-def cheapest(found: Iterable[StageSchedule], costs: StageCosts, baseline: StageSchedule) -> StageSchedule:
-    """The first of the cheapest schedules; `baseline` only if all others cost more."""
-    return min((*found, baseline), key=costs.schedule_s)
 
 
 def _totals(stages: Stages, cheapest_s: dict[int, float], state: int, endings: list[int]) -> Iterable[float]:

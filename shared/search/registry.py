@@ -1,20 +1,47 @@
 """Schedulers by name."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from shared.errors import SettingError
+from shared.search.beam import beam
+from shared.search.brute import brute
 from shared.search.greedy import greedy
 from shared.search.interface import Scheduler
 from shared.search.ios import ios, ios_rooted
+from shared.search.nimble import nimble
+from shared.search.opara import opara
 from shared.search.sequential import sequential
+from shared.search.wavefront import wavefront
 
-_SCHEDULERS: Mapping[str, Scheduler] = MappingProxyType(
-    {"greedy": greedy, "ios": ios, "ios_rooted": ios_rooted, "sequential": sequential}
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    scheduler: Scheduler
+    help: str  # one line
+    reads_costs: bool = True
+    searches: bool = False
+
+
+_ENTRIES: Mapping[str, _Entry] = MappingProxyType(
+    {
+        "beam": _Entry(beam, "stages by beam search, within a budget", searches=True),
+        "brute": _Entry(
+            brute, "the cheapest of all stage schedules, listed; small graphs only", searches=True
+        ),
+        "greedy": _Entry(greedy, "each stage takes every operator that can run by then", reads_costs=False),
+        "ios": _Entry(ios, "the cheapest stages by dynamic programming (IOS)", searches=True),
+        "ios_rooted": _Entry(
+            ios_rooted, "as ios, over the groups that IOS's released code enumerates", searches=True
+        ),
+        "nimble": _Entry(nimble, "few streams with the fewest waits (Nimble)", reads_costs=False),
+        "opara": _Entry(opara, "greedy streams, launches mixed by kind (Opara)", reads_costs=False),
+        "sequential": _Entry(sequential, "one operator after another", reads_costs=False),
+        "wavefront": _Entry(wavefront, "waves of operators on the unit that is free first (Rammer)"),
+    }
 )
-
-
-_COST_BLIND = frozenset({"greedy", "sequential"})
+_SCHEDULERS = MappingProxyType({name: entry.scheduler for name, entry in _ENTRIES.items()})
 
 
 def schedulers() -> Mapping[str, Scheduler]:
@@ -28,12 +55,16 @@ def scheduler(name: str) -> Scheduler:
     Raises:
         SettingError: there is none; the error lists the names.
     """
-    found = _SCHEDULERS.get(name)
-    if found is None:
-        raise SettingError(
-            f"there is no scheduler {name!r}", remedy=f"choose one of {', '.join(sorted(_SCHEDULERS))}"
-        )
-    return found
+    return _entry(name).scheduler
+
+
+def help_line(name: str) -> str:
+    """What the scheduler does, in one line.
+
+    Raises:
+        SettingError: there is no scheduler of that name.
+    """
+    return _entry(name).help
 
 
 def reads_costs(name: str) -> bool:
@@ -42,5 +73,22 @@ def reads_costs(name: str) -> bool:
     Raises:
         SettingError: there is no scheduler of that name.
     """
-    scheduler(name)
-    return name not in _COST_BLIND
+    return _entry(name).reads_costs
+
+
+def searches(name: str) -> bool:
+    """Whether the scheduler looks for the cheapest schedule within its budget, never above `sequential`.
+
+    Raises:
+        SettingError: there is no scheduler of that name.
+    """
+    return _entry(name).searches
+
+
+def _entry(name: str) -> _Entry:
+    found = _ENTRIES.get(name)
+    if found is None:
+        raise SettingError(
+            f"there is no scheduler {name!r}", remedy=f"choose one of {', '.join(sorted(_ENTRIES))}"
+        )
+    return found

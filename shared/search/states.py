@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from shared.bitmask import bits
 from shared.blocks import CombinedGraph
 from shared.search.endings import Endings, TooManyError
+from shared.search.matching import largest_matching
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +63,9 @@ def width(graph: CombinedGraph) -> int:
     """The most operators of which none depends on another (IOS, definition 1).
 
     By Dilworth's theorem the number of operators less the size of a largest matching between operators and
-    their ancestors (Fulkerson 1956). O(operators * dependent pairs).
+    their ancestors. O(operators * dependent pairs).
     """
-    partner: dict[int, int] = {}  # ancestor -> the operator it is matched to
-
-    def match(op: int, tried: set[int]) -> bool:
-        for ancestor in bits(graph.ancestors[op]):
-            if ancestor not in tried:
-                tried.add(ancestor)
-                if ancestor not in partner or match(partner[ancestor], tried):
-                    partner[ancestor] = op
-                    return True
-        return False
-
-    return graph.size - sum(match(op, set()) for op in range(graph.size))
+    return sum(before < 0 for before in largest_matching(graph.ancestors))
 
 
 def _entries(graph: CombinedGraph, done: int, among: int | None = None) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edge_agent.link.events import LinkState, PlanRef, RunnablePlan
+from edge_agent.link.events import LinkState, PlanRef, Proven, RunnablePlan
 from edge_agent.link.statefile import save_state
 from edge_agent.planner_link import STATE_NAME
 from edge_agent.store import ArtifactStore
@@ -95,12 +95,20 @@ def desire(plan: RunnablePlan, generation: int = 1, activation: Activation = Act
     )
 
 
-def write_state(home: Path, *, good: RunnablePlan | None = None, desired: RunnablePlan | None = None) -> None:
+def write_state(
+    home: Path,
+    *,
+    good: RunnablePlan | None = None,
+    desired: RunnablePlan | None = None,
+    activation: Activation = Activation.TRIAL,
+    proven: tuple[Proven, ...] = (),
+) -> None:
     """The link's state as a device left it: last-known-good, and a desired plan it has just received."""
     state = LinkState(
         last_good=good,
         active=good.ref if good else None,
-        desired=desire(desired) if desired else None,
+        desired=desire(desired, activation=activation) if desired else None,
+        proven=proven,
         state=DeviceState.RECEIVED if desired else None,
     )
     save_state(home / STATE_NAME, state)

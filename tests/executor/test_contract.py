@@ -344,7 +344,7 @@ def test_operators_are_timed_only_while_idle(onnx: OnnxExecutor) -> None:
     assert len(times) == len(model.graph.operators)
     assert min(time.median_us for time in times) > 0
     assert {time.runs for time in times} == {2}
-    busy = onnx.time_operators(model, TimingRequest(limit_s=0.02), lambda: False)
+    busy = onnx.time_operators(model, TimingRequest(wall_s=0.02), lambda: False)
     assert set(busy) == {NOT_TIMED}
 
 

@@ -18,7 +18,10 @@ from shared.importer.borders import METADATA_KEY, parse_borders
 from shared.importer.build import Built, build_graph, unit_views
 from shared.importer.operators import critical_path
 from shared.importer.values import infer_values
+from shared.search.endings import Endings, GroupRule
+from shared.search.states import SpaceSize, measure_space
 from tests.importer.models import info, run
+from tests.search.graphs import union
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -185,6 +188,20 @@ def test_blocks_are_isomorphic_to_those_of_ios(name: str, oracle: str, width: fl
     for index, (ours, theirs) in enumerate(zip(blocks, expected["blocks"], strict=True)):
         right = theirs["ops"], {(a, b) for a, b in theirs["edges"]}
         assert _isomorphic(ours, right), f"block {index}: {ours} is not {right}"
+
+
+@pytest.mark.parametrize(("key", "r", "s"), [("r3_s8", 3, 8), ("unpruned", None, None)])
+def test_imported_inception_blocks_have_exactly_the_search_spaces_of_ios(
+    key: str, r: int | None, s: int | None
+) -> None:
+    """States, transitions and schedules under the rooted groups of IOS's released code."""
+    expected = json.loads((DATA / "ios_blocks.json").read_text())["inception_v3"]["blocks"]
+    for index, ((kinds, edges), theirs) in enumerate(
+        zip(_blocks(_built("inception_v3", 0.25)), expected, strict=True)
+    ):
+        graph = union([[p for p, op in sorted(edges) if op == node] for node in range(len(kinds))])
+        found = measure_space(Endings(graph, rule=GroupRule.ROOTED, r=r, s=s))
+        assert found == SpaceSize(**theirs["rooted"][key]), f"block {index}"
 
 
 def test_isomorphism_check_tells_a_moved_edge() -> None:

@@ -70,7 +70,7 @@ def test_every_state_can_be_superseded_and_survives_a_boot() -> None:
         assert (state, Cause.BOOT) in TRANSITIONS
     for verdict in VERDICTS:
         causes = {cause for state, cause in TRANSITIONS if state is verdict}
-        assert causes == {Cause.DESIRED, Cause.ENVIRONMENT, Cause.BOOT}, "a verdict is final"
+        assert causes == {Cause.DESIRED, Cause.MEASURE, Cause.ENVIRONMENT, Cause.BOOT}, "a verdict is final"
 
 
 def test_a_step_that_is_not_in_the_table_is_an_error() -> None:

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_agent.link.ledger import Account, add_range
-from edge_agent.link.spool import Spool
+from edge_agent.link.spool import Spool, _read_rows
+from shared.clock import ManualClock
 from shared.messages.telemetry import MAX_ROW_BYTES, TelemetryAck, TelemetryBatch
 from tests.sim.world import scratch
 
@@ -228,3 +229,82 @@ def test_rows_that_a_power_cut_took_are_dropped_where_the_ledger_vouches_for_the
         found = Spool(tmp_path, boot=boot)
         assert found.masks()[1] == (0b1111, 0b1100, 0b0011)
         found.close()
+
+
+class Days(ManualClock):
+    """A clock that a test winds on; the wall clock of a board without a battery starts in 1970."""
+
+    def wind(self, seconds: float) -> None:
+        self._monotonic_s += seconds
+        self._wall_us += round(seconds * 1e6)
+
+    def set_wall(self, wall_us: int) -> None:
+        self._wall_us = wall_us
+
+
+def test_thirty_days_offline_keep_disk_and_age_bounded_and_the_books_balanced(tmp_path: Path) -> None:
+    """1. No planner answers for thirty days; rows come every half hour; now and then the agent is killed.
+    2. At every step produced = acknowledged + dropped + spooled, the disk is bounded, nothing is too old.
+    3. The planner is back: it gets what is left, and the books are still balanced.
+    """
+    clock, rng, limit_bytes, limit_age_s = Days(), Random(3), 64 << 10, 4 * 86_400.0
+    boot, days, per_day = 1, 30, 48
+    born_s: dict[bytes, float] = {}
+
+    def opened() -> Spool:
+        return Spool(tmp_path, boot=boot, limit_bytes=limit_bytes, limit_age_s=limit_age_s, clock=clock)
+
+    spool = opened()
+    dropped_before = 0
+    for step in range(days * per_day):
+        clock.wind(86_400.0 / per_day)
+        size = 1200 if 500 < step < 700 else 40  # a busy stretch in which bytes bind, else age does
+        row = b"%08d" % step + rng.randbytes(size - 8)
+        born_s[row] = clock.monotonic_s()
+        assert spool.append([row]) == 1
+        counts = spool.counts()
+        _balanced(spool)
+        assert counts.size_bytes <= limit_bytes and counts.dropped >= dropped_before
+        dropped_before = counts.dropped
+        if step % 300 == 299:
+            for path in tmp_path.glob("*.new"):  # the files' times follow the simulated clock
+                age_s = clock.monotonic_s() - max(born_s[one] for one in _read_rows(path))
+                os.utime(path, (clock.wall_us() * 1e-6 - age_s,) * 2)
+            spool.close()
+            boot += 1
+            spool = opened()
+            _balanced(spool)
+    assert spool.counts().produced == days * per_day
+    left = _drain(spool)
+    oldest_s = clock.monotonic_s() - min(born_s[row] for row in left)
+    assert limit_age_s - 3600.0 <= oldest_s <= limit_age_s * (1 + 1 / 16) + 3600.0
+    assert left == list(born_s)[-len(left) :], "none of the younger ones was lost"
+    assert spool.counts().spooled == 0
+    spool.close()
+
+
+def test_a_wall_clock_that_is_set_years_ahead_drops_nothing(tmp_path: Path) -> None:
+    clock = Days(wall_us=0)
+    spool = Spool(tmp_path, boot=1, limit_age_s=86_400.0, clock=clock)
+    spool.append([b"before"])
+    clock.set_wall(1_800_000_000_000_000)
+    clock.wind(60.0)
+    spool.append([b"after"])
+    assert spool.counts().dropped == 0 and _drain(spool) == [b"before", b"after"]
+    spool.close()
+
+
+def test_rows_that_were_sent_are_not_dropped_for_their_age(tmp_path: Path) -> None:
+    """The planner may hold them already: dropped here and stored there they would count twice."""
+    clock = Days()
+    spool = Spool(tmp_path, boot=1, limit_age_s=3600.0, clock=clock)
+    spool.append([b"sent"])
+    batch = spool.next_batch(1)
+    assert batch is not None
+    clock.wind(7200.0)
+    spool.append([b"young"])
+    assert spool.counts().dropped == 0
+    spool.acknowledge(_ack(batch))
+    assert _drain(spool) == [b"young"]
+    assert spool.counts().acknowledged == 2
+    spool.close()

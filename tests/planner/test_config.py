@@ -41,7 +41,7 @@ def test_command_line_over_environment_over_file_over_default(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("MAX_DEVICES", "0"),
+        ("MAX_DEVICES", "-1"),
         ("MAX_DEVICES", "1e3"),
         ("MAX_DEVICES", ""),
         ("DEAD_AFTER_S", "nan"),

@@ -209,3 +209,31 @@ def test_a_trigger_that_would_always_or_never_fire_is_refused(fields: dict[str, 
 def test_impossible_drift_is_refused(drift: float) -> None:
     with pytest.raises(ValueError, match="no drift"):
         Watch().see(seen(0.1, 0.1, drift=drift))
+
+
+def test_nothing_fires_while_held_and_the_state_after_the_hold_is_judged_anew() -> None:
+    watch = Watch()
+
+    def held(observation: Observation) -> Firing | None:
+        watch.now += PACE_S
+        return watch.trigger.observe(observation, watch.now, held=True)
+
+    assert [held(DIVERGED) for _ in range(50)] == [None] * 50
+    firing = watch.see(DIVERGED)
+    assert firing is not None and firing.cause is Cause.VARIANCE, "it kept its turn"
+
+    calm = Watch()
+    assert [calm.trigger.observe(DIVERGED, calm.now, held=True) for _ in range(5)] == [None] * 5
+    assert calm.see(CALM) is None, "what the attempt has put right asks for nothing"
+
+
+def test_thresholds_may_change_without_firing_again_for_the_same_backlog() -> None:
+    watch = Watch()
+    assert watch.see(DIVERGED) is not None
+    watch.trigger.configure(TriggerConfig.with_deadlines([0.4]))
+    assert watch.for_s(20.0, DIVERGED) == [], "above the new threshold too, but not armed"
+    assert watch.for_s(1.0, CALM) == []
+    firing = next(iter(watch.for_s(1.0, BETWEEN)))
+    assert firing.threshold == pytest.approx(0.01), "a quarter of 0.4 s, squared"
+    with pytest.raises(ValueError, match="measure"):
+        watch.trigger.configure(TriggerConfig(measure=Measure.TASKS))

@@ -11,7 +11,7 @@ from shared.bitmask import mask_of
 from shared.blocks import CombinedGraph
 from shared.legality import violations
 from shared.schedule import Stage, StageSchedule, stage_schedule
-from shared.search.beam import beam
+from shared.search.beam import best_endings
 from shared.search.costs import StageCosts
 from shared.search.endings import GroupRule
 from shared.search.interface import Budget, Limits
@@ -129,7 +129,8 @@ def test_beam_that_may_look_at_everything_finds_the_optimum(
     graph, costs = problem
     stages = Stages(graph, costs, OPEN, GroupRule.CONNECTED, Strategy.PARALLEL)
     by_beam, by_dp = (
-        costs.schedule_s(stages.schedule(endings)) for endings in (beam(stages, 1_000_000), exact(stages))
+        costs.schedule_s(stages.schedule(endings))
+        for endings in (best_endings(stages, 1_000_000), exact(stages))
     )
     assert by_beam == pytest.approx(by_dp, rel=1e-9)
 

@@ -1,5 +1,6 @@
 """Schedulers against closed forms and against the definition of legality."""
 
+from collections.abc import Callable
 from itertools import permutations
 
 import pytest
@@ -14,7 +15,7 @@ from shared.schedule import StageSchedule, stage_schedule
 from shared.search.costs import StageCosts
 from shared.search.greedy import greedy
 from shared.search.interface import Budget, Limits, Scheduler
-from shared.search.registry import reads_costs, scheduler, schedulers
+from shared.search.registry import help_line, reads_costs, scheduler, schedulers, searches
 from shared.search.sequential import sequential
 from shared.stage_string import parse, to_string
 from tests.search.graphs import CHAIN, DIAMOND, union, unions
@@ -22,7 +23,7 @@ from tests.search.graphs import CHAIN, DIAMOND, union, unions
 
 def run(chosen: Scheduler, graph: CombinedGraph, limits: Limits | None = None) -> StageSchedule:
     costs = StageCosts((1e-3,) * graph.size, contention=0.5)
-    found = chosen(graph, costs, limits or Limits(), Budget(expansions=2000))
+    found = chosen(graph, costs, limits or Limits(), Budget())
     assert isinstance(found, StageSchedule)
     return found
 
@@ -81,15 +82,17 @@ def test_no_legal_schedule_of_single_operators_has_fewer_stages_than_greedy(grap
 
 
 @pytest.mark.parametrize("name", sorted(schedulers()))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(graph=unions(), s=st.none() | st.integers(1, 4), r=st.none() | st.integers(1, 4))
 def test_every_scheduler_is_legal_deterministic_and_canonical(
     name: str, graph: CombinedGraph, s: int | None, r: int | None
 ) -> None:
-    limits = Limits(r=r, s=s)
-    found = run(scheduler(name), graph, limits)
+    costs = StageCosts((1e-3,) * graph.size, contention=0.5)
+    found, again = (
+        scheduler(name)(graph, costs, Limits(r=r, s=s), Budget(expansions=1000)) for _ in range(2)
+    )
     assert violations(found, graph, r=r, s=s) == []
-    assert run(scheduler(name), graph, limits) == found
+    assert again == found
     assert parse(to_string(found)) == found
 
 
@@ -99,20 +102,31 @@ def test_greedy_under_a_group_limit_keeps_the_rest_for_the_next_stage() -> None:
 
 
 def test_only_schedulers_that_read_costs_say_so() -> None:
-    # Two chains, once with costs that gain from running side by side and once with costs that do not.
-    graph = union(CHAIN, CHAIN)
+    # Three chains: side by side gains or does not, and which of them is the longest changes.
+    graph = union(CHAIN, CHAIN, CHAIN)
+    even, uneven = (1.0,) * 9, (3.0,) * 3 + (1.0,) * 6
     for name in schedulers():
         found = {
-            scheduler(name)(graph, StageCosts((1.0,) * 6, contention, barrier_s=0.1), Limits(), Budget())
-            for contention in (0.0, 1.0)
+            scheduler(name)(graph, costs, Limits(s=2), Budget())
+            for costs in (StageCosts(even, 0.0), StageCosts(even, 1.0, barrier_s=0.1), StageCosts(uneven))
         }
         assert (len(found) > 1) == reads_costs(name)
+
+
+@pytest.mark.parametrize("ask", [scheduler, reads_costs, searches, help_line])
+def test_every_question_about_an_unknown_scheduler_is_refused(ask: Callable[[str], object]) -> None:
     with pytest.raises(SettingError):
-        reads_costs("gredy")
+        ask("gredy")
+
+
+def test_every_scheduler_has_one_line_of_help() -> None:
+    for name in schedulers():
+        assert 10 < len(help_line(name)) < 80
+        assert "\n" not in help_line(name)
 
 
 def test_unknown_scheduler_is_refused_with_the_list_of_known_ones() -> None:
-    with pytest.raises(SettingError, match=r"'gredy'; choose one of greedy, ios, ios_rooted, sequential"):
+    with pytest.raises(SettingError, match=r"'gredy'; choose one of beam, brute, greedy, ios, ios_rooted"):
         scheduler("gredy")
 
 

@@ -279,6 +279,33 @@ store.close()
     assert rows_and_rolled(store) == (0, 2400)
 
 
+def test_kill_in_mid_tidying_counts_every_row_once(
+    store: Store, clock: ManualClock, tmp_path: Path, database_url: str
+) -> None:
+    """1. a child rolls up, and says so after each step; 2. it is killed at work; 3. every row is either there
+    or rolled up, and whoever tidies next finishes."""
+    for boot in range(1, 9):
+        store.append_telemetry([write_of(0, CHUNK - 1, boot=boot)])
+    code = """
+import sys
+from pathlib import Path
+from planner.store.retention import Retention
+from planner.store.store import Store
+store = Store(Path(sys.argv[1]), sys.argv[2])
+for treated in store.tidy(Retention(1, 0, 0)):
+    print(treated, flush=True)
+"""
+    child = start(code, str(tmp_path), database_url)
+    assert child.stdout is not None and int(child.stdout.readline()) == CHUNK
+    child.kill()
+    child.communicate(timeout=30)
+    kept, rolled = rows_and_rolled(store)
+    assert kept + rolled == 8 * CHUNK and rolled >= CHUNK
+    clock.advance(DAY_S)
+    sum(store.tidy(Retention(1, 0, 0)))
+    assert rows_and_rolled(store) == (0, 8 * CHUNK)
+
+
 def test_old_events_go_too(store: Store, clock: ManualClock) -> None:
     clock.advance(11 * DAY_S)
     store.revoke(NANO)

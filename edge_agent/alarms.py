@@ -1,0 +1,151 @@
+"""From glances at the engine to alarms: what arrives, what waits, and when a re-plan is due. Pure.
+
+A *glance* comes some ten times a second, an even pace that the trigger wants. What it does not carry is
+handed in: measured service times, which change slowly, and the drift of the running plan.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from edge_agent.worker.messages import Glance, QueueGlance
+from shared.policy.plain import Load
+from shared.policy.queues import TOP_THRESHOLD, Measure, QueueState
+from shared.policy.samples import progress_bits
+from shared.policy.trigger import Firing, Observation, Trigger, TriggerConfig
+
+_ARRIVALS_S: Final = 2.0
+"""Over how long arrivals are counted: an alarm comes within a second of a burst, which it should show."""
+
+_DEADLINES_S: Final = 60.0
+"""How long a deadline is remembered after the last task that had one like it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlarmSettings:
+    """What the agent's settings say of the trigger."""
+
+    measure: Measure = Measure.WORK
+    threshold: float | None = None  # s^2 or tasks^2; None: from the deadlines seen, or TOP's for tasks
+    cooldown_s: float = 10.0
+
+    def trigger(self, tightest_s: float | None) -> TriggerConfig:
+        """Thresholds for tasks whose tightest deadline, from arrival, is this one; None: they have none."""
+        config = TriggerConfig.with_deadlines([] if tightest_s is None else [tightest_s])
+        variance = TOP_THRESHOLD if self.measure is Measure.TASKS else config.variance
+        return replace(
+            config,
+            measure=self.measure,
+            variance=variance if self.threshold is None else self.threshold,
+            cooldown_s=self.cooldown_s,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fired:
+    """A re-plan is due: why, and what the device saw. `loads` are in the order of the samples' models."""
+
+    firing: Firing
+    loads: tuple[Load, ...]
+
+
+class Arrivals:
+    """Tasks per second of each model over the last seconds."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, dict[str, int]]] = deque()
+
+    def add(self, at_s: float, queues: tuple[QueueGlance, ...]) -> None:
+        """Take in one glance's counts; counts that fell are those of a new engine process."""
+        counts = {queue.name: queue.arrived for queue in queues}
+        if self._seen and any(counts.get(name, n) < n for name, n in self._seen[-1][1].items()):
+            self._seen.clear()
+        self._seen.append((at_s, counts))
+        while len(self._seen) > 2 and at_s - self._seen[1][0] >= _ARRIVALS_S:
+            self._seen.popleft()
+
+    def per_s(self, model: str) -> float:
+        """0 before there are two glances. A model that came later counts from then on."""
+        known = [(at_s, counts[model]) for at_s, counts in self._seen if model in counts]
+        if len(known) < 2 or known[-1][0] <= known[0][0]:
+            return 0.0
+        return (known[-1][1] - known[0][1]) / (known[-1][0] - known[0][0])
+
+
+class Deadlines:
+    """The tightest deadline of late: of this stretch of time and the one before."""
+
+    def __init__(self) -> None:
+        self._began_s = 0.0
+        self._before_s: float | None = None
+        self._tightest_s: float | None = None
+
+    def add(self, at_s: float, tightest_s: float | None) -> float | None:
+        """Take in one glance's; returns the tightest that is remembered."""
+        if at_s - self._began_s >= _DEADLINES_S:
+            self._began_s, self._before_s, self._tightest_s = at_s, self._tightest_s, None
+        if tightest_s is not None and tightest_s > 0:
+            self._tightest_s = min(tightest_s, self._tightest_s or tightest_s)
+        known = [one for one in (self._before_s, self._tightest_s) if one is not None]
+        return min(known, default=None)
+
+
+class Alarms:
+    """One device's trigger, fed by the engine."""
+
+    def __init__(self, settings: AlarmSettings | None = None) -> None:
+        self.settings = settings or AlarmSettings()
+        self.trigger = Trigger(self.settings.trigger(None))
+        self._arrivals = Arrivals()
+        self._deadlines = Deadlines()
+        self._tightest_s: float | None = None
+        self._service_s: dict[str, float] = {}
+
+    def glance(
+        self,
+        seen: Glance,
+        service_s: Mapping[str, float],
+        *,
+        held: bool,
+        drift: float = 1.0,
+        power_mode: str = "",
+    ) -> Fired | None:
+        """One glance; `held` while a plan is on its way or on trial.
+
+        A model that the running plan has not measured yet keeps the service time that it had before: a swap
+        must not look like an empty queue.
+        """
+        self._service_s.update({name: one for name, one in service_s.items() if one > 0.0})
+        self._arrivals.add(seen.at_s, seen.queues)
+        tightest_s = self._deadlines.add(seen.at_s, seen.tightest_s)
+        if tightest_s != self._tightest_s:
+            self._tightest_s = tightest_s
+            self.trigger.configure(self.settings.trigger(tightest_s))
+        observed = Observation(
+            queues=tuple(
+                QueueState(tasks=q.queued, service_s=self._service(q.name), oldest_age_s=q.oldest_age_s)
+                for q in seen.queues
+            ),
+            progress=tuple(progress_bits((q.progress,), q.blocks) for q in seen.queues),
+            drift=drift,
+            power_mode=power_mode,
+        )
+        firing = self.trigger.observe(observed, seen.at_s, held=held)
+        return None if firing is None else Fired(firing=firing, loads=self.loads(seen))
+
+    def loads(self, seen: Glance) -> tuple[Load, ...]:
+        """Every model's load, in the glance's order."""
+        return tuple(
+            Load(
+                model=queue.name,
+                arrivals_per_s=self._arrivals.per_s(queue.name),
+                service_s=self._service(queue.name),
+                queued=queue.queued,
+                oldest_age_s=queue.oldest_age_s,
+            )
+            for queue in seen.queues
+        )
+
+    def _service(self, model: str) -> float:
+        return self._service_s.get(model, 0.0)

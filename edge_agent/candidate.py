@@ -1,0 +1,58 @@
+"""The plan of one attempt on its way to be last-known-good, and the manager's patience with it."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from edge_agent.link.events import Attempt, RunnablePlan
+from edge_agent.probation import Probation, ProbationConfig
+from edge_agent.trial_runner import TrialRunner
+from shared.engine.trial import TrialConfig
+from shared.engine.windows import Side
+from shared.ids import Digest
+
+
+class Phase(Enum):
+    """How far a candidate has come."""
+
+    VERIFYING = "verifying"
+    STAGING = "staging"
+    STAGED = "staged"
+    TRIAL = "trial"
+    ACTIVATING = "activating"
+    PROBATION = "probation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManagerConfig:
+    """Limits of the manager's patience."""
+
+    probation: ProbationConfig = field(default_factory=ProbationConfig)
+    trial: TrialConfig = field(default_factory=TrialConfig)
+    timing_s: float = 10.0  # the models of a trial are timed for so long at most
+    load_limit_s: float = 120.0  # an engine process that loads one plan for so long is taken to hang
+
+
+@dataclass
+class Candidate:
+    """A plan, how far it has come, and what watches it there."""
+
+    attempt: Attempt
+    plan: RunnablePlan
+    phase: Phase
+    guarded: bool = False
+    probation: Probation | None = None
+    runner: TrialRunner | None = None
+
+    @property
+    def digest(self) -> Digest:
+        return self.plan.ref.digest
+
+    @property
+    def runs(self) -> bool:
+        """It runs or is to run next, for good."""
+        return self.phase in (Phase.ACTIVATING, Phase.PROBATION)
+
+    @property
+    def in_window(self) -> bool:
+        """It runs in a trial, or has won it and waits for the word to stay."""
+        return self.runner is not None and self.runner.side is Side.CANDIDATE

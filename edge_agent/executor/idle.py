@@ -1,0 +1,62 @@
+"""Time for measurements on a device that serves: only while nothing waits, and not for ever."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+_POLL_S: Final = 0.005
+
+
+class IdleTime:
+    """Hands out idle moments until `own_s` of work were spent in them, or `wall_s` have gone by.
+
+    A step of work is not interrupted, so it should be short; whoever asks before each of them yields to a
+    task within one. What was measured while a task came is worth nothing: see `undisturbed`.
+    """
+
+    def __init__(
+        self,
+        idle: Callable[[], bool],
+        *,
+        own_s: float,
+        wall_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._idle = idle
+        self._own_s = own_s
+        self._wall_s = wall_s
+        self._clock = clock
+        self._sleep = sleep
+        self._ends_s = clock() + wall_s
+        self._spent_s = 0.0
+        self.reason = ""  # why no more time is handed out
+
+    def wait(self) -> bool:
+        """Wait for an idle moment; False when the time is up."""
+        while True:
+            if self._spent_s >= self._own_s:
+                self.reason = f"the time limit of {self._own_s:g} s was used up"
+            elif self._clock() >= self._ends_s:
+                spent = f"{self._spent_s:.1f} s of {self._own_s:g} s in {self._wall_s:g} s"
+                self.reason = f"the device was too busy: {spent}"
+            elif self._idle():
+                return True
+            if self.reason:
+                return False
+            self._sleep(_POLL_S)
+
+    @contextmanager
+    def spend(self) -> Iterator[None]:
+        """Count what is done inside as spent."""
+        began_s = self._clock()
+        try:
+            yield
+        finally:
+            self._spent_s += self._clock() - began_s
+
+    @property
+    def undisturbed(self) -> bool:
+        """Nothing has come since the moment was handed out."""
+        return self._idle()

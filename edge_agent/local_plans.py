@@ -1,0 +1,68 @@
+"""What the agent makes of a trigger that fired: the alarm for the planner, and a plan of its own. Pure.
+
+Whether the plan made here may run is the link core's to say, which knows the autonomy that the planner
+granted and whether it answers; see `edge_agent.link.local`.
+"""
+
+import logging
+
+from edge_agent.alarms import Fired
+from edge_agent.link.events import AlarmRaised, PlanRef, RunnablePlan
+from edge_agent.telemetry import row_name
+from shared.errors import PlanError
+from shared.messages.control import AlarmSample, ModelLoad, Origin
+from shared.plan import decode_plan
+from shared.policy.plain import plain_replan
+
+_log = logging.getLogger(__name__)
+
+_MODELS = 64  # what an alarm holds
+_BLOCKS = 62  # what a mask holds
+
+
+def alarm_raised(fired: Fired, running: RunnablePlan | None, at_us: int) -> AlarmRaised:
+    """Everything the link core needs; `at_us` is the wall clock."""
+    return AlarmRaised(
+        at_us=at_us,
+        cause=fired.firing.cause.value,
+        value=fired.firing.value,
+        threshold=fired.firing.threshold,
+        plan=running.ref.digest if running else None,
+        loads=tuple(
+            ModelLoad(
+                row_name(load.model),
+                load.arrivals_per_s,
+                load.service_s * 1e6,
+                load.queued,
+                round(load.oldest_age_s * 1e6),
+            )
+            for load in fired.loads[:_MODELS]
+        ),
+        samples=tuple(
+            AlarmSample(
+                tuple(_mask(blocks) for blocks in sample.progress[:_MODELS]),
+                tuple(sample.deviation[:_MODELS]),
+            )
+            for sample in fired.firing.samples
+        ),
+        local=_replanned(fired, running),
+    )
+
+
+def _replanned(fired: Fired, running: RunnablePlan | None) -> RunnablePlan | None:
+    """The running plan with launch intervals for these loads; None where none would change."""
+    if running is None:
+        return None
+    try:
+        before = decode_plan(running.wire, running.ref.digest)
+    except PlanError as error:
+        _log.error("the running plan cannot be read: %s", error)
+        return None
+    plan = plain_replan(before, fired.loads)
+    if plan is before:
+        return None
+    return RunnablePlan(PlanRef(plan.digest, Origin.LOCAL), plan.wire, running.artifacts)
+
+
+def _mask(blocks: tuple[int, ...]) -> int:
+    return sum(bit << at for at, bit in enumerate(blocks[:_BLOCKS]))

@@ -1,0 +1,161 @@
+"""Profile requests on their way through the engine process: asked, asked again after a restart, answered.
+
+A request under which the engine process has ended twice is answered without times: what it wants measured may
+be what ends it, and a device must not crash for a measurement.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, Protocol, TypeAlias
+
+from edge_agent.drift import Drift
+from edge_agent.link import events as link
+from edge_agent.telemetry import profile_rows, stage_rows
+from edge_agent.worker.messages import OperatorTimes, Profile, ProfileStages, StageTimes
+from shared.errors import PlanError
+from shared.ids import Digest
+from shared.messages.control import ProfileRequest, StageProfileRequest
+from shared.messages.telemetry import RowData
+from shared.plan import decode_plan
+
+_REPEATS: Final = 5
+_STAGE_REPEATS: Final = 9
+_LIVES: Final = 2
+
+Request: TypeAlias = ProfileRequest | StageProfileRequest
+
+
+class Engine(Protocol):
+    """What this asks of the engine process; it is gone when it does not answer."""
+
+    def profile(self, request: Profile) -> None:
+        """Time operators."""
+
+    def profile_stages(self, request: ProfileStages, wire: bytes) -> None:
+        """Time the stages of a plan."""
+
+
+class ProfileDesk:
+    """Requests that are not answered yet, in the order in which they came."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        path_of: Callable[[Digest], Path],
+        record: Callable[[Sequence[RowData]], None],
+        tell: Callable[[link.Event], None],
+        *,
+        environment: str,
+        executor: str,
+        intra_op_threads: int,
+        wall_s: float,
+    ) -> None:
+        self.drift = Drift()
+        self._engine = engine
+        self._path_of = path_of
+        self._record = record
+        self._tell = tell
+        self._environment = environment
+        self._executor = executor
+        self._intra_op_threads = intra_op_threads
+        self._wall_s = wall_s
+        self._open: dict[int, Request] = {}
+        self._deaths: dict[int, int] = {}  # engine processes that ended while they had the request
+        self._step_us: dict[int, dict[int, float]] = {}
+        self._engine_up = False
+
+    def needed(self) -> set[Digest]:
+        """Artifacts that open requests name."""
+        return {digest for request in self._open.values() for digest in _artifacts(request)}
+
+    def wanted(self, request: Request) -> None:
+        """A request; one that is open already changes nothing."""
+        if request.request not in self._open:
+            self._open[request.request] = request
+            if self._engine_up:
+                self._ask(request)
+
+    def engine_ready(self) -> None:
+        """A fresh engine process knows of nothing."""
+        self._engine_up = True
+        for request in self._open.values():
+            self._ask(request)
+
+    def engine_exited(self) -> None:
+        """Whatever it was asked is lost."""
+        if not self._engine_up:
+            return
+        self._engine_up = False
+        for number, request in list(self._open.items()):
+            self._deaths[number] = self._deaths.get(number, 0) + 1
+            if self._deaths[number] >= _LIVES:
+                self._give_up(request)
+
+    def operator_times(self, times: OperatorTimes) -> None:
+        """The engine's answer, or part of it."""
+        if times.request in self._open:
+            self._record(profile_rows(times, self._environment))
+            if times.first + len(times.times) >= times.operators:
+                self._answered(times.request)
+
+    def stage_times(self, times: StageTimes) -> None:
+        """The engine's answer, or part of it."""
+        request = self._open.get(times.request)
+        if not isinstance(request, StageProfileRequest):
+            return
+        self._record(stage_rows(times, request.plan_digest, self._environment))
+        step_us = self._step_us.setdefault(times.request, {})
+        if times.times:
+            step_us[times.combined] = times.step_us
+        if times.last:
+            try:
+                self.drift.profiled(request.plan_digest, decode_plan(request.plan).lanes, step_us)
+            except PlanError:
+                pass  # the answer says so
+            self._answered(times.request)
+
+    def _ask(self, request: Request) -> None:
+        if isinstance(request, StageProfileRequest):
+            self._step_us.pop(request.request, None)
+            paths = {str(digest): str(self._path_of(digest)) for digest in _artifacts(request)}
+            self._engine.profile_stages(
+                ProfileStages(request.request, paths, _STAGE_REPEATS, request.budget_s, self._wall_s),
+                request.plan,
+            )
+            return
+        digest = request.artifact.digest
+        self._engine.profile(
+            Profile(
+                request=request.request,
+                artifact=digest,
+                path=str(self._path_of(digest)),
+                executor=self._executor,
+                intra_op_threads=self._intra_op_threads,
+                batch=request.batch,
+                repeats=_REPEATS,
+                limit_s=request.budget_s,
+                wall_s=self._wall_s,
+            )
+        )
+
+    def _give_up(self, request: Request) -> None:
+        number, reason = request.request, "the engine process ended twice while it had this request"
+        if isinstance(request, StageProfileRequest):
+            ended = StageTimes(number, request.plan_digest, 0, (), 0.0, True, reason)
+            self._record(stage_rows(ended, request.plan_digest, self._environment))
+        else:
+            nothing = OperatorTimes(number, request.artifact.digest, request.batch, (), reason)
+            self._record(profile_rows(nothing, self._environment))
+        self._answered(number)
+
+    def _answered(self, number: int) -> None:
+        del self._open[number]
+        self._deaths.pop(number, None)
+        self._step_us.pop(number, None)
+        self._tell(link.ProfileAnswered(number))
+
+
+def _artifacts(request: Request) -> set[Digest]:
+    if isinstance(request, StageProfileRequest):
+        return {need.digest for need in request.artifacts}
+    return {request.artifact.digest}

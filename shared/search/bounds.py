@@ -1,0 +1,52 @@
+"""Lower bounds: what no schedule can beat under the same costs.
+
+- Critical path: operators that depend on each other never overlap, so the longest chain is a bound.
+- Work over capacity: where k groups or streams run side by side, the device does at most
+  k / (1 + contention * (k - 1)) seconds of work per second (`makespan` and the formula of a stage agree in
+  this), and k is at most the graph's width, and `s` where groups are limited.
+
+A merged stage may do its operators' work in less: each counts with its cheapest merge, on the path as a whole
+and in the sum by its share. Barriers count as nothing.
+"""
+
+from dataclasses import dataclass
+
+from shared.bitmask import bits
+from shared.blocks import CombinedGraph
+from shared.search.costs import StageCosts
+from shared.search.interface import Limits
+from shared.search.states import width
+
+
+@dataclass(frozen=True, slots=True)
+class LowerBounds:
+    """Seconds."""
+
+    critical_path_s: float
+    work_s: float  # over capacity
+
+    @property
+    def seconds(self) -> float:
+        """The better of the two."""
+        return max(self.critical_path_s, self.work_s)
+
+    def gap(self, seconds: float) -> float:
+        """How much longer than the bound, as a share of it: 0 is proven optimal."""
+        return seconds / self.seconds - 1.0 if self.seconds > 0.0 else 0.0
+
+
+def lower_bounds(graph: CombinedGraph, costs: StageCosts, limits: Limits) -> LowerBounds:
+    """Both bounds; O(operators * dependent pairs), for the width. `limits.r` changes nothing."""
+    path_s = list(costs.operators_s)
+    share_s = list(costs.operators_s)
+    for ops, seconds in costs.merges:
+        for op in ops:
+            path_s[op] = min(path_s[op], seconds)
+            share_s[op] = min(share_s[op], seconds / len(ops))
+    ends_s: list[float] = []
+    for before, seconds in zip(graph.predecessors, path_s, strict=True):
+        ends_s.append(seconds + max((ends_s[op] for op in bits(before)), default=0.0))
+    most = min(width(graph), limits.s or graph.size)
+    # Beyond contention 1 side by side is slower than in turn, and one group at a time is the best.
+    capacity = max(most / (1.0 + costs.contention * (most - 1)), 1.0)
+    return LowerBounds(max(ends_s), sum(share_s) / capacity)

@@ -1,0 +1,67 @@
+"""Seconds of any schedule on the same costs, so that stages and streams can be compared.
+
+A stage schedule costs the sum of its stages (`StageCosts`). A stream schedule is simulated as a fluid: where
+k items run at the same moment, each proceeds at the rate 1 / (1 + contention * (k - 1)). For groups that
+start together this gives exactly the formula of a stage, `longest + contention * (total - longest)`. An
+item that waits for other streams starts `barrier_s` after what it waits for; several streams end with one.
+"""
+
+from shared.blocks import CombinedGraph
+from shared.launch_list import Item, lower
+from shared.schedule import Schedule, StageSchedule
+from shared.search.costs import StageCosts
+
+
+def schedule_s(schedule: Schedule, graph: CombinedGraph, costs: StageCosts) -> float:
+    """Seconds from the first launch to the last end, all members active.
+
+    Raises:
+        KeyError: a stage merges operators that are not among the costs' `merges`.
+    """
+    if isinstance(schedule, StageSchedule):
+        return costs.schedule_s(schedule)
+    items = lower(schedule, graph, (1 << graph.num_members) - 1)
+    joined_s = costs.barrier_s if len({item.stream for item in items}) > 1 else 0.0
+    return _Fluid(items, costs).run() + joined_s
+
+
+class _Fluid:
+    """Items that share a device; times are seconds since the first launch."""
+
+    def __init__(self, items: tuple[Item, ...], costs: StageCosts) -> None:
+        self._costs = costs
+        self._left_s = [sum(costs.operators_s[op] for op in item.ops) for item in items]  # alone
+        self._delay_s = [costs.barrier_s if item.waits else 0.0 for item in items]
+        self._missing = [0] * len(items)
+        self._followers: list[list[int]] = [[] for _ in items]
+        last: dict[int, int] = {}
+        for index, item in enumerate(items):
+            before = {*item.waits, *([last[item.stream]] if item.stream in last else [])}
+            self._missing[index] = len(before)
+            for one in before:
+                self._followers[one].append(index)
+            last[item.stream] = index
+
+    def run(self) -> float:
+        """The moment of the last end."""
+        now_s = 0.0
+        starting = {index: 0.0 for index, missing in enumerate(self._missing) if not missing}  # when
+        running: set[int] = set()
+        while starting or running:
+            rate = 1.0 / (1.0 + self._costs.contention * max(len(running) - 1, 0))
+            end_s = min((now_s + self._left_s[index] / rate for index in running), default=float("inf"))
+            next_s = min(end_s, min(starting.values(), default=float("inf")))
+            ended = [index for index in running if now_s + self._left_s[index] / rate <= next_s]
+            for index in running:
+                self._left_s[index] -= (next_s - now_s) * rate
+            now_s = next_s
+            for index in ended:
+                running.remove(index)
+                for follower in self._followers[index]:
+                    self._missing[follower] -= 1
+                    if not self._missing[follower]:
+                        starting[follower] = now_s + self._delay_s[follower]
+            for index in [index for index, start_s in starting.items() if start_s <= now_s]:
+                del starting[index]
+                running.add(index)
+        return now_s

@@ -1,0 +1,182 @@
+"""From glances at a simulated engine to alarms and local plans."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from edge_agent.alarms import Alarms, AlarmSettings, Fired
+from edge_agent.link.events import PlanRef, RunnablePlan
+from edge_agent.local_plans import alarm_raised
+from edge_agent.worker.messages import Glance, QueueGlance
+from shared.messages import control
+from shared.messages.control import Origin
+from shared.plan import decode_plan
+from shared.policy.queues import TOP_THRESHOLD, Measure
+from shared.policy.trigger import Cause
+from tests.engine.driver import Driver
+from tests.engine.plans import chains
+from tests.policy.test_plain import PLAN
+
+PACE_S = 0.1
+SERVICE_S = {"a": 0.02, "b": 0.02}
+
+
+class Device:
+    """An engine core of two models with one lane, whose steps take 20 ms, and its alarms."""
+
+    def __init__(self, settings: AlarmSettings | None = None) -> None:
+        self.driver = Driver(chains(2, 1))
+        self.alarms = Alarms(settings)
+        self.held = False
+        self.fired: list[tuple[float, Fired]] = []
+        self._step_ends_s = 0.0
+
+    def glance(self) -> Glance:
+        seen = self.driver.core.glance(self.driver.now)
+        queues = tuple(
+            QueueGlance(q.name, q.arrived, q.queued, q.oldest_age_s, q.blocks, q.progress)
+            for q in seen.queues
+        )
+        return Glance(seen.now_s, seen.active, seen.tightest_s, queues)
+
+    def run(
+        self,
+        seconds: float,
+        per_s: Mapping[str, float],
+        deadline_s: float | None = None,
+        service_s: Mapping[str, float] = SERVICE_S,
+    ) -> list[Fired]:
+        """Tasks arrive evenly; one step of 20 ms after another; ten glances a second."""
+        before = len(self.fired)
+        debt = dict.fromkeys(per_s, 0.0)
+        for _ in range(round(seconds / 0.01)):
+            self.driver.at(round(self.driver.now + 0.01, 6))
+            now = self.driver.now
+            for model, rate in per_s.items():
+                debt[model] += rate * 0.01
+                while debt[model] >= 1.0 - 1e-9:
+                    debt[model] -= 1.0
+                    self.driver.submit(model, deadline_s=None if deadline_s is None else now + deadline_s)
+            if self.driver.steps and now >= self._step_ends_s:
+                self.driver.end()
+                self._step_ends_s = now + 0.02
+            if round(now * 100) % 10 == 0:
+                found = self.alarms.glance(self.glance(), service_s, held=self.held)
+                if found is not None:
+                    self.fired.append((now, found))
+        return [found for _, found in self.fired[before:]]
+
+
+def test_a_burst_on_one_queue_crosses_the_threshold_and_even_load_does_not() -> None:
+    device = Device()
+    assert device.run(5.0, {"a": 10.0, "b": 10.0}) == []
+    (fired,) = device.run(3.0, {"a": 60.0, "b": 10.0})
+    assert fired.firing.cause in (Cause.VARIANCE, Cause.OLDEST_AGE)
+    a, b = fired.loads
+    assert (a.model, b.model) == ("a", "b")
+    assert a.arrivals_per_s > 2 * b.arrivals_per_s and b.arrivals_per_s == pytest.approx(10.0, rel=0.3)
+    assert a.queued > b.queued and a.service_s == 0.02
+    assert len(fired.firing.samples) == 10
+    assert fired.firing.samples[-1].shape == (2, 1)
+
+
+def test_arrivals_are_those_of_the_last_seconds_and_survive_a_restart_of_the_engine() -> None:
+    device = Device()
+    device.run(20.0, {"a": 20.0})
+    assert device.alarms.loads(device.glance())[0].arrivals_per_s == pytest.approx(20.0, rel=0.05)
+    device.run(6.0, {"a": 5.0})
+    assert device.alarms.loads(device.glance())[0].arrivals_per_s == pytest.approx(5.0, rel=0.1)
+    before = device.driver.now
+    device.driver = Driver(chains(2, 1))  # counts begin again at 0
+    device.driver.now = before
+    device.run(6.0, {"a": 10.0})
+    assert device.alarms.loads(device.glance())[0].arrivals_per_s == pytest.approx(10.0, rel=0.1)
+
+
+def test_an_attempt_holds_the_alarm_until_it_has_ended_and_the_load_is_judged_anew() -> None:
+    device = Device()
+    device.run(2.0, {"a": 5.0, "b": 5.0})
+    device.held = True
+    assert device.run(5.0, {"a": 100.0, "b": 5.0}) == []
+    device.held = False
+    assert len(device.run(0.3, {"a": 100.0, "b": 5.0})) == 1
+
+
+def test_the_thresholds_follow_the_tightest_deadline_that_tasks_have() -> None:
+    device = Device()
+    device.run(1.0, {"a": 5.0}, deadline_s=0.2)
+    config = device.alarms.trigger.config
+    assert config.variance == pytest.approx(0.0025)
+    assert config.oldest_age_s == pytest.approx(0.1)
+    device.run(1.0, {"a": 5.0}, deadline_s=0.8)
+    assert device.alarms.trigger.config.oldest_age_s == pytest.approx(0.1), "the tightest one counts"
+    device.run(130.0, {"a": 1.0}, deadline_s=0.8)
+    assert device.alarms.trigger.config.oldest_age_s == pytest.approx(0.4), "until it was not seen for long"
+
+
+def test_settings_choose_measure_threshold_and_cool_down() -> None:
+    tasks = AlarmSettings(measure=Measure.TASKS).trigger(0.2)
+    assert (tasks.measure, tasks.variance) == (Measure.TASKS, TOP_THRESHOLD)
+    given = AlarmSettings(threshold=7.0, cooldown_s=3.0).trigger(None)
+    assert (given.variance, given.cooldown_s) == (7.0, 3.0)
+
+
+def test_a_swap_whose_plan_has_measured_nothing_yet_keeps_the_queued_work() -> None:
+    device = Device(AlarmSettings(threshold=0.01))
+    device.run(2.0, {"a": 5.0, "b": 5.0})
+    device.held = True
+    device.run(3.0, {"a": 100.0, "b": 5.0})
+    device.held = False
+    (fired,) = device.run(0.2, {"a": 100.0, "b": 5.0}, service_s={})
+    assert fired.firing.value > 0.01 and fired.loads[0].service_s == 0.02
+
+
+# -- what is made of it -------------------------------------------------------------------------------------
+
+
+def running() -> RunnablePlan:
+    return RunnablePlan(PlanRef(PLAN.digest, Origin.PLANNER), PLAN.wire, ())
+
+
+def fired(**loads: tuple[float, float, int]) -> Fired:
+    from shared.policy.plain import Load
+    from shared.policy.samples import Sample
+    from shared.policy.trigger import Firing
+
+    samples = (Sample(((1, 0), (1,), (0,)), (0.5, -0.25, -0.25)),) * 10
+    firing = Firing(cause=Cause.VARIANCE, value=0.5, threshold=0.1, at_s=1.0, samples=samples)
+    return Fired(
+        firing=firing,
+        loads=tuple(
+            Load(model=name, arrivals_per_s=rate, service_s=service, queued=queued, oldest_age_s=0.5)
+            for name, (rate, service, queued) in loads.items()
+        ),
+    )
+
+
+def test_the_alarm_carries_a_local_plan_that_differs_in_launch_intervals_only() -> None:
+    event = alarm_raised(fired(a=(10.0, 0.01, 90), b=(10.0, 0.01, 0), c=(0.0, 0.01, 0)), running(), 5)
+    assert event.local is not None and event.plan == PLAN.digest
+    plan = decode_plan(event.local.wire, event.local.ref.digest)
+    assert plan.combined == PLAN.combined and plan.models != PLAN.models
+    assert event.local.ref.origin is Origin.LOCAL
+    message = control.Alarm(
+        boot=1,
+        number=1,
+        at_us=event.at_us,
+        cause=event.cause,
+        value=event.value,
+        threshold=event.threshold,
+        plan=event.plan,
+        loads=event.loads,
+        samples=event.samples,
+    )
+    decoded = control.TO_PLANNER.decode(control.TO_PLANNER.encode(message))
+    assert decoded == message, "it fits the wire"
+    assert event.samples[0].progress == (0b01, 1, 0)
+
+
+def test_without_a_change_to_make_the_alarm_carries_no_plan() -> None:
+    calm = fired(a=(10.0, 0.01, 0), b=(10.0, 0.01, 0))
+    assert alarm_raised(calm, running(), 5).local is None
+    assert alarm_raised(calm, None, 5).plan is None

@@ -1,0 +1,151 @@
+"""Profile requests through engine processes that restart, and what a profile says about drift."""
+
+from pathlib import Path
+
+import pytest
+
+from edge_agent.drift import Drift
+from edge_agent.link import events as link
+from edge_agent.profiles import ProfileDesk
+from edge_agent.worker.messages import (
+    CombinedStats,
+    OperatorTimes,
+    Profile,
+    ProfileStages,
+    StageTimes,
+    Stats,
+)
+from shared.digest import digest_bytes
+from shared.ids import Digest
+from shared.messages.control import ArtifactNeed, ProfileRequest, StageProfileRequest
+from shared.messages.telemetry import ProfileResult, RowData, StageProfileResult, decode_row, encode_row
+from shared.messages.telemetry import Row as TelemetryRow
+from tests.policy.test_plain import PLAN
+
+NEED = ArtifactNeed("m", digest_bytes([b"artifact"]), 8)
+OPERATORS = ProfileRequest(1, NEED, 1, 20.0)
+STAGES = StageProfileRequest(request=2, plan_digest=PLAN.digest, plan=PLAN.wire, artifacts=(NEED,))
+
+
+class Desk:
+    """A desk with everything it says."""
+
+    def __init__(self) -> None:
+        self.asked: list[Profile | ProfileStages] = []
+        self.rows: list[RowData] = []
+        self.told: list[link.Event] = []
+        self.desk = ProfileDesk(
+            self,
+            lambda digest: Path("/artifacts") / digest,
+            self.rows.extend,
+            self.told.append,
+            environment="here",
+            executor="onnx",
+            intra_op_threads=1,
+            wall_s=60.0,
+        )
+
+    def profile(self, request: Profile) -> None:
+        self.asked.append(request)
+
+    def profile_stages(self, request: ProfileStages, wire: bytes) -> None:
+        assert wire == PLAN.wire
+        self.asked.append(request)
+
+
+def stage_times(combined: int, last: bool, step_us: float = 1000.0) -> StageTimes:
+    return StageTimes(2, PLAN.digest, combined, ((0, step_us, 1.0, 9),), step_us, last)
+
+
+def test_requests_wait_for_the_engine_and_are_answered_once() -> None:
+    it = Desk()
+    for _ in range(2):
+        it.desk.wanted(OPERATORS)
+        it.desk.wanted(STAGES)
+    assert it.asked == [] and it.desk.needed() == {NEED.digest}
+    it.desk.engine_ready()
+    assert [type(one) for one in it.asked] == [Profile, ProfileStages]
+    it.desk.stage_times(stage_times(0, False))
+    assert it.told == []
+    it.desk.stage_times(stage_times(1, True))
+    it.desk.stage_times(stage_times(1, True))  # late
+    it.desk.operator_times(OperatorTimes(1, NEED.digest, 1, ((1.0, 0.1, 5),), "", 0, 1))
+    assert it.told == [link.ProfileAnswered(2), link.ProfileAnswered(1)]
+    stages = [row for row in it.rows if isinstance(row, StageProfileResult)]
+    assert [(row.combined_block, row.last) for row in stages] == [(0, False), (1, True)]
+    assert it.desk.needed() == set()
+
+
+def test_a_long_combined_block_is_told_in_rows_that_fit() -> None:
+    it = Desk()
+    it.desk.engine_ready()
+    it.desk.wanted(STAGES)
+    times = tuple((stage, 1e6 + stage / 3, 0.123456789, 9) for stage in range(150))
+    it.desk.stage_times(StageTimes(2, PLAN.digest, 0, times, 5.0, True, "cut off"))
+    rows = [row for row in it.rows if isinstance(row, StageProfileResult)]
+    assert [len(row.timings) for row in rows] == [64, 64, 22]
+    assert [row.last for row in rows] == [False, False, True]
+    for row in rows:
+        assert decode_row(encode_row(TelemetryRow(1, row))).data == row
+
+
+def test_a_request_is_asked_again_after_one_crash_and_given_up_after_two() -> None:
+    it = Desk()
+    it.desk.wanted(OPERATORS)
+    it.desk.wanted(STAGES)
+    it.desk.engine_ready()
+    it.desk.engine_exited()
+    it.desk.engine_exited()  # the process that never came up had asked nothing
+    it.desk.engine_ready()
+    assert len(it.asked) == 4 and it.told == []
+    it.desk.engine_exited()
+    assert {type(row) for row in it.rows} == {ProfileResult, StageProfileResult}
+    assert all("ended twice" in row.reason and row.last for row in it.rows)  # type: ignore[union-attr]
+    assert it.told == [link.ProfileAnswered(1), link.ProfileAnswered(2)]
+    it.desk.engine_ready()
+    assert len(it.asked) == 4
+
+
+# -- drift --------------------------------------------------------------------------------------------------
+
+MEMBERS = (("a", "b"), ("a",))
+
+
+def stats(*combined: CombinedStats, key: int = 1) -> Stats:
+    return Stats(0.0, key, 0.0, (), combined)
+
+
+def full(block: int, steps: int, step_s: float) -> CombinedStats:
+    mask = (1 << len(MEMBERS[block])) - 1
+    return CombinedStats(1, block, mask, steps, steps, steps * step_s, step_s, step_s)
+
+
+PLAN_A, PLAN_B = Digest("a" * 64), Digest("b" * 64)
+
+
+def test_drift_is_measured_over_profiled_time_of_steps_with_all_members() -> None:
+    drift = Drift()
+    drift.profiled(PLAN_A, 1, {0: 1000.0, 1: 3000.0})
+    partial = CombinedStats(1, 0, 0b01, 50, 50, 9.0, 0.1, 0.3)
+    drift.add(stats(full(0, 60, 0.0015), full(1, 20, 0.0045), partial), PLAN_A, MEMBERS)
+    assert drift.ratio == pytest.approx(1.5)
+
+
+def test_few_steps_and_steps_of_another_plan_say_nothing() -> None:
+    drift = Drift()
+    drift.profiled(PLAN_A, 1, {0: 1000.0})
+    drift.add(stats(full(0, 49, 0.002)), PLAN_A, MEMBERS)
+    assert drift.ratio == 1.0
+    drift.add(stats(full(0, 1, 0.002)), PLAN_A, MEMBERS)
+    assert drift.ratio == pytest.approx(2.0)
+    drift.add(stats(full(0, 100, 0.002), key=2), PLAN_A, MEMBERS)
+    assert drift.ratio == pytest.approx(2.0)
+    drift.add(stats(full(0, 100, 0.002)), PLAN_B, MEMBERS)
+    assert drift.ratio == 1.0, "another plan runs, and it was not profiled"
+
+
+def test_a_plan_of_several_lanes_never_drifts() -> None:
+    drift = Drift()
+    drift.profiled(PLAN_A, 2, {0: 1000.0})
+    drift.add(stats(full(0, 100, 0.004)), PLAN_A, MEMBERS)
+    assert drift.ratio == 1.0

@@ -1,0 +1,301 @@
+"""Trials by the real link core, manager and trial core on a played engine, with kills at any moment."""
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from edge_agent.link import events as link
+from edge_agent.link.events import LinkState, Proven
+from edge_agent.plan_actions import DrainEngine, LoadPlan, Note, SwapTo, Tell, UnloadPlan
+from edge_agent.plans import PlanManager
+from edge_agent.supervisor import Supervisor
+from edge_agent.worker.messages import PlanTooLarge
+from shared.engine.steps import PlanKey
+from shared.engine.trial import TrialConfig
+from shared.messages.control import Activation, DeviceState
+from tests.agent.world import GOOD, SOUND, Nature, World, desired, facts, plan, world_of
+
+BETTER, SAME, WORSE = Nature(speed=1.3), SOUND, Nature(speed=0.7)
+CRASHES = Nature(crashes_after_s=0.1)
+SHORT = TrialConfig(limit_s=10.0)
+
+
+def trial_world(seed: int, nature: Nature, disk: LinkState = GOOD, **changes: Any) -> World:
+    return world_of(seed, {"a": nature, "b": BETTER}, disk, comparable=True, trial=SHORT, **changes)
+
+
+def push(world: World, letter: str, generation: int, activation: Activation = Activation.TRIAL) -> None:
+    wanted = desired(letter, generation)
+    world.tell(link.Received(type(wanted)(**{**_fields(wanted), "activation": activation})))
+
+
+def _fields(wanted: Any) -> dict[str, Any]:
+    return {name: getattr(wanted, name) for name in wanted.__struct_fields__}
+
+
+def state(world: World) -> DeviceState | None:
+    return world.core.state.state
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    ("nature", "ends", "verdict"),
+    [
+        (BETTER, DeviceState.COMMITTED, "commit"),
+        (SAME, DeviceState.NO_GAIN, "no_gain"),
+        (WORSE, DeviceState.REJECTED, "reject"),
+        (CRASHES, DeviceState.REJECTED, "reject"),
+    ],
+)
+def test_trial_decides_and_the_winner_runs(
+    seed: int, nature: Nature, ends: DeviceState, verdict: str
+) -> None:
+    world = trial_world(seed, nature)
+    push(world, "a", 1)
+    world.settle()
+    assert state(world) is ends, world.core.state.reason
+    (row,) = world.rows
+    assert (row.how, row.verdict, row.candidate, row.control) == (
+        "trial",
+        verdict,
+        plan("a").ref.digest,
+        plan("g").ref.digest,
+    )
+    winner = "a" if ends is DeviceState.COMMITTED else "g"
+    assert world.running == winner
+    assert list(world.loaded.values()) == [winner], "the loser is freed"
+    assert world.core.report().active == plan(winner).ref.digest
+    assert world.core.state.trial is None
+    if nature is not CRASHES:
+        assert row.pairs >= 8
+        assert row.ratio is not None
+        assert row.ratio_low is not None
+        assert row.ratio == pytest.approx(nature.speed, rel=0.1)
+        assert row.ratio_low < row.ratio
+
+
+def test_record_is_on_disk_before_the_candidate_first_runs() -> None:
+    world = trial_world(1, BETTER)
+    push(world, "a", 1)
+    while "a" not in world.ran:
+        world.step()
+        if "a" not in world.ran:
+            continue
+    assert world.disk.state is DeviceState.TRIAL
+    assert world.disk.trial is not None
+    assert world.disk.trial.candidate == plan("a").ref.digest
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_kill_at_any_moment_of_a_trial_ends_in_a_verdict_and_is_never_tried_again(seed: int) -> None:
+    """kill -9 leaves the last persisted state; a candidate that was on trial then is not run again."""
+    rng = Random(seed)
+    world = trial_world(seed, rng.choice((BETTER, SAME, WORSE, CRASHES)))
+    push(world, "a", 1)
+    for _ in range(rng.randint(1, 160)):
+        world.step()
+    found = world.disk.state
+    world.boot()
+    before = len(world.ran)
+    world.settle()
+    final, running = state(world), world.running
+    if found is DeviceState.TRIAL:
+        assert final is DeviceState.REJECTED
+        assert "stopped during the trial" in world.core.state.reason
+        assert world.rows[-1].verdict == "reject"
+        assert "a" not in world.ran[before:], "never tried again at boot"
+    assert final in (
+        DeviceState.COMMITTED,
+        DeviceState.NO_GAIN,
+        DeviceState.REJECTED,
+        DeviceState.ROLLED_BACK,
+    )
+    assert running == ("a" if final is DeviceState.COMMITTED else "g")
+    assert world.core.report().active == plan(running).ref.digest
+    assert world.core.state.last_good == plan(running)
+    assert list(world.loaded.values()) == [running]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_engine_killed_at_any_moment_of_a_trial_blames_only_the_plan_that_ran(seed: int) -> None:
+    rng = Random(seed)
+    world = trial_world(seed, BETTER)
+    push(world, "a", 1)
+    for _ in range(rng.randint(1, 120)):
+        world.step()
+    ran = world.running
+    world.exit("signal 9")
+    world.settle()
+    if state(world) is DeviceState.COMMITTED:
+        assert world.running == "a"
+    else:
+        assert state(world) in (DeviceState.REJECTED, DeviceState.ROLLED_BACK)
+        assert ran == "a" or "loaded" in world.core.state.reason or "candidate" in world.core.state.reason
+        assert world.running == "g"
+    assert world.core.report().active == plan(world.running or "-").ref.digest
+
+
+def test_control_that_crashes_under_three_trials_leaves_the_plan_undecided() -> None:
+    world = trial_world(5, SAME)
+    push(world, "a", 1)
+    crashes = 0
+    for _ in range(20_000):
+        if state(world) in (DeviceState.REJECTED, DeviceState.NO_GAIN):
+            break
+        world.step()
+        world.do(world.manager.tick(world.now_s))
+        runner = world.manager.runner
+        if runner is not None and runner.side.value == "control" and not runner.draining:
+            crashes += 1
+            world.now_s += 61.0  # far apart: the control itself is not condemned
+            world.exit("signal 9")
+    assert state(world) is DeviceState.REJECTED
+    assert "undecided after 3 trials" in world.core.state.reason
+    assert crashes == 3
+    assert [row.verdict for row in world.rows] == ["abandoned", "abandoned", "reject"]
+    world.settle()
+    assert world.running == "g"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_newer_plan_ends_a_trial_without_a_verdict(seed: int) -> None:
+    rng = Random(seed)
+    world = trial_world(seed, SAME)
+    push(world, "a", 1)
+    while state(world) is not DeviceState.TRIAL:
+        world.step()
+    for _ in range(rng.randint(0, 60)):
+        world.step()
+    push(world, "b", 2)
+    world.settle()
+    assert state(world) is DeviceState.COMMITTED
+    assert world.running == "b"
+    assert [row.verdict for row in world.rows] in (["abandoned", "commit"], ["commit"])
+    assert list(world.loaded.values()) == ["b"]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_another_environment_ends_a_trial_and_it_begins_again_there(seed: int) -> None:
+    world = trial_world(seed, BETTER)
+    push(world, "a", 1)
+    while state(world) is not DeviceState.TRIAL:
+        world.step()
+    world.tell(link.EnvironmentChanged("15 W"))
+    world.settle()
+    assert state(world) is DeviceState.COMMITTED
+    assert [row.verdict for row in world.rows] == ["abandoned", "commit"]
+    assert world.core.state.proven[-1] == Proven(plan("a").ref.digest, "15 W")
+
+
+def test_idle_device_reports_no_gain_and_says_what_to_do() -> None:
+    world = trial_world(1, BETTER, busy=False)
+    push(world, "a", 1)
+    world.settle()
+    assert state(world) is DeviceState.NO_GAIN
+    assert "idle device" in world.core.state.reason
+    assert "--now" in world.core.state.reason
+    assert "a" not in world.ran
+
+
+def test_proven_plan_runs_at_once_and_only_where_it_is_proven() -> None:
+    proven = LinkState(last_good=plan("g"), proven=(Proven(plan("a").ref.digest, "here"),))
+    world = trial_world(1, WORSE, proven)
+    push(world, "a", 1)
+    world.settle()
+    assert state(world) is DeviceState.COMMITTED
+    assert [(row.how, row.verdict) for row in world.rows] == [("proven", "commit")]
+    assert world.ran == ["g", "a"], "no window"
+
+    elsewhere = trial_world(1, WORSE, proven, environment="there")
+    push(elsewhere, "a", 1)
+    elsewhere.settle()
+    assert state(elsewhere) is DeviceState.REJECTED
+    assert elsewhere.rows[-1].how == "trial"
+
+
+def test_order_of_an_operator_runs_without_a_trial() -> None:
+    world = trial_world(1, WORSE)
+    push(world, "a", 1, Activation.NOW)
+    world.settle()
+    assert state(world) is DeviceState.COMMITTED
+    assert world.rows == []
+
+
+def test_first_plan_of_a_device_has_nothing_to_be_compared_with() -> None:
+    world = trial_world(1, WORSE, LinkState())
+    push(world, "a", 1)
+    world.settle()
+    assert state(world) is DeviceState.COMMITTED
+    assert world.rows == []
+
+
+# -- memory -------------------------------------------------------------------------------------------------
+
+
+def crowded_manager() -> tuple[PlanManager, PlanKey]:
+    """`g` runs; `a` is checked and was found not to fit beside it."""
+    manager = PlanManager(Supervisor(Random(0)))
+    manager.ready()
+    manager.restore(plan("g"))
+    (load,) = manager.checked(facts("g", comparable=True))
+    assert isinstance(load, LoadPlan)
+    manager.loaded(load.key, 70, 100)
+    manager.activated(load.key, 0.0)
+    manager.stage((1, 1), plan("a"))
+    (other,) = manager.checked(facts("a", comparable=True))
+    assert isinstance(other, LoadPlan)
+    (told,) = manager.too_large(PlanTooLarge(other.key, 60, 30, 60, 100))
+    assert told == Tell(link.PlanStaged((1, 1), plan("g").ref.digest))
+    return manager, load.key
+
+
+def test_trial_of_plans_that_do_not_fit_together_is_refused_with_sizes_and_a_remedy() -> None:
+    manager, _ = crowded_manager()
+    told = manager.run_trial(link.RunTrial((1, 1), plan("a"), "here", 0), 1.0)[0]
+    assert isinstance(told, Tell)
+    assert isinstance(told.event, link.TrialDecided)
+    assert told.event.result.verdict.value == "refused"
+    assert "need 130 bytes, more than the 100" in told.event.result.reason
+    assert "plan push --now" in told.event.result.reason
+
+
+def test_ordered_plan_that_does_not_fit_beside_the_other_takes_its_place_and_the_pause_is_counted() -> None:
+    manager, old = crowded_manager()
+    assert manager.activate((1, 1), plan("a")) == [DrainEngine()]
+    assert manager.exchanging, "tasks wait"
+    assert manager.drained(2.0) == [UnloadPlan(old)]
+    (load,) = manager.released(old)
+    assert isinstance(load, LoadPlan)
+    assert load.plan == plan("a")
+    assert manager.loaded(load.key, 60, 100) == [SwapTo(load.key)]
+    note = manager.activated(load.key, 3.0, paused_s=0.25)[0]
+    assert isinstance(note, Note)
+    assert (note.code, "250 ms" in note.text) == ("swap_pause", True)
+    assert manager.last_pause_s == 0.25
+    assert not manager.exchanging
+
+
+def test_old_plan_comes_back_if_the_one_that_took_its_place_cannot_be_loaded() -> None:
+    manager, old = crowded_manager()
+    manager.activate((1, 1), plan("a"))
+    manager.drained(2.0)
+    (load,) = manager.released(old)
+    assert isinstance(load, LoadPlan)
+    told, again = manager.load_failed(load.key, "out of memory")
+    assert told == Tell(link.ProbationFailed((1, 1), "out of memory"))
+    assert isinstance(again, LoadPlan)
+    assert again.plan == plan("g")
+    assert manager.loaded(again.key, 70, 100) == [SwapTo(again.key)]
+
+
+def test_plan_that_does_not_fit_alone_is_refused_with_sizes_and_a_remedy() -> None:
+    manager, _ = crowded_manager()
+    manager.stage((1, 2), plan("b"))
+    (load,) = manager.checked(facts("b", comparable=True))
+    assert isinstance(load, LoadPlan)
+    told = manager.too_large(PlanTooLarge(load.key, 150, 30, 150, 100))[0]
+    assert isinstance(told, Tell)
+    assert isinstance(told.event, link.PlanRefused)
+    assert "needs 150 bytes, and there are 100" in told.event.reason
+    assert "fewer replicas" in told.event.reason

@@ -1,0 +1,331 @@
+"""One device with the real link core and plan manager, and a played engine process."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from random import Random
+from typing import Any
+
+from edge_agent.candidate import ManagerConfig
+from edge_agent.ingest.messages import ModelInfo
+from edge_agent.link import events as link
+from edge_agent.link.core import LinkConfig, LinkCore
+from edge_agent.link.events import LinkState, PlanRef, RunnablePlan
+from edge_agent.plan_actions import (
+    Action,
+    Activated,
+    CheckPlan,
+    DrainEngine,
+    KeepFallback,
+    LoadPlan,
+    MeasureWindow,
+    Note,
+    StartEngine,
+    StopEngine,
+    SwapTo,
+    Tell,
+    UnloadPlan,
+)
+from edge_agent.plan_facts import PlanFacts
+from edge_agent.plans import PlanManager
+from edge_agent.probation import ProbationConfig
+from edge_agent.supervisor import Supervisor
+from edge_agent.worker.messages import Measured, ModelFigures
+from shared.engine.steps import Outcome, PlanKey
+from shared.engine.trial import TrialConfig
+from shared.ids import Digest
+from shared.messages.control import Desired, Origin
+from shared.messages.telemetry import TrialEnded
+
+
+@dataclass(frozen=True)
+class Nature:
+    """How a plan behaves on this device."""
+
+    legal: bool = True
+    loads: bool = True
+    crashes_loading: bool = False
+    hangs_loading: bool = False
+    crashes_after_s: float | None = None
+    fails_tasks: bool = False
+    speed: float = 1.0  # in the windows of a trial
+
+    @property
+    def sound(self) -> bool:
+        return replace(self, speed=1.0) == Nature()
+
+
+SOUND = Nature()
+BAD = (
+    Nature(legal=False),
+    Nature(loads=False),
+    Nature(crashes_loading=True),
+    Nature(hangs_loading=True),
+    Nature(crashes_after_s=0.1),
+    Nature(crashes_after_s=2.0),
+    Nature(fails_tasks=True),
+)
+
+
+def plan(letter: str) -> RunnablePlan:
+    return RunnablePlan(PlanRef(Digest(letter * 64), Origin.PLANNER), letter.encode(), ())
+
+
+def facts(letter: str, *, comparable: bool = False) -> PlanFacts:
+    """Each plan serves a model of its own, so no two can be compared; or all serve the same one."""
+    digest = plan(letter).ref.digest
+    model, artifact = ("m", Digest("f" * 64)) if comparable else (letter, digest)
+    return PlanFacts(digest, {model: ModelInfo(model, (), ())}, {model: artifact})
+
+
+def desired(letter: str, generation: int) -> Desired:
+    return Desired(
+        epoch=1, generation=generation, plan_digest=Digest(letter * 64), plan=letter.encode(), artifacts=()
+    )
+
+
+@dataclass
+class World:
+    """One device. Every channel keeps its order; which of them moves next is random."""
+
+    rng: Random
+    natures: dict[str, Nature]
+    disk: LinkState
+    now_s: float = 0.0
+    channels: list[deque[Callable[[], None]]] = field(default_factory=lambda: [deque() for _ in range(5)])
+    timers: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    loaded: dict[PlanKey, str] = field(default_factory=dict)
+    running: str | None = None
+    hangs: bool = False  # the engine's loading thread
+    life: int = 0  # of the engine process; what an earlier one had to say is lost
+    fallback: RunnablePlan | None = None
+    comparable: bool = False  # all plans serve the same model, under load
+    busy: bool = True  # tasks come all the time
+    environment: str = "here"
+    trial: TrialConfig = field(default_factory=TrialConfig)
+    rows: list[TrialEnded] = field(default_factory=list)
+    ran: list[str] = field(default_factory=list)  # every plan that was launched into, in order
+
+    def __post_init__(self) -> None:
+        self.boot()
+
+    def boot(self) -> None:
+        """The main process starts (again): only the disk remains."""
+        for channel in self.channels:
+            channel.clear()
+        self.timers.clear()
+        self.engine_gone()
+        self.core = LinkCore(self.disk, config=LinkConfig(boot=self.rng.getrandbits(60) | 1))
+        self.manager = PlanManager(
+            Supervisor(Random(self.rng.random())),
+            ManagerConfig(probation=ProbationConfig(length_s=5.0), trial=self.trial),
+            self.fallback,
+            coin=self.rng,
+        )
+        self.from_core(self.core.boot(self.environment, frozenset(), self.now_s))
+        self.do([StartEngine(0.0)])
+
+    def engine_gone(self) -> None:
+        self.life += 1
+        self.hangs = False
+        self.loaded.clear()
+        self.running = None
+
+    def later(self, channel: int, call: Callable[[], None]) -> None:
+        self.channels[channel].append(call)
+
+    def from_core(self, actions: list[link.Action]) -> None:
+        for action in actions:
+            match action:
+                case link.Persist(state):
+                    self.disk = state
+                    self.core.persisted(state)
+                case link.RestorePlan(one):
+                    self.later(0, lambda one=one: self.do(self.manager.restore(one)))  # type: ignore[misc]
+                case link.VerifyPlan(attempt, one):
+                    self.order(self.manager.verify, attempt, one)
+                case link.StagePlan(attempt, one):
+                    self.order(self.manager.stage, attempt, one)
+                case link.ActivatePlan(attempt, one, guarded):
+                    self.order(partial(self.manager.activate, guarded=guarded), attempt, one)
+                case link.RunTrial():
+                    self.later(0, lambda order=action: self.do(self.manager.run_trial(order, self.now_s)))  # type: ignore[misc]
+                case link.TrialRecorded(attempt):
+                    self.later(0, lambda a=attempt: self.do(self.manager.trial_recorded(a, self.now_s)))  # type: ignore[misc]
+                case link.Record(row):
+                    assert isinstance(row, TrialEnded)
+                    self.rows.append(row)
+                case link.AbandonPlan(attempt):
+                    self.order(self.manager.abandon, attempt)
+
+    def order(self, method: Callable[..., list[Action]], *args: Any) -> None:
+        self.later(0, lambda: self.do(method(*args)))
+
+    def tell(self, event: link.Event) -> None:
+        self.from_core(self.core.handle(event, self.now_s))
+
+    def do(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case CheckPlan(one):
+                    self.later(1, lambda one=one: self.check(one))  # type: ignore[misc]
+                case LoadPlan(key, one):
+                    self.engine(lambda key=key, one=one: self.load(key, one))  # type: ignore[misc]
+                case SwapTo(key, keep):
+                    self.engine(partial(self.swap, key, keep))
+                case DrainEngine():
+                    self.engine(lambda: self.do(self.manager.drained(self.now_s)))
+                case MeasureWindow():
+                    self.engine(partial(self.measure, action))
+                case Activated():
+                    pass
+                case UnloadPlan(key):
+                    self.engine(lambda key=key: self.unload(key))  # type: ignore[misc]
+                case StopEngine():
+                    self.engine(lambda: self.exit("stopped"))
+                case StartEngine(delay_s):
+                    self.at(self.now_s + delay_s, self.start)
+                case Tell(event):
+                    self.later(2, lambda event=event: self.tell(event))  # type: ignore[misc]
+                case KeepFallback(one):
+                    self.fallback = one
+                case Note():
+                    pass
+
+    def at(self, when_s: float, call: Callable[[], None]) -> None:
+        self.timers.append((when_s, len(self.timers), call))
+        self.timers.sort(key=lambda timer: timer[:2])
+
+    def engine(self, call: Callable[[], None]) -> None:
+        life = self.life
+        self.later(3, lambda: call() if life == self.life else None)
+
+    def start(self) -> None:
+        self.do(self.manager.ready())
+
+    def check(self, one: RunnablePlan) -> None:
+        digest, letter = one.ref.digest, one.wire.decode()
+        if self.natures[letter].legal:
+            self.do(self.manager.checked(facts(letter, comparable=self.comparable)))
+        else:
+            self.do(self.manager.check_failed(digest, "illegal", frozenset()))
+
+    def load(self, key: PlanKey, one: RunnablePlan) -> None:
+        nature = self.natures[one.wire.decode()]
+        assert nature.legal, "an unchecked plan reached the engine"
+        self.hangs |= nature.hangs_loading
+        if self.hangs:
+            return
+        if nature.crashes_loading:
+            self.exit("signal 11")
+        elif not nature.loads:
+            self.do(self.manager.load_failed(key, "out of memory"))
+        else:
+            self.loaded[key] = one.wire.decode()
+            self.do(self.manager.loaded(key))
+
+    def measure(self, order: MeasureWindow) -> None:
+        """Tell what the plan that runs did, once the window has ended."""
+        life, letter = self.life, self.running
+
+        def report() -> None:
+            if life != self.life:
+                return
+            length_s = order.to_s - order.from_s
+            noise = self.rng.gauss(1.0, 0.03)
+            tasks = round(1000 * length_s * noise * self.natures[letter].speed) if letter and self.busy else 0
+            figures = ModelFigures("m", tasks, 0.9 * length_s, tasks, tasks * 0.002)
+            busy_s = 0.9 * length_s if tasks else 0.0
+            p99_s = 0.002 if tasks else 0.0
+            self.do(
+                self.manager.measured(
+                    Measured(order.number, 1, length_s, busy_s, self.busy, 0, p99_s, 0.0, (figures,)),
+                    self.now_s,
+                )
+            )
+
+        self.at(order.to_s, report)
+
+    def swap(self, key: PlanKey, keep: bool = False) -> None:
+        if key not in self.loaded:  # freed already, though the manager has not heard of it yet
+            self.do(self.manager.load_failed(key, f"plan {key} is not loaded"))
+            return
+        letter = self.loaded[key]
+        old = next((k for k, name in self.loaded.items() if name == self.running and k != key), None)
+        self.running = letter
+        self.ran.append(letter)
+        nature, life = self.natures[letter], self.life
+        self.do(self.manager.activated(key, self.now_s))
+        if old is not None and not keep:
+            del self.loaded[old]
+            # The word of it waits behind whatever else the engine process prepares.
+            self.later(4, lambda: self.do(self.manager.released(old)) if life == self.life else None)
+        if nature.crashes_after_s is not None:
+            self.at(
+                self.now_s + nature.crashes_after_s,
+                lambda: self.exit("signal 11") if self.still(life, letter) else None,
+            )
+        outcome = Outcome.FAILED if nature.fails_tasks else Outcome.COMPLETED
+        for i in range(5):
+            self.at(
+                self.now_s + i / 5,
+                lambda: (
+                    self.do(self.manager.task_ended(outcome, "wrong", key))
+                    if self.still(life, letter)
+                    else None
+                ),
+            )
+
+    def still(self, life: int, letter: str) -> bool:
+        """The same engine process runs the same plan."""
+        return (life, letter) == (self.life, self.running)
+
+    def unload(self, key: PlanKey) -> None:
+        assert self.loaded.get(key) != self.running, "the running plan was unloaded"
+        self.loaded.pop(key, None)
+        self.do(self.manager.released(key))
+
+    def exit(self, how: str) -> None:
+        self.engine_gone()
+        self.do(self.manager.exited(how, self.now_s))
+
+    def step(self) -> bool:
+        """One thing happens; False when all is quiet."""
+        busy = [channel for channel in self.channels if channel]
+        if busy and (not self.timers or self.rng.random() < 0.9):
+            self.rng.choice(busy).popleft()()
+            return True
+        if self.timers:
+            when_s, _, call = self.timers.pop(0)
+            self.now_s = max(self.now_s, when_s)
+            call()
+            return True
+        return False
+
+    def settle(self, seconds: float = 400.0) -> None:
+        """Until nothing happens any more, and for a while after."""
+        end_s = self.now_s + seconds
+        while self.now_s < end_s:
+            for _ in range(10_000):
+                if not any(self.channels) and (not self.timers or self.timers[0][0] > self.now_s):
+                    break
+                self.step()
+            else:
+                raise AssertionError("it never comes to rest")
+            self.now_s += 0.5
+            while self.timers and self.timers[0][0] <= self.now_s:
+                self.timers.pop(0)[2]()
+            self.do(self.manager.tick(self.now_s))
+            self.tell(link.Tick())
+
+
+def deploy(world: World, letter: str, generation: int) -> None:
+    world.tell(link.Received(desired(letter, generation)))
+
+
+GOOD = LinkState(last_good=plan("g"))
+
+
+def world_of(seed: int, natures: dict[str, Nature], disk: LinkState = GOOD, **changes: Any) -> World:
+    return World(Random(seed), {"g": SOUND, **natures}, disk, **changes)

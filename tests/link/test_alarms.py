@@ -1,0 +1,101 @@
+"""An alarm on its way to the planner, through the device's core: lost, late, repeated, superseded."""
+
+from typing import Any
+
+from edge_agent.link import events as ev
+from shared.messages import control
+from tests.link.test_device_core import Driver
+
+BOOT = 11  # the driver's
+
+
+def raised(value: float = 1.0, **fields: Any) -> ev.AlarmRaised:
+    given: dict[str, Any] = {
+        "at_us": 1,
+        "cause": "variance",
+        "value": value,
+        "threshold": 0.0625,
+        "plan": None,
+        "loads": (control.ModelLoad("m", 10.0, 5_000.0, 20, 400_000),),
+        "samples": (control.AlarmSample((1,), (0.5,)),) * 10,
+    }
+    return ev.AlarmRaised(**(given | fields))
+
+
+def alarms(actions: list[ev.Action]) -> list[control.Alarm]:
+    return [
+        action.message
+        for action in actions
+        if isinstance(action, ev.Send) and isinstance(action.message, control.Alarm)
+    ]
+
+
+def ack(number: int, boot: int = BOOT) -> ev.Received:
+    return ev.Received(control.AlarmAck(boot=boot, number=number))
+
+
+def test_an_alarm_is_sent_at_once_and_again_until_it_is_acknowledged() -> None:
+    driver = Driver().online()
+    (first,) = alarms(driver.do(raised()))
+    assert (first.boot, first.number, first.cause) == (BOOT, 1, "variance")
+    assert len(first.loads) == 1 and len(first.samples) == 10
+    assert alarms(driver.do(ev.Tick(), after_s=0.5)) == []
+    assert alarms(driver.do(ev.Tick(), after_s=0.6)) == [first]
+    assert alarms(driver.do(ev.Tick(), after_s=1.1)) == [first]
+    driver.do(ack(1))
+    driver.do(ack(1))
+    assert alarms(driver.do(ev.Tick(), after_s=5.0)) == []
+
+
+def test_an_alarm_that_is_raised_while_the_planner_is_away_is_sent_when_it_is_back() -> None:
+    driver = Driver()
+    assert alarms(driver.do(raised())) == []
+    assert alarms(driver.do(ev.Tick(), after_s=100.0)) == []
+    assert alarms(driver.do(ev.Connected())) == [], "not before the session stands"
+    welcome = control.Welcome(device="d", epoch=1, heartbeat_interval_s=1.0, bulk_credits=4)  # type: ignore[arg-type]
+    (sent,) = alarms(driver.do(ev.Received(welcome)))
+    assert sent.number == 1
+
+
+def test_a_reconnect_repeats_the_same_alarm_at_once() -> None:
+    driver = Driver().online()
+    (first,) = alarms(driver.do(raised()))
+    driver.do(ev.Lost(), after_s=0.1)
+    driver.do(ev.Connected())
+    welcome = control.Welcome(device="d", epoch=1, heartbeat_interval_s=1.0, bulk_credits=4)  # type: ignore[arg-type]
+    assert alarms(driver.do(ev.Received(welcome))) == [first]
+
+
+def test_only_the_newest_alarm_is_repeated_and_a_late_ack_of_an_older_one_does_not_silence_it() -> None:
+    driver = Driver().online()
+    driver.do(raised(1.0))
+    (second,) = alarms(driver.do(raised(2.0), after_s=0.1))
+    assert (second.number, second.value) == (2, 2.0)
+    driver.do(ack(1), after_s=0.1)
+    assert alarms(driver.do(ev.Tick(), after_s=2.0)) == [second]
+    driver.do(ack(2))
+    assert alarms(driver.do(ev.Tick(), after_s=2.0)) == []
+
+
+def test_an_ack_of_another_boot_acknowledges_nothing() -> None:
+    driver = Driver().online()
+    driver.do(raised())
+    driver.do(ack(1, boot=BOOT + 1))
+    assert len(alarms(driver.do(ev.Tick(), after_s=2.0))) == 1
+
+
+def test_a_new_boot_numbers_its_alarms_from_one_and_forgets_the_old_ones() -> None:
+    driver = Driver().online()
+    driver.do(raised())
+    revived = Driver(driver.disk).online()
+    assert alarms(revived.do(ev.Tick(), after_s=2.0)) == []
+    (first,) = alarms(revived.do(raised()))
+    assert first.number == 1
+
+
+def test_a_full_disk_does_not_keep_an_alarm_from_the_planner() -> None:
+    driver = Driver().online()
+    driver.full = True
+    driver.do(ev.EnvironmentChanged("other"))
+    assert driver.core.storage_error
+    assert len(alarms(driver.do(raised()))) == 1

@@ -1,0 +1,298 @@
+"""Plans made on the device, in its link core: when they are tried, what they leave, how they are adopted."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from edge_agent.link import events as ev
+from edge_agent.link.statefile import decode_state, encode_state
+from shared.digest import digest_bytes
+from shared.messages import control
+from shared.messages.control import ArtifactNeed, Autonomy, DeviceState, Origin
+from shared.messages.telemetry import TrialEnded
+from tests.link.test_alarms import raised
+from tests.link.test_device_core import Driver, desired, kinds
+
+LOCAL = ev.RunnablePlan(ev.PlanRef(digest_bytes([b"local"]), Origin.LOCAL), b"local", ())
+OTHER = ev.RunnablePlan(ev.PlanRef(digest_bytes([b"other"]), Origin.LOCAL), b"other", ())
+FIRST = (ev.LOCAL_EPOCH, 1)
+CONTROL = digest_bytes([b"plan"])
+
+
+def committed(autonomy: Autonomy = Autonomy.FULL, **fields: Any) -> Driver:
+    """A device that runs generation 1 and is connected."""
+    driver = Driver().online()
+    driver.do(ev.Received(desired(1, autonomy=autonomy, **fields)))
+    driver.do(ev.PlanVerified((1, 1)))
+    driver.do(ev.PlanStaged((1, 1)))
+    driver.do(ev.ProbationPassed((1, 1)))
+    assert driver.state is DeviceState.COMMITTED
+    return driver
+
+
+def away(autonomy: Autonomy = Autonomy.FULL) -> Driver:
+    driver = committed(autonomy)
+    driver.do(ev.Lost())
+    return driver
+
+
+def staged(attempt: ev.Attempt = FIRST, **fields: Any) -> ev.PlanStaged:
+    given: dict[str, Any] = {"control": CONTROL, "intervals_only": True}
+    return ev.PlanStaged(attempt, **(given | fields))
+
+
+def on_probation(driver: Driver, plan: ev.RunnablePlan = LOCAL) -> list[ev.Action]:
+    driver.do(raised(local=plan))
+    attempt = (ev.LOCAL_EPOCH, driver.core.state.local_counter)
+    driver.do(ev.PlanVerified(attempt))
+    return driver.do(staged(attempt))
+
+
+def rows(actions: list[ev.Action]) -> list[TrialEnded]:
+    return [a.row for a in actions if isinstance(a, ev.Record) and isinstance(a.row, TrialEnded)]
+
+
+def told(actions: list[ev.Action]) -> list[control.LocalPlan]:
+    return [a.message for a in actions if isinstance(a, ev.Send) and isinstance(a.message, control.LocalPlan)]
+
+
+def connected_for(driver: Driver, seconds: float) -> list[ev.Action]:
+    """Time passes while the planner answers heartbeats and nothing else."""
+    actions: list[ev.Action] = []
+    while seconds > 0:
+        step_s = min(seconds, 1.0)
+        seconds -= step_s
+        actions += driver.do(ev.Tick(), after_s=step_s)
+        revision = driver.core.state.revision
+        actions += driver.do(ev.Received(control.HeartbeatAck(epoch=1, generation=1, revision=revision)))
+    return actions
+
+
+def test_a_local_plan_goes_from_the_alarm_to_last_known_good_while_the_planner_is_away() -> None:
+    driver = away()
+    assert "VerifyPlan" in kinds(driver.do(raised(local=LOCAL)))
+    assert "StagePlan" in kinds(driver.do(ev.PlanVerified(FIRST)))
+    actions = driver.do(staged())
+    assert kinds(actions).index("Persist") < kinds(actions).index("ActivatePlan"), "the record comes first"
+    activate = next(action for action in actions if isinstance(action, ev.ActivatePlan))
+    assert activate.guarded and activate.attempt == FIRST
+    report = driver.core.report()
+    assert (report.active, report.origin, report.local_counter) == (LOCAL.ref.digest, Origin.LOCAL, 1)
+    assert report.state is DeviceState.COMMITTED and report.seen == CONTROL, "desired stays what it was"
+    (row,) = rows(driver.do(ev.ProbationPassed(FIRST)))
+    assert (row.origin, row.how, row.verdict, row.candidate, row.control) == (
+        Origin.LOCAL,
+        "guard",
+        "commit",
+        LOCAL.ref.digest,
+        CONTROL,
+    )
+    assert (row.epoch, row.generation) == (1, 1)
+    good = driver.disk.last_good
+    assert good is not None and good.ref == ev.PlanRef(LOCAL.ref.digest, Origin.LOCAL, 1)
+
+
+@pytest.mark.parametrize(
+    ("autonomy", "proven", "runs"),
+    [
+        (Autonomy.OFF, False, False),
+        (Autonomy.OFF, True, False),
+        (Autonomy.PROVEN, False, False),
+        (Autonomy.PROVEN, True, True),
+        (Autonomy.FULL, False, True),
+    ],
+)
+def test_autonomy_bounds_what_runs_without_the_planner(autonomy: Autonomy, proven: bool, runs: bool) -> None:
+    driver = away(autonomy)
+    if proven:
+        state = driver.disk
+        known = (*state.proven, ev.Proven(LOCAL.ref.digest, state.environment))
+        driver.core.state = structs.replace(state, proven=known)
+    assert ("VerifyPlan" in kinds(driver.do(raised(local=LOCAL)))) is runs
+
+
+def test_a_connected_planner_is_given_time_to_answer() -> None:
+    driver = committed()
+    assert "VerifyPlan" not in kinds(driver.do(raised(local=LOCAL)))
+    assert "VerifyPlan" not in kinds(connected_for(driver, 4.5))
+    assert "VerifyPlan" in kinds(connected_for(driver, 0.6))
+
+
+def test_a_newer_desired_value_is_the_planners_answer_and_no_local_plan_follows() -> None:
+    driver = committed()
+    driver.do(raised(local=LOCAL))
+    driver.do(ev.Received(desired(2, b"answer", autonomy=Autonomy.FULL)), after_s=1.0)
+    driver.do(ev.PlanVerified((1, 2)))
+    driver.do(ev.PlanStaged((1, 2)))
+    driver.do(ev.ProbationPassed((1, 2)))
+    connected_for(driver, 60.0)
+    assert driver.core.state.local is None and driver.core.state.local_counter == 0
+
+
+def test_a_planner_that_goes_away_before_it_answers_is_not_waited_for() -> None:
+    driver = committed()
+    driver.do(raised(local=LOCAL))
+    assert "VerifyPlan" in kinds(driver.do(ev.Lost(), after_s=1.0))
+
+
+def test_a_plan_that_needs_a_trial_or_would_starve_a_model_is_not_run_here() -> None:
+    for answer in (staged(intervals_only=False), staged(control=None), staged(starves="too slow")):
+        driver = away()
+        driver.do(raised(local=LOCAL))
+        driver.do(ev.PlanVerified(FIRST))
+        assert "ActivatePlan" not in kinds(driver.do(answer))
+        assert driver.core.state.local is None and driver.core.report().origin is Origin.PLANNER
+
+
+def test_a_plan_whose_artifacts_are_not_here_is_not_tried() -> None:
+    needy = structs.replace(LOCAL, artifacts=(ArtifactNeed("m", digest_bytes([b"absent"]), 8),))
+    assert "VerifyPlan" not in kinds(away().do(raised(local=needy)))
+
+
+def test_a_failed_local_plan_gives_way_to_what_ran_and_is_not_tried_again_in_this_environment() -> None:
+    driver = away()
+    on_probation(driver)
+    actions = driver.do(ev.ProbationFailed(FIRST, "the oldest task's age rose"))
+    assert "RestorePlan" in kinds(actions)
+    (row,) = rows(actions)
+    assert (row.verdict, row.origin) == ("reject", Origin.LOCAL)
+    report = driver.core.report()
+    assert (report.active, report.origin, report.state) == (CONTROL, Origin.PLANNER, DeviceState.COMMITTED)
+    assert "VerifyPlan" not in kinds(driver.do(raised(local=LOCAL), after_s=60.0))
+    assert "VerifyPlan" in kinds(driver.do(raised(local=OTHER), after_s=60.0))
+    driver.do(ev.PlanRefused((ev.LOCAL_EPOCH, 2), "it does not load"))
+    driver.do(ev.EnvironmentChanged("another power mode"))
+    assert "VerifyPlan" in kinds(driver.do(raised(local=LOCAL)))
+
+
+def test_a_late_answer_of_an_earlier_local_attempt_changes_nothing() -> None:
+    driver = away()
+    on_probation(driver)
+    driver.do(ev.ProbationFailed(FIRST, "worse"))
+    driver.do(raised(local=OTHER))
+    before = driver.core.state
+    for late in (ev.ProbationPassed(FIRST), ev.PlanVerified(FIRST), staged(), ev.ProbationFailed(FIRST, "")):
+        assert rows(driver.do(late)) == []
+    assert driver.core.state == before
+
+
+def test_a_kill_at_any_point_of_a_local_attempt_leaves_last_known_good() -> None:
+    steps: list[ev.Event] = [raised(local=LOCAL), ev.PlanVerified(FIRST), staged()]
+    for count in range(1, len(steps) + 1):
+        driver = away()
+        for event in steps[:count]:
+            driver.do(event)
+        disk = decode_state(encode_state(driver.disk))
+        revived = Driver(disk)
+        restored = next(a for a in revived.booted if isinstance(a, ev.RestorePlan))
+        assert restored.plan.ref.digest == CONTROL
+        report = revived.core.report()
+        assert (report.active, report.origin) == (CONTROL, Origin.PLANNER)
+        assert report.state is DeviceState.COMMITTED and report.revision >= driver.disk.revision
+        ran = count == len(steps)
+        assert [row.verdict for row in rows(revived.booted)] == ["reject"] * ran
+        assert ("VerifyPlan" in kinds(revived.do(raised(local=LOCAL)))) is not ran
+        assert revived.core.state.local_counter >= 1, "counters never fall"
+
+
+def test_a_committed_local_plan_survives_a_restart_and_is_told_again() -> None:
+    driver = away()
+    on_probation(driver)
+    driver.do(ev.ProbationPassed(FIRST))
+    revived = Driver(decode_state(encode_state(driver.disk)))
+    assert revived.core.report().origin is Origin.LOCAL
+    revived.do(ev.Connected())
+    welcome = control.Welcome(device="d", epoch=1, heartbeat_interval_s=1.0, bulk_credits=4)  # type: ignore[arg-type]
+    (message,) = told(revived.do(ev.Received(welcome)))
+    assert (message.epoch, message.generation, message.local_counter) == (1, 1, 1)
+    assert (message.plan_digest, message.plan, message.cause) == (LOCAL.ref.digest, b"local", "variance")
+
+
+def test_the_planner_is_told_after_every_hello_and_ever_more_rarely_while_it_is_silent() -> None:
+    driver = committed()
+    on_probation_connected(driver)
+    assert told(connected_for(driver, 2.0)) == [], "not before it has passed"
+    assert len(told(driver.do(ev.ProbationPassed(FIRST)))) == 1
+    heard = [at for at in range(200) if told(connected_for(driver, 1.0))]
+    gaps = [after - before for before, after in pairwise(heard)]
+    assert 3 <= len(heard) <= 8 and gaps == sorted(gaps) and max(gaps) <= 61
+    driver.do(ev.Lost())
+    driver.do(ev.Connected())
+    welcome = control.Welcome(device="d", epoch=1, heartbeat_interval_s=1.0, bulk_credits=4)  # type: ignore[arg-type]
+    assert len(told(driver.do(ev.Received(welcome)))) == 1
+
+
+def test_a_desired_value_that_names_the_local_plan_adopts_it_without_a_swap() -> None:
+    driver = committed()
+    on_probation_connected(driver)
+    driver.do(ev.ProbationPassed(FIRST))
+    actions = driver.do(ev.Received(desired(2, b"local", autonomy=Autonomy.FULL)))
+    assert driver.state is DeviceState.COMMITTED
+    assert not {"VerifyPlan", "StagePlan", "ActivatePlan"} & set(kinds(actions))
+    report = driver.core.report()
+    assert (report.generation, report.active, report.origin) == (2, LOCAL.ref.digest, Origin.PLANNER)
+    assert told(connected_for(driver, 10.0)) == [], "nothing is left to tell"
+
+
+def on_probation_connected(driver: Driver) -> None:
+    driver.do(raised(local=LOCAL))
+    connected_for(driver, 5.1)
+    driver.do(ev.PlanVerified(FIRST))
+    driver.do(staged())
+
+
+def test_a_newer_desired_plan_is_tried_against_the_local_one_which_is_told_no_more() -> None:
+    driver = committed()
+    on_probation_connected(driver)
+    driver.do(ev.ProbationPassed(FIRST))
+    driver.do(ev.Received(desired(2, b"newer", autonomy=Autonomy.FULL)))
+    driver.do(ev.PlanVerified((1, 2)))
+    driver.do(ev.PlanStaged((1, 2), control=LOCAL.ref.digest))
+    assert told(connected_for(driver, 10.0)) == []
+    driver.do(ev.PlanRefused((1, 2), "it does not load"))
+    assert driver.core.report().origin is Origin.LOCAL
+    driver.do(ev.Lost())
+    assert Driver(driver.disk).core.report().active == LOCAL.ref.digest
+
+
+def test_a_desired_value_ends_a_local_attempt_and_what_runs_runs_on() -> None:
+    driver = committed()
+    on_probation_connected(driver)
+    actions = driver.do(ev.Received(desired(2, b"newer", autonomy=Autonomy.FULL)))
+    assert ev.AbandonPlan(FIRST) in actions
+    assert driver.core.state.local is None and driver.core.report().active == LOCAL.ref.digest
+    assert rows(driver.do(ev.ProbationPassed(FIRST))) == [], "its late end says nothing"
+    assert driver.disk.last_good is not None and driver.disk.last_good.ref.digest == CONTROL
+
+
+def test_a_local_last_known_good_that_crashes_gives_way_to_the_desired_plan_which_stays_committed() -> None:
+    driver = away()
+    on_probation(driver)
+    driver.do(ev.ProbationPassed(FIRST))
+    actions = driver.do(ev.RestoreFailed("the engine crashed 3 times under it"))
+    (restored,) = [action for action in actions if isinstance(action, ev.RestorePlan)]
+    assert restored.plan.ref.digest == CONTROL
+    assert driver.state is DeviceState.COMMITTED
+    assert "VerifyPlan" not in kinds(driver.do(raised(local=LOCAL)))
+
+
+def test_nothing_is_tried_beside_an_attempt_at_the_desired_plan() -> None:
+    driver = Driver().online()
+    driver.do(ev.Received(desired(1, autonomy=Autonomy.FULL)))
+    driver.do(ev.Lost())
+    driver.do(raised(local=LOCAL))
+    assert driver.core.state.local is None
+    driver.do(ev.PlanVerified((1, 1)))
+    driver.do(ev.PlanStaged((1, 1)))
+    assert "VerifyPlan" in kinds(driver.do(ev.ProbationPassed((1, 1))))
+
+
+def test_a_full_disk_holds_a_local_attempt_up_and_it_goes_on_later() -> None:
+    driver = away()
+    driver.full = True
+    assert "ActivatePlan" not in kinds(driver.do(raised(local=LOCAL)))
+    driver.full = False
+    driver.do(raised(local=LOCAL), after_s=6.0)
+    assert "StagePlan" in kinds(driver.do(ev.PlanVerified((ev.LOCAL_EPOCH, driver.disk.local_counter))))

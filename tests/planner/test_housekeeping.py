@@ -1,0 +1,74 @@
+"""The housekeeping thread: begins at once, stops between two steps, outlives a failing database."""
+
+import itertools
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from planner.housekeeping import Housekeeper
+from planner.store.retention import Retention
+from planner.store.store import Store
+from shared.clock import ManualClock
+from shared.errors import StorageError
+from shared.messages.telemetry import RowKind
+from tests.planner.processes import until
+from tests.store.helpers import NANO, enrol, write_of
+
+DAY = Retention(86_400, 0, 0)
+
+
+class Endless(Store):
+    """There is always more to do."""
+
+    def tidy(self, keep: Retention) -> Iterator[int]:
+        return itertools.repeat(1)
+
+
+class Broken(Store):
+    """The database fails; `asked` says that it was tried."""
+
+    asked: threading.Event
+
+    def tidy(self, keep: Retention) -> Iterator[int]:
+        self.asked.set()
+        raise StorageError("the disk is full", remedy="free space")
+
+
+def test_old_rows_are_rolled_up_in_the_background(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = Store(tmp_path, clock=clock)
+    enrol(store)
+    store.append_telemetry([write_of(0, 99)])
+    clock.advance(2 * 86_400)
+    housekeeper = Housekeeper(store, DAY)
+    (minute,) = until(lambda: _one_minute(store))
+    assert minute.rows == 100
+    housekeeper.close()
+    store.close()
+
+
+def _one_minute(store: Store) -> object:
+    entries = store.telemetry_history(NANO, [RowKind.QUEUE_SAMPLE])
+    return entries if [entry.width_s for entry in entries] == [60] else None
+
+
+def test_a_planner_that_stops_does_not_wait_for_the_rest(tmp_path: Path) -> None:
+    store = Endless(tmp_path)
+    Housekeeper(store, DAY).close()
+    store.close()
+
+
+def test_a_failing_database_is_logged_and_tried_again_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Broken(tmp_path)
+    store.asked = threading.Event()
+    with caplog.at_level(logging.WARNING, "planner.housekeeping"):
+        housekeeper = Housekeeper(store, DAY)
+        assert store.asked.wait(30)
+        housekeeper.close()
+    assert "the disk is full; free space" in caplog.text
+    store.close()

@@ -1,0 +1,146 @@
+"""Stages timed alone: which steps run, what counts, and when it gives way or up."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from edge_agent.executor.idle import IdleTime
+from edge_agent.executor.null import NullExecutor
+from edge_agent.executor.onnx import OnnxExecutor
+from edge_agent.worker.profiling import stage_reports
+from edge_agent.worker.stage_profile import Alone, BlockTimes, profile_stages
+from shared.artifact import Artifact
+from shared.bound import BoundPlan, bind
+from shared.digest import digest_bytes
+from shared.launch_list import lower
+from shared.plan import ExecutorOptions, Member
+from shared.search.compose import ModelChoice, compose
+from shared.stage_times import stage_spans
+from tests.executor.models import artifact_of
+from tests.executor.schedules import bound_of, plan_of
+
+
+def always() -> IdleTime:
+    return IdleTime(lambda: True, own_s=60.0, wall_s=60.0)
+
+
+@pytest.fixture(scope="module")
+def model() -> Artifact:
+    return artifact_of("squeezenet")
+
+
+def bound_plan(model: Artifact, executor: str = "onnx") -> BoundPlan:
+    choice = ModelChoice(name="net", artifact=model.digest, graph=model.graph, partition="base")
+    plan = compose([choice], scheduler="greedy", executor=ExecutorOptions(name=executor))
+    return bind(plan, {model.digest: model.graph})
+
+
+def profiled(
+    model: Artifact, bound: BoundPlan, executor: OnnxExecutor | NullExecutor, moments: IdleTime, repeats: int
+) -> list[BlockTimes]:
+    executor.tracing = True
+    return profile_stages(bound, {model.digest: model}, executor, Alone(executor), moments, repeats)
+
+
+def test_every_stage_of_every_combined_block_has_its_time_and_the_plan_is_freed(model: Artifact) -> None:
+    bound, executor = bound_plan(model), OnnxExecutor()
+    times = profiled(model, bound, executor, always(), 2)
+    for combined, found in zip(bound.combined, times, strict=True):
+        items = lower(combined.plan.schedule, combined.graph, combined.full_mask)
+        assert len(found.step_s) == 2
+        assert {stage: len(taken) for stage, taken in found.stage_s.items()} == {i.stage: 2 for i in items}
+        # Stages follow each other behind barriers, so their times add up to no more than the step's.
+        assert all(sum(s[run] for s in found.stage_s.values()) <= found.step_s[run] for run in range(2))
+        assert min(min(taken) for taken in found.stage_s.values()) > 0
+    assert executor.sessions == 0
+    executor.close()
+
+
+def test_two_blocks_of_one_replica_in_a_combined_block_run_as_a_pipeline_would(model: Artifact) -> None:
+    """The null executor checks that every instance is before the block that a step names."""
+    cuts = model.graph.base_cuts[:2]
+    groups = [[Member(0, 0, 0), Member(0, 0, 1)], [Member(0, 0, 2)]]
+    bound = bound_of(plan_of([model], [cuts], groups), [model])
+    executor = NullExecutor()
+    times = profiled(model, bound, executor, always(), 3)
+    assert [len(one.step_s) for one in times] == [3, 3]
+    full = len(lower(bound.combined[0].plan.schedule, bound.combined[0].graph, 0b11))
+    assert sum(len(record.items) == full for record in executor.history) >= 4
+
+
+class Switch:
+    """Idle or not, by a script that is read at every question; the last answer stays."""
+
+    def __init__(self, answers: Callable[[int], bool]) -> None:
+        self.asked = 0
+        self._answers = answers
+
+    def __call__(self) -> bool:
+        self.asked += 1
+        return self._answers(self.asked)
+
+
+def test_a_run_during_which_a_task_came_is_not_counted(model: Artifact) -> None:
+    bound, executor = bound_plan(model, "null"), NullExecutor()
+    ticks = itertools.count()
+    switch = Switch(lambda asked: asked % 7 != 0)
+    moments = IdleTime(switch, own_s=1e6, wall_s=1e6, clock=lambda: next(ticks) * 1e-6, sleep=lambda _: None)
+    disturbed = profiled(model, bound, executor, moments, 2)
+    ran = len(executor.history)
+    calm = NullExecutor()
+    undisturbed = profiled(model, bound, calm, always(), 2)
+    assert (
+        [len(one.step_s) for one in disturbed]
+        == [len(one.step_s) for one in undisturbed]
+        == [2] * len(bound.combined)
+    )
+    assert ran > len(calm.history), "what was disturbed ran again"
+
+
+def test_it_gives_up_on_a_busy_device_and_when_its_own_time_is_spent_and_says_which(model: Artifact) -> None:
+    bound = bound_plan(model, "null")
+
+    def moments(idle: bool) -> IdleTime:
+        ticks = itertools.count()
+        return IdleTime(
+            lambda: idle, own_s=1.0, wall_s=50.0, clock=lambda: next(ticks) * 0.1, sleep=lambda _: None
+        )
+
+    busy, spent = moments(False), moments(True)
+    executor = NullExecutor()
+    assert [one.step_s for one in profiled(model, bound, executor, busy, 2)] == [[] for _ in bound.combined]
+    assert "too busy" in busy.reason
+    assert not executor.history
+    profiled(model, bound, executor, spent, 1000)
+    assert "used up" in spent.reason
+
+
+def test_what_was_measured_is_reported_in_parts_and_only_the_last_one_ends_it() -> None:
+    plan = digest_bytes([b"plan"])
+    times = [BlockTimes([1e-3, 3e-3, 2e-3]), BlockTimes(), BlockTimes([5e-3])]
+    times[0].stage_s[0] = [1e-3] * 3
+    times[0].stage_s[4] = [5e-4, 1e-3, 7e-4]
+    times[2].stage_s[0] = [4e-3]
+    first, last = stage_reports(8, plan, times, "time was up")
+    assert (first.combined, first.last) == (0, False)
+    assert first.step_us == pytest.approx(2000.0)
+    assert [(stage, runs) for stage, _, _, runs in first.times] == [(0, 3), (4, 3)]
+    assert first.times[1][1] == pytest.approx(700.0)
+    assert (last.combined, last.last, last.reason) == (2, True, "time was up")
+    (nothing,) = stage_reports(8, plan, [BlockTimes()], "")
+    assert nothing.last and nothing.reason and not nothing.times
+
+
+def test_stage_spans_are_from_the_first_begin_to_the_last_end(model: Artifact) -> None:
+    combined = bound_plan(model).combined
+    for one in combined:
+        items = lower(one.plan.schedule, one.graph, one.full_mask)
+        times = [(at, 10.0 * at, 10.0 * at + 5 + at % 3) for at in range(len(items))]
+        spans = stage_spans(items, reversed(times))
+        assert spans is not None
+        for stage in {item.stage for item in items}:
+            of_stage = [times[at] for at, item in enumerate(items) if item.stage == stage]
+            assert spans[stage] == (min(t[1] for t in of_stage), max(t[2] for t in of_stage))
+        assert stage_spans(items, times[1:]) is None, "cut off"
+        assert stage_spans(items, [*times, (len(items), 0.0, 1.0)]) is None, "of another mask"
