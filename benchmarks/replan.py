@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -172,7 +173,7 @@ def rounds(bench: Bench, count: int) -> tuple[list[dict[str, Any]], int]:
             burst = [client.submit("heavy", inputs["heavy"]) for _ in range(BURST)]
             for future in burst:
                 future.add_done_callback(stream.take)
-            found = bench.until("a proven plan to be active", lambda after=after: bench.active(after))
+            found = bench.until("a proven plan to be active", partial(bench.active, after))
             for future in burst:
                 future.exception(PATIENCE_S)
             active_us = found["at_us"] + round(1e3 * found["trigger_to_active_ms"])
