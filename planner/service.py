@@ -191,7 +191,7 @@ def run_planner(
     previous = {number: signal.signal(number, _stopper(stop)) for number in (signal.SIGINT, signal.SIGTERM)}
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    faulthandler.enable()  # systemd's watchdog ends a process that hangs by SIGABRT: the log shows where
+    faulthandler.enable(2)  # systemd ends a process that hangs by SIGABRT: the log shows where
     manager = manager_of(os.environ)
     try:
         planner = Planner(config)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Final
 
-from sqlalchemy import bindparam, func, insert, select, update
+from sqlalchemy import bindparam, func, insert, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from planner.dispatch.ports import StoredRow, TelemetryWrite
@@ -105,12 +105,12 @@ def _settle(
 
 
 def _books(session: Session, writes: Sequence[TelemetryWrite]) -> dict[tuple[DeviceId, int], tuple[int, ...]]:
-    """The books of these devices that are open in these boots, by device and boot."""
-    boots = {ledger.boot for write in writes for ledger in write.ledgers}
-    boots |= {row.boot for write in writes for row in write.rows}
+    """The books that these writes touch and that exist, by device and boot."""
+    opened = {(write.device, ledger.boot) for write in writes for ledger in write.ledgers}
+    opened |= {(write.device, row.boot) for write in writes for row in write.rows}
     wanted = (
         select(LedgerRow.device, LedgerRow.boot, *(getattr(LedgerRow, name) for name in _BOOK))
-        .where(LedgerRow.device.in_({write.device for write in writes}), LedgerRow.boot.in_(boots))
+        .where(tuple_(LedgerRow.device, LedgerRow.boot).in_(opened))
         .order_by(LedgerRow.device, LedgerRow.boot)
         .with_for_update()  # on a server another planner may write the same books; SQLite has one writer
     )

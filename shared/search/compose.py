@@ -23,7 +23,9 @@ from shared.plan import (
 from shared.schedule import Schedule
 from shared.search.costs import CostTable, StageCosts
 from shared.search.interface import Budget, Limits
+from shared.search.isomorphism import Shared
 from shared.search.registry import scheduler as find_scheduler
+from shared.search.registry import searches
 
 
 class Combination(Enum):
@@ -117,6 +119,8 @@ def compose(
     plans = tuple(choice.plan() for choice in models)
     blocks = [split(choice.graph, plan.cuts) for choice, plan in zip(models, plans, strict=True)]
     chosen = find_scheduler(scheduler)
+    if searches(scheduler):  # the others are quicker than looking for what could be shared
+        chosen = Shared(chosen)
     table = costs or CostTable()
     found: dict[tuple[tuple[int, ...], tuple[int, ...], StageCosts], Schedule] = {}
 

@@ -153,9 +153,9 @@ def test_telemetry_stays_bounded_over_days_offline_and_its_books_balance(seed: i
     """
     made, largest = offline_for_days(seed, 2.0)
     assert SPOOL_BYTES // 2 < largest < SPOOL_BYTES + 4096, "the bound, and the ledger beside it"
-    (ledger,) = made.store.ledgers.values()
-    assert ledger.dropped > 1000
-    assert ledger.produced == ledger.dropped + len(made.store.rows)
+    (book,) = made.store.books.values()
+    assert book.dropped > 1000
+    assert book.produced == book.dropped + len(made.store.rows)
 
 
 @pytest.mark.full

@@ -21,7 +21,7 @@ from shared.messages.telemetry import RowKind
 from tests.store.helpers import NANO, add_model, enrol, finish, small_plan, start, write_of
 
 WRITERS = 4
-CHANGES = 50
+CHANGES = 25
 
 
 def test_four_writers_of_one_value_lose_no_change(tmp_path: Path, database_url: str) -> None:
