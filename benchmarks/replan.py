@@ -167,9 +167,9 @@ def rounds(bench: Bench, count: int) -> tuple[list[dict[str, Any]], int]:
         for number in range(count):
             bench.planner("device", "replan", DEVICE, "--off")
             bench.run_plan("A")
-            bench.planner("device", "replan", DEVICE, "--on")
             known = bench.planner("replans", DEVICE)
             after = known[0]["replan"] if known else 0
+            bench.planner("device", "replan", DEVICE, "--on")
             burst = [client.submit("heavy", inputs["heavy"]) for _ in range(BURST)]
             for future in burst:
                 future.add_done_callback(stream.take)
