@@ -6,6 +6,7 @@ import os
 import queue
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -40,6 +41,7 @@ from shared.token import Endpoints
 logger = logging.getLogger(__name__)
 
 KEY_FILE: Final = "planner.keys"
+_SWITCH_S: Final = 0.0005  # the thread that serves devices gives way at every send, and wants back
 _BEAT_S: Final = 5.0  # the unit's watchdog waits for a minute
 _ANY_ADDRESS: Final = ("0.0.0.0", "[::]", "*")
 
@@ -187,6 +189,7 @@ def run_planner(
         UnavailableError: a part of the planner died; see the log.
     """
     began_s = time.monotonic()
+    sys.setswitchinterval(_SWITCH_S)
     stop = threading.Event()
     previous = {number: signal.signal(number, _stopper(stop)) for number in (signal.SIGINT, signal.SIGTERM)}
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
