@@ -22,6 +22,7 @@ from benchmarks import zoo
 from benchmarks.report import Report, arguments, emit, progress
 from shared.artifact import open_artifact
 from shared.blocks import CombinedGraph, combine, split
+from shared.graph import Graph
 from shared.importer.limits import ImportLimits
 from shared.importer.pipeline import import_here
 from shared.importer.process import ARTIFACT_NAME
@@ -37,13 +38,18 @@ NETWORKS = (
 _WIDTH, _SIDE = 0.25, 75  # what is allocated depends on neither
 
 
-def whole_graph(name: str) -> CombinedGraph:
-    """All operators of a zoo model, as the importer counts them."""
+def imported(name: str, *, width: float = 1.0, size: int | None = None) -> Graph:
+    """The operators of a zoo model; see `benchmarks.zoo.write` for width and size."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
-        zoo.write(name, path / "model.onnx", width=_WIDTH, size=_SIDE)
+        zoo.write(name, path / "model.onnx", width=width, size=size)
         import_here(path / "model.onnx", {}, path, ImportLimits(), lambda line: None)
-        graph = open_artifact(path / ARTIFACT_NAME).graph
+        return open_artifact(path / ARTIFACT_NAME).graph
+
+
+def whole_graph(name: str) -> CombinedGraph:
+    """All operators of a zoo model, as the importer counts them."""
+    graph = imported(name, width=_WIDTH, size=_SIDE)
     return combine([(graph, split(graph, ())[0])])
 
 

@@ -446,6 +446,7 @@ class Agent:
                 case link.RunTrial():
                     self._do(self._plans.run_trial(order, self.loop.now()))
                 case link.TrialRecorded(attempt):
+                    failpoint("agent.trial.begin")
                     self._do(self._plans.trial_recorded(attempt, self.loop.now()))
                 case link.ActivatePlan(attempt, plan, guarded):
                     self._do(self._plans.activate(attempt, plan, guarded=guarded))

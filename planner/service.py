@@ -3,6 +3,7 @@
 import faulthandler
 import logging
 import os
+import queue
 import signal
 import socket
 import sys
@@ -18,6 +19,7 @@ from zmq.utils import z85
 
 from planner.admin.handler import AdminHandler
 from planner.admin.path import socket_path
+from planner.cluster.search_pool import AnytimePool
 from planner.config import PlannerConfig
 from planner.dispatch.admin import AdminServer
 from planner.dispatch.core import DispatchConfig
@@ -25,6 +27,7 @@ from planner.dispatch.events import DesiredChanged, Revoked
 from planner.dispatch.server import DispatchServer, ServerConfig, new_keys
 from planner.housekeeping import Housekeeper
 from planner.lock import DataDirLock
+from planner.replan.service import Replanner
 from planner.store.retention import Retention
 from planner.store.store import Store
 from shared.clock import SystemClock
@@ -128,14 +131,28 @@ class Planner:
                     remedy="stop that one, or name another --database-url",
                 )
             self._online = Online(self.store)
+            alarms: queue.SimpleQueue[tuple[DeviceId, int] | None] = queue.SimpleQueue()
             self.server = DispatchServer(
-                self.store, _server_config(config, self.keys), clock=clock, on_presence=self._online.changed
+                self.store,
+                _server_config(config, self.keys),
+                clock=clock,
+                on_presence=self._online.changed,
+                on_replan=lambda device, replan: alarms.put((device, replan)),
             )
             bound = self.server.start()
             self._undo.append(self.server.stop)
             self.endpoints = _advertised(bound, config)
             fleet = DispatchFleet(self.server, self.endpoints, self.keys, self._online)
-            self.admin = AdminServer(admin_path, AdminHandler(self.store, fleet, clock).handle)
+            self.pool = AnytimePool(
+                config.search_workers or _search_workers(),
+                use_ray=config.search == "ray",
+                ray_address=config.ray_address,
+            )
+            self._undo.append(self.pool.close)
+            self.replanner = Replanner(self.store, fleet, self.pool, clock, alarms)
+            self._undo.append(self.replanner.close)
+            self.replanner.start()
+            self.admin = AdminServer(admin_path, AdminHandler(self.store, fleet, clock, self.pool).handle)
             self.admin.start()
             self._undo.append(self.admin.stop)
             self._undo.append(Housekeeper(self.store, _retention(config)).close)
@@ -245,6 +262,11 @@ def _ready_line(planner: Planner, startup_s: float) -> dict[str, Any]:
         "public_key": planner.keys.public,
         "startup_s": round(startup_s, 4),
     }
+
+
+def _search_workers() -> int:
+    """One less than the cores: serving keeps one."""
+    return max((os.cpu_count() or 2) - 1, 1)
 
 
 def _keys(path: Path) -> KeyPair:

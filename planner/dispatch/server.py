@@ -101,10 +101,12 @@ class DispatchServer:
         *,
         clock: Clock | None = None,
         on_presence: Callable[[DeviceId, bool], None] = lambda device, online: None,
+        on_replan: Callable[[DeviceId, int], None] = lambda device, replan: None,
     ) -> None:
         self._config = config
         self._clock = clock or SystemClock()
         self._on_presence = on_presence
+        self._on_replan = on_replan
         self._store = store
         self._core = DispatchCore(list(store.fleet()), epoch=store.epoch(), config=config.dispatch)
         self._inbox: queue.SimpleQueue[ev.Event | Callable[[], None]] = queue.SimpleQueue()
@@ -314,6 +316,8 @@ class DispatchServer:
         elif isinstance(action, ev.PresenceChanged):
             log.info("device_id=%s %s", action.device, "came" if action.online else "went")
             self._on_presence(action.device, action.online)
+        elif isinstance(action, ev.ReplanDue):
+            self._on_replan(action.device, action.replan)
         else:
             assert self._workers is not None
             self._workers.submit(action)

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from planner.dispatch import events as ev
 from planner.dispatch.ports import DispatchStore, EnrolRefused, ReportRecord
 from planner.dispatch.rows import telemetry_write
+from shared.errors import StageloomError
 from shared.failpoint import failpoint
 from shared.messages.base import RefusalCode
 
@@ -25,6 +26,7 @@ _GATHER_S = (
 )
 
 Write = ev.AppendTelemetry | ev.StoreReport
+Call = ev.Enrol | ev.Reissue | ev.StoreAlarm | ev.AdoptLocal
 
 
 class StoreWorkers:
@@ -40,7 +42,7 @@ class StoreWorkers:
         self._chunks = ThreadPoolExecutor(1, thread_name_prefix="dispatch-chunks")
         self._writer.start()
 
-    def submit(self, action: Write | ev.ReadChunk | ev.Enrol | ev.Reissue) -> None:
+    def submit(self, action: Write | Call | ev.ReadChunk) -> None:
         """Take work; never blocks."""
         match action:
             case ev.AppendTelemetry() | ev.StoreReport():
@@ -51,6 +53,10 @@ class StoreWorkers:
                 self._calls.submit(lambda: self._post([self._enrol(action)]))
             case ev.Reissue():
                 self._calls.submit(lambda: self._post([self._reissue(action)]))
+            case ev.StoreAlarm():
+                self._calls.submit(lambda: self._post([self._alarm(action)]))
+            case ev.AdoptLocal():
+                self._calls.submit(lambda: self._post([self._adopt(action)]))
 
     def close(self) -> None:
         """Finish what was taken and stop."""
@@ -134,3 +140,23 @@ class StoreWorkers:
             log.exception("a new generation for %s failed", action.device)
             return ev.ReissueFailed(action.device)
         return ev.DesiredChanged(action.device, desired)
+
+    def _alarm(self, action: ev.StoreAlarm) -> ev.Event:
+        try:
+            replan = self._store.record_alarm(action.device, action.alarm)
+        except Exception:
+            log.exception("an alarm of %s is not stored; it will be sent again", action.device)
+            return ev.AlarmStored(action.device, action.alarm, ok=False)
+        failpoint("planner.alarm.ack")
+        return ev.AlarmStored(action.device, action.alarm, replan)
+
+    def _adopt(self, action: ev.AdoptLocal) -> ev.Event:
+        try:
+            desired = self._store.adopt_local(action.device, action.plan)
+        except StageloomError as error:
+            log.warning("device_id=%s local plan not adopted: %s", action.device, error)
+            desired = None
+        except Exception:
+            log.exception("a local plan of %s cannot be adopted", action.device)
+            desired = None
+        return ev.LocalSettled(action.device, action.plan, desired)

@@ -10,11 +10,22 @@ from sqlalchemy.orm import Session
 from planner.dispatch.ports import StoredRow, TelemetryWrite
 from planner.store.costs import store_profile
 from planner.store.devices import set_state
+from planner.store.replans import take_in
+from planner.store.stages import store_stages
 from planner.store.tables import EventRow, LedgerRow, TelemetryRow
 from planner.telemetry.books import Balance, Book
 from shared.ids import DeviceId
 from shared.messages.control import DeviceState
-from shared.messages.telemetry import ProfileResult, Row, RowKind, StateChange, decode_row
+from shared.messages.telemetry import (
+    PlanActivated,
+    ProfileResult,
+    Row,
+    RowKind,
+    StageProfileResult,
+    StateChange,
+    TrialEnded,
+    decode_row,
+)
 
 _FINAL = (DeviceState.COMMITTED, DeviceState.REJECTED, DeviceState.NO_GAIN, DeviceState.ROLLED_BACK)
 _BOOK: Final = tuple(field.name for field in fields(Book))
@@ -51,6 +62,10 @@ def append(session: Session, writes: Sequence[TelemetryWrite], now_us: int) -> N
     for device, row in new:
         if isinstance(row.data, ProfileResult):
             store_profile(session, device, row.data, row.at_us, now_us)
+        elif isinstance(row.data, StageProfileResult):
+            store_stages(session, device, row.data, row.at_us, now_us)
+        elif isinstance(row.data, TrialEnded | PlanActivated):
+            take_in(session, device, row)
         elif isinstance(row.data, StateChange) and row.data.state in _FINAL:
             # The device reports only its newest generation: an older one's end is known only from here.
             change = row.data

@@ -16,6 +16,7 @@ from shared.blocks import CombinedGraph
 from shared.schedule import Schedule, Stage, StageSchedule
 from shared.search.costs import StageCosts
 from shared.search.interface import Budget, Limits, Scheduler
+from shared.search.symmetry import by_operators_alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,7 @@ def form(graph: CombinedGraph, costs: StageCosts) -> Form:
 
     Costs that say something of whole stages keep the numbering: only equal numbers are then equal blocks.
     """
-    alike = StageCosts(costs.operators_s, costs.contention, costs.barrier_s, merges=costs.merges)
-    if costs != alike:
+    if not by_operators_alone(costs):
         return Form((graph.offsets, graph.predecessors, costs), tuple(range(graph.size)))
     order = _order(graph, _colours(graph, costs.operators_s))
     place = {op: index for index, op in enumerate(order)}

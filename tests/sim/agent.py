@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from edge_agent.candidate import ManagerConfig
 from edge_agent.link import events as link
 from edge_agent.link import fetch as fetching
 from edge_agent.link.artifacts import ArtifactFolder
@@ -36,7 +37,7 @@ from edge_agent.plan_actions import (
 )
 from edge_agent.plan_check import PlanUnusable, check_plan
 from edge_agent.plan_facts import PlanFacts
-from edge_agent.plans import ManagerConfig, PlanManager
+from edge_agent.plans import PlanManager
 from edge_agent.probation import ProbationConfig
 from edge_agent.store import ArtifactStore, StateFile
 from edge_agent.supervisor import Supervisor
@@ -49,7 +50,9 @@ from shared.engine.trial import TrialConfig
 from shared.errors import StorageError
 from shared.ids import TaskId
 from shared.messages import telemetry
+from shared.messages.control import Origin
 from tests.sim.engine import KILLED, STOPPED, EngineProcess
+from tests.sim.library import KnownPlan
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -504,6 +507,14 @@ class Agent:
         elif isinstance(message, telemetry.TelemetryAck):
             self._guard(lambda: self.spool.acknowledge(message))
             self.batch_sent_s = float("-inf")
+
+    # -- a trigger ------------------------------------------------------------------------------------------
+
+    def alarm(self, plan: KnownPlan) -> None:
+        """Queues diverge, and this plan would be run without the planner."""
+        ref = link.PlanRef(plan.digest, Origin.LOCAL)
+        local = link.RunnablePlan(ref, plan.wire, plan.needs)
+        self.tell(link.AlarmRaised(self.world.wall_us(), "variance", 2.0, 1.0, None, (), (), local))
 
     # -- what the disk does by itself -----------------------------------------------------------------------
 

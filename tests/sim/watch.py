@@ -115,6 +115,8 @@ class Watch:
         """A plan that is about to run is named on the disk."""
         if state.state in (DeviceState.PROBATION, DeviceState.TRIAL) and state.desired is not None:
             seen.recorded.add(state.desired.plan_digest or Digest(""))
+        if state.local is not None and state.local.state is DeviceState.PROBATION:
+            seen.recorded.add(state.local.plan.ref.digest)
         seen.trial = state.trial or seen.trial
 
     def _committed(self, agent: "Agent", seen: Memory, state: LinkState) -> None:
@@ -127,9 +129,8 @@ class Watch:
         verdict = seen.verdicts.get(pair)
         require(verdict is None, "verdict", f"{agent.name} commits {pair} after it was {verdict}")
         good = state.last_good.ref.digest if state.last_good else None
-        require(
-            plan is None or plan == good, "committed", f"{plan} is committed and {good} is last-known-good"
-        )
+        if state.planned is None:  # else last-known-good was planned here, beside the desired one
+            require(plan in (None, good), "committed", f"{plan} is, {good} is last-known-good")
         nature = self._world.natures.get(plan) if plan else None
         require(nature is None or nature.sound, "committed", f"{agent.name} commits a plan that is {nature}")
         if state.way == Way.TRIAL.value and seen.trial is not None and seen.trial.candidate == plan:

@@ -23,7 +23,7 @@ from planner.dispatch.ports import FleetMember, TelemetryWrite
 from shared import failpoint
 from shared.engine.steps import Outcome
 from shared.ids import DeviceId, TaskId
-from shared.messages.control import Activation, Desired, DeviceState
+from shared.messages.control import Activation, Autonomy, Desired, DeviceState
 from tests.link.memory_store import MemoryStore
 from tests.sim.agent import Agent
 from tests.sim.faults import FAULTS_END_S, Faults
@@ -254,6 +254,9 @@ class World:
         if self.chance(self.faults.wall_jump):
             self.happened["wall_jump"] += 1
             self._wall_offset_us = self.rng.randrange(0, 4_000_000_000_000_000)
+        if self.chance(self.faults.alarm) and self.agent.up:
+            self.happened["alarm"] += 1
+            self.agent.alarm(self.rng.choice(self.plans))
         if self.chance(0.1):
             self.backup = self.store.snapshot()
 
@@ -265,9 +268,15 @@ class World:
             self.planner.push(DEVICE, self.member.desired)
         else:
             now = self.rng.random() < 0.2
-            self.push(self.rng.choice(self.plans), Activation.NOW if now else Activation.TRIAL)
+            activation = Activation.NOW if now else Activation.TRIAL
+            self.push(self.rng.choice(self.plans), activation, self.rng.choice(list(Autonomy)))
 
-    def push(self, plan: KnownPlan, activation: Activation = Activation.NOW) -> None:
+    def push(
+        self,
+        plan: KnownPlan,
+        activation: Activation = Activation.NOW,
+        autonomy: Autonomy = Autonomy.OFF,
+    ) -> None:
         """Desire a plan."""
         assert self.planner is not None, "nobody to push to"
         self.note("operator", "pushes %s, which is %s", plan.digest[:8], self.natures[plan.digest])
@@ -280,6 +289,7 @@ class World:
                 plan=plan.wire,
                 artifacts=plan.needs,
                 activation=activation,
+                autonomy=autonomy,
             ),
         )
 
