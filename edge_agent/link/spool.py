@@ -116,11 +116,9 @@ class Spool:
         self._unsaved_drops = False
         self._complained = False
         folder.mkdir(parents=True, exist_ok=True)
-        self._accounts, self._segments, done = self._recover()
-        if not self._unsaved_drops or self._save():
-            for segment in done:
-                (self._folder / segment.name).unlink()
+        self._accounts, self._segments = self._recover()
         self._accounts.setdefault(boot, Account())
+        self._finish(())
 
     def close(self) -> None:
         """Let go of the open file; everything is on disk already."""
@@ -214,8 +212,9 @@ class Spool:
         self._segments.append(segment)
 
     def _seal(self) -> None:
+        was_open = self._file is not None
         self.close()
-        if self._segments and not self._segments[-1].sizes:
+        if was_open and not self._segments[-1].sizes:
             empty = self._segments.pop()
             (self._folder / empty.name).unlink(missing_ok=True)
 
@@ -331,18 +330,19 @@ class Spool:
 
     def _finish(self, ranges: Sequence[RowRange]) -> None:
         done: list[_Segment] = []
+        open_one = self._segments[-1] if self._file is not None else None
         for segment in self._segments:
             for one in ranges:
                 if one.boot == segment.boot and one.first <= segment.first + segment.acked <= one.last:
                     segment.acked = min(one.last + 1, segment.end) - segment.first
-            if segment.sent and segment.acked == len(segment.sizes):
+            if segment is not open_one and segment.acked == len(segment.sizes):
                 done.append(segment)
         if done or self._unsaved_drops:
             saved = self._save(removing=tuple(one.name for one in done))
             # With a full disk space must be freed all the same: the last segment of a boot stays and vouches
-            # for its sequences until the ledger can.
+            # for its sequences until the ledger can, and one that lost rows vouches for their loss.
             lasts = {one.boot: one for one in self._segments}
-            self._remove([one for one in done if saved or lasts[one.boot] is not one])
+            self._remove([one for one in done if saved or (one.sent and lasts[one.boot] is not one)])
         self._close_accounts()
 
     def _close_accounts(self) -> None:
@@ -384,8 +384,7 @@ class Spool:
             log.warning(text, error)
         self._complained = True
 
-    def _recover(self) -> tuple[dict[int, Account], list[_Segment], list[_Segment]]:
-        """Accounts, segments that hold rows, and those that can go once every drop is on record."""
+    def _recover(self) -> tuple[dict[int, Account], list[_Segment]]:
         accounts, removing = self._read_ledger()
         found: list[_Segment] = []
         now_s, now_us = self._clock.monotonic_s(), self._clock.wall_us()
@@ -399,16 +398,14 @@ class Spool:
                 account.produced = max(account.produced, segment.end)
                 found.append(segment)
         self._count_torn(accounts, found)
-        segments: list[_Segment] = []
-        done: list[_Segment] = []
         for segment in found:
             gone_until = accounts[segment.boot].dropped_until(segment.first)
             segment.acked = min(gone_until, segment.end) - segment.first
-            over = segment.name in removing or segment.acked == len(segment.sizes)
-            (done if over else segments).append(segment)
+            if segment.name in removing:
+                segment.acked = len(segment.sizes)
         # Boots in order of their oldest file, sequences in order within a boot.
-        order = {boot: at for at, boot in enumerate(dict.fromkeys(one.boot for one in segments))}
-        return accounts, sorted(segments, key=lambda one: (order[one.boot], one.first)), done
+        order = {boot: at for at, boot in enumerate(dict.fromkeys(one.boot for one in found))}
+        return accounts, sorted(found, key=lambda one: (order[one.boot], one.first))
 
     def _count_torn(self, accounts: dict[int, Account], found: Sequence[_Segment]) -> None:
         """Rows that the ledger or a later segment vouches for and that a power cut took: they are dropped.
@@ -420,7 +417,7 @@ class Spool:
                 later = [one.first for one in found if one.boot == segment.boot and one.first > segment.first]
                 account = accounts[segment.boot]
                 end = min(later, default=account.produced)
-                if end > segment.end:
+                if account.dropped_until(segment.end) < end:
                     account.drop(segment.end, end)
                     self._unsaved_drops = True
 

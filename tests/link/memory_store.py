@@ -18,10 +18,10 @@ from planner.dispatch.ports import (
     StoredRow,
     TelemetryWrite,
 )
+from planner.telemetry.books import Book
 from shared.ids import DeviceId, Digest
 from shared.messages.base import RefusalCode
-from shared.messages.control import Desired
-from shared.messages.telemetry import Ledger
+from shared.messages.control import Alarm, Desired, LocalPlan
 
 
 @dataclass
@@ -32,8 +32,9 @@ class MemoryStore:
     members: dict[DeviceId, FleetMember] = field(default_factory=dict)
     tokens: dict[Digest, str] = field(default_factory=dict)  # secret digest: key that used it, or ""
     rows: dict[tuple[DeviceId, int, int], StoredRow] = field(default_factory=dict)
-    ledgers: dict[tuple[DeviceId, int], Ledger] = field(default_factory=dict)
+    books: dict[tuple[DeviceId, int], Book] = field(default_factory=dict)
     artifacts: dict[Digest, bytes] = field(default_factory=dict)
+    alarms: dict[tuple[DeviceId, int, int], Alarm] = field(default_factory=dict)
     folder: Path | None = None
 
     def snapshot(self) -> Self:
@@ -43,8 +44,9 @@ class MemoryStore:
             dict(self.members),
             dict(self.tokens),
             dict(self.rows),
-            dict(self.ledgers),
+            dict(self.books),
             dict(self.artifacts),
+            dict(self.alarms),
             self.folder,
         )
 
@@ -96,12 +98,29 @@ class MemoryStore:
 
     def append_telemetry(self, writes: Sequence[TelemetryWrite]) -> None:
         for write in writes:
-            for row in write.rows:
-                self.rows.setdefault((write.device, row.boot, row.sequence), row)
-            for ledger in write.ledgers:
-                known = self.ledgers.get((write.device, ledger.boot))
-                if known is None or (known.produced, known.dropped) < (ledger.produced, ledger.dropped):
-                    self.ledgers[write.device, ledger.boot] = ledger
+            for boot in {row.boot for row in write.rows} | {one.boot for one in write.ledgers}:
+                rows = {row.sequence: row for row in write.rows if row.boot == boot}
+                said = [one for one in write.ledgers if one.boot == boot]
+                book, new = self.books.get((write.device, boot), Book()).take(rows, said)
+                self.books[write.device, boot] = book
+                for sequence in new:
+                    self.rows[write.device, boot, sequence] = rows[sequence]
+
+    def record_alarm(self, device: DeviceId, alarm: Alarm) -> int | None:
+        key = (device, alarm.boot, alarm.number)
+        if key in self.alarms:
+            return None
+        self.alarms[key] = alarm
+        return len(self.alarms)
+
+    def adopt_local(self, device: DeviceId, local: LocalPlan) -> Desired | None:
+        known = self.members[device].desired
+        if ((known.epoch, known.generation) if known else (0, 0)) != (local.epoch, local.generation):
+            return None
+        plan = Desired(
+            epoch=0, generation=0, plan_digest=local.plan_digest, plan=local.plan, artifacts=local.artifacts
+        )
+        return self.push(device, plan)
 
     def artifact(self, digest: Digest) -> ArtifactFile | None:
         if digest not in self.artifacts:

@@ -95,7 +95,7 @@ def test_a_revocation_holds_from_the_next_message_on() -> None:
             assert lane.reply().code is RefusalCode.REVOKED
             chunks.send(bulk.ChunkRequest(digest=digest_bytes([b""]), offset_bytes=0))
             assert chunks.reply().code is RefusalCode.REVOKED
-            assert rig.store.ledgers[DeviceId("a"), 1].produced == 0
+            assert rig.store.books[DeviceId("a"), 1].produced == 0
         with Wire(rig, "control", keys) as again:
             assert not again.dealer.poll(300, zmq.POLLOUT), "a revoked key connects anew"
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.cli.app import execute
+from shared import failpoint
 
 ROOT = Path(__file__).parents[2]
 _COMMAND = [sys.executable, "-W", "error", "-c", "from planner.cli import main; main()"]
@@ -20,7 +21,11 @@ _COMMAND = [sys.executable, "-W", "error", "-c", "from planner.cli import main; 
 
 def environment(home: Path) -> dict[str, str]:
     """A clean environment whose default data directory is `home`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("STAGELOOM_")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("STAGELOOM_") or name == failpoint.VARIABLE
+    }
     return {**kept, "STAGELOOM_HOME": str(home), "PYTHONPATH": str(ROOT)}
 
 

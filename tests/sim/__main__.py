@@ -2,15 +2,13 @@
 
 import sys
 from collections import deque
-from pathlib import Path
 
 from tests.sim import world
 
 
 def main(seed: int) -> int:
     """See above; the exit code says whether it held."""
-    with world.scratch() as folder:
-        played = world.World(seed, Path(folder))
+    with world.world(seed) as played:
         played.log = deque()
         sys.stdout.write(f"{played.faults}\n")
         try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from edge_agent.candidate import ManagerConfig
 from edge_agent.link import events as link
 from edge_agent.link import fetch as fetching
 from edge_agent.link.artifacts import ArtifactFolder
@@ -21,9 +22,12 @@ from edge_agent.link.spool import Spool
 from edge_agent.link.statefile import load_state, save_state
 from edge_agent.plan_actions import (
     Action,
+    Activated,
     CheckPlan,
+    DrainEngine,
     KeepFallback,
     LoadPlan,
+    MeasureWindow,
     Note,
     StartEngine,
     StopEngine,
@@ -32,17 +36,23 @@ from edge_agent.plan_actions import (
     UnloadPlan,
 )
 from edge_agent.plan_check import PlanUnusable, check_plan
+from edge_agent.plan_facts import PlanFacts
 from edge_agent.plans import PlanManager
 from edge_agent.probation import ProbationConfig
 from edge_agent.store import ArtifactStore, StateFile
 from edge_agent.supervisor import Supervisor
+from edge_agent.waiting import WaitingLog
 from edge_agent.worker import messages as engine
 from planner.dispatch.events import Lane
+from shared.engine.interval_guard import GuardConfig
 from shared.engine.steps import Outcome, PlanKey, Task
+from shared.engine.trial import TrialConfig
 from shared.errors import StorageError
-from shared.ids import Digest, TaskId
+from shared.ids import TaskId
 from shared.messages import telemetry
+from shared.messages.control import Origin
 from tests.sim.engine import KILLED, STOPPED, EngineProcess
+from tests.sim.library import KnownPlan
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -53,6 +63,17 @@ _DISK_POINTS: Final = frozenset(
     {"agent.state.before", "agent.commit.before", "agent.artifact.append", "agent.spool.append"}
 )
 """Failpoints at which a full disk shows as an error that the code is made for."""
+
+
+_CONFIG: Final = ManagerConfig(
+    probation=ProbationConfig(length_s=2.0, min_failed=1, guard=GuardConfig(length_s=2.0)),
+    trial=TrialConfig(
+        shortest_window_s=0.4, instance_times=1.0, min_pairs=3, limit_s=8.0, stall_s=3.0, min_failed=1
+    ),
+    timing_s=3.0,
+    load_limit_s=6.0,
+)
+_ENDS = link.ProbationPassed | link.ProbationFailed | link.PlanRefused | link.TrialDecided
 
 
 class Crash(BaseException):
@@ -90,18 +111,21 @@ class Agent:
         world.watch.booted(self, state, problem)
         world.note(self.name, "starts: %s %s", state.state and state.state.value, problem or "")
         boot = rng.getrandbits(61) | 1
-        self.core = LinkCore(state, config=LinkConfig(boot=boot))
+        wall_s = world.wall_us() * 1e-6 - world.now_s
+        self.core = LinkCore(state, config=LinkConfig(boot=boot, wall_s=wall_s))
         self.fetcher = fetching.FetchCore(chunk_bytes=CHUNK_BYTES, again_after_s=2.0)
         self.spool = Spool(self.home / "spool", boot=boot, limit_bytes=SPOOL_BYTES, write=self._write)
         self.artifacts = ArtifactFolder(self.home / "artifacts")
         self.store = ArtifactStore(self.home / "artifacts")
         self._fallback_file = StateFile(self.home / "fallback")
         self.supervisor = Supervisor(Random(rng.random()))
+        self.waiting = WaitingLog()
         self.manager = PlanManager(
             self.supervisor,
-            ProbationConfig(length_s=2.0, min_failed=1),
+            _CONFIG,
             self._load_fallback(),
-            load_limit_s=6.0,
+            waiting=self.waiting,
+            coin=Random(rng.random()),
         )
         self.batch_sent_s = float("-inf")
         self._told_state: object = None
@@ -226,6 +250,8 @@ class Agent:
             case link.FetchArtifact(need):
                 self.fetcher.credits = self.core.bulk_credits
                 self._fetch(self.fetcher.want(need, self.artifacts.partial_bytes(need.digest), world.now_s))
+            case link.Record(row):
+                self.record([row])
             case link.Reconnect(reason, delay_s):
                 world.note(self.name, "reconnects: %s", reason)
                 self.reconnect(delay_s if delay_s is not None else world.rng.random())
@@ -299,8 +325,12 @@ class Agent:
                 self.manage(self.manager.verify(attempt, plan))
             case link.StagePlan(attempt, plan):
                 self.manage(self.manager.stage(attempt, plan))
-            case link.ActivatePlan(attempt, plan):
-                self.manage(self.manager.activate(attempt, plan))
+            case link.RunTrial():
+                self.manage(self.manager.run_trial(order, self.world.now_s))
+            case link.TrialRecorded(attempt):
+                self.manage(self.manager.trial_recorded(attempt, self.world.now_s))
+            case link.ActivatePlan(attempt, plan, guarded):
+                self.manage(self.manager.activate(attempt, plan, guarded=guarded))
             case link.AbandonPlan(attempt):
                 self.manage(self.manager.abandon(attempt))
             case _:
@@ -316,15 +346,21 @@ class Agent:
         process = self.engine
         match action:
             case CheckPlan(plan):
-                self._background.put(
-                    lambda: self._guard(lambda: self._checked(plan.ref.digest, check_plan(plan, self.store)))
-                )
+                self._background.put(lambda: self._guard(lambda: self._checked(check_plan(plan, self.store))))
             case LoadPlan(key, plan):
                 if process is not None:
                     process.command(lambda: process.load(key, plan.ref.digest))
-            case SwapTo(key):
+            case SwapTo(key, keep):
                 if process is not None:
-                    process.command(lambda: process.activate(key))
+                    process.command(lambda: process.activate(key, keep))
+            case DrainEngine():
+                if process is not None:
+                    process.command(process.drain)
+            case MeasureWindow():
+                if process is not None:
+                    process.command(lambda: process.measure(action))
+            case Activated(ref):
+                self.world.note(self.name, "runs %s", ref.digest[:8])
             case UnloadPlan(key):
                 if process is not None:
                     process.command(lambda: process.unload(key))
@@ -338,7 +374,7 @@ class Agent:
                     process.exit(STOPPED, "told to stop")
             case Tell(event):
                 self._tells.put(lambda: self.tell(event))
-                if isinstance(event, link.ProbationPassed | link.ProbationFailed | link.PlanRefused):
+                if isinstance(event, _ENDS):
                     self._settled = True
                     self._collect(downloads=isinstance(event, link.ProbationPassed))
             case Note(code, text):
@@ -351,11 +387,11 @@ class Agent:
             case _:
                 raise AssertionError(f"the simulated agent does not know {action}")
 
-    def _checked(self, digest: Digest, result: Any) -> None:
+    def _checked(self, result: PlanFacts | PlanUnusable) -> None:
         if isinstance(result, PlanUnusable):
-            self.manage(self.manager.check_failed(digest, result.reason, result.damaged))
+            self.manage(self.manager.check_failed(result.digest, result.reason, result.damaged))
         else:
-            self.manage(self.manager.checked(digest, result.models))
+            self.manage(self.manager.checked(result))
 
     def _load_fallback(self) -> link.RunnablePlan | None:
         body = self._fallback_file.load().body
@@ -383,12 +419,16 @@ class Agent:
             case engine.Ready():
                 self.supervisor.started(now_s)
                 self.manage(manager.ready())
-            case engine.PlanLoaded(key):
-                self.manage(manager.loaded(PlanKey(key)))
+            case engine.PlanLoaded(key, _, stated_bytes, memory_bytes):
+                self.manage(manager.loaded(PlanKey(key), stated_bytes, memory_bytes))
             case engine.PlanFailed(key, reason):
                 self.manage(manager.load_failed(PlanKey(key), reason))
             case engine.PlanActive(key):
-                self.manage(manager.activated(PlanKey(key), now_s))
+                self.manage(manager.activated(PlanKey(key), now_s, 0.0))
+            case engine.Drained():
+                self.manage(manager.drained(now_s))
+            case engine.Measured():
+                self.manage(manager.measured(report, now_s))
             case engine.PlanReleased(key):
                 self.manage(manager.released(PlanKey(key)))
                 self._collect()
@@ -399,6 +439,7 @@ class Agent:
                 self.world.happened["engine_exit"] += 1
                 self.world.watch.tasks_ended(self, len(self.open))
                 self.open.clear()
+                self.waiting.engine_restarted()
                 how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
                 self.manage(manager.exited(how, now_s))
                 self._collect()
@@ -419,6 +460,8 @@ class Agent:
         self.world.watch.tasks_ended(self, 1)
         outcome = Outcome(done.outcome)
         self.world.outcomes[outcome] += 1
+        if outcome is Outcome.COMPLETED:
+            self.waiting.task_completed(done.queued_s, done.ended_s)
         if self.manager.phase is not None:
             key = None if done.key is None else PlanKey(done.key)
             self.manage(self.manager.task_ended(outcome, done.reason, key))
@@ -464,6 +507,14 @@ class Agent:
         elif isinstance(message, telemetry.TelemetryAck):
             self._guard(lambda: self.spool.acknowledge(message))
             self.batch_sent_s = float("-inf")
+
+    # -- a trigger ------------------------------------------------------------------------------------------
+
+    def alarm(self, plan: KnownPlan) -> None:
+        """Queues diverge, and this plan would be run without the planner."""
+        ref = link.PlanRef(plan.digest, Origin.LOCAL)
+        local = link.RunnablePlan(ref, plan.wire, plan.needs)
+        self.tell(link.AlarmRaised(self.world.wall_us(), "variance", 2.0, 1.0, None, (), (), local))
 
     # -- what the disk does by itself -----------------------------------------------------------------------
 

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from edge_agent.plan_actions import MeasureWindow
 from edge_agent.worker import messages
 from shared.engine.core import EngineCore
 from shared.engine.steps import Action, FinishTask, PlanKey, ReleasePlan, Step, Task
-from shared.ids import Digest
+from shared.ids import Digest, TaskId
 from tests.engine.played import PlayedEngine
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ class EngineProcess(PlayedEngine):
         self._plans: dict[PlanKey, Digest] = {}
         self._load_until_s = 0.0  # plans load in turn
         self._wake_s = float("inf")
+        self._draining = False
+        self._measuring = 0  # number of the window
+        self._queued_s: dict[TaskId, float] = {}
         self.commands = world.pipe()
         self.reports = world.pipe()
         self.reports.put(lambda: agent.report(self, messages.Ready(1)))
@@ -67,18 +71,19 @@ class EngineProcess(PlayedEngine):
         bound = self._world.bound[digest]
         self._plans[key] = digest
         self.device.load(key, bound)
-        self._say(messages.PlanLoaded(key, True, 0))
+        self._say(messages.PlanLoaded(key, True, 0, 1 << 30))
         return self.core.load(key, bound, self.now)
 
-    def activate(self, key: PlanKey) -> None:
-        """Launch into this plan."""
+    def activate(self, key: PlanKey, keep: bool) -> None:
+        """Launch into this plan; with `keep` the one before stays loaded."""
         digest = self._plans.get(key)
         if digest is None:
             self._say(messages.PlanFailed(key, f"plan {key} is not loaded"))
             return
         self.running = digest
         self._world.watch.plan_runs(self._agent, digest)
-        self._do(self.core.activate(key, self.now))
+        self._draining = False
+        self._do(self.core.activate(key, self.now, keep=keep))
         self._say(messages.PlanActive(key))
         crash_s = self._world.natures[digest].crashes_after_s
         if crash_s is not None:
@@ -87,6 +92,31 @@ class EngineProcess(PlayedEngine):
     def _crash_under(self, digest: Digest) -> None:
         if self.alive and self.running == digest:
             self.exit(SEGFAULT, f"crashes under {digest[:8]}")
+
+    def drain(self) -> None:
+        """Launch nothing until the next plan is activated."""
+        self._draining = True
+        self._do(self.core.drain(self.now))
+
+    def measure(self, order: MeasureWindow) -> None:
+        """Report what happens between two instants; a newer order takes an older one's place."""
+        self._measuring = order.number
+        self._after(max(0.0, order.to_s - self.now), lambda: self._measured(order))
+
+    def _measured(self, order: MeasureWindow) -> list[Action]:
+        """Played figures: what the plan is worth, with a little noise."""
+        if self._measuring != order.number or self.running is None:
+            return []
+        nature, bound = self._world.natures[self.running], self._world.bound[self.running]
+        number = round(200 * nature.speed * (1 + (self.random.random() - 0.5) * 0.02))
+        length_s = max(order.to_s - order.from_s, 1e-3)
+        models = tuple(
+            messages.ModelFigures(model.name, number, length_s / len(bound.models), number, length_s * 0.9)
+            for model in bound.plan.models
+        )
+        failed = number if nature.fails_tasks else 0
+        self._say(messages.Measured(order.number, None, length_s, length_s, True, failed, 0.01, 0.0, models))
+        return []
 
     def unload(self, key: PlanKey) -> None:
         """Free a loaded plan."""
@@ -97,6 +127,7 @@ class EngineProcess(PlayedEngine):
 
     def take(self, task: Task) -> None:
         """A task arrives."""
+        self._queued_s[task.id] = self.now
         self._do(self.submit(task))
 
     def exit(self, returncode: int, why: str) -> None:
@@ -121,6 +152,9 @@ class EngineProcess(PlayedEngine):
 
     def _do(self, actions: list[Action]) -> None:
         self.perform(actions)
+        if self._draining and self.core.idle:
+            self._draining = False
+            self._say(messages.Drained())
         wake_s = self.core.next_wakeup(self.now)
         if wake_s is not None and wake_s < self._wake_s:
             self._wake_s = wake_s
@@ -140,8 +174,11 @@ class EngineProcess(PlayedEngine):
 
     def answered(self, finish: FinishTask) -> None:
         outcome, plan = finish.outcome.value, finish.plan
+        queued_s = self._queued_s.pop(finish.task)
         self._say(
-            messages.TaskDone(finish.task, outcome, finish.code, finish.reason, 0.0, None, 0.0, (), plan)
+            messages.TaskDone(
+                finish.task, outcome, finish.code, finish.reason, queued_s, None, self.now, (), plan
+            )
         )
 
     def released(self, action: ReleasePlan) -> None:

@@ -26,6 +26,7 @@ class Faults:
     corrupt: float = 0.0  # per second: a byte of an artifact on the agent's disk changes
     wall_jump: float = 0.0  # per second: the wall clock jumps, by up to years
     environment: float = 0.0  # per second: power mode or versions change
+    alarm: float = 0.0  # per second: a trigger fires, and a plan made on the device is offered
     clone: float = 0.0  # that a second agent with the same key appears for a while
 
     @classmethod
@@ -52,4 +53,5 @@ class Faults:
             wall_jump=some(0.1),
             environment=some(0.02),
             clone=some(0.3),
+            alarm=some(0.2),
         )

@@ -15,6 +15,7 @@ from tests.engine.generate import Library, random_graph, random_plan
 
 MODELS = 3
 PLANS = 14
+FEW = 4  # plans of some of the models only
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Nature:
     hangs_loading: bool = False
     crashes_after_s: float | None = None
     fails_tasks: bool = False
-    speed: float = 1.0  # of its steps; a trial finds out
+    speed: float = 1.0  # of its steps: a trial finds out
 
     @cached_property
     def sound(self) -> bool:
@@ -82,8 +83,9 @@ def stock() -> Stock:
     while len(plans) < PLANS:
         bound = random_plan(rng, library)
         plan = bound.plan
-        if plan.wait is not Wait.NONE or plan.digest in plans:
-            continue
+        few = sum(len(one.needs) < MODELS for one in plans.values())
+        if plan.wait is not Wait.NONE or (len(plan.models) < MODELS and few >= FEW):
+            continue  # a trial compares plans of the same models
         needs = tuple(
             ArtifactNeed(model.name, model.artifact, len(blobs[model.artifact])) for model in plan.models
         )

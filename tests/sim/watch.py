@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 from edge_agent.link.events import LinkState
 from edge_agent.link.states import VERDICTS
+from edge_agent.link.trials import Way
+from shared.engine.trial import TrialRecord
 from shared.ids import Digest
 from shared.messages.control import DeviceState, Report
 
@@ -41,6 +43,8 @@ class Memory:
         self.last_commit: Pair = (0, 0)
         self.verdicts: dict[Pair, DeviceState] = {}  # in the present environment
         self.recorded: set[Digest] = set()  # plans whose record was on disk before they ran
+        self.trial: TrialRecord | None = None  # the newest that was on disk
+        self.found_in_trial: Pair | None = None  # by the start of this life
 
 
 class Watch:
@@ -50,7 +54,7 @@ class Watch:
         self._world = world
         self._memory: dict[str, Memory] = {}
         self._desired: Pair = (0, 0)
-        self._revision: dict[int, int] = {}  # of stored reports, by boot
+        self._revision = (0, 0)  # boot and revision of the stored report
         self._report: Report | None = None  # the stored one that was checked last
         self.lost: Counter[int] = Counter()  # by boot a mask of rows that an older database has not
         self.states: set[DeviceState] = set()
@@ -72,6 +76,8 @@ class Watch:
             self._forget(seen, state)
         require(state in possible, "disk", f"a start finds {state}, written was {possible}")
         seen.saved, seen.saving = state, None
+        seen.found_in_trial = _pair(state) if state.state is DeviceState.TRIAL else None
+        self._take_record(seen, state)
 
     def _forget(self, seen: Memory, state: LinkState) -> None:
         """An older copy is all that is left: what it does not know may happen again."""
@@ -95,12 +101,23 @@ class Watch:
         seen.newest = pair
         if state.state is not None:
             self.states.add(state.state)
-        if state.state in (DeviceState.PROBATION, DeviceState.TRIAL) and state.desired is not None:
-            seen.recorded.add(state.desired.plan_digest or Digest(""))
+        if seen.found_in_trial == pair:
+            rejected = state.state is DeviceState.REJECTED
+            require(rejected, "trial", f"{agent.name} found a trial at its start, and is {state.state}")
+        seen.found_in_trial = None
+        self._take_record(seen, state)
         if state.state is DeviceState.COMMITTED:
             self._committed(agent, seen, state)
         elif state.state in VERDICTS:
             seen.verdicts[pair] = state.state
+
+    def _take_record(self, seen: Memory, state: LinkState) -> None:
+        """A plan that is about to run is named on the disk."""
+        if state.state in (DeviceState.PROBATION, DeviceState.TRIAL) and state.desired is not None:
+            seen.recorded.add(state.desired.plan_digest or Digest(""))
+        if state.local is not None and state.local.state is DeviceState.PROBATION:
+            seen.recorded.add(state.local.plan.ref.digest)
+        seen.trial = state.trial or seen.trial
 
     def _committed(self, agent: "Agent", seen: Memory, state: LinkState) -> None:
         """At most one plan is ever committed in a generation, in rising order, and never after a verdict."""
@@ -112,11 +129,14 @@ class Watch:
         verdict = seen.verdicts.get(pair)
         require(verdict is None, "verdict", f"{agent.name} commits {pair} after it was {verdict}")
         good = state.last_good.ref.digest if state.last_good else None
-        require(
-            plan is None or plan == good, "committed", f"{plan} is committed and {good} is last-known-good"
-        )
+        if state.planned is None:  # else last-known-good was planned here, beside the desired one
+            require(plan in (None, good), "committed", f"{plan} is, {good} is last-known-good")
         nature = self._world.natures.get(plan) if plan else None
         require(nature is None or nature.sound, "committed", f"{agent.name} commits a plan that is {nature}")
+        if state.way == Way.TRIAL.value and seen.trial is not None and seen.trial.candidate == plan:
+            control = self._world.natures.get(seen.trial.control)
+            better = nature is None or control is None or nature.speed > control.speed
+            require(better, "committed", f"{agent.name} prefers {nature} to {control}")
 
     def plan_runs(self, agent: "Agent", digest: Digest) -> None:
         """A plan runs only after its record is on disk, so that a crash under it is known to be its fault."""
@@ -144,7 +164,7 @@ class Watch:
     def restored(self) -> None:
         """The planner's database is an older one."""
         self._desired = (0, 0)
-        self._revision.clear()
+        self._revision = (0, 0)
 
     def _check_planner(self) -> None:
         """What the planner desires, and what it has on record, never falls."""
@@ -156,10 +176,10 @@ class Watch:
             self._desired = pair
         if member.report is not None and member.report is not self._report:
             self._report = member.report
-            before = self._revision.get(member.boot, -1)
-            if member.report.revision < before:
+            boot, before = self._revision
+            if member.boot == boot and member.report.revision < before:
                 raise Broken(f"revision: {member.report.revision} is stored after {before}")
-            self._revision[member.boot] = member.report.revision
+            self._revision = member.boot, member.report.revision
             self._check_up_to_date(member.report)
 
     def _check_up_to_date(self, report: Report) -> None:
@@ -190,15 +210,19 @@ class Watch:
                 )
 
     def _check_ledgers(self) -> None:
-        """The planner's own figures balance after every commit: produced = stored + dropped."""
+        """The planner's own figures balance after every commit: produced = stored + dropped + lost."""
         store = self._world.store
         if store.written == store.audited:
             return
         store.audited = store.written
-        for (_, boot), ledger in store.ledgers.items():
-            kept = (store.masks.get(boot, 0) | self.lost[boot]) & ((1 << ledger.produced) - 1)
-            if ledger.produced != kept.bit_count() + ledger.dropped:
-                raise Broken(f"books: the planner counts {ledger} and has {kept.bit_count()}")
+        for (_, boot), book in store.books.items():
+            below = (1 << book.produced) - 1
+            kept = store.masks.get(boot, 0)
+            gone = self.lost[boot] & ~kept & below
+            if book.produced != (kept & below).bit_count() + book.dropped + gone.bit_count():
+                raise Broken(f"books: the planner counts {book} and has {kept.bit_count()}")
+            if book.lost > gone.bit_count() or book.stored != kept.bit_count():
+                raise Broken(f"books: the planner counts {book}, {gone.bit_count()} rows are lost")
 
 
 def _pair(state: LinkState) -> Pair:

@@ -6,6 +6,7 @@ every step `watch` checks what must hold; when the faults are over the world mus
 """
 
 import heapq
+import logging
 import random
 import tempfile
 from collections import Counter, deque
@@ -14,23 +15,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
+from unittest.mock import patch
 
+from edge_agent.link import spool
 from edge_agent.link.states import VERDICTS
 from planner.dispatch.ports import FleetMember, TelemetryWrite
 from shared import failpoint
 from shared.engine.steps import Outcome
 from shared.ids import DeviceId, TaskId
-from shared.messages.control import Desired, DeviceState
+from shared.messages.control import Activation, Autonomy, Desired, DeviceState
 from tests.link.memory_store import MemoryStore
 from tests.sim.agent import Agent
 from tests.sim.faults import FAULTS_END_S, Faults
-from tests.sim.library import BAD, SOUND, KnownPlan, Nature, stock
+from tests.sim.library import BAD, MODELS, SOUND, KnownPlan, Nature, stock
 from tests.sim.network import DOWN, UP, Network
 from tests.sim.planner import Planner
 from tests.sim.watch import Watch, require
 
 DEVICE = DeviceId("sim")
 KEY = "k" * 40
+BATCH_ROWS = 24
+"""A backlog takes several batches, as it does in earnest."""
 PATIENCE_S = 180.0
 """A world that has not converged so long after its last fault never does."""
 
@@ -60,7 +65,8 @@ class Store(MemoryStore):
         self.written += 1
         for write in writes:
             for row in write.rows:
-                self.masks[row.boot] = self.masks.get(row.boot, 0) | 1 << row.sequence
+                if (write.device, row.boot, row.sequence) in self.rows:
+                    self.masks[row.boot] = self.masks.get(row.boot, 0) | 1 << row.sequence
 
     def snapshot(self) -> Self:
         copy = super().snapshot()
@@ -132,7 +138,8 @@ class World:
         self.natures[self.last_word.digest] = SOUND
 
     def _nature(self) -> Nature:
-        return self.rng.choice(BAD[1:]) if self.rng.random() < 0.4 else SOUND
+        speed = self.rng.choice((0.7, 1.0, 1.3, 1.6))
+        return self.rng.choice(BAD[1:]) if self.rng.random() < 0.4 else Nature(speed=speed)
 
     # -- what everything here uses --------------------------------------------------------------------------
 
@@ -186,7 +193,11 @@ class World:
 
     def run(self) -> None:
         """Faults, calm, and a last word that must be obeyed."""
-        for _ in range(self.rng.randint(1, 5)):
+        first = next(plan for plan in self.plans if len(plan.needs) == MODELS)
+        if self.rng.random() < 0.7:
+            self.natures[first.digest] = SOUND
+            self.later(0.5, lambda: self.push(first) if self.planner is not None else None)
+        for _ in range(self.rng.randint(1, 4)):
             self.later(self.rng.random() * (self.faults_end_s - 3.0), self.operator)
         if self.chance(self.faults.clone):
             self.later(self.rng.random() * self.faults_end_s, self.join_clone)
@@ -243,6 +254,9 @@ class World:
         if self.chance(self.faults.wall_jump):
             self.happened["wall_jump"] += 1
             self._wall_offset_us = self.rng.randrange(0, 4_000_000_000_000_000)
+        if self.chance(self.faults.alarm) and self.agent.up:
+            self.happened["alarm"] += 1
+            self.agent.alarm(self.rng.choice(self.plans))
         if self.chance(0.1):
             self.backup = self.store.snapshot()
 
@@ -253,15 +267,30 @@ class World:
         elif self.rng.random() < 0.2 and self.member.desired is not None:
             self.planner.push(DEVICE, self.member.desired)
         else:
-            self.push(self.rng.choice(self.plans))
+            now = self.rng.random() < 0.2
+            activation = Activation.NOW if now else Activation.TRIAL
+            self.push(self.rng.choice(self.plans), activation, self.rng.choice(list(Autonomy)))
 
-    def push(self, plan: KnownPlan) -> None:
+    def push(
+        self,
+        plan: KnownPlan,
+        activation: Activation = Activation.NOW,
+        autonomy: Autonomy = Autonomy.OFF,
+    ) -> None:
         """Desire a plan."""
         assert self.planner is not None, "nobody to push to"
         self.note("operator", "pushes %s, which is %s", plan.digest[:8], self.natures[plan.digest])
         self.planner.push(
             DEVICE,
-            Desired(epoch=0, generation=0, plan_digest=plan.digest, plan=plan.wire, artifacts=plan.needs),
+            Desired(
+                epoch=0,
+                generation=0,
+                plan_digest=plan.digest,
+                plan=plan.wire,
+                artifacts=plan.needs,
+                activation=activation,
+                autonomy=autonomy,
+            ),
         )
 
     def planner_stops(self) -> None:
@@ -314,8 +343,8 @@ class World:
         state, report = agent.core.state, agent.core.report()
         if member.report != report:
             return f"the planner has {member.report}, the device reports {report}"
-        if member.desired is not None and state.desired != member.desired:
-            return f"desired is {member.desired}, the device knows {state.desired}"
+        if member.desired is not None and _named(state.desired) != _named(member.desired):
+            return f"desired is {_named(member.desired)}, the device knows {_named(state.desired)}"
         if state.desired is not None and state.state not in (DeviceState.COMMITTED, *VERDICTS):
             return f"the device is still {state.state}"
         running = agent.engine.running if agent.engine is not None else None
@@ -323,7 +352,7 @@ class World:
             return f"{running} runs, {report.active} is reported"
         if agent.spool.counts().spooled:
             return "telemetry did not drain"
-        told = {boot: ledger for (_, boot), ledger in self.store.ledgers.items()}
+        told = {boot: book for (_, boot), book in self.store.books.items()}
         for boot, (produced, dropped, _) in agent.spool.masks().items():
             known = told.get(boot)
             counts = (produced.bit_length(), dropped.bit_count())
@@ -348,6 +377,11 @@ class World:
         return "\n".join(_line(*entry) for entry in list(self.log)[-lines:])
 
 
+def _named(desired: Desired | None) -> tuple[object, ...]:
+    """What makes a desired value this one and no other."""
+    return (desired.epoch, desired.generation, desired.plan_digest) if desired is not None else ()
+
+
 def _line(now_s: float, who: str, text: str, values: tuple[Any, ...]) -> str:
     words = text % tuple(_short(value) for value in values) if values else text
     return f"{now_s:9.3f} {who:8} {words}"
@@ -370,6 +404,17 @@ def armed(act: Callable[[str], None]) -> Iterator[None]:
         failpoint.arm(before)
 
 
+@contextmanager
+def silence() -> Iterator[None]:
+    """What the real code logs about thousands of full disks tells nobody anything."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
 def scratch() -> "tempfile.TemporaryDirectory[str]":
     """A folder in memory where there is one: syncing to a disk says nothing here."""
     memory = Path("/dev/shm")
@@ -379,7 +424,7 @@ def scratch() -> "tempfile.TemporaryDirectory[str]":
 @contextmanager
 def world(seed: int, faults: Faults | None = None, pace: Pace | None = None) -> Iterator[World]:
     """A world to be played within the block; what goes wrong there is told with seed and events."""
-    with scratch() as folder:
+    with scratch() as folder, silence(), patch.object(spool, "MAX_BATCH_ROWS", BATCH_ROWS):
         made = World(seed, Path(folder), faults, pace)
         try:
             yield made
