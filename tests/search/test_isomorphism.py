@@ -112,10 +112,14 @@ def test_costs_of_another_kind_keep_the_numbering() -> None:
         """Says something of stages as a whole."""
 
     mirrored = union([[], [], [0]]), union([[], [], [1]])
-    plain = [form(graph, StageCosts((1.0,) * 3)).key for graph in mirrored]
-    whole = [form(graph, Whole((1.0,) * 3)).key for graph in mirrored]
+    seconds = (1.0,) * 3
+    plain, whole, measured = (
+        [form(graph, costs).key for graph in mirrored]
+        for costs in (StageCosts(seconds), Whole(seconds), StageCosts(seconds, measured=((((0,),), 1.0),)))
+    )
     assert plain[0] == plain[1]
     assert whole[0] != whole[1]
+    assert measured[0] != measured[1]
 
 
 def test_members_are_not_exchanged() -> None:
