@@ -129,7 +129,7 @@ def _replans(run: Run) -> list[dict[str, Any]]:
             "plan": entry["digest"],
             "outcome": entry["outcome"],
             "ratio": entry["ratio"],
-            "interval": None if entry["ratio"] is None else [entry["ratio_low"], entry["ratio_high"]],
+            "interval": None if entry["ratio_low"] is None else [entry["ratio_low"], entry["ratio_high"]],
             "trigger_to_decision_ms": entry["trigger_to_decision_ms"],
             "trigger_to_active_ms": entry["trigger_to_active_ms"],
             "reason": entry["reason"],
@@ -151,7 +151,10 @@ def _queues(run: Run, names: Sequence[str]) -> dict[str, Any]:
         "tasks": {name: [rows[name]["tasks"] for rows in full.values()] for name in names},
         "work_s": work_s,
         "variance_s2": [variance(instant) for instant in zip(*work_s.values(), strict=True)],
-        "threshold_s2": variance_threshold_s2([run.deadline_s]),
+        "threshold_s2": next(
+            (entry["threshold"] for entry in run.replans if entry["cause"] == "variance"),
+            variance_threshold_s2([run.deadline_s]),
+        ),
     }
 
 
