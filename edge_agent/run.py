@@ -31,7 +31,7 @@ def main() -> int:
     """Run the agent."""
     os.umask(0o077)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    faulthandler.enable()  # systemd's watchdog ends a process that hangs by SIGABRT: the log shows where
+    faulthandler.enable(2)  # systemd ends a process that hangs by SIGABRT: the log shows where
     try:
         if len(sys.argv) != 2:
             raise SettingError(

@@ -21,6 +21,7 @@ from edge_agent.candidate import ManagerConfig
 from edge_agent.config import AgentConfig
 from edge_agent.device import device_class
 from edge_agent.engine_host import EngineHost
+from edge_agent.fallback import FallbackFile
 from edge_agent.heartbeat import EngineSigns, Heartbeat, Patience
 from edge_agent.ingest.connection import Arena, ConnectionLimits, Layout
 from edge_agent.ingest.endpoint import Accepted, Endpoint
@@ -28,7 +29,6 @@ from edge_agent.ingest.ledger import TaskLedger
 from edge_agent.ingest.messages import ModelInfo
 from edge_agent.ingest.paths import runtime_directory
 from edge_agent.link import events as link
-from edge_agent.link.events import RunnablePlan
 from edge_agent.links import Link
 from edge_agent.local_plans import alarm_raised
 from edge_agent.loop import READ, Loop
@@ -53,14 +53,14 @@ from edge_agent.plans import PlanManager
 from edge_agent.probation import ProbationConfig
 from edge_agent.profiles import ProfileDesk
 from edge_agent.status import AgentStatus, EngineStatus, plan_status, queue_status, task_totals, trial_status
-from edge_agent.store import ArtifactStore, StateFile
+from edge_agent.store import ArtifactStore
 from edge_agent.supervisor import Supervisor
 from edge_agent.telemetry import ServiceTimes, engine_rows, task_rows, trace_row
 from edge_agent.waiting import WaitingLog
 from edge_agent.worker import messages as engine
 from edge_agent.worker.config import WorkerConfig
 from shared.engine.steps import Outcome, PlanKey
-from shared.errors import StorageError, TaskRefused
+from shared.errors import TaskRefused
 from shared.failpoint import failpoint
 from shared.ids import TaskId
 from shared.messages.telemetry import Event, PlanActivated, RowData
@@ -93,7 +93,9 @@ class Agent:
         self._started_s = self.loop.now()
         self._home = home
         self._problems: deque[str] = deque(maxlen=_PROBLEMS)
-        self._fallback_file = StateFile(home / "fallback")
+        self._fallback = FallbackFile(home / "fallback")
+        fallback, problem = self._fallback.load()
+        self._problems += [problem] if problem else []
         self._supervisor = Supervisor(Random())
         self._waiting = WaitingLog()
         self._plans = PlanManager(
@@ -104,7 +106,7 @@ class Agent:
                 timing_s=config.trial.timing_s,
                 load_limit_s=config.load_limit_s,
             ),
-            self._load_fallback(),
+            fallback,
             waiting=self._waiting,
             coin=Random(),
         )
@@ -411,10 +413,8 @@ class Agent:
                 self._note(code, text)
             case KeepFallback(plan):
                 failpoint("agent.fallback")
-                try:
-                    self._fallback_file.save(msgspec.msgpack.encode(plan))
-                except StorageError as error:
-                    self._note("storage", str(error))
+                if problem := self._fallback.save(plan):
+                    self._note("storage", problem)
 
     def _checked(self, result: PlanFacts | PlanUnusable) -> None:
         if isinstance(result, PlanUnusable):
@@ -422,18 +422,6 @@ class Agent:
             self._do(self._plans.check_failed(result.digest, result.reason, result.damaged))
             return
         self._do(self._plans.checked(result))
-
-    def _load_fallback(self) -> RunnablePlan | None:
-        found = self._fallback_file.load()
-        if found.problem:
-            self._problems.append(found.problem)
-        if found.body is None:
-            return None
-        try:
-            return msgspec.msgpack.decode(found.body, type=RunnablePlan)
-        except msgspec.MsgspecError as error:
-            self._problems.append(f"the fallback plan cannot be read and is forgotten: {error}")
-            return None
 
     def _collect(self, *, downloads: bool = False) -> None:
         """Remove artifacts that nothing here names; before an attempt has ended the link may hold others."""
@@ -479,9 +467,6 @@ class Agent:
     def _stats_arrived(self, stats: engine.Stats) -> None:
         self._stats = stats
         self._service.add(stats)
-        oldest_age_s = max((one.oldest_age_s for one in stats.models), default=0.0)
-        arrived = {one.name: one.queue_length + sum(one.outcomes.values()) for one in stats.models}
-        self._waiting.seen(stats.at_s, oldest_age_s, arrived)
         plan = self._plans.plan_of(PlanKey(stats.key)) if stats.key is not None else None
         digest = plan.ref.digest if plan else None
         facts = self._plans.facts_of(digest) if digest else None
@@ -490,6 +475,8 @@ class Agent:
 
     def _glanced(self, seen: engine.Glance) -> None:
         """Ten times a second: is a re-plan due? Not while a plan is on its way or on trial."""
+        oldest_age_s = max((one.oldest_age_s for one in seen.queues), default=0.0)
+        self._waiting.seen(seen.at_s, oldest_age_s, {one.name: one.arrived for one in seen.queues})
         if seen.key is None or self._stopping:
             return
         service_s = {name: us * 1e-6 for name, us in self._service.per_task_us().items()}

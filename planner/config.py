@@ -47,6 +47,9 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         0,
         100_000,
     ),
+    "search": Setting("ray|local", "where searches run: Ray, or processes of this machine alone"),
+    "search_workers": Setting("searches", "how many run at once; 0: one less than the cores", 0, 1024),
+    "ray_address": Setting("host:port", "a Ray cluster to join; empty: a Ray of its own, on loopback"),
     "telemetry_rows_keep_s": Setting("seconds", "age at which rows become minutes; 0 keeps them", 0.0, 1e9),
     "telemetry_minutes_keep_s": Setting(
         "seconds", "age at which minutes become hours; 0 keeps them", 0.0, 1e9
@@ -68,6 +71,9 @@ class PlannerConfig:
     bulk_credits: int = 4
     backlog_rows: int = 100_000
     max_devices: int = 0
+    search: str = "ray"
+    search_workers: int = 0
+    ray_address: str = ""
     telemetry_rows_keep_s: float = 2 * 86_400.0
     telemetry_minutes_keep_s: float = 14 * 86_400.0
     telemetry_hours_keep_s: float = 400 * 86_400.0
@@ -88,6 +94,8 @@ class PlannerConfig:
                 "telemetry is kept for a shorter time where it is coarser",
                 remedy="order telemetry_rows_keep_s <= telemetry_minutes_keep_s <= telemetry_hours_keep_s",
             )
+        if self.search not in ("ray", "local"):
+            raise SettingError(f"search = {self.search!r} is unknown", remedy="use ray or local")
         self.listen_address  # noqa: B018  (parsed for its errors)
 
     @property

@@ -3,8 +3,10 @@
 import faulthandler
 import logging
 import os
+import queue
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from zmq.utils import z85
 
 from planner.admin.handler import AdminHandler
 from planner.admin.path import socket_path
+from planner.cluster.search_pool import AnytimePool
 from planner.config import PlannerConfig
 from planner.dispatch.admin import AdminServer
 from planner.dispatch.core import DispatchConfig
@@ -24,6 +27,7 @@ from planner.dispatch.events import DesiredChanged, Revoked
 from planner.dispatch.server import DispatchServer, ServerConfig, new_keys
 from planner.housekeeping import Housekeeper
 from planner.lock import DataDirLock
+from planner.replan.service import Replanner
 from planner.store.retention import Retention
 from planner.store.store import Store
 from shared.clock import SystemClock
@@ -37,6 +41,7 @@ from shared.token import Endpoints
 logger = logging.getLogger(__name__)
 
 KEY_FILE: Final = "planner.keys"
+_SWITCH_S: Final = 0.0005  # the thread that serves devices gives way at every send, and wants back
 _BEAT_S: Final = 5.0  # the unit's watchdog waits for a minute
 _ANY_ADDRESS: Final = ("0.0.0.0", "[::]", "*")
 
@@ -126,14 +131,28 @@ class Planner:
                     remedy="stop that one, or name another --database-url",
                 )
             self._online = Online(self.store)
+            alarms: queue.SimpleQueue[tuple[DeviceId, int] | None] = queue.SimpleQueue()
             self.server = DispatchServer(
-                self.store, _server_config(config, self.keys), clock=clock, on_presence=self._online.changed
+                self.store,
+                _server_config(config, self.keys),
+                clock=clock,
+                on_presence=self._online.changed,
+                on_replan=lambda device, replan: alarms.put((device, replan)),
             )
             bound = self.server.start()
             self._undo.append(self.server.stop)
             self.endpoints = _advertised(bound, config)
             fleet = DispatchFleet(self.server, self.endpoints, self.keys, self._online)
-            self.admin = AdminServer(admin_path, AdminHandler(self.store, fleet, clock).handle)
+            self.pool = AnytimePool(
+                config.search_workers or _search_workers(),
+                use_ray=config.search == "ray",
+                ray_address=config.ray_address,
+            )
+            self._undo.append(self.pool.close)
+            self.replanner = Replanner(self.store, fleet, self.pool, clock, alarms)
+            self._undo.append(self.replanner.close)
+            self.replanner.start()
+            self.admin = AdminServer(admin_path, AdminHandler(self.store, fleet, clock, self.pool).handle)
             self.admin.start()
             self._undo.append(self.admin.stop)
             self._undo.append(Housekeeper(self.store, _retention(config)).close)
@@ -170,11 +189,12 @@ def run_planner(
         UnavailableError: a part of the planner died; see the log.
     """
     began_s = time.monotonic()
+    sys.setswitchinterval(_SWITCH_S)
     stop = threading.Event()
     previous = {number: signal.signal(number, _stopper(stop)) for number in (signal.SIGINT, signal.SIGTERM)}
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    faulthandler.enable()  # systemd's watchdog ends a process that hangs by SIGABRT: the log shows where
+    faulthandler.enable(2)  # systemd ends a process that hangs by SIGABRT: the log shows where
     manager = manager_of(os.environ)
     try:
         planner = Planner(config)
@@ -242,6 +262,11 @@ def _ready_line(planner: Planner, startup_s: float) -> dict[str, Any]:
         "public_key": planner.keys.public,
         "startup_s": round(startup_s, 4),
     }
+
+
+def _search_workers() -> int:
+    """One less than the cores: serving keeps one."""
+    return max((os.cpu_count() or 2) - 1, 1)
 
 
 def _keys(path: Path) -> KeyPair:

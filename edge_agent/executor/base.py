@@ -67,7 +67,8 @@ NOT_TIMED = OperatorTime(0.0, 0.0, 0)
 class Executor(Protocol):
     """One backend inside the engine's process.
 
-    `load`, `prepare` and `unload` may be slow and run on a thread of their own. `issue`, `move` and `drop`
+    `load`, `prepare` and `unload` may be slow; those of one plan come one at a time, those of two plans may
+    come from two threads (a plan is profiled beside the one that serves). `issue`, `move` and `drop`
     come in the core's order, one at a time, from whichever thread took the decision, and must be short.
     `wait` runs on the lane's thread. Steps of different lanes overlap; `issue` of a step may come before the
     steps in `step.after` have ended: ordering them is the executor's duty.

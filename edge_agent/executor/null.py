@@ -166,8 +166,10 @@ class NullExecutor:
     def unload(self, key: PlanKey) -> None:
         """Forget the plan."""
         self._plans.pop(key, None)
-        self._programs = {k: v for k, v in self._programs.items() if k[0] != key}
-        self._zeros = {k: v for k, v in self._zeros.items() if k[0] != key}
+        for program in [program for program in list(self._programs) if program[0] == key]:
+            del self._programs[program]
+        for border in [border for border in list(self._zeros) if border[0] == key]:
+            del self._zeros[border]
 
     def close(self) -> None:
         """Forget everything."""

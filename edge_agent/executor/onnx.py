@@ -281,7 +281,7 @@ class OnnxExecutor:
     def unload(self, key: PlanKey) -> None:
         """Let go of the plan's programs and of the sessions that no other plan holds."""
         self._plans.pop(key, None)
-        for program in [program for program in self._programs if program.plan == key]:
+        for program in [program for program in list(self._programs) if program.plan == key]:
             del self._programs[program]
         self._cache.release(key)
 

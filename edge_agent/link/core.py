@@ -504,21 +504,18 @@ class LinkCore:
         desired = self.state.desired
         if desired is None:
             return []
-        actions = self._stage_profile(desired.stage_profile, now_s)
-        for request in desired.profiles:
-            if request.request in self.state.answered or request.request in self._profiles_asked:
+        wanted: list[tuple[int, tuple[control.ArtifactNeed, ...], ev.Action]] = [
+            (one.request, (one.artifact,), ev.RunProfile(one)) for one in desired.profiles
+        ]
+        if (stages := desired.stage_profile) is not None:
+            wanted.append((stages.request, stages.artifacts, ev.RunStageProfile(stages)))
+        actions: list[ev.Action] = []
+        for request, needs, action in wanted:
+            if request in self.state.answered or request in self._profiles_asked:
                 continue
-            if request.artifact.digest not in self._present:
-                actions += self._fetch([request.artifact], now_s)
+            if missing := [need for need in needs if need.digest not in self._present]:
+                actions += self._fetch(missing, now_s)
                 continue
-            self._profiles_asked.add(request.request)
-            actions.append(ev.RunProfile(request))
+            self._profiles_asked.add(request)
+            actions.append(action)
         return actions
-
-    def _stage_profile(self, request: control.StageProfileRequest | None, now_s: float) -> list[ev.Action]:
-        if request is None or request.request in self._profiles_asked | set(self.state.answered):
-            return []
-        if missing := [need for need in request.artifacts if need.digest not in self._present]:
-            return self._fetch(missing, now_s)
-        self._profiles_asked.add(request.request)
-        return [ev.RunStageProfile(request)]

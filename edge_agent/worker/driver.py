@@ -69,7 +69,9 @@ class EngineDriver:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.executor = executor
-        self.on_step: StepObserver | None = None  # set while nothing runs, or to trace
+        self.on_step: StepObserver | None = None  # set while nothing runs; to trace, see `observe`
+        self._observed = False
+        self._traces_beside = False
         self._tally = Tally()
         self._window: Window | None = None  # that is being measured
         self._on_released = on_released
@@ -129,6 +131,19 @@ class EngineDriver:
         """Let the executor forget an instance of such a step."""
         with self._lock:
             self.executor.drop(instance)
+
+    def set_tracing(self, on: bool) -> None:
+        """Trace such a step; an observer of steps keeps tracing on in any case."""
+        with self._lock:
+            self._traces_beside = on
+            self.executor.tracing = on or self._observed
+
+    def observe(self, observer: StepObserver | None) -> None:
+        """Have every step traced and handed over from now on; None: no more."""
+        with self._lock:
+            self._observed = observer is not None
+            self.on_step = observer
+            self.executor.tracing = self._observed or self._traces_beside
 
     def wait_prepared(self, key: PlanKey, timeout_s: float) -> int:
         """Wait until the programs that were asked for so far are ready; the number still missing."""

@@ -52,12 +52,10 @@ class EngineProcess:
         self._tasks = ArenaTasks(self.report, lambda: self._driver)
         self._artifacts = ArtifactTable()
         self._loads: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._tracers: set[str] = set()  # who wants the times of groups
         self._profiler = Profiler(
             self.report,
             lambda: self._driver,
             self._artifacts,
-            partial(self._set_tracing, "profile"),
             self._quiet,
             config.memory_bytes,
         )
@@ -246,17 +244,8 @@ class EngineProcess:
                 self.report(_glance(driver.glance()))
 
     def _trace(self, on: bool) -> None:
-        self._set_tracing("trace", on)
         if self._driver is not None:
-            self._driver.on_step = self._traced if on else None
-
-    def _set_tracing(self, who: str, on: bool) -> None:
-        if on:
-            self._tracers.add(who)
-        else:
-            self._tracers.discard(who)
-        if self._driver is not None:
-            self._driver.executor.tracing = bool(self._tracers)
+            self._driver.observe(self._traced if on else None)
 
     def _traced(self, step: Step, result: StepResult) -> None:
         program = step.program

@@ -36,18 +36,13 @@ class Profiler:
         report: Callable[[Report], None],
         driver: Callable[[], EngineDriver | None],
         artifacts: ArtifactTable,
-        set_tracing: Callable[[bool], None],
         idle: Callable[[], bool],
         memory_bytes: int,
     ) -> None:
-        """`set_tracing`: have the driver's executor fill in the times of groups. `idle`: nothing is served.
-
-        `memory_bytes` bounds what plans take together; 0: what the machine has.
-        """
+        """`idle`: nothing is served. `memory_bytes` bounds what plans take together; 0: what there is."""
         self._report = report
         self._driver = driver
         self._artifacts = artifacts
-        self._set_tracing = set_tracing
         self._idle = idle
         self._memory_bytes = memory_bytes
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -140,15 +135,11 @@ class Profiler:
                 reason = f"it needs {needed_bytes} bytes beside what is loaded, {room_bytes} are left"
                 raise ExecutorError(f"the plan is not profiled: {reason}")
             if driver is not None and shares:
-                self._set_tracing(True)
                 yield executor, driver
             else:
-                executor.tracing = True
                 yield executor, Alone(executor)
         finally:
-            if shares:
-                self._set_tracing(False)
-            else:
+            if not shares:
                 executor.close()
 
 

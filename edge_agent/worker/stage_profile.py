@@ -44,6 +44,9 @@ class Beside(Protocol):
     def drop(self, instance: InstanceId) -> None:
         """As above."""
 
+    def set_tracing(self, on: bool) -> None:
+        """Have the executor fill in the times of groups, for a step of ours."""
+
 
 @dataclass(slots=True)
 class BlockTimes:
@@ -70,7 +73,7 @@ def profile_stages(
 ) -> list[BlockTimes]:
     """Times of every combined block, `repeats` of each at most; none where the time was up. [num_combined]
 
-    The plan is loaded for it and freed again. `executor.tracing` must be on, and stay so.
+    The plan is loaded for it and freed again.
 
     Raises:
         ExecutorError: the plan cannot be loaded, or a step fails.
@@ -121,7 +124,7 @@ class _Profile:
                     held[member] = InstanceId(next(_numbers))
                     if not all(self._pass(member, block, held[member]) for block in range(member.block)):
                         return None
-                result = self._run(index, combined.full_mask, held)
+                result = self._run(index, combined.full_mask, held, traced=True)
                 if result is None or self._moments.undisturbed:
                     return result
             finally:
@@ -143,7 +146,9 @@ class _Profile:
         index, position = self._bound.home[before]
         return self._run(index, 1 << position, {before: instance}) is not None
 
-    def _run(self, index: int, mask: int, held: Mapping[Member, InstanceId]) -> StepResult | None:
+    def _run(
+        self, index: int, mask: int, held: Mapping[Member, InstanceId], *, traced: bool = False
+    ) -> StepResult | None:
         if not self._moments.wait():
             return None
         combined = self._bound.combined[index]
@@ -164,8 +169,15 @@ class _Profile:
         }
         with self._moments.spend():
             self._executor.prepare(program)
-            self._beside.issue(step, feeds)
-            return self._executor.wait(step.id)
+            if not traced:
+                self._beside.issue(step, feeds)
+                return self._executor.wait(step.id)
+            self._beside.set_tracing(True)
+            try:
+                self._beside.issue(step, feeds)
+                return self._executor.wait(step.id)
+            finally:
+                self._beside.set_tracing(False)
 
     def _members(
         self, combined: BoundCombined, active: Sequence[Member], held: Mapping[Member, InstanceId]
@@ -207,3 +219,8 @@ class Alone:
     def __init__(self, executor: Executor) -> None:
         self.issue: Callable[..., None] = executor.issue
         self.drop: Callable[[InstanceId], None] = executor.drop
+        self._executor = executor
+
+    def set_tracing(self, on: bool) -> None:
+        """Nobody else wants anything of it."""
+        self._executor.tracing = on

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import msgspec
 
 from planner import __version__
 from planner.admin.fleet import Fleet
-from planner.admin.search import create_plan, scheduler_key
+from planner.admin.search import scheduler_key, search_job
+from planner.admin.searches import Searches
+from planner.cluster.interface import SearchPool
 from planner.costs.schedules import found_schedules
 from planner.store.store import Store
 from planner.telemetry.rates import KINDS, model_rates
@@ -17,6 +20,7 @@ from shared.clock import Clock
 from shared.digest import digest_bytes
 from shared.ids import DeviceId
 from shared.messages import admin
+from shared.search.registry import scheduler as find_scheduler
 from shared.token import JoinToken, format_token
 
 WATCH_WINDOW_S = 5.0
@@ -26,10 +30,11 @@ SECRET_BYTES = 16
 class AdminHandler:
     """Answers each request with its own reply; errors raised on purpose become `Failed` at the socket."""
 
-    def __init__(self, store: Store, fleet: Fleet, clock: Clock) -> None:
+    def __init__(self, store: Store, fleet: Fleet, clock: Clock, pool: SearchPool) -> None:
         self._store = store
         self._fleet = fleet
         self._clock = clock
+        self._searches = Searches(pool)
         self._started_s = clock.monotonic_s()
         self._handlers: dict[type, Callable[[Any], admin.AdminReply]] = {
             admin.DeviceTokenRequest: self._token,
@@ -37,10 +42,13 @@ class AdminHandler:
             admin.DeviceShowRequest: self._device_show,
             admin.DeviceRevokeRequest: self._revoke,
             admin.DeviceProfileRequest: self._profile,
+            admin.StageProfileCreate: self._stage_profile,
+            admin.DeviceReplanRequest: self._replan_settings,
             admin.ModelAddRequest: self._model_add,
             admin.ModelListRequest: self._model_list,
             admin.ModelRemoveRequest: self._model_remove,
             admin.PlanCreateRequest: self._plan_create,
+            admin.PlanCancelRequest: self._plan_cancel,
             admin.PlanShowRequest: self._plan_show,
             admin.PlanPushRequest: self._plan_push,
             admin.PlanHistoryRequest: self._history,
@@ -102,6 +110,24 @@ class AdminHandler:
             requests=tuple(requests), epoch=desired.epoch, generation=desired.generation
         )
 
+    def _stage_profile(self, request: admin.StageProfileCreate) -> admin.AdminReply:
+        number, desired = self._store.request_stages(request.device, request.plan, budget_s=request.budget_s)
+        self._fleet.desired_changed(request.device, desired)
+        return admin.DeviceProfileReply(
+            requests=(number,), epoch=desired.epoch, generation=desired.generation
+        )
+
+    def _replan_settings(self, request: admin.DeviceReplanRequest) -> admin.AdminReply:
+        settings = self._store.replan_settings(request.device)
+        given = {name: getattr(request, name) for name in settings.fields()}
+        changes = {name: value for name, value in given.items() if value is not None}
+        if changes:
+            if request.scheduler is not None:
+                find_scheduler(request.scheduler)
+            settings = replace(settings, **changes)
+            self._store.set_replan_settings(request.device, settings)
+        return admin.DeviceReplanReply(**settings.fields())
+
     # -- models and plans -----------------------------------------------------------------------------------
 
     def _model_add(self, request: admin.ModelAddRequest) -> admin.AdminReply:
@@ -119,7 +145,7 @@ class AdminHandler:
 
     def _plan_create(self, request: admin.PlanCreateRequest) -> admin.AdminReply:
         began_s = self._clock.monotonic_s()
-        plan = create_plan(self._store, request)
+        plan = self._searches.run(search_job(self._store, request), request.ticket)
         search_s = self._clock.monotonic_s() - began_s
         info = self._store.add_plan(request.plan or plan.digest[:12], plan, request.scheduler)
         if request.device is not None:
@@ -130,6 +156,10 @@ class AdminHandler:
                 found_schedules(plan, graphs),
             )
         return admin.PlanReply(plan=info, search_s=search_s)
+
+    def _plan_cancel(self, request: admin.PlanCancelRequest) -> admin.AdminReply:
+        self._searches.cancel(request.ticket)
+        return admin.Done()
 
     def _plan_show(self, request: admin.PlanShowRequest) -> admin.AdminReply:
         return admin.PlanReply(plan=self._store.plan(request.plan))

@@ -1,23 +1,24 @@
 """A plan from an operator's wishes: the store's models, the device's measured costs, a scheduler by name."""
 
-from planner.costs.measured import cost_table
-from planner.store.store import ReadStore
+from collections.abc import Sequence
+
+from planner.costs.measured import device_costs
+from planner.store.reading import ReadStore
 from shared.errors import InputError
 from shared.messages.admin import PlanCreateRequest
-from shared.plan import ExecutorOptions, Plan, QueuePlan, StepChoice, Wait
-from shared.search.compose import Combination, ModelChoice, Rules, compose
+from shared.plan import ExecutorOptions, QueuePlan, StepChoice, Wait
+from shared.search.compose import Combination, ModelChoice, Rules
 from shared.search.costs import CostTable
 from shared.search.interface import Limits
+from shared.search.job import SearchJob
 
 
-def create_plan(store: ReadStore, request: PlanCreateRequest) -> Plan:
-    """A legal plan over the named models.
+def search_job(store: ReadStore, request: PlanCreateRequest) -> SearchJob:
+    """The search that a request asks for, as plain data.
 
     Raises:
         InputError: a model or the device does not exist, `combination` is unknown, or a wish would have no
             effect beside the others.
-        SettingError: there is no scheduler of that name.
-        PlanError: a partition is unknown, or the plan would not be legal.
     """
     try:
         combination = Combination(request.combination)
@@ -28,7 +29,7 @@ def create_plan(store: ReadStore, request: PlanCreateRequest) -> Plan:
         ) from error
     _check_effect(request)
     infos = store.named_models([choice.model for choice in request.models])
-    choices = [
+    choices = tuple(
         ModelChoice(
             name=choice.model,
             artifact=info.digest,
@@ -45,16 +46,17 @@ def create_plan(store: ReadStore, request: PlanCreateRequest) -> Plan:
             ),
         )
         for choice, info in zip(request.models, infos, strict=True)
-    ]
-    return compose(
-        choices,
+    )
+    executor = ExecutorOptions(name=request.executor, intra_op_threads=request.intra_op_threads)
+    return SearchJob(
+        models=choices,
         scheduler=request.scheduler,
         combination=combination,
         members_max=request.members_max,
-        costs=_costs(store, request, choices),
+        costs=_costs(store, request, choices, executor),
         limits=Limits(r=request.r, s=request.s),
         lanes=request.lanes,
-        executor=ExecutorOptions(name=request.executor, intra_op_threads=request.intra_op_threads),
+        executor=executor,
         rules=Rules(
             run_ahead=request.run_ahead,
             step_choice=request.step_choice,
@@ -63,6 +65,7 @@ def create_plan(store: ReadStore, request: PlanCreateRequest) -> Plan:
             max_skips=request.max_skips,
             barrier=request.barrier,
         ),
+        budget_s=request.budget_s,
     )
 
 
@@ -96,12 +99,12 @@ def scheduler_key(request: PlanCreateRequest) -> str:
     return request.scheduler + limits
 
 
-def _costs(store: ReadStore, request: PlanCreateRequest, choices: list[ModelChoice]) -> CostTable:
+def _costs(
+    store: ReadStore, request: PlanCreateRequest, choices: Sequence[ModelChoice], executor: ExecutorOptions
+) -> CostTable:
     """What the device's class measured; estimates alone where no device is named."""
     if request.device is None:
         return CostTable()
     device_class = store.device(request.device).device_class
-    return cost_table(
-        (choice.artifact, store.operator_costs(device_class, choice.artifact, choice.batch))
-        for choice in choices
-    )
+    models = [(choice.artifact, choice.batch) for choice in choices]
+    return device_costs(store, device_class, executor, models)

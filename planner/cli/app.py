@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from planner.cli import backup, device, install, model, plan, service, telemetry
+from planner.cli import backup, device, install, model, plan, replans, service, telemetry
 from planner.cli.output import progress
 from shared.errors import ExitCode, StageloomError
 
@@ -45,6 +45,7 @@ app = typer.Typer(
 service.add_to(app)
 install.add_to(app)
 app.command()(telemetry.telemetry)
+app.command()(replans.replans)
 app.command()(backup.backup)
 app.add_typer(device.app, name="device")
 app.add_typer(model.app, name="model")

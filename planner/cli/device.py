@@ -10,6 +10,7 @@ from planner.admin.client import ask, is_running
 from planner.admin.path import socket_path
 from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
 from planner.cli.output import emit, emit_json, emit_table, pair, progress, when
+from planner.cli.searching import measure_stages
 from shared.errors import ExitCode, UnavailableError
 from shared.ids import DeviceId
 from shared.messages import admin
@@ -87,7 +88,7 @@ def show(
         reply = ask(folder, wanted, admin.DeviceShowReply)
         info, history = reply.device, list(reply.history)
     else:
-        from planner.store.store import ReadStore
+        from planner.store.reading import ReadStore
 
         store = ReadStore.open(folder, database_url)
         info, (history, _) = store.device(wanted.device), store.history(wanted.device)
@@ -130,10 +131,59 @@ def revoke(device: Annotated[str, typer.Argument(metavar="DEVICE")], data_dir: D
 
 
 @app.command()
+def replan(
+    device: Annotated[str, typer.Argument(metavar="DEVICE")],
+    on: Annotated[
+        bool | None, typer.Option("--on/--off", help="Whether alarms of the device are answered with plans.")
+    ] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What searches schedules: ios, ios_rooted, greedy...")
+    ] = None,
+    members_max: Annotated[
+        int | None, typer.Option("--members-max", metavar="H", help="Blocks per combined block at most.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option("--budget", metavar="S", help="Seconds for the searches of one re-plan.")
+    ] = None,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Show how the planner re-plans a device when its queues diverge, and change what is given.
+
+    
+    stageloom device replan shop-7
+    stageloom device replan shop-7 --off
+    """
+    request = checked(
+        admin.DeviceReplanRequest(
+            device=DeviceId(device),
+            enabled=on,
+            scheduler=scheduler,
+            members_max=members_max,
+            budget_s=budget,
+        )
+    )
+    reply = ask(data_dir_of(data_dir), request, admin.DeviceReplanReply)
+    if json:
+        emit_json(
+            {name: getattr(reply, name) for name in ("enabled", "scheduler", "members_max", "budget_s")}
+        )
+        return
+    emit(
+        f"re-planning {device} is {'on' if reply.enabled else 'off'}: {reply.scheduler}, up to "
+        f"{reply.members_max} blocks combined, {reply.budget_s:g} s to search"
+    )
+
+
+@app.command()
 def profile(
     device: Annotated[str, typer.Argument(metavar="DEVICE")],
     models: Annotated[
         list[str] | None, typer.Option("--model", metavar="NAME", help="Repeatable. Default: all models.")
+    ] = None,
+    plan: Annotated[
+        str | None,
+        typer.Option("--plan", metavar="PLAN", help="Measure the stages of this plan, not operators."),
     ] = None,
     batch: Annotated[int, typer.Option("--batch", metavar="N", help="Tasks per measured run.")] = 1,
     budget: Annotated[
@@ -151,10 +201,15 @@ def profile(
 
     \b
     stageloom device profile shop-7 --model resnet50 --budget 10
+    stageloom device profile shop-7 --plan inception
     """
-    from planner.store.store import ReadStore
+    from planner.store.reading import ReadStore
 
     folder = data_dir_of(data_dir)
+    if plan is not None:
+        measure_stages(folder, DeviceId(device), plan, budget_s=budget)
+        progress(f"{device} measured the stages of {plan}")
+        return
     store = ReadStore.open(folder, database_url)
     names = models or [info.model for info in store.models()]
     request = checked(
@@ -183,7 +238,7 @@ def profile(
 def _emit_costs(
     store: object, request: admin.DeviceProfileRequest, reply: admin.DeviceProfileReply, json: bool
 ) -> None:
-    from planner.store.store import ReadStore
+    from planner.store.reading import ReadStore
 
     assert isinstance(store, ReadStore)
     device_class = store.device(request.device).device_class
@@ -214,7 +269,7 @@ def _emit_costs(
 def _devices(folder: Path, database_url: str) -> tuple[list[admin.DeviceInfo], bool]:
     """All devices, and whether a running planner was asked (only it knows who is online)."""
     if not is_running(socket_path(folder)):
-        from planner.store.store import ReadStore
+        from planner.store.reading import ReadStore
 
         store = ReadStore.open(folder, database_url)
         infos = store.devices(limit=1_000_000)

@@ -80,7 +80,7 @@ def add(
 @app.command("list")
 def list_models(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: Json = False) -> None:
     """List the models."""
-    from planner.store.store import ReadStore
+    from planner.store.reading import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     infos = store.models(limit=1_000_000)

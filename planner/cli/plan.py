@@ -1,14 +1,17 @@
 """`stageloom plan ...`: search plans, read them, push them, see who decided what."""
 
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
 from planner.admin.client import ask
+from planner.cli import compare
 from planner.cli.choices import MODEL_KEYS, model_choice
 from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
 from planner.cli.output import emit, emit_json, emit_table, pair, progress, when
+from planner.cli.searching import search, search_and_measure
 from shared.errors import InputError
 from shared.ids import DeviceId
 from shared.launch_list import Barrier
@@ -18,6 +21,8 @@ from shared.plan import QueueRule, StepChoice, Wait
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Make plans, read them, push them to devices."
 )
+
+app.command()(compare.compare)
 
 
 @app.command()
@@ -81,6 +86,16 @@ def create(
     executor: Annotated[str, typer.Option(metavar="NAME", help="onnx or null.")] = "onnx",
     r: Annotated[int | None, typer.Option("-r", metavar="N", help="Operators per group at most.")] = None,
     s: Annotated[int | None, typer.Option("-s", metavar="N", help="Groups per stage at most.")] = None,
+    budget: Annotated[
+        float | None,
+        typer.Option("--budget", metavar="S", help="Search on for so long; the best so far wins."),
+    ] = None,
+    measure: Annotated[
+        float | None,
+        typer.Option(
+            "--measure", metavar="S", help="Have --device measure the stages found, S seconds a plan at most."
+        ),
+    ] = None,
     push_it: Annotated[
         bool, typer.Option("--push", help="Push it to --device, as `stageloom plan push` does.")
     ] = False,
@@ -103,8 +118,8 @@ def create(
       queue-tasks    tasks that may wait at most
       queue-bytes    bytes of inputs that may wait at most
     """
-    if push_it and device is None:
-        raise InputError("--push needs a device to push to", remedy="name it with --device")
+    if (push_it or measure is not None) and device is None:
+        raise InputError("--push and --measure need a device", remedy="name it with --device")
     folder = data_dir_of(data_dir)
     request = checked(
         admin.PlanCreateRequest(
@@ -135,12 +150,21 @@ def create(
             run_ahead=run_ahead,
             max_skips=max_skips,
             barrier=barrier,
+            budget_s=budget,
         )
     )
-    reply = ask(folder, request, admin.PlanReply)
+    if measure is not None and device is not None:
+        reply = search_and_measure(folder, request, DeviceId(device), budget_s=measure)
+    else:
+        reply = search(folder, request)
+    _made(folder, reply, device if push_it else None, json)
+
+
+def _made(folder: Path, reply: admin.PlanReply, device: str | None, json: bool) -> None:
+    """Push a plan that was made to a device, if one is named, and tell of both."""
     made = reply.plan
     pushed = None
-    if push_it and device is not None:
+    if device is not None:
         pushed = ask(
             folder, admin.PlanPushRequest(plan=made.plan, device=DeviceId(device)), admin.PlanPushReply
         )
@@ -168,7 +192,7 @@ def create(
 @app.command("list")
 def list_plans(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: Json = False) -> None:
     """List the plans."""
-    from planner.store.store import ReadStore
+    from planner.store.reading import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     infos = store.plans(limit=1_000_000)
@@ -196,7 +220,7 @@ def show(
     json: Json = False,
 ) -> None:
     """Print a plan: its rules, and the stage string of every combined block."""
-    from planner.store.store import ReadStore
+    from planner.store.reading import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     info = store.plan(plan)
@@ -267,7 +291,7 @@ def history(
     json: Json = False,
 ) -> None:
     """List generations, newest first: which plan, who decided it, how it ended."""
-    from planner.store.store import ReadStore
+    from planner.store.reading import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     entries, _ = store.history(DeviceId(device) if device is not None else None, limit=limit)

@@ -31,6 +31,10 @@ def up(
         str | None, typer.Option(metavar="HOST", help="The host that join tokens name.")
     ] = None,
     database_url: Annotated[str | None, typer.Option(metavar="URL", help="Default: SQLite.")] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Search in this Ray cluster, not in one of its own."),
+    ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="TOML with a table [planner].")] = None,
     json: Json = False,
 ) -> None:
@@ -49,6 +53,7 @@ def up(
         "listen": listen,
         "advertise": advertise,
         "database_url": database_url,
+        "ray_address": ray_address,
     }
     settings = load_config(file=config, overrides=given)
     run_planner(settings, ready=emit_json if json else None, progress=progress)
@@ -103,8 +108,8 @@ def watch(
 def migrate(data_dir: DataDir = None, database_url: DatabaseUrl = "") -> None:
     """Bring the database to this version's tables, without starting a planner (`up` does it too)."""
     from planner.store.database import Database, sqlite_url
+    from planner.store.reading import DATABASE_FILE
     from planner.store.schema import migrate as migrate_database
-    from planner.store.store import DATABASE_FILE
 
     folder = data_dir_of(data_dir)
     if not database_url:

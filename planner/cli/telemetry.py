@@ -53,7 +53,7 @@ def telemetry(
     stageloom telemetry shop-7 --kind queue_sample --json > queues.json
     stageloom telemetry shop-7 --kind task_counters --by hour
     """
-    from planner.store.store import ReadStore
+    from planner.store.reading import ReadStore
     from planner.telemetry.rollup import Width
 
     name, kinds = DeviceId(device), [_kind(one) for one in kind or _KINDS]

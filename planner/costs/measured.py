@@ -1,10 +1,43 @@
-"""Operator times as a device measured them, in the form that `shared.search` takes."""
+"""Operator and stage times as devices measured them, in the form that `shared.search` takes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 from shared.ids import Digest, OpId
 from shared.messages.telemetry import OperatorTiming
-from shared.search.costs import CostTable, DeviceRates
+from shared.plan import ExecutorOptions
+from shared.search.costs import CostTable, DeviceRates, MeasuredStage, fitted
+
+
+class Measurements(Protocol):
+    """The part of the store that costs come from."""
+
+    def operator_costs(
+        self, device_class: str, artifact: Digest, batch: int = 1
+    ) -> dict[int, OperatorTiming]:
+        """Measured operators of an artifact on a device class."""
+        ...
+
+    def stage_costs(
+        self, device_class: str, executor: ExecutorOptions, batches: Iterable[int]
+    ) -> list[MeasuredStage]:
+        """Measured stages of a device class."""
+        ...
+
+
+def device_costs(
+    store: Measurements,
+    device_class: str,
+    executor: ExecutorOptions,
+    models: Sequence[tuple[Digest, int]],
+) -> CostTable:
+    """All that a device class has measured of these (artifact, batch) under these options."""
+    table = cost_table(
+        (artifact, store.operator_costs(device_class, artifact, batch)) for artifact, batch in models
+    )
+    stages = store.stage_costs(device_class, executor, {batch for _, batch in models})
+    return fitted(replace(table, stages=tuple(stages)))
 
 
 def cost_table(

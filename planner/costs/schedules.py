@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shared.digest import digest_of, digest_to_raw
 from shared.graph import Graph
 from shared.ids import Digest
 from shared.plan import CombinedBlock, ModelPlan, Plan
+from shared.search.costs import combined_digest
 from shared.stage_string import to_string
 
 
@@ -27,8 +27,8 @@ def combined_block_digest(
     for member in block.members:
         model = models[member.model]
         borders = (0, *model.cuts, len(graphs[model.artifact].operators))
-        parts.append([digest_to_raw(model.artifact), borders[member.block], borders[member.block + 1]])
-    return digest_of(parts)
+        parts.append((model.artifact, borders[member.block], borders[member.block + 1]))
+    return combined_digest(parts)
 
 
 def found_schedules(plan: Plan, graphs: Mapping[Digest, Graph]) -> Iterator[FoundSchedule]:

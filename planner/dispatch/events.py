@@ -12,7 +12,7 @@ from planner.dispatch.ports import EnrolAttempt, ReportRecord
 from shared.ids import DeviceId, Digest
 from shared.messages.base import Message, RefusalCode
 from shared.messages.bulk import ChunkRequest
-from shared.messages.control import ControlToPlanner, Desired
+from shared.messages.control import Alarm, ControlToPlanner, Desired, LocalPlan
 from shared.messages.enrol import EnrolRequest
 from shared.messages.telemetry import TelemetryBatch
 
@@ -103,6 +103,23 @@ class ReissueFailed(Struct, frozen=True):
     device: DeviceId
 
 
+class AlarmStored(Struct, frozen=True):
+    """`replan` is the number of the re-plan that this alarm began; None where it began none."""
+
+    device: DeviceId
+    alarm: Alarm
+    replan: int | None = None
+    ok: bool = True
+
+
+class LocalSettled(Struct, frozen=True):
+    """The store has decided about a local plan; where it adopted it, `desired` says so."""
+
+    device: DeviceId
+    plan: LocalPlan
+    desired: Desired | None = None
+
+
 class Revoked(Struct, frozen=True):
     device: DeviceId
 
@@ -131,6 +148,8 @@ Event = (
     | ReportStored
     | DesiredChanged
     | ReissueFailed
+    | AlarmStored
+    | LocalSettled
     | Revoked
     | Unreachable
     | Tick
@@ -181,6 +200,27 @@ class Reissue(Struct, frozen=True):
     above_generation: int
 
 
+class StoreAlarm(Struct, frozen=True):
+    """Commit an alarm; answer with `AlarmStored`."""
+
+    device: DeviceId
+    alarm: Alarm
+
+
+class AdoptLocal(Struct, frozen=True):
+    """Adopt a local plan if it is still the answer to the newest desired value; `LocalSettled` answers."""
+
+    device: DeviceId
+    plan: LocalPlan
+
+
+class ReplanDue(Struct, frozen=True):
+    """An alarm began a re-plan."""
+
+    device: DeviceId
+    replan: int
+
+
 class PresenceChanged(Struct, frozen=True):
     """A device came or went."""
 
@@ -188,4 +228,15 @@ class PresenceChanged(Struct, frozen=True):
     online: bool
 
 
-Action = Send | AppendTelemetry | StoreReport | ReadChunk | Enrol | Reissue | PresenceChanged
+Action = (
+    Send
+    | AppendTelemetry
+    | StoreReport
+    | ReadChunk
+    | Enrol
+    | Reissue
+    | StoreAlarm
+    | AdoptLocal
+    | ReplanDue
+    | PresenceChanged
+)

@@ -11,7 +11,7 @@ from typing import Protocol
 from shared.errors import StageloomError
 from shared.ids import DeviceId, Digest
 from shared.messages.base import RefusalCode
-from shared.messages.control import Desired, Report
+from shared.messages.control import Alarm, Desired, LocalPlan, Report
 from shared.messages.telemetry import Ledger, RowData, RowKind
 
 
@@ -123,6 +123,24 @@ class DispatchStore(Protocol):
 
     def append_telemetry(self, writes: Sequence[TelemetryWrite]) -> None:
         """Store rows and ledgers in one transaction, durable when this returns."""
+        ...
+
+    def record_alarm(self, device: DeviceId, alarm: Alarm) -> int | None:
+        """Keep an alarm; returns the number of the re-plan that it begins, or None.
+
+        It begins none where it is stored already, where re-planning is off for the device, and during
+        another re-plan of the device, which it is noted against.
+        """
+        ...
+
+    def adopt_local(self, device: DeviceId, local: LocalPlan) -> Desired | None:
+        """Desire a plan that the device made, if what it was made under is still the newest desired value.
+
+        Returns what is desired then, or None where a newer value stands. Recorded with `decided_by` "local".
+
+        Raises:
+            StageloomError: the plan does not decode, or names an artifact that is not here.
+        """
         ...
 
     def artifact(self, digest: Digest) -> ArtifactFile | None:

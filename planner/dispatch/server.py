@@ -8,6 +8,7 @@ import logging
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _TICK_S: Final = 0.25
+_ROUND_S: Final = 0.001  # rounds begin this far apart: what comes meanwhile shares the cost of waking up
 _SMALL_BYTES: Final = 128
 _SMALL_FRAMES: Final = 16_384
 
@@ -99,10 +101,12 @@ class DispatchServer:
         *,
         clock: Clock | None = None,
         on_presence: Callable[[DeviceId, bool], None] = lambda device, online: None,
+        on_replan: Callable[[DeviceId, int], None] = lambda device, replan: None,
     ) -> None:
         self._config = config
         self._clock = clock or SystemClock()
         self._on_presence = on_presence
+        self._on_replan = on_replan
         self._store = store
         self._core = DispatchCore(list(store.fleet()), epoch=store.epoch(), config=config.dispatch)
         self._inbox: queue.SimpleQueue[ev.Event | Callable[[], None]] = queue.SimpleQueue()
@@ -234,6 +238,7 @@ class DispatchServer:
                 if now_s >= next_tick_s:
                     next_tick_s = now_s + _TICK_S
                     self._handle(ev.Tick(), now_s)
+                time.sleep(max(now_s + _ROUND_S - self._clock.monotonic_s(), 0.0))
         finally:
             self._context.destroy(linger=0)
 
@@ -311,6 +316,8 @@ class DispatchServer:
         elif isinstance(action, ev.PresenceChanged):
             log.info("device_id=%s %s", action.device, "came" if action.online else "went")
             self._on_presence(action.device, action.online)
+        elif isinstance(action, ev.ReplanDue):
+            self._on_replan(action.device, action.replan)
         else:
             assert self._workers is not None
             self._workers.submit(action)

@@ -7,20 +7,26 @@ chunks. Every piece of work ends in exactly one event, whatever fails.
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from planner.dispatch import events as ev
 from planner.dispatch.ports import DispatchStore, EnrolRefused, ReportRecord
 from planner.dispatch.rows import telemetry_write
+from shared.errors import StageloomError
 from shared.failpoint import failpoint
 from shared.messages.base import RefusalCode
 
 log = logging.getLogger(__name__)
 
 _GROUP = 256  # pieces of work in one transaction
+_GATHER_S = (
+    0.01  # the first of a group waits this long for others: a commit costs the same for one and for all
+)
 
 Write = ev.AppendTelemetry | ev.StoreReport
+Call = ev.Enrol | ev.Reissue | ev.StoreAlarm | ev.AdoptLocal
 
 
 class StoreWorkers:
@@ -36,7 +42,7 @@ class StoreWorkers:
         self._chunks = ThreadPoolExecutor(1, thread_name_prefix="dispatch-chunks")
         self._writer.start()
 
-    def submit(self, action: Write | ev.ReadChunk | ev.Enrol | ev.Reissue) -> None:
+    def submit(self, action: Write | Call | ev.ReadChunk) -> None:
         """Take work; never blocks."""
         match action:
             case ev.AppendTelemetry() | ev.StoreReport():
@@ -47,6 +53,10 @@ class StoreWorkers:
                 self._calls.submit(lambda: self._post([self._enrol(action)]))
             case ev.Reissue():
                 self._calls.submit(lambda: self._post([self._reissue(action)]))
+            case ev.StoreAlarm():
+                self._calls.submit(lambda: self._post([self._alarm(action)]))
+            case ev.AdoptLocal():
+                self._calls.submit(lambda: self._post([self._adopt(action)]))
 
     def close(self) -> None:
         """Finish what was taken and stop."""
@@ -60,6 +70,8 @@ class StoreWorkers:
         while not stopping:
             group: list[Write] = []
             item = self._writes.get()
+            if item is not None:
+                time.sleep(_GATHER_S)
             while item is not None:
                 group.append(item)
                 if len(group) == _GROUP or self._writes.empty():
@@ -128,3 +140,23 @@ class StoreWorkers:
             log.exception("a new generation for %s failed", action.device)
             return ev.ReissueFailed(action.device)
         return ev.DesiredChanged(action.device, desired)
+
+    def _alarm(self, action: ev.StoreAlarm) -> ev.Event:
+        try:
+            replan = self._store.record_alarm(action.device, action.alarm)
+        except Exception:
+            log.exception("an alarm of %s is not stored; it will be sent again", action.device)
+            return ev.AlarmStored(action.device, action.alarm, ok=False)
+        failpoint("planner.alarm.ack")
+        return ev.AlarmStored(action.device, action.alarm, replan)
+
+    def _adopt(self, action: ev.AdoptLocal) -> ev.Event:
+        try:
+            desired = self._store.adopt_local(action.device, action.plan)
+        except StageloomError as error:
+            log.warning("device_id=%s local plan not adopted: %s", action.device, error)
+            desired = None
+        except Exception:
+            log.exception("a local plan of %s cannot be adopted", action.device)
+            desired = None
+        return ev.LocalSettled(action.device, action.plan, desired)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from planner.store.blobs import Blobs, sync_directory
 from planner.store.database import Database
-from planner.store.store import ARTIFACT_FOLDER, DATABASE_FILE, ReadStore
+from planner.store.reading import ARTIFACT_FOLDER, DATABASE_FILE, ReadStore
 from shared.errors import InputError, StorageError
 from shared.ids import Digest
 

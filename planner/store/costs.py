@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 from planner.costs.schedules import FoundSchedule
 from planner.store.devices import known_device
 from planner.store.plans import models, push
+from planner.store.stages import next_request
 from planner.store.tables import OperatorCostRow, ProfileRow, ScheduleRow
 from shared.ids import DeviceId, Digest
 from shared.messages.telemetry import OperatorTiming, ProfileResult
@@ -25,8 +26,10 @@ def request_profile(
         InputError: there is no such device or model, or the device is revoked.
     """
     known_device(session, device)
+    first = next_request(session)
     rows = [
         ProfileRow(
+            request=first + at,
             device=device,
             model=info.model,
             artifact=info.digest,
@@ -36,7 +39,7 @@ def request_profile(
             environment="",
             reason="",
         )
-        for info in models(session, names)
+        for at, info in enumerate(models(session, names))
     ]
     session.add_all(rows)
     session.flush()

@@ -7,6 +7,7 @@ from sqlalchemy import BigInteger, Text, bindparam, case, insert, select, update
 from sqlalchemy.orm import Session
 
 from planner.dispatch.ports import EnrolAttempt, EnrolRefused, ReportRecord
+from planner.store import replans
 from planner.store.tables import (
     DesiredRow,
     DeviceRow,
@@ -255,6 +256,14 @@ def set_states(session: Session, states: Sequence[tuple[DeviceId, int, int, Devi
     ]
     if values:
         session.connection().execute(_STATE, values)
+    replans.end_all(
+        session,
+        [
+            (device, epoch, number, replans.OUTCOMES[state], reason)
+            for device, epoch, number, state, reason, _ in states
+            if state in replans.OUTCOMES
+        ],
+    )
 
 
 def report_of(row: ReportedRow | None) -> Report:

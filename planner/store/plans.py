@@ -1,6 +1,7 @@
 """Models, plans, what each device should run, and the history of who decided it."""
 
 from functools import lru_cache
+from typing import Final
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
@@ -13,13 +14,24 @@ from planner.store.tables import (
     ModelRow,
     PlanRow,
     ProfileRow,
+    StageProfileRow,
 )
 from shared.errors import InputError
 from shared.graph import Graph
 from shared.ids import DeviceId, Digest
 from shared.messages.admin import HistoryEntry, ModelInfo, PlanInfo
-from shared.messages.control import Activation, ArtifactNeed, Autonomy, Desired, ProfileRequest
+from shared.messages.control import (
+    Activation,
+    ArtifactNeed,
+    Autonomy,
+    Desired,
+    LocalPlan,
+    ProfileRequest,
+    StageProfileRequest,
+)
 from shared.plan import Plan, decode_plan, plan_text
+
+_ENDS: Final = ("committed", "rejected", "no_gain", "rolled_back")
 
 _decoded = lru_cache(maxsize=64)(decode_plan)
 """A plan is a value, and a fleet runs few of them."""
@@ -137,6 +149,12 @@ def add_plan(session: Session, name: str, plan: Plan, scheduler: str, now_us: in
         session.add(row)
         session.flush()
     return _plan_info(row)
+
+
+def named(session: Session, plan: Plan, scheduler: str, now_us: int) -> str:
+    """The plan's name; one that nobody named gets the first characters of its digest."""
+    known = session.scalars(select(PlanRow.name).where(PlanRow.digest == plan.digest).limit(1)).first()
+    return known or add_plan(session, plan.digest[:12], plan, scheduler, now_us).plan
 
 
 def plan_info(session: Session, name: str) -> PlanInfo:
@@ -259,13 +277,7 @@ def desired(session: Session, device: DeviceId) -> Desired | None:
     if row is None:
         return None
     plan_row = session.get(PlanRow, row.plan) if row.plan else None
-    needs: tuple[ArtifactNeed, ...] = ()
-    if plan_row is not None:
-        plan = _decoded(plan_row.wire)
-        sizes = _sizes(session, [model.artifact for model in plan.models])
-        needs = tuple(
-            ArtifactNeed(model.name, model.artifact, sizes.get(model.artifact, 1)) for model in plan.models
-        )
+    needs = _needs(session, plan_row) if plan_row is not None else ()
     return Desired(
         epoch=row.epoch,
         generation=row.generation,
@@ -273,6 +285,7 @@ def desired(session: Session, device: DeviceId) -> Desired | None:
         plan=plan_row.wire if plan_row else b"",
         artifacts=needs,
         profiles=_open_profiles(session, device),
+        stage_profile=_open_stage_profile(session, device),
         autonomy=Autonomy(row.autonomy),
         activation=Activation(row.activation),
     )
@@ -297,6 +310,49 @@ def _open_profiles(session: Session, device: DeviceId) -> tuple[ProfileRequest, 
     )
 
 
+def _open_stage_profile(session: Session, device: DeviceId) -> StageProfileRequest | None:
+    """The oldest one that is not answered: a device measures one plan at a time."""
+    row = session.scalars(
+        select(StageProfileRow)
+        .where(StageProfileRow.device == device, StageProfileRow.answered_at_us.is_(None))
+        .order_by(StageProfileRow.request)
+        .limit(1)
+    ).first()
+    plan = session.get(PlanRow, row.plan) if row is not None else None
+    if row is None or plan is None:
+        return None
+    return StageProfileRequest(
+        request=row.request,
+        plan_digest=Digest(plan.digest),
+        plan=plan.wire,
+        artifacts=_needs(session, plan),
+        budget_s=row.budget_s,
+    )
+
+
+def _needs(session: Session, row: PlanRow) -> tuple[ArtifactNeed, ...]:
+    plan = _decoded(row.wire)
+    sizes = _sizes(session, [model.artifact for model in plan.models])
+    return tuple(
+        ArtifactNeed(model.name, model.artifact, sizes.get(model.artifact, 1)) for model in plan.models
+    )
+
+
+def adopt(session: Session, device: DeviceId, local: LocalPlan, now_us: int) -> bool:
+    """Make a plan that the device made its next generation, if nothing newer was desired meanwhile.
+
+    Raises:
+        PlanError: the plan does not decode.
+        InputError: an artifact of it is not here, or the device is revoked.
+    """
+    row = session.get(DesiredRow, device)
+    if ((row.epoch, row.generation) if row is not None else (0, 0)) != (local.epoch, local.generation):
+        return False
+    plan = decode_plan(local.plan, local.plan_digest)
+    push(session, device, named(session, plan, "local", now_us), decided_by="local", now_us=now_us)
+    return True
+
+
 def _sizes(session: Session, digests: list[Digest]) -> dict[str, int]:
     found = session.execute(
         select(ArtifactRow.digest, ArtifactRow.size_bytes).where(ArtifactRow.digest.in_(digests))
@@ -314,6 +370,12 @@ def history(
     if before:
         wanted = wanted.where(GenerationRow.position < before)
     rows = list(session.scalars(wanted))
+    newest = {
+        desired.device: (desired.epoch, desired.generation)
+        for desired in session.scalars(
+            select(DesiredRow).where(DesiredRow.device.in_({row.device for row in rows}))
+        )
+    }
     entries = [
         HistoryEntry(
             device=DeviceId(row.device),
@@ -322,10 +384,17 @@ def history(
             plan=row.plan or "",
             digest=Digest(row.digest) if row.digest else None,
             decided_by=row.decided_by,
-            state=row.state,
+            state=_shown_state(row, newest.get(row.device)),
             reason=row.reason,
             at_us=row.decided_at_us,
         )
         for row in rows[:limit]
     ]
     return entries, rows[limit - 1].position if len(rows) > limit else 0
+
+
+def _shown_state(row: GenerationRow, newest: tuple[int, int] | None) -> str:
+    """A generation that was on its way when a newer one came has no end of its own."""
+    on_its_way = row.state not in ("", *_ENDS)
+    overtaken = newest is not None and (row.epoch, row.generation) < newest
+    return "superseded" if on_its_way and overtaken else row.state

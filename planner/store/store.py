@@ -1,7 +1,7 @@
-"""The store of one planner: what dispatch, the operator's commands and the search read and write.
+"""The store of one planner: what dispatch, the operator's commands and the re-planner write.
 
-Every write goes through the one writer thread and returns when it is committed. Reads open a snapshot of
-their own and never wait. Methods may be called from any thread.
+Every write goes through the one writer thread and returns when it is committed. Methods may be called from
+any thread. What may be read, with or without a running planner, is `planner.store.reading`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,205 +18,19 @@ from planner.dispatch.ports import (
     ReportRecord,
     TelemetryWrite,
 )
-from planner.store import costs, devices, history, plans, retention, schema, telemetry
-from planner.store.blobs import Blobs
-from planner.store.database import Database, sqlite_url
-from planner.store.history import Entry
+from planner.replan.settings import Note, ReplanSettings
+from planner.store import costs, devices, plans, replans, retention, schema, stages, telemetry
+from planner.store.reading import ReadStore
 from planner.store.retention import Retention
-from planner.store.tables import DeviceRow, EventRow, ReportedRow
+from planner.store.tables import DeviceRow, ReportedRow
 from planner.store.writer import Writer
-from planner.telemetry.books import Balance
-from planner.telemetry.rollup import Width
-from shared.artifact import Artifact, open_artifact
+from shared.artifact import open_artifact
 from shared.clock import Clock, SystemClock
-from shared.errors import InputError
 from shared.failpoint import failpoint
-from shared.graph import Graph
 from shared.ids import DeviceId, Digest
-from shared.messages.admin import DeviceInfo, HistoryEntry, ModelInfo, PlanInfo
-from shared.messages.control import Activation, Autonomy, Desired
-from shared.messages.telemetry import OperatorTiming, Row, RowKind
+from shared.messages.admin import ModelInfo, PlanInfo
+from shared.messages.control import Activation, Alarm, Autonomy, Desired, LocalPlan
 from shared.plan import Plan
-
-DATABASE_FILE = "planner.sqlite"
-ARTIFACT_FOLDER = "artifacts"
-
-
-class ReadStore:
-    """What may be read, with or without a running planner."""
-
-    def __init__(self, data_dir: Path, database_url: str = "") -> None:
-        self.data_dir = data_dir
-        self.blobs = Blobs(data_dir / ARTIFACT_FOLDER)
-        self.database = Database(database_url or sqlite_url(data_dir / DATABASE_FILE))
-        self._graphs: dict[Digest, Graph] = {}
-
-    @classmethod
-    def open(cls, data_dir: Path, database_url: str = "") -> "ReadStore":
-        """Open for reading only.
-
-        Raises:
-            InputError: there is no planner's data in `data_dir`.
-            StorageError: the database cannot be read, or has another schema.
-        """
-        store = cls(data_dir, database_url)
-        path = store.database.sqlite_path
-        if path is not None and not path.is_file():
-            raise InputError(
-                f"there is no planner data in {data_dir}",
-                remedy="start a planner there with `stageloom up`, or name its --data-dir",
-            )
-        try:
-            schema.require_current(store.database)
-        except BaseException:
-            store.close()
-            raise
-        return store
-
-    def close(self) -> None:
-        """Close all connections."""
-        self.database.close()
-
-    def devices(
-        self, *, device: DeviceId | None = None, after: str = "", limit: int = 256
-    ) -> list[DeviceInfo]:
-        """Devices by name; `online` is always False here."""
-        with self.database.read() as session:
-            return devices.device_infos(session, device=device, after=after, limit=limit)
-
-    def device(self, device: DeviceId) -> DeviceInfo:
-        """One device.
-
-        Raises:
-            InputError: there is none of that name.
-        """
-        with self.database.read() as session:
-            devices.known_device(session, device)
-            return devices.device_infos(session, device=device)[0]
-
-    def models(self, *, after: str = "", limit: int = 256) -> list[ModelInfo]:
-        """Models by name."""
-        with self.database.read() as session:
-            return plans.model_infos(session, after=after, limit=limit)
-
-    def named_models(self, names: list[str]) -> list[ModelInfo]:
-        """The named models, in the order asked.
-
-        Raises:
-            InputError: one of them does not exist.
-        """
-        with self.database.read() as session:
-            return plans.models(session, names)
-
-    def load_artifact(self, digest: Digest) -> Artifact:
-        """An artifact with its graph.
-
-        Raises:
-            InputError: its file is not here.
-            DecodeError: its file is damaged.
-        """
-        if not self.blobs.has(digest):
-            raise InputError(f"the file of artifact {digest[:12]} is missing", remedy="add the model again")
-        return open_artifact(self.blobs.path(digest), digest)
-
-    def graph(self, digest: Digest) -> Graph:
-        """An artifact's graph; the file is read and checked once, then the graph is kept.
-
-        Raises:
-            InputError, DecodeError: as `load_artifact`.
-        """
-        if digest not in self._graphs:
-            self._graphs[digest] = self.load_artifact(digest).graph
-        return self._graphs[digest]
-
-    def plans(self, *, after: str = "", limit: int = 256) -> list[PlanInfo]:
-        """Plans by name."""
-        with self.database.read() as session:
-            return plans.plan_infos(session, after=after, limit=limit)
-
-    def plan(self, name: str) -> PlanInfo:
-        """A plan by name, or by at least 8 characters of its digest.
-
-        Raises:
-            InputError: there is none.
-        """
-        with self.database.read() as session:
-            return plans.plan_info(session, name)
-
-    def history(
-        self, device: DeviceId | None, *, before: int = 0, limit: int = 64
-    ) -> tuple[list[HistoryEntry], int]:
-        """Generations, newest first, and the position to continue before (0: no more).
-
-        Raises:
-            InputError: there is no such device.
-        """
-        with self.database.read() as session:
-            if device is not None:
-                devices.known_device(session, device)
-            return plans.history(session, device, before=before, limit=limit)
-
-    def operator_costs(
-        self, device_class: str, artifact: Digest, batch: int = 1
-    ) -> dict[int, OperatorTiming]:
-        """Measured operators of an artifact on a device class."""
-        with self.database.read() as session:
-            return costs.operator_costs(session, device_class, artifact, batch)
-
-    def kept_schedule(
-        self, device_class: str, batch: int, combined_block: Digest, scheduler: str
-    ) -> str | None:
-        """The stage string that a scheduler once found for a combined block on a device class."""
-        with self.database.read() as session:
-            return costs.kept_schedule(session, device_class, batch, combined_block, scheduler)
-
-    def open_profiles(self, requests: list[int]) -> list[int]:
-        """Those of the requests that are not answered yet."""
-        with self.database.read() as session:
-            return costs.open_profiles(session, requests)
-
-    def profile_reasons(self, requests: list[int]) -> dict[int, str]:
-        """Per answered request why it is incomplete; an empty text where it is not."""
-        with self.database.read() as session:
-            return costs.profile_reasons(session, requests)
-
-    def telemetry_balance(self, device: DeviceId | None = None) -> Balance:
-        """The telemetry books of one device or of all."""
-        with self.database.read() as session:
-            return telemetry.balance(session, device)
-
-    def telemetry(
-        self, device: DeviceId, kinds: Sequence[RowKind], *, since_us: int = 0, limit: int = 10_000
-    ) -> list[Row]:
-        """Telemetry of some kinds from `since_us` on, oldest first, at most the newest `limit` rows."""
-        with self.database.read() as session:
-            return telemetry.rows_since(session, device, kinds, since_us=since_us, limit=limit)
-
-    def telemetry_history(
-        self,
-        device: DeviceId,
-        kinds: Sequence[RowKind],
-        *,
-        by: Width | None = None,
-        since_us: int = 0,
-        limit: int = 10_000,
-    ) -> list[Entry]:
-        """Telemetry over its whole age, oldest first: as fine as it is kept, or rolled up to `by`."""
-        with self.database.read() as session:
-            if by is None:
-                return history.history(session, device, kinds, since_us=since_us, limit=limit)
-            return history.history_by(session, device, kinds, by, since_us=since_us, limit=limit)
-
-    def newest_telemetry(self, device: DeviceId, kinds: Sequence[RowKind], window_us: int) -> list[Row]:
-        """The telemetry of the last `window_us` before the device's newest row, by the device's clock."""
-        with self.database.read() as session:
-            return telemetry.newest_rows(session, device, kinds, window_us)
-
-    def events(self, *, limit: int = 100) -> list[tuple[int, str, str, str]]:
-        """The newest events, newest first: (at_us, device or "", code, text)."""
-        with self.database.read() as session:
-            rows = session.scalars(select(EventRow).order_by(EventRow.id.desc()).limit(limit))
-            return [(row.at_us, row.device or "", row.code, row.text) for row in rows]
 
 
 class Store(ReadStore):
@@ -315,6 +129,26 @@ class Store(ReadStore):
         now_us = self._clock.wall_us()
 
         self.writer.run(lambda session: telemetry.append(session, writes, now_us))
+
+    def record_alarm(self, device: DeviceId, alarm: Alarm) -> int | None:
+        """Keep an alarm; returns the re-plan that it begins, or None; see `DispatchStore`."""
+        now_us = self._clock.wall_us()
+        return self.writer.run(lambda session: replans.record_alarm(session, device, alarm, now_us))
+
+    def adopt_local(self, device: DeviceId, local: LocalPlan) -> Desired | None:
+        """Desire a plan that the device made, unless a newer value stands; see `DispatchStore`.
+
+        Raises:
+            PlanError: the plan does not decode.
+            InputError: an artifact of it is not here, or the device is revoked.
+        """
+        now_us = self._clock.wall_us()
+
+        def work(session: Session) -> Desired | None:
+            adopted = plans.adopt(session, device, local, now_us)
+            return plans.desired(session, device) if adopted else None
+
+        return self.writer.run(work)
 
     def artifact(self, digest: Digest) -> ArtifactFile | None:
         """The artifact's file, or None if the store has none of this digest."""
@@ -440,6 +274,78 @@ class Store(ReadStore):
             return requests, _required(plans.desired(session, device))
 
         return self.writer.run(work)
+
+    def request_stages(self, device: DeviceId, plan: str, *, budget_s: float = 10.0) -> tuple[int, Desired]:
+        """Ask a device to measure a plan's stages; returns the request's number and what is desired now.
+
+        Raises:
+            InputError: there is no such device or plan, or the device is revoked.
+        """
+        now_us = self._clock.wall_us()
+
+        def work(session: Session) -> tuple[int, Desired]:
+            request = stages.request_stages(session, device, plan, budget_s=budget_s, now_us=now_us)
+            return request, _required(plans.desired(session, device))
+
+        return self.writer.run(work)
+
+    # -- what the re-planner needs --------------------------------------------------------------------------
+
+    def set_replan_settings(self, device: DeviceId, wanted: ReplanSettings) -> None:
+        """Keep how a device is re-planned.
+
+        Raises:
+            InputError: there is no such device.
+        """
+
+        def work(session: Session) -> None:
+            devices.known_device(session, device)
+            replans.set_settings(session, device, wanted)
+
+        self.writer.run(work)
+
+    def unfinished_replans(self) -> list[tuple[DeviceId, int]]:
+        """Re-plans that a stopped planner left before they pushed anything."""
+        with self.database.read() as session:
+            return replans.unfinished(session)
+
+    def push_replan(
+        self, device: DeviceId, replan: int, plan: Plan, *, scheduler: str, above: tuple[int, int], note: Note
+    ) -> Desired | None:
+        """Keep and push a re-plan's plan, if `above` is still the newest desired (epoch, generation).
+
+        Returns what is desired now, or None where somebody decided something newer meanwhile.
+
+        Raises:
+            InputError: the device is revoked, or a model of the plan was removed.
+        """
+        now_us = self._clock.wall_us()
+
+        def work(session: Session) -> Desired | None:
+            known = plans.desired(session, device)
+            newest = (known.epoch, known.generation) if known is not None else (0, 0)
+            if newest != above or not replans.undecided(session, replan):
+                return None
+            name = plans.named(session, plan, scheduler, now_us)
+            generation = plans.push(session, device, name, decided_by="replan", now_us=now_us)
+            replans.pushed(
+                session,
+                replan,
+                plan=name,
+                digest=plan.digest,
+                structure=note.structure,
+                how=note.how,
+                predicted=note.predicted,
+                generation=generation,
+            )
+            return _required(plans.desired(session, device))
+
+        return self.writer.run(work)
+
+    def end_replan(self, replan: int, reason: str) -> None:
+        """A re-plan found nothing to push: no gain."""
+        now_us = self._clock.wall_us()
+        self.writer.run(lambda session: replans.found_nothing(session, replan, reason, now_us))
 
     def tidy(self, keep: Retention) -> Iterator[int]:
         """Roll up and delete old telemetry in small steps; see `planner.store.retention.tidy`."""

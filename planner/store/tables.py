@@ -184,6 +184,125 @@ class ScheduleRow(Table):
     found_at_us: Mapped[int]
 
 
+class StageProfileRow(Table):
+    """A plan whose stages a device was asked to measure; numbered together with `profiles`."""
+
+    __tablename__ = "stage_profiles"
+    request: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    device: Mapped[str] = mapped_column(_NAME, ForeignKey("devices.name"), index=True)
+    plan: Mapped[str] = mapped_column(_NAME, ForeignKey("plans.name"))
+    budget_s: Mapped[float]
+    requested_at_us: Mapped[int]
+    answered_at_us: Mapped[int | None]
+    environment: Mapped[str]
+    reason: Mapped[str]
+
+
+class StageCostRow(Table):
+    """A measured stage, shared by a device class; `stage` is the stage string of this one stage.
+
+    `stage_digest` stands for it in the key: a stage's text may be too long for an index.
+    """
+
+    __tablename__ = "stage_costs"
+    device_class: Mapped[str] = mapped_column(String(128), primary_key=True)
+    executor: Mapped[str] = mapped_column(String(128), primary_key=True)
+    batch: Mapped[int] = mapped_column(primary_key=True)
+    combined_block: Mapped[str] = mapped_column(_DIGEST, primary_key=True)
+    stage_digest: Mapped[str] = mapped_column(_DIGEST, primary_key=True)
+    members: Mapped[bytes]
+    stage: Mapped[str]
+    median_us: Mapped[float]
+    spread_us: Mapped[float]
+    runs: Mapped[int]
+    measured_on: Mapped[str] = mapped_column(_NAME)
+    measured_at_us: Mapped[int]
+
+
+class AlarmRow(Table):
+    """A trigger that fired on a device; (device, boot, number) makes a repeat harmless."""
+
+    __tablename__ = "alarms"
+    device: Mapped[str] = mapped_column(_NAME, ForeignKey("devices.name"), primary_key=True)
+    boot: Mapped[int] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    at_us: Mapped[int]
+    received_at_us: Mapped[int]
+    body: Mapped[bytes]
+
+
+class ReplanRow(Table):
+    """One re-plan: what triggered it, what was decided, how it ended.
+
+    `at_us` and both `trigger_to_` times are by the device's clock; `generation` 0: no plan was pushed.
+    """
+
+    __tablename__ = "replans"
+    replan: Mapped[int] = mapped_column(_AUTO, primary_key=True)
+    device: Mapped[str] = mapped_column(_NAME, ForeignKey("devices.name"), index=True)
+    boot: Mapped[int]
+    number: Mapped[int]
+    cause: Mapped[str]
+    value: Mapped[float]
+    threshold: Mapped[float]
+    at_us: Mapped[int]
+    control: Mapped[str | None] = mapped_column(_DIGEST)
+    begun_at_us: Mapped[int]
+    plan: Mapped[str | None] = mapped_column(_NAME)
+    digest: Mapped[str | None] = mapped_column(_DIGEST)
+    structure: Mapped[str | None] = mapped_column(_DIGEST)
+    environment: Mapped[str]
+    how: Mapped[str]
+    predicted: Mapped[float | None]
+    epoch: Mapped[int]
+    generation: Mapped[int]
+    outcome: Mapped[str]
+    ratio: Mapped[float | None]
+    ratio_low: Mapped[float | None]
+    ratio_high: Mapped[float | None]
+    pairs: Mapped[int]
+    trigger_to_decision_ms: Mapped[float | None]
+    trigger_to_active_ms: Mapped[float | None]
+    later_alarms: Mapped[int]
+    reason: Mapped[str]
+
+
+class TrialRow(Table):
+    """How a generation's trial ended, decided by the planner or on the device; see `TrialEnded`."""
+
+    __tablename__ = "trials"
+    device: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    boot: Mapped[int] = mapped_column(primary_key=True)
+    sequence: Mapped[int] = mapped_column(primary_key=True)
+    epoch: Mapped[int]
+    generation: Mapped[int]
+    origin: Mapped[str]
+    how: Mapped[str]
+    verdict: Mapped[str]
+    candidate: Mapped[str] = mapped_column(_DIGEST)
+    control: Mapped[str | None] = mapped_column(_DIGEST)
+    environment: Mapped[str]
+    ratio: Mapped[float | None]
+    ratio_low: Mapped[float | None]
+    ratio_high: Mapped[float | None]
+    pairs: Mapped[int]
+    began_us: Mapped[int]
+    decided_us: Mapped[int]
+    reason: Mapped[str]
+    __table_args__ = (Index("trials_by_candidate", "device", "candidate"),)
+
+
+class ReplanSettingRow(Table):
+    """Whether and how the planner re-plans one device; without a row the defaults hold."""
+
+    __tablename__ = "replan_settings"
+    device: Mapped[str] = mapped_column(_NAME, ForeignKey("devices.name"), primary_key=True)
+    enabled: Mapped[bool]
+    scheduler: Mapped[str]
+    members_max: Mapped[int]
+    budget_s: Mapped[float]
+
+
 class TelemetryRow(Table):
     """One row as the device sent it. `at_us` is the device's time, or the planner's where that cannot be."""
 

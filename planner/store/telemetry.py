@@ -4,17 +4,28 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Final
 
-from sqlalchemy import bindparam, func, insert, select, update
+from sqlalchemy import bindparam, func, insert, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from planner.dispatch.ports import StoredRow, TelemetryWrite
 from planner.store.costs import store_profile
 from planner.store.devices import set_state
+from planner.store.replans import take_in
+from planner.store.stages import store_stages
 from planner.store.tables import EventRow, LedgerRow, TelemetryRow
 from planner.telemetry.books import Balance, Book
 from shared.ids import DeviceId
 from shared.messages.control import DeviceState
-from shared.messages.telemetry import ProfileResult, Row, RowKind, StateChange, decode_row
+from shared.messages.telemetry import (
+    PlanActivated,
+    ProfileResult,
+    Row,
+    RowKind,
+    StageProfileResult,
+    StateChange,
+    TrialEnded,
+    decode_row,
+)
 
 _FINAL = (DeviceState.COMMITTED, DeviceState.REJECTED, DeviceState.NO_GAIN, DeviceState.ROLLED_BACK)
 _BOOK: Final = tuple(field.name for field in fields(Book))
@@ -51,6 +62,10 @@ def append(session: Session, writes: Sequence[TelemetryWrite], now_us: int) -> N
     for device, row in new:
         if isinstance(row.data, ProfileResult):
             store_profile(session, device, row.data, row.at_us, now_us)
+        elif isinstance(row.data, StageProfileResult):
+            store_stages(session, device, row.data, row.at_us, now_us)
+        elif isinstance(row.data, TrialEnded | PlanActivated):
+            take_in(session, device, row)
         elif isinstance(row.data, StateChange) and row.data.state in _FINAL:
             # The device reports only its newest generation: an older one's end is known only from here.
             change = row.data
@@ -90,12 +105,12 @@ def _settle(
 
 
 def _books(session: Session, writes: Sequence[TelemetryWrite]) -> dict[tuple[DeviceId, int], tuple[int, ...]]:
-    """The books of these devices that are open in these boots, by device and boot."""
-    boots = {ledger.boot for write in writes for ledger in write.ledgers}
-    boots |= {row.boot for write in writes for row in write.rows}
+    """The books that these writes touch and that exist, by device and boot."""
+    opened = {(write.device, ledger.boot) for write in writes for ledger in write.ledgers}
+    opened |= {(write.device, row.boot) for write in writes for row in write.rows}
     wanted = (
         select(LedgerRow.device, LedgerRow.boot, *(getattr(LedgerRow, name) for name in _BOOK))
-        .where(LedgerRow.device.in_({write.device for write in writes}), LedgerRow.boot.in_(boots))
+        .where(tuple_(LedgerRow.device, LedgerRow.boot).in_(opened))
         .order_by(LedgerRow.device, LedgerRow.boot)
         .with_for_update()  # on a server another planner may write the same books; SQLite has one writer
     )

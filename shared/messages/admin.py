@@ -93,6 +93,60 @@ class HistoryEntry(Struct, frozen=True, kw_only=True):
     at_us: MicroSeconds
 
 
+class TrialInfo(Struct, frozen=True, kw_only=True):
+    """One trial as the device told it (`shared.messages.telemetry.TrialEnded`), under its environment."""
+
+    device: DeviceName
+    epoch: Epoch
+    generation: Generation
+    origin: ShortText
+    how: ShortText
+    verdict: ShortText
+    candidate: DigestText
+    control: DigestText | None
+    environment: ShortText
+    ratio: Real | None
+    ratio_low: Real | None
+    ratio_high: Real | None
+    pairs: SmallCount
+    began_us: MicroSeconds
+    decided_us: MicroSeconds
+    reason: Line
+
+
+class ReplanInfo(Struct, frozen=True, kw_only=True):
+    """One re-plan. `predicted` is the candidate's predicted cost over the incumbent's.
+
+    `outcome`: pending, committed, rejected, no_gain or rolled_back. Both `trigger_to_` times are by the
+    device's clock, except the decision of a re-plan that pushed nothing: the planner made it.
+    """
+
+    replan: Count
+    device: DeviceName
+    cause: ShortText
+    value: Real
+    threshold: Real
+    at_us: MicroSeconds
+    boot: Count
+    alarm: Count
+    control: DigestText | None
+    plan: Annotated[str, Meta(max_length=64)]
+    digest: DigestText | None
+    epoch: Epoch
+    generation: Generation
+    how: ShortText
+    predicted: Real | None
+    outcome: ShortText
+    ratio: Real | None
+    ratio_low: Real | None
+    ratio_high: Real | None
+    pairs: SmallCount
+    trigger_to_decision_ms: Real | None
+    trigger_to_active_ms: Real | None
+    later_alarms: Count
+    reason: Line
+
+
 class ModelRate(Struct, frozen=True, kw_only=True):
     """One model on one device over the last few seconds."""
 
@@ -172,6 +226,33 @@ class DeviceProfileReply(Message, frozen=True, kw_only=True, tag="device_profile
     generation: Generation
 
 
+class StageProfileCreate(Message, frozen=True, kw_only=True, tag="stage_profile_create"):
+    """Have a device measure the stages of a plan; takes a generation. Answered as a profile is."""
+
+    device: DeviceName
+    plan: Name
+    budget_s: Annotated[float, Meta(gt=0.0, le=3600.0)] = 10.0
+
+
+class DeviceReplanRequest(Message, frozen=True, kw_only=True, tag="device_replan_request"):
+    """Read how a device is re-planned, and change what is not None."""
+
+    device: DeviceName
+    enabled: bool | None = None
+    scheduler: Name | None = None
+    members_max: Annotated[int, Meta(ge=1, le=64)] | None = None
+    budget_s: Annotated[float, Meta(gt=0.0, le=3600.0)] | None = None
+
+
+class DeviceReplanReply(Message, frozen=True, kw_only=True, tag="device_replan_reply"):
+    """How the device is re-planned now."""
+
+    enabled: bool
+    scheduler: Name
+    members_max: SmallCount
+    budget_s: Seconds
+
+
 class ModelAddRequest(Message, frozen=True, kw_only=True, tag="model_add_request"):
     """Take an artifact that the command has imported; `path` is on this machine and is copied."""
 
@@ -218,7 +299,9 @@ class PlanCreateRequest(Message, frozen=True, kw_only=True, tag="plan_create_req
     """Search a plan; `device` names whose measured costs to use, none means estimates.
 
     `plan` None names it by the first characters of its digest. `combination` and `members_max` (H) are
-    those of `shared.search.compose`, `r` and `s` the limits of a stage; the rest are rules of the plan.
+    those of `shared.search.compose`, `r` and `s` the limits of a stage. With `budget_s` the search looks on
+    for so long and answers with the best so far. `ticket` is what `PlanCancelRequest` names. The rest are
+    rules of the plan.
     """
 
     plan: Name | None = None
@@ -238,6 +321,14 @@ class PlanCreateRequest(Message, frozen=True, kw_only=True, tag="plan_create_req
     run_ahead: Annotated[int, Meta(ge=1, le=64)] = 2
     max_skips: Annotated[int, Meta(ge=1, le=1 << 20)] = 8
     barrier: Barrier = Barrier.FULL
+    budget_s: Annotated[float, Meta(gt=0.0, le=3600.0)] | None = None
+    ticket: Count = 0
+
+
+class PlanCancelRequest(Message, frozen=True, kw_only=True, tag="plan_cancel_request"):
+    """End the search of the `PlanCreateRequest` with this ticket, which then fails; unknown: nothing."""
+
+    ticket: Annotated[int, Meta(ge=1, le=2**53)]
 
 
 class PlanReply(Message, frozen=True, kw_only=True, tag="plan_reply"):
@@ -323,10 +414,13 @@ AdminRequest = (
     | DeviceShowRequest
     | DeviceRevokeRequest
     | DeviceProfileRequest
+    | StageProfileCreate
+    | DeviceReplanRequest
     | ModelAddRequest
     | ModelListRequest
     | ModelRemoveRequest
     | PlanCreateRequest
+    | PlanCancelRequest
     | PlanShowRequest
     | PlanPushRequest
     | PlanHistoryRequest
@@ -338,6 +432,7 @@ AdminReply = (
     | DeviceListReply
     | DeviceShowReply
     | DeviceProfileReply
+    | DeviceReplanReply
     | ModelReply
     | ModelListReply
     | PlanReply

@@ -6,7 +6,8 @@
   this), and k is at most the graph's width, and `s` where groups are limited.
 
 A merged stage may do its operators' work in less: each counts with its cheapest merge, on the path as a whole
-and in the sum by its share. Barriers count as nothing.
+and in the sum by its share. Where a whole stage was measured to take less than its formula says, both bounds
+shrink by the largest such factor, so that they stay bounds. Barriers count as nothing.
 """
 
 from dataclasses import dataclass
@@ -49,4 +50,6 @@ def lower_bounds(graph: CombinedGraph, costs: StageCosts, limits: Limits) -> Low
     most = min(width(graph), limits.s or graph.size)
     # Beyond contention 1 side by side is slower than in turn, and one group at a time is the best.
     capacity = max(most / (1.0 + costs.contention * (most - 1)), 1.0)
-    return LowerBounds(max(ends_s), sum(share_s) / capacity)
+    formulas = ((costs.formula_s(groups), seconds) for groups, seconds in costs.measured)
+    factor = min([1.0, *(seconds / formula_s for formula_s, seconds in formulas if formula_s > 0.0)])
+    return LowerBounds(factor * max(ends_s), factor * sum(share_s) / capacity)

@@ -23,7 +23,9 @@ from shared.plan import (
 from shared.schedule import Schedule
 from shared.search.costs import CostTable, StageCosts
 from shared.search.interface import Budget, Limits
+from shared.search.isomorphism import Shared
 from shared.search.registry import scheduler as find_scheduler
+from shared.search.registry import searches
 
 
 class Combination(Enum):
@@ -117,6 +119,8 @@ def compose(
     plans = tuple(choice.plan() for choice in models)
     blocks = [split(choice.graph, plan.cuts) for choice, plan in zip(models, plans, strict=True)]
     chosen = find_scheduler(scheduler)
+    if searches(scheduler):  # the others are quicker than looking for what could be shared
+        chosen = Shared(chosen)
     table = costs or CostTable()
     found: dict[tuple[tuple[int, ...], tuple[int, ...], StageCosts], Schedule] = {}
 
@@ -125,7 +129,7 @@ def compose(
             (models[m.model].artifact, models[m.model].graph, blocks[m.model][m.block]) for m in members
         ]
         graph = combine([(graph, block) for _, graph, block in parts])
-        stage_costs = table.for_members(parts)
+        stage_costs = table.for_members(parts, batch=max(models[m.model].batch for m in members))
         key = graph.offsets, graph.predecessors, stage_costs  # replicas and repeated cells share a search
         if key not in found:
             found[key] = chosen(graph, stage_costs, limits or Limits(), budget or Budget())

@@ -9,13 +9,18 @@ a stage has one, its groups cost
     longest + contention * (total - longest) + barrier
 
 over the groups' sums. `contention` 0 means that groups never slow each other down, 1 that they run as if one
-after another; both ends are exact, what lies between is a straight line and nothing more.
+after another; both ends are exact, what lies between is a straight line and nothing more. Where stages were
+measured, `fitted` makes the line fit them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from statistics import median
+from typing import Final, NamedTuple
 
 from shared.blocks import Block
+from shared.digest import digest_of, digest_to_raw
 from shared.errors import InputError
 from shared.graph import Graph
 from shared.ids import Digest, OpId
@@ -33,7 +38,24 @@ class DeviceRates:
     contention: float = 1.0  # nothing is known to overlap until it was measured
 
 
-@dataclass(frozen=True, slots=True)
+class MeasuredStage(NamedTuple):
+    """One stage of a combined block as a device measured it, at the largest batch of its members.
+
+    `members`: per member the artifact, its first operator, and one past its last.
+    """
+
+    members: tuple[tuple[Digest, int, int], ...]
+    batch: int
+    groups: tuple[Group, ...]
+    seconds: float
+
+
+def combined_digest(members: Iterable[tuple[Digest, int, int]]) -> Digest:
+    """Digest over what the members compute: artifact, first operator, one past the last; no names."""
+    return digest_of([[digest_to_raw(artifact), start, stop] for artifact, start, stop in members])
+
+
+@dataclass(frozen=True)
 class StageCosts:
     """The costs of one combined block."""
 
@@ -44,8 +66,24 @@ class StageCosts:
     """Sibling operators, ascending, that may become one launch (IOS, section 3), and its seconds. A combined
     graph holds no tensors, so whoever knows the operators' attributes says which may merge."""
 
+    measured: tuple[tuple[tuple[Group, ...], float], ...] = ()
+    """Stages that were measured whole, by their groups in canonical order, and their seconds."""
+
+    @cached_property
+    def measured_s(self) -> Mapping[tuple[Group, ...], float]:
+        """`measured` to look up."""
+        return dict(self.measured)
+
     def stage_s(self, groups: Sequence[Group]) -> float:
-        """Seconds of one stage; a stage of a single group has no barrier to pay for."""
+        """Seconds of one stage: the measurement, or the formula where there is none.
+
+        A stage of a single group has no barrier to pay for.
+        """
+        known = self.measured_s.get(tuple(groups)) if self.measured else None
+        return self.formula_s(groups) if known is None else known
+
+    def formula_s(self, groups: Sequence[Group]) -> float:
+        """Seconds of one stage by the formula alone."""
         sums = [sum(self.operators_s[op] for op in group) for group in groups]
         longest = max(sums)
         waiting = self.barrier_s if len(sums) > 1 else 0.0
@@ -70,6 +108,16 @@ class CostTable:
 
     measured_s: Mapping[tuple[Digest, OpId], float] = field(default_factory=dict)
     rates: DeviceRates = DeviceRates()
+    stages: tuple[MeasuredStage, ...] = ()
+
+    @cached_property
+    def stages_of(self) -> Mapping[tuple[Digest, int], tuple[tuple[tuple[Group, ...], float], ...]]:
+        """Measured stages per (combined block, batch)."""
+        found: dict[tuple[Digest, int], list[tuple[tuple[Group, ...], float]]] = {}
+        for stage in self.stages:
+            key = combined_digest(stage.members), stage.batch
+            found.setdefault(key, []).append((stage.groups, stage.seconds))
+        return {key: tuple(stages) for key, stages in found.items()}
 
     def __post_init__(self) -> None:
         for (artifact, op), seconds in self.measured_s.items():
@@ -94,8 +142,15 @@ class CostTable:
             operator.flop / self.rates.flop_per_s, moved / self.rates.bytes_per_s
         )
 
-    def for_members(self, members: Iterable[tuple[Digest, Graph, Block]]) -> StageCosts:
-        """The costs of a combined block, numbered as `shared.blocks.combine` numbers its operators."""
+    def for_members(self, members: Sequence[tuple[Digest, Graph, Block]], *, batch: int = 1) -> StageCosts:
+        """The costs of a combined block, numbered as `shared.blocks.combine` numbers its operators.
+
+        `batch` is the largest of its members'.
+        """
+        measured: tuple[tuple[tuple[Group, ...], float], ...] = ()
+        if self.stages:
+            block = combined_digest((artifact, block.start, block.stop) for artifact, _, block in members)
+            measured = self.stages_of.get((block, batch), ())
         return StageCosts(
             tuple(
                 self.operator_s(artifact, graph, OpId(op))
@@ -104,4 +159,31 @@ class CostTable:
             ),
             contention=self.rates.contention,
             barrier_s=self.rates.barrier_s,
+            measured=measured,
         )
+
+
+LEAST_STAGES_TO_FIT: Final = 3
+
+
+def fitted(table: CostTable) -> CostTable:
+    """The table with the contention under which the formula gives the measured stages, their median.
+
+    Only stages of several groups whose operators were all measured tell. Never below 0; above 1 where groups
+    hinder each other so much that one after another is faster. Fewer than three such stages change nothing.
+    """
+    found = []
+    for stage in table.stages:
+        operators = [
+            (artifact, OpId(op)) for artifact, start, stop in stage.members for op in range(start, stop)
+        ]
+        times = [table.measured_s.get(operator) for operator in operators]
+        if len(stage.groups) < 2 or any(times[op] is None for group in stage.groups for op in group):
+            continue
+        sums = [sum(times[op] or 0.0 for op in group) for group in stage.groups]
+        beside = sum(sums) - max(sums)
+        if beside > 0.0:
+            found.append((stage.seconds - max(sums) - table.rates.barrier_s) / beside)
+    if len(found) < LEAST_STAGES_TO_FIT:
+        return table
+    return replace(table, rates=replace(table.rates, contention=max(median(found), 0.0)))

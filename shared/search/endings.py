@@ -51,6 +51,7 @@ class Endings:
         self.r = graph.size if r is None else r
         self.s = graph.size if s is None else s
         self._successors = graph.successors
+        self._predecessors = graph.predecessors
         self._reach = _reach(graph)
 
     def groups(self, state: int, limit: int | None = None) -> list[int]:
@@ -129,26 +130,35 @@ class Endings:
         del found[0]
         return found
 
-    def components(self, ending: int) -> list[int]:
-        """The groups of an ending, by ascending lowest operator.
+    def component(self, ending: int) -> int:
+        """The group of an ending's lowest operator, which is an entry of it.
 
-        Every operator that no lower one reaches is an entry; entries that reach a common operator share a
-        group. So this takes a step per entry, not per operator.
+        All that an entry reaches is in its group, and all that reaches any of that.
         """
-        parts: list[int] = []
-        rest = ending
+        low = ending & -ending
+        found = self._reach[low.bit_length() - 1] & ending
+        if found == ending:
+            return found
+        rest = found ^ low
         while rest:
-            entry = (rest & -rest).bit_length() - 1
-            part = self._reach[entry] & ending
-            rest &= ~part
-            apart = []
-            for other in parts:
-                if other & part:
-                    part |= other
-                else:
-                    apart.append(other)
-            parts = [*apart, part]
-        return sorted(parts, key=_lowest)
+            low = rest & -rest
+            rest ^= low
+            new = self._predecessors[low.bit_length() - 1] & ending & ~found
+            while new:  # seldom: another way into the group
+                entry = new & -new
+                reached = self._reach[entry.bit_length() - 1] & ending & ~found
+                found |= reached
+                rest |= reached
+                new &= ~found
+        return found
+
+    def components(self, ending: int) -> list[int]:
+        """The groups of an ending, by ascending lowest operator."""
+        parts: list[int] = []
+        while ending:
+            parts.append(self.component(ending))
+            ending ^= parts[-1]
+        return parts
 
 
 def packings(buckets: Sequence[Sequence[int]], s: int, limit: int | None = None) -> list[list[int]]:
@@ -220,10 +230,6 @@ def by_highest(groups: Sequence[int]) -> list[list[int]]:
     for group in groups:
         found.setdefault(group.bit_length(), []).append(group)
     return [found[top] for top in sorted(found)]
-
-
-def _lowest(mask: int) -> int:
-    return mask & -mask
 
 
 def _descending(mask: int) -> list[int]:

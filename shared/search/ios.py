@@ -6,6 +6,8 @@ group, s groups per stage (section 4.3). O(states * endings); table 1 counts tho
 
 Ours:
 - Bottom-up over the states by size, with sums and look-ups over whole lists, instead of recursion.
+- Members with the same operators and costs are exchangeable: of states that differ only in which of them is
+  how far, one is searched (`shared.search.symmetry`).
 - Groups are `connected` by default; the released code's are `rooted`, a subset: `shared.search.endings`.
 - Anytime: where the pairs exceed the budget, a beam search spends the same number once more, and the answer
   is the best of it, `greedy` and `sequential`. The answer never costs more than `sequential`.
@@ -13,7 +15,7 @@ Ours:
 - Stage costs come from a function, not from measuring in the loop.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import add
 
 from shared.blocks import CombinedGraph
@@ -25,6 +27,7 @@ from shared.search.interface import Budget, Limits
 from shared.search.sequential import sequential
 from shared.search.stages import Stages, Strategy
 from shared.search.states import states_by_size
+from shared.search.symmetry import exchangeable, images
 
 _EQUAL = 1.0 + 1e-12  # sums of the same numbers in another order differ by less
 
@@ -59,23 +62,30 @@ def exact(stages: Stages, expansions: int | None = None) -> list[int]:
     Raises:
         TooManyError: there are more than `expansions` pairs of a state and an ending.
     """
+    graph = stages.graph
+    classes = exchangeable(graph, stages.costs)
     if expansions is not None:
-        _check_size(stages, expansions)
+        _check_size(stages, classes, expansions)
     cheapest_s = {0: 0.0}
-    for level in states_by_size(stages.graph):
+    for level in states_by_size(graph):
         for state in level:
-            cheapest_s[state] = min(_totals(stages, cheapest_s, state, stages.endings(state)))
+            if state not in cheapest_s:
+                least_s = min(_totals(stages, cheapest_s, state, stages.endings(state)))
+                cheapest_s.update(dict.fromkeys(images(graph, classes, state), least_s))
     return _trace(stages, cheapest_s)
 
 
-def _check_size(stages: Stages, expansions: int) -> None:
+def _check_size(stages: Stages, classes: Sequence[Sequence[int]], expansions: int) -> None:
     """Listing endings takes little beside their costs, so a search too large is given up before any."""
     left = expansions
     for level in states_by_size(stages.graph, expansions):
+        seen: set[int] = set()
         for state in level:
-            left -= len(stages.endings(state, left))
-            if left < 0:
-                raise TooManyError(f"more than {expansions} transitions")
+            if state not in seen:
+                seen.update(images(stages.graph, classes, state))
+                left -= len(stages.endings(state, left))
+                if left < 0:
+                    raise TooManyError(f"more than {expansions} transitions")
 
 
 def _totals(stages: Stages, cheapest_s: dict[int, float], state: int, endings: list[int]) -> Iterable[float]:

@@ -31,13 +31,13 @@ class Stages(dict[int, float]):
         super().__init__()
         self.graph = graph
         self.space = Endings(graph, rule=rule, r=limits.r, s=limits.s)
-        self._costs = costs
+        self.costs = costs
         self._strategy = strategy
-        self._group: dict[int, Group] = {}  # endings share their groups
+        self._groups: dict[int, tuple[Group, ...]] = {0: ()}  # endings share their groups
         self._merged_s = {} if strategy is Strategy.PARALLEL else _mergeable(graph, costs, self.space.s)
 
     def __missing__(self, ending: int) -> float:
-        seconds = self._costs.stage_s(self.groups(ending))
+        seconds = self.costs.stage_s(self.groups(ending))
         seconds = min(seconds, self._merged_s.get(ending, seconds))
         self[ending] = seconds
         return seconds
@@ -64,15 +64,24 @@ class Stages(dict[int, float]):
 
     def groups(self, ending: int) -> tuple[Group, ...]:
         """The connected components, in canonical order."""
-        parts = self.space.components(ending)
-        for part in parts:
-            if part not in self._group:
-                self._group[part] = tuple(bits(part))
-        return tuple(self._group[part] for part in parts)
+        known = self._groups
+        parts = []
+        rest = ending
+        while rest not in known:  # without its first group an ending is still one, and most likely known
+            parts.append(self.space.component(rest))
+            rest ^= parts[-1]
+        found = known[rest]
+        for part in reversed(parts):
+            own = known.get(part)
+            if own is None:
+                own = known[part] = (tuple(bits(part)),)
+            found = own + found
+        known[ending] = found
+        return found
 
     def operators_s(self, mask: int) -> float:
         """Seconds of the operators alone, one after another."""
-        return sum(self._costs.operators_s[op] for op in bits(mask))
+        return sum(self.costs.operators_s[op] for op in bits(mask))
 
     def schedule(self, endings: list[int]) -> StageSchedule:
         """The schedule of these endings, given in run order; each runs the cheaper way."""
@@ -81,7 +90,7 @@ class Stages(dict[int, float]):
     def _stage(self, ending: int) -> Stage:
         groups = self.groups(ending)
         merged_s = self._merged_s.get(ending)
-        return Stage(groups, merge=merged_s is not None and merged_s < self._costs.stage_s(groups))
+        return Stage(groups, merge=merged_s is not None and merged_s < self.costs.stage_s(groups))
 
 
 def _mergeable(graph: CombinedGraph, costs: StageCosts, s: int) -> dict[int, float]:

@@ -18,6 +18,8 @@ from edge_agent.ingest.paths import HOME_VARIABLE
 from edge_agent.link.membership import Membership, save_membership
 from edge_agent.link.sockets import new_keys
 from edge_agent.planner_link import KEY_NAME, MEMBERSHIP_NAME, connect_planner
+from edge_agent.show import status_text
+from edge_agent.status import AgentStatus, EngineStatus, LinkStatus, TrialStatus
 from shared.errors import SettingError
 from shared.ids import DeviceId
 from shared.keyfile import read_keys, write_keys
@@ -215,3 +217,34 @@ def test_fresh_interpreter_loads_no_heavy_package_on_this_path(modules: str, for
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stderr.strip() == ""
+
+
+def test_status_shows_a_trial_by_its_pairs_its_ratio_and_the_time_left() -> None:
+    def shown(trial: TrialStatus | None, pause_ms: float | None = None) -> str:
+        status = AgentStatus(
+            version="1",
+            pid=1,
+            home="h",
+            uptime_s=1.0,
+            ready=True,
+            reason="",
+            engine=EngineStatus(pid=2, up=True, restarts=0),
+            plan=None,
+            trial=trial,
+            last_pause_ms=pause_ms,
+            link=LinkStatus(state="alone"),
+            queues=(),
+            tasks=(),
+            applications=0,
+            problems=(),
+        )
+        return status_text(status)
+
+    runs = TrialStatus(phase="trial", pairs=9, ratio=1.0432, seconds_left=55.2)
+    assert "trial      9 pairs of windows, ratio so far 1.043, decided within 55 s" in shown(runs)
+    assert "trial      0 pairs of windows, decided within 60 s" in shown(
+        TrialStatus(phase="trial", seconds_left=60.0)
+    )
+    assert "the desired plan is staging" in shown(TrialStatus(phase="staging"))
+    assert "trial" not in shown(None)
+    assert "250 ms at the last swap" in shown(None, 250.0)

@@ -80,7 +80,7 @@ def test_without_the_right_to_re_plan_the_agent_raises_its_alarm_and_serves_on(t
     with AgentProcess(tmp_path) as agent:
         agent.until_ready()
         with Client(agent.socket) as client:
-            futures = [client.submit("tiny", {"input": ROW}) for _ in range(5)]
+            futures = [client.submit("tiny", {"input": ROW}) for _ in range(20)]
             agent.until(lambda _: alarmed(agent), "the alarm is raised")
             for future in futures:
                 future.result(60)

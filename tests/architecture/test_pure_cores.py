@@ -57,13 +57,26 @@ SHELLS_IN_SHARED = (
 a failpoint kills its process, and systemd is spoken to and installed into."""
 
 
+CORES_ELSEWHERE = (
+    "planner.dispatch.core",
+    "edge_agent.link.core",
+    "edge_agent.link.states",
+    "edge_agent.link.trials",
+    "edge_agent.candidate",
+    "edge_agent.engine_view",
+    "edge_agent.plan_facts",
+    "edge_agent.plans",
+    "edge_agent.probation",
+    "edge_agent.pursuit",
+    "edge_agent.supervisor",
+    "edge_agent.trial_runner",
+    "edge_agent.waiting",
+)
+
+
 def pure_modules() -> list[str]:
     shared = [m for m in modules("shared") if not below(m, *SHELLS_IN_SHARED)]
-    cores = [
-        m
-        for m in [*modules("edge_agent"), *modules("planner")]
-        if m.startswith(("edge_agent.link.core", "planner.dispatch.core"))
-    ]
+    cores = [m for m in [*modules("edge_agent"), *modules("planner")] if m.startswith(CORES_ELSEWHERE)]
     return shared + cores
 
 

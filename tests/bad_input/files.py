@@ -10,7 +10,8 @@ import onnx
 from onnx import helper
 
 from edge_agent.config import SETTINGS_NAME
-from planner.store.store import DATABASE_FILE, Store
+from planner.store.reading import DATABASE_FILE
+from planner.store.store import Store
 from tests.importer.models import allocating_2_gib, chained_functions, info, model_of, write_external
 
 OVERSIZED_BYTES = 3 << 30  # more than a protobuf can hold

@@ -10,7 +10,7 @@ import pytest
 
 from edge_agent import Client
 from edge_agent.status import AgentStatus
-from planner.store.store import DATABASE_FILE
+from planner.store.reading import DATABASE_FILE
 from tests.e2e.fleet import Device, Fleet
 from tests.e2e.networks import rows
 from tests.planner.processes import until

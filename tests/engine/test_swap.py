@@ -287,3 +287,64 @@ def test_answer_names_the_plan_whose_step_ended_the_task() -> None:
     driver.end(error="broken")
     driver.end_all()
     assert [driver.answers[task].plan for task in (old, new, cancelled)] == [0, 1, None]
+
+
+# -- the windows of a trial ---------------------------------------------------------------------------------
+
+
+def _switch(driver: Driver, key: int, *, keep: bool) -> None:
+    driver.do(driver.core.activate(PlanKey(key), driver.now, keep=keep))
+
+
+def test_a_kept_plan_stays_loaded_and_can_be_activated_again() -> None:
+    driver = Driver(_plan(_cut(3)))
+    driver.load(1, _plan(_cut(2)))
+    for key in (1, 0, 1):
+        driver.do(driver.core.drain(driver.now))
+        assert driver.core.idle
+        _switch(driver, key, keep=True)
+        task = driver.submit("a")
+        assert driver.issued[-1].program.plan == key
+        driver.end_all()
+        assert driver.outcome(task) == "completed"
+    assert driver.released == []
+    _switch(driver, 0, keep=False)
+    assert driver.released == [1], "the loser of the trial frees itself"
+
+
+def test_tasks_wait_through_a_drain_and_run_on_the_plan_that_ends_it() -> None:
+    driver = Driver(_plan(_cut(3)))
+    driver.load(1, _plan(_cut(2)))
+    driver.do(driver.core.drain(driver.now))
+    tasks = [driver.submit("a") for _ in range(3)]
+    assert driver.issued == []
+    _switch(driver, 1, keep=True)
+    driver.end_all()
+    assert [driver.outcome(task) for task in tasks] == ["completed"] * 3
+    assert {step.program.plan for step in driver.issued} == {1}
+
+
+def test_a_kept_plan_that_is_unloaded_with_something_in_flight_goes_when_it_is_empty() -> None:
+    driver = Driver(_plan(_cut(3)))
+    driver.load(1, _plan(_cut(2)))
+    task = driver.submit("a")
+    _switch(driver, 1, keep=True)
+    driver.do(driver.core.unload(PlanKey(0), driver.now))
+    assert driver.released == []
+    driver.end_all()
+    assert driver.outcome(task) == "completed"
+    assert driver.released == [0]
+
+
+def test_no_task_is_refused_for_the_smaller_queue_of_a_plan_on_trial() -> None:
+    driver = Driver(_plan(_cut(3, queue=QueuePlan(max_tasks=8))))
+    driver.load(1, _plan(_cut(2, queue=QueuePlan(max_tasks=1))))
+    driver.do(driver.core.drain(driver.now))
+    tasks = [driver.submit("a") for _ in range(6)]
+    _switch(driver, 1, keep=True)
+    driver.end_all()
+    assert [driver.outcome(task) for task in tasks] == ["completed"] * 6
+    _switch(driver, 1, keep=False)  # it has won: from now on its own bounds hold
+    driver.do(driver.core.drain(driver.now))
+    tasks = [driver.submit("a") for _ in range(3)]
+    assert [driver.outcome(task) for task in tasks[1:]] == ["refused"] * 2

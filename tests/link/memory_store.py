@@ -21,7 +21,7 @@ from planner.dispatch.ports import (
 from planner.telemetry.books import Book
 from shared.ids import DeviceId, Digest
 from shared.messages.base import RefusalCode
-from shared.messages.control import Desired
+from shared.messages.control import Alarm, Desired, LocalPlan
 
 
 @dataclass
@@ -34,6 +34,7 @@ class MemoryStore:
     rows: dict[tuple[DeviceId, int, int], StoredRow] = field(default_factory=dict)
     books: dict[tuple[DeviceId, int], Book] = field(default_factory=dict)
     artifacts: dict[Digest, bytes] = field(default_factory=dict)
+    alarms: dict[tuple[DeviceId, int, int], Alarm] = field(default_factory=dict)
     folder: Path | None = None
 
     def snapshot(self) -> Self:
@@ -45,6 +46,7 @@ class MemoryStore:
             dict(self.rows),
             dict(self.books),
             dict(self.artifacts),
+            dict(self.alarms),
             self.folder,
         )
 
@@ -103,6 +105,22 @@ class MemoryStore:
                 self.books[write.device, boot] = book
                 for sequence in new:
                     self.rows[write.device, boot, sequence] = rows[sequence]
+
+    def record_alarm(self, device: DeviceId, alarm: Alarm) -> int | None:
+        key = (device, alarm.boot, alarm.number)
+        if key in self.alarms:
+            return None
+        self.alarms[key] = alarm
+        return len(self.alarms)
+
+    def adopt_local(self, device: DeviceId, local: LocalPlan) -> Desired | None:
+        known = self.members[device].desired
+        if ((known.epoch, known.generation) if known else (0, 0)) != (local.epoch, local.generation):
+            return None
+        plan = Desired(
+            epoch=0, generation=0, plan_digest=local.plan_digest, plan=local.plan, artifacts=local.artifacts
+        )
+        return self.push(device, plan)
 
     def artifact(self, digest: Digest) -> ArtifactFile | None:
         if digest not in self.artifacts:

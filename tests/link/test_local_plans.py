@@ -296,3 +296,20 @@ def test_a_full_disk_holds_a_local_attempt_up_and_it_goes_on_later() -> None:
     driver.full = False
     driver.do(raised(local=LOCAL), after_s=6.0)
     assert "StagePlan" in kinds(driver.do(ev.PlanVerified((ev.LOCAL_EPOCH, driver.disk.local_counter))))
+
+
+def test_a_stage_profile_waits_for_its_artifacts_is_asked_once_and_not_again_when_answered() -> None:
+    absent = ArtifactNeed("m", digest_bytes([b"absent"]), 8)
+    wanted = control.StageProfileRequest(
+        request=9, plan_digest=CONTROL, plan=b"plan", artifacts=(absent,), budget_s=5.0
+    )
+    driver = Driver().online()
+    assert "FetchArtifact" in kinds(driver.do(ev.Received(desired(1, stage_profile=wanted))))
+    assert ev.RunStageProfile(wanted) in driver.do(ev.ArtifactPresent(absent.digest))
+    assert "RunStageProfile" not in kinds(driver.do(ev.Tick(), after_s=1.0))
+    driver.do(ev.ProfileAnswered(9))
+    revived = Driver(decode_state(encode_state(driver.disk)), boot=False)
+    actions = revived.core.boot("env", frozenset({absent.digest}), 0.0)
+    assert "RunStageProfile" not in kinds(actions), "it was answered before the restart"
+    driver.do(ev.Received(desired(2, stage_profile=wanted)))
+    assert driver.core.state.answered == (9,), "a newer desired value that still names it"

@@ -70,6 +70,15 @@ def test_no_schedule_is_below_the_bounds(
     assert schedule_s(found, graph, costs) >= lower_bounds(graph, costs, allowed).seconds * (1 - 1e-9)
 
 
+def test_stage_measured_below_its_formula_lowers_the_bounds() -> None:
+    graph = union([[], []])
+    costs = StageCosts((1.0, 1.0), contention=1.0, measured=((((0,), (1,)), 0.5),))
+    bounds = lower_bounds(graph, costs, Limits())
+    assert (bounds.critical_path_s, bounds.work_s) == (0.25, 0.5)
+    found = schedulers()["ios"](graph, costs, Limits(), Budget())
+    assert schedule_s(found, graph, costs) == bounds.seconds
+
+
 def test_bounds_of_two_chains_have_closed_forms() -> None:
     graph = union(CHAIN, CHAIN)
     costs = StageCosts((1.0, 2.0, 3.0, 1.0, 1.0, 1.0), contention=0.0)

@@ -73,17 +73,6 @@ def test_enumeration_equals_all_subsets_that_fit_the_definition(
             assert set(found) == brute.endings(graph, state, rule, r, s)
 
 
-@pytest.mark.full
-@settings(max_examples=2000, deadline=None)
-@given(graph=small(), rule=RULES, r=R, s=S)
-def test_enumeration_equals_the_definition_on_two_thousand_graphs(
-    graph: CombinedGraph, rule: GroupRule, r: int | None, s: int | None
-) -> None:
-    endings = Endings(graph, rule=rule, r=r, s=s)
-    for state in brute.states(graph):
-        assert sorted(endings.endings(state)) == sorted(brute.endings(graph, state, rule, r, s))
-
-
 @settings(deadline=None)
 @given(graph=small())
 def test_states_are_the_sets_that_hold_what_they_depend_on(graph: CombinedGraph) -> None:

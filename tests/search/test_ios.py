@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.bitmask import mask_of
+from shared.bitmask import bits, mask_of
 from shared.blocks import CombinedGraph
 from shared.legality import violations
 from shared.schedule import Stage, StageSchedule, stage_schedule
@@ -18,6 +18,7 @@ from shared.search.interface import Budget, Limits
 from shared.search.ios import exact, ios
 from shared.search.sequential import sequential
 from shared.search.stages import Stages, Strategy
+from shared.search.symmetry import exchangeable, images
 from tests.search import brute
 from tests.search.graphs import CHAIN, DIAMOND, union, unions
 
@@ -53,17 +54,6 @@ def test_ios_is_the_optimum_over_all_schedules(
     graph, costs = problem
     found = ios(graph, costs, Limits(r=r, s=s), Budget(), rule=rule)
     assert violations(found, graph, r=r, s=s) == []
-    assert costs.schedule_s(found) == pytest.approx(brute.optimum_s(graph, costs, rule, r, s), rel=1e-9)
-
-
-@pytest.mark.full
-@settings(max_examples=500, deadline=None)
-@given(problem=problems(7), rule=RULES, r=LIMIT, s=LIMIT)
-def test_ios_is_the_optimum_over_all_schedules_of_seven_operators(
-    problem: tuple[CombinedGraph, StageCosts], rule: GroupRule, r: int | None, s: int | None
-) -> None:
-    graph, costs = problem
-    found = ios(graph, costs, Limits(r=r, s=s), Budget(), rule=rule)
     assert costs.schedule_s(found) == pytest.approx(brute.optimum_s(graph, costs, rule, r, s), rel=1e-9)
 
 
@@ -189,3 +179,48 @@ def test_blocks_of_inception_v3_are_searched_to_the_end_within_the_default_budge
         costs = StageCosts(tuple(1.0 + op % 3 for op in range(graph.size)), contention=0.3, barrier_s=0.05)
         stages = Stages(graph, costs, OPEN, GroupRule.CONNECTED, Strategy.BOTH)
         assert exact(stages, Budget().expansions) == exact(stages)
+
+
+@settings(max_examples=40, deadline=None)
+@given(problem=problems(4), copies=st.integers(2, 3), rule=RULES, r=LIMIT, s=LIMIT)
+def test_equal_members_are_exchanged_without_losing_the_optimum(
+    problem: tuple[CombinedGraph, StageCosts], copies: int, rule: GroupRule, r: int | None, s: int | None
+) -> None:
+    class Each(StageCosts):
+        """The same costs, of which it is not said that operators alone decide: nothing is exchanged."""
+
+    graph, costs = problem
+    if graph.size * copies > 9:
+        copies = 2
+    rows = [list(bits(before)) for before in graph.predecessors]
+    many = union(*[rows] * copies)
+    same = StageCosts(costs.operators_s * copies, costs.contention, costs.barrier_s)
+    apart = Each(costs.operators_s * copies, costs.contention, costs.barrier_s)
+    one, all_ = (Stages(many, found, Limits(r=r, s=s), rule, Strategy.BOTH) for found in (same, apart))
+    exchanged = one.schedule(exact(one))
+    assert violations(exchanged, many, r=r, s=s) == []
+    assert same.schedule_s(exchanged) == pytest.approx(same.schedule_s(all_.schedule(exact(all_))), rel=1e-9)
+
+
+def test_states_of_equal_chains_are_searched_once_however_they_are_exchanged() -> None:
+    searched: list[int] = []
+
+    class Watched(Stages):
+        def endings(self, state: int, limit: int | None = None) -> list[int]:
+            searched.append(state)
+            return super().endings(state, limit)
+
+    graph = union(CHAIN, CHAIN, CHAIN)
+    costs = StageCosts((1.0,) * 9, contention=0.0)
+    walked = len(exact(Watched(graph, costs, OPEN, GroupRule.CONNECTED, Strategy.PARALLEL)))
+    # Multisets of three out of the four states of a chain, less the empty one; then the way back.
+    assert len(searched) == 20 - 1 + walked
+
+
+def test_members_are_exchangeable_only_if_operators_costs_and_merges_are_equal() -> None:
+    graph = union(DIAMOND, DIAMOND, DIAMOND, CHAIN)
+    seconds = (1.0,) * 8 + (2.0,) * 4 + (1.0,) * 3
+    assert exchangeable(graph, StageCosts(seconds)) == [[0, 1]]
+    assert exchangeable(graph, StageCosts(seconds, merges=(((1, 2), 1.0),))) == []
+    assert exchangeable(graph, StageCosts(seconds, merges=(((1, 2), 1.0), ((5, 6), 1.0)))) == [[0, 1]]
+    assert sorted(images(graph, [[0, 1]], 0b1_0011_0001)) == [0b1_0001_0011, 0b1_0011_0001]

@@ -12,7 +12,8 @@ from planner.dispatch.rows import telemetry_write
 from planner.service import KEY_FILE
 from planner.store.backup import backup
 from planner.store.blobs import Blobs
-from planner.store.store import ARTIFACT_FOLDER, DATABASE_FILE, ReadStore, Store
+from planner.store.reading import ARTIFACT_FOLDER, DATABASE_FILE, ReadStore
+from planner.store.store import Store
 from planner.telemetry.books import Balance
 from shared.errors import InputError, StorageError
 from shared.ids import Digest

@@ -204,7 +204,7 @@ def test_facts_stay_with_the_hours_and_traces_go_with_the_rows(store: Store, clo
 def test_an_age_of_zero_keeps_for_ever(store: Store, clock: ManualClock) -> None:
     Device(store).send(measured(clock.wall_us(), random.Random(1)))
     clock.advance(1000 * DAY_S)
-    assert list(store.tidy(Retention(0, 0, 0))) == []
+    assert sum(store.tidy(Retention(0, 0, 0))) == 0
     assert sum(store.tidy(Retention(DAY_S, 0, 0))) == 3
     assert {entry.width_s for entry in store.telemetry_history(NANO, ALL)} == {60}
 
@@ -230,11 +230,11 @@ def test_a_clock_that_cannot_be_right_neither_fills_the_disk_nor_loses_rows(
 def test_telemetry_is_bounded_over_simulated_months(store: Store, clock: ManualClock) -> None:
     """Ninety days: the tables stop growing once the oldest age is reached, SQLite's file does too, and the
     books and the counters of the last ten days are exact."""
-    rng, device, rounds, per_round = random.Random(2), Device(store), 30, 24 * 3
+    rng, device, rounds, per_round = random.Random(2), Device(store), 30, 8 * 3
     sizes: list[tuple[int, int, int]] = []
     for _ in range(rounds):
         begin_us = clock.wall_us()
-        rows = [one for at in range(per_round) for one in measured(begin_us + at * HOUR_S * 10**6, rng)]
+        rows = [one for at in range(per_round) for one in measured(begin_us + at * 3 * HOUR_S * 10**6, rng)]
         clock.advance(3 * DAY_S)
         device.send([*rows, (begin_us, Event("three days"))])
         tidy(store)
@@ -246,14 +246,14 @@ def test_telemetry_is_bounded_over_simulated_months(store: Store, clock: ManualC
                 pages = session.execute(text("PRAGMA page_count")).scalar_one()
         sizes.append((kept, rolled, pages))
     steady = sizes[4:]
-    assert max(kept for kept, _, _ in steady) <= 24 * 3 + 4  # a day of rows, and ten days' events
-    assert max(rolled for _, rolled, _ in steady) <= 11 * 24 * 3
+    assert max(kept for kept, _, _ in steady) <= 8 * 3 + 4  # a day of rows, and ten days' events
+    assert max(rolled for _, rolled, _ in steady) <= 11 * 8 * 3
     assert sizes[-1][:2] == steady[0][:2] and sizes[-1][2] <= 1.1 * steady[0][2]
     sent = rounds * (per_round * 3 + 1)
     assert store.telemetry_balance() == Balance(sent, sent, 0, 0)
     hours = store.telemetry_history(NANO, [RowKind.TASK_COUNTERS], by=Width.HOUR)
     completed = [entry.data.completed for entry in hours if isinstance(entry.data, TaskCounters)]
-    assert completed == [3] * (24 * 10)
+    assert completed == [3] * (8 * 10)
 
 
 def test_two_processes_that_tidy_at_once_count_every_row_once(

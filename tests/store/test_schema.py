@@ -12,7 +12,8 @@ from sqlalchemy import MetaData, text
 
 from planner.store import schema
 from planner.store.database import Database, sqlite_url
-from planner.store.store import DATABASE_FILE, ReadStore, Store
+from planner.store.reading import DATABASE_FILE, ReadStore
+from planner.store.store import Store
 from planner.store.tables import LedgerRow, Table
 from planner.telemetry.books import Balance
 from shared.errors import InputError, SettingError, StorageError

@@ -12,7 +12,8 @@ from sqlalchemy import event, select, text
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.exc import StaleDataError
 
-from planner.store.store import DATABASE_FILE, Store
+from planner.store.reading import DATABASE_FILE
+from planner.store.store import Store
 from planner.store.tables import DeviceRow, PlannerRow
 from planner.telemetry.books import Balance
 from shared.errors import InputError, StorageError, UnavailableError
@@ -20,7 +21,7 @@ from shared.messages.telemetry import RowKind
 from tests.store.helpers import NANO, add_model, enrol, finish, small_plan, start, write_of
 
 WRITERS = 4
-CHANGES = 50
+CHANGES = 25
 
 
 def test_four_writers_of_one_value_lose_no_change(tmp_path: Path, database_url: str) -> None:
@@ -156,7 +157,8 @@ def test_kill_in_mid_write_loses_nothing_acknowledged(tmp_path: Path, database_u
     code = """
 import itertools, sys
 from pathlib import Path
-from planner.store.store import DATABASE_FILE, Store
+from planner.store.reading import DATABASE_FILE
+from planner.store.store import Store
 from tests.store.helpers import write_of
 store = Store(Path(sys.argv[1]), sys.argv[2])
 for first in itertools.count(0, 20):

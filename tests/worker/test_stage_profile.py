@@ -39,7 +39,6 @@ def bound_plan(model: Artifact, executor: str = "onnx") -> BoundPlan:
 def profiled(
     model: Artifact, bound: BoundPlan, executor: OnnxExecutor | NullExecutor, moments: IdleTime, repeats: int
 ) -> list[BlockTimes]:
-    executor.tracing = True
     return profile_stages(bound, {model.digest: model}, executor, Alone(executor), moments, repeats)
 
 

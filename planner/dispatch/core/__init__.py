@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from planner.dispatch import events as ev
+from planner.dispatch.core.alarms import AlarmDesk
 from planner.dispatch.core.bulk import BulkCore
 from planner.dispatch.core.control import ControlCore
 from planner.dispatch.core.enrolment import EnrolmentCore
@@ -24,7 +25,8 @@ class DispatchCore:
 
     def __init__(self, members: Sequence[FleetMember], *, epoch: int, config: DispatchConfig) -> None:
         self.fleet = Fleet(members)
-        self._control = ControlCore(self.fleet, epoch=epoch, config=config)
+        self._alarms = AlarmDesk(self.fleet.counts)
+        self._control = ControlCore(self.fleet, self._alarms, epoch=epoch, config=config)
         self._telemetry = TelemetryCore(self.fleet, config)
         self._bulk = BulkCore(self.fleet, config)
         self._enrolment = EnrolmentCore(self.fleet, config)
@@ -81,6 +83,11 @@ class DispatchCore:
                 return self._control.desired_changed(device, desired, now_s)
             case ev.ReissueFailed(device):
                 return self._control.reissue_failed(device)
+            case ev.AlarmStored():
+                return self._alarms.stored(event)
+            case ev.LocalSettled(device, _, adopted):
+                self._alarms.settled(event)
+                return [] if adopted is None else self._control.desired_changed(device, adopted, now_s)
             case ev.Revoked(device):
                 return self._control.revoked(device)
             case ev.Unreachable(lane, route):

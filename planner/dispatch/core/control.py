@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from planner.dispatch import events as ev
+from planner.dispatch.core.alarms import AlarmDesk
 from planner.dispatch.core.fleet import Device, DispatchConfig, Fleet, Session
 from planner.dispatch.ports import ReportRecord
 from shared.ids import DeviceId
@@ -24,9 +25,10 @@ def _pair(value: control.Desired | control.Report | control.Heartbeat | None) ->
 class ControlCore:
     """Decisions of the control lane."""
 
-    def __init__(self, fleet: Fleet, *, epoch: int, config: DispatchConfig) -> None:
+    def __init__(self, fleet: Fleet, alarms: AlarmDesk, *, epoch: int, config: DispatchConfig) -> None:
         self.epoch = epoch
         self._fleet = fleet
+        self._alarms = alarms
         self._config = config
 
     def received(self, event: ev.ControlReceived, now_s: float) -> list[ev.Action]:
@@ -53,7 +55,7 @@ class ControlCore:
             return actions + self._send_desired(who, _pair(message), now_s)
         if isinstance(message, control.Reported):
             return self._absorb(who, message.boot, message.report) + self._compare(who, message.report, now_s)
-        return []
+        return self._alarms.received(who.member.device, event.route, message)
 
     def _no_session(
         self, session: Session | None, route: bytes, message: control.ControlToPlanner

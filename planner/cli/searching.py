@@ -1,0 +1,101 @@
+"""Searches from the command line: progress while one runs, Ctrl-C that ends it, rounds of measuring."""
+
+import secrets
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from planner.admin.client import TIMEOUT_S, ask
+from planner.cli.output import progress
+from shared.errors import UnavailableError
+from shared.ids import DeviceId
+from shared.messages import admin
+
+_ROUNDS = 4
+_POLL_S = 0.2
+_MEASURE_S = 120.0
+
+
+def search(folder: Path, request: admin.PlanCreateRequest) -> admin.PlanReply:
+    """Ask for a plan and wait, saying every second how long it takes; Ctrl-C ends the search, too.
+
+    Raises:
+        AdminRefused, UnavailableError: as `ask`.
+        KeyboardInterrupt: Ctrl-C, after the planner was told.
+    """
+    ticket = 1 + secrets.randbelow(2**53 - 1)
+    wanted = msgspec.structs.replace(request, ticket=ticket)
+    done = threading.Event()
+    if sys.stderr.isatty():
+        threading.Thread(target=_tell, args=(done,), daemon=True).start()
+    try:
+        return ask(folder, wanted, admin.PlanReply, timeout_s=TIMEOUT_S + 2.0 * (request.budget_s or 0.0))
+    except KeyboardInterrupt:
+        ask(folder, admin.PlanCancelRequest(ticket=ticket), admin.Done, timeout_s=5.0)
+        raise
+    finally:
+        done.set()
+
+
+def search_and_measure(
+    folder: Path, request: admin.PlanCreateRequest, device: DeviceId, *, budget_s: float
+) -> admin.PlanReply:
+    """Search, have the device measure the stages chosen and the runner-up's, search again, until it stays.
+
+    The runner-up is the plan of `greedy`, which puts side by side whatever may be: what the formula is least
+    sure of. At most four rounds.
+
+    Raises:
+        UnavailableError: the device does not answer in time.
+    """
+    reply = search(folder, request)
+    runner_up = search(folder, msgspec.structs.replace(request, plan=None, scheduler="greedy"))
+    measured: set[str] = set()
+    for number in range(1, _ROUNDS + 1):
+        wanted = [one for one in (reply.plan.plan, runner_up.plan.plan) if one not in measured]
+        for plan in dict.fromkeys(wanted):
+            progress(f"round {number}: {device} measures the stages of {plan}")
+            measure_stages(folder, device, plan, budget_s=budget_s)
+            measured.add(plan)
+        reply = search(folder, msgspec.structs.replace(request, plan=None))
+        if reply.plan.plan in measured:
+            break
+    if request.plan is not None:
+        reply = search(folder, request)
+    return reply
+
+
+def measure_stages(folder: Path, device: DeviceId, plan: str, *, budget_s: float) -> None:
+    """Have a device measure a plan's stages, and wait for it.
+
+    Raises:
+        UnavailableError: it does not answer in time.
+    """
+    from planner.store.reading import ReadStore
+
+    wanted = admin.StageProfileCreate(device=device, plan=plan, budget_s=budget_s)
+    reply = ask(folder, wanted, admin.DeviceProfileReply)
+    give_up_s = time.monotonic() + _MEASURE_S + budget_s
+    store = ReadStore.open(folder)
+    try:
+        while store.open_stage_profiles(list(reply.requests)):
+            if time.monotonic() > give_up_s:
+                raise UnavailableError(
+                    f"{device} has not measured the stages within {_MEASURE_S + budget_s:g} s",
+                    remedy="it measures when it is online and idle; see `stageloom device show`",
+                )
+            time.sleep(_POLL_S)
+        for reason in store.stage_profile_reasons(list(reply.requests)).values():
+            if reason:
+                progress(f"not all stages were measured: {reason}")
+    finally:
+        store.close()
+
+
+def _tell(done: threading.Event) -> None:
+    began_s = time.monotonic()
+    while not done.wait(1.0):
+        progress(f"searching for {time.monotonic() - began_s:.0f} s; Ctrl-C ends it")

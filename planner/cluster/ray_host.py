@@ -1,0 +1,176 @@
+"""The process that owns Ray. Only here is Ray imported.
+
+It is a process of its own since a Ray driver whose cluster goes away ends its process, whatever that serves
+beside. Its main thread starts Ray, since Ray's own processes die with the thread that started them (Linux,
+PR_SET_PDEATHSIG). When the planner goes, however it goes, the pipe ends, and so do Ray and this process.
+
+A local Ray listens on the loopback interface only: Ray binds to the address of its node, and asks the network
+for that address unless `RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER` says that nobody else is to reach it.
+"""
+
+import logging
+import os
+import pickle
+import signal
+import socket
+import threading
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from shared.errors import ExecutorError, StageloomError, UnavailableError
+
+OBJECT_STORE_BYTES: Final = 80 << 20  # Ray takes no less than 75 MiB; a search job is a few hundred KiB
+_REACH_S: Final = 5.0
+_ENVIRONMENT: Final = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_TQDM_PATCH_PRINT": "0",
+}
+_LOOPBACK: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Run a pickled (function, arguments)."""
+
+    task: int
+    work: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop a task."""
+
+    task: int
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Ray runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Ray does not run."""
+
+    error: StageloomError
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A task ended: with its result, or the exception that it raised."""
+
+    task: int
+    ok: bool
+    value: Any
+
+
+def host(pipe: Connection, workers: int, address: str) -> None:
+    """Start Ray, say so, and run tasks until None comes or the pipe ends."""
+    os.setsid()  # Ctrl-C at the planner's terminal is the planner's; SIGINT is how Ray cancels a task
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.nice(5)  # serving comes first
+    try:
+        ray = _start(workers, address)
+    except ImportError as error:
+        remedy = "install it with the extra `planner`"
+        pipe.send(Broken(ExecutorError(f"ray cannot be imported: {_line(error)}", remedy=remedy)))
+        return
+    except Exception as error:
+        where = f"the Ray cluster at {address}" if address else "a local Ray"
+        remedy = "check --ray-address" if address else "see /tmp/ray/session_latest/logs"
+        pipe.send(Broken(UnavailableError(f"{where} does not start: {_line(error)}", remedy=remedy)))
+        return
+    pipe.send(Running())
+    _Tasks(ray, pipe).serve()
+    ray.shutdown()
+
+
+def _start(workers: int, address: str) -> Any:
+    for name, value in {**_ENVIRONMENT, **({} if address else _LOOPBACK)}.items():
+        os.environ.setdefault(name, value)
+    if address:
+        _require_reachable(address)  # Ray itself tries for minutes, then ends the process
+    import ray
+
+    logging.getLogger("ray").setLevel(logging.WARNING)
+    common: dict[str, Any] = {"log_to_driver": False, "namespace": "stageloom", "configure_logging": False}
+    if address:
+        ray.init(address=address, **common)
+    else:
+        ray.init(
+            num_cpus=workers,
+            num_gpus=0,
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",
+            **common,
+        )
+    return ray
+
+
+def _require_reachable(address: str) -> None:
+    name, _, port = address.removeprefix("ray://").rpartition(":")
+    with socket.create_connection((name, int(port)), _REACH_S):
+        pass
+
+
+class _Tasks:
+    """Tasks under way, by number."""
+
+    def __init__(self, ray: Any, pipe: Connection) -> None:
+        self._ray = ray
+        self._pipe = pipe
+        self._sending = threading.Lock()  # results arrive on Ray's own thread
+        self._references: dict[int, Any] = {}
+
+    def serve(self) -> None:
+        """Take messages until the planner closes the pipe."""
+        while True:
+            try:
+                message = self._pipe.recv()
+            except (EOFError, OSError):
+                return
+            if message is None:
+                return
+            if isinstance(message, Cancel):
+                reference = self._references.get(message.task)
+                if reference is not None:
+                    self._ray.cancel(reference, force=False)
+            elif isinstance(message, Submit):
+                self._submit(message)
+
+    def _submit(self, message: Submit) -> None:
+        try:
+            function, arguments = pickle.loads(message.work)  # from the planner, never from a device
+            # One try: a task that dies of memory takes its machine along if it is started again.
+            reference = self._ray.remote(max_retries=0, num_cpus=1)(function).remote(*arguments)
+        except Exception as error:
+            failed = UnavailableError(f"Ray takes no task: {_line(error)}")
+            self._send(Ended(message.task, False, failed))
+            return
+        self._references[message.task] = reference
+        reference.future().add_done_callback(lambda done: self._done(message.task, done))
+
+    def _done(self, task: int, done: Any) -> None:
+        self._references.pop(task, None)
+        try:
+            ended = Ended(task, True, done.result())
+        except Exception as error:
+            cause = getattr(error, "cause", None)
+            if not isinstance(cause, StageloomError):
+                cause = UnavailableError(f"a search on Ray ended without an answer: {_line(error)}")
+            ended = Ended(task, False, cause)
+        self._send(ended)
+
+    def _send(self, ended: Ended) -> None:
+        with self._sending:
+            try:
+                self._pipe.send(ended)
+            except OSError:
+                pass  # the planner has gone: nobody waits for it
+
+
+def _line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0][:200] or type(error).__name__

@@ -1,0 +1,33 @@
+"""What a policy sees when it is asked for plans: one frozen value."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from planner.replan.settings import ReplanSettings
+from shared.graph import Graph
+from shared.ids import DeviceId, Digest
+from shared.messages.control import AlarmSample
+from shared.plan import Plan
+from shared.policy.plain import Load
+from shared.search.costs import CostTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """One device at the moment of an alarm.
+
+    `proven`: plans that committed on this device in this environment, over the incumbent's models, newest
+    first. `barred`: (plan, structure) of those that did not gain here lately.
+    """
+
+    device: DeviceId
+    cause: str
+    incumbent: Plan
+    desired: tuple[int, int]  # (epoch, generation) that was newest at that moment
+    loads: tuple[Load, ...]
+    samples: tuple[AlarmSample, ...]
+    graphs: Mapping[Digest, Graph]
+    costs: CostTable
+    proven: tuple[Plan, ...] = ()
+    barred: tuple[tuple[Digest, Digest], ...] = ()
+    settings: ReplanSettings = field(default_factory=ReplanSettings)

@@ -1,0 +1,116 @@
+"""What a plan costs under a load: predicted busy device seconds per second. Pure.
+
+The same figure that a trial measures (busy device seconds at the same mix), from measured stages where there
+are some and from the cost formula else. Members of a combined block are taken to run together as often as
+their rates allow: at the rates a >= b >= c all three run c times a second, the first two b - c times more,
+the first alone a - b times more. Under a backlog, when re-plans are made, that is what happens.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from shared.bitmask import bits
+from shared.blocks import CombinedGraph
+from shared.bound import BoundPlan, bind
+from shared.graph import Graph
+from shared.ids import Digest
+from shared.plan import Plan
+from shared.policy.plain import Load
+from shared.schedule import Schedule, StageSchedule
+from shared.search.costs import CostTable, StageCosts
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """`busy` device seconds per second; `measured` where every stage in it was measured."""
+
+    busy: float
+    measured: bool
+
+
+def predict(
+    plan: Plan, graphs: Mapping[Digest, Graph], costs: CostTable, loads: Sequence[Load]
+) -> Prediction:
+    """The cost of a legal plan. Models without arrivals count as if each had one task a second.
+
+    Raises:
+        PlanError: the plan is not legal for these graphs.
+    """
+    bound = bind(plan, graphs)
+    rates = _instances_per_s(plan, loads)
+    busy, measured = 0.0, True
+    for index in range(len(plan.combined)):
+        seconds, known = _block_busy(bound, index, costs, rates)
+        busy += seconds
+        measured = measured and known
+    return Prediction(busy, measured)
+
+
+def block_costs(bound: BoundPlan, index: int, costs: CostTable) -> StageCosts:
+    """The costs of one combined block of a plan."""
+    members = bound.plan.combined[index].members
+    parts = [
+        (
+            bound.models[m.model].plan.artifact,
+            bound.models[m.model].graph,
+            bound.models[m.model].blocks[m.block],
+        )
+        for m in members
+    ]
+    return costs.for_members(parts, batch=max(bound.plan.models[m.model].batch for m in members))
+
+
+def step_s(costs: StageCosts, graph: CombinedGraph, schedule: Schedule, mask: int) -> float:
+    """Seconds of one step with the members of `mask` active; empty stages are dropped."""
+    active = graph.active_ops(mask)
+    if not isinstance(schedule, StageSchedule):
+        return sum(costs.operators_s[op] for op in bits(active))
+    total = 0.0
+    for stage in schedule.stages:
+        groups = tuple(group for group in stage.groups if active >> group[0] & 1)
+        if groups:
+            total += costs.stage_s(groups)
+    return total
+
+
+def structure_of(plan: Plan) -> Digest:
+    """The digest of the plan without its launch intervals: what a trial compares."""
+    return replace(plan, models=tuple(replace(model, launch_interval_us=0) for model in plan.models)).digest
+
+
+def keeps_up(plan: Plan, loads: Sequence[Load]) -> bool:
+    """Whether no launch interval sets a model's capacity below its measured arrivals."""
+    arrivals = {load.model: load.arrivals_per_s for load in loads}
+    return all(
+        model.launch_interval_us * arrivals.get(model.name, 0.0) <= 1e6
+        for model in plan.models
+        if model.launch_interval_us
+    )
+
+
+def _instances_per_s(plan: Plan, loads: Sequence[Load]) -> list[float]:
+    """Per model the instances a second of one of its replicas. [num_models]"""
+    arrivals = {load.model: load.arrivals_per_s for load in loads if load.arrivals_per_s > 0.0}
+    idle = not any(model.name in arrivals for model in plan.models)
+    return [
+        (1.0 if idle else arrivals.get(model.name, 0.0)) / (model.replicas * model.batch)
+        for model in plan.models
+    ]
+
+
+def _block_busy(bound: BoundPlan, index: int, costs: CostTable, rates: Sequence[float]) -> tuple[float, bool]:
+    block = bound.combined[index]
+    known = block_costs(bound, index, costs)
+    schedule = block.plan.schedule
+    order = sorted(range(len(block.members)), key=lambda at: -rates[block.members[at].model])
+    busy, mask = 0.0, 0
+    for position, at in enumerate(order):
+        mask |= 1 << at
+        rate = rates[block.members[at].model]
+        following = rates[block.members[order[position + 1]].model] if position + 1 < len(order) else 0.0
+        if rate > following:
+            busy += (rate - following) * step_s(known, block.graph, schedule, mask)
+    measured = isinstance(schedule, StageSchedule) and all(
+        stage.groups in known.measured_s for stage in schedule.stages
+    )
+    return busy, measured

@@ -1,0 +1,265 @@
+"""What may be read of a planner's data, with or without a running planner.
+
+Reads open a snapshot of their own and never wait.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from sqlalchemy import select
+
+from planner.replan.settings import ReplanSettings
+from planner.store import costs, devices, history, plans, replans, schema, stages, telemetry
+from planner.store.blobs import Blobs
+from planner.store.database import Database, sqlite_url
+from planner.store.history import Entry
+from planner.store.tables import EventRow
+from planner.telemetry.books import Balance
+from planner.telemetry.rollup import Width
+from shared.artifact import Artifact, open_artifact
+from shared.errors import InputError
+from shared.graph import Graph
+from shared.ids import DeviceId, Digest
+from shared.messages.admin import DeviceInfo, HistoryEntry, ModelInfo, PlanInfo, ReplanInfo, TrialInfo
+from shared.messages.control import Alarm
+from shared.messages.telemetry import OperatorTiming, Row, RowKind
+from shared.plan import ExecutorOptions
+from shared.search.costs import MeasuredStage
+
+DATABASE_FILE = "planner.sqlite"
+ARTIFACT_FOLDER = "artifacts"
+
+
+class ReadStore:
+    """What may be read, with or without a running planner."""
+
+    def __init__(self, data_dir: Path, database_url: str = "") -> None:
+        self.data_dir = data_dir
+        self.blobs = Blobs(data_dir / ARTIFACT_FOLDER)
+        self.database = Database(database_url or sqlite_url(data_dir / DATABASE_FILE))
+        self._graphs: dict[Digest, Graph] = {}
+
+    @classmethod
+    def open(cls, data_dir: Path, database_url: str = "") -> "ReadStore":
+        """Open for reading only.
+
+        Raises:
+            InputError: there is no planner's data in `data_dir`.
+            StorageError: the database cannot be read, or has another schema.
+        """
+        store = cls(data_dir, database_url)
+        path = store.database.sqlite_path
+        if path is not None and not path.is_file():
+            raise InputError(
+                f"there is no planner data in {data_dir}",
+                remedy="start a planner there with `stageloom up`, or name its --data-dir",
+            )
+        try:
+            schema.require_current(store.database)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.database.close()
+
+    def devices(
+        self, *, device: DeviceId | None = None, after: str = "", limit: int = 256
+    ) -> list[DeviceInfo]:
+        """Devices by name; `online` is always False here."""
+        with self.database.read() as session:
+            return devices.device_infos(session, device=device, after=after, limit=limit)
+
+    def device(self, device: DeviceId) -> DeviceInfo:
+        """One device.
+
+        Raises:
+            InputError: there is none of that name.
+        """
+        with self.database.read() as session:
+            devices.known_device(session, device)
+            return devices.device_infos(session, device=device)[0]
+
+    def models(self, *, after: str = "", limit: int = 256) -> list[ModelInfo]:
+        """Models by name."""
+        with self.database.read() as session:
+            return plans.model_infos(session, after=after, limit=limit)
+
+    def named_models(self, names: list[str]) -> list[ModelInfo]:
+        """The named models, in the order asked.
+
+        Raises:
+            InputError: one of them does not exist.
+        """
+        with self.database.read() as session:
+            return plans.models(session, names)
+
+    def load_artifact(self, digest: Digest) -> Artifact:
+        """An artifact with its graph.
+
+        Raises:
+            InputError: its file is not here.
+            DecodeError: its file is damaged.
+        """
+        if not self.blobs.has(digest):
+            raise InputError(f"the file of artifact {digest[:12]} is missing", remedy="add the model again")
+        return open_artifact(self.blobs.path(digest), digest)
+
+    def graph(self, digest: Digest) -> Graph:
+        """An artifact's graph; the file is read and checked once, then the graph is kept.
+
+        Raises:
+            InputError, DecodeError: as `load_artifact`.
+        """
+        if digest not in self._graphs:
+            self._graphs[digest] = self.load_artifact(digest).graph
+        return self._graphs[digest]
+
+    def plans(self, *, after: str = "", limit: int = 256) -> list[PlanInfo]:
+        """Plans by name."""
+        with self.database.read() as session:
+            return plans.plan_infos(session, after=after, limit=limit)
+
+    def plan(self, name: str) -> PlanInfo:
+        """A plan by name, or by at least 8 characters of its digest.
+
+        Raises:
+            InputError: there is none.
+        """
+        with self.database.read() as session:
+            return plans.plan_info(session, name)
+
+    def history(
+        self, device: DeviceId | None, *, before: int = 0, limit: int = 64
+    ) -> tuple[list[HistoryEntry], int]:
+        """Generations, newest first, and the position to continue before (0: no more).
+
+        Raises:
+            InputError: there is no such device.
+        """
+        with self.database.read() as session:
+            if device is not None:
+                devices.known_device(session, device)
+            return plans.history(session, device, before=before, limit=limit)
+
+    def operator_costs(
+        self, device_class: str, artifact: Digest, batch: int = 1
+    ) -> dict[int, OperatorTiming]:
+        """Measured operators of an artifact on a device class."""
+        with self.database.read() as session:
+            return costs.operator_costs(session, device_class, artifact, batch)
+
+    def kept_schedule(
+        self, device_class: str, batch: int, combined_block: Digest, scheduler: str
+    ) -> str | None:
+        """The stage string that a scheduler once found for a combined block on a device class."""
+        with self.database.read() as session:
+            return costs.kept_schedule(session, device_class, batch, combined_block, scheduler)
+
+    def open_profiles(self, requests: list[int]) -> list[int]:
+        """Those of the requests that are not answered yet."""
+        with self.database.read() as session:
+            return costs.open_profiles(session, requests)
+
+    def profile_reasons(self, requests: list[int]) -> dict[int, str]:
+        """Per answered request why it is incomplete; an empty text where it is not."""
+        with self.database.read() as session:
+            return costs.profile_reasons(session, requests)
+
+    def stage_costs(
+        self, device_class: str, executor: ExecutorOptions, batches: Iterable[int]
+    ) -> list[MeasuredStage]:
+        """Measured stages of a device class."""
+        with self.database.read() as session:
+            return stages.stage_costs(session, device_class, executor, batches)
+
+    def open_stage_profiles(self, requests: list[int]) -> list[int]:
+        """Those of the stage requests that are not answered yet."""
+        with self.database.read() as session:
+            return stages.open_requests(session, requests)
+
+    def stage_profile_reasons(self, requests: list[int]) -> dict[int, str]:
+        """Per answered stage request why it is incomplete; an empty text where it is not."""
+        with self.database.read() as session:
+            return stages.reasons(session, requests)
+
+    def replan_settings(self, device: DeviceId) -> ReplanSettings:
+        """How a device is re-planned.
+
+        Raises:
+            InputError: there is no such device.
+        """
+        with self.database.read() as session:
+            devices.known_device(session, device)
+            return replans.settings(session, device)
+
+    def replans(self, device: DeviceId | None = None, *, limit: int = 1000) -> Sequence[ReplanInfo]:
+        """Re-plans of one device or of all, newest first.
+
+        Raises:
+            InputError: there is no such device.
+        """
+        with self.database.read() as session:
+            if device is not None:
+                devices.known_device(session, device)
+            return replans.replan_infos(session, device, limit=limit)
+
+    def alarm_of(self, replan: int) -> Alarm | None:
+        """The alarm that began a re-plan."""
+        with self.database.read() as session:
+            return replans.alarm_of(session, replan)
+
+    def trials(self, device: DeviceId, *, limit: int = 1000) -> list[TrialInfo]:
+        """The trials of a device, newest first.
+
+        Raises:
+            InputError: there is no such device.
+        """
+        with self.database.read() as session:
+            devices.known_device(session, device)
+            return replans.trials(session, device, limit=limit)
+
+    def barred(self, device: DeviceId, environment: str, since_us: int) -> list[tuple[Digest, Digest]]:
+        """(plan, structure) of the device's re-plans that did not gain there since then."""
+        with self.database.read() as session:
+            return replans.barred(session, device, environment, since_us)
+
+    def telemetry_balance(self, device: DeviceId | None = None) -> Balance:
+        """The telemetry books of one device or of all."""
+        with self.database.read() as session:
+            return telemetry.balance(session, device)
+
+    def telemetry(
+        self, device: DeviceId, kinds: Sequence[RowKind], *, since_us: int = 0, limit: int = 10_000
+    ) -> list[Row]:
+        """Telemetry of some kinds from `since_us` on, oldest first, at most the newest `limit` rows."""
+        with self.database.read() as session:
+            return telemetry.rows_since(session, device, kinds, since_us=since_us, limit=limit)
+
+    def telemetry_history(
+        self,
+        device: DeviceId,
+        kinds: Sequence[RowKind],
+        *,
+        by: Width | None = None,
+        since_us: int = 0,
+        limit: int = 10_000,
+    ) -> list[Entry]:
+        """Telemetry over its whole age, oldest first: as fine as it is kept, or rolled up to `by`."""
+        with self.database.read() as session:
+            if by is None:
+                return history.history(session, device, kinds, since_us=since_us, limit=limit)
+            return history.history_by(session, device, kinds, by, since_us=since_us, limit=limit)
+
+    def newest_telemetry(self, device: DeviceId, kinds: Sequence[RowKind], window_us: int) -> list[Row]:
+        """The telemetry of the last `window_us` before the device's newest row, by the device's clock."""
+        with self.database.read() as session:
+            return telemetry.newest_rows(session, device, kinds, window_us)
+
+    def events(self, *, limit: int = 100) -> list[tuple[int, str, str, str]]:
+        """The newest events, newest first: (at_us, device or "", code, text)."""
+        with self.database.read() as session:
+            rows = session.scalars(select(EventRow).order_by(EventRow.id.desc()).limit(limit))
+            return [(row.at_us, row.device or "", row.code, row.text) for row in rows]

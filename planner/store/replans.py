@@ -1,0 +1,334 @@
+"""Alarms, the re-plans they begin, and how those end; every function is one part of a transaction.
+
+A re-plan is `pending` from its alarm to its outcome. What ends it comes from the device: the state of the
+generation that it pushed (`planner.store.devices.set_state`) and the rows about its trial. Those arrive in
+any order and more than once.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from sqlalchemy import bindparam, select, update
+from sqlalchemy.orm import Session
+
+from planner.dispatch.ports import StoredRow
+from planner.replan.settings import ReplanSettings
+from planner.store.tables import (
+    AlarmRow,
+    DesiredRow,
+    DeviceRow,
+    ReplanRow,
+    ReplanSettingRow,
+    TrialRow,
+)
+from shared.ids import DeviceId, Digest
+from shared.messages.admin import ReplanInfo, TrialInfo
+from shared.messages.control import Alarm, DeviceState
+from shared.messages.telemetry import PlanActivated, TrialEnded
+
+PENDING: Final = "pending"
+OUTCOMES: Final = {
+    DeviceState.COMMITTED: "committed",
+    DeviceState.REJECTED: "rejected",
+    DeviceState.NO_GAIN: "no_gain",
+    DeviceState.ROLLED_BACK: "rolled_back",
+}
+_END: Final = (
+    update(ReplanRow)
+    .where(
+        ReplanRow.device == bindparam("of"),
+        ReplanRow.epoch == bindparam("in_epoch"),
+        ReplanRow.generation == bindparam("in_generation"),
+        ReplanRow.outcome == PENDING,
+    )
+    .values(outcome=bindparam("ended_as"), reason=bindparam("why"))
+)
+OVERDUE_US: Final = 900_000_000
+"""A pending re-plan this old no longer holds up the next: the device was away, or its rows were lost."""
+
+
+def settings(session: Session, device: DeviceId) -> ReplanSettings:
+    """How a device is re-planned."""
+    row = session.get(ReplanSettingRow, device)
+    if row is None:
+        return ReplanSettings()
+    return ReplanSettings(
+        enabled=row.enabled, scheduler=row.scheduler, members_max=row.members_max, budget_s=row.budget_s
+    )
+
+
+def set_settings(session: Session, device: DeviceId, wanted: ReplanSettings) -> None:
+    """Keep how a device is re-planned."""
+    session.merge(ReplanSettingRow(device=device, **wanted.fields()))
+
+
+def record_alarm(session: Session, device: DeviceId, alarm: Alarm, now_us: int) -> int | None:
+    """Keep an alarm; returns the re-plan it begins, None where it begins none (see `DispatchStore`)."""
+    if session.get(AlarmRow, (device, alarm.boot, alarm.number)) is not None:
+        return None
+    session.add(
+        AlarmRow(
+            device=device,
+            boot=alarm.boot,
+            number=alarm.number,
+            at_us=alarm.at_us,
+            received_at_us=now_us,
+            body=msgspec.msgpack.encode(alarm),
+        )
+    )
+    running = _running(session, device, now_us)
+    if running is not None:
+        running.later_alarms += 1
+        return None
+    if not settings(session, device).enabled:
+        return None
+    owner = session.get(DeviceRow, device)
+    row = ReplanRow(
+        device=device,
+        boot=alarm.boot,
+        number=alarm.number,
+        cause=alarm.cause,
+        value=alarm.value,
+        threshold=alarm.threshold,
+        at_us=alarm.at_us,
+        control=alarm.plan,
+        begun_at_us=now_us,
+        environment=owner.device_class if owner is not None else "",
+        how="",
+        epoch=0,
+        generation=0,
+        outcome=PENDING,
+        pairs=0,
+        later_alarms=0,
+        reason="",
+    )
+    session.add(row)
+    session.flush()
+    return row.replan
+
+
+def _running(session: Session, device: DeviceId, now_us: int) -> ReplanRow | None:
+    """The device's re-plan under way. One that a newer desired value overtook, or that is overdue, ends."""
+    row = session.scalar(
+        select(ReplanRow)
+        .where(ReplanRow.device == device, ReplanRow.outcome == PENDING)
+        .order_by(ReplanRow.replan.desc())
+        .limit(1)
+    )
+    if row is None:
+        return None
+    desired = session.get(DesiredRow, device)
+    newest = (desired.epoch, desired.generation) if desired is not None else (0, 0)
+    if row.generation and newest > (row.epoch, row.generation):
+        end(row, "no_gain", f"overtaken by generation {newest[0]}.{newest[1]}")
+        return None
+    if now_us - row.begun_at_us > OVERDUE_US:
+        end(row, "no_gain", f"no outcome within {OVERDUE_US // 1_000_000} s")
+        return None
+    return row
+
+
+def alarm_of(session: Session, replan: int) -> Alarm | None:
+    """The alarm that began a re-plan."""
+    row = session.get(ReplanRow, replan)
+    kept = session.get(AlarmRow, (row.device, row.boot, row.number)) if row is not None else None
+    return msgspec.msgpack.decode(kept.body, type=Alarm) if kept is not None else None
+
+
+def unfinished(session: Session) -> list[tuple[DeviceId, int]]:
+    """Re-plans that have pushed nothing yet: those that a stopped planner left behind."""
+    rows = session.execute(
+        select(ReplanRow.device, ReplanRow.replan)
+        .where(ReplanRow.outcome == PENDING, ReplanRow.generation == 0)
+        .order_by(ReplanRow.replan)
+    )
+    return [(DeviceId(device), replan) for device, replan in rows]
+
+
+def undecided(session: Session, replan: int) -> bool:
+    """Whether a re-plan is under way and has pushed nothing yet."""
+    row = session.get(ReplanRow, replan)
+    return row is not None and row.outcome == PENDING and not row.generation
+
+
+def pushed(
+    session: Session,
+    replan: int,
+    *,
+    plan: str,
+    digest: Digest,
+    structure: Digest,
+    how: str,
+    predicted: float | None,
+    generation: tuple[int, int],
+) -> None:
+    """Note what a re-plan pushed."""
+    row = session.get(ReplanRow, replan)
+    if row is None:
+        return
+    row.plan, row.digest, row.structure = plan, digest, structure
+    row.how, row.predicted = how, predicted
+    row.epoch, row.generation = generation
+
+
+def end(row: ReplanRow, outcome: str, reason: str) -> None:
+    """Give a re-plan its outcome; the first one stands."""
+    if row.outcome == PENDING:
+        row.outcome, row.reason = outcome, reason[:512]
+
+
+def end_all(session: Session, ends: Sequence[tuple[DeviceId, int, int, str, str]]) -> None:
+    """`end` for the re-plans that pushed these generations: (device, epoch, generation, outcome, reason)."""
+    values = [
+        {"of": device, "in_epoch": epoch, "in_generation": generation, "ended_as": outcome, "why": reason}
+        for device, epoch, generation, outcome, reason in ends
+    ]
+    if values:
+        session.flush()
+        session.connection().execute(_END, values)
+
+
+def found_nothing(session: Session, replan: int, reason: str, now_us: int) -> None:
+    """A re-plan without a plan ends: no gain. Its decision is timed by the planner, which made it."""
+    row = session.get(ReplanRow, replan)
+    if row is not None and row.outcome == PENDING:
+        row.trigger_to_decision_ms = max(now_us - row.begun_at_us, 0) / 1e3
+        end(row, "no_gain", reason)
+
+
+def of_generation(session: Session, device: DeviceId, epoch: int, generation: int) -> ReplanRow | None:
+    """The re-plan that pushed a generation."""
+    if not generation:
+        return None
+    return session.scalar(
+        select(ReplanRow).where(
+            ReplanRow.device == device, ReplanRow.epoch == epoch, ReplanRow.generation == generation
+        )
+    )
+
+
+def take_in(session: Session, device: DeviceId, row: StoredRow) -> None:
+    """Note a row about a trial or an activation; a repeat changes nothing."""
+    if isinstance(row.data, TrialEnded):
+        _trial_ended(session, device, row, row.data)
+    elif isinstance(row.data, PlanActivated):
+        replan = of_generation(session, device, row.data.epoch, row.data.generation)
+        if replan is not None and replan.digest == row.data.plan and replan.trigger_to_active_ms is None:
+            replan.trigger_to_active_ms = max(row.at_us - replan.at_us, 0) / 1e3
+
+
+def _trial_ended(session: Session, device: DeviceId, row: StoredRow, ended: TrialEnded) -> None:
+    owner = session.get(DeviceRow, device)
+    session.merge(
+        TrialRow(
+            device=device,
+            boot=row.boot,
+            sequence=row.sequence,
+            epoch=ended.epoch,
+            generation=ended.generation,
+            origin=ended.origin.value,
+            how=ended.how,
+            verdict=ended.verdict,
+            candidate=ended.candidate,
+            control=ended.control,
+            environment=owner.device_class if owner is not None else "",
+            ratio=ended.ratio,
+            ratio_low=ended.ratio_low,
+            ratio_high=ended.ratio_high,
+            pairs=ended.pairs,
+            began_us=ended.began_us,
+            decided_us=ended.decided_us,
+            reason=ended.reason,
+        )
+    )
+    replan = of_generation(session, device, ended.epoch, ended.generation)
+    if replan is not None and replan.digest == ended.candidate:
+        replan.how = ended.how
+        replan.ratio, replan.ratio_low, replan.ratio_high = ended.ratio, ended.ratio_low, ended.ratio_high
+        replan.pairs = ended.pairs
+        replan.trigger_to_decision_ms = max(ended.decided_us - replan.at_us, 0) / 1e3
+
+
+def trials(session: Session, device: DeviceId, *, limit: int = 1000) -> list[TrialInfo]:
+    """The device's trials, newest first."""
+    rows = session.scalars(
+        select(TrialRow).where(TrialRow.device == device).order_by(TrialRow.decided_us.desc()).limit(limit)
+    )
+    return [trial_info(row) for row in rows]
+
+
+def trial_info(row: TrialRow) -> TrialInfo:
+    """The message form of a stored trial."""
+    return TrialInfo(
+        device=DeviceId(row.device),
+        epoch=row.epoch,
+        generation=row.generation,
+        origin=row.origin,
+        how=row.how,
+        verdict=row.verdict,
+        candidate=Digest(row.candidate),
+        control=Digest(row.control) if row.control else None,
+        environment=row.environment,
+        ratio=row.ratio,
+        ratio_low=row.ratio_low,
+        ratio_high=row.ratio_high,
+        pairs=row.pairs,
+        began_us=row.began_us,
+        decided_us=row.decided_us,
+        reason=row.reason,
+    )
+
+
+def barred(
+    session: Session, device: DeviceId, environment: str, since_us: int
+) -> list[tuple[Digest, Digest]]:
+    """(plan, structure) of the re-plans that did not gain on this device, newest first."""
+    rows = session.execute(
+        select(ReplanRow.digest, ReplanRow.structure)
+        .where(
+            ReplanRow.device == device,
+            ReplanRow.environment == environment,
+            ReplanRow.outcome.in_(["rejected", "no_gain", "rolled_back"]),
+            ReplanRow.begun_at_us >= since_us,
+        )
+        .order_by(ReplanRow.replan.desc())
+    )
+    return [(Digest(plan), Digest(structure or plan)) for plan, structure in rows if plan]
+
+
+def replan_infos(session: Session, device: DeviceId | None, *, limit: int) -> Sequence[ReplanInfo]:
+    """Re-plans, newest first."""
+    wanted = select(ReplanRow).order_by(ReplanRow.replan.desc()).limit(limit)
+    if device is not None:
+        wanted = wanted.where(ReplanRow.device == device)
+    return [_info(row) for row in session.scalars(wanted)]
+
+
+def _info(row: ReplanRow) -> ReplanInfo:
+    return ReplanInfo(
+        replan=row.replan,
+        device=DeviceId(row.device),
+        cause=row.cause,
+        value=row.value,
+        threshold=row.threshold,
+        at_us=row.at_us,
+        boot=row.boot,
+        alarm=row.number,
+        control=Digest(row.control) if row.control else None,
+        plan=row.plan or "",
+        digest=Digest(row.digest) if row.digest else None,
+        epoch=row.epoch,
+        generation=row.generation,
+        how=row.how,
+        predicted=row.predicted,
+        outcome=row.outcome,
+        ratio=row.ratio,
+        ratio_low=row.ratio_low,
+        ratio_high=row.ratio_high,
+        pairs=row.pairs,
+        trigger_to_decision_ms=row.trigger_to_decision_ms,
+        trigger_to_active_ms=row.trigger_to_active_ms,
+        later_alarms=row.later_alarms,
+        reason=row.reason,
+    )

@@ -1,0 +1,165 @@
+"""Measured stages, shared by all devices of one class: asked for plan by plan, kept stage by stage.
+
+A stage's key is what it computes, whatever plan it came from: the device class, the executor's options, the
+batch, the digest of its combined block, and its own text.
+"""
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+import msgspec
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from planner.store.devices import known_device
+from planner.store.plans import plan_info, push
+from planner.store.tables import ArtifactRow, PlanRow, ProfileRow, StageCostRow, StageProfileRow
+from shared.digest import digest_bytes
+from shared.ids import DeviceId, Digest
+from shared.messages.telemetry import StageProfileResult
+from shared.plan import ExecutorOptions, Plan, decode_plan
+from shared.schedule import Stage, StageSchedule
+from shared.search.costs import MeasuredStage, combined_digest
+from shared.stage_string import parse, to_string
+
+Members = tuple[tuple[Digest, int, int], ...]
+"""Per member of a combined block the artifact, its first operator, and one past its last."""
+
+
+def executor_key(options: ExecutorOptions) -> str:
+    """What a stage's time depends on beside the device class."""
+    return f"{options.name} threads={options.intra_op_threads} {options.precision}"
+
+
+def next_request(session: Session) -> int:
+    """A number that no profile request has: a device answers each number once."""
+    used = [session.scalar(select(func.max(table.request))) for table in (ProfileRow, StageProfileRow)]
+    return 1 + max(number or 0 for number in used)
+
+
+def request_stages(session: Session, device: DeviceId, plan: str, *, budget_s: float, now_us: int) -> int:
+    """Ask a device to measure a plan's stages; returns the request's number.
+
+    Part of desired state, so it takes a generation, decided by "profile".
+
+    Raises:
+        InputError: there is no such device or plan, or the device is revoked.
+    """
+    known_device(session, device)
+    name = plan_info(session, plan).plan
+    request = next_request(session)
+    session.add(
+        StageProfileRow(
+            request=request,
+            device=device,
+            plan=name,
+            budget_s=budget_s,
+            requested_at_us=now_us,
+            environment="",
+            reason="",
+        )
+    )
+    session.flush()
+    push(session, device, None, decided_by="profile", now_us=now_us)
+    return request
+
+
+def store_stages(
+    session: Session, device: DeviceId, result: StageProfileResult, measured_at_us: int, now_us: int
+) -> None:
+    """Keep part of a stage profile; a plan that this database does not know has nothing to keep it under."""
+    request = session.get(StageProfileRow, result.request)
+    if request is not None and request.device == device:
+        request.environment, request.reason = result.environment, result.reason
+        if result.last and request.answered_at_us is None:
+            request.answered_at_us = now_us
+    row = session.scalars(select(PlanRow).where(PlanRow.digest == result.plan).limit(1)).first()
+    plan = decode_plan(row.wire) if row is not None else None
+    if plan is None or result.combined_block >= len(plan.combined):
+        return
+    schedule = plan.combined[result.combined_block].schedule
+    if not isinstance(schedule, StageSchedule):
+        return
+    members, batch = combined_block_key(session, plan, result.combined_block)
+    device_class = known_device(session, device).device_class
+    for timing in result.timings:
+        if timing.stage >= len(schedule.stages):
+            continue
+        text = stage_text(schedule.stages[timing.stage])
+        session.merge(
+            StageCostRow(
+                device_class=device_class,
+                executor=executor_key(plan.executor),
+                batch=batch,
+                combined_block=combined_digest(members),
+                members=msgspec.msgpack.encode(members),
+                stage_digest=digest_bytes([text.encode()]),
+                stage=text,
+                median_us=timing.median_us,
+                spread_us=timing.spread_us,
+                runs=timing.runs,
+                measured_on=device,
+                measured_at_us=measured_at_us,
+            )
+        )
+
+
+def stage_text(stage: Stage) -> str:
+    """The stage string of one stage."""
+    return to_string(StageSchedule((stage,)))
+
+
+def combined_block_key(session: Session, plan: Plan, combined_block: int) -> tuple[Members, int]:
+    """(members, batch) of one combined block of a plan; its last borders come from the artifacts' sizes."""
+    parts: list[tuple[Digest, int, int]] = []
+    batch = 1
+    for member in plan.combined[combined_block].members:
+        model = plan.models[member.model]
+        artifact = session.get(ArtifactRow, model.artifact)
+        borders = (0, *model.cuts, artifact.operators if artifact is not None else 0)
+        start, stop = list(pairwise(borders))[member.block]
+        parts.append((model.artifact, start, stop))
+        batch = max(batch, model.batch)
+    return tuple(parts), batch
+
+
+def stage_costs(
+    session: Session, device_class: str, executor: ExecutorOptions, batches: Iterable[int]
+) -> list[MeasuredStage]:
+    """Every measured stage of a device class under these options, at one of these batches."""
+    rows = session.scalars(
+        select(StageCostRow).where(
+            StageCostRow.device_class == device_class,
+            StageCostRow.executor == executor_key(executor),
+            StageCostRow.batch.in_(set(batches)),
+        )
+    )
+    found = []
+    for row in rows:
+        schedule = parse(row.stage)
+        if isinstance(schedule, StageSchedule) and len(schedule.stages) == 1:
+            members = msgspec.msgpack.decode(row.members, type=Members)
+            groups = schedule.stages[0].groups
+            found.append(MeasuredStage(members, row.batch, groups, row.median_us / 1e6))
+    return found
+
+
+def open_requests(session: Session, requests: list[int]) -> list[int]:
+    """Those of the stage requests that are not answered yet."""
+    return list(
+        session.scalars(
+            select(StageProfileRow.request).where(
+                StageProfileRow.request.in_(requests), StageProfileRow.answered_at_us.is_(None)
+            )
+        )
+    )
+
+
+def reasons(session: Session, requests: list[int]) -> dict[int, str]:
+    """Per answered stage request why it is incomplete; an empty text where it is not."""
+    found = session.execute(
+        select(StageProfileRow.request, StageProfileRow.reason).where(
+            StageProfileRow.request.in_(requests), StageProfileRow.answered_at_us.is_not(None)
+        )
+    )
+    return {request: reason for request, reason in found}

@@ -1,0 +1,69 @@
+"""A whole search as plain data, as a worker process is sent it, and the function that carries it out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shared.plan import ExecutorOptions, Plan
+from shared.search.compose import Combination, ModelChoice, Rules, compose
+from shared.search.costs import CostTable
+from shared.search.interface import Budget, Limits
+
+FIRST_EXPANSIONS = 25_000
+GROWTH = 4
+MOST_EXPANSIONS = 6_400_000
+GREW = 1.5
+"""A search that is exact takes no longer when it may look at more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchJob:
+    """The arguments of `shared.search.compose.compose`; `budget_s` None: one search of the usual size."""
+
+    models: tuple[ModelChoice, ...]
+    scheduler: str = "sequential"
+    combination: Combination = Combination.ALONE
+    members_max: int = 2
+    costs: CostTable = field(default_factory=CostTable)
+    limits: Limits = field(default_factory=Limits)
+    lanes: int = 1
+    executor: ExecutorOptions = field(default_factory=ExecutorOptions)
+    rules: Rules = field(default_factory=Rules)
+    budget_s: float | None = None
+
+
+def run_search(job: SearchJob, now: Callable[[], float]) -> Plan:
+    """The plan; with a budget in seconds the best that searches of growing size found in it, by `now`.
+
+    A search is counted in expansions, so that it is reproducible; seconds are spent by repeating it four
+    times as large while the next one should still fit. The first one always runs to its end.
+
+    Raises:
+        SettingError, PlanError: as `compose`.
+    """
+    if job.budget_s is None:
+        return _compose(job, Budget())
+    end_s = now() + job.budget_s
+    expansions, took_s = FIRST_EXPANSIONS, 0.0
+    while True:
+        began_s = now()
+        plan = _compose(job, Budget(expansions=expansions))
+        before_s, took_s = took_s, now() - began_s
+        exact = before_s > 0.0 and took_s < GREW * before_s
+        expansions *= GROWTH
+        if exact or expansions > MOST_EXPANSIONS or now() + GROWTH * took_s > end_s:
+            return plan
+
+
+def _compose(job: SearchJob, budget: Budget) -> Plan:
+    return compose(
+        job.models,
+        scheduler=job.scheduler,
+        combination=job.combination,
+        members_max=job.members_max,
+        costs=job.costs,
+        limits=job.limits,
+        budget=budget,
+        lanes=job.lanes,
+        executor=job.executor,
+        rules=job.rules,
+    )

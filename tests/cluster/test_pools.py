@@ -1,0 +1,162 @@
+"""One contract for every pool of search workers; Ray starts once for this module."""
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, wait
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from planner.cluster import search_pool
+from planner.cluster.interface import SearchPool
+from planner.cluster.processes import ProcessPool
+from planner.cluster.ray_pool import RayPool
+from planner.cluster.run import search
+from planner.cluster.search_pool import AnytimePool
+from shared.errors import PlanError, StageloomError, UnavailableError
+from shared.search.job import SearchJob
+from tests.cluster.listening import (
+    IPV4_LOOPBACK,
+    IPV6_LOOPBACK,
+    MAPPED_LOOPBACK,
+    descendants,
+    listening_addresses,
+)
+from tests.cluster.work import add, busy, die, refuse
+from tests.planner.processes import ROOT, until
+from tests.search.test_compose import choices
+
+START_S = 100.0
+
+
+@pytest.fixture(scope="module")
+def ray_pool() -> Iterator[RayPool]:
+    """A local Ray."""
+    before = threading.active_count()
+    pool = RayPool(1)
+    assert threading.active_count() == before + 1, "it starts in the background"
+    assert pool.wait(START_S), pool.error
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(params=["processes", "ray"])
+def pool(request: pytest.FixtureRequest) -> Iterator[SearchPool]:
+    if request.param == "ray":
+        yield request.getfixturevalue("ray_pool")
+    else:
+        made = ProcessPool(2)
+        yield made
+        made.close()
+
+
+@pytest.mark.timeout(180)
+def test_results_and_errors_come_back_as_they_are(pool: SearchPool) -> None:
+    futures = [pool.submit(add, n, 1) for n in range(4)]
+    wait(futures, timeout=60)
+    assert [future.result() for future in futures] == [1, 2, 3, 4]
+    with pytest.raises(PlanError, match="no such plan; make another"):
+        pool.submit(refuse).result(60)
+
+
+def test_a_worker_that_dies_is_an_error_and_the_pool_goes_on(pool: SearchPool) -> None:
+    with pytest.raises(UnavailableError):
+        pool.submit(die).result(60)
+    assert pool.submit(add, 1, 1).result(60) == 2
+
+
+def test_cancelling_stops_a_function_that_runs_and_frees_its_worker(pool: SearchPool, tmp_path: Path) -> None:
+    started, ended = tmp_path / "started", tmp_path / "ended"
+    future = pool.submit(busy, str(started), str(ended))
+    until(lambda: started.exists() and started.read_text())
+    assert future.cancel()
+    with pytest.raises(CancelledError):
+        future.result(0)
+    assert pool.submit(add, 20, 3).result(60) == 23, "with one worker, only after the first has stopped"
+    assert not ended.exists()
+
+
+def test_a_search_is_the_same_plan_wherever_it_runs(pool: SearchPool) -> None:
+    job = SearchJob(models=tuple(choices()), scheduler="ios")
+    assert pool.submit(search, pickle.loads(pickle.dumps(job))).result(60) == search(job)
+
+
+def test_a_local_ray_listens_on_loopback_only(ray_pool: RayPool) -> None:
+    ray_pool.submit(add, 1, 1).result(60)
+    ours = descendants(os.getpid())
+    assert len(ours) > 3, "Ray's processes are children of this one's"
+    listening = {address for pid in ours for address in listening_addresses(pid)}
+    assert listening and listening <= {IPV4_LOOPBACK, MAPPED_LOOPBACK, IPV6_LOOPBACK}
+
+
+def test_a_closed_pool_refuses_and_leaves_no_process(tmp_path: Path) -> None:
+    pool = ProcessPool(1)
+    started = tmp_path / "started"
+    running, waiting = pool.submit(busy, str(started), str(tmp_path / "ended")), pool.submit(add, 1, 1)
+    until(lambda: started.exists() and started.read_text())
+    pool.close()
+    assert running.cancelled() and waiting.cancelled()
+    assert not Path("/proc", started.read_text()).exists()
+    with pytest.raises(UnavailableError):
+        pool.submit(add, 1, 1).result(0)
+
+
+def test_a_ray_that_cannot_be_reached_says_why_and_what_to_do() -> None:
+    code = """
+from planner.cluster.run import search
+from planner.cluster.ray_pool import RayPool
+pool = RayPool(1, address="127.0.0.1:9", failed=print)
+pool.wait(90)
+pool.close()
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=ROOT, check=True)
+    assert "the Ray cluster at 127.0.0.1:9 does not start: " in done.stdout
+    assert "; check --ray-address" in done.stdout
+
+
+class StuckRay:
+    """A Ray that is starting, for ever, until it is said to have failed."""
+
+    made: ClassVar[list["StuckRay"]] = []
+    ready = False
+
+    def __init__(self, workers: int, *, address: str = "", failed: Callable[[StageloomError], None]) -> None:
+        self.address, self.failed = address, failed
+        self.made.append(self)
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+def test_ray_starts_with_the_first_search_which_does_not_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(search_pool, "RayPool", StuckRay)
+    StuckRay.made.clear()
+    pool = AnytimePool(1)
+    assert not StuckRay.made
+    assert pool.submit(add, 2, 2).result(60) == 4
+    (ray,) = StuckRay.made
+    ray.failed(UnavailableError("a local Ray does not start: no memory", remedy="see its log"))
+    assert "searches run in processes of this machine, since a local Ray does not start" in caplog.text
+    assert pool.where == "processes"
+    pool.close()
+
+
+def test_ray_is_joined_at_once_where_named_and_never_started_where_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(search_pool, "RayPool", StuckRay)
+    StuckRay.made.clear()
+    AnytimePool(1, ray_address="10.0.0.1:6379").close()
+    assert [one.address for one in StuckRay.made] == ["10.0.0.1:6379"]
+    off = AnytimePool(1, use_ray=False)
+    assert off.submit(add, 1, 2).result(60) == 3
+    off.close()
+    assert len(StuckRay.made) == 1

@@ -1,0 +1,28 @@
+"""Functions that a pool's workers can import."""
+
+import os
+import time
+from pathlib import Path
+
+from shared.errors import PlanError
+
+
+def add(left: int, right: int) -> int:
+    return left + right
+
+
+def refuse() -> None:
+    raise PlanError("no such plan", remedy="make another")
+
+
+def die() -> None:
+    os._exit(3)
+
+
+def busy(started: str, ended: str) -> None:
+    """Say that it runs, work for a minute in Python, say that it ended."""
+    Path(started).write_text(str(os.getpid()))
+    until = time.monotonic() + 60.0
+    while time.monotonic() < until:
+        sum(range(1000))
+    Path(ended).touch()

@@ -1,0 +1,216 @@
+"""How a staged plan comes to run, and what trials leave behind, in the device's link core."""
+
+from typing import Any
+
+import pytest
+
+from edge_agent.link import events as ev
+from edge_agent.link.events import LinkState, Proven
+from edge_agent.link.statefile import decode_state, encode_state
+from edge_agent.link.trials import MAX_PROVEN, proven
+from shared.digest import digest_bytes
+from shared.engine.trial import TrialRecord, TrialResult, Verdict
+from shared.messages import control
+from shared.messages.control import Activation, ArtifactNeed, DeviceState
+from shared.messages.telemetry import TrialEnded
+from tests.link.test_device_core import GOOD, Driver, desired, kinds
+
+PLAN = digest_bytes([b"plan"])
+ATTEMPT = (1, 1)
+RECORD = TrialRecord(candidate=PLAN, control=GOOD.ref.digest, environment="env", began_us=5)
+STAGED = ev.PlanStaged(ATTEMPT, GOOD.ref.digest)
+
+
+def staged(driver: Driver, answer: ev.PlanStaged = STAGED, **fields: Any) -> list[ev.Action]:
+    driver.do(ev.Received(desired(1, **fields)))
+    driver.do(ev.PlanVerified(ATTEMPT))
+    return driver.do(answer)
+
+
+def on_trial() -> Driver:
+    driver = Driver(LinkState(last_good=GOOD)).online()
+    staged(driver)
+    driver.do(ev.TrialBegins(ATTEMPT, RECORD))
+    assert driver.state is DeviceState.TRIAL
+    return driver
+
+
+def decided(verdict: Verdict, reason: str = "because") -> ev.TrialDecided:
+    result = TrialResult(verdict=verdict, reason=reason, ratio=1.1, interval=(1.05, 1.15), pairs=9)
+    return ev.TrialDecided(ATTEMPT, GOOD.ref.digest, result)
+
+
+def rows(actions: list[ev.Action]) -> list[TrialEnded]:
+    return [one.row for one in actions if isinstance(one, ev.Record) and isinstance(one.row, TrialEnded)]
+
+
+def test_the_record_is_durable_before_the_candidate_may_run() -> None:
+    driver = Driver(LinkState(last_good=GOOD)).online()
+    actions = staged(driver)
+    assert "RunTrial" in kinds(actions)
+    assert driver.state is DeviceState.STAGED, "timing the models is no reason to reject at boot"
+    actions = driver.do(ev.TrialBegins(ATTEMPT, RECORD))
+    assert kinds(actions).index("Persist") < kinds(actions).index("TrialRecorded")
+    assert driver.disk.trial == RECORD
+
+
+def test_a_record_that_cannot_be_written_keeps_the_candidate_from_running() -> None:
+    driver = Driver(LinkState(last_good=GOOD)).online()
+    staged(driver)
+    driver.full = True
+    assert "TrialRecorded" not in kinds(driver.do(ev.TrialBegins(ATTEMPT, RECORD)))
+    assert driver.state is DeviceState.STAGED
+    driver.full = False
+    assert "RunTrial" in kinds(driver.do(ev.Tick(), after_s=6.0)), "asked again, answered again"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "then"),
+    [
+        (Verdict.COMMIT, DeviceState.PROBATION),
+        (Verdict.REJECT, DeviceState.REJECTED),
+        (Verdict.REFUSED, DeviceState.REJECTED),
+        (Verdict.NO_GAIN, DeviceState.NO_GAIN),
+        (Verdict.ABANDONED, DeviceState.VERIFIED),
+    ],
+)
+def test_each_verdict_has_its_state_and_its_row(verdict: Verdict, then: DeviceState) -> None:
+    driver = on_trial()
+    actions = driver.do(decided(verdict))
+    assert driver.state is then
+    (row,) = rows(actions)
+    assert (row.how, row.verdict, row.ratio, row.pairs, row.began_us) == ("trial", verdict.value, 1.1, 9, 5)
+    assert driver.disk.trial is None
+    wanted = {DeviceState.PROBATION: "ActivatePlan", DeviceState.VERIFIED: "StagePlan"}.get(then)
+    assert wanted is None or wanted in kinds(actions)
+
+
+def test_a_verdict_that_could_not_be_written_is_asked_for_again() -> None:
+    driver = on_trial()
+    driver.full = True
+    driver.do(decided(Verdict.REJECT))
+    assert driver.state is DeviceState.TRIAL
+    driver.full = False
+    assert "TrialRecorded" in kinds(driver.do(ev.Tick(), after_s=6.0))
+    driver.do(decided(Verdict.REJECT))
+    assert driver.disk.state is DeviceState.REJECTED
+
+
+def test_three_abandoned_trials_leave_the_plan_undecided() -> None:
+    driver = on_trial()
+    for _ in range(2):
+        assert "StagePlan" in kinds(driver.do(decided(Verdict.ABANDONED, "the control crashed")))
+        driver.do(STAGED)
+        driver.do(ev.TrialBegins(ATTEMPT, RECORD))
+    driver.do(decided(Verdict.ABANDONED, "the control crashed"))
+    assert driver.state is DeviceState.REJECTED
+    assert "undecided after 3 trials" in driver.core.report().reason
+
+
+def test_a_trial_found_at_boot_is_a_rejection_with_a_row() -> None:
+    state = LinkState(
+        desired=desired(1), state=DeviceState.TRIAL, last_good=GOOD, trial=RECORD, environment="env"
+    )
+    driver = Driver(decode_state(encode_state(state)))
+    assert driver.state is DeviceState.REJECTED
+    assert driver.disk.trial is None
+    (row,) = rows(driver.booted)
+    assert (row.verdict, row.candidate, row.control) == ("reject", PLAN, GOOD.ref.digest)
+    assert "StagePlan" not in kinds(driver.online().do(ev.Tick()))
+
+
+@pytest.mark.parametrize(
+    ("answer", "fields", "way", "guarded"),
+    [
+        (STAGED, {"activation": Activation.NOW}, "now", False),
+        (ev.PlanStaged(ATTEMPT), {}, "first", False),
+        (ev.PlanStaged(ATTEMPT, GOOD.ref.digest, intervals_only=True), {}, "guard", True),
+    ],
+)
+def test_some_plans_need_no_trial(
+    answer: ev.PlanStaged, fields: dict[str, Any], way: str, guarded: bool
+) -> None:
+    driver = Driver(LinkState(last_good=GOOD)).online()
+    actions = staged(driver, answer, **fields)
+    assert driver.state is DeviceState.PROBATION
+    assert driver.core.state.way == way
+    (order,) = [one for one in actions if isinstance(one, ev.ActivatePlan)]
+    assert order.guarded is guarded
+
+
+def test_a_committed_plan_is_proven_in_its_environment_until_it_fails() -> None:
+    driver = Driver(LinkState(last_good=GOOD)).online()
+    staged(driver, activation=Activation.NOW)
+    driver.do(ev.ProbationPassed(ATTEMPT))
+    assert driver.disk.proven == (Proven(PLAN, "env"),)
+
+    again = Driver(LinkState(last_good=GOOD, proven=driver.disk.proven)).online()
+    actions = staged(again)
+    (row,) = rows(actions)
+    assert (row.how, row.verdict, row.ratio) == ("proven", "commit", None)
+    (order,) = [one for one in actions if isinstance(one, ev.ActivatePlan)]
+    assert order.guarded
+    again.do(ev.ProbationFailed(ATTEMPT, "p99 rose"))
+    assert again.disk.proven == ()
+
+
+def test_a_change_of_intervals_is_told_when_its_guard_has_decided() -> None:
+    for event, verdict in (
+        (ev.ProbationPassed(ATTEMPT), "commit"),
+        (ev.ProbationFailed(ATTEMPT, "p99 rose"), "reject"),
+    ):
+        driver = Driver(LinkState(last_good=GOOD)).online()
+        first = staged(driver, ev.PlanStaged(ATTEMPT, GOOD.ref.digest, intervals_only=True))
+        assert rows(first) == []
+        (row,) = rows(driver.do(event))
+        assert (row.how, row.verdict, row.control) == ("guard", verdict, GOOD.ref.digest)
+
+
+def test_intervals_below_what_arrives_are_refused_unless_ordered() -> None:
+    starving = ev.PlanStaged(ATTEMPT, GOOD.ref.digest, intervals_only=True, starves="50 tasks/s arrive")
+    driver = Driver(LinkState(last_good=GOOD)).online()
+    staged(driver, starving)
+    assert driver.state is DeviceState.REJECTED
+    assert driver.core.report().reason == "50 tasks/s arrive"
+    ordered = Driver(LinkState(last_good=GOOD)).online()
+    staged(ordered, starving, activation=Activation.NOW)
+    assert ordered.state is DeviceState.PROBATION
+
+
+def test_a_newer_plan_ends_the_trial_and_its_late_verdict_changes_nothing() -> None:
+    driver = on_trial()
+    actions = driver.do(ev.Received(desired(2, b"newer")))
+    assert ev.AbandonPlan(ATTEMPT) in actions
+    assert [row.verdict for row in rows(actions)] == ["abandoned"]
+    driver.do(decided(Verdict.COMMIT))
+    assert driver.state is DeviceState.RECEIVED
+
+
+def test_another_environment_ends_the_trial_and_it_begins_anew() -> None:
+    driver = on_trial()
+    actions = driver.do(ev.EnvironmentChanged("15 W"))
+    assert driver.state is DeviceState.VERIFIED
+    names = kinds(actions)
+    assert names.index("AbandonPlan") < names.index("StagePlan")
+    assert driver.disk.trial is None
+    assert driver.core.state.abandoned == 0
+
+
+def test_a_request_for_measurements_does_not_try_a_rejected_plan_again() -> None:
+    driver = on_trial()
+    driver.do(decided(Verdict.REJECT, "worse"))
+    request = control.ProfileRequest(3, ArtifactNeed("m", digest_bytes([b"artifact"]), 8))
+    actions = driver.do(ev.Received(desired(2, profiles=(request,))))
+    report = driver.core.report()
+    assert (report.state, report.generation, report.reason) == (DeviceState.REJECTED, 2, "worse")
+    assert "VerifyPlan" not in kinds(actions)
+    assert "VerifyPlan" in kinds(driver.do(ev.Received(desired(3, profiles=(request,))))), "pushed again"
+
+
+def test_the_set_of_proven_plans_is_bounded_and_keeps_the_newest() -> None:
+    state = LinkState(environment="env")
+    for number in range(MAX_PROVEN + 9):
+        one = LinkState(desired=desired(1, b"%d" % number), environment="env", proven=state.proven)
+        state = LinkState(proven=proven(one, holds=True))
+    assert len(state.proven) == MAX_PROVEN
+    assert state.proven[-1].plan == digest_bytes([b"%d" % (MAX_PROVEN + 8)])

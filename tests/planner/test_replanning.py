@@ -1,0 +1,235 @@
+"""From an alarm to a pushed plan and its outcome: a real planner process, and a device that only talks."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from shared.ids import Digest
+from shared.messages import control
+from shared.messages.control import Alarm, AlarmAck, DeviceState, ModelLoad, Origin
+from shared.messages.telemetry import (
+    OperatorTiming,
+    PlanActivated,
+    ProfileResult,
+    StageProfileResult,
+    StageTiming,
+    StateChange,
+    TrialEnded,
+)
+from tests.planner.fake_device import BOOT, FakeDevice
+from tests.planner.processes import PlannerProcess, ok, until
+
+ENVIRONMENT = "cpu-test"
+
+
+class Rig:
+    """A planner with one model and one device that runs its first plan."""
+
+    def __init__(self, planner: PlannerProcess, device: FakeDevice, model_file: Path) -> None:
+        self.home, self.device = planner.home, device
+        self.next_row = 0
+        ok(self.home, "model", "add", str(model_file), "--name", "branches", "--shape", "x=2x8")
+        device.enrol()
+        device.hello()
+        ok(self.home, "plan", "create", "--model", "branches", "--executor", "null", "--name", "first")
+        ok(self.home, "plan", "push", device.name, "first")
+        self.first = self.desired()
+        self.profiled()
+
+    def desired(self) -> control.Desired:
+        """The next desired value."""
+        wanted: control.Desired = self.device.expect("control", control.TO_DEVICE, control.Desired)
+        return wanted
+
+    def rows(self, *data: Any, at_us: int = 1_700_000_000_000_000) -> None:
+        """Send telemetry."""
+        self.device.rows(self.next_row, list(data), at_us=at_us)
+        self.next_row += len(data)
+
+    def profiled(self) -> None:
+        """Say what the operators cost: two that take 1 ms each, and a cheap sum."""
+        times = tuple(OperatorTiming(op, us, 1.0, 9) for op, us in enumerate((1000.0, 1000.0, 10.0)))
+        artifact = self.first.artifacts[0].digest
+        self.rows(ProfileResult(999, artifact, 1, ENVIRONMENT, times, True))
+
+    def alarm(self, number: int, plan: Digest | None, *, queued: int = 8, at_us: int = 1_000_000) -> None:
+        """Fire, and read on until it is acknowledged; a plan that comes first is kept in `pushed`."""
+        message = Alarm(
+            boot=BOOT,
+            number=number,
+            at_us=at_us,
+            cause="variance",
+            value=0.5,
+            threshold=0.0625,
+            plan=plan,
+            loads=(ModelLoad("branches", 100.0, 2010.0, queued, 300_000),),
+            samples=(),
+        )
+        self.device.send("control", control.TO_PLANNER, message)
+
+    def acknowledged(self, number: int) -> None:
+        """Wait for the acknowledgement of an alarm."""
+        ack = self.device.expect("control", control.TO_DEVICE, AlarmAck)
+        assert (ack.boot, ack.number) == (BOOT, number)
+
+    def replans(self) -> list[dict[str, Any]]:
+        """What `stageloom replans` says, newest first."""
+        found: list[dict[str, Any]] = json.loads(ok(self.home, "replans", "--json"))
+        return found
+
+    def ended(self, desired: control.Desired, verdict: str, state: DeviceState, **figures: Any) -> None:
+        """Tell how the trial of a generation ended, 2 s after the alarm at 1 s."""
+        assert desired.plan_digest is not None
+        ended = TrialEnded(
+            epoch=desired.epoch,
+            generation=desired.generation,
+            origin=Origin.PLANNER,
+            how=figures.get("how", "trial"),
+            verdict=verdict,
+            candidate=desired.plan_digest,
+            control=self.first.plan_digest,
+            ratio=figures.get("ratio"),
+            ratio_low=figures.get("low"),
+            ratio_high=figures.get("high"),
+            pairs=figures.get("pairs", 0),
+            began_us=1_500_000,
+            decided_us=3_000_000,
+            reason="",
+        )
+        change = StateChange(
+            desired.epoch, desired.generation, state, desired.plan_digest, Origin.PLANNER, "why"
+        )
+        self.rows(ended, change, at_us=3_000_000)
+
+
+@pytest.fixture
+def rig(tmp_path: Path, model_file: Path) -> Iterator[Rig]:
+    """This device never says that it lives, and no test here is about Ray."""
+    config = tmp_path / "planner.toml"
+    config.write_text('[planner]\ndead_after_s = 600\nsearch = "local"\n')
+    planner = PlannerProcess(tmp_path / "home", "--config", str(config))
+    token = ok(planner.home, "device", "token").strip()
+    with FakeDevice(token) as device:
+        yield Rig(planner, device, model_file)
+    planner.stop()
+
+
+def test_an_alarm_is_stored_acknowledged_and_answered_with_a_plan_whose_trial_is_recorded(rig: Rig) -> None:
+    rig.alarm(1, rig.first.plan_digest)
+    rig.acknowledged(1)
+    pushed = rig.desired()
+    assert pushed.plan_digest not in (None, rig.first.plan_digest)
+    assert pushed.activation is control.Activation.TRIAL
+    (replan,) = rig.replans()
+    assert replan["outcome"] == "pending"
+    assert (replan["cause"], replan["value"], replan["threshold"]) == ("variance", 0.5, 0.0625)
+    assert (replan["epoch"], replan["generation"]) == (pushed.epoch, pushed.generation)
+
+    rig.ended(pushed, "commit", DeviceState.COMMITTED, ratio=1.1, low=1.05, high=1.15, pairs=9)
+    assert pushed.plan_digest is not None
+    active = PlanActivated(pushed.plan_digest, Origin.PLANNER, pushed.epoch, pushed.generation)
+    rig.rows(active, at_us=3_250_000)
+    (replan,) = rig.replans()
+    assert replan["outcome"] == "committed"
+    assert (replan["ratio"], replan["ratio_low"], replan["ratio_high"]) == (1.1, 1.05, 1.15)
+    assert replan["trigger_to_decision_ms"] == 2000.0
+    assert replan["trigger_to_active_ms"] == 2250.0
+    compared = json.loads(ok(rig.home, "plan", "compare", rig.device.name, "--json"))
+    assert compared["trial"]["candidate"] == pushed.plan_digest
+    assert compared["trial"]["verdict"] == "commit" and compared["predicted_ratio"] > 0.0
+    assert "verdict   commit by trial" in ok(rig.home, "plan", "compare", rig.device.name)
+    assert replan["plan"] in ok(rig.home, "replans", rig.device.name)
+
+
+def test_a_repeated_alarm_is_acknowledged_again_and_begins_nothing(rig: Rig) -> None:
+    rig.alarm(1, rig.first.plan_digest)
+    rig.acknowledged(1)
+    rig.alarm(1, rig.first.plan_digest)
+    rig.acknowledged(1)
+    assert len(rig.replans()) == 1
+
+
+def test_an_alarm_during_a_replan_is_noted_against_it(rig: Rig) -> None:
+    rig.alarm(1, rig.first.plan_digest)
+    rig.acknowledged(1)
+    rig.alarm(2, rig.first.plan_digest)
+    rig.acknowledged(2)
+    (replan,) = rig.replans()
+    assert replan["later_alarms"] == 1
+
+
+def test_what_did_not_gain_is_not_proposed_again_and_the_reason_is_said(rig: Rig) -> None:
+    seen = set()
+    for number in range(1, 12):
+        rig.alarm(number, rig.first.plan_digest)
+        rig.acknowledged(number)
+        if until(lambda: rig.replans()[0]["outcome"] != "pending" or rig.replans()[0]["generation"]):
+            newest = rig.replans()[0]
+        if newest["outcome"] == "no_gain":
+            assert "did not gain here lately" in newest["reason"]
+            assert newest["trigger_to_active_ms"] is None
+            break
+        assert newest["digest"] not in seen
+        seen.add(newest["digest"])
+        rig.ended(rig.desired(), "no_gain", DeviceState.NO_GAIN, ratio=1.0, low=0.99, high=1.01, pairs=40)
+    else:
+        pytest.fail("the planner never ran out of plans")
+
+
+def test_a_device_with_replanning_off_gets_its_alarm_acknowledged_and_no_plan(rig: Rig) -> None:
+    ok(rig.home, "device", "replan", rig.device.name, "--off")
+    rig.alarm(1, rig.first.plan_digest)
+    rig.acknowledged(1)
+    assert rig.replans() == []
+
+
+def test_a_plan_made_on_the_device_is_adopted_only_while_nothing_newer_is_desired(rig: Rig) -> None:
+    ok(
+        rig.home,
+        *("plan", "create", "--model", "branches", "--executor", "null"),
+        *("--scheduler", "greedy", "--name", "local"),
+    )
+    plan = json.loads(ok(rig.home, "plan", "show", "local", "--json"))
+    local = control.LocalPlan(
+        boot=BOOT,
+        epoch=rig.first.epoch,
+        generation=rig.first.generation,
+        local_counter=1,
+        plan_digest=Digest(plan["digest"]),
+        plan=msgspec.convert(plan["wire"], bytes),
+        artifacts=rig.first.artifacts,
+        cause="variance",
+    )
+    rig.device.send("control", control.TO_PLANNER, local)
+    adopted = rig.desired()
+    assert (adopted.plan_digest, adopted.generation) == (plan["digest"], rig.first.generation + 1)
+    rig.device.send("control", control.TO_PLANNER, local)  # late: the answer is a newer value by now
+    rig.device.send("control", control.TO_PLANNER, msgspec.structs.replace(local, local_counter=2))
+    rig.alarm(1, rig.first.plan_digest)  # whatever the planner did about those is done when this is
+    rig.acknowledged(1)
+    history = json.loads(ok(rig.home, "plan", "history", rig.device.name, "--json"))
+    assert [entry["decided_by"] for entry in history if entry["decided_by"] == "local"] == ["local"]
+
+
+def test_a_proven_plan_is_pushed_at_once_when_it_is_predicted_to_be_the_best(rig: Rig) -> None:
+    """A schedule that the stages measured on the device make the better one, after it won a trial there."""
+    ok(
+        rig.home,
+        *("plan", "create", "--model", "branches", "--executor", "null"),
+        *("--scheduler", "greedy", "--name", "wide"),
+    )
+    ok(rig.home, "plan", "push", rig.device.name, "wide")
+    wide = rig.desired()
+    assert wide.plan_digest is not None
+    stages = (StageTiming(0, 900.0, 1.0, 9), StageTiming(1, 10.0, 1.0, 9))  # both branches in less than one
+    rig.rows(StageProfileResult(998, wide.plan_digest, 0, ENVIRONMENT, stages, 910.0, True))
+    rig.ended(wide, "commit", DeviceState.COMMITTED, ratio=1.9, low=1.8, high=2.0, pairs=8)
+    rig.alarm(1, rig.first.plan_digest)
+    rig.acknowledged(1)
+    assert rig.desired().plan_digest == wide.plan_digest
+    (replan,) = rig.replans()
+    assert replan["how"] == "proven" and replan["predicted"] == pytest.approx(910.0 / 2010.0)

@@ -1,0 +1,171 @@
+"""What a re-plan proposes and which proposal it pushes, on graphs whose costs are known exactly."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from planner.cluster.run import search
+from planner.replan.compare import block_pairs, drift
+from planner.replan.decide import decide, proven_at_once
+from planner.replan.observation import Observation
+from planner.replan.policy import How, PlainPolicy, Proposal
+from planner.replan.predict import keeps_up, predict, structure_of
+from shared.ids import DeviceId, OpId
+from shared.messages.telemetry import GroupSpan, StepTrace
+from shared.plan import Plan
+from shared.policy.plain import Load
+from shared.search.compose import Combination, ModelChoice, compose
+from shared.search.costs import CostTable, DeviceRates, MeasuredStage, fitted
+from shared.search.job import SearchJob, run_search
+from tests.search.graphs import CHAIN, DIAMOND, model
+
+LEFT, RIGHT = model("left", DIAMOND, cuts=[1, 3]), model("right", CHAIN, cuts=[2])
+GRAPHS = dict([LEFT, RIGHT])
+RATES = DeviceRates(barrier_s=0.0)
+SECOND_EACH = CostTable(
+    measured_s={
+        (artifact, OpId(op)): 1.0 for artifact, graph in (LEFT, RIGHT) for op in range(len(graph.operators))
+    },
+    rates=RATES,
+)
+LOADS = (
+    Load(model="left", arrivals_per_s=0.1, service_s=4.0, queued=3),
+    Load(model="right", arrivals_per_s=0.1, service_s=4.0, queued=0),
+)
+
+
+def plan_of(scheduler: str = "sequential", combination: Combination = Combination.ALONE) -> Plan:
+    choices = [
+        ModelChoice(name="left", artifact=LEFT[0], graph=LEFT[1]),
+        ModelChoice(name="right", artifact=RIGHT[0], graph=RIGHT[1]),
+    ]
+    return compose(choices, scheduler=scheduler, combination=combination)
+
+
+def measured(plan: Plan, seconds: Sequence[float]) -> CostTable:
+    """`SECOND_EACH`, and the stages of the plan's first combined block as measured."""
+    schedule = plan.combined[0].schedule
+    members = ((LEFT[0], 0, len(LEFT[1].operators)),)
+    stages = tuple(
+        MeasuredStage(members, 1, stage.groups, time)
+        for stage, time in zip(schedule.stages, seconds, strict=True)  # type: ignore[union-attr]
+    )
+    return replace(SECOND_EACH, stages=stages)
+
+
+def seen(**changes: object) -> Observation:
+    base = Observation(
+        device=DeviceId("nano"),
+        cause="variance",
+        incumbent=plan_of(),
+        desired=(1, 1),
+        loads=LOADS,
+        samples=(),
+        graphs=GRAPHS,
+        costs=SECOND_EACH,
+    )
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def test_the_prediction_is_arrivals_times_operator_seconds_where_groups_hinder_each_other_fully() -> None:
+    operators = len(LEFT[1].operators) + len(RIGHT[1].operators)
+    for scheduler in ("sequential", "greedy"):
+        assert predict(plan_of(scheduler), GRAPHS, SECOND_EACH, LOADS).busy == pytest.approx(0.1 * operators)
+
+
+def test_members_run_together_as_often_as_the_slower_one_arrives() -> None:
+    """With contention 0 two aligned chains cost the longer one; the rest of the faster one runs alone."""
+    free = replace(SECOND_EACH, rates=replace(RATES, contention=0.0))
+    plan = plan_of("greedy", Combination.ALIGNED)
+    loads = (replace(LOADS[0], arrivals_per_s=0.3), LOADS[1])
+    together = predict(plan, GRAPHS, free, [LOADS[0], LOADS[1]]).busy
+    alone = predict(plan, GRAPHS, free, [LOADS[0], replace(LOADS[1], arrivals_per_s=0.0)]).busy
+    assert predict(plan, GRAPHS, free, loads).busy == pytest.approx(together + 2 * alone)
+
+
+def test_a_measured_stage_counts_instead_of_the_formula_and_makes_the_prediction_sure() -> None:
+    wide = plan_of("greedy")
+    costs = measured(wide, [1.0, 1.1, 1.0])
+    found = predict(wide, GRAPHS, costs, [LOADS[0]])
+    assert found.busy == pytest.approx(0.1 * 3.1)
+    assert not found.measured, "the other model's stages were never measured"
+
+
+def test_contention_is_fitted_to_measured_stages_once_three_tell() -> None:
+    members = ((LEFT[0], 0, 4),)
+    two = tuple(MeasuredStage(members, 1, ((1,), (2,)), 1.25) for _ in range(2))
+    assert fitted(replace(SECOND_EACH, stages=two)).rates.contention == 1.0
+    three = (*two, MeasuredStage(members, 1, ((0,), (1,)), 1.5))
+    assert fitted(replace(SECOND_EACH, stages=three)).rates.contention == pytest.approx(0.25)
+
+
+def test_a_proven_plan_goes_at_once_only_if_nothing_at_hand_is_predicted_to_cost_less() -> None:
+    wide = plan_of("greedy")
+    better = seen(costs=measured(wide, [1.0, 1.1, 1.0]), proven=(wide,))
+    decision = proven_at_once(better, PlainPolicy().at_once(better))
+    assert decision is not None and decision.proposal is not None
+    assert decision.proposal.plan.digest == wide.digest
+    equal = seen(proven=(wide,))
+    assert proven_at_once(equal, PlainPolicy().at_once(equal)) is None
+
+
+def test_a_proven_plan_that_would_fall_behind_the_arrivals_is_not_proposed() -> None:
+    wide = plan_of("greedy")
+    slow = replace(wide, models=tuple(replace(one, launch_interval_us=10_000_001) for one in wide.models))
+    assert not keeps_up(slow, LOADS)
+    proposals = PlainPolicy().at_once(seen(proven=(slow,)))
+    assert all(one.how is not How.PROVEN for one in proposals)
+
+
+def test_what_was_barred_is_not_pushed_under_other_launch_intervals_either() -> None:
+    wide = plan_of("greedy")
+    other = replace(wide, models=tuple(replace(one, launch_interval_us=5) for one in wide.models))
+    assert structure_of(other) == structure_of(wide) and other.digest != wide.digest
+    barred = seen(barred=((wide.digest, structure_of(wide)),))
+    decision = decide(barred, [Proposal(other, How.SEARCH, "greedy")])
+    assert decision.proposal is None and "did not gain here lately" in decision.reason
+
+
+def test_the_incumbents_own_plan_is_no_proposal_and_the_reason_says_so() -> None:
+    decision = decide(seen(), [Proposal(plan_of(), How.SEARCH, "sequential")])
+    assert decision.proposal is None and "equal to the plan that runs" in decision.reason
+
+
+def test_every_search_of_the_plain_policy_gives_a_legal_plan_over_the_same_models() -> None:
+    policy, now = PlainPolicy(), seen()
+    jobs = policy.searches(now)
+    assert {job.combination for job in jobs} == {Combination.ALONE, Combination.ALIGNED}
+    assert sum(job.budget_s or 0.0 for job in jobs) == pytest.approx(now.settings.budget_s)
+    found = [(job, search(replace(job, budget_s=None))) for job in jobs]
+    for proposal in policy.after(now, found):
+        assert predict(proposal.plan, GRAPHS, now.costs, LOADS).busy > 0.0
+        assert keeps_up(proposal.plan, LOADS)
+        assert [one.name for one in proposal.plan.models] == ["left", "right"]
+
+
+def test_a_search_with_a_budget_stops_when_the_next_round_would_not_fit() -> None:
+    choices = (ModelChoice(name="left", artifact=LEFT[0], graph=LEFT[1]),)
+    times = iter([0.0, *(second for n in range(20) for second in (n * 10.0, n * 10.0 + 9.0, n * 10.0 + 9.0))])
+    calls: list[float] = []
+
+    def now() -> float:
+        calls.append(next(times))
+        return calls[-1]
+
+    plan = run_search(SearchJob(models=choices, scheduler="ios", budget_s=20.0), now)
+    assert plan == search(SearchJob(models=choices, scheduler="ios"))
+    assert calls[-1] <= 20.0
+
+
+def test_compared_plans_show_what_differs_and_how_far_stages_drifted() -> None:
+    control, candidate = plan_of(), plan_of("greedy")
+    pairs = {pair.members: pair for pair in block_pairs(control, candidate)}
+    assert not pairs["left#0.0"].same and pairs["right#0.0"].same
+    spans = (GroupSpan(0, 0, 0, 1_000_000), GroupSpan(1, 0, 0, 900_000), GroupSpan(2, 1, 0, 2_000_000))
+    trace = StepTrace(candidate.digest[:16], 0, 1, 0, 4_000_000, (*spans, GroupSpan(3, 0, 0, 1_000_000)))
+    drifts = {
+        one.stage: one for one in drift(candidate, GRAPHS, SECOND_EACH, [trace]) if not one.combined_block
+    }
+    assert drifts[1].planned_s == 2.0 and drifts[1].measured_s == 2.0 and drifts[1].drift == 1.0
+    assert drift(candidate, GRAPHS, SECOND_EACH, [])[0].measured_s is None
