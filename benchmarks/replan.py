@@ -7,9 +7,9 @@ Again and again: A is pushed by order, a burst of tasks makes the queues diverge
 and the planner answers with a better plan. The first such plan must win a trial; from then on it is proven.
 
 `proven_active_*_ms` is from the trigger to the first launch under a proven plan, by the device's clock, read
-from `stageloom replans`; rounds with a trial do not count in it. `stall_p99_ms`: a steady stream of tasks runs
-all the time; of each swap, the longest gap between two completions within a second around it, less the median
-gap. `lost_tasks`: tasks that ended in any other way than completed.
+from `stageloom replans`; rounds with a trial do not count in it. `stall_p99_ms`: a steady stream of tasks is
+served all the time; of each swap, the longest gap between two completions within a second around it, less the
+median gap. `lost_tasks`: tasks that ended in any other way than completed.
 """
 
 import json
@@ -151,10 +151,11 @@ class Bench:
         self.until(f"generation {generation} to be committed", is_committed)
 
     def active(self, after: int) -> dict[str, Any] | None:
-        """The newest re-plan, if it is newer than `after` and its plan is active."""
-        found = self.planner("replans", DEVICE)
-        newest = found[0] if found else None
-        return newest if newest and newest["replan"] > after and newest["trigger_to_active_ms"] else None
+        """The first re-plan after `after` whose plan became active."""
+        for one in reversed(self.planner("replans", DEVICE)):
+            if one["replan"] > after and one["trigger_to_active_ms"] is not None:
+                return dict(one)
+        return None
 
 
 def rounds(bench: Bench, count: int) -> tuple[list[dict[str, Any]], int]:
@@ -166,9 +167,9 @@ def rounds(bench: Bench, count: int) -> tuple[list[dict[str, Any]], int]:
         for number in range(count):
             bench.planner("device", "replan", DEVICE, "--off")
             bench.run_plan("A")
-            bench.planner("device", "replan", DEVICE, "--on")
             known = bench.planner("replans", DEVICE)
             after = known[0]["replan"] if known else 0
+            bench.planner("device", "replan", DEVICE, "--on")
             burst = [client.submit("heavy", inputs["heavy"]) for _ in range(BURST)]
             for future in burst:
                 future.add_done_callback(stream.take)

@@ -19,7 +19,6 @@ from shared.token import Endpoints
 
 _SLICE_S = 0.005
 _CONNECT_PER_SLICE = 10
-_FILES_PER_DEVICE = 8
 
 
 @dataclass(frozen=True)
@@ -128,9 +127,8 @@ def file_of(dealer: "zmq.Socket[bytes]") -> int:
 
 
 def _run(pipe: Connection, setting: Setting) -> None:
-    files = _FILES_PER_DEVICE * len(setting.fleet) + 256
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, files), hard))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # two a connection, and those that are closing
     _Loop(pipe, setting).run()
 
 

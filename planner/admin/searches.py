@@ -4,9 +4,10 @@ import threading
 from concurrent.futures import CancelledError, Future
 
 from planner.cluster.interface import SearchPool
+from planner.cluster.run import search
 from shared.errors import InputError
 from shared.plan import Plan
-from shared.search.job import SearchJob, run_search
+from shared.search.job import SearchJob
 from shared.search.registry import reads_costs
 
 
@@ -24,12 +25,12 @@ class Searches:
 
         Raises:
             InputError: it was cancelled.
-            SettingError, PlanError: as `run_search`.
+            SettingError, PlanError: as `search`.
             UnavailableError: the worker died.
         """
         if not reads_costs(job.scheduler):
-            return run_search(job)
-        future = self._pool.submit(run_search, job)
+            return search(job)
+        future = self._pool.submit(search, job)
         if ticket:
             with self._lock:
                 self._running[ticket] = future

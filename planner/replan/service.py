@@ -14,6 +14,7 @@ from typing import Final
 
 from planner.admin.fleet import Fleet
 from planner.cluster.interface import SearchPool
+from planner.cluster.run import search
 from planner.replan.decide import Decision, decide, proven_at_once
 from planner.replan.observation import Observation
 from planner.replan.observing import observe, without_costs
@@ -25,7 +26,7 @@ from shared.clock import Clock
 from shared.errors import StageloomError
 from shared.ids import DeviceId
 from shared.plan import Plan
-from shared.search.job import SearchJob, run_search
+from shared.search.job import SearchJob
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ class Replanner:
                 return
 
     def _found(self, jobs: Sequence[SearchJob]) -> list[tuple[SearchJob, Plan]]:
-        futures: list[Future[Plan]] = [self._pool.submit(run_search, job) for job in jobs]
+        futures: list[Future[Plan]] = [self._pool.submit(search, job) for job in jobs]
         pending = set(futures)
         while pending and not self._stopping.is_set():
             _, pending = wait_for(pending, timeout=_POLL_S)
@@ -170,9 +171,9 @@ def _scheduler(proposal: Proposal) -> str:
     return proposal.scheduler or {How.PROVEN: "proven", How.INTERVALS: "intervals"}[proposal.how]
 
 
-def _plan(search: Future[Plan]) -> Plan | None:
+def _plan(ending: Future[Plan]) -> Plan | None:
     try:
-        return search.result()
+        return ending.result()
     except CancelledError:
         return None
     except StageloomError as error:  # such as a partition that the wait rule does not allow

@@ -62,6 +62,8 @@ _Step = Callable[[Session], int]
 def tidy(database: Database, writer: Writer, keep: Retention, now_us: int) -> Iterator[int]:
     """Apply `keep`, step by step: each `next` is one transaction and gives the number of rows it treated.
 
+    0 after each device: looking for old rows costs milliseconds, and there may be a thousand devices.
+
     The caller may pause between steps, or stop.
 
     Raises:
@@ -81,6 +83,7 @@ def tidy(database: Database, writer: Writer, keep: Retention, now_us: int) -> It
             for (_, step), old in zip(steps, found, strict=True):
                 if old:
                     yield from _repeat(writer, step)
+        yield 0
     if before_us := _before(now_us, keep.hours_s):
         yield from _repeat(writer, lambda session: _delete_events(session, before_us))
 

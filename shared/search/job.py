@@ -1,6 +1,5 @@
 """A whole search as plain data, as a worker process is sent it, and the function that carries it out."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -32,8 +31,8 @@ class SearchJob:
     budget_s: float | None = None
 
 
-def run_search(job: SearchJob, now: Callable[[], float] = time.monotonic) -> Plan:
-    """The plan; with a budget in seconds the best that searches of growing size found in it.
+def run_search(job: SearchJob, now: Callable[[], float]) -> Plan:
+    """The plan; with a budget in seconds the best that searches of growing size found in it, by `now`.
 
     A search is counted in expansions, so that it is reproducible; seconds are spent by repeating it four
     times as large while the next one should still fit. The first one always runs to its end.

@@ -16,9 +16,10 @@ from planner.cluster import search_pool
 from planner.cluster.interface import SearchPool
 from planner.cluster.processes import ProcessPool
 from planner.cluster.ray_pool import RayPool
+from planner.cluster.run import search
 from planner.cluster.search_pool import AnytimePool
 from shared.errors import PlanError, StageloomError, UnavailableError
-from shared.search.job import SearchJob, run_search
+from shared.search.job import SearchJob
 from tests.cluster.listening import (
     IPV4_LOOPBACK,
     IPV6_LOOPBACK,
@@ -82,7 +83,7 @@ def test_cancelling_stops_a_function_that_runs_and_frees_its_worker(pool: Search
 
 def test_a_search_is_the_same_plan_wherever_it_runs(pool: SearchPool) -> None:
     job = SearchJob(models=tuple(choices()), scheduler="ios")
-    assert pool.submit(run_search, pickle.loads(pickle.dumps(job))).result(60) == run_search(job)
+    assert pool.submit(search, pickle.loads(pickle.dumps(job))).result(60) == search(job)
 
 
 def test_a_local_ray_listens_on_loopback_only(ray_pool: RayPool) -> None:
@@ -107,6 +108,7 @@ def test_a_closed_pool_refuses_and_leaves_no_process(tmp_path: Path) -> None:
 
 def test_a_ray_that_cannot_be_reached_says_why_and_what_to_do() -> None:
     code = """
+from planner.cluster.run import search
 from planner.cluster.ray_pool import RayPool
 pool = RayPool(1, address="127.0.0.1:9", failed=print)
 pool.wait(90)

@@ -168,6 +168,23 @@ def test_chunks_are_served_within_credits_and_only_of_what_is_desired() -> None:
     assert code(core.handle(ev.BulkReceived(b"b", KEY, other), 0.3)) is RefusalCode.NOT_FOUND
 
 
+def test_chunks_of_a_life_before_do_not_lift_the_credits_of_the_next() -> None:
+    """1. A chunk is being read. 2. The device is revoked and joins again. 3. The old chunk comes: the new key
+    has its credits and not one more."""
+    core = core_with(desired(1), bulk_credits=1)
+    request = bulk.ChunkRequest(digest=NEED.digest, offset_bytes=0)
+    (old,) = core.handle(ev.BulkReceived(b"b", KEY, request), 0.0)
+    core.handle(ev.Revoked(A), 0.1)
+    joining = enrol.EnrolRequest(secret=b"s" * 16, public_key="n" * 40, device=A)
+    (attempt,) = core.handle(ev.EnrolReceived(b"e", "n" * 40, "10.0.0.1", joining), 0.2)
+    assert isinstance(attempt, ev.Enrol) and isinstance(old, ev.ReadChunk)
+    core.handle(ev.Enrolled(attempt.ticket, A), 0.3)
+    assert core.handle(ev.ChunkRead(old.ticket, 8, b"artifact"), 0.4) == []
+    again = ev.BulkReceived(b"b", "n" * 40, request)
+    assert isinstance(core.handle(again, 0.5)[0], ev.ReadChunk)
+    assert code(core.handle(again, 0.6)) is RefusalCode.BUSY
+
+
 def test_only_the_digest_of_a_secret_leaves_the_core_and_the_key_must_be_the_connections() -> None:
     core = core_with()
     request = enrol.EnrolRequest(secret=b"s" * 16, public_key="n" * 40, device=DeviceId("new"))

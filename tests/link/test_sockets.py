@@ -100,6 +100,26 @@ def test_a_revocation_holds_from_the_next_message_on() -> None:
             assert not again.dealer.poll(300, zmq.POLLOUT), "a revoked key connects anew"
 
 
+def test_equal_bytes_from_two_devices_are_each_their_senders() -> None:
+    """Heartbeats are decoded once per content; who sends one is told by the connection, every time."""
+    with running("a", "b") as (rig, (a_keys, b_keys)):
+        with Wire(rig, "control", a_keys) as first, Wire(rig, "control", b_keys) as second:
+            first.hello(boot=1)
+            second.hello(boot=1)
+            desired = rig.push("b", b"plan of b")
+            assert second.reply() == desired
+            for wire, generation in ((first, 0), (second, desired.generation)):
+                wire.send(heartbeat(boot=1))
+                answer = wire.reply()
+                assert isinstance(answer, control.HeartbeatAck) and answer.generation == generation
+            rig.revoke("a")
+            assert first.reply().code is RefusalCode.REVOKED
+            first.send(heartbeat(boot=1))
+            assert first.reply().code is RefusalCode.REVOKED
+            second.send(heartbeat(boot=1))
+            assert isinstance(second.reply(), control.HeartbeatAck)
+
+
 # -- admission ----------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from planner.cluster.run import search
 from planner.replan.compare import block_pairs, drift
 from planner.replan.decide import decide, proven_at_once
 from planner.replan.observation import Observation
@@ -136,7 +137,7 @@ def test_every_search_of_the_plain_policy_gives_a_legal_plan_over_the_same_model
     jobs = policy.searches(now)
     assert {job.combination for job in jobs} == {Combination.ALONE, Combination.ALIGNED}
     assert sum(job.budget_s or 0.0 for job in jobs) == pytest.approx(now.settings.budget_s)
-    found = [(job, run_search(replace(job, budget_s=None))) for job in jobs]
+    found = [(job, search(replace(job, budget_s=None))) for job in jobs]
     for proposal in policy.after(now, found):
         assert predict(proposal.plan, GRAPHS, now.costs, LOADS).busy > 0.0
         assert keeps_up(proposal.plan, LOADS)
@@ -153,7 +154,7 @@ def test_a_search_with_a_budget_stops_when_the_next_round_would_not_fit() -> Non
         return calls[-1]
 
     plan = run_search(SearchJob(models=choices, scheduler="ios", budget_s=20.0), now)
-    assert plan == run_search(SearchJob(models=choices, scheduler="ios"))
+    assert plan == search(SearchJob(models=choices, scheduler="ios"))
     assert calls[-1] <= 20.0
 
 

@@ -14,7 +14,7 @@ from edge_agent.link import events as link
 from edge_agent.link.core import LinkCore
 from edge_agent.link.ledger import Account
 from edge_agent.link.spool import Spool
-from edge_agent.link.states import VERDICTS
+from edge_agent.link.states import TRANSITIONS, VERDICTS, Cause
 from edge_agent.plan_actions import Action
 from edge_agent.plans import PlanManager
 from edge_agent.probation import Probation
@@ -22,6 +22,8 @@ from edge_agent.store import StateFile, write_synced
 from planner.dispatch import events as pev
 from planner.dispatch.core import DispatchCore
 from planner.dispatch.ports import ReportRecord
+from shared.engine.trial import TrialCore
+from shared.engine.windows import WindowFigures
 from shared.ids import DeviceId
 from shared.messages import telemetry
 from shared.messages.control import Desired, DeviceState
@@ -30,7 +32,7 @@ from tests.sim import world
 from tests.sim.agent import SPOOL_BYTES
 from tests.sim.faults import Faults
 from tests.sim.network import DOWN, UP
-from tests.sim.test_situations import offline_for_days
+from tests.sim.test_situations import in_a_trial, offline_for_days
 from tests.sim.watch import Broken
 
 WORLDS = 40
@@ -188,6 +190,26 @@ def test_a_plan_that_runs_before_its_record_is_on_disk_is_found(monkeypatch: pyt
 
     monkeypatch.setattr(PlanManager, "stage", eager)
     assert first_broken().startswith("record:")
+
+
+def test_a_trial_that_a_restart_tries_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with world.world(1, Faults()) as made:
+        in_a_trial(made)
+        monkeypatch.setitem(TRANSITIONS, (DeviceState.TRIAL, Cause.BOOT), DeviceState.RECEIVED)
+        made.agent.crash()
+        with pytest.raises(Broken, match="trial: agent found a trial at its start"):
+            made.until(made.now_s + 5.0)
+
+
+def test_a_trial_that_prefers_the_slower_plan_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = TrialCore.window_ended
+
+    def upside_down(self: TrialCore, window: int, figures: WindowFigures, now: float) -> Any:
+        completed = tuple(max(1, 1000 - count) for count in figures.completed)
+        return honest(self, window, dataclasses.replace(figures, completed=completed), now)
+
+    monkeypatch.setattr(TrialCore, "window_ended", upside_down)
+    assert "prefers" in first_broken(Faults())
 
 
 # -- produced = stored + dropped + spooled ------------------------------------------------------------------

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from shared.messages.control import Autonomy, DeviceState, Origin
+from shared.messages.control import Activation, Autonomy, DeviceState, Origin
 from tests.sim import world
 from tests.sim.agent import SPOOL_BYTES
 from tests.sim.faults import Faults
-from tests.sim.library import SOUND, KnownPlan, Nature
+from tests.sim.library import MODELS, SOUND, KnownPlan, Nature
 from tests.sim.network import DOWN, UP
 from tests.sim.world import Pace, World
 
@@ -119,6 +119,42 @@ def test_a_rolled_back_device_never_reports_up_to_date(seed: int, nature: Nature
             made.agent.crash()
             made.until(made.now_s + 4.0)
             made.converge()
+
+
+def in_a_trial(made: World) -> tuple[KnownPlan, KnownPlan]:
+    """The device runs the first plan, and a trial of the second, which is better, has begun."""
+    a, b = [plan for plan in made.plans if plan.bound is not None and len(plan.needs) == MODELS][:2]
+    made.natures[a.digest], made.natures[b.digest] = SOUND, Nature(speed=1.5)
+    made.begin()
+    made.push(a)
+    made.until(30.0)
+    made.converge()
+    made.push(b, Activation.TRIAL)
+    while made.agent.core.state.state is not DeviceState.TRIAL:
+        made.until(made.now_s + 0.05)
+    return a, b
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_crash_at_any_moment_of_a_trial_rejects_the_plan_for_good(seed: int) -> None:
+    """The candidate may be what stopped the agent.
+
+    1. The device runs `a`, and a trial of `b`, which is better, has begun.
+    2. The agent is killed somewhere in it, before the verdict.
+    3. It starts on `a` and reports `b` as rejected, after another kill too.
+    """
+    with world.world(seed, Faults()) as made:
+        a, b = in_a_trial(made)
+        made.until(made.now_s + made.rng.random() * 2.0)
+        assert made.agent.core.state.state is DeviceState.TRIAL
+        for _ in range(2):
+            made.agent.crash()
+            made.until(made.now_s + 4.0)
+            made.converge()
+            report = made.member.report
+            assert report is not None
+            assert report.state is DeviceState.REJECTED
+            assert (report.seen, report.active) == (b.digest, a.digest)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -47,7 +47,7 @@ def test_worlds_visit_every_state_and_every_fault() -> None:
     kinds -= {"engine_crash"}
     wanted = kinds | {"lost", "repeated", "engine_exit", "cut (0,)", "cut (1,)", "cut (0, 1)"}
     assert wanted <= {name for name, count in happened.items() if count}
-    assert states >= set(DeviceState) - {DeviceState.TRIAL, DeviceState.NO_GAIN}
+    assert states >= set(DeviceState) - {DeviceState.NO_GAIN}
     assert {point for point in points if point.startswith("agent.")} >= {
         "agent.state.before",
         "agent.state.after",

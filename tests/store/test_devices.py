@@ -119,6 +119,26 @@ def test_reports_only_move_forward_and_the_history_follows(store: Store, tmp_pat
     assert store.fleet()[0].boot == 8
 
 
+def test_of_reports_in_one_commit_the_newest_stays_and_a_strangers_holds_up_nobody(store: Store) -> None:
+    enrol(store)
+    other = DeviceId("other")
+    enrol(store, other, 2)
+    store.record_reports([ReportRecord(other, 4, report(9))])
+    store.record_reports(
+        [
+            ReportRecord(DeviceId("stranger"), 1, report(1)),
+            ReportRecord(NANO, 7, report(1, DeviceState.RECEIVED)),
+            ReportRecord(NANO, 7, report(3, DeviceState.PROBATION)),
+            ReportRecord(NANO, 7, report(2, DeviceState.VERIFIED)),
+            ReportRecord(other, 4, report(8, DeviceState.RECEIVED)),
+        ]
+    )
+    first, second = store.device(NANO).report, store.device(other).report
+    assert (first.revision, first.state) == (3, DeviceState.PROBATION)
+    assert (second.revision, second.state) == (9, DeviceState.COMMITTED)
+    assert [info.device for info in store.devices()] == [NANO, other]
+
+
 def test_a_report_of_a_generation_never_given_out_makes_no_history(store: Store) -> None:
     enrol(store)
     store.record_reports([ReportRecord(NANO, 7, report(1, generation=55))])

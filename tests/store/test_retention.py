@@ -204,7 +204,7 @@ def test_facts_stay_with_the_hours_and_traces_go_with_the_rows(store: Store, clo
 def test_an_age_of_zero_keeps_for_ever(store: Store, clock: ManualClock) -> None:
     Device(store).send(measured(clock.wall_us(), random.Random(1)))
     clock.advance(1000 * DAY_S)
-    assert list(store.tidy(Retention(0, 0, 0))) == []
+    assert sum(store.tidy(Retention(0, 0, 0))) == 0
     assert sum(store.tidy(Retention(DAY_S, 0, 0))) == 3
     assert {entry.width_s for entry in store.telemetry_history(NANO, ALL)} == {60}
 

@@ -62,6 +62,19 @@ def test_equal_sequences_of_two_boots_and_two_devices_are_different_rows(store: 
     assert store.telemetry_balance(NANO) == Balance(10, 10, 0, 0)
 
 
+def test_a_commit_of_many_writes_is_what_they_are_one_by_one(store: Store) -> None:
+    """Repeats and overlaps within one group, of a device with a book and of one without."""
+    other = DeviceId("other")
+    enrol(store, other, 2)
+    store.append_telemetry([write_of(0, 4)])
+    group = [write_of(3, 9), write_of(0, 2, device=other), write_of(3, 9), write_of(1, 5, device=other)]
+    store.append_telemetry(group)
+    assert store.telemetry_balance(NANO) == Balance(10, 10, 0, 0)
+    assert store.telemetry_balance(other) == Balance(6, 6, 0, 0)
+    kept = [entry.data for entry in store.telemetry(other, [RowKind.QUEUE_SAMPLE])]
+    assert [one.tasks for one in kept if isinstance(one, QueueSample)] == list(range(6))
+
+
 def test_of_a_ledger_the_larger_counts_win(store: Store) -> None:
     store.append_telemetry([TelemetryWrite(NANO, (), (Ledger(7, 100, 10),))])
     store.append_telemetry([TelemetryWrite(NANO, (), (Ledger(7, 90, 4),))])
