@@ -1,6 +1,7 @@
 """The demo's report: what it promises is checked, and what a person sees stands alone."""
 
 import json
+import math
 import subprocess
 import sys
 from copy import deepcopy
@@ -165,7 +166,7 @@ def test_a_burst_multiplies_arrivals_while_it_lasts_and_nowhere_else() -> None:
     assert at_s == sorted(at_s) and at_s[-1] < 300.0
 
     def close(count: int, expected: float) -> bool:
-        return abs(count - expected) < 4 * expected**0.5  # four standard deviations of a Poisson count
+        return abs(count - expected) < 4 * math.sqrt(expected)  # four standard deviations of a Poisson count
 
     assert close(sum(at < 100.0 for at in at_s), 2000)
     assert close(sum(100.0 <= at < 150.0 for at in at_s), 5000)
