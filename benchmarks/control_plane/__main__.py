@@ -8,9 +8,9 @@ loopback, so planner, devices and this script share the machine's cores.
 
 Heartbeats count when the device has the planner's acknowledgement, rows when it has the acknowledgement that
 follows the commit. A push is timed from the request on the planner's admin socket, all devices' requests at
-once, to the acknowledgement of that device's report. After the kill a newer plan is written to the database
-before the planner starts again, so every device has something to be told; the time runs from the SIGKILL,
-that writing included.
+once, to the acknowledgement of that device's report, while each device sends one heartbeat and one row a
+second. After the kill a newer plan is written to the database before the planner starts again: every device
+has something to be told. The time runs from the SIGKILL, that writing included.
 """
 
 import tempfile
@@ -43,6 +43,8 @@ def measure(devices: int, seconds: float) -> tuple[phases.Figures, list[dict[str
         clients = Clients(Setting(fleet, planner.public_key, planner.endpoints))
         try:
             return _phases(planner, clients, fleet, start, seconds)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}\n{planner.last_words()}") from error
         finally:
             clients.stop()
 
@@ -67,7 +69,8 @@ def _phases(
     figures |= mixed
     figures["planner_cpu_us_per_heartbeat"] = alone["planner_cpu_us_per_heartbeat"]
     figures["client_cpu_share"] = mixed["client_cores"] / (mixed["client_cores"] + mixed["planner_cores"])
-    progress("a plan for everyone, under that load")
+    progress("a plan for everyone, at an ordinary pace")
+    clients.tell(Pace(phases.ORDINARY_HEARTBEATS_PER_S * scale, phases.ORDINARY_ROWS_PER_S * scale))
     figures |= phases.push(clients, data_dir, fleet)
     progress("devices that hang")
     figures |= phases.dead(clients, data_dir)

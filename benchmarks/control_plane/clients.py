@@ -185,13 +185,11 @@ class _Loop:
             device = self._devices[self._beat_next]
             self._beat_next = (self._beat_next + 1) % count
             device.beat(now_s)
-            device.drain(time.monotonic())  # sending may have taken in the signal that something came
         while self._batches_due >= 1.0:
             self._batches_due -= 1.0
             device = self._devices[self._batch_next]
             self._batch_next = (self._batch_next + 1) % count
             device.measure(now_s, new_rows=self._pace.new_rows)
-            device.drain(time.monotonic())
         self._check(now_s)
 
     def _check(self, now_s: float) -> None:

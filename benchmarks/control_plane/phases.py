@@ -20,6 +20,10 @@ HEARTBEATS_PER_S = 10_500.0
 ROWS_PER_S = 5_250.0
 """Offered: a little above the budget, so that what is acknowledged can reach it."""
 
+ORDINARY_HEARTBEATS_PER_S = 1_000.0
+ORDINARY_ROWS_PER_S = 1_000.0
+"""What a thousand devices do that are not driven to the planner's limit."""
+
 _FROZEN = 20
 _PATIENCE_S = 240.0
 

@@ -47,6 +47,12 @@ class PlannerProcess:
         self.public_key = str(ready["public_key"])
         self.endpoints = Endpoints(**ready["endpoints"])
 
+    def last_words(self) -> str:
+        """How the process fares, and what its log says besides the ordinary."""
+        lines = (self.data_dir.parent / "planner.log").read_text(encoding="utf-8").splitlines()
+        unusual = [line for line in lines if " INFO " not in line]
+        return "\n".join([f"planner's exit code: {self._process.poll()}; its log:", *unusual[:200]])
+
     def kill(self) -> float:
         """SIGKILL, and wait until it is gone; returns when it was sent, on the monotonic clock."""
         at_s = time.monotonic()

@@ -6,7 +6,7 @@ from typing import Final
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
-from planner.store.devices import known_device, planner_row
+from planner.store.devices import hold, known_device, planner_row
 from planner.store.tables import (
     ArtifactRow,
     DesiredRow,
@@ -35,6 +35,9 @@ _ENDS: Final = ("committed", "rejected", "no_gain", "rolled_back")
 
 _decoded = lru_cache(maxsize=64)(decode_plan)
 """A plan is a value, and a fleet runs few of them."""
+# What a transaction found out of plans: a group of a thousand pushes of one plan asks once.
+_WHOLE: Final = "plans whose models are all here"
+_NEEDS: Final = "artifacts by plan"
 
 
 def add_model(
@@ -45,6 +48,7 @@ def add_model(
     Raises:
         InputError: the name belongs to another artifact.
     """
+    _models_changed(session)
     row = session.get(ModelRow, name)
     if row is not None and row.digest != digest:
         raise InputError(
@@ -75,6 +79,7 @@ def remove_model(session: Session, name: str) -> Digest | None:
     Raises:
         InputError: there is no such model, or a device's desired plan runs it.
     """
+    _models_changed(session)
     info = models(session, [name])[0]
     users = [
         device
@@ -168,7 +173,9 @@ def plan_info(session: Session, name: str) -> PlanInfo:
 
 def _plan_row(session: Session, name: str) -> PlanRow:
     row = session.get(PlanRow, name)
-    if row is None and len(name) >= 8:
+    if row is not None:
+        hold(session, row)
+    elif len(name) >= 8:
         row = session.scalars(
             select(PlanRow)
             .where(PlanRow.digest.startswith(name, autoescape=True))
@@ -257,11 +264,15 @@ def push(
         )
     )
     session.flush()
+    hold(session, row)  # it is read again to tell the device
     return row.epoch, row.generation
 
 
 def _require_models(session: Session, row: PlanRow) -> None:
     """A plan that names a removed model would leave a device waiting for its artifact for ever."""
+    whole: set[str] = session.info.setdefault(_WHOLE, set())
+    if row.name in whole:
+        return
     for model in _decoded(row.wire).models:
         if session.scalar(select(ModelRow.name).where(ModelRow.digest == model.artifact).limit(1)) is None:
             raise InputError(
@@ -269,6 +280,7 @@ def _require_models(session: Session, row: PlanRow) -> None:
                 "which was removed",
                 remedy="add the model again, or make another plan",
             )
+    whole.add(row.name)
 
 
 def desired(session: Session, device: DeviceId) -> Desired | None:
@@ -331,11 +343,20 @@ def _open_stage_profile(session: Session, device: DeviceId) -> StageProfileReque
 
 
 def _needs(session: Session, row: PlanRow) -> tuple[ArtifactNeed, ...]:
-    plan = _decoded(row.wire)
-    sizes = _sizes(session, [model.artifact for model in plan.models])
-    return tuple(
-        ArtifactNeed(model.name, model.artifact, sizes.get(model.artifact, 1)) for model in plan.models
-    )
+    known: dict[str, tuple[ArtifactNeed, ...]] = session.info.setdefault(_NEEDS, {})
+    if row.name not in known:
+        plan = _decoded(row.wire)
+        sizes = _sizes(session, [model.artifact for model in plan.models])
+        known[row.name] = tuple(
+            ArtifactNeed(model.name, model.artifact, sizes.get(model.artifact, 1)) for model in plan.models
+        )
+    return known[row.name]
+
+
+def _models_changed(session: Session) -> None:
+    """What is known of plans in this transaction may have become wrong."""
+    session.info.pop(_WHOLE, None)
+    session.info.pop(_NEEDS, None)
 
 
 def adopt(session: Session, device: DeviceId, local: LocalPlan, now_us: int) -> bool:

@@ -3,6 +3,7 @@
 import stat
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,32 @@ def test_a_silent_planner_is_an_error_in_time(path: Path) -> None:
 def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="too long"):
         AdminServer(tmp_path / ("x" * 120), _handle)
+
+
+def test_requests_that_wait_for_the_store_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    """Many more pushes than threads; none is answered before the last one was taken."""
+    many, taken = 200, list[Future[admin.AdminReply]]()
+    last = threading.Event()
+
+    def handle(_request: admin.AdminRequest) -> Future[admin.AdminReply]:
+        taken.append(Future())
+        if len(taken) == many:
+            last.set()
+        return taken[-1]
+
+    server = AdminServer(tmp_path / "admin.sock", handle)
+    server.start()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as requests:
+        requests.setsockopt(zmq.LINGER, 0)
+        requests.connect(f"ipc://{tmp_path / 'admin.sock'}")
+        for number in range(many):
+            push = admin.PlanPushRequest(correlation=number, plan="p", device=DeviceId("d"))
+            requests.send_multipart([b"", admin.REQUESTS.encode(push)])
+        assert last.wait(20)
+        taken[0].set_exception(InputError("no such plan: p"))
+        for future in taken[1:]:
+            future.set_result(admin.Done())
+        replies = [admin.REPLIES.decode(requests.recv_multipart()[1]) for _ in range(many)]
+    server.stop()
+    assert {reply.correlation for reply in replies} == set(range(many))
+    assert [type(reply) for reply in replies].count(admin.Failed) == 1

@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import threading
 from concurrent.futures import Future
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from sqlalchemy import event, select, text
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.exc import StaleDataError
 
+from planner.store.manyrows import insert_rows
 from planner.store.reading import DATABASE_FILE
 from planner.store.store import Store
 from planner.store.tables import DeviceRow, PlannerRow
+from planner.store.writer import GROUP
 from planner.telemetry.books import Balance
 from shared.errors import InputError, StorageError, UnavailableError
 from shared.messages.telemetry import RowKind
@@ -157,6 +160,7 @@ def test_kill_in_mid_write_loses_nothing_acknowledged(tmp_path: Path, database_u
     code = """
 import itertools, sys
 from pathlib import Path
+from planner.store.manyrows import insert_rows
 from planner.store.reading import DATABASE_FILE
 from planner.store.store import Store
 from tests.store.helpers import write_of
@@ -213,3 +217,35 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_acknowledged(tmp_path: Path)
     store.append_telemetry([write_of(acknowledged, acknowledged + 99)])
     assert store.telemetry_balance() == Balance(acknowledged + 100, acknowledged + 100, 0, 0)
     store.close()
+
+
+def test_small_writes_go_ahead_of_bulk_and_do_not_starve_it(store: Store) -> None:
+    """While the writer is held, more bulk work queues up than small, and first."""
+    held, go, order = threading.Event(), threading.Event(), list[str]()
+
+    def hold(session: Session) -> None:
+        held.set()
+        assert go.wait(30)
+
+    store.writer.submit(hold)
+    assert held.wait(30)
+    bulk = [store.writer.submit(lambda session: order.append("bulk"), bulk=True) for _ in range(GROUP + 1)]
+    small = [store.writer.submit(lambda session: order.append("small")) for _ in range(GROUP + 1)]
+    go.set()
+    for future in bulk + small:
+        future.result(30)
+    assert [next(run) for _, run in groupby(order)] == ["bulk", "small", "bulk", "small"]
+    assert order.index("small") == GROUP, "one bulk commit ahead, as the commit before it was a small one"
+
+
+@pytest.mark.parametrize("count", [0, 1, 127, 128, 300])
+def test_rows_inserted_by_the_hundred_are_the_rows_given(store: Store, count: int) -> None:
+    rows = [(at, None, f"code {at}", "it's :v1") for at in range(count)]
+    statements: list[str] = []
+    event.listen(store.database.engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
+    with store.database.write() as session:
+        insert_rows(session.connection(), "events", ("at_us", "device", "code", "text"), rows)
+    assert sum(one.startswith("INSERT") for one in statements) <= count / 128 + 7
+    with store.database.read() as session:
+        found = session.execute(text("SELECT at_us, device, code, text FROM events ORDER BY at_us")).all()
+    assert [tuple(one) for one in found] == rows
