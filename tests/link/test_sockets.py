@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -17,6 +18,7 @@ from edge_agent.link.join import join
 from edge_agent.link.membership import load_membership, save_membership
 from edge_agent.link.sockets import new_keys
 from planner.dispatch import zap
+from planner.dispatch.ports import TelemetryWrite
 from planner.dispatch.server import DispatchServer, ServerConfig
 from planner.dispatch.server import new_keys as planner_keys
 from planner.dispatch.sockets import bind_router, require_files
@@ -422,6 +424,49 @@ def test_a_store_that_fails_gets_no_acknowledgement_and_the_rows_later(tmp_path:
             rig.store.append_telemetry = append  # type: ignore[method-assign]
             wait_until(lambda: agent.client.status().telemetry.acknowledged == 1)
     assert len(rig.store.rows) == 1
+
+
+def test_a_batch_that_could_not_be_sent_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lane is full once; an acknowledgement would be waited for for an hour."""
+    send, refused = client_module.LinkClient._send, list[object]()
+
+    def full_once(client: client_module.LinkClient, lane: str, message: object) -> bool:
+        if lane == "telemetry" and not refused:
+            refused.append(message)
+            return False
+        return send(client, lane, message)
+
+    monkeypatch.setattr(client_module.LinkClient, "_send", full_once)
+    with (
+        running("a") as (rig, (keys,)),
+        Agent(rig, "a", keys, tmp_path, telemetry_again_s=3600.0) as agent,
+    ):
+        agent.client.record([telemetry.Event("kept")])
+        wait_until(lambda: agent.client.status().telemetry.acknowledged == 1)
+    assert refused
+
+
+def test_a_report_is_stored_while_telemetry_waits_for_the_disk() -> None:
+    began, go = threading.Event(), threading.Event()
+    with running("busy", "new") as (rig, (busy_keys, new_keys_)):
+        append = rig.store.append_telemetry
+
+        def slow(writes: Sequence[TelemetryWrite]) -> None:
+            began.set()
+            go.wait(30)
+            append(writes)
+
+        rig.store.append_telemetry = slow  # type: ignore[method-assign]
+        with Wire(rig, "control", busy_keys) as wire, Wire(rig, "telemetry", busy_keys) as lane:
+            wire.hello()
+            lane.send(telemetry.TelemetryBatch(rows=(), ranges=(), ledgers=(telemetry.Ledger(1, 0, 0),)))
+            assert began.wait(10)
+            with Wire(rig, "control", new_keys_) as other:
+                assert isinstance(other.hello(), control.Welcome), "and its report is acknowledged"
+            go.set()
+            assert isinstance(lane.reply(), telemetry.TelemetryAck)
 
 
 def test_heartbeats_overtake_a_telemetry_flood() -> None:
