@@ -339,6 +339,7 @@ class PlanManager(Pursuit):
                 return []
             case Verdict.PASSED:
                 self._candidate, self._adopted = None, None
+                self._supervisor.pardon(candidate.digest)
                 actions: list[Action] = []
                 if self._good is not None and self._good.ref.digest != candidate.digest:
                     self._fallback = self._good

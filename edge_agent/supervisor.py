@@ -60,6 +60,11 @@ class Supervisor:
             return 0.0
         return next(self._delays)
 
+    def pardon(self, plan: Digest) -> None:
+        """It was tried again and has outlived its probation: what it did before is forgotten."""
+        self._condemned.discard(plan)
+        self._crashes.pop(plan, None)
+
     def condemned(self, plan: Digest) -> bool:
         """It has crashed the engine too often."""
         return plan in self._condemned

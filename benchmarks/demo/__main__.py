@@ -1,9 +1,10 @@
 """`python -m benchmarks.demo`: the whole system on this machine, then a report of what was measured.
 
 A planner, an agent and three client processes run with folders of their own and nothing shared but sockets.
-Inception V3, ResNet-50 and SqueezeNet 1.0 are imported and shipped; a plan is composed, pushed and run; the
-operators are profiled and a second plan replaces the first under load. Rates are 1:2:4, scaled to what this
-machine was measured to serve.
+Inception V3, ResNet-50 and SqueezeNet 1.0 are imported and shipped; a plan is composed, pushed and run, and
+the operators are profiled. Then three clients ask for tasks, at rates of 1:2:4 scaled to what this machine
+was measured to serve, until a burst on one queue makes the device ask for another plan: the planner searches
+one, and the device tries it against the one that runs.
 """
 
 import argparse
@@ -25,7 +26,7 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("var/demo"), help="folder for the report and all state"
     )
-    parser.add_argument("--seconds", type=float, default=40.0, help="seconds of load (default %(default)s)")
+    parser.add_argument("--seconds", type=float, default=85.0, help="seconds of load (default %(default)s)")
     parser.add_argument(
         "--load", type=float, default=0.5, help="share of the measured capacity (default %(default)s)"
     )
@@ -34,11 +35,11 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the report on stdout")
-    parser.add_argument("--quick", action="store_true", help="8 seconds of load, quarter-width networks")
+    parser.add_argument("--quick", action="store_true", help="30 seconds of load, quarter-width networks")
     given = parser.parse_args()
     options = Options(
         out=given.out,
-        seconds=8.0 if given.quick else given.seconds,
+        seconds=30.0 if given.quick else given.seconds,
         load=given.load,
         width=0.25 if given.quick else given.width,
         seed=given.seed,

@@ -1,6 +1,6 @@
-"""Three charts as inline SVG, so that the report opens anywhere without a network or a script."""
+"""Four charts as inline SVG, so that the report opens anywhere without a network or a script."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from math import ceil, floor, log10
 
@@ -74,17 +74,27 @@ def line_chart(
     x_label: str,
     y_label: str,
     marks: Sequence[tuple[float, str]] = (),
+    limit: tuple[float, str] | None = None,
 ) -> str:
-    """One line per series over shared axes, with vertical marks for moments of decision."""
+    """One line per series over shared axes, with vertical marks for moments of decision.
+
+    `limit` is a value of the y axis that a dashed line shows, and its name.
+    """
     points = [point for line in series.values() for point in line] or [(0.0, 0.0)]
-    frame = _Frame(
-        (min(x for x, _ in points), max(x for x, _ in points)), (0.0, max(y for _, y in points) or 1.0)
-    )
+    highest = max([y for _, y in points] + ([limit[0]] if limit else [])) or 1.0
+    frame = _Frame((min(x for x, _ in points), max(x for x, _ in points)), (0.0, highest))
     parts = frame.axes(x_label, y_label)
-    for at, text in marks:
+    if limit:
+        y = frame.py(limit[0])
+        parts.append(f'<line class="mark" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(
+            f'<text class="tick" x="{WIDTH - _RIGHT - 4}" y="{y - 5:.1f}" text-anchor="end">'
+            f"{escape(limit[1])}</text>"
+        )
+    for at, text, row in _in_rows(marks, lambda at: frame.px(at)):
         x = frame.px(at)
         parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>')
-        parts.append(f'<text class="tick" x="{x + 4:.1f}" y="{_TOP + 10}">{escape(text)}</text>')
+        parts.append(f'<text class="tick" x="{x + 4:.1f}" y="{_TOP + 10 + 13 * row}">{escape(text)}</text>')
     for index, (name, line) in enumerate(series.items()):
         path = " ".join(f"{frame.px(x):.1f},{frame.py(y):.1f}" for x, y in line)
         color = COLORS[index % len(COLORS)]
@@ -93,6 +103,38 @@ def line_chart(
             f"<title>{escape(name)}</title></polyline>"
         )
     return _svg(parts, HEIGHT, title)
+
+
+def _in_rows(
+    marks: Sequence[tuple[float, str]], px: Callable[[float], float]
+) -> Iterator[tuple[float, str, int]]:
+    """Each mark with the row of its text, so that neighbours do not write over each other."""
+    ends: list[float] = []
+    for at, text in sorted(marks):
+        begin = px(at)
+        row = next((row for row, end in enumerate(ends) if end <= begin), len(ends))
+        ends[row : row + 1] = [begin + 8 + 6.5 * len(text)]
+        yield at, text, row
+
+
+def scatter_chart(
+    points: Mapping[str, Sequence[tuple[float, float, str]]], *, title: str, x_label: str, y_label: str
+) -> str:
+    """Points (x, y, what it is) of each series in equal units, and the diagonal on which x equals y."""
+    highest = max((max(x, y) for series in points.values() for x, y, _ in series), default=1.0)
+    frame = _Frame((0.0, highest), (0.0, highest), height=320)
+    parts = frame.axes(x_label, y_label)
+    parts.append(
+        f'<line class="mark" x1="{frame.px(0):.1f}" y1="{frame.py(0):.1f}" '
+        f'x2="{frame.px(highest):.1f}" y2="{frame.py(highest):.1f}"/>'
+    )
+    for index, series in enumerate(points.values()):
+        for x, y, text in series:
+            parts.append(
+                f'<circle cx="{frame.px(x):.1f}" cy="{frame.py(y):.1f}" r="4" '
+                f'style="fill:{COLORS[index % len(COLORS)]}"><title>{escape(text)}</title></circle>'
+            )
+    return _svg(parts, 320, title)
 
 
 def distribution_chart(samples: Mapping[str, Sequence[float]], *, title: str, x_label: str) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from benchmarks.demo.charts import COLORS, distribution_chart, line_chart, timeline_chart
+from benchmarks.demo.charts import COLORS, distribution_chart, line_chart, scatter_chart, timeline_chart
 
 _STYLE = """
 :root { --bg:#fbfaf7; --ink:#22262b; --soft:#6b7280; --rule:#e3e0d8; --card:#ffffff;
@@ -26,6 +26,7 @@ th,td { padding:6px 10px; border-bottom:1px solid var(--rule); text-align:right;
 th:first-child,td:first-child,.text th,.text td { text-align:left; }
 th { color:var(--soft); font-weight:600; }
 code { font:13px ui-monospace, "DejaVu Sans Mono", monospace; overflow-wrap:anywhere; white-space:normal; }
+.wide { display:block; min-width:220px; white-space:normal; }
 td code { display:block; max-width:640px; } summary { cursor:pointer; color:var(--soft); }
 svg { width:100%; height:auto; display:block; } .grid { stroke:var(--rule); } .mark { stroke:var(--soft);
   stroke-dasharray:4 3; } .tick { fill:var(--soft); font-size:11px; }
@@ -44,7 +45,9 @@ def render(report: Mapping[str, Any]) -> str:
         _cards(report),
         "<h2>Models</h2>" + _models(report["models"]),
         "<h2>Queues over time</h2>" + _legend(names) + _figure(_queues(report)),
+        "<h2>Queue variance and re-plans</h2>" + _figure(_variance(report)) + _replans(report["replans"]),
         "<h2>Latency, submit to result</h2>" + _legend(names) + _figure(_latencies(report)),
+        "<h2>Steps, predicted and measured</h2>" + _predicted(report),
         "<h2>The schedule as it ran</h2>" + _timeline(report, names),
         "<h2>Plans</h2>" + _generations(report["generations"]),
         "<h2>Stage strings of the last plan</h2>" + _schedules(report["schedules"]),
@@ -149,6 +152,70 @@ def _queues(report: Mapping[str, Any]) -> str:
     return line_chart(
         series, title="Queue lengths", x_label="seconds of the run", y_label="queued tasks", marks=marks
     )
+
+
+def _variance(report: Mapping[str, Any]) -> str:
+    queues = report["queues"]
+    marks = []
+    for replan in report["replans"]:
+        decided_s = replan["at_s"] + replan["trigger_to_decision_ms"] / 1000
+        marks += [(replan["at_s"], "trigger"), (decided_s, replan["outcome"].replace("_", " "))]
+    return line_chart(
+        {"queue variance": list(zip(queues["at_s"], queues["variance_s2"], strict=True))},
+        title="Variance of queued work over the queues",
+        x_label="seconds of the run",
+        y_label="s²",
+        marks=marks,
+        limit=(queues["threshold_s2"], "threshold"),
+    )
+
+
+def _replans(replans: Sequence[Mapping[str, Any]]) -> str:
+    return _table(
+        ["at", "trigger", "value", "threshold", "outcome", "ratio", "decided after", "active after", "why"],
+        [
+            [
+                f"{r['at_s']:.1f} s",
+                escape(r["trigger"].replace("_", " ")),
+                f"{r['value']:.3g}",
+                f"{r['threshold']:.3g}",
+                escape(r["outcome"].replace("_", " ")),
+                _ratio(r),
+                f"{r['trigger_to_decision_ms'] / 1000:.1f} s",
+                "never" if r["trigger_to_active_ms"] is None else f"{r['trigger_to_active_ms'] / 1000:.1f} s",
+                f'<span class="wide">{escape(r["reason"])}</span>',
+            ]
+            for r in replans
+        ],
+        "text",
+    )
+
+
+def _ratio(replan: Mapping[str, Any]) -> str:
+    if replan["ratio"] is None:
+        return "-"
+    low, high = replan["interval"]
+    return f"{replan['ratio']:.3f} ({low:.3f} to {high:.3f})"
+
+
+def _predicted(report: Mapping[str, Any]) -> str:
+    generation = {g["plan"]: g["generation"] for g in report["generations"]}
+    series: dict[str, list[tuple[float, float, str]]] = {}
+    for entry in report["predicted"]:
+        name = f"plan {generation.get(entry['plan'], entry['plan'][:12])}"
+        text = f"{name}, {entry['block']}: {entry['steps']} steps"
+        series.setdefault(name, []).append((entry["predicted_ms"], entry["measured_ms"], text))
+    chart = scatter_chart(
+        series,
+        title="Predicted and measured step times",
+        x_label="predicted from operators timed alone, ms",
+        y_label="measured under load, ms",
+    )
+    note = (
+        '<p class="soft">Each point is one combined block; on the dashed line the prediction was exact. '
+        "Above it: steps of other lanes and the clients took their share of the processor.</p>"
+    )
+    return note + _legend(list(series)) + _figure(chart)
 
 
 def _latencies(report: Mapping[str, Any]) -> str:

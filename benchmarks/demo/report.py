@@ -55,6 +55,21 @@ def total_tasks(models: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return _tasks(sums["submitted"], sums)
 
 
+def _unsound(replan: Mapping[str, Any]) -> str:
+    """What a re-plan's entry says that cannot be; empty when it is sound."""
+    what = f"the re-plan {replan['at_s']:.1f} s into the load"
+    if not replan["value"] > replan["threshold"]:
+        return f"{what} was triggered by {replan['value']:g}, which is not above {replan['threshold']:g}"
+    if replan["outcome"] in ("rejected", "no_gain") and replan["trigger_to_active_ms"] is not None:
+        return f"{what} is {replan['outcome']} and yet its plan became active"
+    if replan["outcome"] == "committed" and replan["trigger_to_active_ms"] is None:
+        return f"{what} committed a plan that never became active"
+    low_high = replan["interval"]
+    if low_high is not None and not low_high[0] <= replan["ratio"] <= low_high[1]:
+        return f"{what} states the ratio {replan['ratio']:g} outside its interval {low_high}"
+    return ""
+
+
 def check(report: Mapping[str, Any]) -> list[str]:
     """What the report promises and does not hold, in words; empty when all is well."""
     problems = [
@@ -72,6 +87,7 @@ def check(report: Mapping[str, Any]) -> list[str]:
         problems.append(f"only {tasks['completed']} tasks completed")
     if telemetry["produced"] != telemetry["stored"] + telemetry["dropped"]:
         problems.append(f"telemetry does not add up: {telemetry}")
+    problems += [problem for entry in report["replans"] if (problem := _unsound(entry))]
     if report["first_valid_plan_s"] >= 1.0:
         problems.append(f"the first valid plan took {report['first_valid_plan_s']:.2f} s")
     if report["difference"] > MAX_DIFFERENCE:

@@ -10,11 +10,14 @@ from typing import Any
 
 from benchmarks.demo.compare import compare, read_samples
 from benchmarks.demo.page import render
+from benchmarks.demo.predicted import measured_costs, predicted
 from benchmarks.demo.processes import DemoFailed
 from benchmarks.demo.report import check, model_entry, total_tasks
-from benchmarks.demo.timeline import timeline
+from benchmarks.demo.timeline import artifact_graphs, last_active, timeline
 from benchmarks.report import machine, versions
+from shared.bound import bind
 from shared.plan import Plan, decode_plan
+from shared.policy.queues import variance, variance_threshold_s2
 from shared.stage_string import to_string
 
 PACKAGES = ("stageloom", "onnxruntime", "onnx", "numpy", "pyzmq", "msgpack", "msgspec", "sqlalchemy")
@@ -28,14 +31,20 @@ class Run:
     started_at: datetime
     began_s: float
     wall_minus_monotonic_s: float
-    plans: Sequence[Mapping[str, Any]]  # as `stageloom plan create --json` printed them
-    active_at_s: Mapping[str, float]  # plan digest -> when it was seen active
+    plans: Sequence[Mapping[str, Any]]  # every plan that was desired, as `stageloom plan show --json`
+    first_plan_s: float  # seconds that composing the first one took
     models: Mapping[str, Mapping[str, Any]]  # as `stageloom model list --json`
     history: Sequence[Mapping[str, Any]]  # as `stageloom plan history --json`
+    replans: Sequence[Mapping[str, Any]]  # as `stageloom replans --json`
     telemetry: Mapping[str, int]
     rows: Sequence[Mapping[str, Any]]  # as `stageloom telemetry --json`
     client_files: Mapping[str, Path]
     model_files: Mapping[str, Path]
+    deadline_s: float  # of every task, from its submission
+
+    def second(self, at_us: float) -> float:
+        """Seconds after the load began, from microseconds of the wall clock."""
+        return round(at_us / 1e6 - self.began_s - self.wall_minus_monotonic_s, 3)
 
 
 def assemble(run: Run) -> dict[str, Any]:
@@ -45,8 +54,11 @@ def assemble(run: Run) -> dict[str, Any]:
         DemoFailed: it does not hold what it promises.
     """
     loads = {name: json.loads(path.read_text()) for name, path in run.client_files.items()}
-    last = run.plans[-1]
-    plan = decode_plan(b64decode(last["wire"]), last["digest"])
+    plans = {plan["digest"]: decode_plan(b64decode(plan["wire"]), plan["digest"]) for plan in run.plans}
+    last = next(plan for plan in run.plans if plan["digest"] == last_active(run.rows))
+    plan = plans[last["digest"]]
+    graphs = artifact_graphs(run.models, run.out)
+    bound = {digest: bind(one, graphs) for digest, one in plans.items()}
     blocks = {model.name: model.num_blocks for model in plan.models}
     models = [model_entry(loads[name], run.models[name], blocks[name]) for name in loads]
     differences, sensitivities, samples = [], [], 0
@@ -64,15 +76,17 @@ def assemble(run: Run) -> dict[str, Any]:
         "versions": versions(PACKAGES),
         "models": models,
         "tasks": total_tasks(models),
-        "first_valid_plan_s": run.plans[0]["search_s"],
+        "first_valid_plan_s": run.first_plan_s,
         "plan_bytes": {"text": last["text_bytes"], "wire": last["wire_bytes"]},
         "generations": _generations(run),
+        "replans": _replans(run),
         "telemetry": dict(run.telemetry),
         "difference": max(differences),
         "sensitivity": min(sensitivities),
         "samples": samples,
         "queues": _queues(run, list(loads)),
-        "timeline": timeline(run.rows, last["digest"], plan, run.models, run.out),
+        "predicted": predicted(run.rows, bound, measured_costs(run.rows)),
+        "timeline": timeline(run.rows, last["digest"], bound[last["digest"]]),
         "schedules": _schedules(plan),
     }
     if problems := check(report):
@@ -88,8 +102,10 @@ def write(report: Mapping[str, Any], out: Path) -> None:
 
 def _generations(run: Run) -> list[dict[str, Any]]:
     scheduler = {plan["digest"]: plan["scheduler"] for plan in run.plans}
-    entries = [entry for entry in reversed(run.history) if entry["digest"] in scheduler]
-    latest = {entry["generation"]: entry for entry in entries}
+    latest = {entry["generation"]: entry for entry in reversed(run.history) if entry["digest"] in scheduler}
+    active_us = {
+        row["generation"]: row["at_us"] for row in reversed(run.rows) if row["kind"] == "plan_activated"
+    }
     return [
         {
             "generation": generation,
@@ -97,23 +113,48 @@ def _generations(run: Run) -> list[dict[str, Any]]:
             "scheduler": scheduler[entry["digest"]],
             "decided_by": entry["decided_by"],
             "state": entry["state"],
-            "active_at_s": round(run.active_at_s[entry["digest"]] - run.began_s, 3),
+            "active_at_s": run.second(active_us[generation]) if generation in active_us else None,
         }
-        for generation, entry in latest.items()
+        for generation, entry in sorted(latest.items())
+    ]
+
+
+def _replans(run: Run) -> list[dict[str, Any]]:
+    return [
+        {
+            "at_s": run.second(entry["at_us"]),
+            "trigger": entry["cause"],
+            "value": entry["value"],
+            "threshold": entry["threshold"],
+            "plan": entry["digest"],
+            "outcome": entry["outcome"],
+            "ratio": entry["ratio"],
+            "interval": None if entry["ratio_low"] is None else [entry["ratio_low"], entry["ratio_high"]],
+            "trigger_to_decision_ms": entry["trigger_to_decision_ms"],
+            "trigger_to_active_ms": entry["trigger_to_active_ms"],
+            "reason": entry["reason"],
+        }
+        for entry in sorted(run.replans, key=lambda entry: entry["at_us"])
     ]
 
 
 def _queues(run: Run, names: Sequence[str]) -> dict[str, Any]:
-    """Queue lengths over the load, on the common moments at which the agent sampled all queues."""
-    began_us = (run.began_s + run.wall_minus_monotonic_s) * 1e6
-    moments: dict[int, dict[str, int]] = {}
+    """Queues over the load, on the common moments at which the agent sampled all of them."""
+    moments: dict[int, dict[str, Mapping[str, Any]]] = {}
     for row in run.rows:
-        if row["kind"] == "queue_sample" and row["at_us"] >= began_us:
-            moments.setdefault(row["at_us"], {})[row["model"]] = row["tasks"]
-    full = {at: tasks for at, tasks in sorted(moments.items()) if set(names) <= set(tasks)}
+        if row["kind"] == "queue_sample" and run.second(row["at_us"]) >= 0.0:
+            moments.setdefault(row["at_us"], {})[row["model"]] = row
+    full = {at: rows for at, rows in sorted(moments.items()) if set(names) <= set(rows)}
+    work_s = {name: [rows[name]["queued_work_us"] / 1e6 for rows in full.values()] for name in names}
     return {
-        "at_s": [round((at - began_us) / 1e6, 3) for at in full],
-        "tasks": {name: [tasks[name] for tasks in full.values()] for name in names},
+        "at_s": [run.second(at) for at in full],
+        "tasks": {name: [rows[name]["tasks"] for rows in full.values()] for name in names},
+        "work_s": work_s,
+        "variance_s2": [variance(instant) for instant in zip(*work_s.values(), strict=True)],
+        "threshold_s2": next(
+            (entry["threshold"] for entry in run.replans if entry["cause"] == "variance"),
+            variance_threshold_s2([run.deadline_s]),
+        ),
     }
 
 

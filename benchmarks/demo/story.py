@@ -22,10 +22,13 @@ from shared.errors import UnavailableError
 
 MODELS = ("inception_v3", "resnet50", "squeezenet")
 WEIGHTS = (1, 2, 4)  # rates of the three clients, before scaling
+BURST_MODEL = "squeezenet"
+BURST_BEGIN_S, BURST_SECONDS = 8.0, 5.0
+BURST_LOAD = 2.0  # of the measured capacity, while the burst lasts: queues grow by a second of work a second
 DEVICE = "demo"
 DEADLINE_S = 2.0
 CALIBRATE_S = 2.0
-PATIENCE_S = 60.0
+PATIENCE_S = 90.0  # longer than a trial
 PLANNER, AGENT = "planner", "edge_agent"
 
 
@@ -64,14 +67,11 @@ def tell(options: Options) -> dict[str, Any]:
         story.add_models()
         first = story.make_plan("first", "--scheduler", "sequential", "--lanes", "2")
         story.run_plan(first)
-        rates = story.calibrate()
+        service_s = story.calibrate()
         story.profile()
-        story.start_clients(rates)
-        second = story.make_plan("second", "--scheduler", "greedy", "--partition", "paper")
-        story.watch(until_s=options.seconds * 0.4)
-        story.run_plan(second)
-        story.watch(until_s=float("inf"))
-        run = story.finish(started_at, [first, second])
+        story.start_clients(service_s)
+        story.watch()
+        run = story.finish(started_at, first["search_s"])
     report = assemble(run)
     write(report, out)
     console.print(f"report: {out / 'report.html'}")
@@ -89,7 +89,6 @@ class _Story:
         self.socket = Path(processes.environment["STAGELOOM_AGENT_SOCKET"])
         self.began_s = 0.0
         self.clients: dict[str, Lines] = {}
-        self.active_at_s: dict[str, float] = {}
 
     def say(self, text: str) -> None:
         self.console.print(f"[bold]·[/bold] {text}", highlight=False)
@@ -156,38 +155,43 @@ class _Story:
             return bool(report["active"] == plan["digest"])
 
         self.until("the plan to become active", active, ["planner", "agent"])
-        self.active_at_s[plan["digest"]] = time.monotonic()
         self.say(f"plan {plan['digest'][:12]} is active on the device")
 
     def calibrate(self) -> list[float]:
-        """Rates for the clients: 1:2:4 of what this machine serves, measured through the agent itself."""
+        """Seconds per task of each model on this machine, measured through the agent itself."""
         with Client(self.socket) as client:
             service_s = [_service_s(client, name) for name in MODELS]
-        scale = self.options.load / sum(w * s for w, s in zip(WEIGHTS, service_s, strict=True))
-        rates = [weight * scale for weight in WEIGHTS]
-        self.say(
-            "measured capacity "
-            + ", ".join(f"{name} {1 / s:.0f}/s" for name, s in zip(MODELS, service_s, strict=True))
-            + "; asking for "
-            + ", ".join(f"{rate:.1f}/s" for rate in rates)
-        )
-        return rates
+        capacity = ", ".join(f"{name} {1 / s:.0f}/s" for name, s in zip(MODELS, service_s, strict=True))
+        self.say(f"measured capacity, each alone: {capacity}")
+        return service_s
 
     def profile(self) -> None:
         """Time every operator on the device, while its queues are empty."""
         self.say("profiling operators on the device")
         self.planner("device", "profile", DEVICE, *(w for m in MODELS for w in ("--model", m)), "--wait")
 
-    def start_clients(self, rates: Sequence[float]) -> None:
-        """Three processes, each with its own arrivals."""
+    def start_clients(self, service_s: Sequence[float]) -> None:
+        """Three processes, each with its own arrivals, in proportion 1:2:4; one of them with a burst."""
         (self.out / "clients").mkdir(parents=True, exist_ok=True)
-        for index, (name, rate) in enumerate(zip(MODELS, rates, strict=True)):
+        options = self.options
+        scale = options.load / sum(w * s for w, s in zip(WEIGHTS, service_s, strict=True))
+        rates = dict(zip(MODELS, (weight * scale for weight in WEIGHTS), strict=True))
+        bursting = rates[BURST_MODEL] * service_s[MODELS.index(BURST_MODEL)]
+        factor = 1.0 + (BURST_LOAD - options.load) / bursting
+        asked = ", ".join(f"{rate:.1f}/s" for rate in rates.values())
+        self.say(
+            f"asking for {asked}; {BURST_MODEL} {factor:.0f} times as often from second {BURST_BEGIN_S:g} "
+            f"to {BURST_BEGIN_S + BURST_SECONDS:g}"
+        )
+        for index, (name, rate) in enumerate(rates.items()):
+            burst = f"--burst={BURST_BEGIN_S}:{BURST_SECONDS}:{factor if name == BURST_MODEL else 1.0:.3f}"
             process = self.processes.start(
                 f"client-{name}",
                 "benchmarks.demo.load",
                 *("--endpoint", str(self.socket), "--model", name, "--rate", f"{rate:.4f}"),
                 *("--seconds", str(self.options.seconds), "--deadline", str(DEADLINE_S)),
                 *("--seed", str(self.options.seed * 10 + index), "--out", str(self.client_file(name))),
+                burst,
             )
             assert process.stdout is not None
             self.clients[name] = Lines(process.stdout)
@@ -196,47 +200,56 @@ class _Story:
     def client_file(self, name: str) -> Path:
         return self.out / "clients" / f"{name}.json"
 
-    def watch(self, until_s: float) -> None:
-        """The live table, until a moment of the load or until every client has ended."""
+    def watch(self) -> None:
+        """The live table, until every client has ended."""
         running = [self.processes.running[f"client-{name}"] for name in MODELS]
         watch_load(
             self.console,
             {name: lines for name, lines in self.clients.items()},
             total_s=self.options.seconds,
             began_s=self.began_s,
-            done=lambda: (
-                time.monotonic() - self.began_s >= until_s
-                or all(process.poll() is not None for process in running)
-            ),
+            done=lambda: all(process.poll() is not None for process in running),
             check=lambda: self.processes.require_alive(["planner", "agent"]),
         )
 
-    def finish(self, started_at: datetime, plans: Sequence[dict[str, Any]]) -> Run:
-        """Stop the agent, which hands over its last telemetry, then read what the planner has stored."""
+    def finish(self, started_at: datetime, first_plan_s: float) -> Run:
+        """Wait until every re-plan is decided and telemetry has come, then read what the planner stored."""
         for name in MODELS:
             process = self.processes.running[f"client-{name}"]
             process.wait(PATIENCE_S)
             if process.returncode:
                 raise DemoFailed(f"client {name}: {self.processes.tail(f'client-{name}')}")
+        self.until("the re-plan to be decided", self.decided, ["planner", "agent"])
         self.say("draining telemetry")
         self.until("telemetry to drain", self.telemetry_balanced, ["planner", "agent"])
+        history = self.planner("plan", "history", DEVICE)
+        desired = {entry["plan"] for entry in history if entry["digest"]}
         run = Run(
             out=self.out,
             started_at=started_at,
             began_s=self.began_s,
             wall_minus_monotonic_s=time.time() - time.monotonic(),
-            plans=plans,
-            active_at_s=self.active_at_s,
+            plans=[self.planner("plan", "show", name) for name in sorted(desired)],
+            first_plan_s=first_plan_s,
             models={model["model"]: model for model in self.planner("model", "list")},
-            history=self.planner("plan", "history", DEVICE),
+            history=history,
+            replans=self.planner("replans", DEVICE),
             telemetry=self.books(),
             rows=self.planner("telemetry", DEVICE),
             client_files={name: self.client_file(name) for name in MODELS},
             model_files={name: self.model_path(name) for name in MODELS},
+            deadline_s=DEADLINE_S,
         )
         self.processes.stop("agent")
         self.processes.stop("planner")
         return run
+
+    def decided(self) -> bool:
+        """At least one re-plan, and none of them open."""
+        replans = self.planner("replans", DEVICE)
+        if not replans:
+            raise DemoFailed("the burst made no queue diverge enough for a re-plan")
+        return all(replan["outcome"] != "pending" for replan in replans)
 
     def books(self) -> dict[str, int]:
         """Telemetry rows produced by the device, stored and dropped."""

@@ -1,27 +1,35 @@
-"""The last plan's schedule as it ran: sampled step traces, joined with the operators behind them."""
+"""The last active plan's schedule as it ran: sampled step traces, joined with the operators behind them."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from shared.artifact import open_artifact
-from shared.bound import BoundPlan, bind
+from shared.bound import BoundPlan
+from shared.graph import Graph
+from shared.ids import Digest
 from shared.launch_list import lower
-from shared.plan import Plan
 
 WINDOW_US = 120_000
 
 
-def timeline(
-    rows: Sequence[Mapping[str, Any]],
-    digest: str,
-    plan: Plan,
-    models: Mapping[str, Mapping[str, Any]],
-    out: Path,
-) -> list[dict[str, Any]]:
+def last_active(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Digest of the plan that was activated last."""
+    return str(
+        max((row for row in rows if row["kind"] == "plan_activated"), key=lambda r: r["at_us"])["plan"]
+    )
+
+
+def artifact_graphs(models: Mapping[str, Mapping[str, Any]], out: Path) -> dict[Digest, Graph]:
+    """Graphs of the planner's artifacts, by digest."""
+    return {
+        Digest(model["digest"]): open_artifact(_artifact(out, model["digest"]), model["digest"]).graph
+        for model in models.values()
+    }
+
+
+def timeline(rows: Sequence[Mapping[str, Any]], digest: str, bound: BoundPlan) -> list[dict[str, Any]]:
     """The runs of operators of the busiest window of `WINDOW_US`, times in milliseconds from its start."""
-    paths = {model["digest"]: path for model in models.values() for path in [_artifact(out, model["digest"])]}
-    bound = bind(plan, {key: open_artifact(path, key).graph for key, path in paths.items()})
     traces = sorted(
         (
             row

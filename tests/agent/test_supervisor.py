@@ -78,3 +78,15 @@ def test_probation_fails_exactly_when_enough_of_those_that_ran_have_failed(failu
         if expected is Verdict.OPEN and fails and failed >= 3 and failed > 0.1 * index:
             expected = Verdict.FAILED
         assert probation.verdict is expected
+
+
+def test_a_plan_that_outlives_its_probation_is_no_longer_condemned() -> None:
+    supervisor = Supervisor(Random(0))
+    plan = Digest("a" * 64)
+    for second in range(3):
+        supervisor.crashed(plan, float(second))
+    assert supervisor.condemned(plan)
+    supervisor.pardon(plan)
+    assert not supervisor.condemned(plan)
+    supervisor.crashed(plan, 4.0)
+    assert not supervisor.condemned(plan), "it starts anew"

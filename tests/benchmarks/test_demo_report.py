@@ -1,17 +1,20 @@
 """The demo's report: what it promises is checked, and what a person sees stands alone."""
 
 import json
+import math
 import subprocess
 import sys
 from copy import deepcopy
 from html.parser import HTMLParser
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 
 from benchmarks.demo.charts import nice_ticks
+from benchmarks.demo.load import Burst, arrivals
 from benchmarks.demo.page import render
 from benchmarks.demo.report import SCHEMA, check, percentile, total_tasks
 
@@ -60,7 +63,37 @@ def sound_report() -> dict[str, Any]:
         "difference": 1e-6,
         "sensitivity": 0.5,
         "samples": 12,
-        "queues": {"at_s": [0.0, 1.0], "tasks": {"one": [0, 1], "two": [2, 0], "<three>": [0, 0]}},
+        "replans": [
+            {
+                "at_s": 4.0,
+                "trigger": "variance",
+                "value": 0.4,
+                "threshold": 0.25,
+                "plan": DIGEST,
+                "outcome": "committed",
+                "ratio": 1.08,
+                "interval": [1.03, 1.13],
+                "trigger_to_decision_ms": 21_000.0,
+                "trigger_to_active_ms": 21_010.0,
+                "reason": "better by more than 2%",
+            }
+        ],
+        "queues": {
+            "at_s": [0.0, 1.0],
+            "tasks": {"one": [0, 1], "two": [2, 0], "<three>": [0, 0]},
+            "work_s": {"one": [0.0, 0.1], "two": [0.2, 0.0], "<three>": [0.0, 0.0]},
+            "variance_s2": [0.0089, 0.0022],
+            "threshold_s2": 0.25,
+        },
+        "predicted": [
+            {
+                "plan": DIGEST,
+                "block": "<three>#0.2",
+                "steps": 40,
+                "predicted_ms": 1.5,
+                "measured_ms": 2.5,
+            }
+        ],
         "timeline": [
             {
                 "lane": 0,
@@ -106,6 +139,12 @@ def test_the_schema_is_a_schema_and_a_sound_report_has_no_problem() -> None:
         (("sensitivity",), 1e-2, "hardly depend"),
         (("plan_bytes", "wire"), 1025, "plan_bytes/wire"),
         (("models",), sound_report()["models"][:2], "models"),
+        (("replans",), [], "replans"),
+        (("replans", 0, "value"), 0.2, "not above 0.25"),
+        (("replans", 0, "outcome"), "no_gain", "yet its plan became active"),
+        (("replans", 0, "trigger_to_active_ms"), None, "never became active"),
+        (("replans", 0, "ratio"), 1.2, "outside its interval"),
+        (("replans", 0, "outcome"), "pending", "pending"),
         (("timeline",), [], "timeline"),
         (("surprise",), 1, "surprise"),
     ],
@@ -119,6 +158,20 @@ def test_a_percentile_is_the_nearest_rank() -> None:
     values = [float(v) for v in range(100, 0, -1)]
     assert [percentile(values, f) for f in (0.5, 0.99, 1.0)] == [50.0, 99.0, 100.0]
     assert percentile([7.0], 0.5) == percentile([7.0], 0.99) == 7.0
+
+
+def test_a_burst_multiplies_arrivals_while_it_lasts_and_nowhere_else() -> None:
+    rate_per_s, burst = 20.0, Burst(begin_s=100.0, seconds_s=50.0, factor=5.0)
+    at_s = list(arrivals(Random(1), rate_per_s, 300.0, burst))
+    assert at_s == sorted(at_s) and at_s[-1] < 300.0
+
+    def close(count: int, expected: float) -> bool:
+        return abs(count - expected) < 4 * math.sqrt(expected)  # four standard deviations of a Poisson count
+
+    assert close(sum(at < 100.0 for at in at_s), 2000)
+    assert close(sum(100.0 <= at < 150.0 for at in at_s), 5000)
+    assert close(sum(at >= 150.0 for at in at_s), 3000)
+    assert list(arrivals(Random(1), rate_per_s, 100.0, None)) == [at for at in at_s if at < 100.0]
 
 
 def test_ticks_are_round_and_cover_the_range() -> None:

@@ -78,6 +78,13 @@ class Planner:
                 blob = store.artifacts[digest]
                 chunk = pev.ChunkRead(ticket, len(blob), blob[offset : offset + length])
                 world.later(world.rng.random() * 0.1, lambda: self.do(chunk))
+            case pev.StoreAlarm(device, alarm):
+                self._store(
+                    lambda: store.record_alarm(device, alarm),
+                    lambda ok: pev.AlarmStored(device, alarm, ok=ok),
+                )
+            case pev.AdoptLocal():
+                self._adopt(action)
             case pev.Reissue():
                 self._reissue(action)
             case pev.PresenceChanged(device, online):
@@ -102,6 +109,13 @@ class Planner:
 
         self._store(commit, answer)
 
+    def _adopt(self, action: pev.AdoptLocal) -> None:
+        store, made = self.world.store, list[Desired | None]()
+        self._store(
+            lambda: made.append(store.adopt_local(action.device, action.plan)),
+            lambda ok: pev.LocalSettled(action.device, action.plan, made[0] if ok else None),
+        )
+
     def push(self, device: DeviceId, wanted: Desired) -> None:
         """An operator's order: committed, then told to the core; the process may stop between the two."""
         desired = self.world.store.push(device, wanted)
@@ -111,7 +125,7 @@ class Planner:
         else:
             self.do(pev.DesiredChanged(device, desired))
 
-    def _store(self, commit: Callable[[], None], answer: Callable[[bool], pev.Event]) -> None:
+    def _store(self, commit: Callable[[], object], answer: Callable[[bool], pev.Event]) -> None:
         """Commit in turn, then answer; the process may stop before, between or after."""
         world = self.world
 

@@ -75,6 +75,10 @@ class Watch:
             possible += [seen.before, LinkState()] if seen.before == LinkState() else [seen.before]
             self._forget(seen, state)
         require(state in possible, "disk", f"a start finds {state}, written was {possible}")
+        if problem:
+            seen.before = state
+        elif state != seen.saved:
+            seen.before = seen.saved  # the write was through, though nobody heard of it
         seen.saved, seen.saving = state, None
         seen.found_in_trial = _pair(state) if state.state is DeviceState.TRIAL else None
         self._take_record(seen, state)

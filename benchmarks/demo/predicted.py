@@ -1,0 +1,65 @@
+"""What the planner expected of the plans' steps, beside what the device measured while it served."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from planner.costs.measured import cost_table
+from shared.bound import BoundPlan
+from shared.ids import Digest
+from shared.messages.telemetry import OperatorTiming
+from shared.schedule import StageSchedule
+from shared.search.costs import CostTable
+
+
+def measured_costs(rows: Iterable[Mapping[str, Any]]) -> CostTable:
+    """The operator times that the run's profiles brought."""
+    return cost_table(
+        (Digest(row["artifact"]), {one["operator"]: OperatorTiming(**one) for one in row["timings"]})
+        for row in rows
+        if row["kind"] == "profile_result"
+    )
+
+
+def predicted(
+    rows: Sequence[Mapping[str, Any]], plans: Mapping[str, BoundPlan], costs: CostTable
+) -> list[dict[str, Any]]:
+    """One entry per combined block of `plans` (by digest) that ran with all its members active.
+
+    Predicted is the schedule's cost from operators timed alone; measured is the mean of its steps under load,
+    beside whatever the other lanes ran.
+    """
+    ran: dict[tuple[str, int], tuple[int, int]] = {}
+    for row in rows:
+        if row["kind"] != "step_timings":
+            continue
+        digest = next((one for one in plans if one.startswith(row["plan"])), None)
+        if digest is None or row["mask"] != plans[digest].combined[row["combined_block"]].full_mask:
+            continue
+        count, sum_us = ran.get((digest, row["combined_block"]), (0, 0))
+        ran[digest, row["combined_block"]] = count + row["count"], sum_us + row["sum_us"]
+    return [
+        entry
+        for (digest, combined), (count, sum_us) in sorted(ran.items())
+        if count and (entry := _entry(plans[digest], digest, combined, costs, sum_us / count, count))
+    ]
+
+
+def _entry(
+    bound: BoundPlan, digest: str, combined: int, costs: CostTable, mean_us: float, steps: int
+) -> dict[str, Any] | None:
+    block = bound.combined[combined]
+    if not isinstance(block.plan.schedule, StageSchedule):
+        return None
+    parts = []
+    for member in block.members:
+        model = bound.models[member.model]
+        parts.append((model.plan.artifact, model.graph, model.blocks[member.block]))
+    return {
+        "plan": digest,
+        "block": " + ".join(
+            f"{bound.models[m.model].plan.name}#{m.replica}.{m.block}" for m in block.members
+        ),
+        "steps": steps,
+        "predicted_ms": 1000 * costs.for_members(parts).schedule_s(block.plan.schedule),
+        "measured_ms": mean_us / 1000,
+    }
