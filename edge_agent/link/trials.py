@@ -2,7 +2,7 @@
 
 A plan is *proven* here once it was committed in the environment that is (power mode, executor versions,
 precision; its artifacts are part of its digest), whatever its launch intervals were. A proven plan needs no
-trial, nor does one that differs from what runs in its launch intervals only: both are activated under a guard.
+trial, nor does one that changes launch intervals only: both are activated under a guard.
 """
 
 from dataclasses import replace
