@@ -35,7 +35,7 @@ VERDICT_CAUSES: Final = {
 
 
 class Way(str, Enum):
-    """What decides about a plan; the values that `TrialEnded.how` knows are of the last three."""
+    """What decides about a plan, as `TrialEnded.how` spells it."""
 
     NOW = "now"  # an operator's order
     FIRST = "first"  # nothing comparable runs
@@ -138,7 +138,7 @@ def activated(state: LinkState, staged: PlanStaged, way: Way, now_us: int) -> Ch
         state.moved(Cause.ACTIVATE, ""),
         active=candidate.ref if candidate else None,
         way=way.value,
-        trial=record if way.guarded else None,
+        trial=record,
     )
     if way is not Way.PROVEN:
         return Changed(moved)
@@ -155,8 +155,8 @@ def committed(state: LinkState, now_us: int) -> Changed:
         proven=proven(state, holds=True),
         trial=None,
     )
-    kept = TrialResult(verdict=Verdict.COMMIT, reason="neither p99 nor the oldest age worsened")
-    return Changed(moved, _guard_row(state, kept, now_us))
+    reason = "neither p99 nor the oldest age worsened" if state.way == Way.GUARD.value else "probation passed"
+    return Changed(moved, _end_row(state, TrialResult(verdict=Verdict.COMMIT, reason=reason), now_us))
 
 
 def rolled_back(state: LinkState, reason: str, now_us: int) -> Changed:
@@ -168,7 +168,7 @@ def rolled_back(state: LinkState, reason: str, now_us: int) -> Changed:
         proven=state.proven if state.way == Way.GUARD.value else proven(state, holds=False),
         trial=None,
     )
-    return Changed(moved, _guard_row(state, TrialResult(verdict=Verdict.REJECT, reason=reason), now_us))
+    return Changed(moved, _end_row(state, TrialResult(verdict=Verdict.REJECT, reason=reason), now_us))
 
 
 def abandoned(state: LinkState, reason: str, now_us: int) -> tuple[TrialEnded, ...]:
@@ -214,11 +214,14 @@ def record_of(state: LinkState, control: Digest | None, now_us: int) -> TrialRec
     )
 
 
-def _guard_row(state: LinkState, result: TrialResult, now_us: int) -> tuple[TrialEnded, ...]:
-    """What a change of launch intervals came to."""
-    if state.way != Way.GUARD.value or state.trial is None:
-        return ()
-    return _row(state, Way.GUARD, state.trial, result, now_us)
+def _end_row(state: LinkState, result: TrialResult, now_us: int) -> tuple[TrialEnded, ...]:
+    """What a plan came to that nothing was said of before its probation ended.
+
+    Of a proven one and of the winner of a trial it was said; the planner learns from the others, too, which
+    plans are proven here.
+    """
+    told = state.way in ("", Way.PROVEN.value, Way.TRIAL.value)
+    return () if told or state.trial is None else _row(state, Way(state.way), state.trial, result, now_us)
 
 
 def _row(
