@@ -366,14 +366,17 @@ class LinkClient:
             return False
         return True
 
-    def _send(self, lane: str, message: Any) -> None:
+    def _send(self, lane: str, message: Any) -> bool:
+        """Whether ZeroMQ took it."""
         dealer = self._connection.dealers.get(lane)
         if dealer is None:
-            return
+            return False
         try:
             dealer.send(_CODECS[lane][0].encode(message), zmq.NOBLOCK)
         except zmq.Again:
             log.debug("the %s lane is full or down; what was to be sent is sent again later", lane)
+            return False
+        return True
 
     def _send_telemetry(self, now_s: float) -> None:
         flight = self._flight
@@ -384,9 +387,8 @@ class LinkClient:
         self._correlation += 1
         batch = self._spool.next_batch(self._correlation)
         self._next_batch_s = now_s + self._config.telemetry_every_s
-        if batch is not None:
-            self._flight = _Flight(self._correlation, now_s, batch)
-            self._send("telemetry", batch)
+        if batch is not None and self._send("telemetry", batch):
+            self._flight = _Flight(self._correlation, now_s, batch)  # else the next turn tries again
 
     def _landed(self, correlation: int, now_s: float) -> None:
         if self._flight is not None and self._flight.correlation == correlation:

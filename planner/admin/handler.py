@@ -2,9 +2,10 @@
 
 import secrets
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,15 +15,19 @@ from planner.admin.search import scheduler_key, search_job
 from planner.admin.searches import Searches
 from planner.cluster.interface import SearchPool
 from planner.costs.schedules import found_schedules
+from planner.dispatch.admin import Answer
 from planner.store.store import Store
 from planner.telemetry.rates import KINDS, model_rates
 from shared.clock import Clock
 from shared.digest import digest_bytes
+from shared.failpoint import failpoint
 from shared.ids import DeviceId
 from shared.messages import admin
+from shared.messages.control import Desired
 from shared.search.registry import scheduler as find_scheduler
 from shared.token import JoinToken, format_token
 
+T = TypeVar("T")
 WATCH_WINDOW_S = 5.0
 SECRET_BYTES = 16
 
@@ -36,7 +41,7 @@ class AdminHandler:
         self._clock = clock
         self._searches = Searches(pool)
         self._started_s = clock.monotonic_s()
-        self._handlers: dict[type, Callable[[Any], admin.AdminReply]] = {
+        self._handlers: dict[type, Callable[[Any], Answer]] = {
             admin.DeviceTokenRequest: self._token,
             admin.DeviceListRequest: self._device_list,
             admin.DeviceShowRequest: self._device_show,
@@ -56,10 +61,10 @@ class AdminHandler:
             admin.StatusRequest: self._status,
         }
 
-    def handle(self, request: admin.AdminRequest) -> admin.AdminReply:
-        """The reply; may be called from several threads at once.
+    def handle(self, request: admin.AdminRequest) -> Answer:
+        """The reply, or the future of one that only the store delays; called from several threads at once.
 
-        Raises:
+        Raises (or the future does):
             StageloomError: the request did not take effect, and why.
         """
         return self._handlers[type(request)](request)
@@ -164,15 +169,19 @@ class AdminHandler:
     def _plan_show(self, request: admin.PlanShowRequest) -> admin.AdminReply:
         return admin.PlanReply(plan=self._store.plan(request.plan))
 
-    def _plan_push(self, request: admin.PlanPushRequest) -> admin.AdminReply:
-        desired = self._store.push(
+    def _plan_push(self, request: admin.PlanPushRequest) -> Future[admin.AdminReply]:
+        pushed = self._store.push_soon(
             request.device,
             request.plan,
             decided_by="operator",
             autonomy=request.autonomy,
             activation=request.activation,
         )
-        self._fleet.desired_changed(request.device, desired)
+        return _then(pushed, lambda desired: self._pushed(request.device, desired))
+
+    def _pushed(self, device: DeviceId, desired: Desired) -> admin.AdminReply:
+        failpoint("planner.desired.after")
+        self._fleet.desired_changed(device, desired)
         return admin.PlanPushReply(epoch=desired.epoch, generation=desired.generation)
 
     def _history(self, request: admin.PlanHistoryRequest) -> admin.AdminReply:
@@ -213,3 +222,17 @@ class AdminHandler:
 
     def _books(self, device: DeviceId | None) -> admin.TelemetryBooks:
         return admin.TelemetryBooks(**self._store.telemetry_balance(device)._asdict())
+
+
+def _then(first: Future[T], do: Callable[[T], admin.AdminReply]) -> Future[admin.AdminReply]:
+    """The future of `do` on what `first` results in; its error if it fails."""
+    second: Future[admin.AdminReply] = Future()
+
+    def go_on(done: Future[T]) -> None:
+        try:
+            second.set_result(do(done.result()))
+        except Exception as error:
+            second.set_exception(error)
+
+    first.add_done_callback(go_on)
+    return second

@@ -1,7 +1,8 @@
 """The admin socket: how the `stageloom` command reaches a running planner.
 
 An ipc socket of mode 0600: whoever may open it is the operator. Requests are handled by a few threads, so
-that a search that takes seconds does not hold up a live view.
+that a search that takes seconds does not hold up a live view. A handler that only waits for the store returns
+a future: a thousand pushes at once then wait together, and share commits, instead of four at a time.
 """
 
 import logging
@@ -11,7 +12,7 @@ import socket
 import stat
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -26,6 +27,9 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=Message)
 _MAX_PATH: Final = 107  # sockaddr_un.sun_path
+_FINISH_S: Final = 60.0  # what the store is given to answer the last requests
+
+Answer = AdminReply | Future[AdminReply]
 
 
 class AdminRefused(StageloomError):
@@ -39,7 +43,7 @@ class AdminRefused(StageloomError):
 class AdminServer:
     """Serves requests from `start` to `stop`; `handle` runs on several threads at once."""
 
-    def __init__(self, path: Path, handle: Callable[[AdminRequest], AdminReply], *, threads: int = 4) -> None:
+    def __init__(self, path: Path, handle: Callable[[AdminRequest], Answer], *, threads: int = 4) -> None:
         """Raises:
         SettingError: the path is too long for a socket.
         """
@@ -49,6 +53,8 @@ class AdminServer:
         self._handle = handle
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="admin")
         self._done: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
+        self._waiting = 0  # requests whose handler left them a future
+        self._answered = threading.Condition()
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -64,6 +70,9 @@ class AdminServer:
         """
         self._router = self._context.socket(zmq.ROUTER)
         self._router.setsockopt(zmq.LINGER, 500)
+        # One reply per request, however many were sent before the first is read: a reply over the bound
+        # would be dropped without a word, and its request wait for ever.
+        self._router.setsockopt(zmq.SNDHWM, 0)
         self._router.setsockopt(zmq.MAXMSGSIZE, REQUESTS.limits.frame_bytes)
         before = os.umask(0o177)  # there is no moment at which others could connect
         try:
@@ -80,6 +89,8 @@ class AdminServer:
     def stop(self) -> None:
         """Finish what is being handled and stop."""
         self._pool.shutdown()
+        with self._answered:
+            self._answered.wait_for(lambda: self._waiting == 0, _FINISH_S)
         self._stopping = True
         self._wake()
         self._thread.join()
@@ -116,26 +127,42 @@ class AdminServer:
             self._router.send_multipart(self._done.get())
 
     def _answer(self, route: bytes, frames: list[bytes]) -> None:
-        reply, correlation = self._reply(frames)
-        frame = REPLIES.encode(msgspec.structs.replace(reply, correlation=correlation))
-        self._done.put([route, b"", frame])
-        self._wake()
-
-    def _reply(self, frames: list[bytes]) -> tuple[AdminReply, int]:
         if len(frames) != 2:
-            return Failed(cause="a request has one frame", exit_code=ExitCode.USAGE), 0
+            failed = Failed(cause="a request has one frame", exit_code=ExitCode.USAGE)
+            return self._reply(route, failed, 0)
         try:
             request = REQUESTS.decode(frames[1])
         except DecodeError as error:
-            return Failed(cause=str(error)[:512], remedy="use the planner's own command"), 0
+            failed = Failed(cause=str(error)[:512], remedy="use the planner's own command")
+            return self._reply(route, failed, 0)
         try:
-            return self._handle(request), request.correlation
-        except StageloomError as error:
-            failed = Failed(cause=error.cause[:512], remedy=error.remedy[:512], exit_code=error.exit_code)
+            answer = self._handle(request)
         except Exception as error:
-            log.exception("%s failed", type(request).__name__)
-            failed = Failed(cause=f"the planner failed: {type(error).__name__}", remedy="see its log")
-        return failed, request.correlation
+            answer = _failed(request, error)
+        if not isinstance(answer, Future):
+            return self._reply(route, answer, request.correlation)
+        with self._answered:
+            self._waiting += 1
+        answer.add_done_callback(lambda done: self._later(route, request, done))
+
+    def _later(self, route: bytes, request: AdminRequest, done: Future[AdminReply]) -> None:
+        error = done.exception()
+        reply = done.result() if error is None else _failed(request, error)
+        self._reply(route, reply, request.correlation)
+        with self._answered:
+            self._waiting -= 1
+            self._answered.notify()
+
+    def _reply(self, route: bytes, reply: AdminReply, correlation: int) -> None:
+        self._done.put([route, b"", REPLIES.encode(msgspec.structs.replace(reply, correlation=correlation))])
+        self._wake()
+
+
+def _failed(request: AdminRequest, error: BaseException) -> Failed:
+    if isinstance(error, StageloomError):
+        return Failed(cause=error.cause[:512], remedy=error.remedy[:512], exit_code=error.exit_code)
+    log.error("%s failed", type(request).__name__, exc_info=error)
+    return Failed(cause=f"the planner failed: {type(error).__name__}", remedy="see its log")
 
 
 def call(path: Path, request: AdminRequest, reply_type: type[R], *, timeout_s: float = 30.0) -> R:

@@ -1,7 +1,7 @@
 """Database and disk work off the thread that owns the sockets.
 
-Three threads: telemetry and reports, committed in groups; the rest of the store's calls, in order; artifact
-chunks. Every piece of work ends in exactly one event, whatever fails.
+Four threads: telemetry and reports, each committed in groups and neither waiting for the other; the rest of
+the store's calls, in order; artifact chunks. Every piece of work ends in exactly one event, whatever fails.
 """
 
 import logging
@@ -10,9 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, TypeVar
 
 from planner.dispatch import events as ev
-from planner.dispatch.ports import DispatchStore, EnrolRefused, ReportRecord
+from planner.dispatch.ports import DispatchStore, EnrolRefused
 from planner.dispatch.rows import telemetry_write
 from shared.errors import StageloomError
 from shared.failpoint import failpoint
@@ -25,8 +26,42 @@ _GATHER_S = (
     0.01  # the first of a group waits this long for others: a commit costs the same for one and for all
 )
 
-Write = ev.AppendTelemetry | ev.StoreReport
+Write = TypeVar("Write", ev.AppendTelemetry, ev.StoreReport)
 Call = ev.Enrol | ev.Reissue | ev.StoreAlarm | ev.AdoptLocal
+
+
+class _Groups(Generic[Write]):
+    """A thread that hands over what has come meanwhile, a group at a time."""
+
+    def __init__(self, name: str, keep: Callable[[list[Write]], None]) -> None:
+        self._keep: Callable[[list[Write]], None] = keep
+        # Unbounded here, bounded by the core: `backlog_rows`, one report per device.
+        self._queue: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, action: Write) -> None:
+        self._queue.put(action)
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        stopping = False
+        while not stopping:
+            group: list[Write] = []
+            item = self._queue.get()
+            if item is not None:
+                time.sleep(_GATHER_S)
+            while item is not None:
+                group.append(item)
+                if len(group) == _GROUP or self._queue.empty():
+                    break
+                item = self._queue.get()
+            stopping = item is None
+            if group:
+                self._keep(group)
 
 
 class StoreWorkers:
@@ -35,18 +70,18 @@ class StoreWorkers:
     def __init__(self, store: DispatchStore, post: Callable[[Sequence[ev.Event]], None]) -> None:
         self._store = store
         self._post = post
-        # Unbounded here, bounded by the core: `backlog_rows`, one report per device.
-        self._writes: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
-        self._writer = threading.Thread(target=self._write_loop, name="dispatch-writer", daemon=True)
+        self._telemetry = _Groups("dispatch-telemetry", self._keep_telemetry)
+        self._reports = _Groups("dispatch-reports", self._keep_reports)
         self._calls = ThreadPoolExecutor(1, thread_name_prefix="dispatch-store")
         self._chunks = ThreadPoolExecutor(1, thread_name_prefix="dispatch-chunks")
-        self._writer.start()
 
-    def submit(self, action: Write | Call | ev.ReadChunk) -> None:
+    def submit(self, action: ev.AppendTelemetry | ev.StoreReport | Call | ev.ReadChunk) -> None:
         """Take work; never blocks."""
         match action:
-            case ev.AppendTelemetry() | ev.StoreReport():
-                self._writes.put(action)
+            case ev.AppendTelemetry():
+                self._telemetry.put(action)
+            case ev.StoreReport():
+                self._reports.put(action)
             case ev.ReadChunk():
                 self._chunks.submit(lambda: self._post([self._read(action)]))
             case ev.Enrol():
@@ -60,44 +95,28 @@ class StoreWorkers:
 
     def close(self) -> None:
         """Finish what was taken and stop."""
-        self._writes.put(None)
-        self._writer.join()
+        self._telemetry.close()
+        self._reports.close()
         self._calls.shutdown()
         self._chunks.shutdown()
 
-    def _write_loop(self) -> None:
-        stopping = False
-        while not stopping:
-            group: list[Write] = []
-            item = self._writes.get()
-            if item is not None:
-                time.sleep(_GATHER_S)
-            while item is not None:
-                group.append(item)
-                if len(group) == _GROUP or self._writes.empty():
-                    break
-                item = self._writes.get()
-            stopping = item is None
-            self._commit(group)
+    def _keep_reports(self, group: list[ev.StoreReport]) -> None:
+        records = [one.record for one in group]
 
-    def _commit(self, group: list[Write]) -> None:
-        reports = [one for one in group if isinstance(one, ev.StoreReport)]
-        batches = [one for one in group if isinstance(one, ev.AppendTelemetry)]
-        if reports:
-            records = [one.record for one in reports]
-            ok = self._try(lambda: self._keep_reports(records))
-            self._post([ev.ReportStored(one.device, one.report.revision, ok) for one in records])
-        if batches:
-            ok = self._try(lambda: self._keep_telemetry(batches))
-            self._post([ev.TelemetryCommitted(one.ticket, ok) for one in batches])
+        def keep() -> None:
+            self._store.record_reports(records)
+            failpoint("planner.report.ack")
 
-    def _keep_reports(self, records: list[ReportRecord]) -> None:
-        self._store.record_reports(records)
-        failpoint("planner.report.ack")
+        ok = self._try(keep)
+        self._post([ev.ReportStored(one.device, one.report.revision, ok) for one in records])
 
-    def _keep_telemetry(self, batches: list[ev.AppendTelemetry]) -> None:
-        self._store.append_telemetry([telemetry_write(one.device, one.batch) for one in batches])
-        failpoint("planner.telemetry.ack")
+    def _keep_telemetry(self, group: list[ev.AppendTelemetry]) -> None:
+        def keep() -> None:
+            self._store.append_telemetry([telemetry_write(one.device, one.batch) for one in group])
+            failpoint("planner.telemetry.ack")
+
+        ok = self._try(keep)
+        self._post([ev.TelemetryCommitted(one.ticket, ok) for one in group])
 
     def _try(self, do: Callable[[], None]) -> bool:
         try:

@@ -91,7 +91,7 @@ def tidy(database: Database, writer: Writer, keep: Retention, now_us: int) -> It
 def _repeat(writer: Writer, step: _Step) -> Iterator[int]:
     treated = CHUNK
     while treated == CHUNK:
-        treated = writer.run(step)
+        treated = writer.run(step, bulk=True)
         if treated:
             yield treated
 

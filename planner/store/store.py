@@ -5,6 +5,7 @@ any thread. What may be read, with or without a running planner, is `planner.sto
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 from sqlalchemy import select
@@ -128,7 +129,7 @@ class Store(ReadStore):
         """Store rows and ledgers in one transaction, durable when this returns."""
         now_us = self._clock.wall_us()
 
-        self.writer.run(lambda session: telemetry.append(session, writes, now_us))
+        self.writer.run(lambda session: telemetry.append(session, writes, now_us), bulk=True)
 
     def record_alarm(self, device: DeviceId, alarm: Alarm) -> int | None:
         """Keep an alarm; returns the re-plan that it begins, or None; see `DispatchStore`."""
@@ -238,6 +239,24 @@ class Store(ReadStore):
         Raises:
             InputError: there is no such device or plan, or the device is revoked.
         """
+        return self.push_soon(
+            device, plan, decided_by=decided_by, autonomy=autonomy, activation=activation
+        ).result()
+
+    def push_soon(
+        self,
+        device: DeviceId,
+        plan: str,
+        *,
+        decided_by: str,
+        autonomy: Autonomy | None = None,
+        activation: Activation = Activation.TRIAL,
+    ) -> Future[Desired]:
+        """`push` for callers that have better things to do than to wait; see `Writer.submit`.
+
+        Raises (from the future):
+            InputError: as `push`.
+        """
         now_us = self._clock.wall_us()
 
         def work(session: Session) -> Desired:
@@ -253,9 +272,7 @@ class Store(ReadStore):
             failpoint("planner.desired.before")
             return _required(plans.desired(session, device))
 
-        wanted = self.writer.run(work)
-        failpoint("planner.desired.after")
-        return wanted
+        return self.writer.submit(work)
 
     def request_profile(
         self, device: DeviceId, names: list[str], *, batch: int = 1, budget_s: float = 20.0

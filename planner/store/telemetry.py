@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import bindparam, func, insert, select, tuple_, update
+from sqlalchemy import func, select, tuple_
 from sqlalchemy.orm import Session
 
 from planner.dispatch.ports import StoredRow, TelemetryWrite
 from planner.store.costs import store_profile
 from planner.store.devices import set_state
+from planner.store.manyrows import insert_rows
 from planner.store.replans import take_in
 from planner.store.stages import store_stages
 from planner.store.tables import EventRow, LedgerRow, TelemetryRow
@@ -29,10 +30,11 @@ from shared.messages.telemetry import (
 
 _FINAL = (DeviceState.COMMITTED, DeviceState.REJECTED, DeviceState.NO_GAIN, DeviceState.ROLLED_BACK)
 _BOOK: Final = tuple(field.name for field in fields(Book))
+_LEDGERS: Final = LedgerRow.__tablename__
+_LEDGER_COLUMNS: Final = ("device", "boot", "version", *_BOOK)
 _UPDATE_BOOK: Final = (
-    update(LedgerRow)
-    .where(LedgerRow.device == bindparam("of"), LedgerRow.boot == bindparam("in_boot"))
-    .values(version=LedgerRow.version + 1, **{name: bindparam(name) for name in _BOOK})
+    f"ON CONFLICT (device, boot) DO UPDATE SET version = {_LEDGERS}.version + 1, "
+    + ", ".join(f"{name} = excluded.{name}" for name in _BOOK)
 )
 _OLDEST_US: Final = 400 * 86_400_000_000
 _NEWEST_US: Final = 86_400_000_000
@@ -45,17 +47,12 @@ def append(session: Session, writes: Sequence[TelemetryWrite], now_us: int) -> N
     """
     new = _settle(session, writes, now_us)
     if new:
-        session.connection().execute(
-            insert(TelemetryRow),
+        insert_rows(
+            session.connection(),
+            TelemetryRow.__tablename__,
+            ("device", "boot", "sequence", "kind", "at_us", "body"),
             [
-                {
-                    "device": device,
-                    "boot": row.boot,
-                    "sequence": row.sequence,
-                    "kind": row.kind.value,
-                    "at_us": _filed_us(row.at_us, now_us),
-                    "body": row.body,
-                }
+                (device, row.boot, row.sequence, row.kind.value, _filed_us(row.at_us, now_us), row.body)
                 for device, row in new
             ],
         )
@@ -93,14 +90,11 @@ def _settle(
             if after.lost > before.lost:
                 session.add(_loss(write.device, boot, after.lost - before.lost, now_us))
     connection = session.connection()
-    if known := [{"of": of, "in_boot": boot, **_plain(books[of, boot])} for of, boot in kept]:
-        connection.execute(_UPDATE_BOOK, known)
-    if opened := [
-        {"device": of, "boot": boot, "version": 1, **_plain(book)}
-        for (of, boot), book in books.items()
-        if (of, boot) not in kept
-    ]:
-        connection.execute(insert(LedgerRow), opened)
+    known = [_ledger(of, books[of]) for of in kept]
+    insert_rows(connection, _LEDGERS, _LEDGER_COLUMNS, known, conflict=_UPDATE_BOOK)
+    # Without the clause: books that another planner has opened since must not be written over.
+    opened = [_ledger(of, book) for of, book in books.items() if of not in kept]
+    insert_rows(connection, _LEDGERS, _LEDGER_COLUMNS, opened)
     return new
 
 
@@ -118,8 +112,8 @@ def _books(session: Session, writes: Sequence[TelemetryWrite]) -> dict[tuple[Dev
     return {(DeviceId(device), boot): tuple(values) for device, boot, *values in found}
 
 
-def _plain(book: Book) -> dict[str, int]:
-    return {name: getattr(book, name) for name in _BOOK}
+def _ledger(of: tuple[DeviceId, int], book: Book) -> tuple[Any, ...]:
+    return (*of, 1, *(getattr(book, name) for name in _BOOK))
 
 
 def _loss(device: DeviceId, boot: int, rows: int, now_us: int) -> EventRow:

@@ -2,11 +2,14 @@
 
 A commit waits for the disk, so its cost is shared: everything that arrived during one commit goes into the
 next. A result is handed out only after its commit; what was acknowledged is therefore on disk.
+
+There are two queues. Bulk work, such as the telemetry of a fleet, takes a while; it gets every other commit
+and all that nothing else wants, so that whoever waits for a small work waits for one bulk commit at most.
 """
 
 import logging
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -38,17 +41,20 @@ class Writer:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._queue: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
-        self._closed = threading.Lock()  # held for good once `close` was called
+        self._small: deque[_Entry] = deque()
+        self._bulk: deque[_Entry] = deque()
+        self._bulk_next = False
+        self._changed = threading.Condition()  # guards what is above and below
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
     @property
     def backlog(self) -> int:
         """Works that wait; approximate, for limits and metrics."""
-        return self._queue.qsize()
+        return len(self._small) + len(self._bulk)
 
-    def submit(self, work: Callable[[Session], T]) -> "Future[T]":
+    def submit(self, work: Callable[[Session], T], *, bulk: bool = False) -> "Future[T]":
         """Queue a work; the future's callbacks run on the writer's thread, after the commit.
 
         Raises (from the future):
@@ -56,20 +62,23 @@ class Writer:
             StageloomError: what `work` itself raised; the rest of its group is not affected.
         """
         answer: Future[T] = Future()
-        if self._closed.locked():
+        with self._changed:
+            closed = self._closed
+            if not closed:
+                (self._bulk if bulk else self._small).append(_Entry(work, answer))
+                self._changed.notify()
+        if closed:
             answer.set_exception(UnavailableError("the store is closed"))
-        else:
-            self._queue.put(_Entry(work, answer))
         return answer
 
-    def run(self, work: Callable[[Session], T], *, timeout_s: float = 60.0) -> T:
+    def run(self, work: Callable[[Session], T], *, bulk: bool = False, timeout_s: float = 60.0) -> T:
         """Submit and wait.
 
         Raises:
             UnavailableError: not committed in time; it may still be.
         """
         try:
-            return self.submit(work).result(timeout_s)
+            return self.submit(work, bulk=bulk).result(timeout_s)
         except TimeoutError as error:
             raise UnavailableError(
                 f"the store did not commit within {timeout_s:g} s", remedy="try again"
@@ -77,23 +86,23 @@ class Writer:
 
     def close(self, *, timeout_s: float = 30.0) -> None:
         """Commit what was submitted, then stop."""
-        if self._closed.acquire(blocking=False):
-            self._queue.put(None)
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        stop = False
-        while not stop:
-            group: list[_Entry] = []
-            entry = self._queue.get()
-            while entry is not None:
-                group.append(entry)
-                if len(group) == GROUP or self._queue.empty():
-                    break
-                entry = self._queue.get()
-            stop = entry is None
-            if group:
-                self._commit(group)
+        while group := self._next_group():
+            self._commit(group)
+
+    def _next_group(self) -> list[_Entry]:
+        """What goes into the next commit; empty when all is done and the writer is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._small or self._bulk or self._closed)
+            bulk = bool(self._bulk) and (self._bulk_next or not self._small)
+            self._bulk_next = not bulk
+            lane = self._bulk if bulk else self._small
+            return [lane.popleft() for _ in range(min(len(lane), GROUP))]
 
     def _commit(self, group: Sequence[_Entry]) -> None:
         results: list[Any] = []
