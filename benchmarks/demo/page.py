@@ -172,7 +172,7 @@ def _variance(report: Mapping[str, Any]) -> str:
 
 def _replans(replans: Sequence[Mapping[str, Any]]) -> str:
     reasons = "".join(
-        f'<p class="soft">{r["at_s"]:.1f} s, {escape(r["outcome"].replace("_", " "))}: {escape(r["reason"])}</p>'
+        f'<p class="soft">{r["at_s"]:.1f} s: {escape(r["reason"])}</p>'
         for r in replans
     )
     table = _table(
