@@ -171,10 +171,7 @@ def _variance(report: Mapping[str, Any]) -> str:
 
 
 def _replans(replans: Sequence[Mapping[str, Any]]) -> str:
-    reasons = "".join(
-        f'<p class="soft">{r["at_s"]:.1f} s: {escape(r["reason"])}</p>'
-        for r in replans
-    )
+    reasons = "".join(f'<p class="soft">{r["at_s"]:.1f} s: {escape(r["reason"])}</p>' for r in replans)
     table = _table(
         ["at", "trigger", "value", "threshold", "outcome", "ratio", "decided after", "active after"],
         [
