@@ -2,9 +2,11 @@
 
     python -m benchmarks.replan [--quick] [--json]
 
-A planner and an agent, as processes. Plan A of two models puts operators side by side and pays for barriers.
-Again and again: A is pushed by order, a burst of tasks makes the queues diverge, the agent's trigger fires,
-and the planner answers with a better plan. The first such plan must win a trial; from then on it is proven.
+A planner and an agent, as processes. Plan A of two models puts operators side by side and pays for barriers,
+plan B does not; both were committed on the device before, so both are proven there. Again and again: A is
+pushed by order, a burst of tasks makes the queues diverge, the agent's trigger fires, and the planner answers
+with B, at launch intervals for the load, unless it finds a plan that is cheaper still: that one has to win a
+trial first, and is tried again only after an hour if it does not.
 
 `proven_active_*_ms` is from the trigger to the first launch under a proven plan, by the device's clock, read
 from `stageloom replans`; rounds with a trial do not count in it. `stall_p99_ms`: a steady stream of tasks is
@@ -43,6 +45,7 @@ AGENT_SETTINGS = {
     "alarm_threshold": 1e-4,
     "alarm_cooldown_s": 0.1,
     "stats_interval_s": 0.2,
+    "guard": {"length_s": 1.0},
 }
 
 
@@ -133,20 +136,22 @@ class Bench:
             self.planner("model", "add", str(self.folder / f"{name}.onnx"), "--name", name)
         chosen = [word for model in MODELS for word in ("--model", model)]
         self.planner("plan", "create", "--name", "A", "--scheduler", "greedy", *chosen)
+        self.planner("plan", "create", "--name", "B", "--scheduler", "sequential", *chosen)
         self.run_plan("A")
-        self.planner("device", "profile", DEVICE, "--budget", "10")
+        self.run_plan("B")
+        self.planner("device", "profile", DEVICE, "--budget", "10", "--wait")
 
     def run_plan(self, name: str) -> None:
         """Push a plan without a trial and wait until it is committed."""
         pushed = self.planner("plan", "push", DEVICE, name, "--now")
         self.committed(pushed["generation"])
 
-    def committed(self, generation: int) -> None:
-        """Wait until the device has committed a generation."""
+    def committed(self, generation: int, ends: tuple[str, ...] = ("committed",)) -> None:
+        """Wait until the device has committed a generation, or another of its `ends` came."""
 
         def is_committed() -> bool:
             report = self.planner("device", "show", DEVICE)["report"]
-            return bool(report["generation"] >= generation and report["state"] == "committed")
+            return bool(report["generation"] >= generation and report["state"] in ends)
 
         self.until(f"generation {generation} to be committed", is_committed)
 
@@ -187,7 +192,7 @@ def rounds(bench: Bench, count: int) -> tuple[list[dict[str, Any]], int]:
                 }
             )
             progress(f"round {number}: {found['trigger_to_active_ms']:.0f} ms, {found['how']}")
-            bench.committed(found["generation"])
+            bench.committed(found["generation"], ("committed", "rolled_back"))
         stream.close()
         lost = stream.lost
     return rows, lost

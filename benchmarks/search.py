@@ -102,7 +102,7 @@ def row(found: Case, name: str, budget: Budget) -> Mapping[str, Any]:
         "scheduler": name,
         "predicted_ms": predicted_s * 1e3,
         "over_bound": predicted_s / bound_s - 1.0,
-        "over_optimum": found.optimum_s and round(predicted_s / found.optimum_s - 1.0, 9),
+        "over_optimum": found.optimum_s and round(predicted_s / found.optimum_s - 1.0, 9) + 0.0,
         "search_ms": search_ms,
         **_shape(schedules),
     }

@@ -13,6 +13,7 @@ from edge_agent import __version__
 from edge_agent.config import ModelFile, encode_config, load_config
 from edge_agent.ingest.paths import HOME_VARIABLE, default_home, socket_of
 from shared.errors import ExitCode, SettingError, StageloomError
+from shared.search.registry import schedulers
 
 _CODES = """
 Exit codes: 0 done, 1 the answer is no (a check failed, the agent is not ready), 2 wrong input or setting,
@@ -89,7 +90,7 @@ def run(
         typer.Option("--shape", metavar="NAME=DIMS", help="Pin an input, like images=1x3x640x640."),
     ] = None,
     scheduler: Annotated[
-        str | None, typer.Option(help="Scheduler for plans made here: sequential, greedy, ios, ios_rooted.")
+        str | None, typer.Option(help=f"Scheduler for plans made here: {', '.join(schedulers())}.")
     ] = None,
     executor: Annotated[str | None, typer.Option(help="Executor for plans made here.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads inside one operator.")] = None,
@@ -167,9 +168,7 @@ def doctor(home: Home = None, as_json: Json = False) -> None:
 @app.command()
 def verify(
     model: Annotated[Path, typer.Argument(help="ONNX file.")],
-    schedule: Annotated[
-        str, typer.Option("--schedule", help="Scheduler: sequential, greedy, ios, ios_rooted.")
-    ],
+    schedule: Annotated[str, typer.Option("--schedule", help=f"Scheduler: {', '.join(schedulers())}.")],
     shape: Annotated[
         list[str] | None,
         typer.Option("--shape", metavar="NAME=DIMS", help="Pin an input, like images=1x3x640x640."),

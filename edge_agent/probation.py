@@ -13,6 +13,9 @@ from edge_agent.waiting import WaitingLog
 from shared.engine.interval_guard import GuardConfig, GuardVerdict, IntervalGuard
 from shared.engine.steps import Outcome
 
+_GROWTH_S = 1.0
+"""Over so long the growth of the oldest age is taken: a burst is young when a change answers it."""
+
 
 class Verdict(Enum):
     """What probation has come to."""
@@ -56,7 +59,7 @@ class Probation:
             self._guard = IntervalGuard(
                 waiting.between(before_s, began_s),
                 began_s,
-                age_growth=waiting.age_growth(before_s, began_s),
+                age_growth=waiting.age_growth(began_s - _GROWTH_S, began_s),
                 config=self.config.guard,
             )
             self.ends_s = max(self.ends_s, self._guard.ends_s)

@@ -44,6 +44,7 @@ class GuardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     worsening: _Share = 0.2
     min_tasks: Annotated[int, Meta(ge=1, le=1_000_000)] = 100
     age_floor_s: _Seconds = 0.01
+    sample_s: _Seconds = 0.25
 
     def guard(self) -> GuardConfig:
         """For the state machine."""

@@ -3,7 +3,7 @@
 A plan is plain data. `shared.bound.bind` joins it with the graphs it names and checks that it is legal.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -129,6 +129,14 @@ class Plan:
     def digest(self) -> Digest:
         """Digest of `wire`."""
         return digest_bytes([self.wire])
+
+    @cached_property
+    def structure(self) -> Digest:
+        """Digest of the plan but for its launch intervals: what a trial compares, and what is proven.
+
+        Intervals follow the load and are guarded whenever they change.
+        """
+        return replace(self, models=tuple(replace(one, launch_interval_us=0) for one in self.models)).digest
 
 
 def _to_lists(plan: Plan) -> list[Any]:

@@ -26,7 +26,7 @@ th,td { padding:6px 10px; border-bottom:1px solid var(--rule); text-align:right;
 th:first-child,td:first-child,.text th,.text td { text-align:left; }
 th { color:var(--soft); font-weight:600; }
 code { font:13px ui-monospace, "DejaVu Sans Mono", monospace; overflow-wrap:anywhere; white-space:normal; }
-.wide { display:block; min-width:220px; white-space:normal; }
+.below { margin-top:10px; }
 td code { display:block; max-width:640px; } summary { cursor:pointer; color:var(--soft); }
 svg { width:100%; height:auto; display:block; } .grid { stroke:var(--rule); } .mark { stroke:var(--soft);
   stroke-dasharray:4 3; } .tick { fill:var(--soft); font-size:11px; }
@@ -171,8 +171,9 @@ def _variance(report: Mapping[str, Any]) -> str:
 
 
 def _replans(replans: Sequence[Mapping[str, Any]]) -> str:
-    return _table(
-        ["at", "trigger", "value", "threshold", "outcome", "ratio", "decided after", "active after", "why"],
+    reasons = "".join(f'<p class="soft">{r["at_s"]:.1f} s: {escape(r["reason"])}</p>' for r in replans)
+    table = _table(
+        ["at", "trigger", "value", "threshold", "outcome", "ratio", "decided after", "active after"],
         [
             [
                 f"{r['at_s']:.1f} s",
@@ -183,12 +184,12 @@ def _replans(replans: Sequence[Mapping[str, Any]]) -> str:
                 _ratio(r),
                 f"{r['trigger_to_decision_ms'] / 1000:.1f} s",
                 "never" if r["trigger_to_active_ms"] is None else f"{r['trigger_to_active_ms'] / 1000:.1f} s",
-                f'<span class="wide">{escape(r["reason"])}</span>',
             ]
             for r in replans
         ],
         "text",
     )
+    return f'<div class="below">{table}</div>{reasons}'
 
 
 def _ratio(replan: Mapping[str, Any]) -> str:

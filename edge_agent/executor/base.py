@@ -135,7 +135,10 @@ class Executor(Protocol):
         """
 
     def unload(self, key: PlanKey) -> None:
-        """Free a plan that no instance uses."""
+        """Free a plan that no instance uses; what it takes to load it again soon may be kept."""
+
+    def drop_idle(self) -> None:
+        """Free what is kept for plans that are not loaded."""
 
     def close(self) -> None:
         """Free everything."""

@@ -171,6 +171,9 @@ class NullExecutor:
         for border in [border for border in list(self._zeros) if border[0] == key]:
             del self._zeros[border]
 
+    def drop_idle(self) -> None:
+        """Nothing is kept."""
+
     def close(self) -> None:
         """Forget everything."""
         for key in list(self._plans):

@@ -8,6 +8,7 @@ here, and nothing is copied or overwritten: staging and moves between plans cost
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 
 import numpy as np
@@ -64,7 +65,7 @@ class OnnxExecutor:
 
     @property
     def sessions(self) -> int:
-        """Sessions that are loaded."""
+        """Sessions that loaded plans hold."""
         return len(self._cache)
 
     def stated_bytes(self, bound: BoundPlan, *, alone: bool = False) -> int:
@@ -76,10 +77,11 @@ class OnnxExecutor:
 
     @property
     def held_bytes(self) -> int:
-        """Weights of every session that a loaded plan may want, and the activations of the largest plan."""
+        """Weights of every session that is kept or that a loaded plan may want, and the most activations."""
         weights: dict[SessionKey, int] = {}
         for loaded in list(self._plans.values()):
             weights |= _session_bytes(loaded.bound)
+        weights |= self._cache.idle()
         return sum(weights.values()) + self._held_activation_bytes
 
     @property
@@ -129,13 +131,18 @@ class OnnxExecutor:
     def _hold(
         self, plan: PlanKey, keys: Collection[SessionKey], artifacts: Mapping[Digest, Artifact]
     ) -> None:
-        """Have these sessions for a plan; each artifact is parsed at most once."""
-        before = len(self._cache)
-        sources = {digest: ModelParts(artifact) for digest, artifact in artifacts.items()}
+        """Have these sessions for a plan; an artifact is parsed only if one is missing, and then once."""
+        parsed: dict[Digest, ModelParts] = {}
+
+        def parts(digest: Digest) -> ModelParts:
+            if digest not in parsed:
+                parsed[digest] = ModelParts(artifacts[digest])
+            return parsed[digest]
+
         for key in sorted(keys, key=attrgetter("artifact", "batch", "ops")):
-            self._cache.ensure(key, plan, sources[key.artifact])
-        if len(self._cache) > before:
-            del sources
+            self._cache.ensure(key, plan, partial(parts, key.artifact))
+        if parsed:
+            parsed.clear()
             return_free_memory()
 
     def _build(self, program: ProgramKey, loaded: _Loaded) -> Program:
@@ -279,16 +286,23 @@ class OnnxExecutor:
         return time_operators(artifact, request, idle)
 
     def unload(self, key: PlanKey) -> None:
-        """Let go of the plan's programs and of the sessions that no other plan holds."""
+        """Let go of the plan's programs and sessions; some are kept in case that it comes back."""
         self._plans.pop(key, None)
         for program in [program for program in list(self._programs) if program.plan == key]:
             del self._programs[program]
         self._cache.release(key)
 
+    def drop_idle(self) -> None:
+        """Free the sessions that no loaded plan holds."""
+        if self._cache.idle():
+            self._cache.drop_idle()
+            return_free_memory()
+
     def close(self) -> None:
         """Let go of everything and end the pool."""
         for key in list(self._plans):
             self.unload(key)
+        self._cache.drop_idle()
         self._values.clear()
         self._pool.close()
 

@@ -7,7 +7,7 @@ process and keep no threads of their own unless asked to: a lane's thread comput
 import ctypes
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,9 @@ Values = dict[TensorId, np.ndarray]
 
 _SESSION_BYTES = 128 << 10
 """What a session takes beside its weights and activations."""
+
+MAX_IDLE_BYTES = 512 << 20
+"""Weights that are kept for plans that may come back; memory that another plan needs is given up first."""
 
 _LARGEST_TENSORS = 4
 """How many of a model's largest tensors a running session holds at once: input, output and two layouts or
@@ -79,22 +82,30 @@ def activation_bytes(graph: Graph, batch: int) -> int:
 
 
 class SessionCache:
-    """Sessions by key, with the plans that hold them. Methods may be called from any thread."""
+    """Sessions by key, with the plans that hold them. Methods may be called from any thread.
 
-    def __init__(self) -> None:
+    Those that no plan holds any more stay for a while, up to `idle_bytes` of weights: plans come back, after
+    a trial, a burst or a roll-back, and making their sessions again takes longer than the rest of a swap.
+    """
+
+    def __init__(self, idle_bytes: int = MAX_IDLE_BYTES) -> None:
+        self._max_idle_bytes = idle_bytes
+        self._idle: dict[SessionKey, int] = {}  # bytes of their weights; the longest idle first
         self._sessions: dict[SessionKey, Session] = {}
+        self._weights: dict[SessionKey, int] = {}
         self._holders: dict[SessionKey, set[PlanKey]] = {}
         self._making = threading.Lock()  # one at a time: two would want twice the memory at once
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        """Sessions that a plan holds."""
+        return len(self._holders)
 
     def get(self, key: SessionKey) -> Session | None:
         """The session if it is there."""
         return self._sessions.get(key)
 
-    def ensure(self, key: SessionKey, holder: PlanKey, source: ModelParts) -> Session:
-        """The session, made now if need be, held for a plan until `release`.
+    def ensure(self, key: SessionKey, holder: PlanKey, source: Callable[[], ModelParts]) -> Session:
+        """The session, made from `source` now if need be, held for a plan until `release`.
 
         Raises:
             ExecutorError: onnxruntime cannot build it.
@@ -102,17 +113,39 @@ class SessionCache:
         with self._making:
             session = self._sessions.get(key)
             if session is None:
-                session = self._sessions[key] = open_session(key, source)
+                parts = source()
+                session = self._sessions[key] = open_session(key, parts)
+                self._weights[key] = weight_bytes(key, parts.artifact.graph)
+            self._idle.pop(key, None)
             self._holders.setdefault(key, set()).add(holder)
             return session
 
     def release(self, holder: PlanKey) -> None:
-        """Forget the sessions that no other plan holds."""
+        """Let go of a plan's sessions."""
         with self._making:
             for key in [key for key, holders in self._holders.items() if holder in holders]:
                 self._holders[key].discard(holder)
                 if not self._holders[key]:
-                    del self._holders[key], self._sessions[key]
+                    del self._holders[key]
+                    self._idle[key] = self._weights[key]
+            self._shrink(self._max_idle_bytes)
+
+    def idle(self) -> dict[SessionKey, int]:
+        """Sessions that no plan holds, with the bytes of their weights."""
+        with self._making:
+            return dict(self._idle)
+
+    def drop_idle(self) -> None:
+        """Free the sessions that no plan holds."""
+        with self._making:
+            self._shrink(0)
+
+    def _shrink(self, nbytes: int) -> None:
+        over = sum(self._idle.values()) - nbytes
+        while over > 0:
+            key = next(iter(self._idle))
+            over -= self._idle.pop(key)
+            del self._sessions[key], self._weights[key]
 
 
 def borders(graph: Graph, ops: tuple[int, ...]) -> tuple[tuple[TensorId, ...], tuple[TensorId, ...]]:

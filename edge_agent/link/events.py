@@ -78,9 +78,9 @@ class LocalAttempt(Struct, frozen=True, kw_only=True):
 
 
 class Proven(Struct, frozen=True):
-    """A plan that was committed here, and the environment in which it was."""
+    """A plan but for its launch intervals (`Plan.structure`) that was committed, and the environment then."""
 
-    plan: DigestText
+    structure: DigestText
     environment: ShortText
 
 

@@ -17,8 +17,7 @@ from typing import Final
 import msgspec
 
 from edge_agent.link import events as ev
-from edge_agent.link.events import Proven
-from edge_agent.link.trials import Changed, Way, proven_with
+from edge_agent.link.trials import Changed, Way, is_proven, proven_with
 from shared.engine.trial import TrialRecord, TrialResult, Verdict
 from shared.ids import Digest
 from shared.messages import control
@@ -83,7 +82,7 @@ class LocalPlans:
         if (
             offer.attempt != attempt
             or autonomy is Autonomy.OFF
-            or (autonomy is Autonomy.PROVEN and Proven(digest, state.environment) not in state.proven)
+            or (autonomy is Autonomy.PROVEN and not is_proven(state, offer.plan))
             or digest in state.barred
             or digest == active
             or any(need.digest not in present for need in offer.plan.artifacts)
@@ -162,13 +161,12 @@ def outcome(state: ev.LinkState, event: ev.Outcome, now_us: int) -> Changed | No
         case ev.PlanStaged(), DeviceState.VERIFIED:
             return Changed(_staged(state, local, event, now_us))
         case ev.ProbationPassed(), DeviceState.PROBATION:
-            digest = local.plan.ref.digest
             passed = msgspec.structs.replace(
                 state,
                 local=None,
                 last_good=local.plan,
                 planned=local.planned,
-                proven=proven_with(state, digest, holds=True),
+                proven=proven_with(state, local.plan, holds=True),
             )
             kept = TrialResult(verdict=Verdict.COMMIT, reason="neither p99 nor the oldest age worsened")
             return Changed(passed, _row(local, kept, now_us))
@@ -218,7 +216,7 @@ def lost(state: ev.LinkState) -> ev.LinkState | None:
 def _staged(state: ev.LinkState, local: ev.LocalAttempt, staged: ev.PlanStaged, now_us: int) -> ev.LinkState:
     """How it comes to run: under the guard, or not at all, since only the planner's plans are on trial."""
     digest = local.plan.ref.digest
-    if Proven(digest, state.environment) in state.proven:
+    if is_proven(state, local.plan):
         way = Way.PROVEN
     elif staged.control is not None and staged.intervals_only:
         way = Way.GUARD
@@ -243,7 +241,7 @@ def _failed(state: ev.LinkState, local: ev.LocalAttempt, reason: str, now_us: in
     back = msgspec.structs.replace(
         _barred(state, digest),
         active=good.ref if good else None,
-        proven=proven_with(state, digest, holds=False),
+        proven=state.proven if local.way == Way.GUARD.value else proven_with(state, local.plan, holds=False),
     )
     return Changed(back, _row(local, TrialResult(verdict=Verdict.REJECT, reason=reason), now_us))
 

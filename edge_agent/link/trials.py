@@ -1,8 +1,8 @@
 """How a staged plan comes to run, and what a trial leaves behind: the link core's rules about it. Pure.
 
 A plan is *proven* here once it was committed in the environment that is (power mode, executor versions,
-precision; its artifacts are part of its digest). A proven plan needs no trial, nor does one that differs from
-what runs in its launch intervals only: both are activated under a guard.
+precision; its artifacts are part of its digest), whatever its launch intervals were. A proven plan needs no
+trial, nor does one that changes launch intervals only: both are activated under a guard.
 """
 
 from dataclasses import replace
@@ -11,12 +11,14 @@ from typing import Final, NamedTuple
 
 from msgspec import structs
 
-from edge_agent.link.events import LinkState, PlanStaged, Proven, TrialDecided
+from edge_agent.link.events import LinkState, PlanStaged, Proven, RunnablePlan, TrialDecided
 from edge_agent.link.states import VERDICTS, Cause
 from shared.engine.trial import TrialRecord, TrialResult, Verdict, found_at_boot
+from shared.errors import PlanError
 from shared.ids import Digest
 from shared.messages.control import Activation, Desired, DeviceState
 from shared.messages.telemetry import TrialEnded
+from shared.plan import decode_plan
 
 MAX_PROVEN: Final = 64
 MAX_ABANDONED: Final = 3
@@ -33,7 +35,7 @@ VERDICT_CAUSES: Final = {
 
 
 class Way(str, Enum):
-    """What decides about a plan; the values that `TrialEnded.how` knows are of the last three."""
+    """What decides about a plan, as `TrialEnded.how` spells it."""
 
     NOW = "now"  # an operator's order
     FIRST = "first"  # nothing comparable runs
@@ -54,9 +56,8 @@ def way_of(state: LinkState, staged: PlanStaged) -> Way:
         return Way.NOW
     if staged.control is None:
         return Way.FIRST
-    if desired is not None and desired.plan_digest is not None:
-        if Proven(desired.plan_digest, state.environment) in state.proven:
-            return Way.PROVEN
+    if state.candidate is not None and is_proven(state, state.candidate):
+        return Way.PROVEN
     return Way.GUARD if staged.intervals_only else Way.TRIAL
 
 
@@ -78,14 +79,25 @@ def only_measures(state: LinkState, desired: Desired) -> bool:
 
 def proven(state: LinkState, *, holds: bool) -> tuple[Proven, ...]:
     """The set after the desired plan was committed, or after it failed; the newest last."""
-    if state.desired is None or state.desired.plan_digest is None:
-        return state.proven
-    return proven_with(state, state.desired.plan_digest, holds=holds)
+    return proven_with(state, state.candidate, holds=holds) if state.candidate else state.proven
 
 
-def proven_with(state: LinkState, digest: Digest, *, holds: bool) -> tuple[Proven, ...]:
+def is_proven(state: LinkState, plan: RunnablePlan) -> bool:
+    """Whether it was committed here, in the environment that is."""
+    return Proven(structure_of(plan), state.environment) in state.proven
+
+
+def structure_of(plan: RunnablePlan) -> Digest:
+    """The plan but for its launch intervals; itself where it does not decode, so that it is no other's."""
+    try:
+        return decode_plan(plan.wire, plan.ref.digest).structure
+    except PlanError:
+        return plan.ref.digest
+
+
+def proven_with(state: LinkState, plan: RunnablePlan, *, holds: bool) -> tuple[Proven, ...]:
     """The same for any plan."""
-    this = Proven(digest, state.environment)
+    this = Proven(structure_of(plan), state.environment)
     others = tuple(one for one in state.proven if one != this)
     return (*others, this)[-MAX_PROVEN:] if holds else others
 
@@ -126,7 +138,7 @@ def activated(state: LinkState, staged: PlanStaged, way: Way, now_us: int) -> Ch
         state.moved(Cause.ACTIVATE, ""),
         active=candidate.ref if candidate else None,
         way=way.value,
-        trial=record if way.guarded else None,
+        trial=record,
     )
     if way is not Way.PROVEN:
         return Changed(moved)
@@ -143,8 +155,8 @@ def committed(state: LinkState, now_us: int) -> Changed:
         proven=proven(state, holds=True),
         trial=None,
     )
-    kept = TrialResult(verdict=Verdict.COMMIT, reason="neither p99 nor the oldest age worsened")
-    return Changed(moved, _guard_row(state, kept, now_us))
+    reason = "neither p99 nor the oldest age worsened" if state.way == Way.GUARD.value else "probation passed"
+    return Changed(moved, _end_row(state, TrialResult(verdict=Verdict.COMMIT, reason=reason), now_us))
 
 
 def rolled_back(state: LinkState, reason: str, now_us: int) -> Changed:
@@ -152,10 +164,11 @@ def rolled_back(state: LinkState, reason: str, now_us: int) -> Changed:
     moved = structs.replace(
         state.moved(Cause.PROBATION_FAILED, reason),
         active=state.last_good.ref if state.last_good else None,
-        proven=proven(state, holds=False),
+        # Under new launch intervals alone it failed for them, not for what was proven.
+        proven=state.proven if state.way == Way.GUARD.value else proven(state, holds=False),
         trial=None,
     )
-    return Changed(moved, _guard_row(state, TrialResult(verdict=Verdict.REJECT, reason=reason), now_us))
+    return Changed(moved, _end_row(state, TrialResult(verdict=Verdict.REJECT, reason=reason), now_us))
 
 
 def abandoned(state: LinkState, reason: str, now_us: int) -> tuple[TrialEnded, ...]:
@@ -201,11 +214,14 @@ def record_of(state: LinkState, control: Digest | None, now_us: int) -> TrialRec
     )
 
 
-def _guard_row(state: LinkState, result: TrialResult, now_us: int) -> tuple[TrialEnded, ...]:
-    """What a change of launch intervals came to."""
-    if state.way != Way.GUARD.value or state.trial is None:
-        return ()
-    return _row(state, Way.GUARD, state.trial, result, now_us)
+def _end_row(state: LinkState, result: TrialResult, now_us: int) -> tuple[TrialEnded, ...]:
+    """What a plan came to that nothing was said of before its probation ended.
+
+    Of a proven one and of the winner of a trial it was said; the planner learns from the others, too, which
+    plans are proven here.
+    """
+    told = state.way in ("", Way.PROVEN.value, Way.TRIAL.value)
+    return () if told or state.trial is None else _row(state, Way(state.way), state.trial, result, now_us)
 
 
 def _row(

@@ -12,7 +12,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import NoReturn
 
-from edge_agent.executor.base import StepResult
+from edge_agent.executor.base import Executor, StepResult
 from edge_agent.executor.registry import make_executor
 from edge_agent.worker import messages
 from edge_agent.worker.arena_tasks import ArenaTasks
@@ -21,10 +21,10 @@ from edge_agent.worker.channel import Channel, ChannelClosed
 from edge_agent.worker.config import WorkerConfig
 from edge_agent.worker.driver import EngineDriver
 from edge_agent.worker.measuring import Measuring
-from edge_agent.worker.memory import budget
+from edge_agent.worker.memory import Budget, budget
 from edge_agent.worker.messages import Command, Report
 from edge_agent.worker.profiling import Profiler
-from shared.bound import bind
+from shared.bound import BoundPlan, bind
 from shared.engine.stats import EngineGlance
 from shared.engine.steps import PlanKey, Step
 from shared.errors import PlanError, StageloomError, UnavailableError
@@ -176,8 +176,10 @@ class EngineProcess:
                     f"the engine runs executor {driver.executor.name!r}, not {plan.executor.name!r}",
                     remedy="restart the engine process to change executors",
                 )
-            stated_bytes = driver.executor.stated_bytes(bound)
-            free = budget(self._config.memory_bytes, driver.executor.held_bytes)
+            stated_bytes, free = self._room(driver.executor, bound)
+            if stated_bytes > free.room_bytes:
+                driver.executor.drop_idle()
+                stated_bytes, free = self._room(driver.executor, bound)
             try:
                 if stated_bytes > free.room_bytes:
                     alone_bytes = driver.executor.stated_bytes(bound, alone=True)
@@ -202,6 +204,10 @@ class EngineProcess:
         else:
             failpoint("engine.loaded")
             self.report(messages.PlanLoaded(key, missing == 0, stated_bytes, free.memory_bytes))
+
+    def _room(self, executor: Executor, bound: BoundPlan) -> tuple[int, Budget]:
+        """What a plan would add, and what there is."""
+        return executor.stated_bytes(bound), budget(self._config.memory_bytes, executor.held_bytes)
 
     def _switch(self, command: messages.Activate | messages.Unload) -> None:
         key = PlanKey(command.key)

@@ -17,6 +17,7 @@ from shared.ids import DeviceId
 from shared.launch_list import Barrier
 from shared.messages import admin
 from shared.plan import QueueRule, StepChoice, Wait
+from shared.search.registry import schedulers
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Make plans, read them, push them to devices."
@@ -43,7 +44,7 @@ def create(
         typer.Option("--name", metavar="NAME", help="Default: the first 12 characters of its digest."),
     ] = None,
     scheduler: Annotated[
-        str, typer.Option(metavar="NAME", help="sequential, greedy, ios or ios_rooted.")
+        str, typer.Option(metavar="NAME", help=f"One of {', '.join(schedulers())}.")
     ] = "sequential",
     partition: Annotated[
         str, typer.Option(metavar="NAME", help="whole, base, or paper where the model has borders.")

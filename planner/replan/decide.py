@@ -11,7 +11,7 @@ from typing import Final
 
 from planner.replan.observation import Observation
 from planner.replan.policy import How, Proposal
-from planner.replan.predict import predict, structure_of
+from planner.replan.predict import predict
 from shared.errors import PlanError
 
 PROVEN_AHEAD: Final = 0.02  # the gain that a trial asks for
@@ -55,13 +55,13 @@ def proven_at_once(seen: Observation, proposals: Iterable[Proposal]) -> Decision
 
 def _ranked(seen: Observation, proposals: Iterable[Proposal]) -> tuple[list[_Ranked], dict[str, int]]:
     counts = {"same": 0, "barred": 0, "worse": 0, "illegal": 0}
-    incumbent = structure_of(seen.incumbent)
+    incumbent = seen.incumbent.structure
     base = predict(seen.incumbent, seen.graphs, seen.costs, seen.loads)
     plans = {plan for plan, _ in seen.barred}
     structures = {structure for _, structure in seen.barred}
     ranked: list[_Ranked] = []
     for proposal in proposals:
-        structure = structure_of(proposal.plan)
+        structure = proposal.plan.structure
         if proposal.plan.digest == seen.incumbent.digest:
             counts["same"] += 1
             continue

@@ -58,8 +58,11 @@ class PlainPolicy:
     """
 
     def at_once(self, seen: Observation) -> Sequence[Proposal]:
-        """Proven plans that keep up with the arrivals, and the incumbent with other launch intervals."""
-        proposals = [Proposal(plan, How.PROVEN) for plan in seen.proven if keeps_up(plan, seen.loads)]
+        """Proven plans and the incumbent, with launch intervals for the loads: those need no proof."""
+        others = {plan.structure: plan for plan in reversed(seen.proven)}
+        others.pop(seen.incumbent.structure, None)
+        paced_others = [plain_replan(plan, seen.loads) for plan in reversed(others.values())]
+        proposals = [Proposal(plan, How.PROVEN) for plan in paced_others if keeps_up(plan, seen.loads)]
         paced = plain_replan(seen.incumbent, seen.loads)
         if paced is not seen.incumbent:
             proposals.append(Proposal(paced, How.INTERVALS))

@@ -7,7 +7,7 @@ the first alone a - b times more. Under a backlog, when re-plans are made, that 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from shared.bitmask import bits
 from shared.blocks import CombinedGraph
@@ -71,11 +71,6 @@ def step_s(costs: StageCosts, graph: CombinedGraph, schedule: Schedule, mask: in
         if groups:
             total += costs.stage_s(groups)
     return total
-
-
-def structure_of(plan: Plan) -> Digest:
-    """The digest of the plan without its launch intervals: what a trial compares."""
-    return replace(plan, models=tuple(replace(model, launch_interval_us=0) for model in plan.models)).digest
 
 
 def keeps_up(plan: Plan, loads: Sequence[Load]) -> bool:

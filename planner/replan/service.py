@@ -19,7 +19,6 @@ from planner.replan.decide import Decision, decide, proven_at_once
 from planner.replan.observation import Observation
 from planner.replan.observing import observe, without_costs
 from planner.replan.policy import How, PlainPolicy, Policy, Proposal
-from planner.replan.predict import structure_of
 from planner.replan.settings import Note
 from planner.store.store import Store
 from shared.clock import Clock
@@ -137,9 +136,7 @@ class Replanner:
         if proposal is None:
             self._nothing(seen.device, replan, decision.reason)
             return
-        note = Note(
-            structure=structure_of(proposal.plan), how=proposal.how.value, predicted=decision.predicted
-        )
+        note = Note(structure=proposal.plan.structure, how=proposal.how.value, predicted=decision.predicted)
         desired = self._store.push_replan(
             seen.device,
             replan,

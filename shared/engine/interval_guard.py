@@ -56,14 +56,17 @@ class GuardConfig:
     worsening: float = 0.2
     min_tasks: int = 100  # fewer have no 99th percentile, only a slowest one
     age_floor_s: float = 0.01  # as in a trial: below it a fifth more is nothing
+    sample_s: float = 0.25  # an age may have been seen so long ago
 
 
 class IntervalGuard:
     """One change of launch intervals. A verdict that is not OPEN is final.
 
     `before` covers the seconds before the change, as many as the guard is long. A change is often the answer
-    to a burst, in which the oldest task grows older whatever is done: `age_growth` is how fast it grew before
-    (seconds per second), and what it would have grown to by itself is not held against the change.
+    to a burst, in which the oldest task grows older whatever is done. So a task that came before the change
+    is no witness against it unless it still waits when the guard ends; and `age_growth` is how fast the
+    oldest age grew just before (seconds per second): what it would have grown to by itself is not held
+    against the change either.
     """
 
     def __init__(
@@ -92,11 +95,15 @@ class IntervalGuard:
             return self.verdict
         config, before = self.config, self._before
         limit = 1.0 + config.worsening
-        expected_age_s = before.oldest_age_s + self._age_growth * (now - self._began_s)
+        elapsed_s = now - self._began_s
+        expected_age_s = before.oldest_age_s + self._age_growth * elapsed_s
+        witness = since.oldest_age_s + config.sample_s < elapsed_s or now >= self.ends_s
         enough = min(before.tasks, since.tasks) >= config.min_tasks
         if enough and since.p99_s > limit * before.p99_s:
             self._end(GuardVerdict.ROLL_BACK, f"p99 rose from {before.p99_s:.4g} s to {since.p99_s:.4g} s")
-        elif since.oldest_age_s + config.age_floor_s > limit * (expected_age_s + config.age_floor_s):
+        elif witness and since.oldest_age_s + config.age_floor_s > limit * (
+            expected_age_s + config.age_floor_s
+        ):
             ages = f"{since.oldest_age_s:.4g} s where {expected_age_s:.4g} s was expected"
             self._end(GuardVerdict.ROLL_BACK, f"the oldest task's age is {ages}")
         elif now >= self.ends_s:

@@ -193,7 +193,8 @@ class StageProfileResult(Struct, frozen=True, tag=11, array_like=True):
 class TrialEnded(Struct, frozen=True, tag=12, array_like=True):
     """How a generation's trial ended. `ratio` above 1: the candidate is better; None where none was measured.
 
-    `how` is what decided: `trial`, `proven` (won one here before) or `guard` (only launch intervals changed).
+    `how` is what decided: `trial`, `proven` (won one here before), `guard` (only launch intervals changed),
+    `now` (an operator's order) or `first` (nothing comparable ran).
     `verdict` is one of `shared.engine.trial.Verdict`. Times are the device's wall clock, microseconds.
     """
 

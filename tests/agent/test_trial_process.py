@@ -13,6 +13,7 @@ import pytest
 from edge_agent import Client
 from edge_agent.link.events import RunnablePlan
 from edge_agent.link.statefile import load_state
+from edge_agent.link.trials import structure_of
 from edge_agent.planner_link import STATE_NAME
 from edge_agent.trial_settings import GuardSettings, TrialSettings
 from shared.artifact import Artifact
@@ -155,7 +156,7 @@ def test_better_plan_commits_and_is_proven_from_then_on(home: Path, library: Pat
         assert load.restarted == 0
         agent.kill()
     state, _ = load_state(home / STATE_NAME)
-    assert [one.plan for one in state.proven] == [fast(chain).ref.digest]
+    assert [one.structure for one in state.proven] == [structure_of(fast(chain))]
 
     write_state(home, good=fast(chain), desired=slow(chain), activation=Activation.NOW, proven=state.proven)
     with AgentProcess(home, trial=COARSE, probation_s=0.2) as agent:
@@ -167,7 +168,7 @@ def test_better_plan_commits_and_is_proven_from_then_on(home: Path, library: Pat
         assert until_verdict(agent) == "committed"
     state, _ = load_state(home / STATE_NAME)
     assert state.way == "proven"
-    assert {one.plan for one in state.proven} == {fast(chain).ref.digest, slow(chain).ref.digest}
+    assert {one.structure for one in state.proven} == {structure_of(fast(chain)), structure_of(slow(chain))}
 
 
 @pytest.mark.parametrize("victim", ["engine", pytest.param("agent", marks=pytest.mark.full)])

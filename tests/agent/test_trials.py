@@ -219,7 +219,7 @@ def test_order_of_an_operator_runs_without_a_trial() -> None:
     push(world, "a", 1, Activation.NOW)
     world.settle()
     assert state(world) is DeviceState.COMMITTED
-    assert world.rows == []
+    assert [(row.how, row.verdict, row.ratio) for row in world.rows] == [("now", "commit", None)]
 
 
 def test_first_plan_of_a_device_has_nothing_to_be_compared_with() -> None:
@@ -227,7 +227,7 @@ def test_first_plan_of_a_device_has_nothing_to_be_compared_with() -> None:
     push(world, "a", 1)
     world.settle()
     assert state(world) is DeviceState.COMMITTED
-    assert world.rows == []
+    assert [(row.how, row.verdict, row.ratio) for row in world.rows] == [("first", "commit", None)]
 
 
 # -- memory -------------------------------------------------------------------------------------------------

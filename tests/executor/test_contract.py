@@ -13,6 +13,8 @@ import pytest
 from edge_agent.executor.base import Executor, Rows
 from edge_agent.executor.null import NullExecutor
 from edge_agent.executor.onnx import OnnxExecutor
+from edge_agent.executor.onnx_parts import ModelParts
+from edge_agent.executor.onnx_sessions import SessionCache, SessionKey, weight_bytes
 from edge_agent.executor.registry import EXECUTORS, make_executor
 from shared.artifact import Artifact
 from shared.bound import BoundPlan
@@ -311,6 +313,38 @@ def test_a_second_plan_reuses_sessions_and_states_no_bytes_for_them(onnx: OnnxEx
     assert onnx.sessions == count
     onnx.unload(PlanKey(2))
     assert onnx.sessions == 0
+
+
+def test_a_plan_that_comes_back_states_no_bytes_until_its_memory_is_wanted(onnx: OnnxExecutor) -> None:
+    model = artifact_of("squeezenet")
+    plan = plan_of([model], [()], [[Member(0, 0, 0)]])
+    bound = bound_of(plan, [model])
+    alone = onnx.stated_bytes(bound)
+    _load(onnx, plan, [model])
+    activations = onnx.held_bytes - sum(onnx._cache._weights.values())
+    onnx.unload(KEY)
+    assert onnx.stated_bytes(bound) == activations
+    assert onnx.held_bytes == alone - activations, "what is kept is accounted for"
+    onnx.drop_idle()
+    assert (onnx.stated_bytes(bound), onnx.held_bytes) == (alone, 0)
+
+
+def test_kept_sessions_are_bounded_by_their_weights_and_the_longest_idle_goes_first() -> None:
+    model = artifact_of("squeezenet")
+    keys = [SessionKey(model.digest, (op,), 1, 1) for op in range(4)]
+    weights = [weight_bytes(key, model.graph) for key in keys]
+    cache = SessionCache(idle_bytes=sum(weights[1:3]))
+    made = [
+        cache.ensure(key, PlanKey(number), lambda: ModelParts(model)) for number, key in enumerate(keys[:3])
+    ]
+    for number in range(3):
+        cache.release(PlanKey(number))
+    assert list(cache.idle()) == keys[1:3] and len(cache) == 0
+    assert cache.get(keys[0]) is None
+    again = cache.ensure(keys[1], PlanKey(9), lambda: pytest.fail("it is there"))
+    assert again is made[1] and list(cache.idle()) == [keys[2]]
+    cache.drop_idle()
+    assert cache.get(keys[1]) is made[1] and cache.get(keys[2]) is None
 
 
 def test_a_plan_with_an_unknown_precision_is_refused_and_leaves_nothing(onnx: OnnxExecutor) -> None:

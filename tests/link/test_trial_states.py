@@ -1,5 +1,6 @@
 """How a staged plan comes to run, and what trials leave behind, in the device's link core."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from shared.engine.trial import TrialRecord, TrialResult, Verdict
 from shared.messages import control
 from shared.messages.control import Activation, ArtifactNeed, DeviceState
 from shared.messages.telemetry import TrialEnded
+from shared.plan import CombinedBlock, Member, ModelPlan, Plan
+from shared.stage_string import parse
 from tests.link.test_device_core import GOOD, Driver, desired, kinds
 
 PLAN = digest_bytes([b"plan"])
@@ -154,6 +157,30 @@ def test_a_committed_plan_is_proven_in_its_environment_until_it_fails() -> None:
     assert again.disk.proven == ()
 
 
+def test_a_proven_plan_is_proven_whatever_its_launch_intervals_which_fail_by_themselves() -> None:
+    chain = ModelPlan(name="net", artifact=digest_bytes([b"net"]))
+    paced = replace(chain, launch_interval_us=500)
+    plans = [
+        Plan(models=(model,), combined=(CombinedBlock((Member(0, 0, 0),), parse("0-3")),))
+        for model in (chain, paced)
+    ]
+    state = LinkState(last_good=GOOD, proven=(Proven(plans[0].structure, "env"),))
+    driver = Driver(state).online()
+    staged(driver, plan=plans[1].wire)
+    assert driver.core.state.way == "proven"
+
+    guarded = Driver(state).online()
+    staged(guarded, ev.PlanStaged(ATTEMPT, GOOD.ref.digest, intervals_only=True), plan=plans[1].wire)
+    guarded.do(ev.ProbationFailed(ATTEMPT, "p99 rose"))
+    assert guarded.disk.proven == (), "what was activated as proven and failed is proven no more"
+
+    unproven = Driver(LinkState(last_good=GOOD, proven=(Proven(PLAN, "env"),))).online()
+    staged(unproven, ev.PlanStaged(ATTEMPT, GOOD.ref.digest, intervals_only=True), plan=plans[1].wire)
+    assert unproven.core.state.way == "guard"
+    unproven.do(ev.ProbationFailed(ATTEMPT, "p99 rose"))
+    assert unproven.disk.proven == (Proven(PLAN, "env"),), "intervals that fail take no proof away"
+
+
 def test_a_change_of_intervals_is_told_when_its_guard_has_decided() -> None:
     for event, verdict in (
         (ev.ProbationPassed(ATTEMPT), "commit"),
@@ -213,4 +240,4 @@ def test_the_set_of_proven_plans_is_bounded_and_keeps_the_newest() -> None:
         one = LinkState(desired=desired(1, b"%d" % number), environment="env", proven=state.proven)
         state = LinkState(proven=proven(one, holds=True))
     assert len(state.proven) == MAX_PROVEN
-    assert state.proven[-1].plan == digest_bytes([b"%d" % (MAX_PROVEN + 8)])
+    assert state.proven[-1].structure == digest_bytes([b"%d" % (MAX_PROVEN + 8)])

@@ -10,7 +10,7 @@ from planner.replan.compare import block_pairs, drift
 from planner.replan.decide import decide, proven_at_once
 from planner.replan.observation import Observation
 from planner.replan.policy import How, PlainPolicy, Proposal
-from planner.replan.predict import keeps_up, predict, structure_of
+from planner.replan.predict import keeps_up, predict
 from shared.ids import DeviceId, OpId
 from shared.messages.telemetry import GroupSpan, StepTrace
 from shared.plan import Plan
@@ -105,24 +105,25 @@ def test_a_proven_plan_goes_at_once_only_if_nothing_at_hand_is_predicted_to_cost
     better = seen(costs=measured(wide, [1.0, 1.1, 1.0]), proven=(wide,))
     decision = proven_at_once(better, PlainPolicy().at_once(better))
     assert decision is not None and decision.proposal is not None
-    assert decision.proposal.plan.digest == wide.digest
+    assert decision.proposal.plan.structure == wide.structure
     equal = seen(proven=(wide,))
     assert proven_at_once(equal, PlainPolicy().at_once(equal)) is None
 
 
-def test_a_proven_plan_that_would_fall_behind_the_arrivals_is_not_proposed() -> None:
+def test_a_proven_plan_is_proposed_at_launch_intervals_that_keep_up_with_the_arrivals() -> None:
     wide = plan_of("greedy")
     slow = replace(wide, models=tuple(replace(one, launch_interval_us=10_000_001) for one in wide.models))
     assert not keeps_up(slow, LOADS)
     proposals = PlainPolicy().at_once(seen(proven=(slow,)))
-    assert all(one.how is not How.PROVEN for one in proposals)
+    (proven,) = [one.plan for one in proposals if one.how is How.PROVEN]
+    assert keeps_up(proven, LOADS) and proven.structure == slow.structure
 
 
 def test_what_was_barred_is_not_pushed_under_other_launch_intervals_either() -> None:
     wide = plan_of("greedy")
     other = replace(wide, models=tuple(replace(one, launch_interval_us=5) for one in wide.models))
-    assert structure_of(other) == structure_of(wide) and other.digest != wide.digest
-    barred = seen(barred=((wide.digest, structure_of(wide)),))
+    assert other.structure == wide.structure and other.digest != wide.digest
+    barred = seen(barred=((wide.digest, wide.structure),))
     decision = decide(barred, [Proposal(other, How.SEARCH, "greedy")])
     assert decision.proposal is None and "did not gain here lately" in decision.reason
 

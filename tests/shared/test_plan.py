@@ -306,3 +306,13 @@ def test_the_text_names_every_model_block_and_stage_string() -> None:
     assert "combined inception_v3#1.3  ~0:0-4;1:5-200;0:201\n" in text
     assert "cuts=12,40,77 replicas=2 batch=4 interval_us=33000" in text
     assert text.count("\n") == 5
+
+
+def test_structure_is_the_plan_but_for_its_launch_intervals() -> None:
+    plan = full_plan()
+    faster = dataclasses.replace(
+        plan, models=tuple(dataclasses.replace(one, launch_interval_us=7) for one in plan.models)
+    )
+    assert faster.digest != plan.digest and faster.structure == plan.structure
+    other = dataclasses.replace(plan, lanes=plan.lanes + 1)
+    assert other.structure != plan.structure
