@@ -69,13 +69,13 @@ class ArenaTasks:
         """Hand a task to the engine, or answer at once what is wrong with it."""
         driver = self._driver()
         try:
-            if driver is None or driver.active is None:
+            if driver is None or driver.served is None:
                 raise TaskRefused(Code.UNKNOWN_MODEL, "no plan is active", remedy="try again in a moment")
             layout = self._layouts.get(command.layout)
             if layout is None:
                 raise TaskRefused(BAD_INPUT, f"layout {command.layout} is not known")
-            if layout.bound is not driver.active:
-                self._locate(layout, driver.active)
+            if layout.bound is not driver.served:
+                self._locate(layout, driver.served)
             task = Task(
                 id=TaskId(command.task),
                 models=layout.declared.models,

@@ -81,6 +81,7 @@ class EngineDriver:
         self._tasks: dict[TaskId, Entry] = {}
         self._plans: dict[PlanKey, BoundPlan] = {}
         self._active: PlanKey | None = None
+        self._served: BoundPlan | None = None
         self._in_flight: set[StepId] = set()
         self._drops: list[tuple[set[StepId], InstanceId]] = []  # instances to drop once these have ended
         self._lanes: list[Lane] = []
@@ -160,6 +161,7 @@ class EngineDriver:
         with self._lock:
             actions = self._core.activate(key, self._clock(), keep=keep)
             self._active = key
+            self._served = self._plans[key]
             ends = self._act(actions)
         self._answer(ends)
 
@@ -186,6 +188,11 @@ class EngineDriver:
         """The plan that new launches go to."""
         key = self._active
         return None if key is None else self._plans.get(key)
+
+    @property
+    def served(self) -> BoundPlan | None:
+        """The plan that tasks are taken for: the active one, or the last while it gives way to another."""
+        return self._served
 
     @property
     def active_key(self) -> PlanKey | None:
