@@ -79,6 +79,18 @@ def test_a_report_is_acknowledged_only_once_it_is_stored() -> None:
     assert sent(core.handle(again, 2.0)) == [control.ReportedAck(revision=4)], "a repeat costs no write"
 
 
+def test_a_revision_counted_again_after_a_lost_disk_is_not_acknowledged_by_what_was_stored_before() -> None:
+    """The copy before the newest state was used at boot, and the count came to the same number again."""
+    core = core_with(desired(3))
+    core.handle(hello(revision=4, reason="before"), 0.0)
+    core.handle(ev.ReportStored(A, 4), 0.1)
+    actions = core.handle(hello(b"s", boot=2, revision=4, reason="after"), 1.0)
+    assert any(isinstance(action, ev.StoreReport) for action in actions)
+    core.handle(ev.ReportStored(A, 4, ok=False), 1.1)
+    (ack, *_) = sent(core.handle(beat(3, route=b"s", boot=2), 1.2))
+    assert ack.revision < 4, "so the device reports again"
+
+
 def test_a_device_ahead_of_the_database_starts_a_reissue_once() -> None:
     core = core_with(desired(3))
     assert ev.Reissue(A, 1, 8) in core.handle(hello(revision=1, epoch=1, generation=8), 0.0)

@@ -109,6 +109,10 @@ class ControlCore:
             return self._ack_report(who)
         if who.storing_revision == report.revision and boot == who.member.boot:
             return []
+        if boot != who.member.boot:
+            # A device whose newest state was lost with its disk may count up to a revision that it had before:
+            # what is stored under that number is not what it reports now.
+            who.stored_revision = max(min(who.stored_revision, report.revision - 1), 0)
         who.member = replace(who.member, boot=boot, report=report)
         who.storing_revision = report.revision
         record = ReportRecord(who.member.device, boot, report, who.agent_version, who.device_class)
