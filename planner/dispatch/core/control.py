@@ -110,7 +110,7 @@ class ControlCore:
         if who.storing_revision == report.revision and boot == who.member.boot:
             return []
         if boot != who.member.boot:
-            # A device whose newest state was lost with its disk may count up to a revision that it had before:
+            # A device whose newest state was lost with its disk may count to a revision that it had before:
             # what is stored under that number is not what it reports now.
             who.stored_revision = max(min(who.stored_revision, report.revision - 1), 0)
         who.member = replace(who.member, boot=boot, report=report)
