@@ -23,7 +23,7 @@ from shared.errors import UnavailableError
 MODELS = ("inception_v3", "resnet50", "squeezenet")
 WEIGHTS = (1, 2, 4)  # rates of the three clients, before scaling
 BURST_MODEL = "squeezenet"
-BURST_BEGIN_S, BURST_SECONDS = 8.0, 3.0
+BURST_BEGIN_S, BURST_SECONDS = 8.0, 4.0
 BURST_LOAD = 2.0  # of the measured capacity, while the burst lasts: queues grow by a second of work a second
 DEVICE = "demo"
 DEADLINE_S = 2.0
