@@ -151,22 +151,23 @@ def test_a_verdict_falls_with_the_environment_it_was_found_in() -> None:
     assert "VerifyPlan" in kinds(driver.do(ev.EnvironmentChanged("other power mode")))
 
 
-@pytest.mark.parametrize(
-    ("found", "boots", "then"),
-    [
-        (DeviceState.RECEIVED, 0, DeviceState.RECEIVED),
-        (DeviceState.WAITING, 0, DeviceState.RECEIVED),
-        (DeviceState.VERIFIED, 0, DeviceState.RECEIVED),
-        (DeviceState.STAGED, 0, DeviceState.RECEIVED),
-        (DeviceState.TRIAL, 0, DeviceState.REJECTED),
-        (DeviceState.PROBATION, 0, DeviceState.RECEIVED),
-        (DeviceState.PROBATION, 1, DeviceState.ROLLED_BACK),
-        (DeviceState.COMMITTED, 0, DeviceState.COMMITTED),
-        (DeviceState.REJECTED, 0, DeviceState.REJECTED),
-        (DeviceState.NO_GAIN, 0, DeviceState.NO_GAIN),
-        (DeviceState.ROLLED_BACK, 0, DeviceState.ROLLED_BACK),
-    ],
-)
+AFTER_A_KILL = [
+    (DeviceState.RECEIVED, 0, DeviceState.RECEIVED),
+    (DeviceState.WAITING, 0, DeviceState.RECEIVED),
+    (DeviceState.VERIFIED, 0, DeviceState.RECEIVED),
+    (DeviceState.STAGED, 0, DeviceState.RECEIVED),
+    (DeviceState.TRIAL, 0, DeviceState.REJECTED),
+    (DeviceState.PROBATION, 0, DeviceState.RECEIVED),
+    (DeviceState.PROBATION, 1, DeviceState.ROLLED_BACK),
+    (DeviceState.COMMITTED, 0, DeviceState.COMMITTED),
+    (DeviceState.REJECTED, 0, DeviceState.REJECTED),
+    (DeviceState.NO_GAIN, 0, DeviceState.NO_GAIN),
+    (DeviceState.ROLLED_BACK, 0, DeviceState.ROLLED_BACK),
+]
+"""Per state found at boot, with the boots under probation so far: the state that it becomes."""
+
+
+@pytest.mark.parametrize(("found", "boots", "then"), AFTER_A_KILL)
 def test_every_state_survives_a_kill(found: DeviceState, boots: int, then: DeviceState) -> None:
     state = ev.LinkState(
         desired=desired(3), state=found, last_good=GOOD, probation_boots=boots, environment="env"
@@ -175,6 +176,26 @@ def test_every_state_survives_a_kill(found: DeviceState, boots: int, then: Devic
     assert driver.booted[0] == ev.RestorePlan(GOOD), "it serves before anything else"
     assert driver.state is then
     assert driver.core.report().active == GOOD.ref.digest
+
+
+@pytest.mark.parametrize(("found", "boots", "then"), AFTER_A_KILL)
+def test_a_full_disk_at_boot_only_postpones_what_the_state_means(
+    found: DeviceState, boots: int, then: DeviceState
+) -> None:
+    state = ev.LinkState(
+        desired=desired(3), state=found, last_good=GOOD, probation_boots=boots, environment="env"
+    )
+    driver = Driver(state, boot=False)
+    driver.full = True
+    booted = driver.run(driver.core.boot("env", frozenset(), 0.0))
+    assert booted == [ev.RestorePlan(GOOD)], "it serves, and decides nothing that it cannot write down"
+    assert driver.state is found
+    assert driver.do(ev.Tick(), after_s=1.0) == [], "not again at once"
+    driver.full = False
+    driver.do(ev.Tick(), after_s=6.0)
+    assert driver.state is then
+    once = found is DeviceState.PROBATION and not boots
+    assert driver.disk.probation_boots == (1 if once else boots), "a second stop would be the last"
 
 
 def test_a_plan_that_is_committed_and_runs_is_not_swapped_for_itself() -> None:
