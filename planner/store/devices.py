@@ -55,17 +55,7 @@ def planner_row(session: Session, now_us: int) -> PlannerRow:
         row = PlannerRow(id=1, epoch=1, created_at_us=now_us)
         session.add(row)
         session.flush()
-    hold(session, row)
     return row
-
-
-def hold(session: Session, row: object) -> None:
-    """Keep a row in memory until the transaction ends: a session forgets what nobody refers to.
-
-    A group of pushes then reads the plan once, not twice a push. Only for rows that are changed through
-    their session alone.
-    """
-    session.info.setdefault("held", set()).add(row)
 
 
 def raise_epoch(session: Session, above: int, now_us: int) -> int:
