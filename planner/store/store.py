@@ -336,5 +336,4 @@ class Store(ReadStore):
 
     def presence(self, device: DeviceId, online: bool) -> None:
         """Note that a device came or went; returns at once."""
-        now_us = self._clock.wall_us()
-        self.writer.submit(lambda session: devices.presence(session, device, online, now_us))
+        self.writer.submit_one(devices.presence, (device, online, self._clock.wall_us()))
