@@ -5,6 +5,7 @@ in numbered batches with one on its way, all sockets made anew after a silence. 
 encoded once.
 """
 
+from collections import deque
 from functools import lru_cache
 from random import Random
 from typing import Any, Final
@@ -69,7 +70,9 @@ class SimulatedDevice:
         self._greeted_at_s: float | None = None  # the first hello of this connection
         self._report = control.Report()
         self._heartbeat = b""
-        self._beat_at_s = float("-inf")
+        self._beats_at_s: deque[float] = (
+            deque()
+        )  # of this connection's, not acknowledged: answers come in order
         self._batch: telemetry.TelemetryBatch | None = None
         self._batch_at_s = 0.0
         self.connected = self.welcomed = self.frozen = False
@@ -115,6 +118,7 @@ class SimulatedDevice:
         """Close everything and come back later, as an agent does after a silence; returns what was closed."""
         gone, self._sockets = self._sockets, []
         self.connected = self.welcomed = False
+        self._beats_at_s.clear()
         self._greeted_at_s = None
         self._tally.reconnects += 1
         self._connect_at_s = now_s + next(self._delays)
@@ -138,7 +142,8 @@ class SimulatedDevice:
         if not self.welcomed:
             self._hello(now_s)
         elif self._send(0, self._heartbeat):
-            self._beat_at_s = self.last_heartbeat_s = now_s
+            self._beats_at_s.append(now_s)
+            self.last_heartbeat_s = now_s
             self._tally.heartbeats += 1
         self._take_in(0, now_s)  # sending may have taken in the signal that something came
 
@@ -198,7 +203,8 @@ class SimulatedDevice:
         message = _decoded(frame)
         if isinstance(message, control.HeartbeatAck):
             self._tally.acknowledged += 1
-            self._tally.latency_s.append(now_s - self._beat_at_s)
+            if self._beats_at_s:
+                self._tally.latency_s.append(now_s - self._beats_at_s.popleft())
             if message.revision < self._report.revision and self.revision_acknowledged < message.revision:
                 self._send_report()
         elif isinstance(message, control.Welcome):

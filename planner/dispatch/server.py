@@ -6,7 +6,6 @@ that heartbeats and plans keep their latency whatever telemetry arrives.
 
 import logging
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +27,7 @@ from planner.dispatch.sockets import (
     receive,
     require_files,
 )
+from planner.dispatch.wake import Waker
 from planner.dispatch.workers import StoreWorkers
 from shared.clock import Clock, SystemClock
 from shared.codec import Codec
@@ -110,9 +110,7 @@ class DispatchServer:
         self._store = store
         self._core = DispatchCore(list(store.fleet()), epoch=store.epoch(), config=config.dispatch)
         self._inbox: queue.SimpleQueue[ev.Event | Callable[[], None]] = queue.SimpleQueue()
-        self._wake_in, self._wake_out = socket.socketpair()
-        self._wake_in.setblocking(False)
-        self._wake_out.setblocking(False)
+        self._waker = Waker()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._routers: dict[ev.Lane, zmq.Socket[bytes]] = {}
         # A device's heartbeat stays the same, byte for byte, until its report changes.
@@ -154,8 +152,7 @@ class DispatchServer:
                 )
         except UnavailableError:
             self._context.destroy(linger=0)
-            self._wake_in.close()
-            self._wake_out.close()
+            self._waker.close()
             raise
         self._workers = StoreWorkers(self._store, self._post_all)
         self._thread.start()
@@ -169,12 +166,11 @@ class DispatchServer:
     def stop(self) -> None:
         """Stop serving; work taken by the store is finished first."""
         self._stopping = True
-        self._wake()
+        self._waker.wake()
         self._thread.join()
         if self._workers is not None:
             self._workers.close()
-        self._wake_in.close()
-        self._wake_out.close()
+        self._waker.close()
 
     @property
     def alive(self) -> bool:
@@ -188,7 +184,7 @@ class DispatchServer:
     def _post_all(self, events: Sequence[ev.Event]) -> None:
         for event in events:
             self._inbox.put(event)
-        self._wake()
+        self._waker.wake()
 
     def ask(self, question: Callable[[DispatchCore], T], *, timeout_s: float = 5.0) -> T:
         """The answer to a question about the core, from its own thread.
@@ -205,18 +201,12 @@ class DispatchServer:
                 answer.set_exception(error)
 
         self._inbox.put(put)
-        self._wake()
+        self._waker.wake()
         return answer.result(timeout_s)
 
     def presence(self) -> list[Presence]:
         """Every device, as dispatch sees it now."""
         return self.ask(lambda core: core.presence())
-
-    def _wake(self) -> None:
-        try:
-            self._wake_in.send(b"\x00")
-        except OSError:
-            pass  # full: it is awake; closed: it is gone
 
     def _endpoint(self, lane: ev.Lane) -> str:
         return self._routers[lane].getsockopt_string(zmq.LAST_ENDPOINT)
@@ -225,7 +215,7 @@ class DispatchServer:
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._wake_out, zmq.POLLIN)
+        poller.register(self._waker, zmq.POLLIN)
         poller.register(self._zap, zmq.POLLIN)
         for router in self._routers.values():
             poller.register(router, zmq.POLLIN)
@@ -243,7 +233,7 @@ class DispatchServer:
             self._context.destroy(linger=0)
 
     def _round(self, ready: dict[Any, int], now_s: float) -> None:
-        if self._wake_out.fileno() in ready or self._wake_out in ready:
+        if self._waker.fileno() in ready:
             self._drain_inbox(now_s)
         if self._zap in ready:
             self._admit()
@@ -252,11 +242,7 @@ class DispatchServer:
                 self._drain(lane, router, now_s)
 
     def _drain_inbox(self, now_s: float) -> None:
-        try:
-            while self._wake_out.recv(4096):
-                pass
-        except BlockingIOError:
-            pass
+        self._waker.clear()
         while True:
             try:
                 item = self._inbox.get_nowait()
