@@ -22,6 +22,8 @@ from planner.dispatch.core import DispatchConfig, DispatchCore, Presence
 from planner.dispatch.ports import DispatchStore
 from planner.dispatch.sockets import (
     DEVICE_HANDSHAKE_MS,
+    NOBLOCK,
+    NOBLOCK_MORE,
     STRANGER_HANDSHAKE_MS,
     bind_router,
     receive,
@@ -35,6 +37,7 @@ from shared.errors import DecodeError, UnavailableError
 from shared.ids import DeviceId
 from shared.keyfile import KeyPair
 from shared.messages import bulk, control, enrol, telemetry
+from shared.messages.base import Message
 from shared.token import Endpoints
 
 log = logging.getLogger(__name__)
@@ -44,6 +47,7 @@ _TICK_S: Final = 0.25
 _ROUND_S: Final = 0.001  # rounds begin this far apart: what comes meanwhile shares the cost of waking up
 _SMALL_BYTES: Final = 128
 _SMALL_FRAMES: Final = 16_384
+_SHARED_FRAMES: Final = 256  # a plan may take a megabyte
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,7 @@ class DispatchServer:
         self._routers: dict[ev.Lane, zmq.Socket[bytes]] = {}
         # A device's heartbeat stays the same, byte for byte, until its report changes.
         self._small_message = lru_cache(_SMALL_FRAMES)(control.TO_PLANNER.decode)
+        self._shared_frame = lru_cache(_SHARED_FRAMES)(control.TO_DEVICE.encode)
         self._stopping = False
         self._workers: StoreWorkers | None = None
         self._thread = threading.Thread(target=self._run, name="dispatch", daemon=True)
@@ -308,12 +313,18 @@ class DispatchServer:
             assert self._workers is not None
             self._workers.submit(action)
 
+    def _frame(self, lane: ev.Lane, message: Message) -> bytes:
+        # Both are the same for a whole fleet that runs one plan.
+        if isinstance(message, control.HeartbeatAck | control.Desired):
+            return self._shared_frame(message)
+        return _LANES[lane].outgoing.encode(message)
+
     def _send(self, action: ev.Send, now_s: float) -> None:
-        frame = _LANES[action.lane].outgoing.encode(action.message)
+        frame = self._frame(action.lane, action.message)
         router = self._routers[action.lane]
         try:
-            router.send(action.route, zmq.NOBLOCK | zmq.SNDMORE)  # whatever is wrong is known from here on
-            router.send(frame, zmq.NOBLOCK)
+            router.send(action.route, NOBLOCK_MORE)  # whatever is wrong is known from here on
+            router.send(frame, NOBLOCK)
         except zmq.Again:
             # Its queue is full: it does not read. Whatever this was, the next comparison repairs it.
             self._core.counts["send_full"] += 1

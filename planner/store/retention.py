@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Exists, delete, exists, select, tuple_
+from sqlalchemy import ColumnElement, Select, bindparam, delete, exists, select, tuple_
 from sqlalchemy.orm import Session
 
 from planner.store.database import Database
@@ -57,6 +57,8 @@ class Retention:
 
 _Step = Callable[[Session], int]
 """Treats up to `CHUNK` rows in one transaction and says how many."""
+_Steps = Callable[[DeviceId, Retention, int], list[tuple[int, _Step]]]
+"""Per step what lies before which moment in microseconds is its; for a device, at a moment."""
 
 
 def tidy(database: Database, writer: Writer, keep: Retention, now_us: int) -> Iterator[int]:
@@ -74,12 +76,12 @@ def tidy(database: Database, writer: Writer, keep: Retention, now_us: int) -> It
             DeviceId(name) for name in session.scalars(select(DeviceRow.name).order_by(DeviceRow.name))
         ]
     for device in devices:
-        for wanted in (_row_steps, _minute_steps, _hour_steps):  # each finds what the one before left
+        for look, wanted in _LEVELS:  # each finds what the one before left
             steps = wanted(device, keep, now_us)
             # Looked up first: a step is a writing transaction.
-            columns = (old.label(f"step_{index}") for index, (old, _) in enumerate(steps))
+            given = {f"before_{at}": before_us for at, (before_us, _) in enumerate(steps)}
             with database.read() as session:
-                found = session.execute(select(*columns)).one()
+                found = session.connection().execute(look, {"device": device, **given}).one()
             for (_, step), old in zip(steps, found, strict=True):
                 if old:
                     yield from _repeat(writer, step)
@@ -101,41 +103,53 @@ def _before(now_us: int, age_s: float) -> int:
     return max(now_us - round(age_s * 1e6), 0) if age_s else 0
 
 
-def _row_steps(device: DeviceId, keep: Retention, now_us: int) -> list[tuple[Exists, _Step]]:
+def _row_steps(device: DeviceId, keep: Retention, now_us: int) -> list[tuple[int, _Step]]:
     ages = {kind: _before(now_us, keep.row_age_s(kind)) for kind in RowKind}
-    return [
-        (_old_rows(device, kind, before_us), _rows_step(device, kind, before_us))
-        for kind, before_us in ages.items()
-    ]
+    return [(before_us, _rows_step(device, kind, before_us)) for kind, before_us in ages.items()]
 
 
-def _minute_steps(device: DeviceId, keep: Retention, now_us: int) -> list[tuple[Exists, _Step]]:
+def _minute_steps(device: DeviceId, keep: Retention, now_us: int) -> list[tuple[int, _Step]]:
     # Whole hours of minutes go, so that an hour is not shown in part as minutes.
     before_us = Width.HOUR.begin_us(_before(now_us, keep.minutes_s))
-    old = _old_rollups(device, Width.MINUTE, before_us)
-    return [(old, lambda session: _widen_minutes(session, device, before_us))]
+    return [(before_us, lambda session: _widen_minutes(session, device, before_us))]
 
 
-def _hour_steps(device: DeviceId, keep: Retention, now_us: int) -> list[tuple[Exists, _Step]]:
+def _hour_steps(device: DeviceId, keep: Retention, now_us: int) -> list[tuple[int, _Step]]:
     before_us = Width.HOUR.begin_us(_before(now_us, keep.hours_s))
-    old = _old_rollups(device, Width.HOUR, before_us)
-    return [(old, lambda session: _delete_hours(session, device, before_us))]
+    return [(before_us, lambda session: _delete_hours(session, device, before_us))]
 
 
 def _rows_step(device: DeviceId, kind: RowKind, before_us: int) -> _Step:
     return lambda session: _take_rows(session, device, kind, before_us)
 
 
-def _old_rows(device: DeviceId, kind: RowKind, before_us: int) -> Exists:
-    return exists().where(
-        TelemetryRow.device == device, TelemetryRow.kind == kind.value, TelemetryRow.at_us < before_us
+def _old_rows(at: int, kind: RowKind) -> ColumnElement[bool]:
+    old = exists().where(
+        TelemetryRow.device == bindparam("device"),
+        TelemetryRow.kind == kind.value,
+        TelemetryRow.at_us < bindparam(f"before_{at}"),
     )
+    return old.label(f"step_{at}")
 
 
-def _old_rollups(device: DeviceId, width: Width, before_us: int) -> Exists:
-    return exists().where(
-        RollupRow.device == device, RollupRow.width_s == width.value, RollupRow.begin_us < before_us
+def _old_rollups(width: Width) -> Select[bool]:
+    old = exists().where(
+        RollupRow.device == bindparam("device"),
+        RollupRow.width_s == width.value,
+        RollupRow.begin_us < bindparam("before_0"),
     )
+    return select(old)
+
+
+_LEVELS: Final[tuple[tuple[Select[*tuple[Any, ...]], _Steps], ...]] = (
+    (select(*(_old_rows(at, kind) for at, kind in enumerate(RowKind))), _row_steps),
+    (_old_rollups(Width.MINUTE), _minute_steps),
+    (_old_rollups(Width.HOUR), _hour_steps),
+)
+"""Whether a device has what is too old, given `device` and `before_0`, `before_1`...; and what treats it.
+
+Made once: there may be a thousand devices, and making the first statement takes longer than running it.
+"""
 
 
 def _take_rows(session: Session, device: DeviceId, kind: RowKind, before_us: int) -> int:
