@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Select, bindparam, delete, exists, select, tuple_
+from sqlalchemy import ColumnElement, Executable, Select, bindparam, delete, exists, select, tuple_
 from sqlalchemy.orm import Session
 
 from planner.store.database import Database
@@ -141,7 +141,7 @@ def _old_rollups(width: Width) -> Select[bool]:
     return select(old)
 
 
-_LEVELS: Final[tuple[tuple[Select[*tuple[Any, ...]], _Steps], ...]] = (
+_LEVELS: Final[tuple[tuple[Executable, _Steps], ...]] = (
     (select(*(_old_rows(at, kind) for at, kind in enumerate(RowKind))), _row_steps),
     (_old_rollups(Width.MINUTE), _minute_steps),
     (_old_rollups(Width.HOUR), _hour_steps),
