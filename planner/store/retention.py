@@ -5,11 +5,11 @@ waiting for long. A row that is rolled up is deleted in the same transaction: at
 exactly one place, and rows that come late are merged into the minute or hour that is there already.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Executable, Select, bindparam, delete, exists, select, tuple_
+from sqlalchemy import ColumnElement, Executable, bindparam, delete, exists, select, tuple_
 from sqlalchemy.orm import Session
 
 from planner.store.database import Database
@@ -32,6 +32,9 @@ from shared.messages.telemetry import RowKind, decode_row
 
 CHUNK: Final = 500
 """Rows that one transaction treats at most."""
+
+_LOOKED_AT: Final = 64
+"""Devices that are looked at together."""
 
 FACTS: Final = (
     RowKind.STATE_CHANGE,
@@ -64,7 +67,7 @@ _Steps = Callable[[DeviceId, Retention, int], list[tuple[int, _Step]]]
 def tidy(database: Database, writer: Writer, keep: Retention, now_us: int) -> Iterator[int]:
     """Apply `keep`, step by step: each `next` is one transaction and gives the number of rows it treated.
 
-    0 after each device: looking for old rows costs milliseconds, and there may be a thousand devices.
+    0 after looking at some devices: that costs milliseconds, and there may be thousands.
 
     The caller may pause between steps, or stop.
 
@@ -75,19 +78,35 @@ def tidy(database: Database, writer: Writer, keep: Retention, now_us: int) -> It
         devices = [
             DeviceId(name) for name in session.scalars(select(DeviceRow.name).order_by(DeviceRow.name))
         ]
-    for device in devices:
+    for at in range(0, len(devices), _LOOKED_AT):
         for look, wanted in _LEVELS:  # each finds what the one before left
-            steps = wanted(device, keep, now_us)
-            # Looked up first: a step is a writing transaction.
-            given = {f"before_{at}": before_us for at, (before_us, _) in enumerate(steps)}
-            with database.read() as session:
-                found = session.connection().execute(look, {"device": device, **given}).one()
-            for (_, step), old in zip(steps, found, strict=True):
-                if old:
-                    yield from _repeat(writer, step)
+            steps = _old(database, look, wanted, devices[at : at + _LOOKED_AT], keep, now_us)
+            for step in steps:
+                yield from _repeat(writer, step)
         yield 0
     if before_us := _before(now_us, keep.hours_s):
         yield from _repeat(writer, lambda session: _delete_events(session, before_us))
+
+
+def _old(
+    database: Database,
+    look: Executable,
+    wanted: _Steps,
+    devices: Sequence[DeviceId],
+    keep: Retention,
+    now_us: int,
+) -> list[_Step]:
+    """The steps that would treat something. Looked up first: a step is a writing transaction."""
+    limits = {f"before_{at}": before_us for at, (before_us, _) in enumerate(wanted(devices[0], keep, now_us))}
+    with database.read() as session:
+        found = session.connection().execute(look, {"devices": devices, **limits}).all()
+    return [
+        step
+        for name, *olds in found
+        if any(olds)
+        for (_, step), old in zip(wanted(DeviceId(name), keep, now_us), olds, strict=True)
+        if old
+    ]
 
 
 def _repeat(writer: Writer, step: _Step) -> Iterator[int]:
@@ -124,31 +143,38 @@ def _rows_step(device: DeviceId, kind: RowKind, before_us: int) -> _Step:
 
 
 def _old_rows(at: int, kind: RowKind) -> ColumnElement[bool]:
-    old = exists().where(
-        TelemetryRow.device == bindparam("device"),
+    return exists().where(
+        TelemetryRow.device == DeviceRow.name,
         TelemetryRow.kind == kind.value,
         TelemetryRow.at_us < bindparam(f"before_{at}"),
     )
-    return old.label(f"step_{at}")
 
 
-def _old_rollups(width: Width) -> Select[bool]:
-    old = exists().where(
-        RollupRow.device == bindparam("device"),
+def _old_rollups(width: Width) -> ColumnElement[bool]:
+    return exists().where(
+        RollupRow.device == DeviceRow.name,
         RollupRow.width_s == width.value,
         RollupRow.begin_us < bindparam("before_0"),
     )
-    return select(old)
+
+
+def _look(olds: Sequence[ColumnElement[bool]]) -> Executable:
+    labelled = (old.label(f"old_{at}") for at, old in enumerate(olds))
+    return (
+        select(DeviceRow.name, *labelled)
+        .where(DeviceRow.name.in_(bindparam("devices", expanding=True)))
+        .order_by(DeviceRow.name)
+    )
 
 
 _LEVELS: Final[tuple[tuple[Executable, _Steps], ...]] = (
-    (select(*(_old_rows(at, kind) for at, kind in enumerate(RowKind))), _row_steps),
-    (_old_rollups(Width.MINUTE), _minute_steps),
-    (_old_rollups(Width.HOUR), _hour_steps),
+    (_look([_old_rows(at, kind) for at, kind in enumerate(RowKind)]), _row_steps),
+    (_look([_old_rollups(Width.MINUTE)]), _minute_steps),
+    (_look([_old_rollups(Width.HOUR)]), _hour_steps),
 )
-"""Whether a device has what is too old, given `device` and `before_0`, `before_1`...; and what treats it.
+"""What of `devices` lies before `before_0`, `before_1`...; and what treats it.
 
-Made once: there may be a thousand devices, and making the first statement takes longer than running it.
+Made once: making the first one takes longer than running it.
 """
 
 
