@@ -114,7 +114,10 @@ class AdminServer:
                 route, *frames = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._pool.submit(self._answer, route, frames)
+            try:
+                self._pool.submit(self._answer, route, frames)
+            except RuntimeError:  # `stop` has closed the pool
+                self._reply(route, Failed(cause="the planner is stopping", remedy="start it again"), 0)
 
     def _send_done(self) -> None:
         self._waker.clear()
