@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from planner.dispatch.ports import StoredRow
 from planner.replan.settings import ReplanSettings
+from planner.store.manyrows import run_on_rows
 from planner.store.tables import (
     AlarmRow,
     DesiredRow,
@@ -34,16 +35,11 @@ OUTCOMES: Final = {
     DeviceState.NO_GAIN: "no_gain",
     DeviceState.ROLLED_BACK: "rolled_back",
 }
-_END: Final = (
-    update(ReplanRow)
-    .where(
-        ReplanRow.device == bindparam("of"),
-        ReplanRow.epoch == bindparam("in_epoch"),
-        ReplanRow.generation == bindparam("in_generation"),
-        ReplanRow.outcome == PENDING,
-    )
-    .values(outcome=bindparam("ended_as"), reason=bindparam("why"))
-)
+_END: Final = f"""
+WITH given (whose, in_epoch, in_generation, ended_as, why) AS (VALUES {{rows}})
+UPDATE replans SET outcome = ended_as, reason = why
+FROM given WHERE device = whose AND epoch = in_epoch AND generation = in_generation AND outcome = '{PENDING}'
+"""
 OVERDUE_US: Final = 900_000_000
 """A pending re-plan this old no longer holds up the next: the device was away, or its rows were lost."""
 
@@ -180,13 +176,9 @@ def end(row: ReplanRow, outcome: str, reason: str) -> None:
 
 def end_all(session: Session, ends: Sequence[tuple[DeviceId, int, int, str, str]]) -> None:
     """`end` for the re-plans that pushed these generations: (device, epoch, generation, outcome, reason)."""
-    values = [
-        {"of": device, "in_epoch": epoch, "in_generation": generation, "ended_as": outcome, "why": reason}
-        for device, epoch, generation, outcome, reason in ends
-    ]
-    if values:
+    if ends:
         session.flush()
-        session.connection().execute(_END, values)
+        run_on_rows(session.connection(), _END, list(dict.fromkeys(ends)))
 
 
 def found_nothing(session: Session, replan: int, reason: str, now_us: int) -> None:
