@@ -6,7 +6,7 @@ any order and more than once.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from sqlalchemy import bindparam, select, update
@@ -44,6 +44,16 @@ _END: Final = (
     )
     .values(outcome=bindparam("ended_as"), reason=bindparam("why"))
 )
+_BARRED: Final = (
+    select(ReplanRow.digest, ReplanRow.structure)
+    .where(
+        ReplanRow.device == bindparam("of"),
+        ReplanRow.environment == bindparam("there"),
+        ReplanRow.outcome.in_(["rejected", "no_gain", "rolled_back"]),
+        ReplanRow.begun_at_us >= bindparam("since_us"),
+    )
+    .order_by(ReplanRow.replan.desc())
+)
 OVERDUE_US: Final = 900_000_000
 """A pending re-plan this old no longer holds up the next: the device was away, or its rows were lost."""
 
@@ -51,7 +61,12 @@ OVERDUE_US: Final = 900_000_000
 def settings(session: Session, device: DeviceId) -> ReplanSettings:
     """How a device is re-planned."""
     row = session.get(ReplanSettingRow, device)
-    if row is None:
+    return settings_of(row) if row is not None else ReplanSettings()
+
+
+def settings_of(row: Any) -> ReplanSettings:
+    """What a row with the columns of `ReplanSettingRow` says; the defaults where they are empty."""
+    if row.enabled is None:
         return ReplanSettings()
     return ReplanSettings(
         enabled=row.enabled, scheduler=row.scheduler, members_max=row.members_max, budget_s=row.budget_s
@@ -127,13 +142,6 @@ def _running(session: Session, device: DeviceId, now_us: int) -> ReplanRow | Non
         end(row, "no_gain", f"no outcome within {OVERDUE_US // 1_000_000} s")
         return None
     return row
-
-
-def alarm_of(session: Session, replan: int) -> Alarm | None:
-    """The alarm that began a re-plan."""
-    row = session.get(ReplanRow, replan)
-    kept = session.get(AlarmRow, (row.device, row.boot, row.number)) if row is not None else None
-    return msgspec.msgpack.decode(kept.body, type=Alarm) if kept is not None else None
 
 
 def unfinished(session: Session) -> list[tuple[DeviceId, int]]:
@@ -284,16 +292,7 @@ def barred(
     session: Session, device: DeviceId, environment: str, since_us: int
 ) -> list[tuple[Digest, Digest]]:
     """(plan, structure) of the re-plans that did not gain on this device, newest first."""
-    rows = session.execute(
-        select(ReplanRow.digest, ReplanRow.structure)
-        .where(
-            ReplanRow.device == device,
-            ReplanRow.environment == environment,
-            ReplanRow.outcome.in_(["rejected", "no_gain", "rolled_back"]),
-            ReplanRow.begun_at_us >= since_us,
-        )
-        .order_by(ReplanRow.replan.desc())
-    )
+    rows = session.connection().execute(_BARRED, {"of": device, "there": environment, "since_us": since_us})
     return [(Digest(plan), Digest(structure or plan)) for plan, structure in rows if plan]
 
 
