@@ -16,6 +16,7 @@ from planner.admin.searches import Searches
 from planner.cluster.interface import SearchPool
 from planner.costs.schedules import found_schedules
 from planner.dispatch.admin import Answer
+from planner.store.desired import Push
 from planner.store.store import Store
 from planner.telemetry.rates import KINDS, model_rates
 from shared.clock import Clock
@@ -171,11 +172,13 @@ class AdminHandler:
 
     def _plan_push(self, request: admin.PlanPushRequest) -> Future[admin.AdminReply]:
         pushed = self._store.push_soon(
-            request.device,
-            request.plan,
-            decided_by="operator",
-            autonomy=request.autonomy,
-            activation=request.activation,
+            Push(
+                device=request.device,
+                plan=request.plan,
+                decided_by="operator",
+                autonomy=request.autonomy,
+                activation=request.activation,
+            )
         )
         return _then(pushed, lambda desired: self._pushed(request.device, desired))
 

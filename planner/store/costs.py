@@ -7,11 +7,13 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from planner.costs.schedules import FoundSchedule
+from planner.store.desired import Push, push
 from planner.store.devices import known_device
-from planner.store.plans import models, push
+from planner.store.plans import models
 from planner.store.stages import next_request
 from planner.store.tables import OperatorCostRow, ProfileRow, ScheduleRow
 from shared.ids import DeviceId, Digest
+from shared.messages.control import Desired
 from shared.messages.telemetry import OperatorTiming, ProfileResult
 
 _OPERATORS: Final = select(
@@ -25,8 +27,9 @@ _OPERATORS: Final = select(
 
 def request_profile(
     session: Session, device: DeviceId, names: list[str], *, batch: int, budget_s: float, now_us: int
-) -> list[int]:
-    """Ask a device to measure the operators of some models; returns the requests' numbers.
+) -> tuple[list[int], Desired]:
+    """Ask a device to measure the operators of some models; returns the requests' numbers, and what is
+    desired now.
 
     The budget is shared evenly. A request is part of desired state and so takes a generation,
     decided by "profile".
@@ -52,8 +55,8 @@ def request_profile(
     ]
     session.add_all(rows)
     session.flush()
-    push(session, device, None, decided_by="profile", now_us=now_us)
-    return [row.request for row in rows]
+    desired = push(session, Push(device=device, plan=None, decided_by="profile"), now_us)
+    return [row.request for row in rows], desired
 
 
 def store_profile(

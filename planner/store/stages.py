@@ -13,11 +13,13 @@ import msgspec
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
+from planner.store.desired import Push, push
 from planner.store.devices import known_device
-from planner.store.plans import plan_info, push
+from planner.store.plans import plan_info
 from planner.store.tables import ArtifactRow, PlanRow, ProfileRow, StageCostRow, StageProfileRow
 from shared.digest import digest_bytes
 from shared.ids import DeviceId, Digest
+from shared.messages.control import Desired
 from shared.messages.telemetry import StageProfileResult
 from shared.plan import ExecutorOptions, Plan, decode_plan
 from shared.schedule import Stage, StageSchedule
@@ -49,8 +51,10 @@ def next_request(session: Session) -> int:
     return 1 + max(number or 0 for number in used)
 
 
-def request_stages(session: Session, device: DeviceId, plan: str, *, budget_s: float, now_us: int) -> int:
-    """Ask a device to measure a plan's stages; returns the request's number.
+def request_stages(
+    session: Session, device: DeviceId, plan: str, *, budget_s: float, now_us: int
+) -> tuple[int, Desired]:
+    """Ask a device to measure a plan's stages; returns the request's number, and what is desired now.
 
     Part of desired state, so it takes a generation, decided by "profile".
 
@@ -72,8 +76,7 @@ def request_stages(session: Session, device: DeviceId, plan: str, *, budget_s: f
         )
     )
     session.flush()
-    push(session, device, None, decided_by="profile", now_us=now_us)
-    return request
+    return request, push(session, Push(device=device, plan=None, decided_by="profile"), now_us)
 
 
 def store_stages(
