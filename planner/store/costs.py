@@ -1,8 +1,9 @@
 """Measured operator times and found schedules, shared by all devices of one class."""
 
 from collections.abc import Iterable
+from typing import Final
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from planner.costs.schedules import FoundSchedule
@@ -14,6 +15,14 @@ from planner.store.tables import OperatorCostRow, ProfileRow, ScheduleRow
 from shared.ids import DeviceId, Digest
 from shared.messages.control import Desired
 from shared.messages.telemetry import OperatorTiming, ProfileResult
+
+_OPERATORS: Final = select(
+    OperatorCostRow.operator, OperatorCostRow.median_us, OperatorCostRow.spread_us, OperatorCostRow.runs
+).where(
+    OperatorCostRow.device_class == bindparam("there"),
+    OperatorCostRow.artifact == bindparam("of"),
+    OperatorCostRow.batch == bindparam("batch_of"),
+)
 
 
 def request_profile(
@@ -101,16 +110,10 @@ def operator_costs(
     session: Session, device_class: str, artifact: Digest, batch: int
 ) -> dict[int, OperatorTiming]:
     """Measured operators by index; those that were never measured are absent."""
-    rows = session.scalars(
-        select(OperatorCostRow).where(
-            OperatorCostRow.device_class == device_class,
-            OperatorCostRow.artifact == artifact,
-            OperatorCostRow.batch == batch,
-        )
+    rows = session.connection().execute(
+        _OPERATORS, {"there": device_class, "of": artifact, "batch_of": batch}
     )
-    return {
-        row.operator: OperatorTiming(row.operator, row.median_us, row.spread_us, row.runs) for row in rows
-    }
+    return {row[0]: OperatorTiming(*row) for row in rows}
 
 
 def keep_schedules(

@@ -117,6 +117,10 @@ def add_plan(session: Session, name: str, plan: Plan, scheduler: str, now_us: in
     Raises:
         InputError: the name belongs to another plan.
     """
+    return _plan_info(_kept(session, name, plan, scheduler, now_us))
+
+
+def _kept(session: Session, name: str, plan: Plan, scheduler: str, now_us: int) -> PlanRow:
     row = session.get(PlanRow, name)
     if row is not None and row.digest != plan.digest:
         raise InputError(f"plan {name!r} is {row.digest[:12]}", remedy="choose another --name")
@@ -126,13 +130,13 @@ def add_plan(session: Session, name: str, plan: Plan, scheduler: str, now_us: in
         )
         session.add(row)
         session.flush()
-    return _plan_info(row)
+    return row
 
 
 def named(session: Session, plan: Plan, scheduler: str, now_us: int) -> str:
     """The plan's name; one that nobody named gets the first characters of its digest."""
     known = session.scalars(select(PlanRow.name).where(PlanRow.digest == plan.digest).limit(1)).first()
-    return known or add_plan(session, plan.digest[:12], plan, scheduler, now_us).plan
+    return known or _kept(session, plan.digest[:12], plan, scheduler, now_us).name
 
 
 def plan_info(session: Session, name: str) -> PlanInfo:

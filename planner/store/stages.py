@@ -5,10 +5,12 @@ batch, the digest of its combined block, and its own text.
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import pairwise
+from typing import Final
 
 import msgspec
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
 from planner.store.desired import Push, push
@@ -26,6 +28,16 @@ from shared.stage_string import parse, to_string
 
 Members = tuple[tuple[Digest, int, int], ...]
 """Per member of a combined block the artifact, its first operator, and one past its last."""
+
+_MEMBERS: Final = msgspec.msgpack.Decoder(Members)
+_STAGES: Final = select(
+    StageCostRow.members, StageCostRow.batch, StageCostRow.stage, StageCostRow.median_us
+).where(
+    StageCostRow.device_class == bindparam("there"),
+    StageCostRow.executor == bindparam("under"),
+    StageCostRow.batch.in_(bindparam("batches", expanding=True)),
+)
+_parsed = lru_cache(maxsize=4096)(parse)  # every re-plan reads all stages of its class
 
 
 def executor_key(options: ExecutorOptions) -> str:
@@ -130,20 +142,16 @@ def stage_costs(
     session: Session, device_class: str, executor: ExecutorOptions, batches: Iterable[int]
 ) -> list[MeasuredStage]:
     """Every measured stage of a device class under these options, at one of these batches."""
-    rows = session.scalars(
-        select(StageCostRow).where(
-            StageCostRow.device_class == device_class,
-            StageCostRow.executor == executor_key(executor),
-            StageCostRow.batch.in_(set(batches)),
-        )
+    rows = session.connection().execute(
+        _STAGES,
+        {"there": device_class, "under": executor_key(executor), "batches": list(set(batches))},
     )
     found = []
-    for row in rows:
-        schedule = parse(row.stage)
+    for members, batch, stage, median_us in rows:
+        schedule = _parsed(stage)
         if isinstance(schedule, StageSchedule) and len(schedule.stages) == 1:
-            members = msgspec.msgpack.decode(row.members, type=Members)
             groups = schedule.stages[0].groups
-            found.append(MeasuredStage(members, row.batch, groups, row.median_us / 1e6))
+            found.append(MeasuredStage(_MEMBERS.decode(members), batch, groups, median_us / 1e6))
     return found
 
 
