@@ -10,6 +10,8 @@ from shared.importer.nodes import int_attribute
 from shared.importer.operators import ELEMENTWISE, POINTWISE
 from shared.importer.values import Value, weight_value
 
+_KINDS = (POINTWISE | ELEMENTWISE) - {"PRelu"}  # whose slope is a weight, most often one per channel
+
 
 def convolution_of(
     nodes: Sequence[onnx.NodeProto],
@@ -82,7 +84,7 @@ def _activation(
     number = {nodes[0].output[0]: 0}
     parts = []
     for node in nodes[1:]:
-        if node.op_type not in POINTWISE | ELEMENTWISE or node.domain not in ("", "ai.onnx"):
+        if node.op_type not in _KINDS or node.domain not in ("", "ai.onnx"):
             return None
         inputs = []
         for name in node.input:

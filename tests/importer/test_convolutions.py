@@ -85,6 +85,7 @@ def test_the_activation_is_text_that_tells_one_from_another(name: str) -> None:
 
 NONE: dict[str, list[onnx.NodeProto]] = {
     "a constant per channel": [conv(), then("Mul", "channels")],
+    "a learned slope": [conv(), then("PRelu", "slope")],
     "another shape": [conv(), then("Flatten")],
     "another input": [conv(), then("Add", "z")],
     "no convolution": [then("MaxPool", read="x", made="c", kernel_shape=[1, 1])],
@@ -98,7 +99,8 @@ NONE: dict[str, list[onnx.NodeProto]] = {
 def test_what_is_no_plain_convolution_is_not_described(name: str) -> None:
     nodes = NONE[name]
     inputs = [info("x", [1, 3, 8, 8]), info("z", [1, 4, 6, 6]), info("v", [4, 3, 3, 3])]
-    model = model_of(nodes, inputs, [info(nodes[-1].output[0], None)], {"w": W, "channels": PER_CHANNEL})
+    weights = {"w": W, "channels": PER_CHANNEL, "slope": SCALAR}
+    model = model_of(nodes, inputs, [info(nodes[-1].output[0], None)], weights)
     tensors = {weight.name: weight for weight in model.graph.initializer}
     output = "r" if name == "an early output" else nodes[-1].output[0]
     assert convolution_of(model.graph.node, output, infer_values(model), tensors) is None
