@@ -8,9 +8,9 @@ from shared.errors import SettingError, UnavailableError
 from shared.keyfile import KeyPair
 
 # Connections whose other end is gone are found by TCP. Whether a device lives is told by the messages of the
-# control lane. ZeroMQ's own heartbeats stay off: libzmq 4.3 aborts ("Assertion failed: !_io_error") the process
-# when one falls due on a connection that has broken while its receive queue was full, which is what a fleet
-# leaves behind that gave up on a planner under load. They also cost as much as a heartbeat of ours.
+# control lane. ZeroMQ's own heartbeats stay off: libzmq 4.3 aborts the process ("Assertion failed:
+# !_io_error") when one falls due on a connection that has broken while its receive queue was full, which is
+# what a fleet leaves behind that gave up on a planner under load. They also cost as much as one of ours.
 KEEPALIVE_IDLE_S = 10
 KEEPALIVE_IVL_S = 5
 KEEPALIVE_PROBES = 3
