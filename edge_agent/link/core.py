@@ -7,13 +7,14 @@ answer, a crash or a full disk at any point costs time, never a plan or the trut
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 from edge_agent.link import events as ev
 from edge_agent.link import local, trials
 from edge_agent.link.alarms import AlarmBox
-from edge_agent.link.states import Cause
+from edge_agent.link.states import UNDONE, Cause
 from edge_agent.link.trials import Way
 from shared.ids import Digest
 from shared.messages import control
@@ -21,6 +22,10 @@ from shared.messages.base import RefusalCode, Refused
 from shared.messages.control import DeviceState
 from shared.messages.telemetry import TrialEnded
 from shared.text import counted
+
+_HELD_MOST: Final = 64
+"""Fewer changes than these of what is reported are not on disk: a start counts that many on, so that
+`revision` rises over the device's life."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +60,9 @@ class LinkCore:
         self._present: set[Digest] = set()
         self._environment: str | None = None
         self._active_told: ev.ActiveChanged | None = None
-        self._durable = state
+        self._durable = state  # what is believed: on disk, or what a start would make of what is
+        self._on_disk = state
+        self._written = state  # will be on disk once the actions handed out are carried out
         self._storage_blocked_until_s = 0.0
         self._connected = False
         self._connection = 0
@@ -85,6 +92,8 @@ class LinkCore:
             actions.append(ev.RestorePlan(found.last_good))
         active = found.last_good.ref if found.last_good else None
         state, local_rows = local.at_boot(msgspec.structs.replace(state, active=active), self._wall_us(now_s))
+        if found.state in UNDONE:
+            state = msgspec.structs.replace(state, revision=state.revision + _HELD_MOST)
         if found.state is not None:
             if found.state is DeviceState.PROBATION and found.probation_boots:
                 state = state.moved(Cause.BOOT_AGAIN, "the agent stopped twice while it was under probation")
@@ -153,7 +162,7 @@ class LinkCore:
                 return self._answered(request)
             case ev.PersistFailed(reason):
                 # Believe only what is on disk; whatever was learned since is asked for again.
-                self.state, self._asked = self._durable, None
+                self.state, self._written, self._asked = self._durable, self._on_disk, None
                 self.storage_error = reason
                 self._storage_blocked_until_s = now_s + self.config.storage_again_s
                 self._profiles_asked.clear()
@@ -367,7 +376,7 @@ class LinkCore:
         return self._become(msgspec.structs.replace(self.state, **fields))
 
     def _become(self, new: ev.LinkState) -> list[ev.Action]:
-        """Take over a new state: durable first, then reported."""
+        """Take over a new state: durable first, if a start would find another one else; then reported."""
         if new == self.state:
             return []
         before = self.report()
@@ -377,11 +386,19 @@ class LinkCore:
         self.state = new
         if self.report() != before:
             self.state = msgspec.structs.replace(new, revision=new.revision + 1)
+        if self.state.revision < self._written.revision + _HELD_MOST and new.same_at_start(self._written):
+            return [ev.Hold(self.state)]
+        self._written = self.state
         return [ev.Persist(self.state)]
 
     def persisted(self, state: ev.LinkState) -> None:
         """The shell's word that a `Persist` reached the disk."""
-        self._durable, self.storage_error = state, None
+        self._on_disk, self.storage_error = state, None
+        self.held(state)
+
+    def held(self, state: ev.LinkState) -> None:
+        """The shell's word that it came to a `Hold`, and whatever was before it is done."""
+        self._durable = state
         if self._active_told is not None and self._active_told.active == state.active:
             self._active_told = None
 
