@@ -13,7 +13,7 @@ import msgspec
 from edge_agent.link import events as ev
 from edge_agent.link import local, trials
 from edge_agent.link.alarms import AlarmBox
-from edge_agent.link.boot import at_boot
+from edge_agent.link.boot import HELD_MOST, at_boot
 from edge_agent.link.states import Cause
 from edge_agent.link.trials import Way
 from shared.ids import Digest
@@ -55,7 +55,9 @@ class LinkCore:
         self._present: set[Digest] = set()
         self._environment: str | None = None
         self._active_told: ev.ActiveChanged | None = None
-        self._durable = state
+        self._durable = state  # what is believed: on disk, or what a start would make of what is
+        self._on_disk = state
+        self._written = state  # will be on disk once the actions handed out are carried out
         self._settled = self._settled_durably = False  # what the state found at boot means is decided
         self._storage_blocked_until_s = 0.0
         self._connected = False
@@ -144,7 +146,7 @@ class LinkCore:
                 return self._answered(request)
             case ev.PersistFailed(reason):
                 # Believe only what is on disk; whatever was learned since is asked for again.
-                self.state, self._asked = self._durable, None
+                self.state, self._written, self._asked = self._durable, self._on_disk, None
                 self._settled = self._settled_durably
                 self.storage_error = reason
                 self._storage_blocked_until_s = now_s + self.config.storage_again_s
@@ -359,7 +361,7 @@ class LinkCore:
         return self._become(msgspec.structs.replace(self.state, **fields))
 
     def _become(self, new: ev.LinkState) -> list[ev.Action]:
-        """Take over a new state: durable first, then reported."""
+        """Take over a new state: durable first, if a start would find another one else; then reported."""
         if new == self.state:
             return []
         before = self.report()
@@ -369,11 +371,19 @@ class LinkCore:
         self.state = new
         if self.report() != before:
             self.state = msgspec.structs.replace(new, revision=new.revision + 1)
+        if self.state.revision < self._written.revision + HELD_MOST and new.same_at_start(self._written):
+            return [ev.Hold(self.state)]
+        self._written = self.state
         return [ev.Persist(self.state)]
 
     def persisted(self, state: ev.LinkState) -> None:
         """The shell's word that a `Persist` reached the disk."""
-        self._durable, self.storage_error = state, None
+        self._on_disk, self.storage_error = state, None
+        self.held(state)
+
+    def held(self, state: ev.LinkState) -> None:
+        """The shell's word that it came to a `Hold`, and whatever was before it is done."""
+        self._durable = state
         self._settled_durably = self._settled
         if self._active_told is not None and self._active_told.active == state.active:
             self._active_told = None
