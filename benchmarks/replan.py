@@ -8,12 +8,12 @@ pushed by order, a burst of tasks makes the queues diverge, the agent's trigger 
 with B, at launch intervals for the load, unless it finds a plan that is cheaper still: that one has to win a
 trial first, and is tried again only after an hour if it does not.
 
-`proven_active_*_ms` is from the trigger to the first launch under a proven plan, by the device's clock,
-read from the planner's re-plans; rounds with a trial do not count in it. `stall_p99_ms`: a steady stream of
-tasks is served all the time; of each swap, the longest gap between two completions within a second around
-it, less the median gap. `lost_tasks`: tasks that ended in any other way than completed.
+`proven_active_*_ms` is from the trigger to the first launch under a proven plan, by the device's clock, as
+the planner keeps it; rounds with a trial do not count in it. `stall_p99_ms`: a steady stream of tasks is
+served all the time; of each swap, the longest gap between two completions within a second around it, less the
+median gap. `lost_tasks`: tasks that ended in any other way than completed.
 
-From the burst on nothing else is started here: the planner's store is read in this process, now and then,
+From the burst on nothing else is started here: the planner's store is read in this process now and then,
 since a command that starts Python every few milliseconds would take the cores that are measured.
 """
 

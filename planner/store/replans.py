@@ -73,6 +73,7 @@ _KNOWN: Final = (
 )
 _ALARM: Final = insert(AlarmRow)
 _BEGIN: Final = insert(ReplanRow)
+_PUSHED: Final = update(ReplanRow).where(ReplanRow.replan == bindparam("pushed_by"))
 _UNDECIDED: Final = select(ReplanRow.replan).where(
     ReplanRow.replan == bindparam("number"), ReplanRow.outcome == PENDING, ReplanRow.generation == 0
 )
@@ -199,19 +200,21 @@ def pushed(
     generation: tuple[int, int],
 ) -> None:
     """Note what a re-plan pushed."""
-    session.execute(
-        update(ReplanRow)
-        .where(ReplanRow.replan == replan)
-        .values(
-            plan=plan,
-            digest=digest,
-            structure=structure,
-            how=how,
-            predicted=predicted,
-            epoch=generation[0],
-            generation=generation[1],
-        )
+    session.connection().execute(
+        _PUSHED,
+        {
+            "pushed_by": replan,
+            "plan": plan,
+            "digest": digest,
+            "structure": structure,
+            "how": how,
+            "predicted": predicted,
+            "epoch": generation[0],
+            "generation": generation[1],
+        },
     )
+    session.flush()
+    session.expire_all()  # a work of the same group may have read the row before
 
 
 def end(row: ReplanRow, outcome: str, reason: str) -> None:
