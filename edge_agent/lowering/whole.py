@@ -33,7 +33,6 @@ class WholeModel:
         self.model = model
         self._feeds = {name: tensor_from_numpy(array) for name, array in feeds.items()}
         self.pinned: set[str] = set()
-        self.nodes = 0
         self._program = self._lowered()
 
     @property
@@ -47,14 +46,14 @@ class WholeModel:
         return [numpy_from_tensor(value) for value in made]
 
     def _lowered(self) -> Program:
-        while True:
-            try:
-                return self._with_pinned()
-            except NeedsConstant as error:
-                sources = self._sources(error.value) - self.pinned
-                if not sources:
-                    raise
-                self.pinned |= sources
+        try:
+            return self._with_pinned()
+        except NeedsConstant as error:
+            sources = self._sources(error.value) - self.pinned
+            if not sources:
+                raise
+        self.pinned |= sources
+        return self._lowered()
 
     def _with_pinned(self) -> Program:
         graph = self.model.graph
@@ -67,7 +66,6 @@ class WholeModel:
             value = self._feeds[name]
             trace.add_input(name, Spec(tuple(value.shape), value.dtype))
         traced = [t for node in graph.node if (t := trace.visit(node)) is not None]
-        self.nodes = len(graph.node)
 
         def output(name: str) -> str | Tensor:
             known = trace.constant(name)

@@ -24,7 +24,7 @@ def _join_heads(x: Tensor) -> Tensor:
 
 
 class _Attention:
-    """Softmax(Q K^T scale + bias) V with what ONNX adds around it. See the operator's text, opset 23 to 25."""
+    """Softmax(Q K^T scale + bias) V with what ONNX adds around it, as in opsets 23 to 25."""
 
     def __init__(self, node: Node) -> None:
         self.flat = node.rank(0) == 3
@@ -80,6 +80,9 @@ class _Attention:
     def _scored(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
         """The result, and the scores at the point that `mode` asks for."""
         root = math.sqrt(1.0 / math.sqrt(q.shape[-1]) if self.scale is None else float(self.scale))
+        own = q.dtype
+        if own == torch.float16:  # fused kernels hold scores in float32 as well
+            q, k, v, bias = q.float(), k.float(), v.float(), None if bias is None else bias.float()
         scores = torch.matmul(q * root, k.transpose(2, 3) * root)
         shown = [scores]
         if self.softcap > 0:
@@ -94,7 +97,7 @@ class _Attention:
             weights = torch.where(empty, torch.zeros_like(weights), weights)
         weights = weights.to(q.dtype)
         shown.append(weights)
-        return torch.matmul(weights, v), shown[self.mode]
+        return torch.matmul(weights, v).to(own), shown[self.mode].to(own)
 
     def _bias(
         self, q: Tensor, k: Tensor, mask: Tensor | None, offset: int, valid: Tensor | None

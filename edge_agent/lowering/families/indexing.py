@@ -31,7 +31,13 @@ def gather(node: Node) -> Lowered:
     if node.is_constant(1) and not shape:
         place = int(node.constant(1)) % max(extent, 1)
         table = node.take(0)
-        return lambda x, _=None: (table if x is None else x).select(axis, place)
+
+        def select(x: Tensor | None, _: Tensor | None = None) -> Tensor:
+            x = table if x is None else x
+            assert x is not None
+            return x.select(axis, place)
+
+        return select
     known = _known(node, 1, extent)
     table = node.take(0)
 
@@ -115,7 +121,7 @@ def scatter_nd(node: Node) -> Lowered:
 
 @operator("TensorScatter")
 def tensor_scatter(node: Node) -> Lowered:
-    """A key-value cache: rows of `update` land behind each sample's write index, round and round if circular."""
+    """A key-value cache: rows of `update` land behind each sample's write index, in a ring if circular."""
     axis = node.axis("axis", -2)
     shape, update_shape = node.shape(0), node.shape(1)
     circular = node.text("mode", "linear") == "circular"

@@ -33,7 +33,11 @@ def batch_normalisation(node: Node) -> Lowered:
             return (made, *running)  # type: ignore[return-value]
 
         return train
-    return lambda x, *parameters: _scaled_and_shifted(x, *parameters, epsilon, along)
+
+    def run(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        return _scaled_and_shifted(x, scale, bias, mean, variance, epsilon, along)
+
+    return run
 
 
 def _scaled_and_shifted(

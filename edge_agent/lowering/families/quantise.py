@@ -100,7 +100,7 @@ def dynamic_quantize(node: Node) -> Lowered:
 
 
 def _centred(x: Tensor, zero: Tensor | None, *, rows: bool) -> Tensor:
-    """x - zero in float64, which holds every sum of such products exactly; a vector counts per row or column."""
+    """x - zero in float64, which holds sums of such products exactly; a vector counts per row or column."""
     wide = x.double()
     if zero is None:
         return wide

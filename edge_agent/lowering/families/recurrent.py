@@ -90,7 +90,7 @@ class _Network:
         first: Sequence[Sequence[Tensor]],
         cell: Callable[[int, Tensor, Sequence[Tensor]], Sequence[Tensor]],
     ) -> tuple[Tensor, list[Tensor]]:
-        """All outputs [time, directions, batch, hidden] and per kind of state the last [directions, batch, hidden].
+        """All outputs [time, directions, batch, hidden], and per state the last [directions, batch, hidden].
 
         `cell(direction, product, states)` returns the next states, the output first.
         """

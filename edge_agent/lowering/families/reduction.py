@@ -28,7 +28,7 @@ def reduced_axes(node: Node) -> list[int] | None:
 def _reduction(
     node: Node, function: Callable[..., Tensor], before: Callable[[Tensor], Tensor] | None = None
 ) -> Lowered:
-    """`function(x, axes, keepdim)` over the node's axes; `before` applies to every element, reduced or not."""
+    """`function(x, axes, keepdim)` over the node's axes; `before` applies to every element, always."""
     axes, keep = reduced_axes(node), bool(node.integer("keepdims", 1))
     dtype = node.dtype(0)
 
@@ -151,7 +151,7 @@ def arg_extreme(node: Node) -> Lowered:
 
 @operator("Hardmax")
 def hardmax(node: Node) -> Lowered:
-    """One at the first maximum along the axis; before opset 13 everything from the axis on is one dimension."""
+    """One at the first maximum along the axis; before opset 13 all from the axis on is one dimension."""
     shape = node.shape(0)
     axis = node.axis("axis", -1 if node.opset >= 13 else 1)
     flat = shape if node.opset >= 13 else (*shape[:axis], -1)
@@ -215,4 +215,4 @@ def top_k(node: Node) -> Lowered:
 def determinant(node: Node) -> Lowered:
     if node.dtype(0) == torch.float16:
         raise Unsupported("Det in float16")
-    return torch.linalg.det
+    return lambda x: torch.linalg.det(x)

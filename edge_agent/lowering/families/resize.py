@@ -183,7 +183,7 @@ def _nearest(rule: str, where: Tensor) -> Tensor:
 
 
 def _matrix(rules: _Rules, axis: _Axis, where: Tensor) -> Tensor:
-    """Row i holds the weights of the old positions in new position i; places beyond the ends count as the ends.
+    """Row i holds the weights of the old positions in new position i; beyond the ends count the ends.
 
     A kernel with antialiasing is stretched by the reduction. [size, extent] float64
     """

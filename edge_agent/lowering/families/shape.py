@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from edge_agent.lowering.dtypes import TORCH_OF_NAME, onnx_dtype, tensor_from_proto
+from edge_agent.lowering.dtypes import onnx_dtype, tensor_from_proto
 from edge_agent.lowering.errors import Unsupported
 from edge_agent.lowering.node import Kernel, Known, Node
 from edge_agent.lowering.registry import Lowered, operator
@@ -136,7 +136,7 @@ def arange(node: Node) -> Lowered:
     values = (
         float(start) + places * float(step) if start.dtype.kind == "f" else int(start) + places * int(step)
     )
-    return Known((values.to(TORCH_OF_NAME[start.dtype.name]),))
+    return Known((values.to(node.dtype(0)),))
 
 
 @operator("EyeLike")
@@ -227,11 +227,13 @@ def split(node: Node) -> Lowered:
 
 @operator("SpaceToDepth")
 def space_to_depth(node: Node) -> Lowered:
+    """DCR: the block leads the channels of the result; CRD: the channels lead the block."""
     block = node.integer("blocksize", 1)
     n, c, h, w = node.shape(0)
+    order = (0, 1, 3, 5, 2, 4) if node.text("mode", "DCR") == "CRD" else (0, 3, 5, 1, 2, 4)
 
     def run(x: Tensor) -> Tensor:
-        cells = x.reshape(n, c, h // block, block, w // block, block).permute(0, 3, 5, 1, 2, 4)
+        cells = x.reshape(n, c, h // block, block, w // block, block).permute(order)
         return cells.reshape(n, c * block * block, h // block, w // block)
 
     return run

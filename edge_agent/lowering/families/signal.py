@@ -31,7 +31,8 @@ def dft(node: Node) -> Lowered:
     def run(x: Tensor, *_: Tensor | None) -> Tensor:
         signal = _complex(x)
         if inverse and onesided:
-            return torch.fft.irfft(signal, length, axis).unsqueeze(-1)
+            real: Tensor = torch.fft.irfft(signal, length, axis).unsqueeze(-1)
+            return real
         made = torch.fft.ifft(signal, length, axis) if inverse else torch.fft.fft(signal, length, axis)
         if onesided:
             made = made.narrow(axis, 0, made.shape[axis] // 2 + 1)
