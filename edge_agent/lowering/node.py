@@ -47,6 +47,10 @@ class Kernel:
     """`into(out, *args)` writes the node's only output into `out`, of any strides, and allocates nothing."""
     inplace: Callable[..., Tensor] | None = None
     """`inplace(*args)` overwrites its first argument and returns it."""
+    reshapes: bool = False
+    """The result has the first argument's elements in the same row-major order."""
+    detail: object | None = None
+    """What `kernels` knows this node by, where several nodes can run as one."""
 
 
 @dataclass(frozen=True, slots=True)

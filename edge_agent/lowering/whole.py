@@ -71,7 +71,7 @@ class WholeModel:
             known = trace.constant(name)
             return name if known is None else store.tensor(known)
 
-        return Program(traced, self.inputs, [output(o.name) for o in graph.output], trace.metas)
+        return Program(traced, self.inputs, [output(o.name) for o in graph.output], trace)
 
     def _sources(self, value: str) -> set[str]:
         """Inputs that a value is computed from."""

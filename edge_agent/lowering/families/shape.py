@@ -38,7 +38,7 @@ def constant(node: Node) -> Lowered:
 
 @operator("Identity")
 def identity(node: Node) -> Lowered:
-    return lambda x: x
+    return Kernel(lambda x: x, reshapes=True)
 
 
 @operator("Dropout")
@@ -50,14 +50,14 @@ def dropout(node: Node) -> Lowered:
             raise Unsupported("Dropout in training mode")
     if node.wants(1):
         return lambda x, *_: (x, torch.ones_like(x, dtype=torch.bool))
-    return lambda x, *_: x
+    return Kernel(lambda x, *_: x, reshapes=True)
 
 
 @operator("Reshape")
 def reshape(node: Node) -> Lowered:
     wanted = node.integers("shape") if node.opset < 5 else node.constant_list(1)
     shape = resolved_shape(node.shape(0), wanted or [], allow_zero=bool(node.integer("allowzero", 0)))
-    return lambda x, _=None: x.reshape(shape)
+    return Kernel(lambda x, _=None: x.reshape(shape), reshapes=True)
 
 
 def resolved_shape(source: tuple[int, ...], wanted: list[int], *, allow_zero: bool) -> list[int]:
@@ -85,7 +85,7 @@ def flatten(node: Node) -> Lowered:
     columns = 1
     for n in node.shape(0)[axis:]:
         columns *= n
-    return lambda x: x.reshape(rows, columns)
+    return Kernel(lambda x: x.reshape(rows, columns), reshapes=True)
 
 
 @operator("Concat")
@@ -107,7 +107,7 @@ def squeeze(node: Node) -> Lowered:
     shape = node.shape(0)
     gone = {a % len(shape) for a in axes} if axes is not None else {i for i, n in enumerate(shape) if n == 1}
     kept = [n for i, n in enumerate(shape) if i not in gone]
-    return lambda x, _=None: x.reshape(kept)
+    return Kernel(lambda x, _=None: x.reshape(kept), reshapes=True)
 
 
 @operator("Unsqueeze")
@@ -117,7 +117,7 @@ def unsqueeze(node: Node) -> Lowered:
     shape = list(node.shape(0))
     for axis in sorted(a % rank for a in axes):
         shape.insert(axis, 1)
-    return lambda x, _=None: x.reshape(shape)
+    return Kernel(lambda x, _=None: x.reshape(shape), reshapes=True)
 
 
 @operator("ConstantOfShape")
