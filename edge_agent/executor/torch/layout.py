@@ -6,21 +6,16 @@ its own in the arena, shared over time where the launch list allows it.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Generic, TypeVar
 
 from edge_agent.executor.torch.happens_before import Ordered, launches_before
 from edge_agent.executor.torch.memory_plan import Lifetime, MemoryPlan, plan_memory, shared_wrongly
-from shared.ids import TensorId
 
-
-class Value(NamedTuple):
-    """A tensor of one active member of a combined block."""
-
-    member: int
-    tensor: TensorId
+V = TypeVar("V", bound=Hashable)
+"""How the caller names a tensor."""
 
 
 class Kind(Enum):
@@ -32,31 +27,31 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Call(Generic[V]):
     """One operator, or one copy, of an item."""
 
     item: int
     kind: Kind
-    reads: tuple[Value, ...]  # repeats are possible
-    makes: tuple[Value, ...]
+    reads: tuple[V, ...]  # repeats are possible
+    makes: tuple[V, ...]
     axis: int = 0  # of a concatenation
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(Generic[V]):
     """A part of another tensor."""
 
-    of: Value
+    of: V
     axis: int
     start: int
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Generic[V]):
     """A value is in `slices`, in `pieces`, in a border's buffer, or a view of one that is."""
 
-    slices: Mapping[Value, Slice]
-    pieces: Mapping[Value, int]  # its index in `plan.offsets`
+    slices: Mapping[V, Slice[V]]
+    pieces: Mapping[V, int]  # its index in `plan.offsets`
     plan: MemoryPlan
 
 
@@ -71,12 +66,12 @@ class Form:
 
 def lay_out(
     items: Sequence[Ordered],
-    calls: Sequence[Call],
-    borders: Collection[Value],
-    forms: Mapping[Value, Form],
+    calls: Sequence[Call[V]],
+    borders: Collection[V],
+    forms: Mapping[V, Form],
     *,
     concat_in_place: bool = True,
-) -> Layout:
+) -> Layout[V]:
     """Place what the calls make; `borders` are the values that have buffers of their own.
 
     Calls are ordered by item, and within an item as they run. `forms` holds at least every value that a
@@ -84,7 +79,7 @@ def lay_out(
     """
     slices = _slices(calls, borders, forms) if concat_in_place else {}
     roots = _roots(calls, slices, borders)
-    uses: dict[Value, int] = defaultdict(int)
+    uses: dict[V, int] = defaultdict(int)
     for index, call in enumerate(calls):
         for value in (*call.reads, *call.makes):
             uses[roots[value]] |= 1 << index
@@ -99,11 +94,9 @@ def lay_out(
     return Layout(slices, pieces, plan)
 
 
-def _slices(
-    calls: Sequence[Call], borders: Collection[Value], forms: Mapping[Value, Form]
-) -> dict[Value, Slice]:
+def _slices(calls: Sequence[Call[V]], borders: Collection[V], forms: Mapping[V, Form]) -> dict[V, Slice[V]]:
     """What can be written into its place in a concatenation: made here, and read by nothing else."""
-    readers: dict[Value, int] = defaultdict(int)
+    readers: dict[V, int] = defaultdict(int)
     viewed = set()
     for call in calls:
         for value in call.reads:
@@ -111,7 +104,7 @@ def _slices(
         if call.kind is Kind.VIEW:
             viewed.update(call.makes)
     made = {value for call in calls for value in call.makes}
-    slices: dict[Value, Slice] = {}
+    slices: dict[V, Slice[V]] = {}
     for call in calls:
         if call.kind is not Kind.CONCAT:
             continue
@@ -124,21 +117,19 @@ def _slices(
     return slices
 
 
-def _extent(value: Value, call: Call, forms: Mapping[Value, Form]) -> int:
+def _extent(value: V, call: Call[V], forms: Mapping[V, Form]) -> int:
     return forms[value].shape[call.axis]
 
 
-def _roots(
-    calls: Sequence[Call], slices: Mapping[Value, Slice], borders: Collection[Value]
-) -> dict[Value, Value]:
+def _roots(calls: Sequence[Call[V]], slices: Mapping[V, Slice[V]], borders: Collection[V]) -> dict[V, V]:
     """Per value the one whose memory it lies in."""
-    viewed: dict[Value, Value] = {}
+    viewed: dict[V, V] = {}
     for call in calls:
         if call.kind is Kind.VIEW:
             viewed.update(dict.fromkeys(call.makes, call.reads[0]))
-    roots: dict[Value, Value] = {}
+    roots: dict[V, V] = {}
 
-    def root(value: Value) -> Value:
+    def root(value: V) -> V:
         while value not in borders and (value in slices or value in viewed):
             value = slices[value].of if value in slices else viewed[value]
         return value
