@@ -7,11 +7,13 @@ buffers gives a program; the same recipe is bound to scratch memory to warm up a
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from math import prod
 from typing import NamedTuple
 
 from edge_agent.executor.torch.issue_order import Nature, issue_order
 from edge_agent.executor.torch.layout import Call, Form, Kind, Layout, lay_out
 from edge_agent.executor.torch.streams import fold_streams
+from edge_agent.lowering.dtypes import TORCH_OF_NAME
 from edge_agent.lowering.model import LoweredModel
 from edge_agent.lowering.node import Spec
 from edge_agent.lowering.unit import Unit
@@ -65,6 +67,7 @@ class Part:
 class Recipe:
     """See the module's text. The first item begins and the last one ends everything, on stream 0."""
 
+    combined: int  # which combined block of the plan
     items: LaunchList
     calls: tuple[Call[Value], ...]  # by item
     units: tuple[Unit | None, ...]  # per call what it runs, None for a copy [num_calls]
@@ -121,14 +124,14 @@ def make_recipe(
         position: Part(position, block.members[position], bound.models[block.members[position].model], model)
         for position, model in lowered.items()
     }
-    draft = _Draft(bound, block, mask, parts, _with_ends(fold_streams(items, streams)))
+    draft = _Draft(bound, block, mask, parts, with_ends(fold_streams(items, streams)))
     calls, units = draft.all_calls()
     layout = lay_out(draft.items, calls, draft.borders, draft.forms(calls))
     order = _order(draft.items, calls, units, natures or {})
-    return Recipe(draft.items, calls, units, layout, order, parts)
+    return Recipe(combined, draft.items, calls, units, layout, order, parts)
 
 
-def _with_ends(items: LaunchList) -> LaunchList:
+def with_ends(items: LaunchList) -> LaunchList:
     """The same between an item that all others come after and one that comes after all others."""
     begin = Item(0, (), 0, (), -1)
     shifted = []
@@ -246,11 +249,13 @@ def _copy(item: int, source: Value, target: Value) -> Call[Value]:
 
 
 def changes_form(part: Part, tensor: TensorId) -> bool:
-    """Whether a graph input or output looks different inside: another type or order in memory."""
+    """Whether a graph input or output looks different inside: another type or order in memory.
+
+    The same at every bucket: only the dimensions behind the batch decide.
+    """
     spec = part.lowered.specs[tensor]
-    return (
-        spec.channels_last or str(spec.dtype).removeprefix("torch.") != part.model.graph.tensors[tensor].dtype
-    )
+    reordered = spec.channels_last and spec.shape[1] > 1 and prod(spec.shape[2:]) > 1
+    return reordered or spec.dtype != TORCH_OF_NAME[part.model.graph.tensors[tensor].dtype]
 
 
 def concat_axis(part: Part, unit: Unit) -> int | None:
