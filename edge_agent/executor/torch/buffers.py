@@ -66,6 +66,7 @@ class PlanBuffers:
 
     def _add_replica(self, part: Part) -> None:
         graph, lowered = part.model.graph, part.lowered
+
         def at(tensor: TensorId) -> _Place:
             return part.member.model, part.member.replica, tensor
 

@@ -76,9 +76,7 @@ class TorchExecutor:
         if missing := {m.plan.artifact for m in bound.models} - artifacts.keys():
             raise ExecutorError(f"artifact {min(missing)[:12]} is not here", remedy="fetch it first")
         try:
-            lowerings = [
-                self._models.hold(key, artifacts[m.plan.artifact], precision) for m in bound.models
-            ]
+            lowerings = [self._models.hold(key, artifacts[m.plan.artifact], precision) for m in bound.models]
             plan = LoadedPlan(key, bound, lowerings, self.choices, self._device)
         except BaseException as error:
             self._models.release(key)

@@ -82,9 +82,7 @@ class KernelChoices:
         known = self.choice(lowering, batch, unit.ops)
         if known is not None:
             return known
-        seconds = tuple(
-            (one.name, median(timer(_bound(one, reads, makes)))) for one in unit.alternatives
-        )
+        seconds = tuple((one.name, median(timer(_bound(one, reads, makes)))) for one in unit.alternatives)
         choice = Choice(min(seconds, key=lambda pair: pair[1])[0], seconds)
         log.info(
             "kernel artifact=%s batch=%d operators=%s chosen=%s us=%s",

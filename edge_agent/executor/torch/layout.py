@@ -97,7 +97,7 @@ def lay_out(
 def _slices(calls: Sequence[Call[V]], borders: Collection[V], forms: Mapping[V, Form]) -> dict[V, Slice[V]]:
     """What can be written into its place in a concatenation: made here, and read by nothing else."""
     readers: dict[V, int] = defaultdict(int)
-    viewed = set()
+    viewed: set[V] = set()
     for call in calls:
         for value in call.reads:
             readers[value] += 1

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from edge_agent.executor.base import NOT_TIMED, OperatorTime, TimingRequest
 from edge_agent.executor.idle import IdleTime
-from edge_agent.executor.torch.times import summary
+from edge_agent.executor.summary import summary
 from edge_agent.lowering.dtypes import arithmetic
 from edge_agent.lowering.model import LoweredModel, ModelLowering
 from edge_agent.lowering.unit import Unit
@@ -77,8 +77,8 @@ def _inputs(lowered: LoweredModel, inputs: tuple[TensorId, ...]) -> dict[TensorI
     for tensor in inputs:
         buffer = lowered.allocate(tensor)
         if buffer.dtype.is_floating_point:
-            drawn = rng.standard_normal(buffer.shape)
+            drawn = torch.from_numpy(rng.standard_normal(buffer.shape))
         else:
-            drawn = rng.integers(0, 2, buffer.shape)
-        values[tensor] = buffer.copy_(torch.from_numpy(np.asarray(drawn)))
+            drawn = torch.from_numpy(rng.integers(0, 2, buffer.shape))
+        values[tensor] = buffer.copy_(drawn)
     return values

@@ -190,8 +190,6 @@ class _Draft:
             return []
         lowered = self._parts[item.member].lowered
         ops = [self._graph.model_op(op) for op in item.ops]
-        if item.merge and (merged := lowered.merged(ops)) is not None:
-            return [merged]
         return [lowered.units[op] for op in ops]
 
     def _call(self, item: int, position: int, unit: Unit) -> Call[Value]:

@@ -21,7 +21,9 @@ def stated_weight_bytes(bound: BoundPlan) -> dict[tuple[Digest, Precision], int]
     """Bytes of every artifact's weights."""
     precision = Precision(bound.plan.executor.precision)
     return {
-        (model.plan.artifact, precision): _halved(sum(o.weight_bytes for o in model.graph.operators), precision)
+        (model.plan.artifact, precision): _halved(
+            sum(o.weight_bytes for o in model.graph.operators), precision
+        )
         for model in bound.models
     }
 
@@ -44,9 +46,7 @@ def stated_plan_bytes(bound: BoundPlan) -> int:
 def _border_bytes(model: BoundModel) -> int:
     graph = model.graph
     slots = {t for block in model.blocks for t in block.live_in}
-    return model.plan.batch * sum(
-        graph.tensors[t].nbytes for t in (*slots, *graph.inputs, *graph.outputs)
-    )
+    return model.plan.batch * sum(graph.tensors[t].nbytes for t in (*slots, *graph.inputs, *graph.outputs))
 
 
 def _arena_bytes(bound: BoundPlan, combined: BoundCombined) -> int:
@@ -75,7 +75,11 @@ def _laid_out(bound: BoundPlan, combined: BoundCombined, items: "tuple") -> int:
             operator = model.graph.operators[combined.graph.model_op(op)]
             reads = tuple((item.member, t) for t in operator.inputs)
             makes = tuple((item.member, t) for t in operator.outputs)
-            borders |= {v for v in (*reads, *makes) if v[1] in block.live_in or (v[1] in block.makes and not _last(model, block.index))}
+            borders |= {
+                v
+                for v in (*reads, *makes)
+                if v[1] in block.live_in or (v[1] in block.makes and not _last(model, block.index))
+            }
             forms |= {v: _form(model.graph, v[1], model.plan.batch) for v in (*reads, *makes)}
             calls.append(Call(index, Kind.KERNEL, reads, makes))
     return lay_out(ended, calls, borders, forms).plan.nbytes
