@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,10 +12,12 @@ import pytest
 from edge_agent.executor.base import Executor, Rows
 from edge_agent.executor.torch.cpu import TorchCpuExecutor
 from edge_agent.executor.torch.executor import TorchExecutor
-from shared.engine.steps import InstanceId, MoveInstance, PlanKey
+from shared.blocks import CombinedGraph
+from shared.engine.steps import InstanceId, MoveInstance, PlanKey, Step
 from shared.errors import ExecutorError
 from shared.launch_list import Barrier
 from shared.plan import ExecutorOptions, Member
+from shared.schedule import Schedule
 from tests.executor.models import artifact_of, difference, random_inputs, reference
 from tests.executor.schedules import (
     StepMaker,
@@ -44,7 +46,8 @@ def _border_check(executor: Executor, names: Sequence[str], kind: str, barrier: 
     cuts = [halves(model) for model in models]
     groups = [[Member(i, 0, block) for i in range(len(models))] for block in (0, 1)]
     rng = random.Random(f"{names} {kind} {barrier}")
-    make = {"stages": random_stages, "streams": random_streams}[kind]
+    make: Callable[[CombinedGraph, random.Random], Schedule]
+    make = random_stages if kind == "stages" else random_streams
     schedules = [make(graph_of(models, cuts, group), rng) for group in groups]
     borders: dict[tuple[int, str], np.ndarray] = {}
 
@@ -107,7 +110,7 @@ def test_steps_issued_ahead_keep_their_order(executor: TorchExecutor) -> None:
     bound = load(executor, plan_of([model], [halves(model)], [[m] for m in members(2)]), [model])
     steps = StepMaker(KEY, bound)
     inputs = {InstanceId(i): random_inputs(model.graph, i) for i in (1, 2)}
-    issued = []
+    issued: list[Step] = []
     for instance in inputs:
         for block in (0, 1):
             after = [issued[-1].id] if issued else []
@@ -158,8 +161,8 @@ def test_lanes_overlap_and_share_no_memory(executor: TorchExecutor) -> None:
 
 
 def test_an_instance_goes_on_in_another_plan_after_a_move(executor: TorchExecutor) -> None:
-    """1. Block 0 runs in the old plan. 2. It is in flight when the move comes. 3. Block 1 runs in the new one.
-    4. The old plan's slot is filled again meanwhile. 5. The old plan is unloaded."""
+    """1. Block 0 is in flight in the old plan when the move comes. 2. The old plan's slot is filled again.
+    3. Block 1 runs in the new plan. 4. The old plan is unloaded."""
     model = artifact_of("squeezenet")
     plan = plan_of([model], [halves(model)], [[m] for m in members(2)])
     old, new = PlanKey(1), PlanKey(2)
