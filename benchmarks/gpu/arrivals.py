@@ -33,9 +33,7 @@ def shares(models: Sequence[str], weights: Sequence[int] = (1, 2, 4)) -> dict[st
     return {model: weight / sum(used) for model, weight in zip(models, used, strict=True)}
 
 
-def rates(
-    mix: Mapping[str, float], service_s: Mapping[str, float], load: float
-) -> dict[str, float]:
+def rates(mix: Mapping[str, float], service_s: Mapping[str, float], load: float) -> dict[str, float]:
     """Rates per second under which one server with these service times is busy for the share `load`."""
     mean_s = sum(share * service_s[model] for model, share in mix.items())
     return {model: load * share / mean_s for model, share in mix.items()}

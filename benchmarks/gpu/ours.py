@@ -37,9 +37,7 @@ class Loaded:
         self._executor = executor
         self._subjects = {one.artifact.digest: one for one in subjects}
         artifacts = {digest: one.artifact for digest, one in self._subjects.items()}
-        self.bound: BoundPlan = bind(
-            candidate.plan, {digest: one.graph for digest, one in artifacts.items()}
-        )
+        self.bound: BoundPlan = bind(candidate.plan, {digest: one.graph for digest, one in artifacts.items()})
         self.key = PlanKey(next(_numbers))
         executor.load(self.key, self.bound, artifacts)
         (combined,) = self.bound.combined

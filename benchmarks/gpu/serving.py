@@ -58,9 +58,7 @@ class Served:
         everything = sorted(one for own in self.latencies_s.values() for one in own)
         if not everything:
             return {"completed": 0, "lost": self.lost}
-        late = sum(
-            one > deadlines_s[model] for model, own in self.latencies_s.items() for one in own
-        )
+        late = sum(one > deadlines_s[model] for model, own in self.latencies_s.items() for one in own)
         return {
             "completed": len(everything),
             "lost": self.lost,
@@ -167,7 +165,5 @@ class Service:
             raise RuntimeError(str(future.exception()))
 
     def _sample(self, served: Served, service_s: Mapping[str, float]) -> None:
-        queued_s = [
-            queue.queued * service_s[queue.name] for queue in self.shell.stats().models
-        ]
+        queued_s = [queue.queued * service_s[queue.name] for queue in self.shell.stats().models]
         served.variances_s2.append(pvariance(queued_s))
