@@ -16,7 +16,7 @@ class Arrival:
 def arrivals(
     rates_per_s: Mapping[str, float], seconds: float, *, poisson: bool, rng: Random
 ) -> list[Arrival]:
-    """Every model at its rate, from 0 to `seconds`, in order of time; periodic ones begin at random phases."""
+    """Every model at its rate, from 0 to `seconds`, by time; periodic ones begin at random phases."""
     found = []
     for model, rate_per_s in rates_per_s.items():
         gap_s = 1.0 / rate_per_s

@@ -177,6 +177,7 @@ class Cpu:
     kind = "cpu"
 
     def __init__(self) -> None:
+        torch.set_num_threads(1)  # tiny models: a second thread only waits
         self.torch = torch.device("cpu")
         self.streams = [f"stream {index}" for index in range(STREAMS)]
 

@@ -13,7 +13,7 @@ from benchmarks.gpu.rounds import Ratio
 
 @dataclass(frozen=True)
 class Goal:
-    """At least `least` times faster than `than` on a subject; `never_slower`: within the baseline's spread."""
+    """At least `least` times faster than `than` on a subject; `never_slower`: or within its spread."""
 
     name: str
     subject: str

@@ -20,9 +20,10 @@ from edge_agent.executor.registry import make_executor
 from shared.bound import BoundPlan, bind
 from shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step, StepMember
 from shared.ids import StepId, TaskId
+from shared.plan import MAX_LANES
 
-_LANE: Final = 0
-_numbers = itertools.count(1)
+_LANE: Final = MAX_LANES  # the one behind all that plans have, and numbers that no engine counts to
+_numbers = itertools.count(1 << 48)
 
 
 class Loaded:
@@ -151,12 +152,11 @@ class Ours:
         again += [loaded.step() for _ in range(repeats)]
         return all(_same(first, one) for one in again)
 
-    def close(self) -> None:
-        """Free everything."""
+    def unload(self) -> None:
+        """Free every candidate; the executor keeps what it knows of kernels."""
         for loaded in self.loaded.values():
             loaded.unload()
         self.loaded = {}
-        self.executor.close()
 
 
 def _same(left: Mapping[str, list[np.ndarray]], right: Mapping[str, list[np.ndarray]]) -> bool:

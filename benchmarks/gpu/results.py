@@ -1,12 +1,12 @@
 """What was measured so far, written row by row, so that a time limit loses nothing."""
 
-import contextlib
 import json
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from benchmarks.report import Report, progress
@@ -27,15 +27,10 @@ class Results:
         self.report.add(known, [row] if row else [])
         self._write({"at_s": round(self._clock() - self._began_s, 2), "figures": known, "row": row})
 
-    @contextlib.contextmanager
-    def attempt(self, part: str, name: str) -> Iterator[None]:
-        """A row that fails says why, and the rest goes on."""
+    def attempt(self, part: str, name: str) -> "Attempt":
+        """A context for one row: if it fails, the row says why, and the rest goes on."""
         progress(f"[{self._clock() - self._began_s:6.1f} s] {part}: {name}")
-        try:
-            yield
-        except Exception as error:  # whatever a driver, a compiler or a library raises
-            self.add({}, part=part, name=name, failed=why(error))
-            progress("".join(traceback.format_exception(error)))
+        return Attempt(self, part, name)
 
     def skip(self, part: str, name: str, reason: str) -> None:
         """A row that was not run."""
@@ -50,6 +45,31 @@ class Results:
         """No more rows."""
         if self._file is not None:
             self._file.close()
+
+
+class Attempt:
+    """See `Results.attempt`."""
+
+    def __init__(self, results: Results, part: str, name: str) -> None:
+        self._results = results
+        self._part = part
+        self._name = name
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        """Whatever a driver, a compiler or a library raises is a row; a signal that ends the run is not."""
+        if not isinstance(error, Exception):
+            return False
+        self._results.add({}, part=self._part, name=self._name, failed=why(error))
+        progress("".join(traceback.format_exception(error)))
+        return True
 
 
 def why(error: BaseException) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.gpu.arrivals import Arrival
 from benchmarks.gpu.networks import Subject
 from benchmarks.gpu.rounds import percentile
-from edge_agent.executor.registry import make_executor
+from edge_agent.executor.base import Executor
 from edge_agent.worker.shell import EngineShell
 from edge_agent.worker.tasks import TaskEnd
 from shared.engine.steps import Outcome, PlanKey
@@ -72,18 +72,15 @@ class Served:
 class Service:
     """An engine with one executor; plans are loaded once and activated in turns."""
 
-    def __init__(self, executor: str, subjects: Sequence[Subject]) -> None:
-        """
-        Raises:
-            ExecutorError: the executor cannot be made here.
-        """
+    def __init__(self, executor: Executor, subjects: Sequence[Subject]) -> None:
+        """`executor` has no plan loaded; it is closed with the service."""
         self._subjects = {one.name: one for one in subjects}
         self._artifacts = {one.artifact.digest: one.artifact for one in subjects}
         self._inputs = {
             one.name: {one.artifact.graph.tensors[one.artifact.graph.inputs[0]].name: one.image}
             for one in subjects
         }
-        self.shell = EngineShell(make_executor(executor))
+        self.shell = EngineShell(executor)
 
     def load(self, plan: Plan) -> PlanKey:
         """Load and prepare a plan.

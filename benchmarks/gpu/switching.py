@@ -56,10 +56,11 @@ class Switching:
         """Switch from each plan to the next, around and around, at most until `until_s` (monotonic clock).
 
         Raises:
-            PlanError, ExecutorError: a plan cannot be loaded. RuntimeError: the engine stopped completing tasks.
+            PlanError, ExecutorError: a plan cannot be loaded.
+            RuntimeError: the engine stopped completing tasks.
         """
         found = Switches()
-        self._service.shell.activate(self._service.load(plans[0]))
+        self._service.shell.activate(self._service.load(plans[0]), keep=True)
         for _ in range(self._depth):
             self._submit()
         for number in range(1, times + 1):

@@ -5,9 +5,9 @@ thread, static and dynamic shared memory per block, threads per block. It says b
 call of the runtime launched it, and that call lies inside the host's annotation of the operator it was made
 for. Kernels of a captured graph share the correlation number of the graph's launch.
 
-Opara (Chen et al. 2023, sections 3.2 and 3.3) orders launches by these demands and by what bounds an operator,
-which it reads off a table of operator classes. Here it is measured: the rates an operator reached, each as a
-share of what the device was measured to reach; the larger share bounds it.
+Opara (Chen et al. 2023, sections 3.2 and 3.3) orders launches by these demands and by what bounds an
+operator, which it reads off a table of operator classes. Here it is measured: the rates an operator reached,
+each as a share of what the device was measured to reach; the larger share bounds it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
