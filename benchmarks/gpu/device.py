@@ -5,6 +5,7 @@ captured graph a function that is called again. It shows that the code is whole;
 """
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Protocol
@@ -13,6 +14,7 @@ import torch
 
 from edge_agent.utilisation.nvml import Nvml, open_nvml
 
+CONNECTIONS: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
 STREAMS: Final = 16
 """Taken once and reused: torch hands out 32 in turn, and the 33rd is the first again."""
 
@@ -83,6 +85,11 @@ class Cuda:
     kind = "cuda"
 
     def __init__(self) -> None:
+        """
+        Raises:
+            RuntimeError: torch finds no CUDA device.
+        """
+        os.environ.setdefault(CONNECTIONS, "32")  # read when CUDA starts; the probe measures 8 as well
         self.torch = torch.device("cuda", 0)
         torch.cuda.set_device(self.torch)
         self.streams = [_cuda.Stream() for _ in range(STREAMS)]
@@ -116,8 +123,9 @@ class Cuda:
     def capture(self, work: Work, *, stream: Any = None, warm: int = 3, keep: bool = False) -> "Graph":
         """See Device.
 
-        Warm-up and capture use the same stream and thread: cudnn keeps what it found per thread, cuBLAS its
-        workspace per stream, and graphs that will run side by side must be given different streams.
+        Warm-up and capture use the same thread, since cudnn keeps what it found per thread. cuBLAS's
+        workspace must be the graph's own: it is forgotten before, so that the capture takes one from its
+        pool, and after, so that nothing else finds that one. Graphs that run side by side share nothing.
         """
         side = stream if stream is not None else self.streams[0]
         side.wait_stream(torch.cuda.current_stream())
@@ -125,9 +133,11 @@ class Cuda:
             for _ in range(warm):
                 work()
         torch.cuda.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()
         graph = torch.cuda.CUDAGraph(keep_graph=True) if keep else torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
             work()
+        torch._C._cuda_clearCublasWorkspaces()
         if keep:
             graph.instantiate()
         graph.replay()

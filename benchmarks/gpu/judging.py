@@ -142,7 +142,13 @@ def verdict(table: Table, goal: Goal) -> Verdict:
 
 
 def add_goals(results: Results, table: Table, switch: Mapping[str, Any] | None) -> None:
-    """Every goal as reached or not, with the measured ratio and spread."""
+    """Every goal as reached or not, with the measured ratio and spread.
+
+    A quick run and one on the host judge nothing.
+    """
+    if table.settings.quick:
+        results.skip("goal", "all goals", "a quick run says nothing about speed")
+        return
     for goal in GOALS:
         found = verdict(table, goal)
         ratio = None

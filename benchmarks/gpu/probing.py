@@ -67,7 +67,7 @@ class Probes:
         if self._device.kind != "cuda" or not self._settings.children:
             self._results.skip(_PART, "connections", "needs CUDA and child processes")
             return
-        for connections in streams.CONNECTIONS:
+        for connections in streams.COUNTS:
             found = streams.with_connections(self._device.kind, connections)
             self._results.add(
                 {f"probe.chains_at_once.{connections}.{how}": at_once for how, at_once in found.items()},

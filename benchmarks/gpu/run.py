@@ -31,6 +31,7 @@ _SEED = 20261121
 _AFTER_TABLE_S = 75.0  # concurrency, serving, switching
 _AFTER_COMPILED_S = 150.0  # the rounds as well
 _DELAY_S = 2e-4
+_OF_THE_TABLE = ("correctness", "table", "concurrency", "serving", "switching", "tf32")
 
 
 class Run:
@@ -83,6 +84,8 @@ class Run:
             judging.add_ceilings(results, found)
         if settings.wants("probes"):
             Probes(self._device, self._subjects, settings, results, self._deadline).run()
+        if not any(settings.wants(part) for part in _OF_THE_TABLE):
+            return
         self._measure_operators()
         switch = None
         try:

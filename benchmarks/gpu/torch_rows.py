@@ -1,7 +1,8 @@
 """Variants that plain torch offers: eager, one captured stream, batches, several streams, one joint graph."""
 
+import warnings
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -171,8 +172,19 @@ def streams_name(count: int) -> str:
 
 
 def use_precision(precision: str) -> None:
-    """How float32 products are taken from here on; kernels are searched for once per shape."""
-    if torch.cuda.is_available():
-        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-        torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    torch.backends.cudnn.benchmark = True
+    """How float32 products are taken from here on; kernels are searched for once per shape.
+
+    The older settings and the newer ones (which the executor writes) must say the same: Inductor still reads
+    some of the older, and torch raises where they differ.
+    """
+    backends: Any = torch.backends  # whose stubs do not know these settings
+    backends.cudnn.benchmark = True
+    if not torch.cuda.is_available():
+        return
+    short = precision == "tf32"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that they are the older ones
+        backends.cuda.matmul.allow_tf32 = short
+        backends.cudnn.allow_tf32 = short
+    for place in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
+        place.fp32_precision = "tf32" if short else "ieee"

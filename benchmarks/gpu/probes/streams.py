@@ -9,10 +9,9 @@ from typing import Any, Final
 import torch
 
 from benchmarks.gpu.compiled import child_command
-from benchmarks.gpu.device import STREAMS, Device, fork, join, make_device, per_run_s
+from benchmarks.gpu.device import CONNECTIONS, STREAMS, Device, fork, join, make_device, per_run_s
 
-CONNECTIONS: Final = (8, 32)
-VARIABLE: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
+COUNTS: Final = (8, 32)
 _CYCLES: Final = 200_000  # about 0.1 ms of one thread that spins
 _LINKS: Final = 4
 _CHILD_S: Final = 60.0
@@ -84,7 +83,7 @@ def with_connections(kind: str, connections: int) -> dict[str, float]:
     """
     done = subprocess.run(
         child_command("connections", "--device", kind),
-        env={**os.environ, VARIABLE: str(connections)},
+        env={**os.environ, CONNECTIONS: str(connections)},
         capture_output=True,
         text=True,
         timeout=_CHILD_S,
