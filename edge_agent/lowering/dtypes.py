@@ -91,6 +91,20 @@ def tensor_from_numpy(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.array(array, order="C"))
 
 
+def numpy_from_tensor(value: torch.Tensor) -> np.ndarray:
+    """A copy of a tensor's values; types that numpy lacks come as the extension types that onnx uses."""
+    value = value.detach().cpu().contiguous()
+    if value.dtype in _VIEWED:
+        import ml_dtypes
+
+        extension = next(name for name, dtype in _OF_EXTENSION.items() if dtype == value.dtype)
+        bits = value.view(_VIEWED[value.dtype][1]).numpy().copy()
+        array: np.ndarray = bits.view(getattr(ml_dtypes, extension))
+        return array
+    array = value.resolve_conj().numpy().copy()
+    return array
+
+
 def tensor_from_proto(proto: onnx.TensorProto) -> torch.Tensor:
     """An initializer's values on the CPU.
 

@@ -28,7 +28,7 @@ from edge_agent.lowering.dtypes import TORCH_OF_NAME, Precision
 from edge_agent.lowering.errors import Unsupported
 from edge_agent.lowering.foreign import ForeignSession
 from edge_agent.lowering.node import Spec
-from edge_agent.lowering.program import Program, lies_in
+from edge_agent.lowering.program import Program
 from edge_agent.lowering.trace import Trace, empty, spec_of
 from edge_agent.lowering.unit import Alternative, Unit
 from edge_agent.lowering.weights import Constant, WeightStore, stored_constant
@@ -184,7 +184,7 @@ class _BatchLowering:
         for tensor in operator.outputs:
             self._check(tensor)
         inputs = [self._name(t) for t in self._run_time(operator.inputs)]
-        program = Program(traced, inputs, [self._output(t) for t in operator.outputs], self._trace.metas)
+        program = Program(traced, inputs, [self._output(t) for t in operator.outputs], self._trace)
         return self._assembled(op, operator, program)
 
     def _output(self, tensor: TensorId) -> str | Tensor:
@@ -214,7 +214,8 @@ class _BatchLowering:
     def _assembled(self, op: OpId, operator: Operator, program: Program) -> Unit:
         reads, made = self._run_time(operator.inputs), self._run_time(operator.outputs)
         sources = [self._trace.metas[self._name(t)] for t in reads]
-        aliases = [lies_in(self._trace.metas[self._name(t)], sources) for t in made]
+        held = {self._trace.memory[self._name(t)] for t in reads}
+        aliases = [self._trace.memory[self._name(t)] in held for t in made]
         order = self._makes_channels_last(operator, sources)
         in_order = [self._trace.settle(self._name(t), channels_last=order) for t in made]
         return Unit(

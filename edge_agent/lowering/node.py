@@ -14,7 +14,7 @@ from edge_agent.lowering.dtypes import onnx_dtype
 from edge_agent.lowering.errors import NeedsConstant, Unsupported
 from edge_agent.lowering.weights import Constant, WeightStore
 
-Made: TypeAlias = "Tensor | tuple[Tensor | None, ...]"
+Made: TypeAlias = Tensor | tuple[Tensor | None, ...]
 """One tensor, or one per output of the node; None where the node names no such output."""
 
 
@@ -47,6 +47,10 @@ class Kernel:
     """`into(out, *args)` writes the node's only output into `out`, of any strides, and allocates nothing."""
     inplace: Callable[..., Tensor] | None = None
     """`inplace(*args)` overwrites its first argument and returns it."""
+    reshapes: bool = False
+    """The result has the first argument's elements in the same row-major order."""
+    detail: object | None = None
+    """What `kernels` knows this node by, where several nodes can run as one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from edge_agent.lowering.node import Kernel
-from edge_agent.lowering.trace import Traced
+from edge_agent.lowering.trace import Trace, Traced
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +17,21 @@ class _Step:
     inplace: bool  # may overwrite the register it reads first
 
 
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where a step may write at once: an output's buffer, looked at in another shape if one is named."""
+
+    output: int
+    shape: tuple[int, ...] | None
+
+    def of(self, outs: Sequence[Tensor]) -> Tensor | None:
+        """None where the buffer cannot be looked at in that shape."""
+        out = outs[self.output]
+        if self.shape is None:
+            return out
+        return out.view(self.shape) if out.is_contiguous() else None
+
+
 class Program:
     """Runs traced nodes in order. Holds no state between runs: threads and streams may share it.
 
@@ -24,24 +39,20 @@ class Program:
     """
 
     def __init__(
-        self,
-        traced: Sequence[Traced],
-        inputs: Sequence[str],
-        outputs: Sequence[str | Tensor],
-        metas: Mapping[str, Tensor],
+        self, traced: Sequence[Traced], inputs: Sequence[str], outputs: Sequence[str | Tensor], trace: Trace
     ) -> None:
-        self.traced = tuple(traced)
         self._first: list[Tensor | None] = [None] * len(inputs)
         self._place = {name: place for place, name in enumerate(inputs)}
         self._num_inputs = len(inputs)
-        steps = [self._step(t) for t in traced]
+        places = [self._step(t) for t in traced]
         self._outputs = tuple(self._literal(o) if isinstance(o, Tensor) else self._place[o] for o in outputs)
-        overwrites = _overwriting(traced, inputs, {o for o in outputs if isinstance(o, str)}, metas)
+        overwrites = _overwriting(traced, inputs, {o for o in outputs if isinstance(o, str)}, trace)
         self._steps = tuple(
             _Step(t.kernel, reads, makes, i in overwrites)
-            for i, (t, (reads, makes)) in enumerate(zip(traced, steps, strict=True))
+            for i, (t, (reads, makes)) in enumerate(zip(traced, places, strict=True))
         )
-        self._direct = self._written_directly()
+        shapes = {place: tuple(trace.metas[name].shape) for name, place in self._place.items()}
+        self._targets = self._written_directly(shapes)
 
     def run(self, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The outputs, each in memory of its own or, for a pure view, in that of an argument."""
@@ -54,24 +65,26 @@ class Program:
         """Write the outputs into `outs`: tensors of their shapes and types, of any strides, that overlap
         neither each other nor `args`."""
         registers = [*args, *self._first[self._num_inputs :]]
-        written: set[int] = set()
+        done: set[int] = set()  # outputs that lie in their buffers already
         for index, step in enumerate(self._steps):
-            output = self._direct.get(index)
-            if output is None:
+            target = self._targets.get(index)
+            out = None if target is None else target.of(outs)
+            if target is None or out is None:
                 self._execute(step, registers)
                 continue
-            out = outs[output]
-            if step.inplace and registers[step.reads[0]] is out:
+            if step.kernel.reshapes and target.output in done:
+                registers[step.makes[0]] = out
+            elif step.inplace and target.output in done:
                 self._execute(step, registers)
-            else:
-                assert step.kernel.into is not None
+            elif step.kernel.into is not None:
                 step.kernel.into(out, *[registers[r] for r in step.reads])
                 registers[step.makes[0]] = out
-            written.add(output)
+                done.add(target.output)
+            else:
+                self._execute(step, registers)
         for position, place in enumerate(self._outputs):
-            value = registers[place]
-            if value is not outs[position]:
-                outs[position].copy_(value)  # type: ignore[arg-type]
+            if position not in done:
+                outs[position].copy_(registers[place])  # type: ignore[arg-type]
 
     @staticmethod
     def _execute(step: _Step, registers: list[Tensor | None]) -> None:
@@ -101,24 +114,30 @@ class Program:
         self._first.append(value)
         return len(self._first) - 1
 
-    def _written_directly(self) -> dict[int, int]:
-        """Steps whose result can be written straight into an output's buffer, with that output's position.
+    def _written_directly(self, shapes: Mapping[int, tuple[int, ...]]) -> dict[int, _Target]:
+        """Steps whose result can be written straight into an output's buffer.
 
-        Where the last steps overwrite their argument, the step before them that can writes into the buffer.
+        Where the last steps overwrite or only reshape their argument, the step before them that can writes
+        into the buffer; else the first of them that can.
         """
         maker = {place: i for i, step in enumerate(self._steps) for place in step.makes if place >= 0}
-        direct: dict[int, int] = {}
+        targets: dict[int, _Target] = {}
         for position, place in enumerate(self._outputs):
-            chain = []
+            reshaped = False
+            chain: list[tuple[int, _Target]] = []  # from the output backwards
             index = maker.get(place)
-            while index is not None and self._steps[index].inplace:
-                chain.append(index)
-                index = maker.get(self._steps[index].reads[0])
-            if index is not None and self._can_write(index):
-                direct |= dict.fromkeys([*chain, index], position)
-            elif chain and self._can_write(chain[0]):
-                direct[chain[0]] = position
-        return direct
+            while index is not None:
+                step = self._steps[index]
+                chain.append((index, _Target(position, shapes[step.makes[0]] if reshaped else None)))
+                if not (step.kernel.reshapes or step.inplace):
+                    break
+                reshaped |= step.kernel.reshapes
+                index = maker.get(step.reads[0])
+            while chain and not self._can_write(chain[-1][0]):
+                chain.pop()
+            if chain:
+                targets |= chain
+        return targets
 
     def _can_write(self, index: int) -> bool:
         step = self._steps[index]
@@ -126,26 +145,25 @@ class Program:
 
 
 def _overwriting(
-    traced: Sequence[Traced], inputs: Sequence[str], outputs: set[str], metas: Mapping[str, Tensor]
+    traced: Sequence[Traced], inputs: Sequence[str], outputs: set[str], trace: Trace
 ) -> set[int]:
     """Steps that may overwrite their first argument: made here, of the result's shape and type, and nothing
     else that is read later, or returned, lies in the same memory."""
-    memory = {name: _memory(metas[name]) for t in traced for name in t.makes if name}
-    foreign = {_memory(metas[name]) for name in inputs}
+    memory = {name: trace.memory[name] for t in traced for name in t.makes if name}
+    taken = {trace.memory[name] for name in inputs}
     found = set()
     for index, t in enumerate(traced):
         source = t.reads[0] if t.reads else None
         if t.kernel.inplace is None or not isinstance(source, str) or source not in memory:
             continue
-        own = memory[source]
-        before, after = metas[source], metas[t.makes[0]]
-        fits = before.shape == after.shape and before.dtype == after.dtype and source not in outputs
-        others = [r for r in t.reads[1:] if isinstance(r, str)]
+        before, after = trace.metas[source], trace.metas[t.makes[0]]
+        fits = before.shape == after.shape and before.dtype == after.dtype
         later = [r for u in traced[index + 1 :] for r in u.reads if isinstance(r, str)]
-        needed = [*others, *later, *outputs]
-        made_here = {name for u in traced[index:] for name in u.makes}
-        shared = any(memory.get(n) == own for n in needed if n not in made_here)
-        if fits and own not in foreign and not shared and _is_dense(before):
+        others = [r for r in t.reads[1:] if isinstance(r, str)]
+        made_after = {name for u in traced[index:] for name in u.makes}
+        needed = [n for n in (*others, *later, *outputs) if n not in made_after]
+        shared = any(memory.get(n) == memory[source] for n in needed)
+        if fits and not shared and memory[source] not in taken and _is_dense(before):
             found.add(index)
     return found
 
@@ -153,12 +171,3 @@ def _overwriting(
 def _is_dense(value: Tensor) -> bool:
     """Whether no two elements share a place, as they do in an expanded tensor."""
     return all(stride > 0 for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1)
-
-
-def _memory(value: Tensor) -> int:
-    return int(value.untyped_storage()._cdata)
-
-
-def lies_in(made: Tensor, sources: Sequence[Tensor]) -> bool:
-    """Whether a value lies in the memory of one of the others."""
-    return _memory(made) in {_memory(source) for source in sources}

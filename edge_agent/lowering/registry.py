@@ -13,6 +13,7 @@ it cannot do it says with `Unsupported`. One file per family lies in `families/`
 """
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import TypeAlias
 
@@ -23,11 +24,12 @@ from edge_agent.lowering.dtypes import UNSIGNED
 from edge_agent.lowering.errors import Unsupported
 from edge_agent.lowering.node import Kernel, Known, Made, Node
 
-Lowered: TypeAlias = "Kernel | Known | Callable[..., Made]"
-Lowering: TypeAlias = "Callable[[Node], Lowered]"
+Lowered: TypeAlias = Kernel | Known | Callable[..., Made]
+Lowering: TypeAlias = Callable[[Node], Lowered]
 
 FAMILIES = (
-    "activation", "convolution", "elementwise", "matmul", "normalisation", "padding", "pooling", "shape",
+    "activation", "attention", "convolution", "elementwise", "indexing", "matmul", "normalisation", "padding",
+    "pooling", "quantise", "recurrent", "reduction", "resize", "shape", "signal",
 )  # fmt: skip
 
 _STANDARD_DOMAINS = ("", "ai.onnx")
@@ -97,8 +99,8 @@ def _narrow(value: Tensor, own: torch.dtype) -> Tensor:
     return value.to(own) if value.dtype == torch.int64 else value
 
 
+@cache
 def _load() -> None:
     """Families register themselves when they are imported, which the first node that is lowered causes."""
-    if not _registered:
-        for family in FAMILIES:
-            import_module(f"edge_agent.lowering.families.{family}")
+    for family in FAMILIES:
+        import_module(f"edge_agent.lowering.families.{family}")

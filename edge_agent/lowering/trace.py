@@ -61,6 +61,7 @@ class Trace:
     ) -> None:
         self.store = store
         self.metas: dict[str, Tensor] = {}  # of values that exist while running
+        self.memory: dict[str, int] = {}  # values with the same number lie in the same memory
         self._constants = dict(constants)
         self._opset = opset
         self._batch = batch
@@ -70,6 +71,7 @@ class Trace:
     def add_input(self, name: str, spec: Spec) -> None:
         """A value that is there before the first node, or that something else makes."""
         self.metas[name] = empty(spec, _META)
+        self.memory[name] = len(self.memory)
 
     def constant(self, name: str) -> Constant | None:
         """The value if it is known beforehand."""
@@ -103,9 +105,15 @@ class Trace:
             return None
         metas = [None if i is None or k in shaping.taken else self._meta(i) for k, i in enumerate(inputs)]
         made = _outputs(_called(proto.op_type, kernel, metas))
+        sources = {
+            _storage(self.metas[i.name]): self.memory[i.name]
+            for i in inputs
+            if i is not None and i.constant is None
+        }
         for name, value in zip(proto.output, made, strict=False):
             if name and value is not None:
                 self.metas[name] = value
+                self.memory[name] = sources.get(_storage(value), len(self.memory))
         if missing := [name for name in proto.output if name and name not in self.metas]:
             raise Unsupported(f"{proto.op_type} with its output {list(proto.output).index(missing[0])}")
         node = Node(proto, self._opset, inputs, self.store, self.store.device)
@@ -153,6 +161,10 @@ class Trace:
         for name, value in zip(proto.output, values, strict=False):
             if name and value is not None:
                 self._constants[name] = Constant(("computed", name, self._batch), value)
+
+
+def _storage(value: Tensor) -> int:
+    return int(value.untyped_storage()._cdata)
 
 
 def _called(

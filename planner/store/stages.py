@@ -139,8 +139,9 @@ def stage_costs(
         schedule = parse(row.stage)
         if isinstance(schedule, StageSchedule) and len(schedule.stages) == 1:
             members = msgspec.msgpack.decode(row.members, type=Members)
-            groups = schedule.stages[0].groups
-            found.append(MeasuredStage(members, row.batch, groups, row.median_us / 1e6))
+            (stage,) = schedule.stages
+            seconds = row.median_us / 1e6
+            found.append(MeasuredStage(members, row.batch, stage.groups, seconds, stage.merge))
     return found
 
 

@@ -109,6 +109,10 @@ class PlanBuffers:
         """As `Memory`."""
         return self.at(value.role, part.member, value.tensor, part.lowered.batch)
 
+    def arena_room(self, recipe: Recipe) -> int:
+        """Bytes that the plan has for the recipe's inner tensors."""
+        return self._arenas[recipe.combined].numel()
+
     def arena(self, recipe: Recipe) -> Tensor:
         """As `Memory`.
 
@@ -116,7 +120,7 @@ class PlanBuffers:
             ExecutorError: the recipe needs more than the plan's full masks do.
         """
         found = self._arenas[recipe.combined]
-        if recipe.arena_bytes > found.numel():
+        if recipe.arena_bytes > self.arena_room(recipe):
             raise ExecutorError(
                 f"a program needs {recipe.arena_bytes} bytes where its plan has {found.numel()}",
                 remedy="its members run one after another",

@@ -28,7 +28,8 @@ def issue_order(items: Sequence[Ordered], natures: Sequence[Sequence[Nature]]) -
     """(item, launch within it) in issue order; `natures` [num_items][num_launches of the item].
 
     Launches of one item keep their order, items of one stream too, and a launch comes after all launches
-    that its item waits for.
+    that its item waits for. After its last launch an item comes once more, with the number of its launches:
+    that is where its end is recorded.
     """
     ways = _ways_to_the_end(items, natures)
     followers, missing = _followers(items)
@@ -51,6 +52,7 @@ def issue_order(items: Sequence[Ordered], natures: Sequence[Sequence[Nature]]) -
             order.append((item, issued[item]))
             issued[item] += 1
         if issued[item] == len(natures[item]):
+            order.append((item, issued[item]))
             opened.remove(item)
             for follower in followers[item]:
                 missing[follower] -= 1

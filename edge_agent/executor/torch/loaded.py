@@ -83,6 +83,10 @@ class LoadedPlan:
         buckets = dict(zip(bits(program.mask), program.buckets, strict=True))
         return self.recipe(program.combined, buckets, in_turn=in_turn)
 
+    def lowering(self, model: int) -> ModelLowering:
+        """A model of the plan."""
+        return self._lowerings[model]
+
     def bind(self, recipe: Recipe, memory: Memory | None = None) -> Program:
         """Bind a recipe to this plan's memory, or to other memory.
 

@@ -15,8 +15,8 @@ from edge_agent.lowering.unit import Unit
 from shared.errors import ExecutorError
 from shared.ids import TensorId
 
-Lap = Callable[[Callable[[], object]], float]
-"""Runs a launch and returns the seconds that it took on the device."""
+Lap = Callable[[Callable[[], object], bool], float]
+"""Runs a launch, which can be captured or not, and returns the seconds that it took on the device."""
 
 _SEED = 7
 
@@ -59,12 +59,13 @@ def _time_one(
     def launch() -> None:
         unit.run_into(reads, makes)
 
+    capturable = not unit.foreign
     taken_s: list[float] = []
     with moments.spend():
-        lap(launch)  # warms caches and makes what later operators read
+        lap(launch, capturable)  # warms caches and makes what later operators read
     while len(taken_s) < repeats and moments.wait():
         with moments.spend():
-            took_s = lap(launch)
+            took_s = lap(launch, capturable)
         if moments.undisturbed:
             taken_s.append(took_s)
     return summary(taken_s) if taken_s else NOT_TIMED

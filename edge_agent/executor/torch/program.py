@@ -24,6 +24,12 @@ class Program:
     launches: tuple[tuple[Launch, ...], ...]  # per call [num_calls][...]
     by_item: tuple[tuple[int, ...], ...]  # per item its calls [num_items][...]
     threading: Threading
+    tensors: Mapping[Value, Tensor]
+
+    def arguments(self, call: int) -> tuple[list[Tensor], list[Tensor]]:
+        """What a call reads and what it makes."""
+        found = self.recipe.calls[call]
+        return [self.tensors[v] for v in found.reads], [self.tensors[v] for v in found.makes]
 
     @property
     def groups(self) -> range:
@@ -46,7 +52,7 @@ def bind_recipe(recipe: Recipe, memory: Memory) -> Program:
     for index, call in enumerate(recipe.calls):
         if launches[index]:
             by_item[call.item].append(index)
-    return Program(recipe, launches, tuple(map(tuple, by_item)), assign(recipe.items))
+    return Program(recipe, launches, tuple(map(tuple, by_item)), assign(recipe.items), tensors)
 
 
 def _launches(

@@ -72,7 +72,7 @@ class Recipe:
     calls: tuple[Call[Value], ...]  # by item
     units: tuple[Unit | None, ...]  # per call what it runs, None for a copy [num_calls]
     layout: Layout[Value]
-    order: tuple[int, ...]  # calls in issue order
+    script: tuple[tuple[int, int | None], ...]  # (item, call) in issue order; None where the item ends
     parts: Mapping[int, Part]  # by position
 
     @property
@@ -127,8 +127,8 @@ def make_recipe(
     draft = _Draft(bound, block, mask, parts, with_ends(fold_streams(items, streams)))
     calls, units = draft.all_calls()
     layout = lay_out(draft.items, calls, draft.borders, draft.forms(calls))
-    order = _order(draft.items, calls, units, natures or {})
-    return Recipe(combined, draft.items, calls, units, layout, order, parts)
+    script = _script(draft.items, calls, units, natures or {})
+    return Recipe(combined, draft.items, calls, units, layout, script, parts)
 
 
 def with_ends(items: LaunchList) -> LaunchList:
@@ -289,17 +289,20 @@ def form_of(spec: Spec) -> Form:
     return Form(spec.shape, tuple(strides), 0 if empty else step * spec.dtype.itemsize)
 
 
-def _order(
+def _script(
     items: LaunchList,
     calls: Sequence[Call[Value]],
     units: Sequence[Unit | None],
     natures: Mapping[tuple[int, OpId], Nature],
-) -> tuple[int, ...]:
-    numbers: list[list[int]] = [[] for _ in items]
-    for index, call in enumerate(calls):
+) -> tuple[tuple[int, int | None], ...]:
+    numbers: list[list[int | None]] = [[] for _ in items]
+    known: list[list[Nature]] = [[] for _ in items]
+    for index, (call, unit) in enumerate(zip(calls, units, strict=True)):
         numbers[call.item].append(index)
-    known = [[_nature(calls[i], units[i], natures) for i in own] for own in numbers]
-    return tuple(numbers[item][at] for item, at in issue_order(items, known))
+        known[call.item].append(_nature(call, unit, natures))
+    for own in numbers:
+        own.append(None)
+    return tuple((item, numbers[item][at]) for item, at in issue_order(items, known))
 
 
 def _nature(call: Call[Value], unit: Unit | None, natures: Mapping[tuple[int, OpId], Nature]) -> Nature:

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from edge_agent.lowering.errors import Unsupported
 from edge_agent.lowering.node import Kernel, Node
 from edge_agent.lowering.registry import Lowered, operator
 
@@ -106,7 +105,9 @@ def swish(node: Node) -> Lowered:
 
 @operator("SwiGLU")
 def swiglu(node: Node) -> Lowered:
-    raise Unsupported("SwiGLU")
+    """The first input's Swish gates the second."""
+    alpha = node.number("alpha", 1.0)
+    return lambda gate, x: gate * torch.sigmoid(alpha * gate) * x
 
 
 @operator("Gelu")
@@ -155,14 +156,11 @@ def clip(node: Node) -> Lowered:
 
 
 def _clamp(low: float | None, high: float | None) -> Lowered:
+    """Where the bounds cross, the upper one wins, in torch too. Constant bounds arrive as None again."""
     if low is None and high is None:
-        return lambda x: x
-
-    def run(x: Tensor) -> Tensor:
-        if low is not None and high is not None and low > high:  # ONNX: the upper bound wins, as in torch
-            return torch.full_like(x, high)
-        return x.clamp(low, high)
-
-    if low is not None and high is not None and low > high:
-        return run
-    return Kernel(run, lambda out, x: torch.clamp(x, low, high, out=out), lambda x: x.clamp_(low, high))
+        return lambda x, *_: x
+    return Kernel(
+        lambda x, *_: x.clamp(low, high),
+        lambda out, x, *_: torch.clamp(x, low, high, out=out),
+        lambda x, *_: x.clamp_(low, high),
+    )

@@ -254,14 +254,19 @@ def casting(source: torch.dtype, target: torch.dtype, *, saturate: bool) -> Call
     return lambda x: x.to(target)
 
 
+_OVERFLOW = 464.0
+"""Half way from float8_e4m3fn's largest value to the next, which it does not have; torch saturates there."""
+
+
 def _to_float8(target: torch.dtype, *, saturate: bool) -> Callable[[Tensor], Tensor]:
     """Beyond its largest value a float8 type holds that value (`saturate`), else infinity or NaN."""
-    top = torch.finfo(target).max
+    top, nan = torch.finfo(target).max, target == torch.float8_e4m3fn
 
     def run(x: Tensor) -> Tensor:
         wide = x.float()
         if not saturate:
-            return wide.to(target)
+            made = wide.to(target)
+            return torch.where(wide.abs() > _OVERFLOW, torch.nan, made.float()).to(target) if nan else made
         clamped = torch.where(wide.isnan(), wide, wide.clamp(-top, top))
         return clamped.to(target)
 

@@ -67,3 +67,9 @@ def gemm(node: Node) -> Lowered:
             out.mul_(alpha)
 
     return Kernel(run, into)
+
+
+@operator("Einsum")
+def einsum(node: Node) -> Lowered:
+    equation = node.text("equation", "").replace(" ", "")
+    return lambda *args: torch.einsum(equation, *args)

@@ -57,10 +57,10 @@ def random_run(items: Sequence[Item], counts: Sequence[int], rng: random.Random)
     order: list[int] = []
     while any(queues.values()):
         ready = [q[0] for q in queues.values() if q and set(items[q[0]].waits) <= ended]
-        item = rng.choice(ready)
-        order.append(starts[item] + within[item])
-        within[item] += 1
-        if within[item] == counts[item]:
-            ended.add(item)
-            queues[items[item].stream].pop(0)
+        chosen = rng.choice(ready)
+        order.append(starts[chosen] + within[chosen])
+        within[chosen] += 1
+        if within[chosen] == counts[chosen]:
+            ended.add(chosen)
+            queues[items[chosen].stream].pop(0)
     return order
