@@ -1,8 +1,8 @@
 """Our executor's programs as variants: a plan is loaded, prepared off the clock, and run step by step.
 
-Where the executor can run a prepared program on what lies in its buffers (`replay`), inputs and outputs stay
-on the device, as they do for every rival. Else each run is a whole step with its copies from and to the host,
-and the row says so.
+On CUDA the prepared graph runs on what lies in the plan's buffers, so inputs and outputs stay on the device,
+as they do for every rival; unlike them it also converts the float32 image and the logits, which is part of
+the program. Elsewhere each run is a whole step with its copies from and to the host.
 """
 
 import itertools
@@ -14,6 +14,7 @@ import numpy as np
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.networks import Subject
 from benchmarks.gpu.plans import Candidate
+from benchmarks.gpu.resident import ResidentExecutor
 from benchmarks.gpu.rounds import Variant
 from edge_agent.executor.base import Executor
 from edge_agent.executor.registry import make_executor
@@ -90,11 +91,9 @@ class Loaded:
 
     def replay(self) -> Callable[[], None] | None:
         """The program on what lies in its buffers, on the device's current stream; None without one."""
-        make: Any = getattr(self._executor, "replay", None)
-        if make is None:
+        if not isinstance(self._executor, ResidentExecutor):
             return None
-        found: Callable[[], None] = make(self.program)
-        return found
+        return self._executor.replay(self.program)
 
     def unload(self) -> None:
         """Free it."""
@@ -110,7 +109,7 @@ class Ours:
             ExecutorError: the executor cannot be made here.
         """
         self.device = device
-        self.executor = make_executor(name)
+        self.executor = _executor(name)
         self.subjects = subjects
         self.loaded: dict[tuple[str, str], Loaded] = {}
         self.errors: dict[tuple[str, str], float] = {}
@@ -138,7 +137,7 @@ class Ours:
     @property
     def resident(self) -> bool:
         """Whether tensors stay on the device between runs."""
-        return hasattr(self.executor, "replay")
+        return isinstance(self.executor, ResidentExecutor)
 
     def stable(self, key: tuple[str, str], repeats: int, pause: Callable[[], None]) -> bool:
         """Whether repeats with pauses before groups give the same bits, and so does the prepared graph."""
@@ -157,6 +156,12 @@ class Ours:
         for loaded in self.loaded.values():
             loaded.unload()
         self.loaded = {}
+
+
+def _executor(name: str) -> Executor:
+    if name == ResidentExecutor.name:
+        return ResidentExecutor()
+    return make_executor(name)
 
 
 def _same(left: Mapping[str, list[np.ndarray]], right: Mapping[str, list[np.ndarray]]) -> bool:
