@@ -40,12 +40,9 @@ def timeline(trace: Mapping[str, Any]) -> list[dict[str, Any]]:
     inside = [event for event in measured if 0 <= event["ts"] - start_us <= WINDOW_US]
     steps = {event["args"]["step"] for event in inside}
     planned = [event for event in groups if event["pid"] == PLANNED and event["args"]["step"] in steps]
-    # A planned step may begin before the window, where its measured one reaches into it.
-    return [
-        _item(event, tracks[event["pid"], event["tid"]], start_us)
-        for event in (*inside, *planned)
-        if event["ts"] >= start_us
-    ]
+    shown = [*inside, *planned]
+    zero_us = min((event["ts"] for event in shown), default=0.0)  # a step begins just before its first group
+    return [_item(event, tracks[event["pid"], event["tid"]], zero_us) for event in shown]
 
 
 def _item(event: Mapping[str, Any], track: str, start_us: float) -> dict[str, Any]:
