@@ -37,11 +37,9 @@ def timeline(trace: Mapping[str, Any]) -> list[dict[str, Any]]:
     }
     measured = sorted((event for event in groups if event["pid"] == MEASURED), key=lambda event: event["ts"])
     start_us = _busiest([event["ts"] for event in measured])
-    inside = [event for event in measured if 0 <= event["ts"] - start_us <= WINDOW_US]
-    steps = {event["args"]["step"] for event in inside}
-    planned = [event for event in groups if event["pid"] == PLANNED and event["args"]["step"] in steps]
-    shown = [*inside, *planned]
-    zero_us = min((event["ts"] for event in shown), default=0.0)  # a step begins just before its first group
+    steps = {e["args"]["step"] for e in measured if 0 <= e["ts"] - start_us <= WINDOW_US}
+    shown = [event for event in groups if event["args"]["step"] in steps]  # whole steps, also at the borders
+    zero_us = min((event["ts"] for event in shown), default=0.0)
     return [_item(event, tracks[event["pid"], event["tid"]], zero_us) for event in shown]
 
 
