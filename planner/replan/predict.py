@@ -17,7 +17,7 @@ from shared.graph import Graph
 from shared.ids import Digest
 from shared.plan import Plan
 from shared.policy.plain import Load
-from shared.schedule import Schedule, StageSchedule
+from shared.schedule import Schedule, Stage, StageSchedule
 from shared.search.costs import CostTable, StageCosts
 
 
@@ -85,7 +85,7 @@ def step_s(costs: StageCosts, graph: CombinedGraph, schedule: Schedule, mask: in
     for stage in schedule.stages:
         groups = tuple(group for group in stage.groups if active >> group[0] & 1)
         if groups:
-            total += costs.stage_s(groups)
+            total += costs.one_stage_s(Stage(groups, stage.merge))
     return total
 
 
@@ -122,6 +122,6 @@ def _block_busy(bound: BoundPlan, index: int, costs: CostTable, rates: Sequence[
         if rate > following:
             busy += (rate - following) * step_s(known, block.graph, schedule, mask)
     measured = isinstance(schedule, StageSchedule) and all(
-        stage.groups in known.measured_s for stage in schedule.stages
+        known.is_measured(stage) for stage in schedule.stages
     )
     return busy, measured

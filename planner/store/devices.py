@@ -154,6 +154,17 @@ def known_device(session: Session, device: DeviceId) -> DeviceRow:
     return row
 
 
+def enrolled_after(session: Session, after: str, limit: int) -> list[DeviceId]:
+    """Names of devices that are not revoked, in order, from the one after `after` on."""
+    wanted = (
+        select(DeviceRow.name)
+        .where(DeviceRow.name > after, DeviceRow.revoked.is_(False))
+        .order_by(DeviceRow.name)
+        .limit(limit)
+    )
+    return [DeviceId(name) for name in session.scalars(wanted)]
+
+
 def store_reports(session: Session, records: Sequence[ReportRecord], now_us: int) -> None:
     """Keep reports, except where the same boot's newer revision is stored; the history follows them.
 

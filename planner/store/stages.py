@@ -150,8 +150,9 @@ def stage_costs(
     for members, batch, stage, median_us in rows:
         schedule = _parsed(stage)
         if isinstance(schedule, StageSchedule) and len(schedule.stages) == 1:
-            groups = schedule.stages[0].groups
-            found.append(MeasuredStage(_MEMBERS.decode(members), batch, groups, median_us / 1e6))
+            (parsed,) = schedule.stages
+            known = _MEMBERS.decode(members)
+            found.append(MeasuredStage(known, batch, parsed.groups, median_us / 1e6, parsed.merge))
     return found
 
 

@@ -22,6 +22,7 @@ from planner.dispatch.ports import (
 from planner.replan.settings import Note, ReplanSettings
 from planner.store import costs, desired, devices, plans, replans, retention, schema, stages, telemetry
 from planner.store.desired import Push
+from planner.store.devices import enrolled_after
 from planner.store.reading import ReadStore
 from planner.store.retention import Retention
 from planner.store.tables import DeviceRow, ReportedRow
@@ -31,7 +32,7 @@ from shared.clock import Clock, SystemClock
 from shared.errors import InputError
 from shared.failpoint import failpoint
 from shared.ids import DeviceId, Digest
-from shared.messages.admin import ModelInfo, PlanInfo
+from shared.messages.admin import MAX_PUSHED, ModelInfo, PlanInfo
 from shared.messages.control import Activation, Alarm, Autonomy, Desired, LocalPlan
 from shared.plan import Plan
 
@@ -242,6 +243,39 @@ class Store(ReadStore):
             InputError: as `push`.
         """
         return self.writer.submit_one(self._pushes, one)
+
+    def push_fleet(
+        self,
+        devices: Sequence[DeviceId],
+        plan: str,
+        *,
+        decided_by: str,
+        after: str = "",
+        autonomy: Autonomy | None = None,
+        activation: Activation = Activation.TRIAL,
+    ) -> Future[tuple[list[tuple[DeviceId, Desired | InputError]], bool]]:
+        """Push a plan to many devices in one transaction; without names to all enrolled ones after `after`.
+
+        The future's result: each device's new desired value or why it was refused, and whether there are
+        more devices to go on with.
+
+        Raises (from the future):
+            InputError: there is no such plan, or it names a model that was removed.
+        """
+
+        def work(session: Session) -> tuple[list[tuple[DeviceId, Desired | InputError]], bool]:
+            plans.plan_info(session, plan)
+            names, more = list(dict.fromkeys(devices)), False
+            if not names:
+                names = enrolled_after(session, after, MAX_PUSHED + 1)
+                names, more = names[:MAX_PUSHED], len(names) > MAX_PUSHED
+            wanted = [
+                Push(device=name, plan=plan, decided_by=decided_by, autonomy=autonomy, activation=activation)
+                for name in names
+            ]
+            return list(zip(names, self._pushes(session, wanted), strict=True)), more
+
+        return self.writer.submit(work)
 
     def _pushes(self, session: Session, pushes: Sequence[Push]) -> Sequence[Desired | InputError]:
         results = desired.push_all(session, pushes, self._clock.wall_us())

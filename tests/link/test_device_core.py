@@ -56,7 +56,8 @@ class Driver:
         self.do(ev.Received(welcome))
         return self
 
-    def on_disk(self) -> DeviceState | None:
+    def stored(self) -> DeviceState | None:
+        """The state on disk."""
         return self.disk.state
 
     @property
@@ -179,22 +180,23 @@ def test_a_verdict_falls_with_the_environment_it_was_found_in() -> None:
     assert "VerifyPlan" in kinds(driver.do(ev.EnvironmentChanged("other power mode")))
 
 
-@pytest.mark.parametrize(
-    ("found", "boots", "then"),
-    [
-        (DeviceState.RECEIVED, 0, DeviceState.RECEIVED),
-        (DeviceState.WAITING, 0, DeviceState.RECEIVED),
-        (DeviceState.VERIFIED, 0, DeviceState.RECEIVED),
-        (DeviceState.STAGED, 0, DeviceState.RECEIVED),
-        (DeviceState.TRIAL, 0, DeviceState.REJECTED),
-        (DeviceState.PROBATION, 0, DeviceState.RECEIVED),
-        (DeviceState.PROBATION, 1, DeviceState.ROLLED_BACK),
-        (DeviceState.COMMITTED, 0, DeviceState.COMMITTED),
-        (DeviceState.REJECTED, 0, DeviceState.REJECTED),
-        (DeviceState.NO_GAIN, 0, DeviceState.NO_GAIN),
-        (DeviceState.ROLLED_BACK, 0, DeviceState.ROLLED_BACK),
-    ],
-)
+AFTER_A_KILL = [
+    (DeviceState.RECEIVED, 0, DeviceState.RECEIVED),
+    (DeviceState.WAITING, 0, DeviceState.RECEIVED),
+    (DeviceState.VERIFIED, 0, DeviceState.RECEIVED),
+    (DeviceState.STAGED, 0, DeviceState.RECEIVED),
+    (DeviceState.TRIAL, 0, DeviceState.REJECTED),
+    (DeviceState.PROBATION, 0, DeviceState.RECEIVED),
+    (DeviceState.PROBATION, 1, DeviceState.ROLLED_BACK),
+    (DeviceState.COMMITTED, 0, DeviceState.COMMITTED),
+    (DeviceState.REJECTED, 0, DeviceState.REJECTED),
+    (DeviceState.NO_GAIN, 0, DeviceState.NO_GAIN),
+    (DeviceState.ROLLED_BACK, 0, DeviceState.ROLLED_BACK),
+]
+"""Per state found at boot, with the boots under probation so far: the state that it becomes."""
+
+
+@pytest.mark.parametrize(("found", "boots", "then"), AFTER_A_KILL)
 def test_every_state_survives_a_kill(found: DeviceState, boots: int, then: DeviceState) -> None:
     state = ev.LinkState(
         desired=desired(3), state=found, last_good=GOOD, probation_boots=boots, environment="env"
@@ -203,6 +205,26 @@ def test_every_state_survives_a_kill(found: DeviceState, boots: int, then: Devic
     assert driver.booted[0] == ev.RestorePlan(GOOD), "it serves before anything else"
     assert driver.state is then
     assert driver.core.report().active == GOOD.ref.digest
+
+
+@pytest.mark.parametrize(("found", "boots", "then"), AFTER_A_KILL)
+def test_a_full_disk_at_boot_only_postpones_what_the_state_means(
+    found: DeviceState, boots: int, then: DeviceState
+) -> None:
+    state = ev.LinkState(
+        desired=desired(3), state=found, last_good=GOOD, probation_boots=boots, environment="env"
+    )
+    driver = Driver(state, boot=False)
+    driver.full = True
+    booted = driver.run(driver.core.boot("env", frozenset(), 0.0))
+    assert booted == [ev.RestorePlan(GOOD)], "it serves, and decides nothing that it cannot write down"
+    assert driver.state is found
+    assert driver.do(ev.Tick(), after_s=1.0) == [], "not again at once"
+    driver.full = False
+    driver.do(ev.Tick(), after_s=6.0)
+    assert driver.state is then
+    once = found is DeviceState.PROBATION and not boots
+    assert driver.disk.probation_boots == (1 if once else boots), "a second stop would be the last"
 
 
 def test_a_plan_that_is_committed_and_runs_is_not_swapped_for_itself() -> None:
@@ -231,7 +253,7 @@ def test_a_plan_is_never_activated_if_its_record_cannot_be_written() -> None:
     driver.do(ev.PlanVerified((1, 1)))
     driver.full = True
     assert "ActivatePlan" not in kinds(driver.do(ev.PlanStaged((1, 1))))
-    assert driver.on_disk() is DeviceState.RECEIVED and driver.state is DeviceState.STAGED
+    assert driver.stored() is DeviceState.RECEIVED and driver.state is DeviceState.STAGED
     driver.full = False
     actions = kinds(driver.do(ev.Tick(), after_s=6.0))
     assert actions.index("Persist") < actions.index("ActivatePlan"), "tried again"
@@ -242,9 +264,9 @@ def test_steps_that_a_start_would_undo_are_believed_and_reported_but_not_written
     assert kinds(driver.do(ev.Received(desired(1)))).count("Persist") == 1
     assert "Persist" not in kinds(driver.do(ev.PlanVerified((1, 1))))
     assert driver.core.report().state is DeviceState.VERIFIED
-    assert driver.on_disk() is DeviceState.RECEIVED
+    assert driver.stored() is DeviceState.RECEIVED
     actions = driver.do(ev.PlanStaged((1, 1)))
-    assert kinds(actions).count("Persist") == 1 and driver.on_disk() is DeviceState.PROBATION
+    assert kinds(actions).count("Persist") == 1 and driver.stored() is DeviceState.PROBATION
 
 
 def test_what_is_reported_counts_on_over_a_start_that_undoes_steps() -> None:
@@ -281,10 +303,10 @@ def test_an_abandoned_trial_is_written_although_its_plan_is_only_verified_then()
         candidate=digest_bytes([b"plan"]), control=GOOD.ref.digest, environment="env", began_us=1
     )
     driver.do(ev.TrialBegins((1, 1), record))
-    assert driver.on_disk() is DeviceState.TRIAL
+    assert driver.stored() is DeviceState.TRIAL
     ended = TrialResult(verdict=Verdict.ABANDONED, reason="the engine crashed")
     driver.do(ev.TrialDecided((1, 1), GOOD.ref.digest, ended))
-    assert driver.on_disk() is DeviceState.VERIFIED
+    assert driver.stored() is DeviceState.VERIFIED
 
 
 def test_a_fallback_during_a_full_disk_is_reported_once_the_disk_is_back() -> None:
