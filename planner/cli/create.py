@@ -15,13 +15,15 @@ from shared.ids import DeviceId
 from shared.launch_list import Barrier
 from shared.messages import admin
 from shared.plan import QueueRule, StepChoice, Wait
+from shared.search.rivals import policy as find_policy
 
 
 def create(
     models: opt.Models,
     device: opt.Device = None,
     name: opt.Name = None,
-    scheduler: opt.Scheduler = "sequential",
+    policy: opt.Policy = None,
+    scheduler: opt.Scheduler = None,
     partition: opt.Partition = "whole",
     combine: opt.Combine = "alone",
     members: opt.Members = 2,
@@ -51,6 +53,7 @@ def create(
     \b
     stageloom plan create --device shop-7 --model resnet50 --model squeezenet:replicas=2 --push
     stageloom plan create --model inception_v3 --partition paper --scheduler greedy --name inception
+    stageloom plan create --model resnet50 --model squeezenet --policy synchronised --name joint
     stageloom plan create --model detector:batch=4,delay=0.02 --model alarm:queue=priority,queue-tasks=16
 
     \b
@@ -64,6 +67,11 @@ def create(
     """
     if (push_it or measure is not None) and device is None:
         raise InputError("--push and --measure need a device", remedy="name it with --device")
+    if measure is not None and policy and "scheduler" in find_policy(policy).decides:
+        raise InputError(
+            f"nothing is searched under the policy {policy}, so measuring changes nothing",
+            remedy="leave --measure out",
+        )
     for_all = {
         "partition": partition,
         "replicas": replicas,
@@ -74,7 +82,8 @@ def create(
     request = admin.PlanCreateRequest(
         plan=name,
         models=tuple(model_choice(text, **for_all) for text in models),
-        scheduler=scheduler,
+        scheduler=scheduler or (find_policy(policy).scheduler if policy else "sequential"),
+        policy=policy,
         device=DeviceId(device) if device is not None else None,
         combination=combine,
         members_max=members,

@@ -8,6 +8,7 @@ from planner.cli.choices import MODEL_KEYS
 from shared.launch_list import Barrier
 from shared.plan import QueueRule, StepChoice, Wait
 from shared.search.registry import schedulers
+from shared.search.rivals import policies
 
 Models = Annotated[
     list[str],
@@ -24,13 +25,25 @@ Name = Annotated[
     str | None,
     typer.Option("--name", metavar="NAME", help="Default: the first 12 characters of its digest."),
 ]
-Scheduler = Annotated[str, typer.Option(metavar="NAME", help=f"One of {', '.join(schedulers())}.")]
+Policy = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help=f"Do as others do; one of {', '.join(policies())}."),
+]
+Scheduler = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help=f"One of {', '.join(schedulers())}. Default: sequential, or the policy's."
+    ),
+]
 Partition = Annotated[
     str, typer.Option(metavar="NAME", help="whole, base, or paper where the model has borders.")
 ]
 Combine = Annotated[
     str,
-    typer.Option(metavar="HOW", help="alone: each block by itself; aligned: models' i-th blocks together."),
+    typer.Option(
+        metavar="HOW",
+        help="alone: each block by itself; aligned: models' i-th blocks together; replicas: a model's.",
+    ),
 ]
 Members = Annotated[int, typer.Option(metavar="H", help="Blocks per combined block at most.")]
 Replicas = Annotated[int, typer.Option(metavar="N", help="Instances of each model in flight.")]

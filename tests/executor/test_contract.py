@@ -33,6 +33,9 @@ from shared.errors import ExecutorError
 from shared.launch_list import Barrier
 from shared.plan import ExecutorOptions, Member
 from shared.schedule import Launch, StageSchedule, StreamSchedule
+from shared.search.compose import ModelChoice
+from shared.search.job import SearchJob, run_search
+from shared.search.rivals import policies, policy
 
 COMPUTING = [name for name in EXECUTORS if name not in ("null", "torch_cuda")]
 """Executors that compute on any machine."""
@@ -264,3 +267,31 @@ def test_null_runs_every_operator_once_in_an_order_that_obeys_the_graph(schedule
                 assert not seen >> op & 1 and not graph.predecessors[op] & ~seen
                 seen |= 1 << op
         assert seen == graph.active_ops(sum(1 << model for model in case.models))
+
+
+# Rival policies
+
+
+@pytest.mark.parametrize("name", sorted(policies()))
+def test_plans_of_rival_policies_equal_the_whole_models(name: str, executor: Executor) -> None:
+    """Two real models under every policy, at the most tasks that an instance takes."""
+    subjects = [subject("squeezenet_bypass"), subject("googlenet")]
+    found = policy(name)
+    job = SearchJob(
+        models=tuple(
+            ModelChoice(
+                name=one.name,
+                artifact=one.artifact.digest,
+                graph=one.artifact.graph,
+                partition=one.half,
+                batch=3 if "batch" not in found.decides else 1,
+            )
+            for one in subjects
+        ),
+        scheduler="greedy" if "scheduler" not in found.decides else found.scheduler,
+        executor=ExecutorOptions(name=executor.name),
+    )
+    plan = run_search(found.plan(job), lambda: 0.0)
+    bound = bound_of(plan, [one.artifact for one in subjects])
+    tasks = min(model.batch for model in plan.models)
+    agrees(executor, Case(name, tuple(subjects), bound, tasks=tasks), 2)
