@@ -14,7 +14,7 @@ from benchmarks.gpu.rounds import Variant
 from benchmarks.gpu.subjects import make_subject
 from benchmarks.gpu.torch_rows import MIX, Rows, use_precision
 
-NAME = "time slicing, 3 processes"
+NAME = "time slicing, a process per model"
 
 
 class Slices:
