@@ -46,7 +46,7 @@ from edge_agent.plan_actions import (
     Tell,
     UnloadPlan,
 )
-from edge_agent.plan_check import PlanUnusable, check_plan
+from edge_agent.plan_check import PlanChecker, PlanUnusable
 from edge_agent.plan_facts import PlanFacts
 from edge_agent.plans import PlanManager
 from edge_agent.probation import ProbationConfig
@@ -137,6 +137,7 @@ class Agent:
             raise
         self._problems += problems
         self._background = Background(self.loop)
+        self._checker = PlanChecker(self.artifacts)  # used on the background's thread only
         self._service: ServiceTimes = ServiceTimes(())
         self._alarms = Alarms(
             AlarmSettings(
@@ -385,7 +386,7 @@ class Agent:
     def _carry_out(self, action: Action) -> None:
         match action:
             case CheckPlan(plan):
-                self._background.run(lambda: check_plan(plan, self.artifacts), self._checked)
+                self._background.run(lambda: self._checker.check(plan), self._checked)
             case LoadPlan(key, plan):
                 paths = {need.digest: str(self.artifacts.path(need.digest)) for need in plan.artifacts}
                 self._engine.load_plan(key, plan.wire, paths)
@@ -489,11 +490,11 @@ class Agent:
         fired = self._alarms.glance(seen, service_s, held=held, drift=drift, power_mode=mode)
         if fired is None:
             return
+        running = self._plans.plan_of(PlanKey(seen.key))
+        self._link.tell(alarm_raised(fired, running, round(time.time() * 1e6)))
         firing = fired.firing
         values = f"{firing.value:.6g}, above {firing.threshold:.6g}"
         self._note("alarm", f"{firing.cause.value} is {values}: the planner is asked for another plan")
-        running = self._plans.plan_of(PlanKey(seen.key))
-        self._link.tell(alarm_raised(fired, running, round(time.time() * 1e6)))
 
     def _note(self, code: str, text: str) -> None:
         _log.warning("%s: %s", code, text)

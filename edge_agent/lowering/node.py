@@ -200,6 +200,18 @@ class Node:
         value = found.constant.value
         return self._placed(self._store.derived((what, found.constant.key), lambda: make(value)))
 
+    def derive_all(
+        self, indices: Sequence[int], what: Hashable, make: Callable[..., Tensor]
+    ) -> Tensor | None:
+        """As `derive`, from several inputs; None, and nothing is taken, unless all of them are constant."""
+        found = [self.inputs[i] for i in indices]
+        constants = [i.constant for i in found if i is not None and i.constant is not None]
+        if len(constants) != len(indices):
+            return None
+        self.taken |= set(indices)
+        key = (what, *(c.key for c in constants))
+        return self._placed(self._store.derived(key, lambda: make(*(c.value for c in constants))))
+
     def made(self, value: Tensor) -> Tensor:
         """A small tensor of the kernel's own, moved to where the node runs."""
         return value.to(self.device)

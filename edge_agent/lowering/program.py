@@ -163,11 +163,6 @@ def _overwriting(
         made_after = {name for u in traced[index:] for name in u.makes}
         needed = [n for n in (*others, *later, *outputs) if n not in made_after]
         shared = any(memory.get(n) == memory[source] for n in needed)
-        if fits and not shared and memory[source] not in taken and _is_dense(before):
+        if fits and not shared and memory[source] not in taken and source not in trace.overlapping:
             found.add(index)
     return found
-
-
-def _is_dense(value: Tensor) -> bool:
-    """Whether no two elements share a place, as they do in an expanded tensor."""
-    return all(stride > 0 for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1)

@@ -62,6 +62,7 @@ class Trace:
         self.store = store
         self.metas: dict[str, Tensor] = {}  # of values that exist while running
         self.memory: dict[str, int] = {}  # values with the same number lie in the same memory
+        self.overlapping: set[str] = set()  # values of which several elements share a place, as if expanded
         self._constants = dict(constants)
         self._opset = opset
         self._batch = batch
@@ -114,6 +115,8 @@ class Trace:
             if name and value is not None:
                 self.metas[name] = value
                 self.memory[name] = sources.get(_storage(value), len(self.memory))
+                if any(s == 0 and n > 1 for n, s in zip(value.shape, value.stride(), strict=True)):
+                    self.overlapping.add(name)
         if missing := [name for name in proto.output if name and name not in self.metas]:
             raise Unsupported(f"{proto.op_type} with its output {list(proto.output).index(missing[0])}")
         node = Node(proto, self._opset, inputs, self.store, self.store.device)

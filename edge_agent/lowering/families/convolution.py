@@ -9,7 +9,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from edge_agent.lowering.errors import Unsupported
-from edge_agent.lowering.node import Node
+from edge_agent.lowering.node import Kernel, Node
 from edge_agent.lowering.registry import Lowered, operator
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -107,7 +107,19 @@ def conv(node: Node) -> Lowered:
         assert w is not None
         return function(x, w, b, window.stride, padding, window.dilation, groups)
 
-    return run
+    if weight is None or (bias is None and node.has(2)):
+        return run
+    return Kernel(run, detail=ConstantConv(weight, bias, window, groups))
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantConv:
+    """A convolution whose weights are known, for kernels that do more than it alone."""
+
+    weight: Tensor
+    bias: Tensor | None
+    window: Window
+    groups: int
 
 
 @operator("ConvTranspose")

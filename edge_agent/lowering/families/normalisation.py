@@ -1,6 +1,7 @@
 """Normalisations and Softmax."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as functional
@@ -33,11 +34,40 @@ def batch_normalisation(node: Node) -> Lowered:
             return (made, *running)  # type: ignore[return-value]
 
         return train
+    if (affine := _known_affine(node, epsilon)) is not None:
+        factor, shift = (a.view(along) for a in affine)
+        return Kernel(
+            lambda x, *_: torch.addcmul(shift, x, factor),
+            lambda out, x, *_: torch.addcmul(shift, x, factor, out=out),
+            detail=ChannelAffine(*affine),
+        )
 
     def run(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         return _scaled_and_shifted(x, scale, bias, mean, variance, epsilon, along)
 
     return run
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelAffine:
+    """x * factor + shift per channel. [channels] each"""
+
+    factor: Tensor
+    shift: Tensor
+
+
+def _known_affine(node: Node, epsilon: float) -> tuple[Tensor, Tensor] | None:
+    """What a BatchNormalization with constant statistics does to a channel."""
+
+    def factor(scale: Tensor, variance: Tensor) -> Tensor:
+        return scale / torch.sqrt(variance + epsilon)
+
+    def shift(scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        return bias - mean * factor(scale, variance)
+
+    made = node.derive_all((1, 2, 3, 4), ("shift", epsilon), shift)
+    scaled = node.derive_all((1, 4), ("factor", epsilon), factor) if made is not None else None
+    return None if made is None or scaled is None else (scaled, made)
 
 
 def _scaled_and_shifted(

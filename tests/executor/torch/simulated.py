@@ -60,7 +60,8 @@ class SimulatedGraph:
     pool: object
     nodes: list[Launch] = field(default_factory=list)
     before: list[set[int]] = field(default_factory=list)
-    running: "set[int] | None" = None  # the nodes still to run, while it is replayed
+    running: set[int] | None = None  # the nodes still to run, while it is replayed
+    replays: int = 0
 
 
 class SimulatedStream:
@@ -74,9 +75,10 @@ class SimulatedStream:
 
 
 class SimulatedDevice:
-    """See the module's text. `ignore_waits` leaves out every n-th wait: a defect that must be found."""
+    """See the module's text. `ignore_waits` and `ignore_captured` leave out every n-th wait between streams,
+    outside and inside captures: defects that must be found."""
 
-    def __init__(self, seed: int, *, ignore_waits: int = 0) -> None:
+    def __init__(self, seed: int, *, ignore_waits: int = 0, ignore_captured: int = 0) -> None:
         self.torch_device = torch.device("cpu")
         self.rng = random.Random(seed)
         self.captures: list[SimulatedGraph] = []
@@ -86,9 +88,14 @@ class SimulatedDevice:
         self.sleeps = 0
         self.free = 1 << 40
         self.most_ahead = 0  # replays that were issued and had not begun, at most
+        self.tf32: bool | None = None
+        self.capturers: set[int] = set()  # threads
         self._ignore_waits = ignore_waits
+        self._ignore_captured = ignore_captured
+        self._captured_waits = 0
         self._running = [SimulatedStream(f"run-{i}") for i in range(MAX_RUNNING)]
         self._preparing = [SimulatedStream(f"prepare-{i}") for i in range(MAX_PREPARING)]
+        self._favourite = self._running[0]
         self._capturing: SimulatedGraph | None = None
         self._capturer = 0
         self._lock = threading.RLock()
@@ -139,16 +146,19 @@ class SimulatedDevice:
 
     def wait(self, stream: SimulatedStream, event: SimulatedEvent) -> None:
         with self._lock:
-            self.waits += 1
-            if self._ignore_waits and self.waits % self._ignore_waits == 0 and not event.owner:
-                return
-            if event.owner is not None:
+            if event.owner is None:
+                self.waits += 1
+                if self._ignore_waits and self.waits % self._ignore_waits == 0:
+                    return
+            else:
+                self._captured_waits += 1
                 assert event.owner is self._capturing, "an event of one capture is waited for in another"
                 assert event.node is not None
                 if stream.capture is None:
                     assert not stream.queue, "a stream joins a capture with work of its own"
                     stream.capture, stream.tail = event.owner, set()
-                stream.tail.add(event.node)
+                if not self._ignore_captured or self._captured_waits % self._ignore_captured:
+                    stream.tail.add(event.node)
                 return
             assert stream.capture is None, "a capture waits for something outside"
             stream.queue.append(_Wait(event, event.recorded))
@@ -179,6 +189,7 @@ class SimulatedDevice:
             graph = SimulatedGraph(pool)
             streams[0].capture, streams[0].tail = graph, set()
             self._capturing, self._capturer = graph, threading.get_ident()
+            self.capturers.add(self._capturer)
         try:
             body()
             assert self._joined(graph, streams[0]), "a stream has not joined the capture's first one"
@@ -203,6 +214,7 @@ class SimulatedDevice:
     def replay(self, stream: SimulatedStream, graph: SimulatedGraph) -> None:
         with self._lock:
             self.replays += 1
+            graph.replays += 1
             stream.queue.append(_Replay(graph))
             waiting = sum(isinstance(op, _Replay) for s in self._running for op in s.queue)
             self.most_ahead = max(self.most_ahead, waiting)
@@ -223,7 +235,7 @@ class SimulatedDevice:
         if not able:
             assert idle, "the device hangs: an event is waited for that never comes"
             return False
-        stream = self.rng.choice(able)
+        stream = self._choose(able)
         head = stream.queue[0]
         self._now_s += 1e-6
         if isinstance(head, _Replay):
@@ -235,6 +247,12 @@ class SimulatedDevice:
             self._come(head.event)
         stream.queue.popleft()
         return True
+
+    def _choose(self, able: list[SimulatedStream]) -> SimulatedStream:
+        """One stream stays ahead of the others for a while: fair choices would hide what is missing."""
+        if self._favourite not in able or self.rng.random() < 0.02:
+            self._favourite = self.rng.choice(able)
+        return self._favourite if self.rng.random() < 0.9 else self.rng.choice(able)
 
     def _can(self, head: _Work | _Record | _Wait | _Replay) -> bool:
         return not isinstance(head, _Wait) or head.event.come >= head.count
@@ -282,7 +300,7 @@ class SimulatedDevice:
         yield
 
     def use_tf32(self, on: bool) -> None:
-        pass
+        self.tf32 = on
 
     def reserved_bytes(self) -> int:
         return len(self.captures) << 20
