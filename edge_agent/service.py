@@ -19,7 +19,6 @@ from edge_agent.alarms import Alarms, AlarmSettings
 from edge_agent.background import Background
 from edge_agent.candidate import ManagerConfig
 from edge_agent.config import AgentConfig
-from edge_agent.device import device_class
 from edge_agent.engine_host import EngineHost
 from edge_agent.fallback import FallbackFile
 from edge_agent.heartbeat import EngineSigns, Heartbeat, Patience
@@ -47,15 +46,18 @@ from edge_agent.plan_actions import (
     Tell,
     UnloadPlan,
 )
-from edge_agent.plan_check import PlanUnusable, check_plan
+from edge_agent.plan_check import PlanChecker, PlanUnusable
 from edge_agent.plan_facts import PlanFacts
 from edge_agent.plans import PlanManager
 from edge_agent.probation import ProbationConfig
 from edge_agent.profiles import ProfileDesk
+from edge_agent.recordings import Recordings
 from edge_agent.status import AgentStatus, EngineStatus, plan_status, queue_status, task_totals, trial_status
 from edge_agent.store import ArtifactStore
 from edge_agent.supervisor import Supervisor
 from edge_agent.telemetry import ServiceTimes, engine_rows, task_rows, trace_row
+from edge_agent.utilisation.chain import this_machine
+from edge_agent.utilisation.watch import MachineWatch
 from edge_agent.waiting import WaitingLog
 from edge_agent.worker import messages as engine
 from edge_agent.worker.config import WorkerConfig
@@ -128,6 +130,7 @@ class Agent:
             config.silent_engine_s,
             self._on_report,
         )
+        self._recordings = Recordings(self._engine)
         self._engine.start()
         try:
             self._link, problems = make_link()
@@ -136,6 +139,7 @@ class Agent:
             raise
         self._problems += problems
         self._background = Background(self.loop)
+        self._checker = PlanChecker(self.artifacts)  # used on the background's thread only
         self._service: ServiceTimes = ServiceTimes(())
         self._alarms = Alarms(
             AlarmSettings(
@@ -144,12 +148,14 @@ class Agent:
                 cooldown_s=config.alarm_cooldown_s,
             )
         )
+        self._machine = MachineWatch(this_machine())
         self._profiles = ProfileDesk(
             self._engine,
             self.artifacts.path,
             self._record,
             self._link.tell,
-            environment=device_class(),
+            environment=self._machine.environment,
+            clocks=self._machine.clocks,
             executor=config.executor,
             intra_op_threads=config.intra_op_threads,
             wall_s=config.profile_wall_s,
@@ -174,6 +180,7 @@ class Agent:
         self.loop.call_every(_TICK_S, self._tick)
         self.loop.call_every(self.config.stats_interval_s, self._count)
         self.loop.call_every(self.config.trace_interval_s, self._sample_steps)
+        self.loop.call_every(self.config.machine_interval_s, lambda: self._record(self._machine.look()))
         for problem in self._problems:
             _log.warning("%s", problem)
             self._record([Event("state", problem[:512])])
@@ -263,6 +270,10 @@ class Agent:
         """To the engine."""
         self._engine.drop_layout(layout)
 
+    def trace(self, seconds: float, file: int, ended: Callable[[str], None]) -> None:
+        """To the engine; its answer comes later."""
+        self._recordings.order(seconds, file, ended)
+
     def status(self) -> bytes:
         """As JSON."""
         active, pause_s = self._plans.active, self._plans.last_pause_s
@@ -326,6 +337,8 @@ class Agent:
                 self._profiles.stage_times(report)
             case engine.Glance():
                 self._glanced(report)
+            case engine.RecordingEnded():
+                self._recordings.ended(report)
             case engine.Traced():
                 plan = self._plans.plan_of(PlanKey(report.key))
                 if plan is not None:
@@ -369,6 +382,7 @@ class Agent:
             f"the engine process ended ({how}) while the task was in flight; submit it again if wanted",
         )
         self._profiles.engine_exited()
+        self._recordings.engine_exited()
         self._do(self._plans.exited(how, self.loop.now()))
         self._collect()
 
@@ -381,7 +395,7 @@ class Agent:
     def _carry_out(self, action: Action) -> None:
         match action:
             case CheckPlan(plan):
-                self._background.run(lambda: check_plan(plan, self.artifacts), self._checked)
+                self._background.run(lambda: self._checker.check(plan), self._checked)
             case LoadPlan(key, plan):
                 paths = {need.digest: str(self.artifacts.path(need.digest)) for need in plan.artifacts}
                 self._engine.load_plan(key, plan.wire, paths)
@@ -481,14 +495,15 @@ class Agent:
             return
         service_s = {name: us * 1e-6 for name, us in self._service.per_task_us().items()}
         held = self._plans.phase is not None
-        fired = self._alarms.glance(seen, service_s, held=held, drift=self._profiles.drift.ratio)
+        drift, mode = self._profiles.drift.ratio, self._machine.power_mode
+        fired = self._alarms.glance(seen, service_s, held=held, drift=drift, power_mode=mode)
         if fired is None:
             return
+        running = self._plans.plan_of(PlanKey(seen.key))
+        self._link.tell(alarm_raised(fired, running, round(time.time() * 1e6)))
         firing = fired.firing
         values = f"{firing.value:.6g}, above {firing.threshold:.6g}"
         self._note("alarm", f"{firing.cause.value} is {values}: the planner is asked for another plan")
-        running = self._plans.plan_of(PlanKey(seen.key))
-        self._link.tell(alarm_raised(fired, running, round(time.time() * 1e6)))
 
     def _note(self, code: str, text: str) -> None:
         _log.warning("%s: %s", code, text)

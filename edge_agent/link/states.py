@@ -71,6 +71,7 @@ TRANSITIONS: Final[dict[tuple[DeviceState | None, Cause], DeviceState]] = {
     (S.PROBATION, C.BOOT_AGAIN): S.ROLLED_BACK,
     (S.COMMITTED, C.DESIRED): S.RECEIVED,
     (S.COMMITTED, C.RESTORE_FAILED): S.ROLLED_BACK,
+    (S.COMMITTED, C.ARTIFACTS_MISSING): S.WAITING,
     (S.COMMITTED, C.BOOT): S.COMMITTED,
     (S.REJECTED, C.DESIRED): S.RECEIVED,
     (S.REJECTED, C.MEASURE): S.REJECTED,
@@ -85,6 +86,9 @@ TRANSITIONS: Final[dict[tuple[DeviceState | None, Cause], DeviceState]] = {
     (S.ROLLED_BACK, C.ENVIRONMENT): S.RECEIVED,
     (S.ROLLED_BACK, C.BOOT): S.ROLLED_BACK,
 }
+
+UNDONE: Final = frozenset({S.RECEIVED, S.WAITING, S.VERIFIED, S.STAGED})
+"""Nothing of the plan ran yet: a start finds any of these as `received`, and so they are the same on disk."""
 
 VERDICTS: Final = frozenset({S.REJECTED, S.NO_GAIN, S.ROLLED_BACK})
 """Final for (generation, environment)."""

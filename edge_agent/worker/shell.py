@@ -12,6 +12,7 @@ import numpy as np
 
 from edge_agent.executor.base import Executor
 from edge_agent.worker.driver import EngineDriver, StepObserver
+from edge_agent.worker.recorder import Recorder
 from edge_agent.worker.tasks import TaskEnd, TaskIO
 from shared.artifact import Artifact
 from shared.bound import BoundModel, bind
@@ -62,13 +63,13 @@ class EngineShell:
             raise ExecutorError(f"{missing} programs were not ready in {PREPARE_TIMEOUT_S:.0f} s")
         return key
 
-    def activate(self, key: PlanKey) -> None:
-        """Send new launches to a loaded plan.
+    def activate(self, key: PlanKey, *, keep: bool = False) -> None:
+        """Send new launches to a loaded plan; with `keep` the one before stays loaded.
 
         Raises:
             ValueError: the plan is not loaded.
         """
-        self._driver.activate(key)
+        self._driver.activate(key, keep=keep)
 
     def unload(self, key: PlanKey) -> None:
         """Give up a plan that is not in use.
@@ -109,6 +110,10 @@ class EngineShell:
         """End a submitted task early; its future ends with TaskCancelled if it had not ended."""
         if isinstance(future, _TaskFuture):
             self._driver.cancel(future.task)
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Have everything that happens from now on recorded; None: no more."""
+        self._driver.record(recorder)
 
     def stats(self) -> EngineStats:
         """The engine's state at this instant."""

@@ -7,7 +7,8 @@ the first alone a - b times more. Under a backlog, when re-plans are made, that 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 from shared.bitmask import bits
 from shared.blocks import CombinedGraph
@@ -36,7 +37,7 @@ def predict(
     Raises:
         PlanError: the plan is not legal for these graphs.
     """
-    bound = bind(plan, graphs)
+    bound = _bound(_Bindable(plan.structure, plan, graphs))
     rates = _instances_per_s(plan, loads)
     busy, measured = 0.0, True
     for index in range(len(plan.combined)):
@@ -44,6 +45,21 @@ def predict(
         busy += seconds
         measured = measured and known
     return Prediction(busy, measured)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bindable:
+    """A plan to bind. Its structure, which names the graphs by digest, decides all that a cost depends on."""
+
+    structure: Digest
+    plan: Plan = field(compare=False)
+    graphs: Mapping[Digest, Graph] = field(compare=False)
+
+
+@lru_cache(maxsize=64)
+def _bound(one: _Bindable) -> BoundPlan:
+    """As `bind`, but for launch intervals, which may be those of another plan of this structure."""
+    return bind(one.plan, one.graphs)
 
 
 def block_costs(bound: BoundPlan, index: int, costs: CostTable) -> StageCosts:

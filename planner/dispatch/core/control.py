@@ -7,6 +7,8 @@ repaired by the next one.
 from dataclasses import replace
 from typing import Final
 
+from msgspec import structs
+
 from planner.dispatch import events as ev
 from planner.dispatch.core.alarms import AlarmDesk
 from planner.dispatch.core.fleet import Device, DispatchConfig, Fleet, Session
@@ -20,6 +22,17 @@ _NOBODY: Final = (0, 0)
 
 def _pair(value: control.Desired | control.Report | control.Heartbeat | None) -> tuple[int, int]:
     return (value.epoch, value.generation) if value is not None else _NOBODY
+
+
+def _is_another(desired: control.Desired, report: control.Report) -> bool:
+    """The device knows this generation, and knows something else by it."""
+    if _pair(report) != _pair(desired):
+        return False
+    return (
+        report.seen != desired.plan_digest
+        or report.activation not in (None, desired.activation)
+        or report.autonomy not in (None, desired.autonomy)
+    )
 
 
 class ControlCore:
@@ -52,7 +65,7 @@ class ControlCore:
                 revision=who.stored_revision,
             )
             actions: list[ev.Action] = [ev.Send(ev.Lane.CONTROL, event.route, ack)]
-            return actions + self._send_desired(who, _pair(message), now_s)
+            return actions + self._reissue(who) + self._send_desired(who, _pair(message), now_s)
         if isinstance(message, control.Reported):
             return self._absorb(who, message.boot, message.report) + self._compare(who, message.report, now_s)
         return self._alarms.received(who.member.device, event.route, message)
@@ -102,6 +115,7 @@ class ControlCore:
 
     def _absorb(self, who: Device, boot: int, report: control.Report) -> list[ev.Action]:
         """Take in a report that is newer than the one on record; acknowledge one that is stored already."""
+        report = structs.replace(report, activation=None, autonomy=None)  # they say nothing of the device
         known = who.member.report
         if known is not None and boot == who.member.boot and report.revision < known.revision:
             return []  # overtaken on the way
@@ -143,14 +157,19 @@ class ControlCore:
         """Desired against reported, by level: send it, or find out that this database is behind."""
         desired = who.member.desired
         wanted = _pair(desired)
-        differs = desired is not None and _pair(report) == wanted and report.seen != desired.plan_digest
-        if _pair(report) > wanted or differs:
-            if who.reissuing:
-                return []
-            who.reissuing = True
-            self._fleet.counts["reissued"] += 1
-            return [ev.Reissue(who.member.device, report.epoch, report.generation)]
+        if _pair(report) > wanted or (desired is not None and _is_another(desired, report)):
+            who.behind = _pair(report)
+            return self._reissue(who)
         return self._send_desired(who, _pair(report), now_s)
+
+    def _reissue(self, who: Device) -> list[ev.Action]:
+        """Have this database overtake what the device knows. Asked for with every heartbeat until it has: the
+        report that showed it may be on record by then, and is not sent again."""
+        if who.behind is None or who.reissuing:
+            return []
+        who.reissuing = True
+        self._fleet.counts["reissued"] += 1
+        return [ev.Reissue(who.member.device, *who.behind)]
 
     def _send_desired(self, who: Device, seen: tuple[int, int], now_s: float) -> list[ev.Action]:
         desired, session = who.member.desired, who.session
@@ -167,6 +186,8 @@ class ControlCore:
         if who is None:
             return []
         who.reissuing = False
+        if who.behind is not None and _pair(desired) > who.behind:
+            who.behind = None
         if _pair(desired) <= _pair(who.member.desired):
             return []  # two changes passed each other on the way here; generations never fall
         self.epoch = max(self.epoch, desired.epoch)
@@ -177,7 +198,7 @@ class ControlCore:
         return self._send_desired(who, _NOBODY, now_s)
 
     def reissue_failed(self, device: DeviceId) -> list[ev.Action]:
-        """The store did not; the device's next report asks again."""
+        """The store did not; the device's next heartbeat asks again."""
         who = self._fleet.get(device)
         if who is not None:
             who.reissuing = False
