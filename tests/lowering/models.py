@@ -149,10 +149,15 @@ def recurrent(kind: str, direction: str = "bidirectional") -> Artifact:
 
 
 def lowered(
-    artifact: Artifact, *, batch: int = 1, channels_last: bool = True, precision: Precision = Precision.FP32
+    artifact: Artifact,
+    *,
+    batch: int = 1,
+    channels_last: bool = True,
+    precision: Precision = Precision.FP32,
+    device: torch.device = CPU,
 ) -> tuple[ModelLowering, LoweredModel]:
-    """A model lowered for the CPU."""
-    lowering = ModelLowering(artifact, device=CPU, precision=precision, channels_last=channels_last)
+    """A model lowered for the CPU, or another device."""
+    lowering = ModelLowering(artifact, device=device, precision=precision, channels_last=channels_last)
     return lowering, lowering.at_batch(batch)
 
 
@@ -195,4 +200,4 @@ def run_model(
                 assert tuple(value.shape) == model.specs[tensor].shape
                 assert value.dtype == model.specs[tensor].dtype
                 values[tensor] = value
-    return {artifact.graph.tensors[t].name: v.float().numpy() for t, v in values.items()}
+    return {artifact.graph.tensors[t].name: v.float().cpu().numpy() for t, v in values.items()}

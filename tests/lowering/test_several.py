@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from edge_agent.lowering.dtypes import Precision, arithmetic
 from edge_agent.lowering.merge import neighbours
 from edge_agent.lowering.model import LoweredModel
 from edge_agent.lowering.unit import Unit
@@ -21,7 +22,8 @@ from tests.lowering.models import Builder, lowered
 class Bench:
     """Runs units of a model on onnxruntime's tensors, so that each is judged alone."""
 
-    def __init__(self, artifact: Artifact, model: LoweredModel) -> None:
+    def __init__(self, artifact: Artifact, model: LoweredModel, bound: float = 1e-5) -> None:
+        self.bound = bound
         self.graph = artifact.graph
         self.model = model
         self.wanted = reference(
@@ -37,9 +39,10 @@ class Bench:
         shapes = [self.model.specs[t].shape for t in unit.outputs]
         channels = sum(s[1] for s in shapes)
         order = torch.channels_last if len(shapes[0]) == 4 else torch.contiguous_format
-        large = torch.full((shapes[0][0], channels + 7, *shapes[0][2:]), torch.nan).contiguous(
-            memory_format=order
-        )
+        shape = (shapes[0][0], channels + 7, *shapes[0][2:])
+        spec = self.model.specs[unit.outputs[0]]
+        large = torch.full(shape, torch.nan, dtype=spec.dtype, device=self.model.device)
+        large = large.contiguous(memory_format=order)
         return list(torch.split(large[:, 3 : 3 + channels], [s[1] for s in shapes], 1))
 
     def check(self, unit: Unit) -> None:
@@ -54,7 +57,7 @@ class Bench:
             for values in (made, outs):
                 for tensor, value in zip(unit.outputs, values, strict=True):
                     wanted = self.wanted[self.graph.tensors[tensor].name]
-                    assert difference(value.numpy(), wanted) < 1e-5, (way.name, unit.ops)
+                    assert difference(value.float().cpu().numpy(), wanted) < self.bound, (way.name, unit.ops)
             assert all(torch.equal(a, b) for a, b in zip(args, before, strict=True))
 
 
@@ -183,3 +186,23 @@ def test_joining_an_operator_that_runs_elsewhere_is_refused() -> None:
     lowering, _ = lowered(artifact)
     with pytest.raises(ExecutorError, match="cannot be joined"):
         lowering.joined(1, [OpId(0)])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["squeezenet", "resnet50", "inception_v3"])
+@pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-5), ("tf32", 5e-3), ("fp16", 1e-2)])
+def test_every_kernel_on_a_cuda_device_gives_the_same(name: str, precision: str, bound: float) -> None:
+    artifact = artifact_of(name)
+    lowering, model = lowered(artifact, precision=Precision(precision), device=torch.device("cuda"))
+    bench = Bench(artifact, model, bound)
+    units: dict[int, list[OpId]] = defaultdict(list)
+    for op, operator in enumerate(artifact.graph.operators):
+        units[operator.fused_unit].append(OpId(op))
+    with arithmetic(lowering.precision):
+        for unit in model.units:
+            bench.check(unit)
+        for ops in classes(artifact):
+            bench.check(lowering.merged(1, ops))
+        for ops in units.values():
+            if len(ops) > 1:
+                bench.check(lowering.joined(1, ops))
