@@ -26,12 +26,3 @@ def busy(started: str, ended: str) -> None:
     while time.monotonic() < until:
         sum(range(1000))
     Path(ended).touch()
-
-
-def ancestors() -> list[int]:
-    """The processes above the one that runs this."""
-    above, pid = list[int](), os.getpid()
-    while pid > 1:
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        above.append(pid)
-    return above
