@@ -105,7 +105,8 @@ class Run:
                 judging.add_goals(results, self._table, switch)
         self._note_clocks("after")
         if settings.wants("tf32") and settings.precision == "fp16":
-            self._tf32()
+            with results.attempt("tf32", "all rows"):
+                self._tf32()
 
     def _make_subjects(self) -> None:
         settings = self._settings
@@ -176,7 +177,8 @@ class Run:
             reserve_s = 0.0 if settings.quick else _AFTER_TABLE_S
             seconds = max(deadline.left_s - reserve_s, deadline.left_s / 3)
             ends_s = time.monotonic() + seconds
-            table.measure(seconds, lambda: time.monotonic() >= ends_s)
+            with self._results.attempt(table.part, "rounds"):
+                table.measure(seconds, lambda: time.monotonic() >= ends_s)
             table.report()
             if self._ceilings is not None:
                 judging.add_distances(

@@ -196,9 +196,12 @@ class Table:
 
     def measure(self, seconds: float, until: Callable[[], bool]) -> None:
         """All variants in interleaved rounds of about `seconds` in all."""
+        warmed = []
         for variant in self.variants:
             with self.results.attempt(self.part, f"warm {variant.subject}, {variant.name}"):
                 self._warm(variant)
+                warmed.append(variant)
+        self.variants = warmed
         rounds, window_s = shape_of_rounds(len(self.variants), seconds)
         if self.settings.quick:
             rounds, window_s = 3, 0.002
