@@ -6,6 +6,7 @@ and broken schedules are found. Here are models of a quarter of their width, and
 `full` all models under all schedules, and a hundred.
 """
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -42,7 +43,7 @@ COMPUTING = [name for name in EXECUTORS if name not in ("null", "torch_cuda")]
 
 ZOO = tuple(zoo.ZOO)
 LIGHT_MODELS = tuple(path.stem for path in sorted(LIGHT.glob("light_*.onnx")) if path.stem not in LARGE)
-QUICK = {
+QUICK: dict[str, tuple[str, ...]] = {
     "squeezenet_bypass": ("sequential", "merged", "random_streams"),
     "googlenet": SCHEDULES,
     "inception_v3": ("ios", "merged", "opara"),
@@ -91,23 +92,18 @@ def agrees(executor: Executor, case: Case, repeats: int) -> Outcome:
 
 
 def alone() -> Iterator[object]:
-    """Every model under every schedule."""
-    for name in (*ZOO, *LIGHT_MODELS):
-        for schedule in SCHEDULES:
-            slow = [] if schedule in QUICK.get(name, ()) else [pytest.mark.full, pytest.mark.timeout(1200)]
-            yield pytest.param(name, schedule, FEW, id=f"{name}-{schedule}", marks=slow)
-            yield pytest.param(
-                name,
-                schedule,
-                100,
-                id=f"{name}-{schedule}-100",
-                marks=[pytest.mark.full, pytest.mark.timeout(1200)],
-            )
+    """Every model under every schedule, on every executor."""
+    full = [pytest.mark.full, pytest.mark.timeout(1200)]
+    for computing, name, schedule in itertools.product(COMPUTING, (*ZOO, *LIGHT_MODELS), SCHEDULES):
+        quick = schedule in QUICK.get(name, ()) and (computing == "onnx" or name == "googlenet")
+        values, label = (computing, name, schedule), f"{computing}-{name}-{schedule}"
+        yield pytest.param(*values, FEW, id=label, marks=[] if quick else full)
+        yield pytest.param(*values, 100, id=f"{label}-100", marks=full)
 
 
-@pytest.mark.parametrize(("name", "schedule", "repeats"), list(alone()))
+@pytest.mark.parametrize(("executor", "name", "schedule", "repeats"), list(alone()), indirect=["executor"])
 def test_every_block_border_equals_the_whole_model(
-    name: str, schedule: str, repeats: int, executor: Executor
+    executor: Executor, name: str, schedule: str, repeats: int
 ) -> None:
     case = cases.alone(subject(name), schedule, executor.name)
     found = agrees(executor, case, repeats)
