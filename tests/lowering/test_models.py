@@ -115,6 +115,20 @@ def test_half_precision_stays_within_its_rounding(name: str) -> None:
     assert 1e-6 < worst(artifact, found, inputs) < 2e-2
 
 
+def test_bounds_and_masks_beyond_half_precision_stay_finite() -> None:
+    b = Builder()
+    most, least = (b.constant(np.array(v, np.float32)) for v in (3.4e38, -3.4e38))
+    y = b.node("Clip", b.node("Max", "x", "x"), b.constant(np.array(0.0, np.float32)), most)
+    hidden = b.node("Softmax", b.node("Max", y, b.node("Min", "x", least)), axis=1)
+    artifact = b.artifact({"x": (1, 8)}, {hidden: (1, 8)})
+    _, model = lowered(artifact, precision=Precision.FP16)
+    assert model.foreign == ()
+    inputs = random_inputs(artifact.graph, 3)
+    found = run_model(artifact, model, inputs)
+    name = artifact.graph.tensors[artifact.graph.outputs[0]].name
+    assert difference(found[name], reference(artifact, inputs, [name])[name]) < 2e-3
+
+
 def test_units_that_run_on_several_threads_at_once_give_the_same_bits() -> None:
     artifact = artifact_of("googlenet")
     _, model = lowered(artifact)
