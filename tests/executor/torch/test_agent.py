@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
+import pytest
 
 from edge_agent import Client
 from edge_agent.config import ModelFile
@@ -11,6 +12,7 @@ from tests.agent.models import ROW_SHAPE, write_tiny
 from tests.agent.process import AgentProcess
 
 
+@pytest.mark.full
 def test_an_agent_serves_a_model_file_on_torch_cpu(tmp_path: Path) -> None:
     file = write_tiny(tmp_path / "net.onnx")
     models = (ModelFile(path=str(file), name="net"),)
