@@ -37,15 +37,10 @@ def timeline(trace: Mapping[str, Any]) -> list[dict[str, Any]]:
     }
     measured = sorted((event for event in groups if event["pid"] == MEASURED), key=lambda event: event["ts"])
     start_us = _busiest([event["ts"] for event in measured])
-    inside = [event for event in measured if 0 <= event["ts"] - start_us <= WINDOW_US]
-    steps = {event["args"]["step"] for event in inside}
-    planned = [event for event in groups if event["pid"] == PLANNED and event["args"]["step"] in steps]
-    # A planned step may begin before the window, where its measured one reaches into it.
-    return [
-        _item(event, tracks[event["pid"], event["tid"]], start_us)
-        for event in (*inside, *planned)
-        if event["ts"] >= start_us
-    ]
+    steps = {e["args"]["step"] for e in measured if 0 <= e["ts"] - start_us <= WINDOW_US}
+    shown = [event for event in groups if event["args"]["step"] in steps]  # whole steps, also at the borders
+    zero_us = min((event["ts"] for event in shown), default=0.0)
+    return [_item(event, tracks[event["pid"], event["tid"]], zero_us) for event in shown]
 
 
 def _item(event: Mapping[str, Any], track: str, start_us: float) -> dict[str, Any]:

@@ -150,6 +150,6 @@ def trace_text(found: Mapping[str, Any]) -> str:
         f"{found['file']}: {found['steps']} steps, {found['groups']} groups, {found['tasks']} tasks in "
         f"{found['seconds']:g} s{dropped}\n"
         f"the recorder took {found['recorder_us_per_step']:g} us per step, "
-        f"{100 * found['recorder_share']:.2f} % of the time; planned beside measured: {found['costs']}\n"
+        f"{100 * found['recorder_share']:.2f} % of a core; planned beside measured: {found['costs']}\n"
         "open it in https://ui.perfetto.dev or chrome://tracing"
     )

@@ -46,9 +46,23 @@ class Builder:
         return name
 
     def artifact(
-        self, inputs: Mapping[str, tuple[int, ...]], outputs: Mapping[str, tuple[int, ...]], *, opset: int = 17
+        self,
+        inputs: Mapping[str, tuple[int, ...]],
+        outputs: Mapping[str, tuple[int, ...]],
+        *,
+        opset: int = 17,
     ) -> Artifact:
-        """The model as an artifact; inputs and outputs are float32."""
+        """The model as an artifact, through the importer."""
+        return imported(self.model(inputs, outputs, opset=opset))
+
+    def model(
+        self,
+        inputs: Mapping[str, tuple[int, ...]],
+        outputs: Mapping[str, tuple[int, ...]],
+        *,
+        opset: int = 17,
+    ) -> onnx.ModelProto:
+        """The model; inputs and outputs are float32."""
 
         def described(values: Mapping[str, tuple[int, ...]]) -> list[onnx.ValueInfoProto]:
             return [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in values.items()]
@@ -56,7 +70,7 @@ class Builder:
         graph = helper.make_graph(self.nodes, "small", described(inputs), described(outputs), self.weights)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
         model.ir_version = 10
-        return imported(model)
+        return model
 
 
 def imported(model: onnx.ModelProto) -> Artifact:
@@ -77,14 +91,12 @@ def transformer(layers: int = 2, width: int = 32, heads: int = 4, length: int = 
         x = _encoder_layer(b, x, mask, width, heads, length)
     pooled = b.node("ReduceMean", x, axes=[1], keepdims=0)
     answer = b.node("Gemm", pooled, b.weight(width, 10), b.weight(10))
-    return b.artifact(
-        {"tokens": (1, length, width), "mask": (1, 1, 1, length)}, {answer: (1, 10)}, opset=17
-    )
+    return b.artifact({"tokens": (1, length, width), "mask": (1, 1, 1, length)}, {answer: (1, 10)}, opset=17)
 
 
 def _encoder_layer(b: Builder, x: str, mask: str, width: int, heads: int, length: int) -> str:
     def linear(source: str, out: int) -> str:
-        product = b.node("MatMul", source, b.weight(width if out != width else width, out, scale=width**-0.5))
+        product = b.node("MatMul", source, b.weight(width, out, scale=width**-0.5))
         return b.node("Add", product, b.weight(out, scale=0.1))
 
     def split(source: str) -> str:
@@ -96,7 +108,9 @@ def _encoder_layer(b: Builder, x: str, mask: str, width: int, heads: int, length
     b.nodes.append(helper.make_node("Split", [joined, size], [f"{joined}.{p}" for p in "qkv"], axis=2))
     q, k, v = (split(f"{joined}.{p}") for p in "qkv")
     keys = b.node("Transpose", k, perm=[0, 1, 3, 2])
-    scores = b.node("Div", b.node("MatMul", q, keys), b.constant(np.array((width / heads) ** 0.5, np.float32)))
+    scores = b.node(
+        "Div", b.node("MatMul", q, keys), b.constant(np.array((width / heads) ** 0.5, np.float32))
+    )
     weights = b.node("Softmax", b.node("Add", scores, mask), axis=-1)
     context = b.node("Transpose", b.node("MatMul", weights, v), perm=[0, 2, 1, 3])
     flat = b.node("Reshape", context, b.constant(np.array([0, length, width])))
@@ -135,10 +149,15 @@ def recurrent(kind: str, direction: str = "bidirectional") -> Artifact:
 
 
 def lowered(
-    artifact: Artifact, *, batch: int = 1, channels_last: bool = True, precision: Precision = Precision.FP32
+    artifact: Artifact,
+    *,
+    batch: int = 1,
+    channels_last: bool = True,
+    precision: Precision = Precision.FP32,
+    device: torch.device = CPU,
 ) -> tuple[ModelLowering, LoweredModel]:
-    """A model lowered for the CPU."""
-    lowering = ModelLowering(artifact, device=CPU, precision=precision, channels_last=channels_last)
+    """A model lowered for the CPU, or another device."""
+    lowering = ModelLowering(artifact, device=device, precision=precision, channels_last=channels_last)
     return lowering, lowering.at_batch(batch)
 
 
@@ -161,9 +180,12 @@ def by_run_into(model: LoweredModel, op: int, args: list[Tensor]) -> Sequence[Te
 
 
 def run_model(
-    artifact: Artifact, model: LoweredModel, inputs: Mapping[str, np.ndarray], execute: Execute = by_run
+    artifact: Artifact,
+    model: LoweredModel,
+    inputs: Mapping[str, np.ndarray],
+    execute: Execute = by_run,
 ) -> dict[str, np.ndarray]:
-    """Every tensor of the graph by name, the units run one after another; arguments must stay as they were."""
+    """Every tensor of the graph by name, units run one after another; arguments must stay as they were."""
     values: dict[TensorId, Tensor] = {}
     with torch.inference_mode():
         for tensor in artifact.graph.inputs:
@@ -178,4 +200,4 @@ def run_model(
                 assert tuple(value.shape) == model.specs[tensor].shape
                 assert value.dtype == model.specs[tensor].dtype
                 values[tensor] = value
-    return {artifact.graph.tensors[t].name: v.float().numpy() for t, v in values.items()}
+    return {artifact.graph.tensors[t].name: v.float().cpu().numpy() for t, v in values.items()}
