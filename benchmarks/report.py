@@ -35,7 +35,9 @@ class Report:
 
 def arguments(description: str) -> argparse.ArgumentParser:
     """A parser with the options that all benchmarks have."""
-    parser = argparse.ArgumentParser(description=description)
+    spec = sys.modules["__main__"].__spec__  # None: not started with -m
+    name = spec.name.removesuffix(".__main__") if spec is not None else None
+    parser = argparse.ArgumentParser(prog=name and f"python -m {name}", description=description)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--quick", action="store_true", help="fewer repeats; under a minute")
     return parser

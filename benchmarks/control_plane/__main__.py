@@ -98,7 +98,6 @@ def _us_per_row(alone: phases.Figures, mixed: phases.Figures) -> float:
 def main() -> None:
     """Measure and print."""
     parser = arguments(__doc__.splitlines()[0] if __doc__ else "")
-    parser.prog = "python -m benchmarks.control_plane"
     options = parser.parse_args()
     report = Report("control_plane")
     report.add(*measure(DEVICES, 6.0 if options.quick else 20.0))
