@@ -1,7 +1,7 @@
 """Blocks of a model, combined blocks of several, and the one graph over a combined block's operators."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
@@ -96,6 +96,8 @@ class CombinedGraph:
     offsets: tuple[int, ...]  # [num_members + 1], the last entry is the number of operators
     starts: tuple[int, ...]  # per member the model's operator id of its first operator [num_members]
     predecessors: tuple[int, ...]  # per operator a mask, within the member only [num_ops]
+    members: tuple[tuple[Graph, Block], ...] = field(default=(), compare=False, repr=False)
+    """What it was combined from, for who reads more of an operator than its edges; may be absent."""
 
     @property
     def size(self) -> int:
@@ -162,4 +164,5 @@ def combine(members: Sequence[tuple[Graph, Block]]) -> CombinedGraph:
         offsets=tuple(offsets),
         starts=tuple(block.start for _, block in members),
         predecessors=tuple(predecessors),
+        members=tuple(members),
     )

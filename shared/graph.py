@@ -10,6 +10,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+from shared.attributes import Attributes
 from shared.bitmask import bits
 from shared.digest import digest_of
 from shared.errors import DecodeError
@@ -55,6 +56,7 @@ class Operator:
     weight_bytes: int
     fused_unit: int  # units after fusing Add+Relu and the like share a number
     opaque: str = ""  # why this operator could not be cut further; empty for an ordinary one
+    attributes: Attributes = Attributes()  # noqa: RUF009 (frozen); what a learned policy reads
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ def graph_to_wire(graph: Graph) -> list[Any]:
         [[t.name, t.dtype, list(t.shape)] for t in graph.tensors],
         [
             [o.kind, o.name, list(o.nodes), list(o.inputs), list(o.outputs), o.flop, o.weight_bytes,
-             o.fused_unit, o.opaque]
+             o.fused_unit, o.opaque, o.attributes.to_wire()]
             for o in graph.operators
         ],
         list(graph.inputs),
@@ -212,7 +214,7 @@ def graph_from_wire(wire: Any) -> Graph:
 
 
 def _operator_from_wire(row: Any) -> Operator:
-    kind, name, nodes, inputs, outputs, flop, weight_bytes, fused_unit, opaque = row
+    kind, name, nodes, inputs, outputs, flop, weight_bytes, fused_unit, opaque, attributes = row
     flop, weight_bytes, fused_unit = _numbers([flop, weight_bytes, fused_unit])
     return Operator(
         kind=_text(kind),
@@ -224,6 +226,7 @@ def _operator_from_wire(row: Any) -> Operator:
         weight_bytes=weight_bytes,
         fused_unit=fused_unit,
         opaque=_text(opaque),
+        attributes=Attributes.from_wire(attributes),
     )
 
 

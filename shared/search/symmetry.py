@@ -15,7 +15,9 @@ from shared.search.costs import StageCosts
 
 def by_operators_alone(costs: StageCosts) -> bool:
     """Whether stages cost what their operators and merges say, with no stage known as a whole."""
-    return costs == StageCosts(costs.operators_s, costs.contention, costs.barrier_s, merges=costs.merges)
+    return costs == StageCosts(
+        costs.operators_s, costs.contention, costs.barrier_s, merges=costs.merges, work_s=costs.work_s
+    )
 
 
 def exchangeable(graph: CombinedGraph, costs: StageCosts) -> list[list[int]]:
@@ -29,7 +31,8 @@ def exchangeable(graph: CombinedGraph, costs: StageCosts) -> list[list[int]]:
             (mask_of(ops) >> start, seconds) for ops, seconds in costs.merges if start <= min(ops) < stop
         )
         rows = tuple(before >> start for before in graph.predecessors[start:stop])
-        found.setdefault((rows, costs.operators_s[start:stop], merges), []).append(member)
+        seconds = costs.operators_s[start:stop], costs.work_s[start:stop]
+        found.setdefault((rows, seconds, merges), []).append(member)
     return [members for members in found.values() if len(members) > 1]
 
 

@@ -10,7 +10,8 @@ from shared.blocks import split
 from shared.errors import InputError
 from shared.ids import OpId
 from shared.schedule import stage_schedule
-from shared.search.costs import CostTable, DeviceRates, StageCosts
+from shared.search.analytic import DeviceRates
+from shared.search.costs import CostTable, StageCosts
 from tests.search.graphs import DIAMOND, model
 
 SECONDS = st.lists(st.floats(1e-6, 1.0), min_size=2, max_size=6)
