@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from planner.costs.measured import device_costs
+from planner.costs.policies import trained_policy
 from planner.store.reading import ReadStore
 from shared.errors import InputError
 from shared.messages.admin import PlanCreateRequest
@@ -66,7 +67,16 @@ def search_job(store: ReadStore, request: PlanCreateRequest) -> SearchJob:
             barrier=request.barrier,
         ),
         budget_s=request.budget_s,
+        checkpoint=_checkpoint(store, request),
     )
+
+
+def _checkpoint(store: ReadStore, request: PlanCreateRequest) -> bytes:
+    """The policy trained for the device's class, or for any; none where the scheduler takes none."""
+    if request.scheduler != "gpg":
+        return b""
+    device_class = "" if request.device is None else store.device(request.device).device_class
+    return trained_policy(store, device_class)
 
 
 def _check_effect(request: PlanCreateRequest) -> None:

@@ -3,6 +3,7 @@
 from typing import Final
 
 from planner.costs.measured import device_costs
+from planner.costs.policies import trained_policy
 from planner.replan.observation import Observation
 from planner.store.reading import ReadStore
 from shared.errors import InputError
@@ -27,6 +28,7 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
     info = store.device(device)
     incumbent = incumbent_of(store, alarm, info.desired_plan)
     graphs = {model.artifact: store.graph(model.artifact) for model in incumbent.models}
+    settings = store.replan_settings(device)
     barred = store.barred(device, info.device_class, now_us - round(BARRED_S * 1e6))
     return Observation(
         device=device,
@@ -53,7 +55,8 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
         ),
         proven=_proven(store, device, info.device_class, incumbent),
         barred=tuple(barred),
-        settings=store.replan_settings(device),
+        settings=settings,
+        checkpoint=trained_policy(store, info.device_class) if settings.scheduler == "gpg" else b"",
     )
 
 
