@@ -113,7 +113,7 @@ def gpg(
     )
 
 
-def _models(store: "ReadStore", wanted: list[str] | None) -> "tuple[dict[Digest, Graph], dict[str, str]]":
+def _models(store: "ReadStore", wanted: list[str] | None) -> "tuple[dict[Digest, Graph], dict[Digest, str]]":
     """Graphs and names by digest."""
     infos = store.named_models(wanted) if wanted else store.models()
     if not infos:

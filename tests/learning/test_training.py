@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from planner.learning.gpg.batches import batch_of
 from planner.learning.gpg.curves import to_json, to_svg
 from planner.learning.gpg.lessons import BlockRows, StateRows, lesson
 from planner.learning.gpg.losses import Episode, imitated, reinforced
@@ -40,7 +41,7 @@ def run(settings: Settings = FEW, **more: object) -> Trained:
 
 
 def test_a_seed_gives_one_policy_and_another_seed_another() -> None:
-    once, again, other = run(), run(), run(replace(FEW, seed=6))
+    once, again, other = run(), run(), run(replace(FEW, seed=6, imitation_steps=1, episodes=0))
     assert once.checkpoint == again.checkpoint != other.checkpoint
     assert once.ended == "done" and once.steps == 5
 
@@ -96,7 +97,7 @@ def test_a_lesson_of_a_small_block_knows_the_exact_worth_of_states_and_actions()
     best_s = cheapest_by_state(stages)[(1 << graph.size) - 1]
     found = lesson(graph, costs, Random(0))
     assert found.worth[0] == pytest.approx(best_s / sum(costs.operators_s))
-    per_state = {}
+    per_state: dict[int, list[float]] = {}
     for at, worth in zip(found.judged.tolist(), found.judged_worth.tolist(), strict=True):
         per_state.setdefault(at, []).append(worth)
     for at, worths in per_state.items():
@@ -137,8 +138,6 @@ def test_equation_7_pulls_q_towards_the_reward_and_what_follows() -> None:
     model, target = GpgModel(), GpgModel()
     episode = one_episode()
     _, _, loss = reinforced(model, target, [episode], gamma=0.9, bounded=False)
-    from planner.learning.gpg.batches import batch_of
-
     batch = batch_of([(episode.block, episode.states)])
     with torch.no_grad():
         seen, seen_then = model.see(batch), target.see(batch)

@@ -13,6 +13,7 @@ from planner.learning.gpg.blocks import Drawing
 from planner.learning.gpg.settings import Settings
 from planner.learning.gpg.trainer import Progress, Trainer
 from shared.errors import InputError
+from shared.ids import Digest
 from shared.policy.gpg.checkpoint import Checkpoint, encode
 
 Told = Callable[[Trainer], None]
@@ -33,7 +34,7 @@ def train(
     drawing: Drawing,
     settings: Settings,
     *,
-    names: Mapping[str, str],
+    names: Mapping[Digest, str],
     costs: str,
     told: Told = lambda trainer: None,
     time_limit_s: float | None = None,
