@@ -8,10 +8,13 @@ pushed by order, a burst of tasks makes the queues diverge, the agent's trigger 
 with B, at launch intervals for the load, unless it finds a plan that is cheaper still: that one has to win a
 trial first, and is tried again only after an hour if it does not.
 
-`proven_active_*_ms` is from the trigger to the first launch under a proven plan, by the device's clock, read
-from `stageloom replans`; rounds with a trial do not count in it. `stall_p99_ms`: a steady stream of tasks is
+`proven_active_*_ms` is from the trigger to the first launch under a proven plan, by the device's clock, as
+the planner keeps it; rounds with a trial do not count in it. `stall_p99_ms`: a steady stream of tasks is
 served all the time; of each swap, the longest gap between two completions within a second around it, less the
 median gap. `lost_tasks`: tasks that ended in any other way than completed.
+
+From the burst on nothing else is started here: the planner's store is read in this process now and then,
+since a command that starts Python every few milliseconds would take the cores that are measured.
 """
 
 import json
@@ -33,13 +36,17 @@ from benchmarks.demo.processes import Lines, Processes
 from benchmarks.report import Report, arguments, emit, progress
 from edge_agent import Client
 from edge_agent.config import SETTINGS_NAME
+from planner.store.reading import ReadStore
 from shared.errors import StageloomError
+from shared.ids import DeviceId
+from shared.messages.admin import ReplanInfo
 
-DEVICE = "bench"
+DEVICE = DeviceId("bench")
 MODELS = ("heavy", "light")
 BURST = 40
 STREAM_PER_S = 50.0
 PATIENCE_S = 60.0
+LOOK_S = 0.1
 AGENT_SETTINGS = {
     "probation_s": 0.3,
     "alarm_threshold": 1e-4,
@@ -112,7 +119,7 @@ class Bench:
                 raise SystemExit(
                     f"waited {PATIENCE_S:g} s for {what}; see the logs in {self.folder / 'logs'}"
                 )
-            time.sleep(0.05)
+            time.sleep(LOOK_S)
         return found
 
     def start(self) -> None:
@@ -130,6 +137,7 @@ class Bench:
         agent = self.processes.start("agent", "edge_agent", "run")
         assert agent.stdout is not None
         Lines(agent.stdout)
+        self.store = ReadStore.open(self.folder / "planner")
         self.until("the agent", lambda: self.planner("device", "show", DEVICE)["online"])
         for name in MODELS:
             zoo.write("squeezenet", self.folder / f"{name}.onnx", width=0.5 if name == "heavy" else 0.25)
@@ -150,17 +158,27 @@ class Bench:
         """Wait until the device has committed a generation, or another of its `ends` came."""
 
         def is_committed() -> bool:
-            report = self.planner("device", "show", DEVICE)["report"]
-            return bool(report["generation"] >= generation and report["state"] in ends)
+            report = self.store.device(DEVICE).report
+            state = report.state.value if report.state is not None else ""
+            return report.generation >= generation and state in ends
 
         self.until(f"generation {generation} to be committed", is_committed)
 
-    def active(self, after: int) -> dict[str, Any] | None:
+    def newest(self) -> int:
+        """The number of the newest re-plan, 0 where there is none."""
+        found = self.store.replans(DEVICE, limit=1)
+        return found[0].replan if found else 0
+
+    def active(self, after: int) -> ReplanInfo | None:
         """The first re-plan after `after` whose plan became active."""
-        for one in reversed(self.planner("replans", DEVICE)):
-            if one["replan"] > after and one["trigger_to_active_ms"] is not None:
-                return dict(one)
+        for one in reversed(self.store.replans(DEVICE, limit=8)):
+            if one.replan > after and one.trigger_to_active_ms is not None:
+                return one
         return None
+
+    def close(self) -> None:
+        """Close the planner's store."""
+        self.store.close()
 
 
 def rounds(bench: Bench, count: int) -> tuple[list[dict[str, Any]], int]:
@@ -172,8 +190,7 @@ def rounds(bench: Bench, count: int) -> tuple[list[dict[str, Any]], int]:
         for number in range(count):
             bench.planner("device", "replan", DEVICE, "--off")
             bench.run_plan("A")
-            known = bench.planner("replans", DEVICE)
-            after = known[0]["replan"] if known else 0
+            after = bench.newest()
             bench.planner("device", "replan", DEVICE, "--on")
             burst = [client.submit("heavy", inputs["heavy"]) for _ in range(BURST)]
             for future in burst:
@@ -181,18 +198,18 @@ def rounds(bench: Bench, count: int) -> tuple[list[dict[str, Any]], int]:
             found = bench.until("a better plan to be active", partial(bench.active, after))
             for future in burst:
                 future.exception(PATIENCE_S)
-            active_us = found["at_us"] + round(1e3 * found["trigger_to_active_ms"])
+            active_ms = found.trigger_to_active_ms
             rows.append(
                 {
                     "round": number,
-                    "plan": found["plan"],
-                    "how": found["how"],
-                    "trigger_to_active_ms": found["trigger_to_active_ms"],
-                    "stall_ms": stream.gap_ms(active_us),
+                    "plan": found.plan,
+                    "how": found.how,
+                    "trigger_to_active_ms": active_ms,
+                    "stall_ms": stream.gap_ms(found.at_us + round(1e3 * active_ms)),
                 }
             )
-            progress(f"round {number}: {found['trigger_to_active_ms']:.0f} ms, {found['how']}")
-            bench.committed(found["generation"], ("committed", "rolled_back"))
+            progress(f"round {number}: {active_ms:.0f} ms, {found.how}")
+            bench.committed(found.generation, ("committed", "rolled_back"))
         stream.close()
         lost = stream.lost
     return rows, lost
@@ -221,6 +238,7 @@ def main() -> None:
             progress("starting a planner and an agent, profiling")
             bench.start()
             rows, lost = rounds(bench, 5 if options.quick else 30)
+            bench.close()
     times = [row["trigger_to_active_ms"] for row in rows if row["how"] == "proven"]
     if not times:
         raise SystemExit("no plan was proven on the device: every round needed a trial")

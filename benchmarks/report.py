@@ -71,10 +71,13 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
     return {"python": platform.python_version(), **{package: _version(package) for package in packages}}
 
 
-def emit(report: Report, *, as_json: bool, packages: Sequence[str]) -> None:
-    """Print the report on stdout."""
+def emit(
+    report: Report, *, as_json: bool, packages: Sequence[str], device: Mapping[str, Any] | None = None
+) -> None:
+    """Print the report on stdout; `device` joins what is said of the machine."""
     if as_json:
-        found = {"benchmark": report.name, "machine": machine(), "versions": versions(packages)}
+        about = {**machine(), **(device or {})}
+        found = {"benchmark": report.name, "machine": about, "versions": versions(packages)}
         print(json.dumps({**found, "figures": _rounded(report.figures), "rows": report.rows}))
         return
     width = max((len(name) for name in report.figures), default=0)

@@ -41,6 +41,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     memory_bytes: Annotated[int, Meta(ge=0, le=1 << 50)] = 0  # for plans; 0: what the machine has
     load_limit_s: Seconds = 120.0  # a plan that loads for longer hangs: it is rejected, the engine restarted
     stats_interval_s: Seconds = 1.0  # how often telemetry is taken
+    machine_interval_s: Seconds = 5.0  # how often load, clocks and power mode are looked at
     trace_interval_s: Seconds = 2.0  # how often a short window of steps is traced as telemetry
     trace_window_s: Seconds = 0.1  # how long such a window is
     alarms: bool = True  # watch the queues: tell the planner when they diverge, re-plan where it allows that

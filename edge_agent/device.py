@@ -2,12 +2,17 @@
 
 import os
 import platform
+import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from edge_agent.utilisation.chain import this_machine
+from edge_agent.utilisation.reading import text_of
 
 _GPU_INFORMATION = "driver/nvidia/gpus"
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "torch")
 _LONGEST = 128
+_DRIVER = re.compile(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", re.MULTILINE)
 
 
 def installed(names: tuple[str, ...] = _RUNTIMES) -> dict[str, str]:
@@ -47,8 +52,20 @@ def cpu_name(proc: Path = Path("/proc")) -> str:
     return platform.machine()
 
 
-def device_class(precision: str = "fp32") -> str:
-    """One text: hardware, runtime versions, precision."""
-    hardware = ", ".join(gpu_names()) or f"{cpu_name()} x{len(os.sched_getaffinity(0))}"
+def driver_version(proc: Path = Path("/proc")) -> str:
+    """NVIDIA's kernel driver, or ""."""
+    found = _DRIVER.search(text_of(proc / "driver/nvidia/version") or "")
+    return found.group(1) if found else ""
+
+
+def device_class(precision: str = "fp32", *, mode: str | None = None, proc: Path = Path("/proc")) -> str:
+    """One text: hardware with its driver and power mode, runtime versions, precision.
+
+    `mode` is the power mode, by default the one of now.
+    """
+    hardware = ", ".join(gpu_names(proc)) or f"{cpu_name(proc)} x{len(os.sched_getaffinity(0))}"
+    driver = driver_version(proc)
+    mode = this_machine().power_mode() if mode is None else mode
+    device = ", ".join(part for part in (hardware, driver and f"driver {driver}", mode) if part)
     runtimes = " ".join(f"{name}-{number}" for name, number in installed().items()) or "no-runtime"
-    return f"{hardware}; {runtimes}; {precision}"[:_LONGEST]
+    return f"{device}; {runtimes}; {precision}"[:_LONGEST]

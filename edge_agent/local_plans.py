@@ -5,6 +5,7 @@ granted and whether it answers; see `edge_agent.link.local`.
 """
 
 import logging
+from functools import lru_cache
 
 from edge_agent.alarms import Fired
 from edge_agent.link.events import AlarmRaised, PlanRef, RunnablePlan
@@ -16,6 +17,8 @@ from shared.policy.plain import plain_replan
 
 _log = logging.getLogger(__name__)
 
+_decoded = lru_cache(maxsize=2)(decode_plan)
+"""The planner waits for the alarm; what runs is seldom another plan than at the alarm before."""
 _MODELS = 64  # what an alarm holds
 _BLOCKS = 62  # what a mask holds
 
@@ -54,7 +57,7 @@ def _replanned(fired: Fired, running: RunnablePlan | None) -> RunnablePlan | Non
     if running is None:
         return None
     try:
-        before = decode_plan(running.wire, running.ref.digest)
+        before = _decoded(running.wire, running.ref.digest)
     except PlanError as error:
         _log.error("the running plan cannot be read: %s", error)
         return None

@@ -78,6 +78,8 @@ class OfflineLink:
                         self._carry_out(self._core.handle(events.PersistFailed(str(error)), time.monotonic()))
                         return
                     self._core.persisted(state)
+                case events.Hold(state):
+                    self._core.held(state)
                 case events.FetchArtifact() | events.Send() | events.Reconnect() | events.Record():
                     pass  # there is no one to ask or to tell
                 case _:

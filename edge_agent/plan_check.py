@@ -1,18 +1,21 @@
 """Is a plan legal here, and are its artifacts whole? Slow (it hashes them), so it runs off the main loop."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
 
 from edge_agent.ingest.signature import model_info
 from edge_agent.link.events import RunnablePlan
-from edge_agent.plan_facts import PlanFacts, frame_of, strict_intervals_s
+from edge_agent.plan_facts import PlanFacts, strict_intervals_s
 from edge_agent.store import ArtifactStore
 from shared.artifact import open_artifact
 from shared.bound import bind
 from shared.errors import StageloomError
 from shared.graph import Graph
 from shared.ids import Digest
-from shared.plan import decode_plan
+from shared.plan import Plan, decode_plan
 
 _log = logging.getLogger(__name__)
 
@@ -26,49 +29,81 @@ class PlanUnusable:
     damaged: frozenset[Digest] = frozenset()
 
 
-def check_plan(plan: RunnablePlan, store: ArtifactStore) -> PlanFacts | PlanUnusable:
-    """Decode, open every artifact, check legality."""
-    digest = plan.ref.digest
-    damaged: set[Digest] = set()
-    graphs: dict[Digest, Graph] = {}
-    try:
-        decoded = decode_plan(plan.wire, digest)
-        for needed in dict.fromkeys(model.artifact for model in decoded.models):
-            if (graph := _graph(needed, store)) is None:
-                damaged.add(needed)
-            else:
-                graphs[needed] = graph
-        if damaged:
-            names = ", ".join(one[:12] for one in sorted(damaged))
-            reason = f"missing or damaged artifacts: {names}; the planner sends them again"
-            return PlanUnusable(digest, reason, frozenset(damaged))
-        bind(decoded, graphs)
-        models = {model.name: model_info(model.name, graphs[model.artifact]) for model in decoded.models}
-    except StageloomError as error:
-        return PlanUnusable(digest, str(error))
-    except Exception as error:  # ours; without an answer the deployment would stand still for ever
-        _log.exception("plan %s cannot be checked", digest[:12])
-        return PlanUnusable(digest, f"it cannot be checked: {type(error).__name__}: {error}")
+_FileState: TypeAlias = tuple[int, int, int, int, int]
+"""Device, inode, size in bytes, times of the last change of content and of the inode in nanoseconds."""
+
+
+class PlanChecker:
+    """Checks plans, on one thread.
+
+    A file that was found whole is read again only if it was touched since: between a trigger and the plan
+    that answers it no device should hash weights that it runs. Every start hashes them.
+    """
+
+    def __init__(self, store: ArtifactStore) -> None:
+        self._store = store
+        self._whole: dict[Digest, tuple[_FileState, Graph]] = {}
+
+    def check(self, plan: RunnablePlan) -> PlanFacts | PlanUnusable:
+        """Decode, open every artifact, check legality."""
+        digest = plan.ref.digest
+        damaged: set[Digest] = set()
+        graphs: dict[Digest, Graph] = {}
+        try:
+            decoded = decode_plan(plan.wire, digest)
+            for needed in dict.fromkeys(model.artifact for model in decoded.models):
+                if (graph := self._graph(needed)) is None:
+                    damaged.add(needed)
+                else:
+                    graphs[needed] = graph
+            self._forget_removed()
+            if damaged:
+                names = ", ".join(one[:12] for one in sorted(damaged))
+                reason = f"missing or damaged artifacts: {names}; the planner sends them again"
+                return PlanUnusable(digest, reason, frozenset(damaged))
+            bind(decoded, graphs)
+            return _facts(decoded, graphs)
+        except StageloomError as error:
+            return PlanUnusable(digest, str(error))
+        except Exception as error:  # ours; without an answer the deployment would stand still for ever
+            _log.exception("plan %s cannot be checked", digest[:12])
+            return PlanUnusable(digest, f"it cannot be checked: {type(error).__name__}: {error}")
+
+    def _graph(self, digest: Digest) -> Graph | None:
+        store = self._store
+        try:
+            before = _file_state(store.path(digest))
+            if (known := self._whole.get(digest)) is not None and known[0] == before:
+                return known[1]
+            graph = open_artifact(store.path(digest), digest).graph
+            store.make_durable(digest)
+            self._whole[digest] = (before, graph)
+            return graph
+        except (StageloomError, OSError) as error:
+            _log.warning("artifact %s is missing or damaged: %s", digest[:12], error)
+            store.remove(digest)
+            return None
+
+    def _forget_removed(self) -> None:
+        """Files of plans that nobody holds any more are removed elsewhere."""
+        self._whole = {one: whole for one, whole in self._whole.items() if self._store.path(one).exists()}
+
+
+def _file_state(path: Path) -> _FileState:
+    found = path.stat()
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _facts(decoded: Plan, graphs: Mapping[Digest, Graph]) -> PlanFacts:
     members = tuple(
         tuple(decoded.models[member.model].name for member in combined.members)
         for combined in decoded.combined
     )
     return PlanFacts(
-        digest=digest,
-        models=models,
+        digest=decoded.digest,
+        models={model.name: model_info(model.name, graphs[model.artifact]) for model in decoded.models},
         artifacts={model.name: model.artifact for model in decoded.models},
         members=members,
         strict_s=strict_intervals_s(decoded),
-        frame=frame_of(decoded),
+        structure=decoded.structure,
     )
-
-
-def _graph(digest: Digest, store: ArtifactStore) -> Graph | None:
-    try:
-        graph = open_artifact(store.path(digest), digest).graph
-        store.make_durable(digest)
-        return graph
-    except (StageloomError, OSError) as error:
-        _log.warning("artifact %s is missing or damaged: %s", digest[:12], error)
-        store.remove(digest)
-        return None

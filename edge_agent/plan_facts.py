@@ -1,7 +1,7 @@
 """What the main process knows of a plan that it has checked, and whether two plans can be compared. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from edge_agent.ingest.messages import ModelInfo
 from shared.engine.interval_guard import never_below_arrivals
@@ -23,7 +23,7 @@ class PlanFacts:
     strict_s: Mapping[str, float] | None = (
         None  # launch intervals that are waited for even while a lane idles
     )
-    frame: Digest | None = None  # the plan without its launch intervals
+    structure: Digest | None = None  # the plan without its launch intervals
 
     def compares_with(self, other: "PlanFacts") -> bool:
         """They do the same work: then a trial can tell which does it better."""
@@ -31,7 +31,7 @@ class PlanFacts:
 
     def same_but_intervals(self, other: "PlanFacts") -> bool:
         """They differ in launch intervals and in nothing else."""
-        return self.frame is not None and self.frame == other.frame
+        return self.structure is not None and self.structure == other.structure
 
     def starves(self, arrivals_per_s: Mapping[str, float]) -> str:
         """Why its launch intervals would admit fewer tasks than arrive, or nothing."""
@@ -44,12 +44,6 @@ class PlanFacts:
                     f"and {arrivals_per_s[model]:.1f} arrive per second; shorten its launch interval"
                 )
         return ""
-
-
-def frame_of(plan: Plan) -> Digest:
-    """The digest of the plan with all launch intervals at 0."""
-    models = tuple(replace(model, launch_interval_us=0) for model in plan.models)
-    return replace(plan, models=models).digest
 
 
 def strict_intervals_s(plan: Plan) -> dict[str, float]:

@@ -45,17 +45,20 @@ class ProfileDesk:
         record: Callable[[Sequence[RowData]], None],
         tell: Callable[[link.Event], None],
         *,
-        environment: str,
+        environment: Callable[[], str],
+        clocks: Callable[[], Sequence[RowData]],
         executor: str,
         intra_op_threads: int,
         wall_s: float,
     ) -> None:
+        """`environment`: what measurements of now are filed under. `clocks`: rows that stand beside them."""
         self.drift = Drift()
         self._engine = engine
         self._path_of = path_of
         self._record = record
         self._tell = tell
         self._environment = environment
+        self._clocks = clocks
         self._executor = executor
         self._intra_op_threads = intra_op_threads
         self._wall_s = wall_s
@@ -94,8 +97,9 @@ class ProfileDesk:
     def operator_times(self, times: OperatorTimes) -> None:
         """The engine's answer, or part of it."""
         if times.request in self._open:
-            self._record(profile_rows(times, self._environment))
+            self._record(profile_rows(times, self._environment()))
             if times.first + len(times.times) >= times.operators:
+                self._record(self._clocks())
                 self._answered(times.request)
 
     def stage_times(self, times: StageTimes) -> None:
@@ -103,11 +107,12 @@ class ProfileDesk:
         request = self._open.get(times.request)
         if not isinstance(request, StageProfileRequest):
             return
-        self._record(stage_rows(times, request.plan_digest, self._environment))
+        self._record(stage_rows(times, request.plan_digest, self._environment()))
         step_us = self._step_us.setdefault(times.request, {})
         if times.times:
             step_us[times.combined] = times.step_us
         if times.last:
+            self._record(self._clocks())
             try:
                 self.drift.profiled(request.plan_digest, decode_plan(request.plan).lanes, step_us)
             except PlanError:
@@ -142,10 +147,10 @@ class ProfileDesk:
         number, reason = request.request, "the engine process ended twice while it had this request"
         if isinstance(request, StageProfileRequest):
             ended = StageTimes(number, request.plan_digest, 0, (), 0.0, True, reason)
-            self._record(stage_rows(ended, request.plan_digest, self._environment))
+            self._record(stage_rows(ended, request.plan_digest, self._environment()))
         else:
             nothing = OperatorTimes(number, request.artifact.digest, request.batch, (), reason)
-            self._record(profile_rows(nothing, self._environment))
+            self._record(profile_rows(nothing, self._environment()))
         self._answered(number)
 
     def _answered(self, number: int) -> None:

@@ -19,7 +19,6 @@ from edge_agent.alarms import Alarms, AlarmSettings
 from edge_agent.background import Background
 from edge_agent.candidate import ManagerConfig
 from edge_agent.config import AgentConfig
-from edge_agent.device import device_class
 from edge_agent.engine_host import EngineHost
 from edge_agent.fallback import FallbackFile
 from edge_agent.heartbeat import EngineSigns, Heartbeat, Patience
@@ -47,7 +46,7 @@ from edge_agent.plan_actions import (
     Tell,
     UnloadPlan,
 )
-from edge_agent.plan_check import PlanUnusable, check_plan
+from edge_agent.plan_check import PlanChecker, PlanUnusable
 from edge_agent.plan_facts import PlanFacts
 from edge_agent.plans import PlanManager
 from edge_agent.probation import ProbationConfig
@@ -56,6 +55,8 @@ from edge_agent.status import AgentStatus, EngineStatus, plan_status, queue_stat
 from edge_agent.store import ArtifactStore
 from edge_agent.supervisor import Supervisor
 from edge_agent.telemetry import ServiceTimes, engine_rows, task_rows, trace_row
+from edge_agent.utilisation.chain import this_machine
+from edge_agent.utilisation.watch import MachineWatch
 from edge_agent.waiting import WaitingLog
 from edge_agent.worker import messages as engine
 from edge_agent.worker.config import WorkerConfig
@@ -136,6 +137,7 @@ class Agent:
             raise
         self._problems += problems
         self._background = Background(self.loop)
+        self._checker = PlanChecker(self.artifacts)  # used on the background's thread only
         self._service: ServiceTimes = ServiceTimes(())
         self._alarms = Alarms(
             AlarmSettings(
@@ -144,12 +146,14 @@ class Agent:
                 cooldown_s=config.alarm_cooldown_s,
             )
         )
+        self._machine = MachineWatch(this_machine())
         self._profiles = ProfileDesk(
             self._engine,
             self.artifacts.path,
             self._record,
             self._link.tell,
-            environment=device_class(),
+            environment=self._machine.environment,
+            clocks=self._machine.clocks,
             executor=config.executor,
             intra_op_threads=config.intra_op_threads,
             wall_s=config.profile_wall_s,
@@ -174,6 +178,7 @@ class Agent:
         self.loop.call_every(_TICK_S, self._tick)
         self.loop.call_every(self.config.stats_interval_s, self._count)
         self.loop.call_every(self.config.trace_interval_s, self._sample_steps)
+        self.loop.call_every(self.config.machine_interval_s, lambda: self._record(self._machine.look()))
         for problem in self._problems:
             _log.warning("%s", problem)
             self._record([Event("state", problem[:512])])
@@ -381,7 +386,7 @@ class Agent:
     def _carry_out(self, action: Action) -> None:
         match action:
             case CheckPlan(plan):
-                self._background.run(lambda: check_plan(plan, self.artifacts), self._checked)
+                self._background.run(lambda: self._checker.check(plan), self._checked)
             case LoadPlan(key, plan):
                 paths = {need.digest: str(self.artifacts.path(need.digest)) for need in plan.artifacts}
                 self._engine.load_plan(key, plan.wire, paths)
@@ -481,14 +486,15 @@ class Agent:
             return
         service_s = {name: us * 1e-6 for name, us in self._service.per_task_us().items()}
         held = self._plans.phase is not None
-        fired = self._alarms.glance(seen, service_s, held=held, drift=self._profiles.drift.ratio)
+        drift, mode = self._profiles.drift.ratio, self._machine.power_mode
+        fired = self._alarms.glance(seen, service_s, held=held, drift=drift, power_mode=mode)
         if fired is None:
             return
+        running = self._plans.plan_of(PlanKey(seen.key))
+        self._link.tell(alarm_raised(fired, running, round(time.time() * 1e6)))
         firing = fired.firing
         values = f"{firing.value:.6g}, above {firing.threshold:.6g}"
         self._note("alarm", f"{firing.cause.value} is {values}: the planner is asked for another plan")
-        running = self._plans.plan_of(PlanKey(seen.key))
-        self._link.tell(alarm_raised(fired, running, round(time.time() * 1e6)))
 
     def _note(self, code: str, text: str) -> None:
         _log.warning("%s: %s", code, text)

@@ -1,6 +1,6 @@
 """Blocks of a model, combined blocks of several, and the one graph over a combined block's operators."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -8,6 +8,7 @@ from itertools import pairwise
 from shared.bitmask import bits
 from shared.graph import Graph, transitive
 from shared.ids import OpId, TensorId
+from shared.merge import merge_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,9 @@ class CombinedGraph:
     offsets: tuple[int, ...]  # [num_members + 1], the last entry is the number of operators
     starts: tuple[int, ...]  # per member the model's operator id of its first operator [num_members]
     predecessors: tuple[int, ...]  # per operator a mask, within the member only [num_ops]
+    merge_class: tuple[int, ...] = ()
+    """Per operator a number that those share which may run as one launch (`shared.merge`); -1: it never
+    merges. [num_ops]; empty: none does."""
     members: tuple[tuple[Graph, Block], ...] = field(default=(), compare=False, repr=False)
     """What it was combined from, for who reads more of an operator than its edges; may be absent."""
 
@@ -141,6 +145,11 @@ class CombinedGraph:
         """The operators of one member."""
         return (1 << self.offsets[member + 1]) - (1 << self.offsets[member])
 
+    def may_merge(self, ops: Sequence[int]) -> bool:
+        """Whether two or more different operators may run as one launch."""
+        classes = {self.merge_class[op] for op in ops} if self.merge_class else {-1}
+        return len(set(ops)) == len(ops) >= 2 and len(classes) == 1 and -1 not in classes
+
     def active_ops(self, mask: int) -> int:
         """The operators of the active members in `mask`."""
         ops = 0
@@ -153,16 +162,21 @@ def combine(members: Sequence[tuple[Graph, Block]]) -> CombinedGraph:
     """The graph over several blocks that are scheduled together."""
     offsets = [0]
     predecessors: list[int] = []
-    for graph, block in members:
+    classes: dict[Hashable, int] = {}
+    merge_class: list[int] = []
+    for member, (graph, block) in enumerate(members):
         window = (1 << block.stop) - (1 << block.start)
         shift = offsets[-1] - block.start
         for op in block.operators:
             inside = graph.predecessors[op] & window
             predecessors.append(inside << shift if shift >= 0 else inside >> -shift)
+            key = merge_key(graph, OpId(op))
+            merge_class.append(-1 if key is None else classes.setdefault((member, key), len(classes)))
         offsets.append(offsets[-1] + len(block.operators))
     return CombinedGraph(
         offsets=tuple(offsets),
         starts=tuple(block.start for _, block in members),
         predecessors=tuple(predecessors),
+        merge_class=tuple(merge_class),
         members=tuple(members),
     )

@@ -12,11 +12,12 @@ from typing import Any
 
 from shared.attributes import Attributes
 from shared.bitmask import bits
+from shared.convolution import Convolution
 from shared.digest import digest_of
 from shared.errors import DecodeError
 from shared.ids import Digest, TensorId
 
-GRAPH_VERSION = 1
+GRAPH_VERSION = 2
 MAX_OPERATORS = 1 << 16
 MAX_RANK = 64  # numpy's bound
 MAX_TENSOR_BYTES = 1 << 40
@@ -56,6 +57,7 @@ class Operator:
     weight_bytes: int
     fused_unit: int  # units after fusing Add+Relu and the like share a number
     opaque: str = ""  # why this operator could not be cut further; empty for an ordinary one
+    convolution: Convolution | None = None  # what merging with others needs to know; None: it never merges
     attributes: Attributes = Attributes()  # noqa: RUF009 (frozen); what a learned policy reads
 
 
@@ -173,7 +175,7 @@ def graph_to_wire(graph: Graph) -> list[Any]:
         [[t.name, t.dtype, list(t.shape)] for t in graph.tensors],
         [
             [o.kind, o.name, list(o.nodes), list(o.inputs), list(o.outputs), o.flop, o.weight_bytes,
-             o.fused_unit, o.opaque, o.attributes.to_wire()]
+             o.fused_unit, o.opaque, _convolution_to_wire(o.convolution), o.attributes.to_wire()]
             for o in graph.operators
         ],
         list(graph.inputs),
@@ -181,6 +183,14 @@ def graph_to_wire(graph: Graph) -> list[Any]:
         list(graph.base_cuts),
         [[name, list(cuts)] for name, cuts in graph.partitions],
         graph.batchable,
+    ]  # fmt: skip
+
+
+def _convolution_to_wire(found: Convolution | None) -> list[Any]:
+    if found is None:
+        return []
+    return [
+        list(found.kernel), list(found.strides), list(found.dilations), list(found.pads), found.activation,
     ]  # fmt: skip
 
 
@@ -214,7 +224,9 @@ def graph_from_wire(wire: Any) -> Graph:
 
 
 def _operator_from_wire(row: Any) -> Operator:
-    kind, name, nodes, inputs, outputs, flop, weight_bytes, fused_unit, opaque, attributes = row
+    (
+        kind, name, nodes, inputs, outputs, flop, weight_bytes, fused_unit, opaque, convolution, attributes,
+    ) = row  # fmt: skip
     flop, weight_bytes, fused_unit = _numbers([flop, weight_bytes, fused_unit])
     return Operator(
         kind=_text(kind),
@@ -226,7 +238,19 @@ def _operator_from_wire(row: Any) -> Operator:
         weight_bytes=weight_bytes,
         fused_unit=fused_unit,
         opaque=_text(opaque),
+        convolution=_convolution_from_wire(convolution),
         attributes=Attributes.from_wire(attributes),
+    )
+
+
+def _convolution_from_wire(row: Any) -> Convolution | None:
+    if type(row) is not list:
+        raise TypeError("a convolution is no list")
+    if not row:
+        return None
+    kernel, strides, dilations, pads, activation = row
+    return Convolution(
+        _numbers(kernel), _numbers(strides), _numbers(dilations), _numbers(pads), _text(activation)
     )
 
 
@@ -250,7 +274,9 @@ def graph_problem(graph: Graph) -> str:
     """The first broken invariant in words, or an empty string."""
     if not 0 < len(graph.operators) <= MAX_OPERATORS:
         return f"it has {len(graph.operators)} operators, not 1..{MAX_OPERATORS}"
-    return _tensor_problem(graph) or _order_problem(graph) or _cut_problem(graph)
+    return (
+        _tensor_problem(graph) or _order_problem(graph) or _convolution_problem(graph) or _cut_problem(graph)
+    )
 
 
 def _tensor_problem(graph: Graph) -> str:
@@ -278,6 +304,18 @@ def _order_problem(graph: Graph) -> str:
             made.add(tensor_id)
     if len(made) != len(graph.tensors):
         return f"{len(graph.tensors) - len(made)} of its tensors are never made"
+    return ""
+
+
+def _convolution_problem(graph: Graph) -> str:
+    for op, operator in enumerate(graph.operators):
+        if operator.convolution is None:
+            continue
+        if operator.opaque or len(operator.inputs) != 1 or len(operator.outputs) != 1:
+            return f"operator {op} is described as a convolution, and is none"
+        data, made = graph.tensors[operator.inputs[0]], graph.tensors[operator.outputs[0]]
+        if problem := operator.convolution.problem(data.shape, made.shape):
+            return f"operator {op} is no such convolution: {problem}"
     return ""
 
 

@@ -60,8 +60,8 @@ def _stage_rules(
                 yield Violation("operators", f"a group of stage {index} has {len(group)} operators, r = {r}")
         known = [tuple(op for op in group if 0 <= op < graph.size) for group in stage.groups]
         yield from _group_rules(index, known, done, graph)
-        if stage.merge and not _siblings(known, graph):
-            yield Violation("merge", f"stage {index} merges operators that are no siblings of one member")
+        if stage.merge and not _is_merge(known, graph):
+            yield Violation("merge", f"stage {index} merges operators that may not run as one launch")
         done |= mask_of(op for group in known for op in group)
 
 
@@ -84,14 +84,9 @@ def _group_rules(
             yield Violation("connected", f"stage {index}: group {list(group)} is not connected")
 
 
-def _siblings(groups: list[tuple[int, ...]], graph: CombinedGraph) -> bool:
-    """Whether several groups of one operator each belong to one member and depend on the same operators.
-
-    That they read the same tensor and are convolutions is for the executor to check: this graph has neither.
-    """
-    if len(groups) < 2 or any(len(group) != 1 for group in groups):
-        return False
-    return len({(graph.member_of[op], graph.predecessors[op]) for (op,) in groups}) == 1
+def _is_merge(groups: list[tuple[int, ...]], graph: CombinedGraph) -> bool:
+    """Whether several groups of one operator each may run as one launch."""
+    return all(len(group) == 1 for group in groups) and graph.may_merge([op for (op,) in groups])
 
 
 def _connected(mask: int, graph: CombinedGraph) -> bool:

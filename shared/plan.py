@@ -88,12 +88,17 @@ class Member(NamedTuple):
     block: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CombinedBlock:
     """Blocks that are scheduled together, and how."""
 
     members: tuple[Member, ...]
     schedule: Schedule
+
+    @cached_property
+    def tokens(self) -> tuple[int, ...]:
+        """The schedule's stage string on the wire; plans that differ in launch intervals share the block."""
+        return tuple(to_tokens(self.schedule))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +148,7 @@ def _to_lists(plan: Plan) -> list[Any]:
     return [
         PLAN_VERSION,
         [_model_to_list(model) for model in plan.models],
-        [[[part for m in c.members for part in m], to_tokens(c.schedule)] for c in plan.combined],
+        [[[part for m in c.members for part in m], c.tokens] for c in plan.combined],
         [
             plan.lanes,
             plan.run_ahead,

@@ -9,8 +9,11 @@ loopback, so planner, devices and this script share the machine's cores.
 Heartbeats count when the device has the planner's acknowledgement, rows when it has the acknowledgement that
 follows the commit. A push is timed from the request on the planner's admin socket, all devices' requests at
 once, to the acknowledgement of that device's report, while each device sends one heartbeat and one row a
-second. After the kill a newer plan is written to the database before the planner starts again: every device
-has something to be told. The time runs from the SIGKILL, that writing included.
+second (`push_p99_ms`), and beside the full load before (`push_beside_load_p99_ms`). `_us_per_` figures are
+CPU time: of the planner's threads, and of the devices' process, which takes its share of the cores.
+
+After the kill a newer plan is written to the database before the planner starts again: every device has
+something to be told. The time runs from the SIGKILL, that writing included.
 """
 
 import tempfile
@@ -67,17 +70,29 @@ def _phases(
     mixed, _ = phases.load(planner, clients, offered, seconds)
     rows.append({"phase": "heartbeats and telemetry", **mixed})
     figures |= mixed
-    figures["planner_cpu_us_per_heartbeat"] = alone["planner_cpu_us_per_heartbeat"]
+    for name in ("planner_cpu_us_per_heartbeat", "client_cpu_us_per_heartbeat"):
+        figures[name] = alone[name]
+    figures["planner_cpu_us_per_row"] = _us_per_row(alone, mixed)
     figures["client_cpu_share"] = mixed["client_cores"] / (mixed["client_cores"] + mixed["planner_cores"])
+    progress("a plan for everyone, beside all that")
+    beside = phases.push(planner, clients, offered, fleet)
+    rows.append({"phase": "push beside heartbeats and telemetry", **beside})
+    figures["push_beside_load_p99_ms"] = beside["push_p99_ms"]
     progress("a plan for everyone, at an ordinary pace")
-    clients.tell(Pace(phases.ORDINARY_HEARTBEATS_PER_S * scale, phases.ORDINARY_ROWS_PER_S * scale))
-    figures |= phases.push(clients, data_dir, fleet)
+    ordinary = Pace(phases.ORDINARY_HEARTBEATS_PER_S * scale, phases.ORDINARY_ROWS_PER_S * scale)
+    figures |= phases.push(planner, clients, ordinary, fleet)
     progress("devices that hang")
     figures |= phases.dead(clients, data_dir)
     progress("the planner is killed")
     killed, planner = phases.kill(planner, clients, fleet, start)
     planner.stop()
     return figures | killed, rows
+
+
+def _us_per_row(alone: phases.Figures, mixed: phases.Figures) -> float:
+    """The planner's CPU for a row: what heartbeats beside rows cost more than heartbeats alone."""
+    more_us = mixed["planner_cpu_us_per_heartbeat"] - alone["planner_cpu_us_per_heartbeat"]
+    return more_us * mixed["heartbeats_per_s"] / max(mixed["rows_committed_per_s"], 1.0)
 
 
 def main() -> None:

@@ -153,7 +153,7 @@ class _Loop:
         ]
         self._epoll = select.epoll()
         self._epoll.register(pipe.fileno(), select.EPOLLIN)
-        self._watched: dict[int, SimulatedDevice] = {}
+        self._watched: dict[int, tuple[SimulatedDevice, int]] = {}  # by file: whose, and which lane
         self._pace = Pace(1.0 * len(self._devices), 0.0)
         self._beats_due = self._batches_due = 0.0
         self._beat_next = self._batch_next = self._check_next = 0
@@ -164,9 +164,10 @@ class _Loop:
         while True:
             wait_s = max(last_s + _SLICE_S - time.monotonic(), 0.0)
             for file, _ in self._epoll.poll(wait_s):
-                device = self._watched.get(file)
-                if device is not None:
-                    device.drain(time.monotonic())
+                watched = self._watched.get(file)
+                if watched is not None:
+                    device, lane = watched
+                    device.drain(lane, time.monotonic())
                 elif file == self._pipe.fileno() and not self._obey():
                     self._context.destroy(linger=0)
                     return
@@ -202,8 +203,8 @@ class _Loop:
                 self._disconnect(device, now_s)
             elif connected < _CONNECT_PER_SLICE and device.wants_connection(now_s):
                 connected += 1
-                for made in device.connect():
-                    self._watched[file_of(made)] = device
+                for lane, made in enumerate(device.connect()):
+                    self._watched[file_of(made)] = device, lane
                     self._epoll.register(file_of(made), select.EPOLLIN)
 
     def _disconnect(self, device: SimulatedDevice, now_s: float) -> None:

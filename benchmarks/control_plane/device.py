@@ -5,6 +5,7 @@ in numbered batches with one on its way, all sockets made anew after a silence. 
 encoded once.
 """
 
+from collections import deque
 from functools import lru_cache
 from random import Random
 from typing import Any, Final
@@ -23,6 +24,10 @@ from shared.token import Endpoints
 ROWS_PER_BATCH: Final = 5
 """What an agent with a model or two measures in a second."""
 
+# Plain numbers: combining flags of an enum takes as long as a send.
+_EVENTS: Final = int(zmq.EVENTS)
+_POLLIN: Final = int(zmq.POLLIN)
+_NOBLOCK: Final = int(zmq.NOBLOCK)
 _SILENT_S: Final = 4.0
 _HELLO_AGAIN_S: Final = 2.0
 _TELEMETRY_AGAIN_S: Final = 10.0
@@ -69,7 +74,9 @@ class SimulatedDevice:
         self._greeted_at_s: float | None = None  # the first hello of this connection
         self._report = control.Report()
         self._heartbeat = b""
-        self._beat_at_s = float("-inf")
+        self._beats_at_s: deque[float] = (
+            deque()
+        )  # of this connection's, not acknowledged: answers come in order
         self._batch: telemetry.TelemetryBatch | None = None
         self._batch_at_s = 0.0
         self.connected = self.welcomed = self.frozen = False
@@ -115,6 +122,7 @@ class SimulatedDevice:
         """Close everything and come back later, as an agent does after a silence; returns what was closed."""
         gone, self._sockets = self._sockets, []
         self.connected = self.welcomed = False
+        self._beats_at_s.clear()
         self._greeted_at_s = None
         self._tally.reconnects += 1
         self._connect_at_s = now_s + next(self._delays)
@@ -138,7 +146,8 @@ class SimulatedDevice:
         if not self.welcomed:
             self._hello(now_s)
         elif self._send(0, self._heartbeat):
-            self._beat_at_s = self.last_heartbeat_s = now_s
+            self._beats_at_s.append(now_s)
+            self.last_heartbeat_s = now_s
             self._tally.heartbeats += 1
         self._take_in(0, now_s)  # sending may have taken in the signal that something came
 
@@ -154,10 +163,9 @@ class SimulatedDevice:
             self._batch_at_s = now_s
         self._take_in(1, now_s)
 
-    def drain(self, now_s: float) -> None:
-        """Take in whatever has come."""
-        self._take_in(0, now_s)
-        self._take_in(1, now_s)
+    def drain(self, lane: int, now_s: float) -> None:
+        """Take in whatever has come on one of the sockets that `connect` returned."""
+        self._take_in(lane, now_s)
 
     def idle(self) -> bool:
         """Whether no telemetry is on its way."""
@@ -165,14 +173,14 @@ class SimulatedDevice:
 
     def _take_in(self, lane: int, now_s: float) -> None:
         # Asked first: an empty socket answers `recv` with an exception, which costs more than a message.
-        while self.connected and int(self._sockets[lane].getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            frame = self._sockets[lane].recv(zmq.NOBLOCK)
+        while self.connected and self._sockets[lane].get(_EVENTS) & _POLLIN:  # type: ignore[operator]
+            frame = self._sockets[lane].recv(_NOBLOCK)
             self.heard_s = now_s
             (self._control, self._telemetry)[lane](frame, now_s)
 
     def _send(self, lane: int, frame: bytes) -> bool:
         try:
-            self._sockets[lane].send(frame, zmq.NOBLOCK)
+            self._sockets[lane].send(frame, _NOBLOCK)
         except zmq.Again:
             return False  # down, or full
         return True
@@ -198,7 +206,8 @@ class SimulatedDevice:
         message = _decoded(frame)
         if isinstance(message, control.HeartbeatAck):
             self._tally.acknowledged += 1
-            self._tally.latency_s.append(now_s - self._beat_at_s)
+            if self._beats_at_s:
+                self._tally.latency_s.append(now_s - self._beats_at_s.popleft())
             if message.revision < self._report.revision and self.revision_acknowledged < message.revision:
                 self._send_report()
         elif isinstance(message, control.Welcome):

@@ -12,7 +12,8 @@ import zmq
 from sqlalchemy.orm import Session
 
 from planner.dispatch.ports import EnrolAttempt
-from planner.store import devices, plans
+from planner.store import devices
+from planner.store.desired import Push
 from planner.store.store import Store
 from shared.artifact import pack_artifact
 from shared.digest import digest_bytes
@@ -59,14 +60,9 @@ def push_behind_the_planners_back(data_dir: Path, fleet: Sequence[Enrolled]) -> 
     store = Store(data_dir)
     try:
         answers = [
-            store.writer.submit(
-                lambda session, one=one: plans.push(  # type: ignore[misc]
-                    session, one.device, PLAN, decided_by="operator", now_us=1
-                )
-            )
-            for one in fleet
+            store.push_soon(Push(device=one.device, plan=PLAN, decided_by="operator")) for one in fleet
         ]
-        return max(answer.result(60.0)[1] for answer in answers)
+        return max(answer.result(60.0).generation for answer in answers)
     finally:
         store.close()
 

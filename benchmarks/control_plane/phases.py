@@ -71,22 +71,31 @@ def load(planner: PlannerProcess, clients: Clients, pace: Pace, seconds: float) 
         "planner_python_cores": python_s / window_s,
         "client_cores": (after.cpu_s - before.cpu_s) / window_s,
         "planner_cpu_us_per_heartbeat": (library_s + python_s) / max(acknowledged, 1) * 1e6,
+        "client_cpu_us_per_heartbeat": (after.cpu_s - before.cpu_s) / max(acknowledged, 1) * 1e6,
         "refused": float(after.refused - before.refused),
     }, after
 
 
-def push(clients: Clients, data_dir: Path, fleet: Sequence[Enrolled]) -> Figures:
-    """A plan for every device at once, until each one's report of it is acknowledged."""
-    asked_s, generation = push_to_all(data_dir, PLAN, [one.device for one in fleet])
+def push(planner: PlannerProcess, clients: Clients, pace: Pace, fleet: Sequence[Enrolled]) -> Figures:
+    """A plan for every device at once beside `pace`, until each one's report of it is acknowledged."""
+    clients.tell(pace)
+    time.sleep(2.0)
+    quiet_s, quiet = time.monotonic(), sum(planner.cpu_s())
+    time.sleep(2.0)
+    began_s, began = time.monotonic(), sum(planner.cpu_s())
+    asked_s, generation = push_to_all(planner.data_dir, PLAN, [one.device for one in fleet])
     answered_s = time.monotonic()
     until(clients, lambda now: now.told >= generation, "a report of the pushed plan from every device")
+    ended_s, ended = time.monotonic(), sum(planner.cpu_s())
     books = clients.look(books=True).books
     took_ms = sorted((one.acknowledged_at_s - asked_s[one.device]) * 1e3 for one in books)
+    beside = (began - quiet) / (began_s - quiet_s) * (ended_s - began_s)
     return {
         "push_p50_ms": took_ms[len(took_ms) // 2],
         "push_p99_ms": took_ms[int(len(took_ms) * 0.99)],
         "push_max_ms": took_ms[-1],
         "pushes_answered_s": answered_s - min(asked_s.values()),
+        "planner_cpu_us_per_push": max(ended - began - beside, 0.0) / len(fleet) * 1e6,
     }
 
 

@@ -1,8 +1,11 @@
 """What the engine needs from a backend. An executor knows nothing of how a schedule was found."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from msgspec import Struct
 
 from shared.artifact import Artifact
 from shared.bound import BoundPlan
@@ -21,8 +24,7 @@ BlockTap: TypeAlias = "Callable[[InstanceId, Member, Mapping[str, numpy.ndarray]
 and with the batch's rows along axis 0. Runs on the lane's thread: for verification, not for service."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupTime:
+class GroupTime(Struct, frozen=True, gc=False):
     """When one item of the launch list ran, on the host's monotonic clock."""
 
     item: int
@@ -31,13 +33,12 @@ class GroupTime:
     ended_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(Struct, frozen=True):
     """What a step that ended leaves behind."""
 
     started_s: float
     ended_s: float
-    outputs: "Mapping[InstanceId, Rows]" = field(default_factory=dict)  # of members with `last`
+    outputs: "Mapping[InstanceId, Rows]" = MappingProxyType({})  # of members with `last`
     groups: tuple[GroupTime, ...] = ()  # filled while tracing is on
 
 

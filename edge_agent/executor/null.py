@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from edge_agent.executor.base import BlockTap, GroupTime, OperatorTime, Rows, StepResult, TimingRequest
 from edge_agent.executor.order import StepOrder
@@ -22,12 +23,19 @@ from shared.launch_list import LaunchList, lower
 HISTORY = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class NullRecord:
+class NullRecord(Struct, frozen=True, gc=False):
     """What one step did: the operators in the order they would have run, as (position, operators)."""
 
     step: StepId
     items: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """A launch list that obeys its waits when it runs in order, and what running it does."""
+
+    launches: LaunchList
+    does: tuple[tuple[int, tuple[int, ...]], ...]  # see NullRecord.items
 
 
 class NullExecutor:
@@ -42,9 +50,9 @@ class NullExecutor:
         self.history: deque[NullRecord] = deque(maxlen=HISTORY)
         self._order = StepOrder()
         self._plans: dict[PlanKey, BoundPlan] = {}
-        self._programs: dict[tuple[PlanKey, int, int], LaunchList] = {}
+        self._programs: dict[tuple[PlanKey, int, int], _Program] = {}
         self._zeros: dict[tuple[PlanKey, int, int], dict[str, np.ndarray]] = {}  # by model and block border
-        self._issued: dict[StepId, tuple[Step, frozenset[InstanceId]]] = {}
+        self._issued: dict[StepId, Step] = {}
         self._last_issued: dict[int, StepId] = {}  # by lane
         self._next_block: dict[InstanceId, int] = {}
         self._moves: dict[InstanceId, list[MoveInstance]] = {}  # until the first step on the new plan
@@ -74,12 +82,16 @@ class NullExecutor:
         """Lower the schedule under the program's mask."""
         self._program(program.plan, program.combined, program.mask)
 
-    def _program(self, key: PlanKey, combined: int, mask: int) -> LaunchList:
+    def _program(self, key: PlanKey, combined: int, mask: int) -> _Program:
         known = self._programs.get((key, combined, mask))
         if known is None:
             plan = self._plans[key]
             block = plan.combined[combined]
-            known = lower(block.plan.schedule, block.graph, mask, barrier=plan.plan.barrier)
+            launches = lower(block.plan.schedule, block.graph, mask, barrier=plan.plan.barrier)
+            for index, item in enumerate(launches):
+                if any(before >= index for before in item.waits):
+                    raise ExecutorError(f"item {index} of combined block {combined} waits for a later item")
+            known = _Program(launches, tuple((item.member, item.ops) for item in launches))
             self._programs[key, combined, mask] = known
         return known
 
@@ -87,18 +99,18 @@ class NullExecutor:
         """Check that ids rise within the lane and that `after` names earlier steps."""
         if step.id <= self._last_issued.get(step.lane, StepId(-1)):
             raise ExecutorError(f"step {step.id} was issued out of order on lane {step.lane}")
-        if any(before >= step.id for before in step.after):
+        if step.after and max(step.after) >= step.id:
             raise ExecutorError(f"step {step.id} waits for a step that comes later")
         self._last_issued[step.lane] = step.id
         for member in step.members:
             if member.member.block == 0 and len(feeds.get(member.instance, ())) != len(member.tasks):
                 raise ExecutorError(f"step {step.id} begins instance {member.instance} without its inputs")
         self._order.issue(step)
-        self._issued[step.id] = (step, frozenset(feeds))
+        self._issued[step.id] = step
 
     def wait(self, step: StepId) -> StepResult:
         """Check that every active member is where it should be, then that the items obey their waits."""
-        issued, _ = self._issued.pop(step)
+        issued = self._issued.pop(step)
         self._order.begin(issued)
         started_s = time.monotonic()
         try:
@@ -112,7 +124,7 @@ class NullExecutor:
 
     def _advance(self, plan: PlanKey, member: StepMember) -> None:
         reached = self._next_block.get(member.instance, 0)
-        moves = self._moves.get(member.instance, [])
+        moves = self._moves.get(member.instance)
         while moves and moves[0].old[0] != plan:
             move = moves.pop(0)
             if move.old[1].block != reached:
@@ -128,21 +140,21 @@ class NullExecutor:
             self._next_block[member.instance] = reached + 1
 
     def _run(self, step: Step) -> tuple[GroupTime, ...]:
-        parts = [1 << m.position for m in step.members] if step.fallback else [step.program.mask]
-        ran: list[tuple[int, tuple[int, ...]]] = []
+        key = step.program
+        masks = [1 << m.position for m in step.members] if step.fallback else [key.mask]
+        programs = [self._program(key.plan, key.combined, mask) for mask in masks]
+        does = programs[0].does if len(programs) == 1 else tuple(d for one in programs for d in one.does)
+        self.history.append(NullRecord(step.id, does))
+        if self.pause is None and not self.tracing:
+            return ()
         groups: list[GroupTime] = []
-        for mask in parts:
-            for index, item in enumerate(self._program(step.program.plan, step.program.combined, mask)):
-                if any(before >= index for before in item.waits):
-                    raise ExecutorError(f"item {index} of step {step.id} waits for a later item")
+        for program in programs:
+            for index, item in enumerate(program.launches):
                 if self.pause is not None:
                     self.pause()
-                ran.append((item.member, item.ops))
-                if self.tracing:
-                    now_s = time.monotonic()
-                    groups.append(GroupTime(index, item.stream, now_s, now_s))
-        self.history.append(NullRecord(step.id, tuple(ran)))
-        return tuple(groups)
+                now_s = time.monotonic()
+                groups.append(GroupTime(index, item.stream, now_s, now_s))
+        return tuple(groups) if self.tracing else ()
 
     def _outputs(self, step: Step, member: StepMember) -> list[dict[str, np.ndarray]]:
         border = self._zeros[step.program.plan, member.member.model, member.member.block]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import onnx
 
+from edge_agent.executor.onnx_merge import merged_model
 from shared.artifact import Artifact
 from shared.errors import ModelError
 from shared.ids import OpId
@@ -38,19 +39,23 @@ class ModelParts:
         self._source: ModelSource | None = None
         self._weights: dict[str, memoryview] = {}
 
-    def write(self, fd: int, ops: tuple[int, ...], batch: int) -> None:
+    def write(self, fd: int, ops: tuple[int, ...], batch: int, *, merge: bool = False) -> None:
         """Write the sub-model of some operators to a file; the whole one at batch 1 as it is.
+
+        With `merge` the operators become one convolution.
 
         Raises:
             ModelError: the operators cannot be cut out, or the artifact's ONNX part is broken.
         """
+        chosen = [OpId(op) for op in ops]
+        if merge:
+            model = merged_model(self._parsed.model, self.artifact.graph, chosen, batch, self._weights)
+            _write(fd, memoryview(model))
+            return
         if batch == 1 and len(ops) == len(self.artifact.graph.operators):
             _write(fd, self._model)
             return
-        if self._source is None:
-            skeleton, self._weights = take_apart(self._model)
-            self._source = ModelSource(skeleton, self.artifact.graph)
-        part = self._source.extract([OpId(op) for op in ops], batch=batch).onnx_bytes
+        part = self._parsed.extract(chosen, batch=batch).onnx_bytes
         _write(fd, memoryview(part))
         nodes = onnx.ModelProto.FromString(part).graph.node
         used = {name for node in nodes for name in (*node.input, *captured_names(node))}
@@ -59,6 +64,14 @@ class ModelParts:
             head = _head(_GRAPH_INITIALIZER, len(weight))
             _write(fd, memoryview(_head(_MODEL_GRAPH, len(head) + len(weight)) + head))
             _write(fd, weight)
+
+    @property
+    def _parsed(self) -> ModelSource:
+        """The model without its weights, which are in `_weights` from here on."""
+        if self._source is None:
+            skeleton, self._weights = take_apart(self._model)
+            self._source = ModelSource(skeleton, self.artifact.graph)
+        return self._source
 
 
 def take_apart(model: memoryview) -> tuple[bytes, dict[str, memoryview]]:

@@ -1,7 +1,7 @@
 """From a plan's schedules to runs of sessions: which session computes what, on which thread.
 
-An *atom* is a run of operators that the full mask never separates; it is one session. Under a smaller mask
-and in a fallback the same sessions run, so every mask can run as soon as the plan is loaded.
+An *atom* is a run of operators that the full mask never separates, or a merge; it is one session. Under a
+smaller mask and in a fallback the same sessions run, so every mask can run as soon as the plan is loaded.
 """
 
 from collections.abc import Iterator
@@ -35,21 +35,21 @@ class CombinedPrograms:
         self._bound = bound
         self._combined = combined
         full = lower(combined.plan.schedule, combined.graph, combined.full_mask, barrier=bound.plan.barrier)
-        self.atoms: tuple[tuple[int, Atom], ...] = tuple((item.member, item.ops) for item in full)
-        self._atom_at = {ops[0]: ops for _, ops in self.atoms}
+        self._full = full
+        self._atom_at = {item.ops[0]: item.ops for item in full}
 
     def keys(self, bucket_of: dict[int, int]) -> Iterator[SessionKey]:
         """The sessions of the atoms of the members in `bucket_of`, each at its member's bucket."""
-        for position, ops in self.atoms:
-            if position in bucket_of:
-                yield self._key(position, ops, bucket_of[position])
+        for item in self._full:
+            if item.member in bucket_of:
+                yield self._key(item, item.ops, bucket_of[item.member])
 
     def program(self, mask: int, bucket_of: dict[int, int]) -> Program:
         """Lower the schedule under a mask. Cheap: no session is made."""
         combined = self._combined
         items = lower(combined.plan.schedule, combined.graph, mask, barrier=self._bound.plan.barrier)
         sessions = tuple(
-            tuple(self._key(item.member, ops, bucket_of[item.member]) for ops in self._cover(item.ops))
+            tuple(self._key(item, ops, bucket_of[item.member]) for ops in self._cover(item.ops))
             for item in items
         )
         threading = assign(items)
@@ -66,14 +66,15 @@ class CombinedPrograms:
             yield atom
             position += len(atom)
 
-    def _key(self, position: int, ops: Atom, bucket: int) -> SessionKey:
-        model = self._bound.models[self._combined.members[position].model]
+    def _key(self, item: Item, ops: Atom, bucket: int) -> SessionKey:
+        model = self._bound.models[self._combined.members[item.member].model]
         graph = self._combined.graph
         return SessionKey(
             artifact=model.plan.artifact,
             ops=tuple(sorted(graph.model_op(op) for op in ops)),
             batch=bucket,
             intra_op_threads=self._bound.plan.executor.intra_op_threads,
+            merge=item.merge,
         )
 
     def _dead(self, items: tuple[Item, ...]) -> tuple[tuple[TensorId, ...], ...]:

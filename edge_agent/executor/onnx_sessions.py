@@ -18,7 +18,8 @@ from edge_agent.executor.onnx_parts import ModelParts
 from shared.engine.steps import PlanKey
 from shared.errors import ExecutorError, ModelError
 from shared.graph import Graph
-from shared.ids import Digest, TensorId
+from shared.ids import Digest, OpId, TensorId
+from shared.merge import merged, padding
 
 Values = dict[TensorId, np.ndarray]
 """Tensors of one instance, each with its batch along axis 0. [bucket, ...]"""
@@ -42,6 +43,7 @@ class SessionKey:
     ops: tuple[int, ...]  # of the model, ascending
     batch: int
     intra_op_threads: int
+    merge: bool = False  # the operators as one convolution
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,11 @@ class Session:
 
 def weight_bytes(key: SessionKey, graph: Graph) -> int:
     """What a session keeps: its weights, once, in the layout that its kernels want."""
-    return _SESSION_BYTES + sum(graph.operators[op].weight_bytes for op in key.ops)
+    weights = sum(graph.operators[op].weight_bytes for op in key.ops)
+    if key.merge:
+        _, zeros = padding(graph, merged(graph, [OpId(op) for op in key.ops]))
+        weights += zeros
+    return _SESSION_BYTES + weights
 
 
 def activation_bytes(graph: Graph, batch: int) -> int:
@@ -198,7 +204,7 @@ def _from_memory_file(source: ModelParts, key: SessionKey, options: Any) -> Any:
     """
     fd = os.memfd_create("stageloom-model", os.MFD_CLOEXEC)
     try:
-        source.write(fd, key.ops, key.batch)
+        source.write(fd, key.ops, key.batch, merge=key.merge)
         return onnxruntime.InferenceSession(
             f"/proc/self/fd/{fd}", options, providers=["CPUExecutionProvider"]
         )

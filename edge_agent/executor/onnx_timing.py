@@ -1,7 +1,7 @@
 """Measures every operator of a model alone, on real intermediate tensors, for the planner's costs."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from edge_agent.executor.base import NOT_TIMED, OperatorTime, TimingRequest
 from edge_agent.executor.idle import IdleTime
 from edge_agent.executor.onnx_parts import ModelParts
 from edge_agent.executor.onnx_sessions import Session, SessionKey, Values, one_line, open_session
+from edge_agent.executor.summary import summary as summary
 from shared.artifact import Artifact
 from shared.errors import ExecutorError
 from shared.graph import Graph
@@ -61,12 +62,6 @@ def _time_one(session: Session, values: Values, repeats: int, moments: IdleTime)
         if moments.undisturbed:
             taken_s.append(took_s)
     return summary(taken_s) if taken_s else NOT_TIMED
-
-
-def summary(taken_s: Sequence[float]) -> OperatorTime:
-    """Median and spread of the runs of one operator. [num_runs], at least one"""
-    low, middle, high = (float(at) * 1e6 for at in np.percentile(taken_s, (16, 50, 84)))
-    return OperatorTime(middle, (high - low) / 2, len(taken_s))
 
 
 def _inputs(graph: Graph, batch: int) -> Values:

@@ -9,6 +9,12 @@ from shared.errors import ExecutorError
 _WHERE = {
     "null": ("edge_agent.executor.null", "NullExecutor", "pip install 'stageloom[edge]'"),
     "onnx": ("edge_agent.executor.onnx", "OnnxExecutor", "pip install 'stageloom[edge,onnx]'"),
+    "torch_cpu": ("edge_agent.executor.torch.cpu", "TorchCpuExecutor", "pip install 'stageloom[edge,torch]'"),
+    "torch_cuda": (
+        "edge_agent.executor.torch.cuda_executor",
+        "TorchCudaExecutor",
+        "pip install 'stageloom[edge,torch]'",
+    ),
 }
 
 EXECUTORS = tuple(_WHERE)

@@ -320,6 +320,9 @@ class LinkClient:
                     return
                 self._core.persisted(action.state)
                 self._record_state(action.state)
+            elif isinstance(action, ev.Hold):
+                self._core.held(action.state)
+                self._record_state(action.state)
             else:
                 self._act(action)
 
@@ -336,8 +339,8 @@ class LinkClient:
                 self._later(delay_s if delay_s is not None else next(self._delays), now_s)
             case ev.Record(row):
                 self._record(row)
-            case ev.Persist():
-                raise AssertionError("persisted by _carry")
+            case ev.Persist() | ev.Hold():
+                raise AssertionError("done by _carry")
             case _:
                 self._on_action(action)
 

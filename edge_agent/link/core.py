@@ -13,13 +13,13 @@ import msgspec
 from edge_agent.link import events as ev
 from edge_agent.link import local, trials
 from edge_agent.link.alarms import AlarmBox
+from edge_agent.link.boot import HELD_MOST, at_boot
 from edge_agent.link.states import Cause
 from edge_agent.link.trials import Way
 from shared.ids import Digest
 from shared.messages import control
 from shared.messages.base import RefusalCode, Refused
 from shared.messages.control import DeviceState
-from shared.messages.telemetry import TrialEnded
 from shared.text import counted
 
 
@@ -55,7 +55,10 @@ class LinkCore:
         self._present: set[Digest] = set()
         self._environment: str | None = None
         self._active_told: ev.ActiveChanged | None = None
-        self._durable = state
+        self._durable = state  # what is believed: on disk, or what a start would make of what is
+        self._on_disk = state
+        self._written = state  # will be on disk once the actions handed out are carried out
+        self._settled = self._settled_durably = False  # what the state found at boot means is decided
         self._storage_blocked_until_s = 0.0
         self._connected = False
         self._connection = 0
@@ -78,31 +81,21 @@ class LinkCore:
     def boot(self, environment: str, present: frozenset[Digest], now_s: float) -> list[ev.Action]:
         """The first call: run last-known-good, and decide what the state found on disk means."""
         self._present = set(present)
-        actions: list[ev.Action] = []
-        found, state = self.state, self.state
-        rows: tuple[TrialEnded, ...] = ()
-        if found.last_good is not None:
-            actions.append(ev.RestorePlan(found.last_good))
-        active = found.last_good.ref if found.last_good else None
-        state, local_rows = local.at_boot(msgspec.structs.replace(state, active=active), self._wall_us(now_s))
-        if found.state is not None:
-            if found.state is DeviceState.PROBATION and found.probation_boots:
-                state = state.moved(Cause.BOOT_AGAIN, "the agent stopped twice while it was under probation")
-            elif found.state is DeviceState.PROBATION:
-                state = state.moved(Cause.BOOT, "the agent stopped while it was under probation")
-                state = msgspec.structs.replace(state, probation_boots=1)
-            elif found.state is DeviceState.TRIAL:
-                changed = trials.found_in_trial(self.state, self._wall_us(now_s))
-                state, rows = changed
-            else:
-                state = state.moved(Cause.BOOT, found.reason)
-        actions += self._become(msgspec.structs.replace(state, abandoned=0, trial=None))
-        actions += [ev.Record(row) for row in (*rows, *local_rows)]
+        good = self.state.last_good
+        actions: list[ev.Action] = [ev.RestorePlan(good)] if good is not None else []
         return actions + self.handle(ev.EnvironmentChanged(environment), now_s)
+
+    def _settle(self, now_s: float) -> list[ev.Action]:
+        """What the state found at boot means, until that is on disk: a full disk makes no crash forgotten."""
+        if self._settled or now_s < self._storage_blocked_until_s:
+            return []
+        self._settled = True
+        return self._apply(at_boot(self.state, self._wall_us(now_s)))
 
     def handle(self, event: ev.Event, now_s: float) -> list[ev.Action]:
         """Decide. `now_s` is monotonic."""
-        return self._take(event, now_s) + self._reconcile(now_s) + self._tell_planner(now_s)
+        settled = self._settle(now_s)
+        return settled + self._take(event, now_s) + self._reconcile(now_s) + self._tell_planner(now_s)
 
     def report(self) -> control.Report:
         """What is true now."""
@@ -153,7 +146,8 @@ class LinkCore:
                 return self._answered(request)
             case ev.PersistFailed(reason):
                 # Believe only what is on disk; whatever was learned since is asked for again.
-                self.state, self._asked = self._durable, None
+                self.state, self._written, self._asked = self._durable, self._on_disk, None
+                self._settled = self._settled_durably
                 self.storage_error = reason
                 self._storage_blocked_until_s = now_s + self.config.storage_again_s
                 self._profiles_asked.clear()
@@ -260,9 +254,9 @@ class LinkCore:
         match event, state:
             case ev.PlanVerified(), DeviceState.RECEIVED | DeviceState.WAITING:
                 return self._become(self.state.moved(Cause.VERIFIED, ""))
-            case ev.PlanStaged(), DeviceState.VERIFIED:
+            case ev.PlanStaged(), DeviceState.VERIFIED | DeviceState.STAGED:
                 self._staged = event
-                return self._become(self.state.moved(Cause.STAGED, ""))
+                return [] if state is DeviceState.STAGED else self._become(self.state.moved(Cause.STAGED, ""))
             case (
                 ev.PlanRefused(),
                 DeviceState.RECEIVED | DeviceState.WAITING | DeviceState.VERIFIED | DeviceState.STAGED,
@@ -367,7 +361,7 @@ class LinkCore:
         return self._become(msgspec.structs.replace(self.state, **fields))
 
     def _become(self, new: ev.LinkState) -> list[ev.Action]:
-        """Take over a new state: durable first, then reported."""
+        """Take over a new state: durable first, if a start would find another one else; then reported."""
         if new == self.state:
             return []
         before = self.report()
@@ -377,11 +371,20 @@ class LinkCore:
         self.state = new
         if self.report() != before:
             self.state = msgspec.structs.replace(new, revision=new.revision + 1)
+        if self.state.revision < self._written.revision + HELD_MOST and new.same_at_start(self._written):
+            return [ev.Hold(self.state)]
+        self._written = self.state
         return [ev.Persist(self.state)]
 
     def persisted(self, state: ev.LinkState) -> None:
         """The shell's word that a `Persist` reached the disk."""
-        self._durable, self.storage_error = state, None
+        self._on_disk, self.storage_error = state, None
+        self.held(state)
+
+    def held(self, state: ev.LinkState) -> None:
+        """The shell's word that it came to a `Hold`, and whatever was before it is done."""
+        self._durable = state
+        self._settled_durably = self._settled
         if self._active_told is not None and self._active_told.active == state.active:
             self._active_told = None
 

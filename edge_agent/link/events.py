@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct, structs
 
-from edge_agent.link.states import Cause, step
+from edge_agent.link.states import UNDONE, Cause, step
 from shared.engine.trial import TrialRecord, TrialResult
 from shared.ids import Digest
 from shared.messages.base import Count, DigestText, Epoch, Generation, Line, PlanBytes, ShortText
@@ -122,6 +122,13 @@ class LinkState(Struct, frozen=True, kw_only=True):
             return None
         ref = PlanRef(self.desired.plan_digest, Origin.PLANNER)
         return RunnablePlan(ref, self.desired.plan, self.desired.artifacts)
+
+    def same_at_start(self, other: "LinkState") -> bool:
+        """A start that found either would go on alike: nothing of the desired plan ran yet, in both."""
+        if self.state not in UNDONE or other.state not in UNDONE:
+            return False
+        undone = {"state": DeviceState.RECEIVED, "reason": "", "revision": 0, "abandoned": 0}
+        return bool(structs.replace(self, **undone) == structs.replace(other, **undone))
 
     def moved(self, cause: Cause, reason: str) -> "LinkState":
         """One step on.
@@ -310,6 +317,13 @@ class Persist:
 
 
 @dataclass(frozen=True)
+class Hold:
+    """Believe a state without writing it: a start would find it as the one on disk anyway."""
+
+    state: LinkState
+
+
+@dataclass(frozen=True)
 class Send:
     """Send on the control lane if it stands; losing it is fine."""
 
@@ -407,6 +421,7 @@ class Reconnect:
 
 Action = (
     Persist
+    | Hold
     | Send
     | FetchArtifact
     | VerifyPlan

@@ -1,4 +1,4 @@
-"""How the device's sockets are made: CURVE, no routing id, heartbeats, bounded queues, jittered reconnect."""
+"""How the device's sockets are made: CURVE, no routing id, keepalive, bounded queues, jittered reconnect."""
 
 import struct
 from random import Random
@@ -10,8 +10,11 @@ from zmq.utils import z85
 from shared.keyfile import KeyPair
 
 # Only to notice that the other end is gone; whether the planner lives is told by its acknowledgements.
-_HEARTBEAT_IVL_MS: Final = 5_000
-_HEARTBEAT_TIMEOUT_MS: Final = 15_000
+# ZeroMQ's own heartbeats stay off at both ends: see `planner/dispatch/sockets.py`.
+_KEEPALIVE_IDLE_S: Final = 10
+_KEEPALIVE_IVL_S: Final = 5
+_KEEPALIVE_PROBES: Final = 3
+_UNANSWERED_MS: Final = 15_000
 
 
 def new_keys() -> KeyPair:
@@ -42,9 +45,11 @@ def make_dealer(
     dealer.setsockopt(zmq.SNDHWM, send_messages)
     dealer.setsockopt(zmq.RCVHWM, 64)
     dealer.setsockopt(zmq.IMMEDIATE, 1)  # queue for a connection that stands, not for one that may
-    dealer.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_IVL_MS)
-    dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
-    dealer.setsockopt(zmq.HEARTBEAT_TTL, _HEARTBEAT_TIMEOUT_MS)
+    dealer.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    dealer.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _KEEPALIVE_IDLE_S)
+    dealer.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _KEEPALIVE_IVL_S)
+    dealer.setsockopt(zmq.TCP_KEEPALIVE_CNT, _KEEPALIVE_PROBES)
+    dealer.setsockopt(zmq.TCP_MAXRT, _UNANSWERED_MS)
     dealer.setsockopt(zmq.HANDSHAKE_IVL, 10_000)  # a busy planner has a fleet's to do
     dealer.setsockopt(zmq.RECONNECT_IVL, rng.randint(200, 600))
     dealer.setsockopt(zmq.RECONNECT_IVL_MAX, rng.randint(8_000, 15_000))

@@ -86,6 +86,9 @@ TRANSITIONS: Final[dict[tuple[DeviceState | None, Cause], DeviceState]] = {
     (S.ROLLED_BACK, C.BOOT): S.ROLLED_BACK,
 }
 
+UNDONE: Final = frozenset({S.RECEIVED, S.WAITING, S.VERIFIED, S.STAGED})
+"""Nothing of the plan ran yet: a start finds any of these as `received`, and so they are the same on disk."""
+
 VERDICTS: Final = frozenset({S.REJECTED, S.NO_GAIN, S.ROLLED_BACK})
 """Final for (generation, environment)."""
 

@@ -7,6 +7,7 @@ trial, nor does one that changes launch intervals only: both are activated under
 
 from dataclasses import replace
 from enum import Enum
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from msgspec import structs
@@ -87,6 +88,7 @@ def is_proven(state: LinkState, plan: RunnablePlan) -> bool:
     return Proven(structure_of(plan), state.environment) in state.proven
 
 
+@lru_cache(maxsize=8)
 def structure_of(plan: RunnablePlan) -> Digest:
     """The plan but for its launch intervals; itself where it does not decode, so that it is no other's."""
     try:

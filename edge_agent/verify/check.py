@@ -7,19 +7,17 @@ executor and requires that they are found.
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from edge_agent.executor.base import Executor, TimingRequest
 from edge_agent.executor.registry import make_executor
 from edge_agent.verify.candidate import Candidate, Place, Trace
-from edge_agent.verify.compare import MIN_SENSITIVITY, relative_difference, sensitivity
-from edge_agent.verify.inputs import MAX_PAIRS, Feeds, ValueRange, check_ranges, draw_pair
-from edge_agent.verify.reference import Reference, before_saturation
+from edge_agent.verify.compare import relative_difference
+from edge_agent.verify.inputs import ValueRange
+from edge_agent.verify.pairs import Pair, find_pair, seed_model
 from edge_agent.verify.report import VerifyReport
-from edge_agent.verify.seeding import seed_weights
-from shared.artifact import Artifact, open_artifact, write_artifact
+from shared.artifact import Artifact, open_artifact
 from shared.bound import BoundPlan, bind
 from shared.engine.steps import Outcome
 from shared.errors import InputError
@@ -34,11 +32,9 @@ from shared.search.registry import reads_costs
 
 if TYPE_CHECKING:
     import numpy as np
-    import onnx
 
 Progress: TypeAlias = Callable[[str], None]
 DEFAULT_REPEATS = 3
-_CALIBRATION_INPUTS = 3
 _TIMING = TimingRequest(repeats=3, limit_s=10.0)
 
 
@@ -109,16 +105,17 @@ def verify_artifact(
     with tempfile.TemporaryDirectory(prefix="stageloom-verify-") as name:
         folder = Path(name)
         progress("seeding weights")
-        seeded = _seed(artifact, ranges or {}, rng, folder)
+        seeded = seed_model(artifact, ranges or {}, rng, folder)
         costs = _costs(seeded.artifact, schedule, executor, progress)
         bound = _bind(seeded.artifact, schedule, partition, executor.name, costs)
         progress("drawing inputs")
-        pair = _find_pair(seeded, bound, ranges or {}, rng, folder)
+        places = _places(bound)
+        pair = find_pair(seeded, [name for _, name in places], ranges or {}, rng, folder)
         del seeded.model  # a parsed copy of all weights, which the engine does not need
         progress(f"running {2 * repeats} tasks")
         candidate = Candidate(executor, bound, seeded.artifact)
         try:
-            tally = _run(candidate, pair, repeats, rng if delays else None)
+            tally = _run(candidate, pair, places, repeats, rng if delays else None)
         finally:
             candidate.close()
     return VerifyReport(
@@ -131,7 +128,7 @@ def verify_artifact(
         seeded_weights=len(seeded.names),
         pairs=pair.drawn,
         runs=2 * repeats,
-        tensors=len(pair.places),
+        tensors=len(places),
         difference=tally.difference,
         worst=tally.worst,
         sensitivity=pair.sensitivity,
@@ -144,34 +141,6 @@ def verify_artifact(
 def default_partition(graph: Graph) -> str:
     """`paper` where the model's file carried borders, else `base`."""
     return "paper" if "paper" in dict(graph.partitions) else "base"
-
-
-@dataclass(slots=True)
-class _Seeded:
-    """A model whose weights say something."""
-
-    artifact: Artifact
-    model: "onnx.ModelProto"  # what the artifact holds, parsed
-    names: list[str]  # of the replaced weights
-
-
-def _seed(
-    artifact: Artifact, ranges: Mapping[str, ValueRange], rng: "np.random.Generator", folder: Path
-) -> _Seeded:
-    """Seed the weights that say nothing; the artifact is written anew only if there were any."""
-    import onnx
-
-    tensors = [artifact.graph.tensors[t] for t in artifact.graph.inputs]
-    check_ranges(tensors, ranges)
-    model = onnx.ModelProto()
-    model.ParseFromString(artifact.onnx_bytes())
-    inputs = [feeds for attempt in range(2) for feeds in draw_pair(tensors, ranges, attempt, rng)]
-    names = seed_weights(model, inputs[:_CALIBRATION_INPUTS], rng)
-    if not names:
-        return _Seeded(artifact, model, names)
-    path = folder / "seeded.artifact"
-    write_artifact(path, artifact.graph, model.SerializeToString())
-    return _Seeded(open_artifact(path), model, names)
 
 
 def _costs(artifact: Artifact, schedule: str, executor: Executor, progress: Progress) -> CostTable:
@@ -198,48 +167,22 @@ def _bind(artifact: Artifact, schedule: str, partition: str, executor: str, cost
     return bind(plan, {artifact.digest: artifact.graph})
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """Two inputs and everything they should lead to."""
-
-    feeds: tuple[Feeds, Feeds]
-    expected: "tuple[dict[str, np.ndarray], dict[str, np.ndarray]]"  # by tensor name
-    places: tuple[Place, ...]  # where the engine must show which tensor
-    sensitivity: float
-    drawn: int
-
-
-def _find_pair(
-    seeded: _Seeded,
-    bound: BoundPlan,
-    ranges: Mapping[str, ValueRange],
-    rng: "np.random.Generator",
-    folder: Path,
-) -> _Pair:
-    """The first pair of inputs that the outputs depend on enough, or the best of all attempts."""
+def _places(bound: BoundPlan) -> tuple[Place, ...]:
+    """Where the engine must show which tensor: behind every block, and in the task's answer."""
     graph, blocks = bound.models[0].graph, bound.models[0].blocks
-    outputs = [graph.tensors[t].name for t in graph.outputs]
-    places = [(block.index, graph.tensors[t].name) for block in blocks for t in block.live_out]
-    places += [(len(blocks), name) for name in outputs]
-    judged = [before_saturation(seeded.model, name) for name in outputs]
-    reference = Reference(seeded.model, [*(name for _, name in places), *judged], folder)
-    tensors = [graph.tensors[t] for t in graph.inputs]
-    best: _Pair | None = None
-    for attempt in range(MAX_PAIRS):
-        feeds = draw_pair(tensors, ranges, attempt, rng)
-        expected = (reference.run(feeds[0]), reference.run(feeds[1]))
-        found = sensitivity(expected[0], expected[1], judged)
-        if best is None or found > best.sensitivity:
-            best = _Pair(feeds, expected, tuple(places), found, attempt + 1)
-        if found > MIN_SENSITIVITY:
-            break
-    assert best is not None
-    return replace(best, drawn=attempt + 1)
+    found = [(block.index, graph.tensors[t].name) for block in blocks for t in block.live_out]
+    return (*found, *((len(blocks), graph.tensors[t].name) for t in graph.outputs))
 
 
-def _run(candidate: Candidate, pair: _Pair, repeats: int, delays: "np.random.Generator | None") -> "_Tally":
+def _run(
+    candidate: Candidate,
+    pair: Pair,
+    places: tuple[Place, ...],
+    repeats: int,
+    delays: "np.random.Generator | None",
+) -> "_Tally":
     """Both inputs, again and again, in alternating order: a slot that keeps what came before shows."""
-    tally = _Tally(pair)
+    tally = _Tally(pair, places)
     for repeat in range(repeats):
         order = (0, 1) if repeat % 2 == 0 else (1, 0)
         traces = candidate.run([pair.feeds[which] for which in order], delays if repeat else None)
@@ -251,13 +194,14 @@ def _run(candidate: Candidate, pair: _Pair, repeats: int, delays: "np.random.Gen
 class _Tally:
     """What the traces amount to so far."""
 
-    def __init__(self, pair: _Pair) -> None:
+    def __init__(self, pair: Pair, places: tuple[Place, ...]) -> None:
         self.difference = 0.0
         self.worst = ""
         self.stable = True
         self.failed = 0
         self.reason = ""
         self._pair = pair
+        self._places = places
         self._first: dict[int, Trace] = {}
 
     def add(self, which: int, trace: Trace) -> None:
@@ -266,7 +210,7 @@ class _Tally:
             self.failed += 1
             self.reason = self.reason or trace.reason
             return
-        for place in self._pair.places:
+        for place in self._places:
             found = trace.tensors.get(place)
             expected = self._pair.expected[which][place[1]]
             gap = math.inf if found is None else relative_difference(found, expected)
@@ -275,6 +219,6 @@ class _Tally:
         first = self._first.setdefault(which, trace)
         self.stable = self.stable and all(
             first.tensors[place].tobytes() == trace.tensors[place].tobytes()
-            for place in self._pair.places
+            for place in self._places
             if place in first.tensors and place in trace.tensors
         )

@@ -62,13 +62,13 @@ class EngineShell:
             raise ExecutorError(f"{missing} programs were not ready in {PREPARE_TIMEOUT_S:.0f} s")
         return key
 
-    def activate(self, key: PlanKey) -> None:
-        """Send new launches to a loaded plan.
+    def activate(self, key: PlanKey, *, keep: bool = False) -> None:
+        """Send new launches to a loaded plan; with `keep` the one before stays loaded.
 
         Raises:
             ValueError: the plan is not loaded.
         """
-        self._driver.activate(key)
+        self._driver.activate(key, keep=keep)
 
     def unload(self, key: PlanKey) -> None:
         """Give up a plan that is not in use.

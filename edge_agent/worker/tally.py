@@ -43,16 +43,20 @@ class Tally:
             self._busy_s += now - self._since_s
         if result is None:
             return
-        key = (step.program.plan, step.program.combined, step.program.mask)
+        program = step.program
+        key = (program.plan, program.combined, program.mask)
         total = self._sums.get(key)
         if total is None:
             total = self._sums[key] = _Sum()
         taken_s = result.ended_s - result.started_s
         total.steps += 1
-        total.tasks += sum(len(member.tasks) for member in step.members)
+        for member in step.members:
+            total.tasks += len(member.tasks)
         total.busy_s += taken_s
-        total.shortest_s = min(total.shortest_s, taken_s)
-        total.longest_s = max(total.longest_s, taken_s)
+        if taken_s < total.shortest_s:
+            total.shortest_s = taken_s
+        if taken_s > total.longest_s:
+            total.longest_s = taken_s
 
     def busy_s(self, now: float) -> float:
         """Seconds in which at least one step was in flight."""

@@ -16,10 +16,12 @@ from planner.admin.searches import Searches
 from planner.cluster.interface import SearchPool
 from planner.costs.schedules import found_schedules
 from planner.dispatch.admin import Answer
+from planner.store.desired import Push
 from planner.store.store import Store
 from planner.telemetry.rates import KINDS, model_rates
 from shared.clock import Clock
 from shared.digest import digest_bytes
+from shared.errors import InputError
 from shared.failpoint import failpoint
 from shared.ids import DeviceId
 from shared.messages import admin
@@ -56,6 +58,7 @@ class AdminHandler:
             admin.PlanCancelRequest: self._plan_cancel,
             admin.PlanShowRequest: self._plan_show,
             admin.PlanPushRequest: self._plan_push,
+            admin.FleetPushRequest: self._fleet_push,
             admin.PlanHistoryRequest: self._history,
             admin.WatchRequest: self._watch,
             admin.StatusRequest: self._status,
@@ -171,15 +174,40 @@ class AdminHandler:
 
     def _plan_push(self, request: admin.PlanPushRequest) -> Future[admin.AdminReply]:
         pushed = self._store.push_soon(
-            request.device,
-            request.plan,
-            decided_by="operator",
-            autonomy=request.autonomy,
-            activation=request.activation,
+            Push(
+                device=request.device,
+                plan=request.plan,
+                decided_by="operator",
+                autonomy=request.autonomy,
+                activation=request.activation,
+            )
         )
         return _then(pushed, lambda desired: self._pushed(request.device, desired))
 
-    def _pushed(self, device: DeviceId, desired: Desired) -> admin.AdminReply:
+    def _fleet_push(self, request: admin.FleetPushRequest) -> Future[admin.AdminReply]:
+        done = self._store.push_fleet(
+            request.devices,
+            request.plan,
+            decided_by="operator",
+            after=request.after,
+            autonomy=request.autonomy,
+            activation=request.activation,
+        )
+        return _then(
+            done,
+            lambda pushed: admin.FleetPushReply(
+                pushed=tuple(self._one_of_many(device, result) for device, result in pushed[0]),
+                more=pushed[1],
+            ),
+        )
+
+    def _one_of_many(self, device: DeviceId, result: Desired | InputError) -> admin.Pushed:
+        if isinstance(result, InputError):
+            return admin.Pushed(device=device, cause=str(result)[:512])
+        reply = self._pushed(device, result)
+        return admin.Pushed(device=device, epoch=reply.epoch, generation=reply.generation)
+
+    def _pushed(self, device: DeviceId, desired: Desired) -> admin.PlanPushReply:
         failpoint("planner.desired.after")
         self._fleet.desired_changed(device, desired)
         return admin.PlanPushReply(epoch=desired.epoch, generation=desired.generation)

@@ -7,7 +7,7 @@ import msgspec
 import typer
 
 from planner.admin.client import ask
-from planner.cli import compare
+from planner.cli import compare, pushing
 from planner.cli.choices import MODEL_KEYS, model_choice
 from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
 from planner.cli.output import emit, emit_json, emit_table, pair, progress, when
@@ -235,10 +235,16 @@ def show(
 
 @app.command()
 def push(
-    device: Annotated[str, typer.Argument(metavar="DEVICE")],
-    plan: Annotated[
-        str, typer.Argument(metavar="PLAN", help="Its name, or 8 or more characters of its digest.")
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DEVICE... PLAN",
+            help="Devices, and last the plan: its name, or 8 or more characters of its digest.",
+        ),
     ],
+    everyone: Annotated[
+        bool, typer.Option("--all", help="To every enrolled device, with no DEVICE named.")
+    ] = False,
     autonomy: Annotated[
         str, typer.Option(metavar="HOW", help="What the agent may re-plan by itself: off, proven or full.")
     ] = "off",
@@ -251,36 +257,33 @@ def push(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Make a plan what a device should run, as its next generation. An absent device gets it when it returns.
+    """Make a plan what devices should run, as their next generation. An absent one gets it when it returns.
 
-    The device compares it with the plan that it runs, for up to a minute under its own load, and keeps it
+    A device compares it with the plan that it runs, for up to a minute under its own load, and keeps it
     only if it is better: see `stageloom plan history DEVICE`. There is no trial where nothing comparable
     runs, or where the plan was committed on the device before.
 
     \b
     stageloom plan push shop-7 inception
     stageloom plan push shop-7 inception --now
+    stageloom plan push shop-7 shop-8 shop-9 inception
+    stageloom plan push --all inception
     """
     from shared.messages.control import Activation, Autonomy
 
+    *devices, plan = names
+    if everyone == bool(devices):
+        raise InputError(
+            "name devices and then the plan, or --all and the plan", remedy="see `stageloom plan push --help`"
+        )
     if autonomy not in {one.value for one in Autonomy}:
         raise InputError(f"there is no autonomy {autonomy!r}", remedy="choose off, proven or full")
-    request = checked(
-        admin.PlanPushRequest(
-            plan=plan,
-            device=DeviceId(device),
-            autonomy=Autonomy(autonomy),
-            activation=Activation.NOW if now else Activation.TRIAL,
-        )
-    )
-    reply = ask(data_dir_of(data_dir), request, admin.PlanPushReply)
-    if json:
-        emit_json({"device": device, "epoch": reply.epoch, "generation": reply.generation})
+    activation = Activation.NOW if now else Activation.TRIAL
+    request = checked(admin.FleetPushRequest(plan=plan, autonomy=Autonomy(autonomy), activation=activation))
+    if len(devices) == 1:
+        pushing.push_to_one(data_dir_of(data_dir), request, devices[0], json)
     else:
-        progress(
-            f"pushed to {device} as generation {pair(reply.epoch, reply.generation)}; "
-            f"see `stageloom watch {device}`"
-        )
+        pushing.push_to_many(data_dir_of(data_dir), request, devices, json)
 
 
 @app.command()

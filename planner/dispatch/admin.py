@@ -8,7 +8,6 @@ a future: a thousand pushes at once then wait together, and share commits, inste
 import logging
 import os
 import queue
-import socket
 import stat
 import threading
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Final, TypeVar
 import msgspec
 import zmq
 
+from planner.dispatch.wake import Waker
 from shared.errors import DecodeError, ExitCode, SettingError, StageloomError, UnavailableError
 from shared.messages.admin import REPLIES, REQUESTS, AdminReply, AdminRequest, Failed
 from shared.messages.base import Message
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=Message)
 _MAX_PATH: Final = 107  # sockaddr_un.sun_path
+_ROUND: Final = 64  # requests taken before replies are sent
 _FINISH_S: Final = 60.0  # what the store is given to answer the last requests
 
 Answer = AdminReply | Future[AdminReply]
@@ -55,9 +56,7 @@ class AdminServer:
         self._done: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
         self._waiting = 0  # requests whose handler left them a future
         self._answered = threading.Condition()
-        self._wake_in, self._wake_out = socket.socketpair()
-        self._wake_in.setblocking(False)
-        self._wake_out.setblocking(False)
+        self._waker = Waker()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="admin", daemon=True)
@@ -92,37 +91,36 @@ class AdminServer:
         with self._answered:
             self._answered.wait_for(lambda: self._waiting == 0, _FINISH_S)
         self._stopping = True
-        self._wake()
+        self._waker.wake()
         self._thread.join()
-        self._wake_in.close()
-        self._wake_out.close()
+        self._waker.close()
         self._path.unlink(missing_ok=True)
-
-    def _wake(self) -> None:
-        try:
-            self._wake_in.send(b"\x00")
-        except OSError:
-            pass  # full: it is awake
 
     def _run(self) -> None:
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
-        poller.register(self._wake_out, zmq.POLLIN)
+        poller.register(self._waker, zmq.POLLIN)
         while not self._stopping:
             ready = dict(poller.poll())
             if self._router in ready:
-                route, *frames = self._router.recv_multipart()
-                self._pool.submit(self._answer, route, frames)
+                self._take()
             self._send_done()
         self._send_done()
         self._context.destroy(linger=500)
 
+    def _take(self) -> None:
+        for _ in range(_ROUND):
+            try:
+                route, *frames = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                self._pool.submit(self._answer, route, frames)
+            except RuntimeError:  # `stop` has closed the pool
+                self._reply(route, Failed(cause="the planner is stopping", remedy="start it again"), 0)
+
     def _send_done(self) -> None:
-        try:
-            while self._wake_out.recv(4096):
-                pass
-        except BlockingIOError:
-            pass
+        self._waker.clear()
         while not self._done.empty():
             self._router.send_multipart(self._done.get())
 
@@ -155,7 +153,7 @@ class AdminServer:
 
     def _reply(self, route: bytes, reply: AdminReply, correlation: int) -> None:
         self._done.put([route, b"", REPLIES.encode(msgspec.structs.replace(reply, correlation=correlation))])
-        self._wake()
+        self._waker.wake()
 
 
 def _failed(request: AdminRequest, error: BaseException) -> Failed:

@@ -6,7 +6,6 @@ that heartbeats and plans keep their latency whatever telemetry arrives.
 
 import logging
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,11 +22,14 @@ from planner.dispatch.core import DispatchConfig, DispatchCore, Presence
 from planner.dispatch.ports import DispatchStore
 from planner.dispatch.sockets import (
     DEVICE_HANDSHAKE_MS,
+    NOBLOCK,
+    NOBLOCK_MORE,
     STRANGER_HANDSHAKE_MS,
     bind_router,
     receive,
     require_files,
 )
+from planner.dispatch.wake import Waker
 from planner.dispatch.workers import StoreWorkers
 from shared.clock import Clock, SystemClock
 from shared.codec import Codec
@@ -35,6 +37,7 @@ from shared.errors import DecodeError, UnavailableError
 from shared.ids import DeviceId
 from shared.keyfile import KeyPair
 from shared.messages import bulk, control, enrol, telemetry
+from shared.messages.base import Message
 from shared.token import Endpoints
 
 log = logging.getLogger(__name__)
@@ -44,6 +47,7 @@ _TICK_S: Final = 0.25
 _ROUND_S: Final = 0.001  # rounds begin this far apart: what comes meanwhile shares the cost of waking up
 _SMALL_BYTES: Final = 128
 _SMALL_FRAMES: Final = 16_384
+_SHARED_FRAMES: Final = 256  # a plan may take a megabyte
 
 
 @dataclass(frozen=True)
@@ -110,13 +114,12 @@ class DispatchServer:
         self._store = store
         self._core = DispatchCore(list(store.fleet()), epoch=store.epoch(), config=config.dispatch)
         self._inbox: queue.SimpleQueue[ev.Event | Callable[[], None]] = queue.SimpleQueue()
-        self._wake_in, self._wake_out = socket.socketpair()
-        self._wake_in.setblocking(False)
-        self._wake_out.setblocking(False)
+        self._waker = Waker()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._routers: dict[ev.Lane, zmq.Socket[bytes]] = {}
         # A device's heartbeat stays the same, byte for byte, until its report changes.
         self._small_message = lru_cache(_SMALL_FRAMES)(control.TO_PLANNER.decode)
+        self._shared_frame = lru_cache(_SHARED_FRAMES)(control.TO_DEVICE.encode)
         self._stopping = False
         self._workers: StoreWorkers | None = None
         self._thread = threading.Thread(target=self._run, name="dispatch", daemon=True)
@@ -154,8 +157,7 @@ class DispatchServer:
                 )
         except UnavailableError:
             self._context.destroy(linger=0)
-            self._wake_in.close()
-            self._wake_out.close()
+            self._waker.close()
             raise
         self._workers = StoreWorkers(self._store, self._post_all)
         self._thread.start()
@@ -169,12 +171,11 @@ class DispatchServer:
     def stop(self) -> None:
         """Stop serving; work taken by the store is finished first."""
         self._stopping = True
-        self._wake()
+        self._waker.wake()
         self._thread.join()
         if self._workers is not None:
             self._workers.close()
-        self._wake_in.close()
-        self._wake_out.close()
+        self._waker.close()
 
     @property
     def alive(self) -> bool:
@@ -188,7 +189,7 @@ class DispatchServer:
     def _post_all(self, events: Sequence[ev.Event]) -> None:
         for event in events:
             self._inbox.put(event)
-        self._wake()
+        self._waker.wake()
 
     def ask(self, question: Callable[[DispatchCore], T], *, timeout_s: float = 5.0) -> T:
         """The answer to a question about the core, from its own thread.
@@ -205,18 +206,12 @@ class DispatchServer:
                 answer.set_exception(error)
 
         self._inbox.put(put)
-        self._wake()
+        self._waker.wake()
         return answer.result(timeout_s)
 
     def presence(self) -> list[Presence]:
         """Every device, as dispatch sees it now."""
         return self.ask(lambda core: core.presence())
-
-    def _wake(self) -> None:
-        try:
-            self._wake_in.send(b"\x00")
-        except OSError:
-            pass  # full: it is awake; closed: it is gone
 
     def _endpoint(self, lane: ev.Lane) -> str:
         return self._routers[lane].getsockopt_string(zmq.LAST_ENDPOINT)
@@ -225,7 +220,7 @@ class DispatchServer:
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._wake_out, zmq.POLLIN)
+        poller.register(self._waker, zmq.POLLIN)
         poller.register(self._zap, zmq.POLLIN)
         for router in self._routers.values():
             poller.register(router, zmq.POLLIN)
@@ -243,7 +238,7 @@ class DispatchServer:
             self._context.destroy(linger=0)
 
     def _round(self, ready: dict[Any, int], now_s: float) -> None:
-        if self._wake_out.fileno() in ready or self._wake_out in ready:
+        if self._waker.fileno() in ready:
             self._drain_inbox(now_s)
         if self._zap in ready:
             self._admit()
@@ -252,11 +247,7 @@ class DispatchServer:
                 self._drain(lane, router, now_s)
 
     def _drain_inbox(self, now_s: float) -> None:
-        try:
-            while self._wake_out.recv(4096):
-                pass
-        except BlockingIOError:
-            pass
+        self._waker.clear()
         while True:
             try:
                 item = self._inbox.get_nowait()
@@ -322,12 +313,18 @@ class DispatchServer:
             assert self._workers is not None
             self._workers.submit(action)
 
+    def _frame(self, lane: ev.Lane, message: Message) -> bytes:
+        # Both are the same for a whole fleet that runs one plan.
+        if isinstance(message, control.HeartbeatAck | control.Desired):
+            return self._shared_frame(message)
+        return _LANES[lane].outgoing.encode(message)
+
     def _send(self, action: ev.Send, now_s: float) -> None:
-        frame = _LANES[action.lane].outgoing.encode(action.message)
+        frame = self._frame(action.lane, action.message)
         router = self._routers[action.lane]
         try:
-            router.send(action.route, zmq.NOBLOCK | zmq.SNDMORE)  # whatever is wrong is known from here on
-            router.send(frame, zmq.NOBLOCK)
+            router.send(action.route, NOBLOCK_MORE)  # whatever is wrong is known from here on
+            router.send(frame, NOBLOCK)
         except zmq.Again:
             # Its queue is full: it does not read. Whatever this was, the next comparison repairs it.
             self._core.counts["send_full"] += 1

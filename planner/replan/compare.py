@@ -11,7 +11,7 @@ from shared.ids import Digest
 from shared.messages.telemetry import StepTrace
 from shared.plan import Plan
 from shared.policy.plain import Load
-from shared.schedule import StageSchedule
+from shared.schedule import Stage, StageSchedule
 from shared.search.costs import CostTable
 from shared.stage_string import to_string
 
@@ -85,7 +85,7 @@ def drift(
         for stage, one in enumerate(block.schedule.stages):
             times = spans.get(stage, [])
             measured = median(times) if times else None
-            found.append(StageDrift(index, stage, known.stage_s(one.groups), measured, len(times)))
+            found.append(StageDrift(index, stage, known.one_stage_s(one), measured, len(times)))
     return found
 
 
@@ -94,7 +94,7 @@ def _spans(
 ) -> dict[int, list[float]]:
     """Seconds per stage of the steps that ran whole; streams of a stage begin at 0 in each."""
     spans: dict[int, list[float]] = {}
-    items = sum(len(stage.groups) for stage in schedule.stages)
+    items = sum(_items(stage) for stage in schedule.stages)
     for trace in traces:
         if (trace.plan, trace.combined_block, trace.mask) != (plan.digest[:16], index, full):
             continue
@@ -102,11 +102,15 @@ def _spans(
             continue  # stages were joined into longer items
         at = 0
         for stage, one in enumerate(schedule.stages):
-            groups = trace.groups[at : at + len(one.groups)]
-            at += len(one.groups)
+            groups = trace.groups[at : at + _items(one)]
+            at += _items(one)
             begin_us, end_us = min(g.begin_us for g in groups), max(g.end_us for g in groups)
             spans.setdefault(stage, []).append((end_us - begin_us) / 1e6)
     return spans
+
+
+def _items(stage: Stage) -> int:
+    return 1 if stage.merge else len(stage.groups)
 
 
 def _texts(plan: Plan) -> dict[str, str]:

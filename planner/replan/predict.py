@@ -7,7 +7,8 @@ the first alone a - b times more. Under a backlog, when re-plans are made, that 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 from shared.bitmask import bits
 from shared.blocks import CombinedGraph
@@ -16,7 +17,7 @@ from shared.graph import Graph
 from shared.ids import Digest
 from shared.plan import Plan
 from shared.policy.plain import Load
-from shared.schedule import Schedule, StageSchedule
+from shared.schedule import Schedule, Stage, StageSchedule
 from shared.search.costs import CostTable, StageCosts
 
 
@@ -36,7 +37,7 @@ def predict(
     Raises:
         PlanError: the plan is not legal for these graphs.
     """
-    bound = bind(plan, graphs)
+    bound = _bound(_Bindable(plan.structure, plan, graphs))
     rates = _instances_per_s(plan, loads)
     busy, measured = 0.0, True
     for index in range(len(plan.combined)):
@@ -44,6 +45,21 @@ def predict(
         busy += seconds
         measured = measured and known
     return Prediction(busy, measured)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bindable:
+    """A plan to bind. Its structure, which names the graphs by digest, decides all that a cost depends on."""
+
+    structure: Digest
+    plan: Plan = field(compare=False)
+    graphs: Mapping[Digest, Graph] = field(compare=False)
+
+
+@lru_cache(maxsize=64)
+def _bound(one: _Bindable) -> BoundPlan:
+    """As `bind`, but for launch intervals, which may be those of another plan of this structure."""
+    return bind(one.plan, one.graphs)
 
 
 def block_costs(bound: BoundPlan, index: int, costs: CostTable) -> StageCosts:
@@ -69,7 +85,7 @@ def step_s(costs: StageCosts, graph: CombinedGraph, schedule: Schedule, mask: in
     for stage in schedule.stages:
         groups = tuple(group for group in stage.groups if active >> group[0] & 1)
         if groups:
-            total += costs.stage_s(groups)
+            total += costs.one_stage_s(Stage(groups, stage.merge))
     return total
 
 
@@ -106,6 +122,6 @@ def _block_busy(bound: BoundPlan, index: int, costs: CostTable, rates: Sequence[
         if rate > following:
             busy += (rate - following) * step_s(known, block.graph, schedule, mask)
     measured = isinstance(schedule, StageSchedule) and all(
-        stage.groups in known.measured_s for stage in schedule.stages
+        known.is_measured(stage) for stage in schedule.stages
     )
     return busy, measured

@@ -111,7 +111,7 @@ class Replanner:
 
     def _profile_first(self, device: DeviceId, replan: int) -> None:
         """Have a device that never measured these models measure them; go on after a while regardless."""
-        names = without_costs(self._store, device, replan)
+        names = without_costs(self._store, replan)
         if not names:
             return
         requests, desired = self._store.request_profile(device, names, budget_s=PROFILE_BUDGET_S)

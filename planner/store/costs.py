@@ -1,23 +1,35 @@
 """Measured operator times and found schedules, shared by all devices of one class."""
 
 from collections.abc import Iterable
+from typing import Final
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from planner.costs.schedules import FoundSchedule
+from planner.store.desired import Push, push
 from planner.store.devices import known_device
-from planner.store.plans import models, push
+from planner.store.plans import models
 from planner.store.stages import next_request
 from planner.store.tables import OperatorCostRow, ProfileRow, ScheduleRow
 from shared.ids import DeviceId, Digest
+from shared.messages.control import Desired
 from shared.messages.telemetry import OperatorTiming, ProfileResult
+
+_OPERATORS: Final = select(
+    OperatorCostRow.operator, OperatorCostRow.median_us, OperatorCostRow.spread_us, OperatorCostRow.runs
+).where(
+    OperatorCostRow.device_class == bindparam("there"),
+    OperatorCostRow.artifact == bindparam("of"),
+    OperatorCostRow.batch == bindparam("batch_of"),
+)
 
 
 def request_profile(
     session: Session, device: DeviceId, names: list[str], *, batch: int, budget_s: float, now_us: int
-) -> list[int]:
-    """Ask a device to measure the operators of some models; returns the requests' numbers.
+) -> tuple[list[int], Desired]:
+    """Ask a device to measure the operators of some models; returns the requests' numbers, and what is
+    desired now.
 
     The budget is shared evenly. A request is part of desired state and so takes a generation,
     decided by "profile".
@@ -43,8 +55,8 @@ def request_profile(
     ]
     session.add_all(rows)
     session.flush()
-    push(session, device, None, decided_by="profile", now_us=now_us)
-    return [row.request for row in rows]
+    desired = push(session, Push(device=device, plan=None, decided_by="profile"), now_us)
+    return [row.request for row in rows], desired
 
 
 def store_profile(
@@ -98,16 +110,10 @@ def operator_costs(
     session: Session, device_class: str, artifact: Digest, batch: int
 ) -> dict[int, OperatorTiming]:
     """Measured operators by index; those that were never measured are absent."""
-    rows = session.scalars(
-        select(OperatorCostRow).where(
-            OperatorCostRow.device_class == device_class,
-            OperatorCostRow.artifact == artifact,
-            OperatorCostRow.batch == batch,
-        )
+    rows = session.connection().execute(
+        _OPERATORS, {"there": device_class, "of": artifact, "batch_of": batch}
     )
-    return {
-        row.operator: OperatorTiming(row.operator, row.median_us, row.spread_us, row.runs) for row in rows
-    }
+    return {row[0]: OperatorTiming(*row) for row in rows}
 
 
 def keep_schedules(

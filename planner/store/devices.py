@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, Text, bindparam, case, insert, select, update
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from planner.dispatch.ports import EnrolAttempt, EnrolRefused, ReportRecord
 from planner.store import replans
+from planner.store.manyrows import insert_rows, run_on_rows
 from planner.store.tables import (
     DesiredRow,
     DeviceRow,
     EventRow,
-    GenerationRow,
     JoinTokenRow,
     PlannerRow,
     PlanRow,
@@ -24,27 +24,26 @@ from shared.messages.admin import DeviceInfo
 from shared.messages.base import RefusalCode
 from shared.messages.control import DeviceState, Origin, Report
 
-_CLASS: Final = bindparam("class", type_=Text)
-_AGENT: Final = bindparam("agent", type_=Text)
-_NOW_US: Final = bindparam("now_us", type_=BigInteger)
-_SEEN: Final = (
-    update(DeviceRow)
-    .where(DeviceRow.name == bindparam("device"))
-    .values(
-        last_seen_us=case((DeviceRow.last_seen_us < _NOW_US, _NOW_US), else_=DeviceRow.last_seen_us),
-        device_class=case((_CLASS != "", _CLASS), else_=DeviceRow.device_class),
-        agent_version=case((_AGENT != "", _AGENT), else_=DeviceRow.agent_version),
-        version=DeviceRow.version + 1,
-    )
+_SEEN: Final = """
+WITH given (device, now_us, class, agent) AS (VALUES {rows})
+UPDATE devices SET
+    last_seen_us = CASE WHEN last_seen_us < now_us THEN now_us ELSE last_seen_us END,
+    device_class = CASE WHEN class = '' THEN device_class ELSE class END,
+    agent_version = CASE WHEN agent = '' THEN agent_version ELSE agent END,
+    version = version + 1
+FROM given WHERE name = device
+"""
+_STATE: Final = """
+WITH given (whose, in_epoch, in_generation, now, why, at_us) AS (VALUES {rows})
+UPDATE generations SET state = now, reason = why, state_at_us = at_us
+FROM given WHERE device = whose AND epoch = in_epoch AND generation = in_generation
+"""
+_REPORT: Final = (
+    *("device", "revision", "boot", "epoch", "generation", "seen", "active", "origin", "local_counter"),
+    *("state", "reason", "at_us"),
 )
-_STATE: Final = (
-    update(GenerationRow)
-    .where(
-        GenerationRow.device == bindparam("of"),
-        GenerationRow.epoch == bindparam("in_epoch"),
-        GenerationRow.generation == bindparam("number"),
-    )
-    .values(state=bindparam("now"), reason=bindparam("why"), state_at_us=bindparam("at_us"))
+_NEWER: Final = "ON CONFLICT (device) DO UPDATE SET " + ", ".join(
+    f"{name} = excluded.{name}" for name in _REPORT[1:]
 )
 
 
@@ -55,17 +54,7 @@ def planner_row(session: Session, now_us: int) -> PlannerRow:
         row = PlannerRow(id=1, epoch=1, created_at_us=now_us)
         session.add(row)
         session.flush()
-    hold(session, row)
     return row
-
-
-def hold(session: Session, row: object) -> None:
-    """Keep a row in memory until the transaction ends: a session forgets what nobody refers to.
-
-    A group of pushes then reads the plan once, not twice a push. Only for rows that are changed through
-    their session alone.
-    """
-    session.info.setdefault("held", set()).add(row)
 
 
 def raise_epoch(session: Session, above: int, now_us: int) -> int:
@@ -165,6 +154,17 @@ def known_device(session: Session, device: DeviceId) -> DeviceRow:
     return row
 
 
+def enrolled_after(session: Session, after: str, limit: int) -> list[DeviceId]:
+    """Names of devices that are not revoked, in order, from the one after `after` on."""
+    wanted = (
+        select(DeviceRow.name)
+        .where(DeviceRow.name > after, DeviceRow.revoked.is_(False))
+        .order_by(DeviceRow.name)
+        .limit(limit)
+    )
+    return [DeviceId(name) for name in session.scalars(wanted)]
+
+
 def store_reports(session: Session, records: Sequence[ReportRecord], now_us: int) -> None:
     """Keep reports, except where the same boot's newer revision is stored; the history follows them.
 
@@ -181,20 +181,21 @@ def store_reports(session: Session, records: Sequence[ReportRecord], now_us: int
             )
         )
     }
-    first_ones = known - stored.keys()
     newer: dict[DeviceId, ReportRecord] = {}
     for record in records:
         boot, revision = stored.get(record.device, (0, -1))
         if record.device in known and (record.boot != boot or record.report.revision > revision):
             stored[record.device] = (record.boot, record.report.revision)
             newer[record.device] = record
-    _seen(session, [record for record in records if record.device in known], now_us)
-    inserted = [_reported(one, now_us) for one in newer.values() if one.device in first_ones]
-    if inserted:
-        session.execute(insert(ReportedRow), inserted)
-    updated = [_reported(one, now_us) for one in newer.values() if one.device not in first_ones]
-    if updated:
-        session.execute(update(ReportedRow), updated)  # by primary key
+    connection = session.connection()
+    seen = {
+        record.device: (record.device, now_us, record.device_class, record.agent_version)
+        for record in records
+        if record.device in known
+    }
+    run_on_rows(connection, _SEEN, list(seen.values()))
+    rows = [_reported(one, now_us) for one in newer.values()]
+    insert_rows(connection, ReportedRow.__tablename__, _REPORT, rows, conflict=_NEWER)
     set_states(
         session,
         [
@@ -205,44 +206,42 @@ def store_reports(session: Session, records: Sequence[ReportRecord], now_us: int
     )
 
 
-def _reported(record: ReportRecord, now_us: int) -> dict[str, Any]:
+def _reported(record: ReportRecord, now_us: int) -> tuple[Any, ...]:
     report = record.report
-    return {
-        "device": record.device,
-        "revision": report.revision,
-        "boot": record.boot,
-        "epoch": report.epoch,
-        "generation": report.generation,
-        "seen": report.seen,
-        "active": report.active,
-        "origin": report.origin.value if report.origin else None,
-        "local_counter": report.local_counter,
-        "state": report.state.value if report.state else None,
-        "reason": report.reason,
-        "at_us": now_us,
-    }
+    return (
+        record.device,
+        report.revision,
+        record.boot,
+        report.epoch,
+        report.generation,
+        report.seen,
+        report.active,
+        report.origin.value if report.origin else None,
+        report.local_counter,
+        report.state.value if report.state else None,
+        report.reason,
+        now_us,
+    )
 
 
-def _seen(session: Session, records: Sequence[ReportRecord], now_us: int) -> None:
-    """Note who was heard of, and as what."""
-    values = [
-        {
-            "device": record.device,
-            "now_us": now_us,
-            "class": record.device_class,
-            "agent": record.agent_version,
-        }
-        for record in records
-    ]
-    if values:
-        session.connection().execute(_SEEN, values)
-
-
-def presence(session: Session, device: DeviceId, online: bool, now_us: int) -> None:
-    """Note that a device came or went."""
-    values = {"device": device, "now_us": now_us, "class": "", "agent": ""}
-    if session.connection().execute(_SEEN, [values]).rowcount:
-        add_event(session, now_us, device, "online" if online else "offline", "")
+def presence(session: Session, changes: Sequence[tuple[DeviceId, bool, int]]) -> list[None]:
+    """Note that devices came (True) or went, and when; one that this database does not know is left out."""
+    wanted = {device for device, _, _ in changes}
+    known = set(session.scalars(select(DeviceRow.name).where(DeviceRow.name.in_(wanted))))
+    connection = session.connection()
+    seen = {device: (device, at_us, "", "") for device, _, at_us in changes if device in known}
+    run_on_rows(connection, _SEEN, list(seen.values()))
+    insert_rows(
+        connection,
+        EventRow.__tablename__,
+        ("at_us", "device", "code", "text"),
+        [
+            (at_us, device, "online" if online else "offline", "")
+            for device, online, at_us in changes
+            if device in known
+        ],
+    )
+    return [None] * len(changes)
 
 
 def set_state(
@@ -260,12 +259,11 @@ def set_state(
 
 def set_states(session: Session, states: Sequence[tuple[DeviceId, int, int, DeviceState, str, int]]) -> None:
     """`set_state` for several."""
-    values = [
-        {"of": device, "in_epoch": epoch, "number": number, "now": state.value, "why": reason, "at_us": at_us}
+    rows = {
+        (device, epoch, number): (device, epoch, number, state.value, reason, at_us)
         for device, epoch, number, state, reason, at_us in states
-    ]
-    if values:
-        session.connection().execute(_STATE, values)
+    }
+    run_on_rows(session.connection(), _STATE, list(rows.values()))
     replans.end_all(
         session,
         [

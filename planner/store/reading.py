@@ -3,7 +3,8 @@
 Reads open a snapshot of their own and never wait.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from sqlalchemy import select
@@ -13,6 +14,7 @@ from planner.store import checkpoints, costs, devices, history, plans, replans, 
 from planner.store.blobs import Blobs
 from planner.store.database import Database, sqlite_url
 from planner.store.history import Entry
+from planner.store.replan_view import ReplanView
 from planner.store.tables import EventRow
 from planner.telemetry.books import Balance
 from planner.telemetry.rollup import Width
@@ -21,7 +23,6 @@ from shared.errors import InputError
 from shared.graph import Graph
 from shared.ids import DeviceId, Digest
 from shared.messages.admin import DeviceInfo, HistoryEntry, ModelInfo, PlanInfo, ReplanInfo, TrialInfo
-from shared.messages.control import Alarm
 from shared.messages.telemetry import OperatorTiming, Row, RowKind
 from shared.plan import ExecutorOptions
 from shared.search.costs import MeasuredStage
@@ -211,10 +212,11 @@ class ReadStore:
                 devices.known_device(session, device)
             return replans.replan_infos(session, device, limit=limit)
 
-    def alarm_of(self, replan: int) -> Alarm | None:
-        """The alarm that began a re-plan."""
+    @contextmanager
+    def replan_view(self) -> Iterator[ReplanView]:
+        """One snapshot of what re-plans are decided by."""
         with self.database.read() as session:
-            return replans.alarm_of(session, replan)
+            yield ReplanView(session)
 
     def trials(self, device: DeviceId, *, limit: int = 1000) -> list[TrialInfo]:
         """The trials of a device, newest first.
@@ -225,11 +227,6 @@ class ReadStore:
         with self.database.read() as session:
             devices.known_device(session, device)
             return replans.trials(session, device, limit=limit)
-
-    def barred(self, device: DeviceId, environment: str, since_us: int) -> list[tuple[Digest, Digest]]:
-        """(plan, structure) of the device's re-plans that did not gain there since then."""
-        with self.database.read() as session:
-            return replans.barred(session, device, environment, since_us)
 
     def telemetry_balance(self, device: DeviceId | None = None) -> Balance:
         """The telemetry books of one device or of all."""

@@ -6,14 +6,15 @@ any order and more than once.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import and_, bindparam, insert, select, update
 from sqlalchemy.orm import Session
 
 from planner.dispatch.ports import StoredRow
 from planner.replan.settings import ReplanSettings
+from planner.store.manyrows import run_on_rows
 from planner.store.tables import (
     AlarmRow,
     DesiredRow,
@@ -34,15 +35,47 @@ OUTCOMES: Final = {
     DeviceState.NO_GAIN: "no_gain",
     DeviceState.ROLLED_BACK: "rolled_back",
 }
-_END: Final = (
-    update(ReplanRow)
+_END: Final = f"""
+WITH given (whose, in_epoch, in_generation, ended_as, why) AS (VALUES {{rows}})
+UPDATE replans SET outcome = ended_as, reason = why
+FROM given WHERE device = whose AND epoch = in_epoch AND generation = in_generation AND outcome = '{PENDING}'
+"""
+_BARRED: Final = (
+    select(ReplanRow.digest, ReplanRow.structure)
     .where(
         ReplanRow.device == bindparam("of"),
-        ReplanRow.epoch == bindparam("in_epoch"),
-        ReplanRow.generation == bindparam("in_generation"),
-        ReplanRow.outcome == PENDING,
+        ReplanRow.environment == bindparam("there"),
+        ReplanRow.outcome.in_(["rejected", "no_gain", "rolled_back"]),
+        ReplanRow.begun_at_us >= bindparam("since_us"),
     )
-    .values(outcome=bindparam("ended_as"), reason=bindparam("why"))
+    .order_by(ReplanRow.replan.desc())
+)
+_KNOWN: Final = (
+    select(
+        DeviceRow.device_class,
+        ReplanSettingRow.enabled,
+        AlarmRow.at_us,
+        ReplanRow.replan,
+    )
+    .outerjoin(ReplanSettingRow, ReplanSettingRow.device == DeviceRow.name)
+    .outerjoin(
+        AlarmRow,
+        and_(
+            AlarmRow.device == DeviceRow.name,
+            AlarmRow.boot == bindparam("in_boot"),
+            AlarmRow.number == bindparam("is_number"),
+        ),
+    )
+    .outerjoin(ReplanRow, and_(ReplanRow.device == DeviceRow.name, ReplanRow.outcome == PENDING))
+    .where(DeviceRow.name == bindparam("of"))
+    .order_by(ReplanRow.replan.desc())
+    .limit(1)
+)
+_ALARM: Final = insert(AlarmRow)
+_BEGIN: Final = insert(ReplanRow)
+_PUSHED: Final = update(ReplanRow).where(ReplanRow.replan == bindparam("pushed_by"))
+_UNDECIDED: Final = select(ReplanRow.replan).where(
+    ReplanRow.replan == bindparam("number"), ReplanRow.outcome == PENDING, ReplanRow.generation == 0
 )
 OVERDUE_US: Final = 900_000_000
 """A pending re-plan this old no longer holds up the next: the device was away, or its rows were lost."""
@@ -51,7 +84,12 @@ OVERDUE_US: Final = 900_000_000
 def settings(session: Session, device: DeviceId) -> ReplanSettings:
     """How a device is re-planned."""
     row = session.get(ReplanSettingRow, device)
-    if row is None:
+    return settings_of(row) if row is not None else ReplanSettings()
+
+
+def settings_of(row: Any) -> ReplanSettings:
+    """What a row with the columns of `ReplanSettingRow` says; the defaults where they are empty."""
+    if row.enabled is None:
         return ReplanSettings()
     return ReplanSettings(
         enabled=row.enabled, scheduler=row.scheduler, members_max=row.members_max, budget_s=row.budget_s
@@ -65,47 +103,53 @@ def set_settings(session: Session, device: DeviceId, wanted: ReplanSettings) -> 
 
 def record_alarm(session: Session, device: DeviceId, alarm: Alarm, now_us: int) -> int | None:
     """Keep an alarm; returns the re-plan it begins, None where it begins none (see `DispatchStore`)."""
-    if session.get(AlarmRow, (device, alarm.boot, alarm.number)) is not None:
+    connection = session.connection()
+    known = connection.execute(
+        _KNOWN, {"of": device, "in_boot": alarm.boot, "is_number": alarm.number}
+    ).first()
+    device_class, enabled, stored_us, pending = known or ("", None, None, None)
+    if stored_us is not None:
         return None
-    session.add(
-        AlarmRow(
-            device=device,
-            boot=alarm.boot,
-            number=alarm.number,
-            at_us=alarm.at_us,
-            received_at_us=now_us,
-            body=msgspec.msgpack.encode(alarm),
-        )
+    connection.execute(
+        _ALARM,
+        {
+            "device": device,
+            "boot": alarm.boot,
+            "number": alarm.number,
+            "at_us": alarm.at_us,
+            "received_at_us": now_us,
+            "body": msgspec.msgpack.encode(alarm),
+        },
     )
-    running = _running(session, device, now_us)
-    if running is not None:
+    if pending is not None and (running := _running(session, device, now_us)) is not None:
         running.later_alarms += 1
         return None
-    if not settings(session, device).enabled:
+    if not (ReplanSettings().enabled if enabled is None else enabled):
         return None
-    owner = session.get(DeviceRow, device)
-    row = ReplanRow(
-        device=device,
-        boot=alarm.boot,
-        number=alarm.number,
-        cause=alarm.cause,
-        value=alarm.value,
-        threshold=alarm.threshold,
-        at_us=alarm.at_us,
-        control=alarm.plan,
-        begun_at_us=now_us,
-        environment=owner.device_class if owner is not None else "",
-        how="",
-        epoch=0,
-        generation=0,
-        outcome=PENDING,
-        pairs=0,
-        later_alarms=0,
-        reason="",
+    begun = connection.execute(
+        _BEGIN,
+        {
+            "device": device,
+            "boot": alarm.boot,
+            "number": alarm.number,
+            "cause": alarm.cause,
+            "value": alarm.value,
+            "threshold": alarm.threshold,
+            "at_us": alarm.at_us,
+            "control": alarm.plan,
+            "begun_at_us": now_us,
+            "environment": device_class,
+            "how": "",
+            "epoch": 0,
+            "generation": 0,
+            "outcome": PENDING,
+            "pairs": 0,
+            "later_alarms": 0,
+            "reason": "",
+        },
     )
-    session.add(row)
-    session.flush()
-    return row.replan
+    assert begun.inserted_primary_key is not None
+    return int(begun.inserted_primary_key[0])
 
 
 def _running(session: Session, device: DeviceId, now_us: int) -> ReplanRow | None:
@@ -129,13 +173,6 @@ def _running(session: Session, device: DeviceId, now_us: int) -> ReplanRow | Non
     return row
 
 
-def alarm_of(session: Session, replan: int) -> Alarm | None:
-    """The alarm that began a re-plan."""
-    row = session.get(ReplanRow, replan)
-    kept = session.get(AlarmRow, (row.device, row.boot, row.number)) if row is not None else None
-    return msgspec.msgpack.decode(kept.body, type=Alarm) if kept is not None else None
-
-
 def unfinished(session: Session) -> list[tuple[DeviceId, int]]:
     """Re-plans that have pushed nothing yet: those that a stopped planner left behind."""
     rows = session.execute(
@@ -148,8 +185,7 @@ def unfinished(session: Session) -> list[tuple[DeviceId, int]]:
 
 def undecided(session: Session, replan: int) -> bool:
     """Whether a re-plan is under way and has pushed nothing yet."""
-    row = session.get(ReplanRow, replan)
-    return row is not None and row.outcome == PENDING and not row.generation
+    return session.connection().execute(_UNDECIDED, {"number": replan}).first() is not None
 
 
 def pushed(
@@ -164,12 +200,21 @@ def pushed(
     generation: tuple[int, int],
 ) -> None:
     """Note what a re-plan pushed."""
-    row = session.get(ReplanRow, replan)
-    if row is None:
-        return
-    row.plan, row.digest, row.structure = plan, digest, structure
-    row.how, row.predicted = how, predicted
-    row.epoch, row.generation = generation
+    session.connection().execute(
+        _PUSHED,
+        {
+            "pushed_by": replan,
+            "plan": plan,
+            "digest": digest,
+            "structure": structure,
+            "how": how,
+            "predicted": predicted,
+            "epoch": generation[0],
+            "generation": generation[1],
+        },
+    )
+    session.flush()
+    session.expire_all()  # a work of the same group may have read the row before
 
 
 def end(row: ReplanRow, outcome: str, reason: str) -> None:
@@ -180,13 +225,9 @@ def end(row: ReplanRow, outcome: str, reason: str) -> None:
 
 def end_all(session: Session, ends: Sequence[tuple[DeviceId, int, int, str, str]]) -> None:
     """`end` for the re-plans that pushed these generations: (device, epoch, generation, outcome, reason)."""
-    values = [
-        {"of": device, "in_epoch": epoch, "in_generation": generation, "ended_as": outcome, "why": reason}
-        for device, epoch, generation, outcome, reason in ends
-    ]
-    if values:
+    if ends:
         session.flush()
-        session.connection().execute(_END, values)
+        run_on_rows(session.connection(), _END, list(dict.fromkeys(ends)))
 
 
 def found_nothing(session: Session, replan: int, reason: str, now_us: int) -> None:
@@ -284,16 +325,7 @@ def barred(
     session: Session, device: DeviceId, environment: str, since_us: int
 ) -> list[tuple[Digest, Digest]]:
     """(plan, structure) of the re-plans that did not gain on this device, newest first."""
-    rows = session.execute(
-        select(ReplanRow.digest, ReplanRow.structure)
-        .where(
-            ReplanRow.device == device,
-            ReplanRow.environment == environment,
-            ReplanRow.outcome.in_(["rejected", "no_gain", "rolled_back"]),
-            ReplanRow.begun_at_us >= since_us,
-        )
-        .order_by(ReplanRow.replan.desc())
-    )
+    rows = session.connection().execute(_BARRED, {"of": device, "there": environment, "since_us": since_us})
     return [(Digest(plan), Digest(structure or plan)) for plan, structure in rows if plan]
 
 

@@ -5,11 +5,11 @@ waiting for long. A row that is rolled up is deleted in the same transaction: at
 exactly one place, and rows that come late are merged into the minute or hour that is there already.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Exists, delete, exists, select, tuple_
+from sqlalchemy import ColumnElement, Executable, bindparam, delete, exists, select, tuple_
 from sqlalchemy.orm import Session
 
 from planner.store.database import Database
@@ -32,6 +32,9 @@ from shared.messages.telemetry import RowKind, decode_row
 
 CHUNK: Final = 500
 """Rows that one transaction treats at most."""
+
+_LOOKED_AT: Final = 64
+"""Devices that are looked at together."""
 
 FACTS: Final = (
     RowKind.STATE_CHANGE,
@@ -57,12 +60,14 @@ class Retention:
 
 _Step = Callable[[Session], int]
 """Treats up to `CHUNK` rows in one transaction and says how many."""
+_Steps = Callable[[DeviceId, Retention, int], list[tuple[int, _Step]]]
+"""Per step what lies before which moment in microseconds is its; for a device, at a moment."""
 
 
 def tidy(database: Database, writer: Writer, keep: Retention, now_us: int) -> Iterator[int]:
     """Apply `keep`, step by step: each `next` is one transaction and gives the number of rows it treated.
 
-    0 after each device: looking for old rows costs milliseconds, and there may be a thousand devices.
+    0 after looking at some devices: that costs milliseconds, and there may be thousands.
 
     The caller may pause between steps, or stop.
 
@@ -73,19 +78,35 @@ def tidy(database: Database, writer: Writer, keep: Retention, now_us: int) -> It
         devices = [
             DeviceId(name) for name in session.scalars(select(DeviceRow.name).order_by(DeviceRow.name))
         ]
-    for device in devices:
-        for wanted in (_row_steps, _minute_steps, _hour_steps):  # each finds what the one before left
-            steps = wanted(device, keep, now_us)
-            # Looked up first: a step is a writing transaction.
-            columns = (old.label(f"step_{index}") for index, (old, _) in enumerate(steps))
-            with database.read() as session:
-                found = session.execute(select(*columns)).one()
-            for (_, step), old in zip(steps, found, strict=True):
-                if old:
-                    yield from _repeat(writer, step)
+    for at in range(0, len(devices), _LOOKED_AT):
+        for look, wanted in _LEVELS:  # each finds what the one before left
+            steps = _old(database, look, wanted, devices[at : at + _LOOKED_AT], keep, now_us)
+            for step in steps:
+                yield from _repeat(writer, step)
         yield 0
     if before_us := _before(now_us, keep.hours_s):
         yield from _repeat(writer, lambda session: _delete_events(session, before_us))
+
+
+def _old(
+    database: Database,
+    look: Executable,
+    wanted: _Steps,
+    devices: Sequence[DeviceId],
+    keep: Retention,
+    now_us: int,
+) -> list[_Step]:
+    """The steps that would treat something. Looked up first: a step is a writing transaction."""
+    limits = {f"before_{at}": before_us for at, (before_us, _) in enumerate(wanted(devices[0], keep, now_us))}
+    with database.read() as session:
+        found = session.connection().execute(look, {"devices": devices, **limits}).all()
+    return [
+        step
+        for name, *olds in found
+        if any(olds)
+        for (_, step), old in zip(wanted(DeviceId(name), keep, now_us), olds, strict=True)
+        if old
+    ]
 
 
 def _repeat(writer: Writer, step: _Step) -> Iterator[int]:
@@ -101,41 +122,60 @@ def _before(now_us: int, age_s: float) -> int:
     return max(now_us - round(age_s * 1e6), 0) if age_s else 0
 
 
-def _row_steps(device: DeviceId, keep: Retention, now_us: int) -> list[tuple[Exists, _Step]]:
+def _row_steps(device: DeviceId, keep: Retention, now_us: int) -> list[tuple[int, _Step]]:
     ages = {kind: _before(now_us, keep.row_age_s(kind)) for kind in RowKind}
-    return [
-        (_old_rows(device, kind, before_us), _rows_step(device, kind, before_us))
-        for kind, before_us in ages.items()
-    ]
+    return [(before_us, _rows_step(device, kind, before_us)) for kind, before_us in ages.items()]
 
 
-def _minute_steps(device: DeviceId, keep: Retention, now_us: int) -> list[tuple[Exists, _Step]]:
+def _minute_steps(device: DeviceId, keep: Retention, now_us: int) -> list[tuple[int, _Step]]:
     # Whole hours of minutes go, so that an hour is not shown in part as minutes.
     before_us = Width.HOUR.begin_us(_before(now_us, keep.minutes_s))
-    old = _old_rollups(device, Width.MINUTE, before_us)
-    return [(old, lambda session: _widen_minutes(session, device, before_us))]
+    return [(before_us, lambda session: _widen_minutes(session, device, before_us))]
 
 
-def _hour_steps(device: DeviceId, keep: Retention, now_us: int) -> list[tuple[Exists, _Step]]:
+def _hour_steps(device: DeviceId, keep: Retention, now_us: int) -> list[tuple[int, _Step]]:
     before_us = Width.HOUR.begin_us(_before(now_us, keep.hours_s))
-    old = _old_rollups(device, Width.HOUR, before_us)
-    return [(old, lambda session: _delete_hours(session, device, before_us))]
+    return [(before_us, lambda session: _delete_hours(session, device, before_us))]
 
 
 def _rows_step(device: DeviceId, kind: RowKind, before_us: int) -> _Step:
     return lambda session: _take_rows(session, device, kind, before_us)
 
 
-def _old_rows(device: DeviceId, kind: RowKind, before_us: int) -> Exists:
+def _old_rows(at: int, kind: RowKind) -> ColumnElement[bool]:
     return exists().where(
-        TelemetryRow.device == device, TelemetryRow.kind == kind.value, TelemetryRow.at_us < before_us
+        TelemetryRow.device == DeviceRow.name,
+        TelemetryRow.kind == kind.value,
+        TelemetryRow.at_us < bindparam(f"before_{at}"),
     )
 
 
-def _old_rollups(device: DeviceId, width: Width, before_us: int) -> Exists:
+def _old_rollups(width: Width) -> ColumnElement[bool]:
     return exists().where(
-        RollupRow.device == device, RollupRow.width_s == width.value, RollupRow.begin_us < before_us
+        RollupRow.device == DeviceRow.name,
+        RollupRow.width_s == width.value,
+        RollupRow.begin_us < bindparam("before_0"),
     )
+
+
+def _look(olds: Sequence[ColumnElement[bool]]) -> Executable:
+    labelled = (old.label(f"old_{at}") for at, old in enumerate(olds))
+    return (
+        select(DeviceRow.name, *labelled)
+        .where(DeviceRow.name.in_(bindparam("devices", expanding=True)))
+        .order_by(DeviceRow.name)
+    )
+
+
+_LEVELS: Final[tuple[tuple[Executable, _Steps], ...]] = (
+    (_look([_old_rows(at, kind) for at, kind in enumerate(RowKind)]), _row_steps),
+    (_look([_old_rollups(Width.MINUTE)]), _minute_steps),
+    (_look([_old_rollups(Width.HOUR)]), _hour_steps),
+)
+"""What of `devices` lies before `before_0`, `before_1`...; and what treats it.
+
+Made once: making the first one takes longer than running it.
+"""
 
 
 def _take_rows(session: Session, device: DeviceId, kind: RowKind, before_us: int) -> int:

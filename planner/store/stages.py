@@ -5,17 +5,21 @@ batch, the digest of its combined block, and its own text.
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import pairwise
+from typing import Final
 
 import msgspec
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
+from planner.store.desired import Push, push
 from planner.store.devices import known_device
-from planner.store.plans import plan_info, push
+from planner.store.plans import plan_info
 from planner.store.tables import ArtifactRow, PlanRow, ProfileRow, StageCostRow, StageProfileRow
 from shared.digest import digest_bytes
 from shared.ids import DeviceId, Digest
+from shared.messages.control import Desired
 from shared.messages.telemetry import StageProfileResult
 from shared.plan import ExecutorOptions, Plan, decode_plan
 from shared.schedule import Stage, StageSchedule
@@ -24,6 +28,16 @@ from shared.stage_string import parse, to_string
 
 Members = tuple[tuple[Digest, int, int], ...]
 """Per member of a combined block the artifact, its first operator, and one past its last."""
+
+_MEMBERS: Final = msgspec.msgpack.Decoder(Members)
+_STAGES: Final = select(
+    StageCostRow.members, StageCostRow.batch, StageCostRow.stage, StageCostRow.median_us
+).where(
+    StageCostRow.device_class == bindparam("there"),
+    StageCostRow.executor == bindparam("under"),
+    StageCostRow.batch.in_(bindparam("batches", expanding=True)),
+)
+_parsed = lru_cache(maxsize=4096)(parse)  # every re-plan reads all stages of its class
 
 
 def executor_key(options: ExecutorOptions) -> str:
@@ -37,8 +51,10 @@ def next_request(session: Session) -> int:
     return 1 + max(number or 0 for number in used)
 
 
-def request_stages(session: Session, device: DeviceId, plan: str, *, budget_s: float, now_us: int) -> int:
-    """Ask a device to measure a plan's stages; returns the request's number.
+def request_stages(
+    session: Session, device: DeviceId, plan: str, *, budget_s: float, now_us: int
+) -> tuple[int, Desired]:
+    """Ask a device to measure a plan's stages; returns the request's number, and what is desired now.
 
     Part of desired state, so it takes a generation, decided by "profile".
 
@@ -60,8 +76,7 @@ def request_stages(session: Session, device: DeviceId, plan: str, *, budget_s: f
         )
     )
     session.flush()
-    push(session, device, None, decided_by="profile", now_us=now_us)
-    return request
+    return request, push(session, Push(device=device, plan=None, decided_by="profile"), now_us)
 
 
 def store_stages(
@@ -127,20 +142,17 @@ def stage_costs(
     session: Session, device_class: str, executor: ExecutorOptions, batches: Iterable[int]
 ) -> list[MeasuredStage]:
     """Every measured stage of a device class under these options, at one of these batches."""
-    rows = session.scalars(
-        select(StageCostRow).where(
-            StageCostRow.device_class == device_class,
-            StageCostRow.executor == executor_key(executor),
-            StageCostRow.batch.in_(set(batches)),
-        )
+    rows = session.connection().execute(
+        _STAGES,
+        {"there": device_class, "under": executor_key(executor), "batches": list(set(batches))},
     )
     found = []
-    for row in rows:
-        schedule = parse(row.stage)
+    for members, batch, stage, median_us in rows:
+        schedule = _parsed(stage)
         if isinstance(schedule, StageSchedule) and len(schedule.stages) == 1:
-            members = msgspec.msgpack.decode(row.members, type=Members)
-            groups = schedule.stages[0].groups
-            found.append(MeasuredStage(members, row.batch, groups, row.median_us / 1e6))
+            (parsed,) = schedule.stages
+            known = _MEMBERS.decode(members)
+            found.append(MeasuredStage(known, batch, parsed.groups, median_us / 1e6, parsed.merge))
     return found
 
 

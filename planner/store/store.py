@@ -20,16 +20,19 @@ from planner.dispatch.ports import (
     TelemetryWrite,
 )
 from planner.replan.settings import Note, ReplanSettings
-from planner.store import costs, devices, plans, replans, retention, schema, stages, telemetry
+from planner.store import costs, desired, devices, plans, replans, retention, schema, stages, telemetry
+from planner.store.desired import Push
+from planner.store.devices import enrolled_after
 from planner.store.reading import ReadStore
 from planner.store.retention import Retention
 from planner.store.tables import DeviceRow, ReportedRow
 from planner.store.writer import Writer
 from shared.artifact import open_artifact
 from shared.clock import Clock, SystemClock
+from shared.errors import InputError
 from shared.failpoint import failpoint
 from shared.ids import DeviceId, Digest
-from shared.messages.admin import ModelInfo, PlanInfo
+from shared.messages.admin import MAX_PUSHED, ModelInfo, PlanInfo
 from shared.messages.control import Activation, Alarm, Autonomy, Desired, LocalPlan
 from shared.plan import Plan
 
@@ -76,12 +79,13 @@ class Store(ReadStore):
                 .outerjoin(ReportedRow, ReportedRow.device == DeviceRow.name)
                 .order_by(DeviceRow.enrolled_at_us, DeviceRow.name)
             ).all()
+            wanted = desired.desired_of(session, [DeviceId(row.name) for row, _ in rows])
             return [
                 FleetMember(
                     device=DeviceId(row.name),
                     public_key=row.public_key,
                     revoked=row.revoked,
-                    desired=plans.desired(session, DeviceId(row.name)),
+                    desired=wanted.get(DeviceId(row.name)),
                     boot=reported.boot if reported else 0,
                     report=devices.report_of(reported) if reported else None,
                 )
@@ -107,15 +111,8 @@ class Store(ReadStore):
 
         def work(session: Session) -> Desired:
             devices.raise_epoch(session, above_epoch, now_us)
-            plans.push(
-                session,
-                device,
-                None,
-                decided_by="restored",
-                now_us=now_us,
-                above_generation=above_generation,
-            )
-            return _required(plans.desired(session, device))
+            one = Push(device=device, plan=None, decided_by="restored", above_generation=above_generation)
+            return desired.push(session, one, now_us)
 
         return self.writer.run(work)
 
@@ -144,12 +141,7 @@ class Store(ReadStore):
             InputError: an artifact of it is not here, or the device is revoked.
         """
         now_us = self._clock.wall_us()
-
-        def work(session: Session) -> Desired | None:
-            adopted = plans.adopt(session, device, local, now_us)
-            return plans.desired(session, device) if adopted else None
-
-        return self.writer.run(work)
+        return self.writer.run(lambda session: desired.adopt(session, device, local, now_us))
 
     def artifact(self, digest: Digest) -> ArtifactFile | None:
         """The artifact's file, or None if the store has none of this digest."""
@@ -239,40 +231,56 @@ class Store(ReadStore):
         Raises:
             InputError: there is no such device or plan, or the device is revoked.
         """
-        return self.push_soon(
-            device, plan, decided_by=decided_by, autonomy=autonomy, activation=activation
-        ).result()
+        one = Push(device=device, plan=plan, decided_by=decided_by, autonomy=autonomy, activation=activation)
+        return self.push_soon(one).result()
 
-    def push_soon(
-        self,
-        device: DeviceId,
-        plan: str,
-        *,
-        decided_by: str,
-        autonomy: Autonomy | None = None,
-        activation: Activation = Activation.TRIAL,
-    ) -> Future[Desired]:
-        """`push` for callers that have better things to do than to wait; see `Writer.submit`.
+    def push_soon(self, one: Push) -> Future[Desired]:
+        """Push for callers that have better things to do than to wait; see `Writer.submit`.
+
+        Pushes that wait for the same commit share their statements.
 
         Raises (from the future):
             InputError: as `push`.
         """
-        now_us = self._clock.wall_us()
+        return self.writer.submit_one(self._pushes, one)
 
-        def work(session: Session) -> Desired:
-            plans.push(
-                session,
-                device,
-                plan,
-                decided_by=decided_by,
-                now_us=now_us,
-                autonomy=autonomy,
-                activation=activation,
-            )
-            failpoint("planner.desired.before")
-            return _required(plans.desired(session, device))
+    def push_fleet(
+        self,
+        devices: Sequence[DeviceId],
+        plan: str,
+        *,
+        decided_by: str,
+        after: str = "",
+        autonomy: Autonomy | None = None,
+        activation: Activation = Activation.TRIAL,
+    ) -> Future[tuple[list[tuple[DeviceId, Desired | InputError]], bool]]:
+        """Push a plan to many devices in one transaction; without names to all enrolled ones after `after`.
+
+        The future's result: each device's new desired value or why it was refused, and whether there are
+        more devices to go on with.
+
+        Raises (from the future):
+            InputError: there is no such plan, or it names a model that was removed.
+        """
+
+        def work(session: Session) -> tuple[list[tuple[DeviceId, Desired | InputError]], bool]:
+            plans.plan_info(session, plan)
+            names, more = list(dict.fromkeys(devices)), False
+            if not names:
+                names = enrolled_after(session, after, MAX_PUSHED + 1)
+                names, more = names[:MAX_PUSHED], len(names) > MAX_PUSHED
+            wanted = [
+                Push(device=name, plan=plan, decided_by=decided_by, autonomy=autonomy, activation=activation)
+                for name in names
+            ]
+            return list(zip(names, self._pushes(session, wanted), strict=True)), more
 
         return self.writer.submit(work)
+
+    def _pushes(self, session: Session, pushes: Sequence[Push]) -> Sequence[Desired | InputError]:
+        results = desired.push_all(session, pushes, self._clock.wall_us())
+        failpoint("planner.desired.before")
+        return results
 
     def request_profile(
         self, device: DeviceId, names: list[str], *, batch: int = 1, budget_s: float = 20.0
@@ -283,14 +291,11 @@ class Store(ReadStore):
             InputError: there is no such device or model, or the device is revoked.
         """
         now_us = self._clock.wall_us()
-
-        def work(session: Session) -> tuple[list[int], Desired]:
-            requests = costs.request_profile(
+        return self.writer.run(
+            lambda session: costs.request_profile(
                 session, device, names, batch=batch, budget_s=budget_s, now_us=now_us
             )
-            return requests, _required(plans.desired(session, device))
-
-        return self.writer.run(work)
+        )
 
     def request_stages(self, device: DeviceId, plan: str, *, budget_s: float = 10.0) -> tuple[int, Desired]:
         """Ask a device to measure a plan's stages; returns the request's number and what is desired now.
@@ -299,12 +304,9 @@ class Store(ReadStore):
             InputError: there is no such device or plan, or the device is revoked.
         """
         now_us = self._clock.wall_us()
-
-        def work(session: Session) -> tuple[int, Desired]:
-            request = stages.request_stages(session, device, plan, budget_s=budget_s, now_us=now_us)
-            return request, _required(plans.desired(session, device))
-
-        return self.writer.run(work)
+        return self.writer.run(
+            lambda session: stages.request_stages(session, device, plan, budget_s=budget_s, now_us=now_us)
+        )
 
     # -- what the re-planner needs --------------------------------------------------------------------------
 
@@ -339,12 +341,10 @@ class Store(ReadStore):
         now_us = self._clock.wall_us()
 
         def work(session: Session) -> Desired | None:
-            known = plans.desired(session, device)
-            newest = (known.epoch, known.generation) if known is not None else (0, 0)
-            if newest != above or not replans.undecided(session, replan):
+            if desired.newest(session, device) != above or not replans.undecided(session, replan):
                 return None
             name = plans.named(session, plan, scheduler, now_us)
-            generation = plans.push(session, device, name, decided_by="replan", now_us=now_us)
+            now = desired.push(session, Push(device=device, plan=name, decided_by="replan"), now_us)
             replans.pushed(
                 session,
                 replan,
@@ -353,9 +353,9 @@ class Store(ReadStore):
                 structure=note.structure,
                 how=note.how,
                 predicted=note.predicted,
-                generation=generation,
+                generation=(now.epoch, now.generation),
             )
-            return _required(plans.desired(session, device))
+            return now
 
         return self.writer.run(work)
 
@@ -370,10 +370,4 @@ class Store(ReadStore):
 
     def presence(self, device: DeviceId, online: bool) -> None:
         """Note that a device came or went; returns at once."""
-        now_us = self._clock.wall_us()
-        self.writer.submit(lambda session: devices.presence(session, device, online, now_us))
-
-
-def _required(value: Desired | None) -> Desired:
-    assert value is not None, "`push` has just made it"
-    return value
+        self.writer.submit_one(devices.presence, (device, online, self._clock.wall_us()))

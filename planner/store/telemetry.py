@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, Final
 
-from sqlalchemy import func, select, tuple_
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from planner.dispatch.ports import StoredRow, TelemetryWrite
 from planner.store.costs import store_profile
 from planner.store.devices import set_state
-from planner.store.manyrows import insert_rows
+from planner.store.manyrows import insert_rows, run_on_rows
 from planner.store.replans import take_in
 from planner.store.stages import store_stages
 from planner.store.tables import EventRow, LedgerRow, TelemetryRow
@@ -36,6 +36,11 @@ _UPDATE_BOOK: Final = (
     f"ON CONFLICT (device, boot) DO UPDATE SET version = {_LEDGERS}.version + 1, "
     + ", ".join(f"{name} = excluded.{name}" for name in _BOOK)
 )
+_BOOKS: Final = f"""
+WITH given (whose, life) AS (VALUES {{rows}})
+SELECT book.device, book.boot, {", ".join(f"book.{name}" for name in _BOOK)}
+FROM given JOIN {_LEDGERS} AS book ON book.device = whose AND book.boot = life ORDER BY book.device, book.boot
+"""
 _OLDEST_US: Final = 400 * 86_400_000_000
 _NEWEST_US: Final = 86_400_000_000
 
@@ -102,13 +107,10 @@ def _books(session: Session, writes: Sequence[TelemetryWrite]) -> dict[tuple[Dev
     """The books that these writes touch and that exist, by device and boot."""
     opened = {(write.device, ledger.boot) for write in writes for ledger in write.ledgers}
     opened |= {(write.device, row.boot) for write in writes for row in write.rows}
-    wanted = (
-        select(LedgerRow.device, LedgerRow.boot, *(getattr(LedgerRow, name) for name in _BOOK))
-        .where(tuple_(LedgerRow.device, LedgerRow.boot).in_(opened))
-        .order_by(LedgerRow.device, LedgerRow.boot)
-        .with_for_update()  # on a server another planner may write the same books; SQLite has one writer
-    )
-    found = session.execute(wanted)
+    connection = session.connection()
+    # On a server another planner may write the same books; SQLite has one writer, and no such clause.
+    lock = "" if connection.dialect.name == "sqlite" else "FOR UPDATE OF book"
+    found = run_on_rows(connection, _BOOKS + lock, sorted(opened))
     return {(DeviceId(device), boot): tuple(values) for device, boot, *values in found}
 
 

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final, TypeVar
 
 from sqlalchemy.orm import Session
@@ -24,15 +26,20 @@ from shared.failpoint import failpoint
 
 logger = logging.getLogger(__name__)
 
+Item = TypeVar("Item")
 T = TypeVar("T")
 
-GROUP: Final = 64
+GROUP: Final = 256
 """Works per commit at most: bounds how long the first of a group waits for the last."""
+
+Together = Callable[[Session, Sequence[Item]], Sequence[T | StageloomError]]
+"""Works that are one and the same on different items: (items) -> their results, or why one is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    work: Callable[[Session], Any]
+    together: "Together[Any, Any]"
+    item: Any
     answer: "Future[Any]"
 
 
@@ -61,11 +68,19 @@ class Writer:
             StorageError: the commit failed, nothing of the work was kept.
             StageloomError: what `work` itself raised; the rest of its group is not affected.
         """
+        return self.submit_one(_each, work, bulk=bulk)
+
+    def submit_one(self, together: Together[Item, T], item: Item, *, bulk: bool = False) -> "Future[T]":
+        """`submit` where many items may come at once: those that stand in a row are worked on together.
+
+        A refusal of one item undoes nothing, so whatever `together` refuses it must not have written; where
+        it raises, all of them fail.
+        """
         answer: Future[T] = Future()
         with self._changed:
             closed = self._closed
             if not closed:
-                (self._bulk if bulk else self._small).append(_Entry(work, answer))
+                (self._bulk if bulk else self._small).append(_Entry(together, item, answer))
                 self._changed.notify()
         if closed:
             answer.set_exception(UnavailableError("the store is closed"))
@@ -108,7 +123,9 @@ class Writer:
         results: list[Any] = []
         try:
             with self._database.write() as session:
-                results = [_attempt(session, entry.work) for entry in group]
+                for together, entries in groupby(group, attrgetter("together")):
+                    items = [entry.item for entry in entries]
+                    results += _together(session, together, items)
                 failpoint("planner.commit.before")
             failpoint("planner.commit.after")
         except (LostRace, StaleDataError):
@@ -128,14 +145,28 @@ class Writer:
         """Postgres rolled the group back in favour of another writer: run each work until it is in."""
         for entry in group:
             try:
-                result = self._database.change(entry.work)
+                (result,) = self._database.change(
+                    lambda session, entry=entry: entry.together(session, [entry.item])  # type: ignore[misc]
+                )
             except Exception as error:
                 result = error
             _deliver(entry, result)
 
 
+def _each(session: Session, works: Sequence[Callable[[Session], Any]]) -> Sequence[Any]:
+    """Works that have nothing in common; a refusal of one undoes only that one."""
+    return [_attempt(session, work) for work in works]
+
+
+def _together(session: Session, together: "Together[Any, Any]", items: Sequence[Any]) -> Sequence[Any]:
+    if together is _each:
+        return _each(session, items)
+    results = _attempt(session, lambda session: together(session, items))
+    return [results] * len(items) if isinstance(results, StageloomError) else results
+
+
 def _attempt(session: Session, work: Callable[[Session], Any]) -> Any:
-    """Run one work of a group; a refusal is its result and undoes only itself."""
+    """What a part of a group results in; a refusal is its result and undoes only that part."""
     try:
         with session.begin_nested():
             return work(session)

@@ -8,7 +8,7 @@ import math
 from shared.engine.choice import Chooser
 from shared.engine.programs import Program, ProgramStatus
 from shared.engine.records import Instance, StepRecord, TaskRecord
-from shared.engine.slots import CombinedState, InFlight, PlanState, Touched
+from shared.engine.slots import NO_LANE, CombinedState, InFlight, PlanState, Touched
 from shared.engine.steps import Action, DropInstance, IssueStep, PrepareProgram, Step, StepMember
 from shared.engine.swap import find_place, move_to
 from shared.ids import StepId
@@ -54,7 +54,7 @@ class Board:
 
     def refresh(self, now: float) -> None:
         """Work out again what the touched combined blocks would run."""
-        touched = self.touched
+        touched, chooser = self.touched, self.chooser
         while touched:
             combined, _ = touched.popitem()
             moves = combined.moves = combined.find_moves()
@@ -62,13 +62,13 @@ class Board:
                 self.timed.pop(combined, None)
             if not moves:
                 combined.since_s = math.inf
-                self.chooser.dismiss(combined)
-            elif combined.plan.waits and moves != combined.full and self._must_wait(combined, now):
-                self.chooser.dismiss(combined)
+                chooser.dismiss(combined)
+            elif moves != combined.full and combined.plan.waits and self._must_wait(combined, now):
+                chooser.dismiss(combined)
             elif moves & combined.ready:
-                self.chooser.admit(combined)
+                chooser.admit(combined)
             else:
-                self.chooser.dismiss(combined)
+                chooser.dismiss(combined)
                 self._shift(combined)
 
     def _must_wait(self, combined: CombinedState, now: float) -> bool:
@@ -143,7 +143,7 @@ class Board:
             self.fallback_steps += 1
             self._ask(plan, program)
         after: set[StepId] = set()
-        members = self._advance(combined, active, step_id, record, after, now)
+        members = tuple(self._advance(combined, active, step_id, record, after, now))
         self.in_flight[step_id] = record
         plan.steps += 1
         combined.lane = lane
@@ -153,9 +153,8 @@ class Board:
         combined.since_s = math.inf
         self.lanes[lane] += 1
         self.touched[combined] = None
-        self.out.append(
-            IssueStep(Step(step_id, lane, program.key, tuple(members), tuple(sorted(after)), fallback))
-        )
+        waits = tuple(sorted(after)) if after else ()
+        self.out.append(IssueStep(Step(step_id, lane, program.key, members, waits, fallback)))
 
     def _advance(
         self,
@@ -168,15 +167,16 @@ class Board:
     ) -> list[StepMember]:
         """Move all members of a step on, downstream first; the dead ones travel along."""
         members = []
-        moves = combined.moves
+        moves, held = combined.moves, combined.held
+        in_flight, touched = self.in_flight, self.touched
         for position in combined.order:
             if not moves >> position & 1:
                 continue
-            instance = combined.held[position]
+            instance = held[position]
             assert instance is not None
             track, block = instance.track, instance.block
             if active >> position & 1:
-                staged = track.access(block, step_id, self.in_flight, after)
+                staged = track.access(block, step_id, in_flight, after)
                 instance.started = True
                 instance.steps.append(step_id)
                 instance.ready_s = now
@@ -185,7 +185,7 @@ class Board:
                 members.append(
                     StepMember(position, track.members[block], instance.id, instance.task_ids, last, staged)
                 )
-            track.advance(instance, self.touched)
+            track.advance(instance, touched)
         return members
 
     def _ask(self, plan: PlanState, program: Program) -> None:
@@ -212,7 +212,10 @@ class Board:
         record = self.in_flight.pop(step_id, None)
         if record is None:
             raise ValueError(f"step {step_id} is not in flight")
-        record.combined.in_flight -= 1
+        combined = record.combined
+        combined.in_flight -= 1
+        if not combined.in_flight:
+            combined.lane = NO_LANE
         self.lanes[record.lane] -= 1
         for plan in record.holds:
             plan.steps -= 1

@@ -7,10 +7,13 @@ than max_skips + C - 1 times, C being the number of combined blocks. Then come t
 past half the time it had left when it became ready there, most passed over first. The rest follow `rank`.
 """
 
-from shared.engine.slots import CombinedState
+from operator import attrgetter
+
+from shared.engine.slots import NO_LANE, CombinedState
 from shared.plan import StepChoice
 
 _NEVER = float("inf")
+_rank = attrgetter("rank")
 
 
 class Chooser:
@@ -26,21 +29,21 @@ class Chooser:
     def admit(self, combined: CombinedState) -> None:
         """It can run, or what it would run changed: work out its rank. A superseded plan goes first."""
         oldest = combined.oldest()
-        combined.late_s = (
-            (oldest.ready_s + oldest.deadline_s) * 0.5 if oldest.deadline_s != _NEVER else _NEVER
-        )
-        choice = combined.plan.bound.plan.step_choice
-        key = float(combined.plan.key)
+        deadline_s = oldest.deadline_s
+        if not combined.overdue_seq:
+            combined.urgent_s = (oldest.ready_s + deadline_s) * 0.5 if deadline_s != _NEVER else _NEVER
+        plan = combined.plan
+        choice, first = plan.step_choice, plan.precedence
         if choice is StepChoice.RATIO:
             active = (combined.moves & combined.ready).bit_count()
-            combined.rank = (key, -active / combined.size, oldest.id)
+            combined.rank = (first, -active / combined.size, oldest.id)
         elif choice is StepChoice.ROUND_ROBIN:
-            combined.rank = (key, combined.last_choice, combined.index)
+            combined.rank = (first, combined.last_choice, combined.index)
         else:
             if combined not in self.runnable:
                 # An idle combined block does not save up its share.
                 combined.passes = max(combined.passes, self._passes)
-            combined.rank = (key, combined.passes, oldest.id)
+            combined.rank = (first, combined.passes, oldest.id)
         self.runnable[combined] = None
 
     def dismiss(self, combined: CombinedState) -> None:
@@ -52,19 +55,18 @@ class Chooser:
 
     def choose(self, lane: int, load: int, now: float) -> CombinedState | None:
         """The next combined block for a lane with `load` steps in flight; counts it as chosen."""
+        homes = (lane, NO_LANE)
         candidates = [
             combined
             for combined in self.runnable
-            if (not combined.in_flight or combined.lane == lane)
-            and load < combined.plan.run_ahead
-            and lane < combined.plan.lanes
+            if combined.lane in homes and combined.run_ahead > load and combined.lanes > lane
         ]
         if not candidates:
             return None
         self._choices += 1
         chosen = candidates[0]
         if len(candidates) > 1:
-            urgent = [c for c in candidates if c.overdue_seq or now >= c.late_s]
+            urgent = [combined for combined in candidates if combined.urgent_s <= now]
             chosen = min(urgent, key=_urgency) if urgent else min(candidates, key=_rank)
             self._pass_over(candidates, chosen)
         self._count(chosen)
@@ -73,22 +75,20 @@ class Chooser:
     def _pass_over(self, candidates: list[CombinedState], chosen: CombinedState) -> None:
         for combined in candidates:
             if combined is not chosen:
-                combined.skips += 1
-                if combined.skips == combined.plan.max_skips:
+                combined.skips = skips = combined.skips + 1
+                if skips == combined.max_skips:
                     combined.overdue_seq = self._choices
+                    combined.urgent_s = -_NEVER
 
     def _count(self, chosen: CombinedState) -> None:
-        chosen.total_skips += chosen.skips
-        chosen.most_skips = max(chosen.most_skips, chosen.skips)
-        chosen.skips = 0
-        chosen.overdue_seq = 0
+        if chosen.skips:
+            chosen.total_skips += chosen.skips
+            chosen.most_skips = max(chosen.most_skips, chosen.skips)
+            chosen.skips = 0
+            chosen.overdue_seq = 0
         chosen.last_choice = self._choices
         self._passes = chosen.passes
         chosen.passes += chosen.stride
-
-
-def _rank(combined: CombinedState) -> tuple[float, ...]:
-    return combined.rank
 
 
 def _urgency(combined: CombinedState) -> tuple[float, ...]:

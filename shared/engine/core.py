@@ -229,7 +229,7 @@ class EngineCore:
         if self._launching:
             for launcher in self._ledger.launchers.values():
                 target = launcher.target
-                if target is not None and target.free_tracks and launcher.queue:
+                if target is not None and target.free_tracks and launcher.queue.launchable:
                     wakeup = min(wakeup, launcher.due_s())
         return None if wakeup == math.inf else max(wakeup, now)
 
@@ -244,6 +244,10 @@ class EngineCore:
         """Age of the oldest queued task of all models, 0 where none waits."""
         arrived = (launcher.queue.oldest_arrived_s for launcher in self._ledger.launchers.values())
         return max((now - at for at in arrived if at is not None), default=0.0)
+
+    def queues(self) -> list[tuple[str, int, int]]:
+        """Per model its name, the tasks that wait, and those that were launched so far."""
+        return [(one.name, len(one.queue), one.launched) for one in self._ledger.launchers.values()]
 
     def completed(self) -> dict[str, int]:
         """Tasks that completed so far, by model; a shared task counts in each of its models."""
@@ -315,14 +319,16 @@ class EngineCore:
         board = self._board
         active = self._active
         alone = active is not None and len(self._plans) == 1 and not active.loose
+        launching = self._launching
         while True:
             if not alone:
                 self._settle()
+                launching = self._launching
             if board.touched:
                 board.refresh(now)
-            if self._launching:
+            if launching:
                 self._launch(now)
-            if not board.issue_next(now) and not (self._launching and self._launch_early(now)):
+            if not board.issue_next(now) and not (launching and self._launch_early(now)):
                 return board.out
 
     def _settle(self) -> None:
@@ -348,7 +354,12 @@ class EngineCore:
         """Launch everything that is due and finds a free slot 0."""
         for launcher in self._ledger.launchers.values():
             target = launcher.target
-            while target is not None and target.free_tracks and launcher.due_s() <= now:
+            while (
+                target is not None
+                and target.free_tracks
+                and launcher.queue.launchable
+                and launcher.due_s() <= now
+            ):
                 self._launch_one(launcher, target, now)
         if self._board.touched:
             self._board.refresh(now)

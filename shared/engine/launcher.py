@@ -125,4 +125,4 @@ class SharedLine:
             del self._waiting[entry.seq]
             entry.buffered = True
             for model in models:
-                launchers[model].queue.buffer = entry
+                launchers[model].queue.let_in(entry)

@@ -59,6 +59,8 @@ class Ledger:
     def expire(self, now: float) -> None:
         """End every task whose deadline has come."""
         deadlines = self._deadlines
+        if not deadlines:
+            return
         while deadlines and deadlines[0][0] <= now:
             entry = heappop(deadlines)[2]
             if not entry.ended:

@@ -29,12 +29,13 @@ _SLACK = 64  # entries of ended tasks that a heap may hold beyond the live ones 
 class TaskQueue:
     """The tasks of one model that are not launched yet; see the module's text."""
 
-    __slots__ = ("_entries", "_loses", "_runs", "_singles", "buffer", "nbytes", "plan")
+    __slots__ = ("_entries", "_loses", "_runs", "_singles", "buffer", "launchable", "nbytes", "plan")
 
     def __init__(self, plan: QueuePlan) -> None:
         self.plan = plan
         self.nbytes = 0
-        self.buffer: TaskRecord | None = None  # a shared task that may be launched
+        self.launchable = 0  # tasks that may be launched now
+        self.buffer: TaskRecord | None = None  # a shared task that may be launched; see `let_in`
         self._entries: OrderedDict[int, TaskRecord] = OrderedDict()  # by arrival, the buffered one included
         self._singles: OrderedDict[int, TaskRecord] = OrderedDict()  # those that need no buffer
         self._runs: _Heap = []  # singles in run order; only where it is not the order of arrival
@@ -42,11 +43,6 @@ class TaskQueue:
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    @property
-    def launchable(self) -> int:
-        """Tasks that may be launched now."""
-        return len(self._singles) + (self.buffer is not None)
 
     @property
     def oldest_arrived_s(self) -> float | None:
@@ -89,20 +85,28 @@ class TaskQueue:
         self.nbytes += entry.task.nbytes
         if not entry.shared:
             self._singles[entry.seq] = entry
+            self.launchable += 1
         if self._keyed:
             value, seq = self._key(entry)
             if not entry.shared:
                 heappush(self._runs, (value, seq, entry))
             heappush(self._loses, (-value, -seq, entry))
 
+    def let_in(self, entry: TaskRecord) -> None:
+        """A shared task enters the empty buffer."""
+        self.buffer = entry
+        self.launchable += 1
+
     def discard(self, entry: TaskRecord) -> None:
         """Forget a task that was launched or has ended; unknown ones are ignored."""
         if self._entries.pop(entry.seq, None) is None:
             return
         self.nbytes -= entry.task.nbytes
-        self._singles.pop(entry.seq, None)
-        if self.buffer is entry:
+        if self._singles.pop(entry.seq, None) is not None:
+            self.launchable -= 1
+        elif self.buffer is entry:
             self.buffer = None
+            self.launchable -= 1
         if len(self._loses) > 2 * len(self._entries) + _SLACK:
             self._rebuild()
         elif len(self._runs) > 2 * len(self._singles) + _SLACK:

@@ -7,7 +7,6 @@ reads each slot (`Step.after`). Everything here is a table lookup or a bit opera
 import math
 from typing import TypeAlias
 
-from shared.bitmask import bits
 from shared.bound import BoundModel, BoundPlan
 from shared.engine.programs import ProgramTable
 from shared.engine.records import Instance, StepRecord
@@ -17,6 +16,8 @@ from shared.plan import Member, Wait
 
 InFlight: TypeAlias = dict[StepId, StepRecord]
 """The steps in flight, by id."""
+
+NO_LANE = -1
 
 Touched: TypeAlias = "dict[CombinedState, None]"
 """Combined blocks whose moves must be worked out again, in a fixed order."""
@@ -136,16 +137,17 @@ class Track:
         Returns whether a member that was noted before, in the same step, reads the slot that is overwritten.
         Members must be noted downstream first, before `advance`.
         """
+        writers, readers = self.writers, self.readers
         if block == 0:
             self.overwrite(0, [step], in_flight, after)
         for slot in self.reads[block]:
-            for writer in self.writers[slot]:
+            for writer in writers[slot]:
                 if writer in in_flight:
                     after.add(writer)
-            self.readers[slot].append(step)
+            readers[slot].append(step)
         if block + 1 == self.blocks:
             return False
-        staged = step in self.readers[block + 1]
+        staged = step in readers[block + 1]
         self.overwrite(block + 1, [step], in_flight, after)
         return staged
 
@@ -190,8 +192,9 @@ class CombinedState:
         "in_flight",
         "index",
         "lane",
+        "lanes",
         "last_choice",
-        "late_s",
+        "max_skips",
         "most_skips",
         "moves",
         "next_free",
@@ -203,16 +206,19 @@ class CombinedState:
         "programs",
         "rank",
         "ready",
+        "run_ahead",
         "runs",
         "since_s",
         "size",
         "skips",
         "stride",
         "total_skips",
+        "urgent_s",
     )
 
     def __init__(self, plan: "PlanState", index: int, members: tuple[Member, ...]) -> None:
         self.plan = plan
+        self.lanes, self.run_ahead, self.max_skips = plan.lanes, plan.run_ahead, plan.max_skips
         self.index = index
         self.size = len(members)
         self.full = (1 << self.size) - 1
@@ -225,10 +231,10 @@ class CombinedState:
         self.next_free = self.full  # members whose next slot is free
         self.moves = 0  # members that would move if the block ran now
         self.programs = ProgramTable(plan.key, index)
-        self.lane = -1  # the lane of the steps in flight
+        self.lane = NO_LANE  # of the steps in flight
         self.in_flight = 0
         self.since_s = math.inf  # when a member first could move, while others are waited for
-        self.late_s = math.inf  # from then on the oldest instance is past half the time it had
+        self.urgent_s = math.inf  # from then on it is overdue, or its oldest instance past half its time
         self.rank: tuple[float, ...] = ()
         self.skips = 0  # times passed over since it could run
         self.overdue_seq = 0  # the choice at which skips reached the bound, 0 before that
@@ -281,11 +287,14 @@ class CombinedState:
         """The oldest instance among the members that would move; dead ones only where all are."""
         held = self.held
         best: Instance | None = None
-        for position in bits(self.moves & self.ready or self.moves):
-            instance = held[position]
+        mask = self.moves & self.ready or self.moves
+        while mask:
+            low = mask & -mask
+            instance = held[low.bit_length() - 1]
             assert instance is not None
             if best is None or instance.id < best.id:
                 best = instance
+            mask ^= low
         assert best is not None
         return best
 
@@ -303,9 +312,11 @@ class PlanState:
         "max_skips",
         "models",
         "population",
+        "precedence",
         "preparing",
         "programs",
         "run_ahead",
+        "step_choice",
         "steps",
         "superseded",
         "wait",
@@ -315,9 +326,11 @@ class PlanState:
     def __init__(self, key: PlanKey, bound: BoundPlan) -> None:
         self.key = key
         self.bound = bound
+        self.precedence = float(key)  # of its combined blocks: those of an older plan go first
         self.lanes = bound.plan.lanes
         self.run_ahead = bound.plan.run_ahead
         self.max_skips = bound.plan.max_skips
+        self.step_choice = bound.plan.step_choice
         self.wait = bound.plan.wait
         self.wait_timeout_s = bound.plan.wait_timeout_us * 1e-6
         self.models = [ModelState(self, index, model) for index, model in enumerate(bound.models)]

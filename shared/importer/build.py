@@ -11,6 +11,7 @@ from shared.graph import Graph, Operator, Tensor, graph_problem
 from shared.ids import TensorId
 from shared.importer.attributes import attributes_of
 from shared.importer.borders import METADATA_KEY, Borders
+from shared.importer.convolutions import convolution_of
 from shared.importer.cuts import MAX_PAPER_CUTS, base_cuts
 from shared.importer.flop import node_flop
 from shared.importer.nodes import captured_names, opaque_reason
@@ -164,17 +165,24 @@ def _assemble(
         own = set(made)
         reads = dict.fromkeys(r for i in group.nodes for r in nodes[i].reads if r not in own)
         lead = model.graph.node[group.lead]
+        inputs_read = tuple(dict.fromkeys(add(name) for name in reads))
+        outputs_made = tuple(add(n) for n in made if n in wanted or readers.get(n, set()) - {g})
+        convolution = None
+        if not group.opaque and len(inputs_read) == len(outputs_made) == 1:
+            own_nodes = [model.graph.node[i] for i in group.nodes]
+            convolution = convolution_of(own_nodes, tensors[outputs_made[0]].name, values, weights)
         operators.append(
             Operator(
                 kind=lead.op_type,
                 name=lead.name,
                 nodes=group.nodes,
-                inputs=tuple(dict.fromkeys(add(name) for name in reads)),
-                outputs=tuple(add(n) for n in made if n in wanted or readers.get(n, set()) - {g}),
+                inputs=inputs_read,
+                outputs=outputs_made,
                 flop=sum(node_flop(model.graph.node[i], shape_of) for i in group.nodes),
                 weight_bytes=_weight_bytes([model.graph.node[i] for i in group.nodes], weights),
                 fused_unit=g,
                 opaque=group.opaque,
+                convolution=convolution,
                 attributes=attributes_of([model.graph.node[i] for i in group.nodes], lead, weights),
             )
         )

@@ -31,9 +31,9 @@ class ModelSource:
 
     def __init__(self, onnx_bytes: bytes, graph: Graph) -> None:
         self.graph = graph
-        self._model = onnx.ModelProto()
-        self._model.ParseFromString(onnx_bytes)
-        self._weights = {weight.name: weight for weight in self._model.graph.initializer}
+        self.model = onnx.ModelProto()
+        self.model.ParseFromString(onnx_bytes)
+        self._weights = {weight.name: weight for weight in self.model.graph.initializer}
         self._onnx_digest = digest_bytes([onnx_bytes])
 
     @classmethod
@@ -74,18 +74,18 @@ class ModelSource:
             )
         inputs, outputs = self.borders(chosen)
         part = onnx.ModelProto()
-        part.ir_version = self._model.ir_version
-        part.opset_import.extend(self._model.opset_import)
+        part.ir_version = self.model.ir_version
+        part.opset_import.extend(self.model.opset_import)
         part.graph.name = self.graph.name
         indices = sorted(i for op in chosen for i in self.graph.operators[op].nodes)
-        nodes = [self._model.graph.node[i] for i in indices]
+        nodes = [self.model.graph.node[i] for i in indices]
         part.graph.node.extend(nodes)
         used = {name for node in nodes for name in (*node.input, *captured_names(node))}
         part.graph.initializer.extend(self._weights[name] for name in sorted(used & self._weights.keys()))
         part.graph.input.extend(self._describe(t, batch) for t in inputs)
         part.graph.output.extend(self._describe(t, batch) for t in outputs)
-        if self._model.functions and any(node.domain for node in nodes_within(part.graph)):
-            part.functions.extend(self._model.functions)
+        if self.model.functions and any(node.domain for node in nodes_within(part.graph)):
+            part.functions.extend(self.model.functions)
         return SubModel(part.SerializeToString(), inputs, outputs, self.sub_digest(chosen, batch=batch))
 
     def _describe(self, tensor: TensorId, batch: int) -> onnx.ValueInfoProto:

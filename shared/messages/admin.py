@@ -4,7 +4,7 @@ Whoever opens the socket is the operator. Lists come in pages: a reply's `more` 
 name continues as `after`. Every reply to a request is its own reply type or `Failed`.
 """
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
@@ -29,6 +29,9 @@ from shared.messages.base import (
 )
 from shared.messages.control import Activation, Autonomy, Report
 from shared.plan import QueueRule, StepChoice, Wait
+
+MAX_PUSHED: Final = 512
+"""Devices of one push; their names fit into a request."""
 
 Page = Annotated[int, Meta(ge=1, le=256)]
 PathText = Annotated[str, Meta(min_length=1, max_length=4096)]
@@ -356,6 +359,31 @@ class PlanPushReply(Message, frozen=True, kw_only=True, tag="plan_push_reply"):
     generation: Generation
 
 
+class FleetPushRequest(Message, frozen=True, kw_only=True, tag="fleet_push_request"):
+    """Desire a plan on many devices, in one transaction; `devices` empty: the next ones after `after` by
+    name, of all that are not revoked."""
+
+    plan: Name
+    devices: Annotated[tuple[DeviceName, ...], Meta(max_length=MAX_PUSHED)] = ()
+    after: After = ""
+    autonomy: Autonomy = Autonomy.OFF
+    activation: Activation = Activation.TRIAL
+
+
+class Pushed(Struct, frozen=True, kw_only=True):
+    """One device of a `FleetPushRequest`; a refused one (`cause` says why) has no generation."""
+
+    device: DeviceName
+    epoch: Epoch = 0
+    generation: Generation = 0
+    cause: Line = ""
+
+
+class FleetPushReply(Message, frozen=True, kw_only=True, tag="fleet_push_reply"):
+    pushed: Annotated[tuple[Pushed, ...], Meta(max_length=MAX_PUSHED)]
+    more: bool = False
+
+
 class PlanHistoryRequest(Message, frozen=True, kw_only=True, tag="plan_history_request"):
     """Newest first; `before` is the position after which to continue, 0 starts."""
 
@@ -423,6 +451,7 @@ AdminRequest = (
     | PlanCancelRequest
     | PlanShowRequest
     | PlanPushRequest
+    | FleetPushRequest
     | PlanHistoryRequest
     | WatchRequest
     | StatusRequest
@@ -437,6 +466,7 @@ AdminReply = (
     | ModelListReply
     | PlanReply
     | PlanPushReply
+    | FleetPushReply
     | PlanHistoryReply
     | WatchReply
     | StatusReply

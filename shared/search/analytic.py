@@ -74,12 +74,20 @@ DEVICES: Mapping[str, DeviceRates] = MappingProxyType(
 threads. Launch, barrier and contention are assumptions."""
 
 
-def alone_s(graph: Graph, op: OpId, rates: DeviceRates) -> float:
-    """Seconds of one operator with nothing beside it: the launch, plus the longer of computing and moving."""
-    share = occupancy(graph, op, rates)
+def roofline_s(rates: DeviceRates, flop: int, moved_bytes: int, elements: int) -> float:
+    """Seconds of one kernel with nothing beside it: the launch, plus the longer of computing and moving.
+
+    `elements` are those that it makes, each by a thread.
+    """
+    share = _occupancy(rates, elements)
     bus = min(share / MEMORY_FILLS_AT, 1.0)
-    computing = graph.operators[op].flop / (rates.flop_per_s * share)
-    return rates.launch_s + max(computing, _moved_bytes(graph, op) / (rates.bytes_per_s * bus))
+    return rates.launch_s + max(flop / (rates.flop_per_s * share), moved_bytes / (rates.bytes_per_s * bus))
+
+
+def alone_s(graph: Graph, op: OpId, rates: DeviceRates) -> float:
+    """Seconds of one operator with nothing beside it."""
+    moved = _moved_bytes(graph, op)
+    return roofline_s(rates, graph.operators[op].flop, moved, elements_of(graph, op))
 
 
 def work_s(graph: Graph, op: OpId, rates: DeviceRates) -> float:
@@ -89,10 +97,16 @@ def work_s(graph: Graph, op: OpId, rates: DeviceRates) -> float:
 
 def occupancy(graph: Graph, op: OpId, rates: DeviceRates) -> float:
     """The share of the device's threads that the operator has a use for, above 0."""
-    if not rates.threads:
-        return 1.0
-    elements = sum(prod(graph.tensors[tensor].shape) for tensor in graph.operators[op].outputs)
-    return min(max(elements, 1) / rates.threads, 1.0)
+    return _occupancy(rates, elements_of(graph, op))
+
+
+def elements_of(graph: Graph, op: OpId) -> int:
+    """Elements of what the operator makes."""
+    return sum(prod(graph.tensors[tensor].shape) for tensor in graph.operators[op].outputs)
+
+
+def _occupancy(rates: DeviceRates, elements: int) -> float:
+    return min(max(elements, 1) / rates.threads, 1.0) if rates.threads else 1.0
 
 
 def _moved_bytes(graph: Graph, op: OpId) -> int:

@@ -95,6 +95,7 @@ def some_endings(stages: Stages, state: int, wanted: int) -> list[int]:
     except TooManyError:
         pass
     buckets = by_highest(groups)
+    merges = stages.merges_at(state)[:wanted]
     full = [_full_packing(order, space.s) for order in (groups, _by_cost(stages, groups))]
     s = min(space.s, len(buckets))
     while s > 1:
@@ -103,8 +104,8 @@ def some_endings(stages: Stages, state: int, wanted: int) -> list[int]:
             levels = packings(buckets, s, wanted)
         except TooManyError:
             continue
-        return list(dict.fromkeys([*full, *(ending for level in levels[1:] for ending in level)]))
-    return list(dict.fromkeys([*full, *groups]))
+        return list(dict.fromkeys([*full, *merges, *(ending for level in levels[1:] for ending in level)]))
+    return list(dict.fromkeys([*full, *merges, *groups]))
 
 
 def _by_cost(stages: Stages, groups: list[int]) -> list[int]:

@@ -3,6 +3,8 @@
 Operators: measured on the device where a measurement is there, keyed by artifact and operator; else a
 roofline estimate (`shared.search.analytic`).
 
+Merged launches: estimated by `shared.search.merging` until they were measured.
+
 Stages: IOS (Ding et al. 2021, section 3) measures every stage it meets; TOP keeps those measurements. Until
 a stage has one, its groups cost
 
@@ -14,7 +16,7 @@ that they run as if one after another; both ends are exact, what lies between is
 more. Where stages were measured, `fitted` makes the line fit them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
@@ -25,9 +27,10 @@ from shared.digest import digest_of, digest_to_raw
 from shared.errors import InputError
 from shared.graph import Graph
 from shared.ids import Digest, OpId
-from shared.schedule import Group, StageSchedule
+from shared.schedule import Group, Stage, StageSchedule
 from shared.search import analytic
 from shared.search.analytic import DeviceRates
+from shared.search.merging import mergeable, merged_work
 
 
 class MeasuredStage(NamedTuple):
@@ -40,6 +43,7 @@ class MeasuredStage(NamedTuple):
     batch: int
     groups: tuple[Group, ...]
     seconds: float
+    merge: bool = False
 
 
 def combined_digest(members: Iterable[tuple[Digest, int, int]]) -> Digest:
@@ -55,8 +59,8 @@ class StageCosts:
     contention: float = 1.0
     barrier_s: float = 0.0
     merges: tuple[tuple[Group, float], ...] = ()
-    """Sibling operators, ascending, that may become one launch (IOS, section 3), and its seconds. A combined
-    graph holds no tensors, so whoever knows the operators' attributes says which may merge."""
+    """Operators, ascending, that may become one launch (IOS, section 3.2), and its seconds, estimated or
+    measured. A combined graph says which may merge, and holds no tensors to tell what that costs."""
 
     work_s: tuple[float, ...] = ()
     """Per operator what the whole device would need for it, at most its own seconds [num_ops]; empty: one
@@ -64,6 +68,14 @@ class StageCosts:
 
     measured: tuple[tuple[tuple[Group, ...], float], ...] = ()
     """Stages that were measured whole, by their groups in canonical order, and their seconds."""
+
+    measured_merges: tuple[Group, ...] = ()
+    """The `merges` whose seconds were measured."""
+
+    @cached_property
+    def merged_s(self) -> Mapping[Group, float]:
+        """`merges` to look up."""
+        return dict(self.merges)
 
     @cached_property
     def measured_s(self) -> Mapping[tuple[Group, ...], float]:
@@ -88,17 +100,29 @@ class StageCosts:
             least = max(least, sum(self.work_s[op] for group in groups for op in group))
         return least + self.contention * (sum(sums) - least) + self.barrier_s
 
+    def one_stage_s(self, stage: Stage) -> float:
+        """Seconds of a stage as it is to run.
+
+        Raises:
+            KeyError: it merges operators that are not among `merges`.
+        """
+        if stage.merge:
+            return self.merged_s[tuple(sorted(stage.operators))]
+        return self.stage_s(stage.groups)
+
+    def is_measured(self, stage: Stage) -> bool:
+        """Whether the stage's seconds were measured as a whole."""
+        if stage.merge:
+            return tuple(sorted(stage.operators)) in self.measured_merges
+        return stage.groups in self.measured_s
+
     def schedule_s(self, schedule: StageSchedule) -> float:
         """Seconds of all stages, one after another.
 
         Raises:
             KeyError: a stage merges operators that are not among `merges`.
         """
-        merged = dict(self.merges)
-        return sum(
-            merged[tuple(sorted(stage.operators))] if stage.merge else self.stage_s(stage.groups)
-            for stage in schedule.stages
-        )
+        return sum(self.one_stage_s(stage) for stage in schedule.stages)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,12 +134,11 @@ class CostTable:
     stages: tuple[MeasuredStage, ...] = ()
 
     @cached_property
-    def stages_of(self) -> Mapping[tuple[Digest, int], tuple[tuple[tuple[Group, ...], float], ...]]:
+    def stages_of(self) -> Mapping[tuple[Digest, int], tuple[MeasuredStage, ...]]:
         """Measured stages per (combined block, batch)."""
-        found: dict[tuple[Digest, int], list[tuple[tuple[Group, ...], float]]] = {}
+        found: dict[tuple[Digest, int], list[MeasuredStage]] = {}
         for stage in self.stages:
-            key = combined_digest(stage.members), stage.batch
-            found.setdefault(key, []).append((stage.groups, stage.seconds))
+            found.setdefault((combined_digest(stage.members), stage.batch), []).append(stage)
         return {key: tuple(stages) for key, stages in found.items()}
 
     def __post_init__(self) -> None:
@@ -140,15 +163,28 @@ class CostTable:
         share = analytic.work_s(graph, op, self.rates) / self.estimate_s(graph, op)
         return self.operator_s(artifact, graph, op) * share
 
+    def merged_s(self, artifact: Digest, graph: Graph, ops: Sequence[OpId]) -> float:
+        """Estimate of operators that run as one launch; see `shared.search.merging`."""
+        known_s = sum(self.operator_s(artifact, graph, op) for op in ops)
+        scale = known_s / sum(self.estimate_s(graph, op) for op in ops)
+        elements = sum(analytic.elements_of(graph, op) for op in ops)
+        one_s = analytic.roofline_s(self.rates, *merged_work(graph, ops), elements)
+        return scale * one_s + self.rates.barrier_s
+
     def for_members(self, members: Sequence[tuple[Digest, Graph, Block]], *, batch: int = 1) -> StageCosts:
         """The costs of a combined block, numbered as `shared.blocks.combine` numbers its operators.
 
         `batch` is the largest of its members'.
         """
-        measured: tuple[tuple[tuple[Group, ...], float], ...] = ()
+        known: tuple[MeasuredStage, ...] = ()
         if self.stages:
-            block = combined_digest((artifact, block.start, block.stop) for artifact, _, block in members)
-            measured = self.stages_of.get((block, batch), ())
+            digest = combined_digest((artifact, block.start, block.stop) for artifact, _, block in members)
+            known = self.stages_of.get((digest, batch), ())
+        measured_merges = {
+            tuple(sorted(op for group in stage.groups for op in group)): stage.seconds
+            for stage in known
+            if stage.merge
+        }
         return StageCosts(
             tuple(
                 self.operator_s(artifact, graph, OpId(op))
@@ -158,7 +194,9 @@ class CostTable:
             contention=self.rates.contention,
             barrier_s=self.rates.barrier_s,
             work_s=self._works_s(members) if self.rates.threads else (),
-            measured=measured,
+            merges=tuple(({**dict(self._merges(members)), **measured_merges}).items()),
+            measured=tuple((stage.groups, stage.seconds) for stage in known if not stage.merge),
+            measured_merges=tuple(measured_merges),
         )
 
     def _works_s(self, members: Sequence[tuple[Digest, Graph, Block]]) -> tuple[float, ...]:
@@ -167,6 +205,15 @@ class CostTable:
             for artifact, graph, block in members
             for op in block.operators
         )
+
+    def _merges(self, members: Sequence[tuple[Digest, Graph, Block]]) -> Iterator[tuple[Group, float]]:
+        """Every merge that a search may choose, in the combined graph's numbering, with its estimate."""
+        offset = 0
+        for artifact, graph, block in members:
+            for ops in mergeable(graph, block):
+                numbers = tuple(op - block.start + offset for op in ops)
+                yield numbers, self.merged_s(artifact, graph, ops)
+            offset += len(block.operators)
 
 
 LEAST_STAGES_TO_FIT: Final = 3
@@ -184,7 +231,11 @@ def fitted(table: CostTable) -> CostTable:
             (artifact, OpId(op)) for artifact, start, stop in stage.members for op in range(start, stop)
         ]
         times = [table.measured_s.get(operator) for operator in operators]
-        if len(stage.groups) < 2 or any(times[op] is None for group in stage.groups for op in group):
+        if (
+            stage.merge
+            or len(stage.groups) < 2
+            or any(times[op] is None for group in stage.groups for op in group)
+        ):
             continue
         sums = [sum(times[op] or 0.0 for op in group) for group in stage.groups]
         beside = sum(sums) - max(sums)

@@ -56,6 +56,16 @@ def ios_rooted(graph: CombinedGraph, costs: StageCosts, limits: Limits, budget: 
     return ios(graph, costs, limits, budget, rule=GroupRule.ROOTED)
 
 
+def ios_parallel(graph: CombinedGraph, costs: StageCosts, limits: Limits, budget: Budget) -> StageSchedule:
+    """As `ios`, without merges: IOS-Parallel of the paper's figure 6."""
+    return ios(graph, costs, limits, budget, strategy=Strategy.PARALLEL)
+
+
+def ios_merge(graph: CombinedGraph, costs: StageCosts, limits: Limits, budget: Budget) -> StageSchedule:
+    """Stages of one operator or one merge: IOS-Merge of the paper's figure 6."""
+    return ios(graph, costs, limits, budget, strategy=Strategy.MERGE)
+
+
 def exact(stages: Stages, expansions: int | None = None) -> list[int]:
     """The endings of a cheapest schedule, in run order.
 

@@ -10,7 +10,7 @@ from shared.search.brute import brute
 from shared.search.gpg import gpg, with_checkpoint
 from shared.search.greedy import greedy
 from shared.search.interface import Scheduler
-from shared.search.ios import ios, ios_rooted
+from shared.search.ios import ios, ios_merge, ios_parallel, ios_rooted
 from shared.search.nimble import nimble
 from shared.search.opara import opara
 from shared.search.sequential import sequential
@@ -34,6 +34,10 @@ _ENTRIES: Mapping[str, _Entry] = MappingProxyType(
         "gpg": _Entry(gpg, "stages by a trained graph policy, or the best of beam (TOP)", searches=True),
         "greedy": _Entry(greedy, "each stage takes every operator that can run by then", reads_costs=False),
         "ios": _Entry(ios, "the cheapest stages by dynamic programming (IOS)", searches=True),
+        "ios_merge": _Entry(
+            ios_merge, "as ios, in stages of one operator or of several merged into one", searches=True
+        ),
+        "ios_parallel": _Entry(ios_parallel, "as ios, without merges", searches=True),
         "ios_rooted": _Entry(
             ios_rooted, "as ios, over the groups that IOS's released code enumerates", searches=True
         ),

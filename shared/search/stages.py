@@ -14,7 +14,7 @@ class Strategy(Enum):
     """How the operators of a stage may run (IOS, section 3.2)."""
 
     PARALLEL = "parallel"  # groups side by side
-    MERGE = "merge"  # one operator, or siblings as one launch
+    MERGE = "merge"  # one operator, or several as one launch
     BOTH = "both"  # whichever costs less, stage by stage
 
 
@@ -53,9 +53,19 @@ class Stages(dict[int, float]):
         return self.space.endings(state, limit)
 
     def merge_endings(self, state: int) -> list[int]:
-        """Single last operators of `state`, and siblings that are last and may merge."""
-        last = mask_of(op for op in bits(state) if not self.graph.successors[op] & state)
-        return [1 << op for op in bits(last)] + [mask for mask in self._merged_s if not mask & ~last]
+        """Single last operators of `state`, and those that are last and may become one launch."""
+        last = self._last(state)
+        return [1 << op for op in bits(last)] + self.merges_at(state)
+
+    def merges_at(self, state: int) -> list[int]:
+        """Sets of last operators of `state` that may become one launch."""
+        if not self._merged_s:
+            return []
+        last = self._last(state)
+        return [mask for mask in self._merged_s if not mask & ~last]
+
+    def _last(self, state: int) -> int:
+        return mask_of(op for op in bits(state) if not self.graph.successors[op] & state)
 
     @property
     def only_merges(self) -> bool:
@@ -94,10 +104,5 @@ class Stages(dict[int, float]):
 
 
 def _mergeable(graph: CombinedGraph, costs: StageCosts, s: int) -> dict[int, float]:
-    """The merges that are legal: two or more siblings of one member, at most `s`."""
-    found = {}
-    for ops, seconds in costs.merges:
-        siblings = {(graph.member_of[op], graph.predecessors[op]) for op in ops}
-        if 2 <= len(ops) <= s and len(siblings) == 1:
-            found[mask_of(ops)] = seconds
-    return found
+    """The merges that are legal, of at most `s` operators."""
+    return {mask_of(ops): seconds for ops, seconds in costs.merges if len(ops) <= s and graph.may_merge(ops)}

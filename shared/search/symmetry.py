@@ -15,9 +15,7 @@ from shared.search.costs import StageCosts
 
 def by_operators_alone(costs: StageCosts) -> bool:
     """Whether stages cost what their operators and merges say, with no stage known as a whole."""
-    return costs == StageCosts(
-        costs.operators_s, costs.contention, costs.barrier_s, merges=costs.merges, work_s=costs.work_s
-    )
+    return not costs.measured
 
 
 def exchangeable(graph: CombinedGraph, costs: StageCosts) -> list[list[int]]:

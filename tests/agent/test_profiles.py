@@ -18,13 +18,21 @@ from edge_agent.worker.messages import (
 from shared.digest import digest_bytes
 from shared.ids import Digest
 from shared.messages.control import ArtifactNeed, ProfileRequest, StageProfileRequest
-from shared.messages.telemetry import ProfileResult, RowData, StageProfileResult, decode_row, encode_row
+from shared.messages.telemetry import (
+    ProfileResult,
+    RowData,
+    StageProfileResult,
+    Utilisation,
+    decode_row,
+    encode_row,
+)
 from shared.messages.telemetry import Row as TelemetryRow
 from tests.policy.test_plain import PLAN
 
 NEED = ArtifactNeed("m", digest_bytes([b"artifact"]), 8)
 OPERATORS = ProfileRequest(1, NEED, 1, 20.0)
 STAGES = StageProfileRequest(request=2, plan_digest=PLAN.digest, plan=PLAN.wire, artifacts=(NEED,))
+CLOCK = Utilisation("gpu_clock", 1980.0, "MHz")
 
 
 class Desk:
@@ -39,7 +47,8 @@ class Desk:
             lambda digest: Path("/artifacts") / digest,
             self.rows.extend,
             self.told.append,
-            environment="here",
+            environment=lambda: "here",
+            clocks=lambda: [CLOCK],
             executor="onnx",
             intra_op_threads=1,
             wall_s=60.0,
@@ -72,6 +81,7 @@ def test_requests_wait_for_the_engine_and_are_answered_once() -> None:
     it.desk.operator_times(OperatorTimes(1, NEED.digest, 1, ((1.0, 0.1, 5),), "", 0, 1))
     assert it.told == [link.ProfileAnswered(2), link.ProfileAnswered(1)]
     stages = [row for row in it.rows if isinstance(row, StageProfileResult)]
+    assert it.rows.count(CLOCK) == 2, "the clocks stand beside each of the two answers"
     assert [(row.combined_block, row.last) for row in stages] == [(0, False), (1, True)]
     assert it.desk.needed() == set()
 

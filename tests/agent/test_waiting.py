@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 
-from edge_agent.plan_facts import PlanFacts, frame_of, strict_intervals_s
+from edge_agent.plan_facts import PlanFacts, strict_intervals_s
 from edge_agent.probation import Probation, ProbationConfig, Verdict
 from edge_agent.trial_settings import GuardSettings, TrialSettings
 from edge_agent.waiting import WaitingLog
@@ -92,8 +92,8 @@ def plan_with(interval_us: int, *, strict: bool = True, cuts: tuple[int, ...] = 
 
 
 def test_plans_that_differ_in_intervals_only_are_told_from_others() -> None:
-    assert frame_of(plan_with(100)) == frame_of(plan_with(200)) == frame_of(plan_with(0))
-    assert frame_of(plan_with(100)) != frame_of(plan_with(100, cuts=(3,)))
+    assert plan_with(100).structure == plan_with(200).structure == plan_with(0).structure
+    assert plan_with(100).structure != plan_with(100, cuts=(3,)).structure
     assert strict_intervals_s(plan_with(100)) == {"a": pytest.approx(1e-4)}
     assert strict_intervals_s(plan_with(100, strict=False)) == {}
 

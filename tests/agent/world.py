@@ -141,6 +141,8 @@ class World:
                 case link.Persist(state):
                     self.disk = state
                     self.core.persisted(state)
+                case link.Hold(state):
+                    self.core.held(state)
                 case link.RestorePlan(one):
                     self.later(0, lambda one=one: self.do(self.manager.restore(one)))  # type: ignore[misc]
                 case link.VerifyPlan(attempt, one):

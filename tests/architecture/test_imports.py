@@ -14,10 +14,12 @@ PLANNER_ONLY = ("ray", "sqlalchemy", "alembic", "planner", "migrations")
 
 SHARED = [m for m in modules("shared") if not below(m, "shared.importer")]
 AGENT = [m for m in modules("edge_agent") if not below(m, "edge_agent.cli") and not m.endswith("__main__")]
+WITH_TORCH = [m for m in AGENT if m.startswith(("edge_agent.executor.torch", "edge_agent.lowering"))]
 AGENT_RUN_PATH = [  # `verify` is a command of its own: it compares with the backend
     m
     for m in AGENT
-    if not m.startswith(("edge_agent.executor.onnx", "edge_agent.executor.torch"))
+    if m not in WITH_TORCH
+    and not m.startswith("edge_agent.executor.onnx")
     and not below(m, "edge_agent.verify")
 ]
 AGENT_CLI = [m for m in modules("edge_agent") if below(m, "edge_agent.cli")]
@@ -75,7 +77,10 @@ def test_the_probe_names_the_module_that_loads_a_forbidden_package() -> None:
             id="shared",
         ),
         pytest.param(["shared.importer"], (*CHOSEN_LATER, "numpy"), id="importer, before it is called"),
-        pytest.param(AGENT, (*PRINTING, *PLANNER_ONLY, "torch"), id="agent"),
+        pytest.param(
+            [m for m in AGENT if m not in WITH_TORCH], (*PRINTING, *PLANNER_ONLY, "torch"), id="agent"
+        ),
+        pytest.param(WITH_TORCH, (*PRINTING, *PLANNER_ONLY), id="agent, with the torch executor"),
         pytest.param(AGENT_RUN_PATH, CHOSEN_LATER, id="agent, before an executor is chosen"),
         pytest.param(
             AGENT_CLI, (*CHOSEN_LATER, "rich", "numpy", "zmq", *PLANNER_ONLY), id="agent's command line"

@@ -11,4 +11,9 @@ def test_a_small_fleet_goes_through_every_phase() -> None:
     assert figures["devices"] == 12 and figures["lost_acknowledged"] == 0
     assert figures["heartbeats_per_s"] > 0 and figures["rows_committed_per_s"] > 0
     assert figures["acknowledged_rows_at_end"] >= figures["acknowledged_rows_at_kill"] > 0
-    assert [row["phase"] for row in rows] == ["connect", "heartbeats alone", "heartbeats and telemetry"]
+    assert [row["phase"] for row in rows] == [
+        "connect",
+        "heartbeats alone",
+        "heartbeats and telemetry",
+        "push beside heartbeats and telemetry",
+    ]

@@ -149,8 +149,10 @@ class Device:
 
         def committed(seen: dict[str, Any]) -> bool:
             report = seen["report"]
+            if report["generation"] != generation:
+                return False  # still about an earlier push, which may have been rejected
             assert report["state"] not in ("rejected", "rolled_back"), report
-            return bool(report["generation"] == generation and report["state"] == "committed")
+            return bool(report["state"] == "committed")
 
         digest = self.until_seen(committed, f"plan {plan} to be committed")["report"]["active"]
         return str(digest)

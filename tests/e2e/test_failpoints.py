@@ -52,7 +52,7 @@ PLANNER = {
     "planner.telemetry.ack": "kill@2",
 }
 NEEDS_AN_ALARM = ("planner.alarm.ack",)
-"""Not killed at here: a trigger has to fire first, which needs real load for half a minute."""
+"""Killed at in tests/planner/test_replanning.py, whose device raises an alarm without any load."""
 
 MIGRATION = ("planner.migration.before", "planner.migration.within", "planner.migration.after")
 

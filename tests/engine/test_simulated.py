@@ -12,6 +12,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from msgspec import structs
 
 from shared.bound import BoundPlan
 from shared.engine.choice import Chooser
@@ -79,7 +80,7 @@ def _drop_one_dependency(random: Random) -> Callable[[Action], Action]:
         if isinstance(action, IssueStep) and action.step.after:
             after = list(action.step.after)
             after.pop(random.randrange(len(after)))
-            return IssueStep(replace(action.step, after=tuple(after)))
+            return IssueStep(structs.replace(action.step, after=tuple(after)))
         return action
 
     return spoil
@@ -102,7 +103,7 @@ def test_hazard_check_notices_a_needless_dependency() -> None:
     def spoil(action: Action) -> Action:
         if isinstance(action, IssueStep) and action.step.id > 0:
             extra = {*action.step.after, action.step.id - 1}
-            return IssueStep(replace(action.step, after=tuple(sorted(extra))))  # type: ignore[arg-type]
+            return IssueStep(structs.replace(action.step, after=tuple(sorted(extra))))
         return action
 
     caught = _first_caught(AssertionError, lambda seed: Scenario(seed, spoil=spoil))
@@ -112,8 +113,8 @@ def test_hazard_check_notices_a_needless_dependency() -> None:
 def test_memory_notices_an_output_that_is_not_staged() -> None:
     def spoil(action: Action) -> Action:
         if isinstance(action, IssueStep):
-            members = tuple(replace(member, staged=False) for member in action.step.members)
-            return IssueStep(replace(action.step, members=members))
+            members = tuple(structs.replace(member, staged=False) for member in action.step.members)
+            return IssueStep(structs.replace(action.step, members=members))
         return action
 
     caught = _first_caught(Wrong, lambda seed: Scenario(seed, spoil=spoil, check_after=False))
@@ -122,7 +123,7 @@ def test_memory_notices_an_output_that_is_not_staged() -> None:
 
 def test_memory_notices_a_move_that_does_not_wait() -> None:
     def spoil(action: Action) -> Action:
-        return replace(action, after=()) if isinstance(action, MoveInstance) else action
+        return structs.replace(action, after=()) if isinstance(action, MoveInstance) else action
 
     _first_caught(Wrong, lambda seed: Scenario(seed, spoil=spoil, check_after=False))
 

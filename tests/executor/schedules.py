@@ -66,14 +66,15 @@ def random_streams(graph: CombinedGraph, rng: random.Random) -> StreamSchedule:
 
 
 def merged(graph: CombinedGraph) -> StageSchedule:
-    """Operators that read the same operators become one merge stage, again and again; one member only."""
+    """All operators of a class that are ready become one merge stage, again and again; others run alone."""
     done = 0
     stages: list[Stage] = []
     while done != (1 << graph.size) - 1:
         ready = [op for op in range(graph.size) if not done >> op & 1 and not graph.predecessors[op] & ~done]
-        siblings = [op for op in ready if graph.predecessors[op] == graph.predecessors[ready[0]]]
-        stages.append(Stage(tuple((op,) for op in siblings), merge=len(siblings) > 1))
-        done |= mask_of(siblings)
+        same = [op for op in ready if graph.merge_class[op] == graph.merge_class[ready[0]]]
+        chosen = same if graph.may_merge(same) else ready[:1]
+        stages.append(Stage(tuple((op,) for op in chosen), merge=len(chosen) > 1))
+        done |= mask_of(chosen)
     assert any(stage.merge for stage in stages)
     return StageSchedule(tuple(stages))
 

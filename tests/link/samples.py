@@ -195,6 +195,14 @@ MESSAGES: tuple[Message, ...] = (
     admin.PlanShowRequest(plan="demo"),
     admin.PlanPushRequest(plan="demo", device=DEVICE),
     admin.PlanPushReply(epoch=2, generation=9),
+    admin.FleetPushRequest(plan="demo", devices=(DEVICE,)),
+    admin.FleetPushReply(
+        pushed=(
+            admin.Pushed(device=DEVICE, epoch=2, generation=9),
+            admin.Pushed(device=DeviceId("gone"), cause="there is no device 'gone'"),
+        ),
+        more=True,
+    ),
     admin.PlanHistoryRequest(device=DEVICE),
     admin.PlanHistoryReply(entries=(HISTORY,), next_before=12),
     admin.WatchRequest(),

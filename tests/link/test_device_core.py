@@ -10,6 +10,7 @@ from edge_agent.link import fetch as fetching
 from edge_agent.link.core import LinkConfig, LinkCore
 from edge_agent.link.statefile import decode_state, encode_state, load_state, save_state
 from shared.digest import digest_bytes
+from shared.engine.trial import TrialRecord, TrialResult, Verdict
 from shared.errors import DecodeError
 from shared.messages import bulk, control
 from shared.messages.base import RefusalCode, Refused
@@ -41,6 +42,8 @@ class Driver:
                     return actions[:at] + self.do(ev.PersistFailed("disk full"))
                 self.disk = action.state
                 self.core.persisted(action.state)
+            elif isinstance(action, ev.Hold):
+                self.core.held(action.state)
         return actions
 
     def do(self, event: ev.Event, *, after_s: float = 0.0) -> list[ev.Action]:
@@ -52,6 +55,10 @@ class Driver:
         welcome = control.Welcome(device="d", epoch=1, heartbeat_interval_s=1.0, bulk_credits=4)  # type: ignore[arg-type]
         self.do(ev.Received(welcome))
         return self
+
+    def stored(self) -> DeviceState | None:
+        """The state on disk."""
+        return self.disk.state
 
     @property
     def state(self) -> DeviceState | None:
@@ -151,22 +158,23 @@ def test_a_verdict_falls_with_the_environment_it_was_found_in() -> None:
     assert "VerifyPlan" in kinds(driver.do(ev.EnvironmentChanged("other power mode")))
 
 
-@pytest.mark.parametrize(
-    ("found", "boots", "then"),
-    [
-        (DeviceState.RECEIVED, 0, DeviceState.RECEIVED),
-        (DeviceState.WAITING, 0, DeviceState.RECEIVED),
-        (DeviceState.VERIFIED, 0, DeviceState.RECEIVED),
-        (DeviceState.STAGED, 0, DeviceState.RECEIVED),
-        (DeviceState.TRIAL, 0, DeviceState.REJECTED),
-        (DeviceState.PROBATION, 0, DeviceState.RECEIVED),
-        (DeviceState.PROBATION, 1, DeviceState.ROLLED_BACK),
-        (DeviceState.COMMITTED, 0, DeviceState.COMMITTED),
-        (DeviceState.REJECTED, 0, DeviceState.REJECTED),
-        (DeviceState.NO_GAIN, 0, DeviceState.NO_GAIN),
-        (DeviceState.ROLLED_BACK, 0, DeviceState.ROLLED_BACK),
-    ],
-)
+AFTER_A_KILL = [
+    (DeviceState.RECEIVED, 0, DeviceState.RECEIVED),
+    (DeviceState.WAITING, 0, DeviceState.RECEIVED),
+    (DeviceState.VERIFIED, 0, DeviceState.RECEIVED),
+    (DeviceState.STAGED, 0, DeviceState.RECEIVED),
+    (DeviceState.TRIAL, 0, DeviceState.REJECTED),
+    (DeviceState.PROBATION, 0, DeviceState.RECEIVED),
+    (DeviceState.PROBATION, 1, DeviceState.ROLLED_BACK),
+    (DeviceState.COMMITTED, 0, DeviceState.COMMITTED),
+    (DeviceState.REJECTED, 0, DeviceState.REJECTED),
+    (DeviceState.NO_GAIN, 0, DeviceState.NO_GAIN),
+    (DeviceState.ROLLED_BACK, 0, DeviceState.ROLLED_BACK),
+]
+"""Per state found at boot, with the boots under probation so far: the state that it becomes."""
+
+
+@pytest.mark.parametrize(("found", "boots", "then"), AFTER_A_KILL)
 def test_every_state_survives_a_kill(found: DeviceState, boots: int, then: DeviceState) -> None:
     state = ev.LinkState(
         desired=desired(3), state=found, last_good=GOOD, probation_boots=boots, environment="env"
@@ -175,6 +183,26 @@ def test_every_state_survives_a_kill(found: DeviceState, boots: int, then: Devic
     assert driver.booted[0] == ev.RestorePlan(GOOD), "it serves before anything else"
     assert driver.state is then
     assert driver.core.report().active == GOOD.ref.digest
+
+
+@pytest.mark.parametrize(("found", "boots", "then"), AFTER_A_KILL)
+def test_a_full_disk_at_boot_only_postpones_what_the_state_means(
+    found: DeviceState, boots: int, then: DeviceState
+) -> None:
+    state = ev.LinkState(
+        desired=desired(3), state=found, last_good=GOOD, probation_boots=boots, environment="env"
+    )
+    driver = Driver(state, boot=False)
+    driver.full = True
+    booted = driver.run(driver.core.boot("env", frozenset(), 0.0))
+    assert booted == [ev.RestorePlan(GOOD)], "it serves, and decides nothing that it cannot write down"
+    assert driver.state is found
+    assert driver.do(ev.Tick(), after_s=1.0) == [], "not again at once"
+    driver.full = False
+    driver.do(ev.Tick(), after_s=6.0)
+    assert driver.state is then
+    once = found is DeviceState.PROBATION and not boots
+    assert driver.disk.probation_boots == (1 if once else boots), "a second stop would be the last"
 
 
 def test_a_plan_that_is_committed_and_runs_is_not_swapped_for_itself() -> None:
@@ -203,9 +231,60 @@ def test_a_plan_is_never_activated_if_its_record_cannot_be_written() -> None:
     driver.do(ev.PlanVerified((1, 1)))
     driver.full = True
     assert "ActivatePlan" not in kinds(driver.do(ev.PlanStaged((1, 1))))
-    assert driver.disk.state is DeviceState.VERIFIED
+    assert driver.disk.state is DeviceState.RECEIVED and driver.state is DeviceState.STAGED
     driver.full = False
-    assert "StagePlan" in kinds(driver.do(ev.Tick(), after_s=6.0)), "asked again, answered again"
+    actions = kinds(driver.do(ev.Tick(), after_s=6.0))
+    assert actions.index("Persist") < actions.index("ActivatePlan"), "tried again"
+
+
+def test_steps_that_a_start_would_undo_are_believed_and_reported_but_not_written() -> None:
+    driver = Driver().online()
+    assert kinds(driver.do(ev.Received(desired(1)))).count("Persist") == 1
+    assert "Persist" not in kinds(driver.do(ev.PlanVerified((1, 1))))
+    assert driver.core.report().state is DeviceState.VERIFIED
+    assert driver.stored() is DeviceState.RECEIVED
+    actions = driver.do(ev.PlanStaged((1, 1)))
+    assert kinds(actions).count("Persist") == 1 and driver.stored() is DeviceState.PROBATION
+
+
+def test_what_is_reported_counts_on_over_a_start_that_undoes_steps() -> None:
+    driver = Driver().online()
+    driver.do(ev.Received(desired(1, artifacts=(NEED,))))
+    reported = 0
+    for number in range(200):
+        driver.do(ev.FetchFailed(NEED.digest, f"reason {number}"))
+        reported = driver.core.report().revision
+        again = Driver(driver.disk)
+        assert again.core.report().revision > reported
+        third = Driver(again.disk)
+        assert third.core.report().revision > again.core.report().revision
+    assert reported >= 200
+
+
+def test_a_write_that_fails_after_a_step_that_is_not_written_leaves_what_was_reported() -> None:
+    driver = Driver().online()
+    driver.do(ev.Received(desired(1)))
+    driver.do(ev.PlanVerified((1, 1)))
+    revision = driver.core.report().revision
+    driver.full = True
+    driver.do(ev.ActiveChanged(GOOD.ref))
+    assert driver.core.report().revision == revision and driver.state is DeviceState.VERIFIED
+
+
+def test_an_abandoned_trial_is_written_although_its_plan_is_only_verified_then() -> None:
+    """On disk stands that a trial runs: a start would reject the plan for it."""
+    driver = Driver(ev.LinkState(last_good=GOOD)).online()
+    driver.do(ev.Received(desired(1)))
+    driver.do(ev.PlanVerified((1, 1)))
+    driver.do(ev.PlanStaged((1, 1), control=GOOD.ref.digest))
+    record = TrialRecord(
+        candidate=digest_bytes([b"plan"]), control=GOOD.ref.digest, environment="env", began_us=1
+    )
+    driver.do(ev.TrialBegins((1, 1), record))
+    assert driver.stored() is DeviceState.TRIAL
+    ended = TrialResult(verdict=Verdict.ABANDONED, reason="the engine crashed")
+    driver.do(ev.TrialDecided((1, 1), GOOD.ref.digest, ended))
+    assert driver.stored() is DeviceState.VERIFIED
 
 
 def test_a_fallback_during_a_full_disk_is_reported_once_the_disk_is_back() -> None:

@@ -102,6 +102,17 @@ def test_a_device_ahead_of_the_database_starts_a_reissue_once() -> None:
     assert core.epoch == 2
 
 
+def test_a_reissue_that_failed_is_asked_for_with_the_next_heartbeat_though_the_report_is_on_record() -> None:
+    core = core_with(desired(3))
+    core.handle(hello(revision=4, epoch=1, generation=8), 0.0)
+    core.handle(ev.ReissueFailed(A), 0.1)
+    core.handle(ev.ReportStored(A, 4), 0.1)
+    assert ev.Reissue(A, 1, 8) in core.handle(beat(8), 1.0)
+    assert ev.Reissue(A, 1, 8) not in core.handle(beat(8), 2.0), "one at a time"
+    core.handle(ev.DesiredChanged(A, desired(9, epoch=2)), 2.5)
+    assert ev.Reissue(A, 1, 8) not in core.handle(beat(8), 3.0)
+
+
 def test_the_same_generation_with_another_plan_is_a_restored_database_too() -> None:
     core = core_with(desired(3))
     actions = core.handle(hello(epoch=1, generation=3, seen=digest_bytes([b"lost"])), 0.0)

@@ -1,6 +1,7 @@
 """The shells on real loopback sockets: what ZeroMQ, CURVE and the disk do to the link."""
 
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from edge_agent.link import client as client_module
 from edge_agent.link import events as dev
 from edge_agent.link.join import join
 from edge_agent.link.membership import load_membership, save_membership
-from edge_agent.link.sockets import new_keys
+from edge_agent.link.sockets import make_dealer, new_keys
 from planner.dispatch import zap
 from planner.dispatch.ports import TelemetryWrite
 from planner.dispatch.server import DispatchServer, ServerConfig
@@ -319,6 +320,57 @@ def test_a_frozen_planner_is_noticed_by_the_device(tmp_path: Path) -> None:
         rig.server.post(lambda: thawed.append(wait_until(lambda: not agent.client.status().connected)))  # type: ignore[arg-type]
         wait_until(lambda: thawed, timeout_s=15)
         wait_until(lambda: agent.client.status().connected)
+
+
+_FULL_AND_BROKEN = """
+import sys, threading, zmq
+context, peers = zmq.Context(), zmq.Context()
+router = context.socket(zmq.ROUTER)
+router.setsockopt(zmq.RCVHWM, 1)
+router.setsockopt(zmq.HEARTBEAT_IVL, 50)
+router.setsockopt(zmq.HEARTBEAT_TIMEOUT, 60_000)
+dealer = peers.socket(zmq.DEALER)
+dealer.connect(f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}")
+for _ in range(100):
+    dealer.send(b"more than the router takes in")
+dealer.close(linger=1000)
+peers.term()
+threading.Event().wait(60)
+"""
+
+
+def test_zeromqs_own_heartbeats_stay_off_since_they_end_a_process_with_a_full_queue() -> None:
+    """The trap itself: 1. a peer fills a router's receive queue, which nobody reads; 2. its connection
+    breaks; 3. the router's next heartbeat aborts the whole process (libzmq 4.3.5)."""
+    trapped = subprocess.run(
+        [sys.executable, "-c", _FULL_AND_BROKEN], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert trapped.returncode == -signal.SIGABRT and "!_io_error" in trapped.stderr
+    with zmq.Context() as context:
+        ours = [
+            bind_router(
+                context,
+                "tcp://127.0.0.1:*",
+                keys=planner_keys(),
+                domain=zap.DEVICES,
+                handshake_ms=2000,
+                frame_bytes=1000,
+                receive_messages=1,
+                send_messages=1,
+            ),
+            make_dealer(
+                context,
+                keys=new_keys(),
+                planner_key=planner_keys().public,
+                frame_bytes=1000,
+                send_messages=1,
+                rng=Random(1),
+            ),
+        ]
+        for one in ours:
+            assert one.getsockopt(zmq.HEARTBEAT_IVL) == 0
+            assert one.getsockopt(zmq.TCP_KEEPALIVE) == 1, "TCP finds who is gone"
+            one.close(linger=0)
 
 
 def test_a_plan_travels_is_committed_and_reported(tmp_path: Path) -> None:

@@ -87,6 +87,10 @@ class PlannerProcess:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and wait; returns the exit code."""
         self.process.send_signal(number)
+        return self.ended()
+
+    def ended(self) -> int:
+        """Wait until it is gone; returns the exit code."""
         code = self.process.wait(30)
         assert self.process.stdout is not None
         self.process.stdout.close()

@@ -1,6 +1,7 @@
 """From an alarm to a pushed plan and its outcome: a real planner process, and a device that only talks."""
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from shared import failpoint
 from shared.ids import Digest
 from shared.messages import control
 from shared.messages.control import Alarm, AlarmAck, DeviceState, ModelLoad, Origin
@@ -21,6 +23,7 @@ from shared.messages.telemetry import (
     TrialEnded,
 )
 from shared.plan import decode_plan
+from tests.e2e.fleet import four_free_ports
 from tests.planner.fake_device import BOOT, FakeDevice
 from tests.planner.processes import PlannerProcess, ok, until
 
@@ -152,6 +155,30 @@ def test_a_repeated_alarm_is_acknowledged_again_and_begins_nothing(rig: Rig) -> 
     rig.alarm(1, rig.first.plan_digest)
     rig.acknowledged(1)
     assert len(rig.replans()) == 1
+
+
+def test_kill_9_before_an_alarm_is_acknowledged_leaves_one_replan_for_it(
+    tmp_path: Path, model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device sends again what was not acknowledged; what was stored before the kill counts once."""
+    home = tmp_path / "home"
+    settings = tmp_path / "planner.toml"
+    settings.write_text('[planner]\ndead_after_s = 600\nsearch = "local"\n')
+    address = ("--listen", f"127.0.0.1:{four_free_ports()}", "--config", str(settings))
+    monkeypatch.setenv(failpoint.VARIABLE, "planner.alarm.ack=kill@1")
+    planner = PlannerProcess(home, *address)
+    monkeypatch.delenv(failpoint.VARIABLE)
+    with FakeDevice(ok(home, "device", "token").strip()) as device:
+        rig = Rig(planner, device, model_file)
+        rig.alarm(1, rig.first.plan_digest)
+        assert planner.ended() == -signal.SIGKILL
+        assert len(rig.replans()) == 1, "it is stored before it is acknowledged"
+        planner = PlannerProcess(home, *address)
+        device.hello()
+        rig.alarm(1, rig.first.plan_digest)
+        rig.acknowledged(1)
+        assert len(rig.replans()) == 1
+    planner.stop()
 
 
 def test_an_alarm_during_a_replan_is_noted_against_it(rig: Rig) -> None:

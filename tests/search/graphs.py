@@ -8,6 +8,7 @@ from shared.blocks import CombinedGraph
 from shared.digest import digest_of
 from shared.graph import Graph, Operator, Tensor
 from shared.ids import Digest, TensorId
+from tests.shared.randoms import with_merges
 
 
 def union(*members: Sequence[Sequence[int]]) -> CombinedGraph:
@@ -16,7 +17,7 @@ def union(*members: Sequence[Sequence[int]]) -> CombinedGraph:
     for member in members:
         masks += [sum(1 << (offsets[-1] + before) for before in row) for row in member]
         offsets.append(offsets[-1] + len(member))
-    return CombinedGraph(tuple(offsets), (0,) * len(members), tuple(masks))
+    return with_merges(CombinedGraph(tuple(offsets), (0,) * len(members), tuple(masks)))
 
 
 @st.composite

@@ -6,13 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.blocks import split
+from shared.blocks import combine, split
 from shared.errors import InputError
-from shared.ids import OpId
-from shared.schedule import stage_schedule
+from shared.ids import Digest, OpId
+from shared.schedule import Stage, StageSchedule, stage_schedule
 from shared.search.analytic import DeviceRates
-from shared.search.costs import CostTable, StageCosts
+from shared.search.costs import CostTable, MeasuredStage, StageCosts, fitted
+from shared.search.interface import Budget, Limits
+from shared.search.ios import ios, ios_merge, ios_parallel
+from shared.search.merging import mergeable
 from tests.search.graphs import DIAMOND, model
+from tests.shared.test_merge import same, siblings
 
 SECONDS = st.lists(st.floats(1e-6, 1.0), min_size=2, max_size=6)
 
@@ -68,3 +72,74 @@ def test_cost_that_is_no_duration_is_refused(seconds: float) -> None:
     artifact, _ = model("m", DIAMOND)
     with pytest.raises(InputError, match="measure it again"):
         CostTable(measured_s={(artifact, OpId(0)): seconds})
+
+
+ARTIFACT = Digest("ab" * 32)
+
+
+def test_an_estimated_merge_is_one_padded_convolution_and_a_split() -> None:
+    """Two siblings of 4 and 5 filters over 12x12, 3 channels: their own work, the zeros, and what moves."""
+    graph = siblings(same((1, 1)), same((3, 3)))
+    parts = [(ARTIFACT, graph, split(graph, ())[0])]
+    zeros_flop = 2 * 144 * 4 * 3 * 8
+    moved = 20 + 4 * 4 * 3 * 8 + 4 * 144 * 3 + 3 * 4 * 144 * (4 + 5)
+    computing = DeviceRates(flop_per_s=1e3, bytes_per_s=1e12, launch_s=0.5, barrier_s=0.25)
+    moving = DeviceRates(flop_per_s=1e12, bytes_per_s=1e3, launch_s=0.5, barrier_s=0.25)
+    by_flop = CostTable(rates=computing).for_members(parts)
+    assert by_flop.merged_s == {(0, 1): pytest.approx(0.5 + (200 + zeros_flop) / 1e3 + 0.25)}
+    by_bytes = CostTable(rates=moving).for_members(parts)
+    assert by_bytes.merged_s == {(0, 1): pytest.approx(0.5 + moved / 1e3 + 0.25)}
+
+
+def test_operators_that_took_twice_their_estimates_double_that_of_their_merge() -> None:
+    graph = siblings(same((3, 3)), same((3, 3)))
+    parts = [(ARTIFACT, graph, split(graph, ())[0])]
+    plain = CostTable(rates=DeviceRates(barrier_s=0.0))
+    measured = {(ARTIFACT, OpId(op)): 2 * plain.estimate_s(graph, OpId(op)) for op in range(2)}
+    ((_, twice_s),) = CostTable(measured_s=measured, rates=plain.rates).for_members(parts).merges
+    ((_, once_s),) = plain.for_members(parts).merges
+    assert twice_s == pytest.approx(2 * once_s)
+
+
+def test_merges_are_numbered_as_the_members_are() -> None:
+    graph = siblings(same((3, 3)), None, same((1, 1)))
+    parts = [(ARTIFACT, graph, split(graph, ())[0])] * 2
+    assert [ops for ops, _ in CostTable().for_members(parts).merges] == [(0, 2), (3, 5)]
+
+
+def test_a_class_of_many_gives_runs_of_like_kernels_and_few_give_all_subsets() -> None:
+    few = siblings(*[same((1, 1))] * 6)
+    assert len(list(mergeable(few, split(few, ())[0]))) == 2**6 - 6 - 1
+    many = siblings(*[same((3, 3)), same((1, 1))] * 10)
+    found = list(mergeable(many, split(many, ())[0]))
+    assert len(found) == 20 * 19 // 2
+    assert tuple(range(1, 20, 2)) in found and tuple(range(20)) in found and (0, 1) not in found
+
+
+def test_a_measured_merge_takes_the_place_of_its_estimate_and_teaches_nothing_of_contention() -> None:
+    """1. Merging looks dear. 2. The device measures it as cheap. 3. The search merges, and knows it."""
+    graph = siblings(same((5, 5)), same((1, 1)))
+    block = split(graph, ())[0]
+    parts = [(ARTIFACT, graph, block)]
+    seconds = {(ARTIFACT, OpId(op)): 1.0 for op in range(2)}
+    table = CostTable(measured_s=seconds, rates=DeviceRates(flop_per_s=1e3))
+    combined = combine([(graph, block)])
+    apart = ios(combined, table.for_members(parts), Limits(), Budget())
+    assert not any(stage.merge for stage in apart.stages)
+    whole = (ARTIFACT, 0, 2)
+    known = [
+        MeasuredStage((whole,), 1, ((0,), (1,)), 0.125, merge=True),
+        MeasuredStage((whole,), 1, ((0,), (1,)), 1.75),
+    ]
+    learned = fitted(CostTable(measured_s=seconds, rates=table.rates, stages=(*known, *[known[0]] * 3)))
+    assert learned.rates == table.rates
+    costs = learned.for_members(parts)
+    merged = StageSchedule((Stage(((0,), (1,)), merge=True),))
+    for scheduler in (ios, ios_merge):
+        assert scheduler(combined, costs, Limits(), Budget()) == merged
+    assert costs.schedule_s(merged) == 0.125
+    beside = StageSchedule((Stage(((0,), (1,))),))
+    assert ios_parallel(combined, costs, Limits(), Budget()) == beside
+    assert costs.schedule_s(beside) == 1.75
+    assert costs.is_measured(merged.stages[0]) and costs.is_measured(beside.stages[0])
+    assert not table.for_members(parts).is_measured(merged.stages[0])

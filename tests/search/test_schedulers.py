@@ -110,7 +110,13 @@ def test_only_schedulers_that_read_costs_say_so() -> None:
             scheduler(name)(graph, costs, Limits(s=2), Budget())
             for costs in (StageCosts(even, 0.0), StageCosts(even, 1.0, barrier_s=0.1), StageCosts(uneven))
         }
-        assert (len(found) > 1) == reads_costs(name)
+        merging = {
+            scheduler(name)(
+                union(DIAMOND), StageCosts((1.0,) * 4, merges=(((1, 2), seconds),)), Limits(), Budget()
+            )
+            for seconds in (0.5, 9.0)
+        }
+        assert (len(found) > 1 or len(merging) > 1) == reads_costs(name)
 
 
 @pytest.mark.parametrize("ask", [scheduler, reads_costs, searches, help_line])

@@ -1,6 +1,7 @@
 """Seeded random graphs, schedules and plans, and the settings of every property test beside them."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import permutations
 from random import Random
 
@@ -73,7 +74,15 @@ def dag(num_ops: int, edges: Sequence[tuple[int, int]], sizes: Sequence[int] = (
     predecessors = [0] * num_ops
     for before, after in edges:
         predecessors[after] |= 1 << before
-    return CombinedGraph(tuple(offsets), tuple(0 for _ in offsets[1:]), tuple(predecessors))
+    starts = tuple(0 for _ in offsets[1:])
+    return with_merges(CombinedGraph(tuple(offsets), starts, tuple(predecessors)))
+
+
+def with_merges(graph: CombinedGraph) -> CombinedGraph:
+    """The graph in which operators of one member with the same predecessors, or none, may merge."""
+    classes: dict[tuple[int, int], int] = {}
+    keys = list(zip(graph.member_of, graph.predecessors, strict=True))
+    return replace(graph, merge_class=tuple(classes.setdefault(key, len(classes)) for key in keys))
 
 
 def random_dag(random: Random, sizes: Sequence[int], density: float = 0.4) -> CombinedGraph:
@@ -105,15 +114,10 @@ def random_stages(random: Random, graph: CombinedGraph) -> StageSchedule:
         size = random.randint(1, min(5, len(order)))
         piece, order = order[:size], order[size:]
         groups = tuple(sorted(tuple(op for op in piece if op in part) for part in components(piece, graph)))
-        merge = len(groups) > 1 and is_merge(groups, graph) and random.random() < 0.8
+        merge = all(len(group) == 1 for group in groups) and graph.may_merge([g[0] for g in groups])
+        merge = merge and random.random() < 0.8
         stages.append(Stage(groups, merge))
     return StageSchedule(tuple(stages))
-
-
-def is_merge(groups: Sequence[Sequence[int]], graph: CombinedGraph) -> bool:
-    """Whether the groups are single operators of one member with the same predecessors."""
-    same = {(graph.member_of[group[0]], graph.predecessors[group[0]]) for group in groups}
-    return all(len(group) == 1 for group in groups) and len(same) == 1
 
 
 def components(ops: Sequence[int], graph: CombinedGraph) -> list[set[int]]:

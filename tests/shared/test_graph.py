@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from shared.bitmask import bits, mask_of
+from shared.convolution import Convolution
 from shared.digest import canonical
 from shared.errors import DecodeError
 from shared.graph import Graph, Operator, Tensor, graph_from_wire, graph_problem, graph_to_wire
@@ -16,13 +17,26 @@ from tests.shared.randoms import random_graph
 SEEDS = range(60)
 
 
+CONVOLUTION = Convolution((3,), (1,), (1,), (1, 1), "Relu(#0)")
+
+
 def chain(num_ops: int = 3) -> Graph:
     """input 0 -> op 0 -> tensor 1 -> op 1 -> ..."""
     return Graph(
         name="chain",
         tensors=tuple(Tensor(f"t{i}", "float32", (1, 2, 3)) for i in range(num_ops + 1)),
         operators=tuple(
-            Operator("Conv", f"op{i}", (i,), (TensorId(i),), (TensorId(i + 1),), 10, 20, i // 2)
+            Operator(
+                "Conv",
+                f"op{i}",
+                (i,),
+                (TensorId(i),),
+                (TensorId(i + 1),),
+                10,
+                20,
+                i // 2,
+                convolution=CONVOLUTION if i == 0 else None,
+            )
             for i in range(num_ops)
         ),
         inputs=(TensorId(0),),
@@ -111,6 +125,17 @@ def test_the_digest_depends_on_every_field() -> None:
                 replace(op, weight_bytes=21),
                 replace(op, fused_unit=5),
                 replace(op, opaque="custom operator"),
+                replace(op, convolution=None),
+                *(
+                    replace(op, convolution=other)
+                    for other in [
+                        replace(CONVOLUTION, kernel=(5,)),
+                        replace(CONVOLUTION, strides=(2,)),
+                        replace(CONVOLUTION, dilations=(2,)),
+                        replace(CONVOLUTION, pads=(2, 0)),
+                        replace(CONVOLUTION, activation=""),
+                    ]
+                ),
             ]
         ),
     ]
@@ -118,7 +143,7 @@ def test_the_digest_depends_on_every_field() -> None:
 
 
 BROKEN: dict[str, tuple[list[Any], Any, str]] = {
-    "version": ([0], 2, "format"),
+    "version": ([0], 3, "format"),
     "boolean version": ([0], True, "format"),
     "name": ([1], b"chain", "string"),
     "tensor type": ([2, 0, 1], "complex64", "type"),
@@ -139,6 +164,23 @@ BROKEN: dict[str, tuple[list[Any], Any, str]] = {
     "negative flop": ([3, 0, 5], -1, "broken"),
     "number as a name": ([3, 0, 1], 7, "string"),
     "operator row": ([3, 0], [1, 2], "unpack"),
+    "no list for a convolution": ([3, 0, 9], 0, "no list"),
+    "convolution cut short": ([3, 0, 9], [[3], [1], [1], [1, 1]], "unpack"),
+    "convolution of another length": ([3, 0, 9, 0], [3, 3], "differ in length"),
+    "convolution of no axis": ([3, 0, 9], [[], [], [], [], ""], "differ in length"),
+    "pads for one side": ([3, 0, 9, 3], [1], "differ in length"),
+    "no stride": ([3, 0, 9, 1], [0], "out of range"),
+    "negative pad": ([3, 0, 9, 3], [-1, 1], "broken"),
+    "convolution of another rank": ([3, 0, 9], [[3, 3], [1, 1], [1, 1], [1] * 4, ""], "rank"),
+    "convolution of another size": ([3, 0, 9, 0], [5], "another shape"),
+    "activation as a number": ([3, 0, 9, 4], 7, "string"),
+    "activation without end": ([3, 0, 9, 4], "x" * 257, "too long"),
+    "opaque convolution": ([3, 0, 8], "why", "is none"),
+    "convolution of two inputs": (
+        [3, 2],
+        ["Conv", "c", [2], [1, 2], [3], 0, 0, 0, "", [[3], [1], [1], [1, 1], ""]],
+        "is none",
+    ),
     "unknown graph input": ([4], [0, 99], "inputs"),
     "repeated graph input": ([4], [0, 0], "inputs"),
     "unknown graph output": ([5], [99], "outputs"),

@@ -1,5 +1,6 @@
 """Legality against an independent checker on all schedules of small graphs; each rule alone."""
 
+from dataclasses import replace
 from itertools import combinations, permutations
 from random import Random
 
@@ -121,6 +122,9 @@ ALONE: list[tuple[str, Schedule, CombinedGraph]] = [
     ("merge", merge((1,), (2, 3)), dag(4, [(0, 1), (0, 2), (2, 3)])),
     ("merge", merge((1,), (2,)), dag(3, [(0, 1)])),
     ("merge", merge((1,), (2,)), dag(3, [], sizes=[2, 1])),
+    ("merge", merge((1,), (2,)), replace(FORK, merge_class=(-1, -1, -1))),
+    ("merge", merge((1,), (2,)), replace(FORK, merge_class=(0, 0, 1))),
+    ("merge", merge((1,), (2,)), replace(FORK, merge_class=())),
     ("merge", StageSchedule((Stage(((0,),), merge=True), Stage(((1,), (2,))))), FORK),
 ]
 
@@ -147,7 +151,7 @@ def test_every_violation_is_listed_not_only_the_first() -> None:
     assert {v.rule for v in found} == {"missing", "repeated", "unknown", "order"}
 
 
-def test_sibling_operators_of_one_member_may_merge() -> None:
+def test_operators_of_one_class_may_merge() -> None:
     assert violations(merge((1,), (2,)), FORK) == []
 
 

@@ -35,7 +35,7 @@ from edge_agent.plan_actions import (
     Tell,
     UnloadPlan,
 )
-from edge_agent.plan_check import PlanUnusable, check_plan
+from edge_agent.plan_check import PlanChecker, PlanUnusable
 from edge_agent.plan_facts import PlanFacts
 from edge_agent.plans import PlanManager
 from edge_agent.probation import ProbationConfig
@@ -117,6 +117,7 @@ class Agent:
         self.spool = Spool(self.home / "spool", boot=boot, limit_bytes=SPOOL_BYTES, write=self._write)
         self.artifacts = ArtifactFolder(self.home / "artifacts")
         self.store = ArtifactStore(self.home / "artifacts")
+        self._checker = PlanChecker(self.store)
         self._fallback_file = StateFile(self.home / "fallback")
         self.supervisor = Supervisor(Random(rng.random()))
         self.waiting = WaitingLog()
@@ -229,6 +230,10 @@ class Agent:
                     return
                 self.core.persisted(action.state)
                 self.world.watch.saved(self, action.state)
+                self._record_state(action.state)
+            elif isinstance(action, link.Hold):
+                self.core.held(action.state)
+                self.world.watch.held(self, action.state)
                 self._record_state(action.state)
             else:
                 self._act(action)
@@ -346,7 +351,7 @@ class Agent:
         process = self.engine
         match action:
             case CheckPlan(plan):
-                self._background.put(lambda: self._guard(lambda: self._checked(check_plan(plan, self.store))))
+                self._background.put(lambda: self._guard(lambda: self._checked(self._checker.check(plan))))
             case LoadPlan(key, plan):
                 if process is not None:
                     process.command(lambda: process.load(key, plan.ref.digest))

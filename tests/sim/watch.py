@@ -4,7 +4,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from edge_agent.link.events import LinkState
-from edge_agent.link.states import VERDICTS
+from edge_agent.link.states import UNDONE, VERDICTS
 from edge_agent.link.trials import Way
 from shared.engine.trial import TrialRecord
 from shared.ids import Digest
@@ -93,6 +93,14 @@ class Watch:
     def saving(self, agent: "Agent", state: LinkState) -> None:
         """A write begins; the process may stop within."""
         self.memory(agent).saving = state
+
+    def held(self, agent: "Agent", state: LinkState) -> None:
+        """A state is believed and was not written: a start must find the same from what is on the disk."""
+        seen = self.memory(agent)
+        self.states.update([state.state] if state.state is not None else [])
+        require(state.state in UNDONE and seen.saved.state in UNDONE, "held", f"{state} over {seen.saved}")
+        require(_pair(state) == _pair(seen.saved), "held", f"{_pair(state)} over {_pair(seen.saved)}")
+        require(state.active == seen.saved.active, "held", "what runs is not on the disk")
 
     def saved(self, agent: "Agent", state: LinkState) -> None:
         """A state has reached the disk."""

@@ -18,7 +18,7 @@ from shared.plan import ExecutorOptions, Member
 from shared.search.compose import ModelChoice, compose
 from shared.stage_times import stage_spans
 from tests.executor.models import artifact_of
-from tests.executor.schedules import bound_of, plan_of
+from tests.executor.schedules import bound_of, graph_of, merged, plan_of
 
 
 def always() -> IdleTime:
@@ -53,6 +53,19 @@ def test_every_stage_of_every_combined_block_has_its_time_and_the_plan_is_freed(
         assert all(sum(s[run] for s in found.stage_s.values()) <= found.step_s[run] for run in range(2))
         assert min(min(taken) for taken in found.stage_s.values()) > 0
     assert executor.sessions == 0
+    executor.close()
+
+
+def test_a_merge_stage_is_timed_as_the_one_launch_that_it_is(model: Artifact) -> None:
+    schedule = merged(graph_of([model], [()], [Member(0, 0, 0)]))
+    bound, executor = (
+        bound_of(plan_of([model], [()], [[Member(0, 0, 0)]], [schedule]), [model]),
+        OnnxExecutor(),
+    )
+    (found,) = profiled(model, bound, executor, always(), 2)
+    merges = {index for index, stage in enumerate(schedule.stages) if stage.merge}
+    assert merges and merges <= found.stage_s.keys()
+    assert all(len(found.stage_s[stage]) == 2 and min(found.stage_s[stage]) > 0 for stage in merges)
     executor.close()
 
 

@@ -52,7 +52,7 @@ class ControlCore:
                 revision=who.stored_revision,
             )
             actions: list[ev.Action] = [ev.Send(ev.Lane.CONTROL, event.route, ack)]
-            return actions + self._send_desired(who, _pair(message), now_s)
+            return actions + self._reissue(who) + self._send_desired(who, _pair(message), now_s)
         if isinstance(message, control.Reported):
             return self._absorb(who, message.boot, message.report) + self._compare(who, message.report, now_s)
         return self._alarms.received(who.member.device, event.route, message)
@@ -145,12 +145,18 @@ class ControlCore:
         wanted = _pair(desired)
         differs = desired is not None and _pair(report) == wanted and report.seen != desired.plan_digest
         if _pair(report) > wanted or differs:
-            if who.reissuing:
-                return []
-            who.reissuing = True
-            self._fleet.counts["reissued"] += 1
-            return [ev.Reissue(who.member.device, report.epoch, report.generation)]
+            who.behind = _pair(report)
+            return self._reissue(who)
         return self._send_desired(who, _pair(report), now_s)
+
+    def _reissue(self, who: Device) -> list[ev.Action]:
+        """Have this database overtake what the device knows. Asked for with every heartbeat until it has: the
+        report that showed it may be on record by then, and is not sent again."""
+        if who.behind is None or who.reissuing:
+            return []
+        who.reissuing = True
+        self._fleet.counts["reissued"] += 1
+        return [ev.Reissue(who.member.device, *who.behind)]
 
     def _send_desired(self, who: Device, seen: tuple[int, int], now_s: float) -> list[ev.Action]:
         desired, session = who.member.desired, who.session
@@ -167,6 +173,8 @@ class ControlCore:
         if who is None:
             return []
         who.reissuing = False
+        if who.behind is not None and _pair(desired) > who.behind:
+            who.behind = None
         if _pair(desired) <= _pair(who.member.desired):
             return []  # two changes passed each other on the way here; generations never fall
         self.epoch = max(self.epoch, desired.epoch)
@@ -177,7 +185,7 @@ class ControlCore:
         return self._send_desired(who, _NOBODY, now_s)
 
     def reissue_failed(self, device: DeviceId) -> list[ev.Action]:
-        """The store did not; the device's next report asks again."""
+        """The store did not; the device's next heartbeat asks again."""
         who = self._fleet.get(device)
         if who is not None:
             who.reissuing = False

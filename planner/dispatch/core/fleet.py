@@ -44,6 +44,7 @@ class Device:
     device_class: str = ""
     stored_revision: int = 0
     storing_revision: int | None = None
+    behind: tuple[int, int] | None = None  # what it knows, and this database never gave out
     reissuing: bool = False
 
 

@@ -1,0 +1,35 @@
+"""Child processes of the benchmark: `python -m benchmarks.gpu.child PART`. Not called by hand."""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.gpu.compiled import compile_child
+from benchmarks.gpu.probes.streams import connections_child
+from benchmarks.gpu.slicing import slice_child
+
+
+def main() -> int:
+    """Run one part; what it prints on stdout is its answer."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("part", choices=("compile", "connections", "slice"))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--model", default="squeezenet")
+    parser.add_argument("--mode", default="default")
+    parser.add_argument("--precision", default="fp16")
+    parser.add_argument("--width", type=float, default=1.0)
+    parser.add_argument("--size", type=int, default=None)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        match arguments.part:
+            case "compile":
+                return compile_child(arguments, Path(folder))
+            case "connections":
+                return connections_child(arguments)
+            case _:
+                return slice_child(arguments, Path(folder))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

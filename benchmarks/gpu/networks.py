@@ -1,0 +1,174 @@
+"""The zoo's networks as plain torch modules: what a user of torch would have, and the oracle.
+
+Nothing here is shared with the executor's own lowering, so that an error there cannot hide.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+from torch import Tensor, nn
+
+from shared.artifact import Artifact
+
+
+class _Join(nn.Module):
+    """Concatenation along an axis."""
+
+    def __init__(self, axis: int) -> None:
+        super().__init__()
+        self.axis = axis
+
+    def forward(self, *parts: Tensor) -> Tensor:
+        return torch.cat(parts, self.axis)
+
+
+class _Sum(nn.Module):
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return left + right
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    return {one.name: onnx.helper.get_attribute_value(one) for one in node.attribute}
+
+
+def _even_pads(given: Mapping[str, Any]) -> tuple[int, int]:
+    top, left, bottom, right = given.get("pads", [0, 0, 0, 0])
+    if (top, left) != (bottom, right):
+        raise ValueError(f"uneven pads {(top, left, bottom, right)} have no plain module")
+    return top, left
+
+
+def _module(node: onnx.NodeProto, weights: Mapping[str, np.ndarray]) -> nn.Module:
+    """The module of one node.
+
+    Raises:
+        ValueError: the zoo's classical networks have no such node.
+    """
+    given = _attributes(node)
+    own = [torch.from_numpy(weights[name].copy()) for name in node.input if name in weights]
+    match node.op_type:
+        case "Conv":
+            out, fan_in = own[0].shape[:2]
+            group = given.get("group", 1)
+            made = nn.Conv2d(
+                fan_in * group,
+                out,
+                (own[0].shape[2], own[0].shape[3]),
+                stride=tuple(given.get("strides", [1, 1])),
+                padding=_even_pads(given),
+                groups=group,
+                bias=len(own) > 1,
+            )
+            return _filled(made, own)
+        case "Gemm":
+            if not given.get("transB"):
+                raise ValueError("a Gemm with untransposed weights has no plain module")
+            return _filled(nn.Linear(own[0].shape[1], own[0].shape[0]), own)
+        case "Relu":
+            return nn.ReLU(inplace=True)
+        case "MaxPool":
+            return nn.MaxPool2d(
+                given["kernel_shape"], given["strides"], _even_pads(given), ceil_mode=bool(given["ceil_mode"])
+            )
+        case "AveragePool":
+            include = bool(given.get("count_include_pad", 0))
+            pads = _even_pads(given)
+            return nn.AvgPool2d(given["kernel_shape"], given["strides"], pads, count_include_pad=include)
+        case "GlobalAveragePool":
+            return nn.AdaptiveAvgPool2d(1)
+        case "Flatten":
+            return nn.Flatten(given.get("axis", 1))
+        case "Concat":
+            return _Join(given["axis"])
+        case "Add":
+            return _Sum()
+        case other:
+            raise ValueError(f"a {other} has no plain module")
+
+
+def _filled(made: nn.Module, own: Sequence[Tensor]) -> nn.Module:
+    for parameter, values in zip(made.parameters(), own, strict=True):
+        parameter.data = values
+    return made
+
+
+class Network(nn.Module):
+    """One network, one input and one output, node by node."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        """
+        Raises:
+            ValueError: a node has no plain module, or reads what a Relu in place has changed.
+        """
+        super().__init__()
+        weights = {weight.name: numpy_helper.to_array(weight) for weight in model.graph.initializer}
+        self.name = model.graph.name
+        self.image = model.graph.input[0].name
+        self.logits = model.graph.output[0].name
+        self.nodes = nn.ModuleList(_module(node, weights) for node in model.graph.node)
+        self.reads = [[name for name in node.input if name not in weights] for node in model.graph.node]
+        self.makes = [node.output[0] for node in model.graph.node]
+        readers = [name for reads in self.reads for name in reads]
+        for node, reads in zip(self.nodes, self.reads, strict=True):
+            if isinstance(node, nn.ReLU) and readers.count(reads[0]) > 1:
+                node.inplace = False
+        self.eval().requires_grad_(False)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """[batch, 3, side, side] to [batch, classes]."""
+        values = {self.image: image}
+        for node, reads, makes in zip(self.nodes, self.reads, self.makes, strict=True):
+            values[makes] = node(*[values[name] for name in reads])
+        return values[self.logits]
+
+    def every_value(self, image: Tensor) -> dict[str, Tensor]:
+        """All tensors by name, each in memory of its own."""
+        values = {self.image: image}
+        for node, reads, makes in zip(self.nodes, self.reads, self.makes, strict=True):
+            values[makes] = node(*[values[name].clone() for name in reads])
+        return values
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One model, everything about it that is the same for all variants."""
+
+    name: str
+    artifact: Artifact
+    image: np.ndarray  # [1, 3, side, side] float32
+    expected: np.ndarray  # [1, classes] float32, by torch on the CPU
+
+    def network(self, device: torch.device, precision: str) -> Network:
+        """A copy on the device in channels-last."""
+        made: Any = Network(onnx.load_model_from_string(self.artifact.onnx_bytes()))
+        found: Network = made.to(device=device, dtype=dtype_of(precision), memory_format=torch.channels_last)
+        return found
+
+    def images(self, device: torch.device, precision: str, batch: int = 1) -> Tensor:
+        """The image `batch` times, resident on the device. [batch, 3, side, side]"""
+        image = torch.from_numpy(self.image).to(device=device, dtype=dtype_of(precision))
+        return image.expand(batch, -1, -1, -1).contiguous(memory_format=torch.channels_last)
+
+    def error_of(self, logits: Tensor | np.ndarray) -> float:
+        """Norm of the worst row's difference over the norm of the reference; infinite where not finite."""
+        rows = logits.detach().float().cpu().numpy() if isinstance(logits, Tensor) else logits
+        difference = np.linalg.norm(np.asarray(rows, np.float64) - self.expected, axis=-1).max()
+        error = float(difference / np.linalg.norm(self.expected))
+        return error if np.isfinite(error) else float("inf")
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """Of weights and activations; `tf32` is float32 with the matrix units' shorter products."""
+    return torch.float16 if precision == "fp16" else torch.float32
+
+
+def oracle(model: onnx.ModelProto, image: np.ndarray) -> np.ndarray:
+    """Logits by torch on the CPU in float32. [1, classes]"""
+    with torch.inference_mode():
+        found: np.ndarray = Network(model)(torch.from_numpy(image)).numpy()
+    return found

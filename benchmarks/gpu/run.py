@@ -1,0 +1,262 @@
+"""One run: the parts in order, each with its share of the time."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from benchmarks.gpu import judging
+from benchmarks.gpu.ceilings import Ceilings
+from benchmarks.gpu.ceilings import measure as measure_ceilings
+from benchmarks.gpu.compiled import Compiling
+from benchmarks.gpu.device import Device, make_device
+from benchmarks.gpu.networks import Subject
+from benchmarks.gpu.oracle import onnxruntime_error
+from benchmarks.gpu.plans import Knowledge
+from benchmarks.gpu.probing import Probes
+from benchmarks.gpu.results import Deadline, Results
+from benchmarks.gpu.serving import Service
+from benchmarks.gpu.serving_rows import ServingRows
+from benchmarks.gpu.settings import Settings
+from benchmarks.gpu.subjects import make_subject
+from benchmarks.gpu.table import Table
+from benchmarks.gpu.torch_rows import MIX, use_precision
+from benchmarks.gpu.tracing import Operators, multiprocessor
+from edge_agent.utilisation.chain import this_machine
+from edge_agent.utilisation.kernels import OperatorResources, Rates
+from shared.plan import Plan
+
+_SEED = 20261121
+_AFTER_TABLE_S = 75.0  # concurrency, serving, switching
+_AFTER_COMPILED_S = 150.0  # the rounds as well
+_DELAY_S = 2e-4
+_OF_THE_TABLE = ("correctness", "table", "concurrency", "serving", "switching", "tf32")
+
+
+class Run:
+    """See the module's text."""
+
+    def __init__(self, settings: Settings, results: Results, deadline: Deadline, folder: Path) -> None:
+        self._settings = settings
+        self._results = results
+        self._deadline = deadline
+        self._folder = folder
+        self._rng = Random(_SEED)
+        self._device: Device = make_device(settings.device)
+        self._compiling: Compiling | None = None
+        self._subjects: list[Subject] = []
+        self._table: Table | None = None
+        self._ceilings: Ceilings | None = None
+        self._resources: dict[str, list[OperatorResources]] = {}
+        self._clocks: dict[str, Any] = {}
+
+    def about(self) -> dict[str, Any]:
+        """The device and how it was run."""
+        return {
+            **self._device.describe(),
+            "power_mode": this_machine().power_mode(),
+            "precision": self._settings.precision,
+            "executor": self._settings.executor,
+            **self._clocks,
+        }
+
+    def all_parts(self) -> None:
+        """Everything that the settings want."""
+        settings, results = self._settings, self._results
+        use_precision(settings.precision)
+        self._note_clocks("before")
+        if settings.device == "cuda" and (settings.wants("table") or settings.wants("compile")):
+            with results.attempt("table", "torch.compile in child processes"):
+                self._compiling = Compiling(settings.models, settings.zoo, settings.precision, self._folder)
+        self._make_subjects()
+        if not self._subjects:
+            return
+        if self._compiling is not None:  # nothing is timed while others use the device
+            self._compiling.wait(settings.compile_s)
+            self._report_compiling(self._compiling)
+        if settings.parts == ("compile",):
+            return
+        with results.attempt("probe", "ceilings"):
+            quick = settings.quick
+            found = measure_ceilings(self._device, self._subjects, settings.precision, quick=quick)
+            self._ceilings = found
+            judging.add_ceilings(results, found)
+        if settings.wants("probes"):
+            Probes(self._device, self._subjects, settings, results, self._deadline).run()
+        if not any(settings.wants(part) for part in _OF_THE_TABLE):
+            return
+        self._measure_operators()
+        switch = None
+        try:
+            self._build_and_measure()
+            switch = self._serve()
+        finally:
+            if self._table is not None:
+                judging.add_goals(results, self._table, switch)
+        self._note_clocks("after")
+        if settings.wants("tf32") and settings.precision == "fp16":
+            self._tf32()
+
+    def _make_subjects(self) -> None:
+        settings = self._settings
+        for name in settings.models:
+            with self._results.attempt("correctness", f"{name}: import and reference"):
+                zoo = settings.zoo
+                subject = make_subject(name, self._folder, width=zoo.width, size=zoo.size)
+                self._subjects.append(subject)
+                error, reason = onnxruntime_error(subject)
+                if reason:
+                    self._results.skip("correctness", f"{name}, onnxruntime on the CPU", reason)
+                else:
+                    self._results.add(
+                        {f"correctness.{name}.onnxruntime": error},
+                        part="correctness",
+                        name=f"{name}, onnxruntime on the CPU",
+                        error=error,
+                    )
+
+    def _report_compiling(self, compiling: Compiling) -> None:
+        for (model, mode), seconds in compiling.taken_s.items():
+            name = f"compiling {model}, {mode}"
+            self._results.add({}, part="table", name=name, seconds=seconds)
+
+    def _measure_operators(self) -> None:
+        """What every operator asks of a multiprocessor, and what bounds it: for costs and Opara's order."""
+        if self._ceilings is None or self._device.kind != "cuda":
+            self._results.skip("operators", "resources", "needs CUDA and the ceilings")
+            return
+        rates = Rates(flop_per_s=self._ceilings.flop_per_s, bytes_per_s=self._ceilings.bytes_per_s)
+        for subject in self._subjects:
+            with self._results.attempt("operators", subject.name):
+                found = Operators(self._device, subject, self._settings.precision).resources(rates)
+                self._resources[subject.name] = found
+                known = [one for one in found if one.device_us]
+                self._results.add(
+                    {f"operators.{subject.name}.device_us": sum(one.device_us for one in known)},
+                    part="operators",
+                    name=subject.name,
+                    operators=len(found),
+                    seen=len(known),
+                    kernels=sum(one.kernels for one in known),
+                    device_us=sum(one.device_us for one in known),
+                    memory_bound=sum(one.bound == "memory" for one in known),
+                    compute_bound=sum(one.bound == "compute" for one in known),
+                    most_registers=max((one.registers for one in known), default=0),
+                    most_shared_bytes=max((one.shared_bytes for one in known), default=0),
+                )
+
+    def _knowledge(self, precision: str) -> Knowledge:
+        return Knowledge(self._settings.executor, precision, self._resources, multiprocessor(self._device))
+
+    def _build_and_measure(self) -> None:
+        settings, deadline = self._settings, self._deadline
+        table = Table(self._device, self._subjects, settings, self._results, rng=self._rng)
+        self._table = table
+        if settings.wants("table"):
+            table.start_slices()
+        table.build_torch()
+        table.build_ours(self._knowledge(settings.precision))
+        if settings.wants("table"):
+            table.build_compiled(self._compiling, deadline, _AFTER_COMPILED_S * (not settings.quick))
+            table.build_slices()
+            table.not_installed()
+        table.check()
+        if settings.wants("correctness"):
+            self._stability(table)
+        if settings.wants("table"):
+            reserve_s = 0.0 if settings.quick else _AFTER_TABLE_S
+            seconds = max(deadline.left_s - reserve_s, deadline.left_s / 3)
+            ends_s = time.monotonic() + seconds
+            table.measure(seconds, lambda: time.monotonic() >= ends_s)
+            table.report()
+            if self._ceilings is not None:
+                judging.add_distances(
+                    self._results, table, self._subjects, self._ceilings, settings.precision
+                )
+        if settings.wants("concurrency"):
+            judging.add_concurrency(self._results, self._device, table)
+
+    def _stability(self, table: Table) -> None:
+        """Ours, the chosen plan of every subject and of the mix: the same bits under random delays."""
+        ours = table.ours
+        if ours is None:
+            return
+        for subject in [*(one.name for one in self._subjects), MIX]:
+            name = table.best.get(subject)
+            if name is None:
+                continue
+            with self._results.attempt("correctness", f"{subject}, {name}: stable"):
+                pause = lambda: time.sleep(self._rng.random() * _DELAY_S)  # noqa: E731
+                same = ours.stable((subject, name), self._settings.repeats, pause)
+                self._results.add(
+                    {f"correctness.stable.{subject}": float(same)},
+                    part="correctness",
+                    name=f"{subject}, {name}: {self._settings.repeats} repeats with random delays",
+                    stable=same,
+                )
+
+    def _best_mix(self) -> Plan | None:
+        table = self._table
+        if table is None or MIX not in table.best:
+            return None
+        return table.candidates[MIX, table.best[MIX]].plan
+
+    def _serve(self) -> Any:
+        """Engine rows; the figures of the switches."""
+        settings, results, table = self._settings, self._results, self._table
+        wanted = settings.wants("serving") or settings.wants("switching")
+        executor = table.hand_over() if table is not None and wanted else None
+        if executor is None:
+            return None
+        switch = None
+        service = Service(executor, self._subjects)
+        try:
+            rows = ServingRows(service, self._subjects, settings, results, self._best_mix())
+            if settings.wants("serving"):
+                with results.attempt("serving", "full queues"):
+                    rows.full_queues()
+            if settings.wants("switching"):
+                with results.attempt("switching", "between sequential graphs and ours"):
+                    switch = rows.switch(self._deadline.share_s(0.4, most=25.0))
+            if settings.wants("serving"):
+                with results.attempt("serving", "open loads"):
+                    rows.open_loads(self._deadline, self._rng)
+        finally:
+            service.close()
+        return switch
+
+    def _tf32(self) -> None:
+        """The shortest table in TF32: sequential graphs beside ours."""
+        settings = self._settings
+        least_s = 1.0 if settings.quick else 20.0
+        if self._deadline.left_s < least_s:
+            self._results.skip("tf32", "all rows", "the time was up")
+            return
+        use_precision("tf32")
+        few = replace(
+            settings, precision="tf32", batches=(), instances=(), mix_instances=(1,), modes=(), children=False
+        )
+        table = Table(self._device, self._subjects, few, self._results, rng=self._rng)
+        try:
+            table.build_torch()
+            table.build_ours(self._knowledge("tf32"))
+            table.check()
+            ends_s = time.monotonic() + self._deadline.share_s(0.9)
+            table.measure(self._deadline.share_s(0.8), lambda: time.monotonic() >= ends_s)
+            table.report()
+        finally:
+            table.close()
+            use_precision(settings.precision)
+
+    def _note_clocks(self, when: str) -> None:
+        for metric in this_machine().clocks():
+            if metric.value is not None:
+                self._clocks[f"{metric.name}_{when}"] = metric.text
+
+    def close(self) -> None:
+        """Free everything; end every child."""
+        if self._compiling is not None:
+            self._compiling.close()
+        if self._table is not None:
+            self._table.close()

@@ -1,0 +1,227 @@
+"""Builds programs on a device, off the serving path: warm up, choose kernels and form, capture.
+
+All of it happens on scratch memory, since the plan may be serving, and on one thread, since cudnn remembers
+what it found per thread. Only the last capture is bound to the plan's own buffers.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from edge_agent.executor.torch.buffers import ScratchBuffers
+from edge_agent.executor.torch.device import Device, Event, Graph, Pool, Stream
+from edge_agent.executor.torch.kernels import KernelChoices
+from edge_agent.executor.torch.launching import Marks, issue_program
+from edge_agent.executor.torch.layout import Kind
+from edge_agent.executor.torch.loaded import LoadedPlan
+from edge_agent.executor.torch.program import Program
+from edge_agent.executor.torch.recipe import Recipe, Value
+from edge_agent.lowering.model import ModelLowering
+from shared.engine.steps import ProgramKey
+
+log = logging.getLogger(__name__)
+
+_FORM_GAIN = 0.98  # one stream must take less than this of what several take, or the schedule stays
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much building may measure."""
+
+    warm_runs: int = 2
+    laps: int = 7  # per kernel
+    launches_per_lap: int = 10
+    form_rounds: int = 15  # several streams against one; 0: the schedule stays as it is
+
+
+@dataclass(slots=True)
+class Built:
+    """A program with its graph; without one its launches are issued one by one."""
+
+    program: Program
+    graph: Graph | None = None
+    nbytes: int = 0
+    in_turn: bool = False  # on one stream, as that was measured to be faster
+    traced: tuple[Graph, Marks] | None = None
+    trace_wanted: bool = False
+    tracing: bool = False  # a replay of `traced` is in flight
+    last: Event | None = None  # the end of its latest run
+
+
+class Builder:
+    """Runs on the building thread only."""
+
+    def __init__(self, device: Device, choices: KernelChoices, effort: Effort) -> None:
+        self._device = device
+        self._choices = choices
+        self._effort = effort
+
+    def build(self, plan: LoadedPlan, key: ProgramKey, pool: Pool) -> Built:
+        """The program for a key, warmed up and captured.
+
+        Raises:
+            ExecutorError: it does not fit into the plan's memory.
+            RuntimeError: torch cannot run or capture it.
+        """
+        with torch.inference_mode(), self._device.searching():
+            recipe = plan.recipe_for(key)
+            if not recipe.capturable:
+                return Built(self._bound(plan, recipe))
+            self._choose_kernels(plan, recipe)
+            recipe = plan.recipe_for(key)
+            in_turn = self._faster_in_turn(plan, key, recipe)
+            if in_turn:
+                recipe = plan.recipe_for(key, in_turn=True)
+            self._warm(self._scratch(plan, recipe))
+            program = self._bound(plan, recipe)
+            before = self._device.reserved_bytes()
+            graph = self._capture(program, pool)
+            taken = max(0, self._device.reserved_bytes() - before)
+        return Built(program, graph, taken, in_turn)
+
+    def trace(self, built: Built, pool: Pool) -> None:
+        """A second graph of the program that also records when its groups begin and end."""
+        marks: Marks = {}
+        with torch.inference_mode(), self._device.searching():
+            built.traced = (self._capture(built.program, pool, marks), marks)
+
+    def rehearse(self, built: Built) -> None:
+        """Replay once: the first time is slow. Only while nothing uses the plan's buffers (P11)."""
+        if built.graph is None:
+            return
+        stream = self._device.capture_streams(1)[0]
+        self._device.replay(stream, built.graph)
+        self._device.synchronize(self._device.record(stream))
+
+    def lap(self, launch: Callable[[], object], capturable: bool) -> float:
+        """Seconds of one launch on the device, without what it costs to issue it."""
+        return median(self._laps(launch, capturable, 1))
+
+    def _bound(self, plan: LoadedPlan, recipe: Recipe) -> Program:
+        program = plan.bind(recipe)
+        self._device.settle()
+        return program
+
+    def _scratch(self, plan: LoadedPlan, recipe: Recipe) -> Program:
+        program = plan.bind(recipe, ScratchBuffers(self._device.torch_device))
+        self._device.settle()
+        return program
+
+    def _streams(self, program: Program) -> Sequence[Stream]:
+        return self._device.capture_streams(program.recipe.streams)
+
+    def _warm(self, program: Program) -> None:
+        streams = self._streams(program)
+        for _ in range(self._effort.warm_runs):
+            issue_program(program, self._device, streams)
+        self._device.synchronize(self._device.record(streams[0]))
+
+    def _capture(self, program: Program, pool: Pool, marks: Marks | None = None) -> Graph:
+        streams = self._streams(program)
+        return self._device.capture(
+            pool,
+            streams,
+            lambda: issue_program(program, self._device, streams, marks=marks, captured=True),
+        )
+
+    # Kernels
+
+    def _choose_kernels(self, plan: LoadedPlan, recipe: Recipe) -> None:
+        """Measure every operator of the recipe that was not measured before, with its real strides."""
+        todo = [
+            index
+            for index, unit in enumerate(recipe.units)
+            if unit is not None and recipe.calls[index].kind is Kind.KERNEL
+            and self._choices.choice(*self._model(plan, recipe, index), unit.ops) is None
+        ]  # fmt: skip
+        if not todo:
+            return
+        program = self._scratch(plan, recipe)
+        self._warm(program)
+        for index in todo:
+            unit = recipe.units[index]
+            assert unit is not None
+            reads, makes = program.arguments(index)
+            lowering, batch = self._model(plan, recipe, index)
+            self._choices.measure(lowering, batch, unit, reads, makes, self._timer)
+
+    def _model(self, plan: LoadedPlan, recipe: Recipe, call: int) -> tuple[ModelLowering, int]:
+        position = _position(recipe, call)
+        part = recipe.parts[position]
+        return plan.lowering(part.member.model), part.lowered.batch
+
+    def _timer(self, launch: Callable[[], object]) -> Sequence[float]:
+        return self._laps(launch, True, self._effort.laps)
+
+    def _laps(self, launch: Callable[[], object], capturable: bool, laps: int) -> list[float]:
+        device = self._device
+        stream = device.capture_streams(1)[0]
+        count = self._effort.launches_per_lap if capturable else 1
+
+        def several() -> None:
+            for _ in range(count):
+                device.launch(stream, launch)
+
+        several()
+        device.synchronize(device.record(stream))
+        graph = device.capture(device.new_pool(), [stream], several) if capturable else None
+        taken = []
+        for lap in range(laps + 1):
+            began = device.record(stream, timed=True)
+            if graph is None:
+                several()
+            else:
+                device.replay(stream, graph)
+            ended = device.record(stream, timed=True)
+            device.synchronize(ended)
+            if lap:  # the first replay is slow
+                taken.append(device.elapsed_s(began, ended) / count)
+        return taken
+
+    # Form
+
+    def _faster_in_turn(self, plan: LoadedPlan, key: ProgramKey, recipe: Recipe) -> bool:
+        """Whether the same operators on one stream take less time (P12)."""
+        if recipe.streams == 1 or not self._effort.form_rounds:
+            return False
+        in_turn = plan.recipe_for(key, in_turn=True)
+        if in_turn.arena_bytes > plan.buffers.arena_room(in_turn):
+            return False
+        programs = [self._scratch(plan, one) for one in (recipe, in_turn)]
+        graphs = []
+        for program in programs:
+            self._warm(program)
+            graphs.append(self._capture(program, self._device.new_pool()))
+        several_s, one_s = self._compare(graphs)
+        log.info(
+            "form combined=%d mask=%d streams=%d us=%.1f in_turn_us=%.1f",
+            key.combined,
+            key.mask,
+            recipe.streams,
+            several_s * 1e6,
+            one_s * 1e6,
+        )
+        return one_s < _FORM_GAIN * several_s
+
+    def _compare(self, graphs: Sequence[Graph]) -> list[float]:
+        """Median seconds of each, by turns so that a change of clocks meets both."""
+        device = self._device
+        stream = device.capture_streams(1)[0]
+        taken: list[list[float]] = [[] for _ in graphs]
+        for round_ in range(self._effort.form_rounds + 1):
+            for index, graph in enumerate(graphs):
+                began = device.record(stream, timed=True)
+                device.replay(stream, graph)
+                ended = device.record(stream, timed=True)
+                device.synchronize(ended)
+                if round_:
+                    taken[index].append(device.elapsed_s(began, ended))
+        return [median(one) for one in taken]
+
+
+def _position(recipe: Recipe, call: int) -> int:
+    values: Sequence[Value] = (*recipe.calls[call].makes, *recipe.calls[call].reads)
+    return values[0].position

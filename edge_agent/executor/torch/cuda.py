@@ -1,0 +1,211 @@
+"""Every call that needs CUDA. Reviewed against the documentation of torch 2.11 to 2.13.
+
+- Streams come from torch's pool, which hands out 32 of each priority round robin and then begins again (P3):
+  they are taken once, all 32, and never by anybody else here. Those of the high priority prepare programs, so
+  that no capture ever meets a launch that serves; a priority inside a graph has no effect.
+- Capture begins and ends by hand: `torch.cuda.graph` would wait for the whole device and give cached memory
+  back, which stalls what serves (P14). The mode is `thread_local` (P9).
+- cuBLAS keeps a workspace per handle and stream. What is captured holds its address, and resetting another
+  graph of the same stream frees it (P5, pytorch issue 193402). So the workspaces are forgotten before a
+  capture, which then takes one from its own pool, and after it, so that nothing else ever finds that one.
+"""
+
+import ctypes.util
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edge_agent.executor.torch.device import Event, Graph, Launch, Pool, Stream
+from edge_agent.executor.torch.streams import MAX_GROUP_STREAMS, MAX_STREAMS
+from shared.errors import ExecutorError
+
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+_SLEEP_PROBE_CYCLES = 10_000_000
+
+
+def before_cuda_starts(connections: int = 32) -> None:
+    """Hardware queues, unless the environment says otherwise; read once, when CUDA starts (P4)."""
+    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if started and CONNECTIONS not in os.environ:
+        raise ExecutorError(
+            f"CUDA has started without {CONNECTIONS}", remedy=f"set {CONNECTIONS}={connections} before"
+        )
+    os.environ.setdefault(CONNECTIONS, str(connections))
+
+
+def why_not() -> str:
+    """Why this process has no CUDA device, empty where it has one."""
+    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        return f"torch {torch.__version__} was built without CUDA"
+    if not torch.cuda.is_available():
+        driver = ctypes.util.find_library("cuda")
+        return "torch finds no usable GPU" if driver else "no NVIDIA driver (libcuda) is installed"
+    return ""
+
+
+class CudaDevice:
+    """The current CUDA device as `device.Device`."""
+
+    def __init__(self) -> None:
+        """Raises:
+        ExecutorError: there is no CUDA device.
+        """
+        if reason := why_not():
+            raise ExecutorError(
+                f"executor 'torch_cuda' cannot run here: {reason}",
+                remedy="install a driver and the torch wheel for it, or use the executor torch_cpu",
+            )
+        before_cuda_starts()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        self.torch_device = torch.device("cuda", torch.cuda.current_device())
+        self._running = [_new_stream(0) for _ in range(MAX_STREAMS)]
+        self._preparing = [_new_stream(-1) for _ in range(2 * MAX_GROUP_STREAMS + 1)]
+        self._cycles_per_s = 0.0
+
+    # Streams and events
+
+    def lane_streams(self, first: int, count: int) -> Sequence[Stream]:
+        """As `Device`."""
+        return self._running[first : first + count]
+
+    def capture_streams(self, count: int) -> Sequence[Stream]:
+        """As `Device`."""
+        return self._preparing[:count]
+
+    def profiling_streams(self, count: int) -> Sequence[Stream]:
+        """As `Device`."""
+        return self._preparing[MAX_GROUP_STREAMS : MAX_GROUP_STREAMS + count]
+
+    def moving_stream(self) -> Stream:
+        """As `Device`."""
+        return self._preparing[-1]
+
+    def launch(self, stream: Stream, work: Launch) -> None:
+        """As `Device`; the context manager restores the current stream whatever happens (P11)."""
+        with torch.cuda.stream(stream):
+            work()
+
+    def record(self, stream: Stream, *, timed: bool = False, external: bool = False) -> Event:
+        """As `Device`. Whoever waits for it sleeps: an edge device has few cores to spin on."""
+        event = torch.cuda.Event(  # type: ignore[no-untyped-call]
+            enable_timing=timed, blocking=True, external=external
+        )
+        event.record(stream)
+        return event
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """As `Device`."""
+        stream.wait_event(event)
+
+    def synchronize(self, event: Event) -> None:
+        """As `Device`."""
+        event.synchronize()
+
+    def settle(self) -> None:
+        """As `Device`."""
+        torch.cuda.current_stream().synchronize()
+
+    def elapsed_s(self, first: Event, second: Event) -> float:
+        """As `Device`; torch answers in milliseconds."""
+        return float(first.elapsed_time(second)) / 1e3
+
+    # Graphs
+
+    def new_pool(self) -> Pool:
+        """As `Device`."""
+        return torch.cuda.graph_pool_handle()
+
+    def capture(self, pool: Pool, streams: Sequence[Stream], body: Callable[[], None]) -> Graph:
+        """As `Device`; an error inside ends the capture and is raised."""
+        graph = torch.cuda.CUDAGraph()
+        _forget_workspaces()
+        try:
+            with torch.cuda.stream(streams[0]):
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                try:
+                    body()
+                except BaseException:
+                    _abandon(graph)
+                    raise
+                graph.capture_end()
+        finally:
+            _forget_workspaces()
+        return graph
+
+    def replay(self, stream: Stream, graph: Graph) -> None:
+        """As `Device`."""
+        with torch.cuda.stream(stream):
+            graph.replay()
+
+    # Memory, time, settings
+
+    def host_bytes(self, nbytes: int) -> Tensor:
+        """As `Device`: pinned memory."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def sleep(self, stream: Stream, seconds: float) -> None:
+        """As `Device`, by a kernel that counts clock cycles."""
+        if not self._cycles_per_s:
+            self._cycles_per_s = self._measure_clock()
+        cycles = max(1, int(seconds * self._cycles_per_s))
+        self.launch(stream, partial(_spin, cycles))
+
+    def _measure_clock(self) -> float:
+        stream = self._preparing[0]
+        for _ in range(2):  # the first loads the kernel
+            began = self.record(stream, timed=True)
+            self.launch(stream, partial(_spin, _SLEEP_PROBE_CYCLES))
+            ended = self.record(stream, timed=True)
+            self.synchronize(ended)
+        return _SLEEP_PROBE_CYCLES / self.elapsed_s(began, ended)
+
+    @contextmanager
+    def searching(self) -> Iterator[None]:
+        """As `Device`: cudnn tries its kernels once per shape and thread; capture on the same one (P6)."""
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = True
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = before
+
+    def use_tf32(self, on: bool) -> None:
+        """As `Device` (P8)."""
+        backends: Any = torch.backends  # whose stubs do not know these settings
+        for place in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
+            place.fp32_precision = "tf32" if on else "ieee"
+
+    def reserved_bytes(self) -> int:
+        """As `Device`."""
+        return torch.cuda.memory_reserved()
+
+    def free_bytes(self) -> int:
+        """As `Device`."""
+        free, _ = torch.cuda.mem_get_info()
+        return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+
+
+def _new_stream(priority: int) -> torch.cuda.Stream:
+    stream: torch.cuda.Stream = torch.cuda.Stream(priority=priority)  # type: ignore[no-untyped-call]
+    return stream
+
+
+def _spin(cycles: int) -> None:
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+
+
+def _forget_workspaces() -> None:
+    torch._C._cuda_clearCublasWorkspaces()
+
+
+def _abandon(graph: torch.cuda.CUDAGraph) -> None:
+    """End a capture that failed; what ending it raises says less than what made it fail."""
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        return

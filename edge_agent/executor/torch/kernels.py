@@ -1,0 +1,118 @@
+"""Which kernel each operator runs with, and what measuring said of it.
+
+A kernel that is fast for one shape can be several times slower for another (P7), and the search in cudnn
+differs from run to run (P6); so every choice is measured once per process, with the strides that the program
+will use, logged, and kept: a program built later makes the same one.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from torch import Tensor
+
+from edge_agent.executor.torch.issue_order import Nature
+from edge_agent.lowering.dtypes import Precision
+from edge_agent.lowering.model import LoweredModel, ModelLowering
+from edge_agent.lowering.unit import Alternative, Unit
+from shared.ids import Digest, OpId
+
+log = logging.getLogger(__name__)
+
+Timer = Callable[[Callable[[], object]], Sequence[float]]
+"""Runs a launch again and again and returns the seconds that each took."""
+
+MEMORY_BOUND_FLOP_PER_BYTE = 20.0
+"""Below it an operator is taken to wait for memory until a measurement says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The kernel chosen for an operator; `seconds` is the median of each alternative, by name."""
+
+    name: str
+    seconds: tuple[tuple[str, float], ...]
+
+
+_Model = tuple[Digest, Precision, bool, int]  # artifact, precision, channels last, batch
+
+
+class KernelChoices:
+    """Choices by model, batch and operator; asked and filled by any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._chosen: dict[_Model, dict[tuple[OpId, ...], Choice]] = {}
+        self._natures: dict[_Model, dict[OpId, Nature]] = {}
+
+    def applied(self, lowering: ModelLowering, batch: int) -> LoweredModel:
+        """The model at a batch with the kernels that are chosen so far."""
+        lowered = lowering.at_batch(batch)
+        with self._lock:
+            chosen = dict(self._chosen.get(_key(lowering, batch), {}))
+        if not chosen:
+            return lowered
+        units = tuple(
+            unit.choose(chosen[unit.ops].name) if unit.ops in chosen else unit for unit in lowered.units
+        )
+        return replace(lowered, units=units)
+
+    def natures(self, lowering: ModelLowering, batch: int) -> dict[OpId, Nature]:
+        """What was measured of the operators, for the issue order."""
+        with self._lock:
+            return dict(self._natures.get(_key(lowering, batch), {}))
+
+    def choice(self, lowering: ModelLowering, batch: int, ops: tuple[OpId, ...]) -> Choice | None:
+        """What was chosen for an operator, None before it was measured."""
+        with self._lock:
+            return self._chosen.get(_key(lowering, batch), {}).get(ops)
+
+    def measure(
+        self,
+        lowering: ModelLowering,
+        batch: int,
+        unit: Unit,
+        reads: Sequence[Tensor],
+        makes: Sequence[Tensor],
+        timer: Timer,
+    ) -> Choice:
+        """Time every alternative of a unit on these tensors, keep the fastest; a second call is free."""
+        known = self.choice(lowering, batch, unit.ops)
+        if known is not None:
+            return known
+        seconds = tuple((one.name, median(timer(_bound(one, reads, makes)))) for one in unit.alternatives)
+        choice = Choice(min(seconds, key=lambda pair: pair[1])[0], seconds)
+        log.info(
+            "kernel artifact=%s batch=%d operators=%s chosen=%s us=%s",
+            lowering.artifact.digest[:12],
+            batch,
+            list(unit.ops),
+            choice.name,
+            {name: round(took * 1e6, 1) for name, took in seconds},
+        )
+        nature = nature_of(lowering, batch, unit, dict(seconds)[choice.name])
+        with self._lock:
+            self._chosen.setdefault(_key(lowering, batch), {})[unit.ops] = choice
+            if len(unit.ops) == 1:
+                self._natures.setdefault(_key(lowering, batch), {})[unit.ops[0]] = nature
+        return choice
+
+
+def nature_of(lowering: ModelLowering, batch: int, unit: Unit, seconds: float) -> Nature:
+    """Seconds as measured; memory-bound if it computes little for the bytes that it moves."""
+    graph = lowering.artifact.graph
+    flop = batch * sum(graph.operators[op].flop for op in unit.ops)
+    weights = sum(graph.operators[op].weight_bytes for op in unit.ops)
+    tensors = sum(graph.tensors[t].nbytes for t in (*unit.inputs, *unit.outputs))
+    moved = weights + batch * tensors
+    return Nature(seconds=seconds, memory_bound=flop < MEMORY_BOUND_FLOP_PER_BYTE * moved)
+
+
+def _bound(one: Alternative, reads: Sequence[Tensor], makes: Sequence[Tensor]) -> Callable[[], object]:
+    return lambda: one.run_into(reads, makes)
+
+
+def _key(lowering: ModelLowering, batch: int) -> _Model:
+    return (lowering.artifact.digest, lowering.precision, lowering.channels_last, batch)

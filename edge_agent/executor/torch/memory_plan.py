@@ -1,0 +1,109 @@
+"""Static memory: an offset in one arena for every tensor that a program makes and uses up itself.
+
+Two tensors share bytes only if every launch that touches one has ended before any that touches the other
+begins, by the launch list's own order. A caching allocator proves less: it hands a freed block to the next
+caller on the block's stream, whatever another stream still reads from it.
+
+Largest first into the lowest gap that fits, O(tensors^2). Greedy by size, as in Pisarchyk and Lee 2020,
+"Efficient Memory Management for Deep Neural Net Inference", section 5.2, with their interval overlap
+replaced by the proof above.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.bitmask import bits
+
+ALIGNMENT_BYTES = 256
+"""What cudaMalloc guarantees, and more than any kernel's vector loads need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """A piece of memory: how much, and which launches write or read it."""
+
+    nbytes: int
+    uses: int  # mask of launches
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Where each piece begins, and how many bytes all need."""
+
+    offsets: tuple[int, ...]  # [num_pieces]
+    nbytes: int
+
+
+def plan_memory(pieces: Sequence[Lifetime], before: Sequence[int]) -> MemoryPlan:
+    """Place every piece; `before` is `happens_before.launches_before`. [num_pieces]"""
+    spans = [_Span(piece, before) for piece in pieces]
+    order = sorted(range(len(pieces)), key=lambda index: (-pieces[index].nbytes, index))
+    offsets = [0] * len(pieces)
+    placed: list[int] = []
+    total = 0
+    for index in order:
+        size = _aligned(pieces[index].nbytes)
+        taken = sorted(
+            (offsets[other], offsets[other] + _aligned(pieces[other].nbytes))
+            for other in placed
+            if not spans[index].apart(spans[other])
+        )
+        offsets[index] = _lowest_gap(taken, size)
+        total = max(total, offsets[index] + size)
+        placed.append(index)
+    return MemoryPlan(tuple(offsets), total)
+
+
+def shared_wrongly(
+    plan: MemoryPlan, pieces: Sequence[Lifetime], before: Sequence[int]
+) -> tuple[int, int] | None:
+    """The first two pieces that share bytes though launches that use them may run at once, or None.
+
+    Written from the definition and not from the planner, so that neither hides the other's mistake.
+    """
+    by_offset = sorted(range(len(pieces)), key=lambda index: plan.offsets[index])
+    for at, one in enumerate(by_offset):
+        end = plan.offsets[one] + pieces[one].nbytes
+        for other in by_offset[at + 1 :]:
+            if plan.offsets[other] >= end:
+                break
+            if pieces[other].nbytes and not (
+                _all_before(pieces[one].uses, pieces[other].uses, before)
+                or _all_before(pieces[other].uses, pieces[one].uses, before)
+            ):
+                return (min(one, other), max(one, other))
+    return None
+
+
+def _all_before(first: int, second: int, before: Sequence[int]) -> bool:
+    return all(first & ~before[launch] == 0 for launch in bits(second))
+
+
+class _Span:
+    """The uses of a piece, and what has ended before the earliest of them."""
+
+    __slots__ = ("ended", "uses")
+
+    def __init__(self, piece: Lifetime, before: Sequence[int]) -> None:
+        self.uses = piece.uses
+        self.ended = -1  # every launch: a piece that nobody uses conflicts with none
+        for launch in bits(piece.uses):
+            self.ended &= before[launch]
+
+    def apart(self, other: "_Span") -> bool:
+        """Whether one is used up before the other begins."""
+        return self.uses & ~other.ended == 0 or other.uses & ~self.ended == 0
+
+
+def _lowest_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
+    """The lowest offset at which `size` bytes fit between intervals that are sorted by their start."""
+    offset = 0
+    for start, end in taken:
+        if start - offset >= size:
+            break
+        offset = max(offset, end)
+    return offset
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,0 +1,315 @@
+"""What a program does, before it has any memory: calls on streams, where their tensors lie, issue order.
+
+A recipe is made from a combined block under one mask, with one lowered model per active member. Binding it to
+buffers gives a program; the same recipe is bound to scratch memory to warm up and to measure.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from math import prod
+from typing import NamedTuple
+
+from edge_agent.executor.torch.issue_order import Nature, issue_order
+from edge_agent.executor.torch.layout import Call, Form, Kind, Layout, lay_out
+from edge_agent.executor.torch.streams import fold_streams
+from edge_agent.lowering.dtypes import TORCH_OF_NAME
+from edge_agent.lowering.model import LoweredModel
+from edge_agent.lowering.node import Spec
+from edge_agent.lowering.unit import Unit
+from shared.bitmask import bits
+from shared.blocks import Block
+from shared.bound import BoundCombined, BoundModel, BoundPlan
+from shared.ids import OpId, TensorId
+from shared.launch_list import Item, LaunchList, lower
+from shared.plan import Member
+
+
+class Role(IntEnum):
+    """Which of a tensor's places is meant."""
+
+    INNER = 0  # made and used up inside the block: in the arena
+    HOME = 1  # in its slot
+    ASIDE = 2  # made for a slot that another member of the step still reads
+    LANDING = 3  # an input as it arrived
+    ANSWER = 4  # an output as it leaves
+
+
+class Value(NamedTuple):
+    """A tensor of an active member, in one of its places."""
+
+    position: int
+    tensor: TensorId
+    role: Role = Role.INNER
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One active member with its model at its bucket."""
+
+    position: int
+    member: Member
+    model: BoundModel
+    lowered: LoweredModel
+
+    @property
+    def block(self) -> Block:
+        """What it runs."""
+        return self.model.blocks[self.member.block]
+
+    @property
+    def last(self) -> bool:
+        """Whether it is the model's last block."""
+        return self.member.block + 1 == len(self.model.blocks)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """See the module's text. The first item begins and the last one ends everything, on stream 0."""
+
+    combined: int  # which combined block of the plan
+    items: LaunchList
+    calls: tuple[Call[Value], ...]  # by item
+    units: tuple[Unit | None, ...]  # per call what it runs, None for a copy [num_calls]
+    layout: Layout[Value]
+    script: tuple[tuple[int, int | None], ...]  # (item, call) in issue order; None where the item ends
+    parts: Mapping[int, Part]  # by position
+
+    @property
+    def arena_bytes(self) -> int:
+        """What its inner tensors need."""
+        return self.layout.plan.nbytes
+
+    @property
+    def streams(self) -> int:
+        """How many streams it uses."""
+        return len({item.stream for item in self.items})
+
+    @property
+    def capturable(self) -> bool:
+        """Whether all of it runs on the device: what waits for the host cannot be captured."""
+        return not any(unit.foreign for unit in self.units if unit is not None)
+
+
+def staged(combined: BoundCombined, models: Sequence[BoundModel], mask: int, position: int) -> bool:
+    """Whether another active member reads the slot that this one's result goes to."""
+    own = combined.members[position]
+    return any(
+        own.block + 1 in models[other.model].slot_reads[other.block]
+        for other in (combined.members[at] for at in bits(mask))
+        if (other.model, other.replica) == (own.model, own.replica) and other.block > own.block
+    )
+
+
+def make_recipe(
+    bound: BoundPlan,
+    combined: int,
+    lowered: Mapping[int, LoweredModel],
+    *,
+    streams: int,
+    natures: Mapping[tuple[int, OpId], Nature] | None = None,
+    in_turn: bool = False,
+) -> Recipe:
+    """The recipe for the members in `lowered`, by position; `streams` bounds its streams.
+
+    `in_turn` puts everything on one stream: the form to keep where it is faster. `natures` says what is
+    known of the operators, by position and operator.
+    """
+    block = bound.combined[combined]
+    mask = sum(1 << position for position in lowered)
+    items = lower(block.plan.schedule, block.graph, mask, barrier=bound.plan.barrier)
+    if in_turn:
+        items = tuple(replace(item, stream=0, waits=()) for item in items)
+    parts = {
+        position: Part(position, block.members[position], bound.models[block.members[position].model], model)
+        for position, model in lowered.items()
+    }
+    draft = _Draft(bound, block, mask, parts, with_ends(fold_streams(items, streams)))
+    calls, units = draft.all_calls()
+    layout = lay_out(draft.items, calls, draft.borders, draft.forms(calls))
+    script = _script(draft.items, calls, units, natures or {})
+    return Recipe(combined, draft.items, calls, units, layout, script, parts)
+
+
+def with_ends(items: LaunchList) -> LaunchList:
+    """The same between an item that all others come after and one that comes after all others."""
+    begin = Item(0, (), 0, (), -1)
+    shifted = []
+    seen = {0}
+    for item in items:
+        waits = tuple(wait + 1 for wait in item.waits)
+        if item.stream not in seen:
+            seen.add(item.stream)
+            waits = waits or (0,)
+        shifted.append(replace(item, waits=waits))
+    last = {item.stream: index for index, item in enumerate(shifted, start=1)}
+    last.pop(0, None)
+    return (begin, *shifted, Item(0, (), 0, tuple(sorted(last.values())), len(items)))
+
+
+class _Draft:
+    """The calls of a recipe, item by item."""
+
+    def __init__(
+        self,
+        bound: BoundPlan,
+        combined: BoundCombined,
+        mask: int,
+        parts: Mapping[int, Part],
+        items: LaunchList,
+    ) -> None:
+        self.items = items
+        self.borders: set[Value] = set()
+        self._graph = combined.graph
+        self._parts = parts
+        self._staged = {at for at in parts if staged(combined, bound.models, mask, at)}
+
+    def all_calls(self) -> tuple[tuple[Call[Value], ...], tuple[Unit | None, ...]]:
+        """Inputs to their slots, the operators, outputs on their way, staged results to their slots."""
+        found: list[tuple[Call[Value], Unit | None]] = []
+        for part in self._parts.values():
+            found += [(call, None) for call in self._arrivals(part)]
+        for index, item in enumerate(self.items):
+            found += [(self._call(index, item.member, unit), unit) for unit in self._units(item)]
+        end = len(self.items) - 1
+        for part in self._parts.values():
+            found += [(call, None) for call in self._departures(end, part)]
+        for position in sorted(self._staged):
+            found += [(call, None) for call in self._settlements(end, self._parts[position])]
+        calls = tuple(call for call, _ in found)
+        self.borders = {v for call in calls for v in (*call.reads, *call.makes) if v.role is not Role.INNER}
+        return calls, tuple(unit for _, unit in found)
+
+    def forms(self, calls: Sequence[Call[Value]]) -> dict[Value, Form]:
+        """What every value looks like."""
+        values = {value for call in calls for value in (*call.reads, *call.makes)}
+        return {v: form_of(self._parts[v.position].lowered.specs[v.tensor]) for v in values}
+
+    def _units(self, item: Item) -> list[Unit]:
+        if not item.ops:
+            return []
+        lowered = self._parts[item.member].lowered
+        ops = [self._graph.model_op(op) for op in item.ops]
+        return [lowered.units[op] for op in ops]
+
+    def _call(self, item: int, position: int, unit: Unit) -> Call[Value]:
+        part = self._parts[position]
+        reads = tuple(self._read(part, tensor) for tensor in unit.inputs)
+        makes = tuple(self._made(part, tensor) for tensor in unit.outputs)
+        if unit.view and len(reads) == 1 and all(value.role is Role.INNER for value in makes):
+            return Call(item, Kind.VIEW, reads, makes)
+        axis = concat_axis(part, unit)
+        if axis is not None:
+            return Call(item, Kind.CONCAT, reads, makes, axis)
+        return Call(item, Kind.KERNEL, reads, makes)
+
+    def _read(self, part: Part, tensor: TensorId) -> Value:
+        if tensor in part.block.live_in:
+            return Value(part.position, tensor, Role.HOME)
+        return self._made(part, tensor)
+
+    def _made(self, part: Part, tensor: TensorId) -> Value:
+        if tensor not in part.block.makes:
+            return Value(part.position, tensor)
+        if part.last:
+            leaves_as_it_is = not changes_form(part, tensor)
+            return Value(part.position, tensor, Role.ANSWER if leaves_as_it_is else Role.INNER)
+        return Value(part.position, tensor, Role.ASIDE if part.position in self._staged else Role.HOME)
+
+    def _arrivals(self, part: Part) -> list[Call[Value]]:
+        if part.member.block:
+            return []
+        return [
+            _copy(0, Value(part.position, tensor, Role.LANDING), Value(part.position, tensor, Role.HOME))
+            for tensor in part.model.graph.inputs
+            if changes_form(part, tensor)
+        ]
+
+    def _departures(self, end: int, part: Part) -> list[Call[Value]]:
+        if not part.last:
+            return []
+        made = {tensor: self._read(part, tensor) for tensor in part.model.graph.outputs}
+        return [
+            _copy(end, value, Value(part.position, tensor, Role.ANSWER))
+            for tensor, value in made.items()
+            if value.role is not Role.ANSWER
+        ]
+
+    def _settlements(self, end: int, part: Part) -> list[Call[Value]]:
+        return [
+            _copy(end, Value(part.position, tensor, Role.ASIDE), Value(part.position, tensor, Role.HOME))
+            for tensor in part.block.makes
+        ]
+
+
+def _copy(item: int, source: Value, target: Value) -> Call[Value]:
+    return Call(item, Kind.KERNEL, (source,), (target,))
+
+
+def changes_form(part: Part, tensor: TensorId) -> bool:
+    """Whether a graph input or output looks different inside: another type or order in memory.
+
+    The same at every bucket: only the dimensions behind the batch decide.
+    """
+    spec = part.lowered.specs[tensor]
+    reordered = spec.channels_last and spec.shape[1] > 1 and prod(spec.shape[2:]) > 1
+    return reordered or spec.dtype != TORCH_OF_NAME[part.model.graph.tensors[tensor].dtype]
+
+
+def concat_axis(part: Part, unit: Unit) -> int | None:
+    """Along which axis the unit joins its inputs, in order and with nothing in between; None if it does not.
+
+    The shapes say it: of two and more inputs that are not empty only one axis can add up.
+    """
+    operator = part.model.graph.operators[unit.ops[0]]
+    if operator.kind != "Concat" or len(operator.nodes) != 1 or len(unit.ops) != 1 or len(unit.inputs) < 2:
+        return None
+    joined = unit.output_specs[0]
+    shapes = [spec.shape for spec in unit.input_specs]
+    if any(spec.dtype != joined.dtype for spec in unit.input_specs) or 0 in joined.shape:
+        return None
+    for axis, extent in enumerate(joined.shape):
+        others = {shape[:axis] + shape[axis + 1 :] for shape in shapes}
+        if sum(shape[axis] for shape in shapes) == extent and len(others) == 1:
+            return axis
+    return None
+
+
+def form_of(spec: Spec) -> Form:
+    """Shape, strides and bytes of a tensor in the memory order that a spec asks for."""
+    order = list(range(len(spec.shape)))
+    if spec.channels_last:
+        order = [0, *order[2:], 1]
+    strides = [0] * len(order)
+    step = 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= max(1, spec.shape[axis])
+    empty = 0 in spec.shape
+    return Form(spec.shape, tuple(strides), 0 if empty else step * spec.dtype.itemsize)
+
+
+def _script(
+    items: LaunchList,
+    calls: Sequence[Call[Value]],
+    units: Sequence[Unit | None],
+    natures: Mapping[tuple[int, OpId], Nature],
+) -> tuple[tuple[int, int | None], ...]:
+    numbers: list[list[int | None]] = [[] for _ in items]
+    known: list[list[Nature]] = [[] for _ in items]
+    for index, (call, unit) in enumerate(zip(calls, units, strict=True)):
+        numbers[call.item].append(index)
+        known[call.item].append(_nature(call, unit, natures))
+    for own in numbers:
+        own.append(None)
+    return tuple((item, numbers[item][at]) for item, at in issue_order(items, known))
+
+
+def _nature(call: Call[Value], unit: Unit | None, natures: Mapping[tuple[int, OpId], Nature]) -> Nature:
+    if unit is None or call.kind is Kind.VIEW:
+        return Nature(seconds=0.0, memory_bound=True)
+    found = [natures[at] for op in unit.ops if (at := (call.makes[0].position, op)) in natures]
+    if not found:
+        return Nature()
+    longest = max(found, key=lambda nature: nature.seconds)
+    return replace(longest, seconds=sum(nature.seconds for nature in found))

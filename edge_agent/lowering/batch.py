@@ -1,0 +1,246 @@
+"""One model at one batch: a unit per operator, and units of several operators on demand."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import onnx
+import torch
+from torch import Tensor
+
+from edge_agent.lowering.dtypes import TORCH_OF_NAME
+from edge_agent.lowering.errors import Unsupported
+from edge_agent.lowering.foreign import ForeignSession
+from edge_agent.lowering.kernels import alternatives, chain_of
+from edge_agent.lowering.node import Spec
+from edge_agent.lowering.program import Program
+from edge_agent.lowering.trace import Trace, Traced, empty, spec_of
+from edge_agent.lowering.unit import Alternative, Unit
+from edge_agent.lowering.weights import Constant, WeightStore
+from shared.graph import Graph, Operator
+from shared.ids import OpId, TensorId
+from shared.importer.operators import ELEMENTWISE, POINTWISE
+from shared.importer.subgraph import ModelSource
+
+LAYOUT_KINDS = frozenset({
+    "Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LpPool",
+    "BatchNormalization", "Resize", "Upsample", "LRN",
+})  # fmt: skip
+"""Operators that run better with channels last; what only others read keeps its order."""
+
+_KEEPING = POINTWISE | ELEMENTWISE | {"Concat", "Pad", "Split", "Slice"}
+"""Operators whose output has its input's memory order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """An operator that runs in onnxruntime."""
+
+    op: OpId
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class LoweredModel:
+    """The units of one model at one batch."""
+
+    batch: int
+    device: torch.device
+    units: tuple[Unit, ...]  # by OpId
+    specs: tuple[Spec, ...]  # by TensorId
+    foreign: tuple[Foreign, ...]
+
+    def allocate(self, tensor: TensorId) -> Tensor:
+        """A buffer for a tensor of the graph, with no contents."""
+        return empty(self.specs[tensor], self.device)
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A normalised model with its weights; what every batch of it shares."""
+
+    graph: Graph
+    model: onnx.ModelProto  # not to be changed
+    constants: Mapping[str, Constant]
+    source: ModelSource
+    store: WeightStore
+    channels_last: bool
+
+    @property
+    def opset(self) -> int:
+        """Version of the standard operators."""
+        return next((o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")), 1)
+
+    def trace(self, batch: int, further: Mapping[str, Constant] | None = None) -> Trace:
+        """A trace that knows the weights, `further` constants, and nothing else."""
+        constants = {**self.constants, **(further or {})}
+        return Trace(self.store, constants, opset=self.opset, batch=batch, channels_last=self.channels_last)
+
+    def expected(self, tensor: TensorId, batch: int, *, channels_last: bool) -> Spec:
+        """What the graph says of a tensor, at a batch and in the store's precision."""
+        found = self.graph.tensors[tensor]
+        shape = found.shape if batch == 1 else (batch, *found.shape[1:])
+        return Spec(shape, self.store.runtime_dtype(TORCH_OF_NAME[found.dtype]), channels_last)
+
+    def name(self, tensor: TensorId) -> str:
+        """A tensor's name in the file."""
+        return self.graph.tensors[tensor].name
+
+
+class BatchLowering:
+    """Lowers one model at one batch, operator by operator in the graph's order, when it is made."""
+
+    def __init__(self, parsed: Parsed, batch: int) -> None:
+        self._parsed = parsed
+        self._batch = batch
+        self._graph = parsed.graph
+        self._trace = parsed.trace(batch)
+        self._traced: list[list[Traced] | None] = []  # by operator, None for a foreign one
+        self._foreign: list[Foreign] = []
+        for tensor in self._graph.inputs:
+            spec = parsed.expected(tensor, batch, channels_last=self._wants_channels_last(tensor))
+            self._trace.add_input(parsed.name(tensor), spec)
+        units = tuple(self._unit(OpId(i), operator) for i, operator in enumerate(self._graph.operators))
+        specs = tuple(self._spec(TensorId(t)) for t in range(len(self._graph.tensors)))
+        self.lowered = LoweredModel(batch, parsed.store.device, units, specs, tuple(self._foreign))
+
+    def joined(self, ops: Sequence[OpId]) -> Unit:
+        """Several operators as one unit: what lies between them needs no buffer, and kernels may span them.
+
+        `ops` are those of one launch on one stream; with nothing between them that another one makes.
+
+        Raises:
+            Unsupported: one of them runs in onnxruntime.
+        """
+        ops = sorted(ops)
+        traced: list[Traced] = []
+        for op in ops:
+            own = self._traced[op]
+            if own is None:
+                raise Unsupported(f"operator {op} runs in onnxruntime")
+            traced += own
+        inputs, outputs = self._parsed.source.borders(ops)
+        return self._assembled(tuple(ops), self._run_time(inputs), outputs, traced)
+
+    def _unit(self, op: OpId, operator: Operator) -> Unit:
+        try:
+            if operator.opaque:
+                raise Unsupported(operator.opaque)
+            return self._lowered_unit(op, operator)
+        except Unsupported as error:
+            self._traced.append(None)
+            return self._foreign_unit(op, operator, str(error))
+
+    def _lowered_unit(self, op: OpId, operator: Operator) -> Unit:
+        nodes = [self._parsed.model.graph.node[node] for node in operator.nodes]
+        traced = [t for node in nodes if (t := self._trace.visit(node)) is not None]
+        for tensor in operator.outputs:
+            self._check(tensor)
+        reads = self._run_time(operator.inputs)
+        unit = self._assembled((op,), reads, operator.outputs, traced)
+        sources = [self._trace.metas[self._parsed.name(t)] for t in reads]
+        held = {self._trace.memory[self._parsed.name(t)] for t in reads}
+        made = [self._parsed.name(t) for t in self._run_time(operator.outputs)]
+        order = self._makes_channels_last(operator, sources)
+        # Not short-circuited: every value must be settled.
+        in_order = [self._trace.settle(name, channels_last=order) for name in made]
+        view = all(in_order) and all(self._trace.memory[name] in held for name in made)
+        self._traced.append(traced)
+        return replace(
+            unit,
+            view=view and len(made) == len(operator.outputs),
+            output_specs=tuple(self._spec(t) for t in operator.outputs),
+        )
+
+    def _assembled(
+        self,
+        ops: tuple[OpId, ...],
+        inputs: Sequence[TensorId],
+        outputs: Sequence[TensorId],
+        traced: Sequence[Traced],
+    ) -> Unit:
+        names = [self._parsed.name(t) for t in inputs]
+        made = [self._output(t) for t in outputs]
+        program = Program(traced, names, made, self._trace)
+        return Unit(
+            ops=ops,
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            input_specs=tuple(self._spec(t) for t in inputs),
+            output_specs=tuple(self._spec(t) for t in outputs),
+            alternatives=ways(program, traced, names, made, self._trace),
+        )
+
+    def _foreign_unit(self, op: OpId, operator: Operator, reason: str) -> Unit:
+        part = self._parsed.source.extract([op], batch=self._batch)
+        specs = tuple(self._parsed.expected(t, self._batch, channels_last=False) for t in part.outputs)
+        for tensor, spec in zip(part.outputs, specs, strict=True):
+            self._trace.add_input(self._parsed.name(tensor), spec)
+        names = [self._parsed.name(t) for t in part.inputs]
+        wanted = [TORCH_OF_NAME[self._graph.tensors[t].dtype] for t in part.inputs]
+        session = ForeignSession(part, names, wanted, specs, self._parsed.store.device)
+        self._foreign.append(Foreign(op, operator.kind, reason))
+        return Unit(
+            ops=(op,),
+            inputs=part.inputs,
+            outputs=part.outputs,
+            input_specs=tuple(self._spec(t) for t in part.inputs),
+            output_specs=specs,
+            alternatives=(session.alternative(),),
+            foreign=reason,
+        )
+
+    def _run_time(self, tensors: Sequence[TensorId]) -> tuple[TensorId, ...]:
+        """Those of the tensors that are not known beforehand."""
+        return tuple(t for t in tensors if self._trace.constant(self._parsed.name(t)) is None)
+
+    def _output(self, tensor: TensorId) -> str | Tensor:
+        name = self._parsed.name(tensor)
+        known = self._trace.constant(name)
+        return name if known is None else self._parsed.store.tensor(known)
+
+    def _spec(self, tensor: TensorId) -> Spec:
+        name = self._parsed.name(tensor)
+        if self._trace.constant(name) is not None:
+            return self._parsed.expected(tensor, self._batch, channels_last=False)
+        return self._trace.spec(name)
+
+    def _check(self, tensor: TensorId) -> None:
+        """What was traced must agree with the graph, or slots would not fit."""
+        wanted = self._parsed.expected(tensor, self._batch, channels_last=False)
+        name = self._parsed.name(tensor)
+        known = self._trace.constant(name)
+        if known is not None:
+            shape, dtype = tuple(known.value.shape), self._parsed.store.runtime_dtype(known.value.dtype)
+        else:
+            shape, dtype = self._trace.spec(name).shape, self._trace.spec(name).dtype
+        if (shape, dtype) != (wanted.shape, wanted.dtype):
+            raise Unsupported(
+                f"{name!r} becomes {dtype} {list(shape)}, not {wanted.dtype} {list(wanted.shape)}"
+            )
+
+    def _wants_channels_last(self, tensor: TensorId) -> bool:
+        kinds = {self._graph.operators[op].kind for op in self._graph.consumers[tensor]}
+        rank = len(self._graph.tensors[tensor].shape)
+        return self._parsed.channels_last and rank in (4, 5) and not kinds.isdisjoint(LAYOUT_KINDS)
+
+    def _makes_channels_last(self, operator: Operator, sources: Sequence[Tensor]) -> bool:
+        if operator.kind in LAYOUT_KINDS:
+            return True
+        specs = [spec_of(s, channels_last=self._parsed.channels_last) for s in sources]
+        return operator.kind in _KEEPING and any(spec.channels_last for spec in specs)
+
+
+def ways(
+    program: Program,
+    traced: Sequence[Traced],
+    inputs: Sequence[str],
+    outputs: Sequence[str | Tensor],
+    trace: Trace,
+) -> tuple[Alternative, ...]:
+    """One kernel per node, and what else computes the same."""
+    plain = Alternative("nodes", program.run, program.run_into)
+    if any(isinstance(o, Tensor) for o in outputs):
+        return (plain,)
+    chain = chain_of(traced, inputs, [str(o) for o in outputs], trace.store)
+    return (plain, *(alternatives(chain, trace, inputs, trace.store.device) if chain is not None else ()))

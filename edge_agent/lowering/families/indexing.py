@@ -1,0 +1,193 @@
+"""Reading and writing at computed places. Negative indices count from the end, as in ONNX."""
+
+from collections.abc import Callable
+from math import prod
+
+import torch
+from torch import Tensor
+
+from edge_agent.lowering.errors import Unsupported
+from edge_agent.lowering.node import Node
+from edge_agent.lowering.registry import Lowered, operator
+
+
+def _counted(index: Tensor, extent: int) -> Tensor:
+    """Indices from the front, as int64."""
+    wide = index.to(torch.int64)
+    return torch.where(wide < 0, wide + extent, wide)
+
+
+def _known(node: Node, index: int, extent: int) -> Tensor | None:
+    """A constant input's indices from the front, on the device."""
+    return node.derive(index, ("counted", extent), lambda value: _counted(value, extent))
+
+
+@operator("Gather")
+def gather(node: Node) -> Lowered:
+    axis = node.axis("axis", 0)
+    source, shape = node.shape(0), node.shape(1)
+    extent = source[axis]
+    made = [*source[:axis], *shape, *source[axis + 1 :]]
+    if node.is_constant(1) and not shape:
+        place = int(node.constant(1)) % max(extent, 1)
+        table = node.take(0)
+
+        def select(x: Tensor | None, _: Tensor | None = None) -> Tensor:
+            x = table if x is None else x
+            assert x is not None
+            return x.select(axis, place)
+
+        return select
+    known = _known(node, 1, extent)
+    table = node.take(0)
+
+    def run(x: Tensor | None, index: Tensor | None) -> Tensor:
+        x = table if x is None else x
+        assert x is not None
+        if index is not None:
+            index = _counted(index, extent)
+        else:
+            index = known
+        assert index is not None
+        return x.index_select(axis, index.reshape(-1)).reshape(made)
+
+    return run
+
+
+@operator("GatherElements")
+def gather_elements(node: Node) -> Lowered:
+    axis = node.axis("axis", 0)
+    extent = node.shape(0)[axis]
+    return lambda x, index: torch.gather(x, axis, _counted(index, extent))
+
+
+@operator("GatherND")
+def gather_nd(node: Node) -> Lowered:
+    """The last dimension of the indices names places in the leading dimensions behind the batch ones."""
+    batch = node.integer("batch_dims", 0)
+    source, shape = node.shape(0), node.shape(1)
+    depth = shape[-1]
+    indexed, rest = source[batch : batch + depth], source[batch + depth :]
+    rows = prod(source[:batch])
+    made = [*shape[:-1], *rest]
+    steps = [prod(indexed[i + 1 :]) for i in range(depth)]
+
+    def run(x: Tensor, index: Tensor) -> Tensor:
+        flat = x.reshape(rows * prod(indexed), *rest)
+        place = sum((_counted(index[..., i], n) * steps[i] for i, n in enumerate(indexed)))
+        assert isinstance(place, Tensor)
+        base = torch.arange(rows, device=x.device) * prod(indexed)
+        place = place.reshape(rows, -1) + base[:, None]
+        return flat.index_select(0, place.reshape(-1)).reshape(made)
+
+    return run
+
+
+_REDUCE = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+
+
+@operator("Scatter", "ScatterElements")
+def scatter_elements(node: Node) -> Lowered:
+    """Where indices repeat without a reduction, ONNX leaves the result open."""
+    axis = node.axis("axis", 0)
+    extent = node.shape(0)[axis]
+    reduction = node.text("reduction", "none")
+    if reduction == "none":
+        return lambda x, index, update: x.scatter(axis, _counted(index, extent), update)
+    mode = _REDUCE[reduction]
+    return lambda x, index, update: x.scatter_reduce(axis, _counted(index, extent), update, mode)
+
+
+@operator("ScatterND")
+def scatter_nd(node: Node) -> Lowered:
+    source, shape = node.shape(0), node.shape(1)
+    depth = shape[-1]
+    indexed, rest = source[:depth], source[depth:]
+    steps = [prod(indexed[i + 1 :]) for i in range(depth)]
+    reduction = node.text("reduction", "none")
+
+    def run(x: Tensor, index: Tensor, update: Tensor) -> Tensor:
+        place = sum((_counted(index[..., i], n) * steps[i] for i, n in enumerate(indexed)))
+        assert isinstance(place, Tensor)
+        place = place.reshape(-1, 1).expand(-1, prod(rest))
+        flat = x.reshape(prod(indexed), prod(rest))
+        update = update.reshape(place.shape)
+        if reduction == "none":
+            return flat.scatter(0, place, update).reshape(source)
+        return flat.scatter_reduce(0, place, update, _REDUCE[reduction]).reshape(source)
+
+    return run
+
+
+@operator("TensorScatter")
+def tensor_scatter(node: Node) -> Lowered:
+    """A key-value cache: rows of `update` land behind each sample's write index, in a ring if circular."""
+    axis = node.axis("axis", -2)
+    shape, update_shape = node.shape(0), node.shape(1)
+    circular = node.text("mode", "linear") == "circular"
+    along = [1] * len(shape)
+    along[axis] = update_shape[axis]
+    steps = node.made(torch.arange(update_shape[axis]).view(along))
+    per_sample = [-1] + [1] * (len(shape) - 1)
+
+    def run(cache: Tensor, update: Tensor, start: Tensor | None = None) -> Tensor:
+        place = steps if start is None else steps + start.to(torch.int64).view(per_sample)
+        if circular:
+            place = place.remainder(shape[axis])
+        return cache.scatter(axis, place.expand(update_shape), update)
+
+    return run
+
+
+@operator("OneHot")
+def one_hot(node: Node) -> Lowered:
+    """Indices outside the range give a row of `off`."""
+    depth = int(node.constant(1).reshape(-1)[0])
+    rank = node.rank(0) + 1
+    axis = node.integer("axis", -1) % rank
+    along = [1] * rank
+    along[axis] = depth
+    places = node.made(torch.arange(depth).view(along))
+
+    def run(index: Tensor, _: Tensor | None, values: Tensor) -> Tensor:
+        wide = index.to(torch.int64)
+        wide = torch.where((wide < 0) & (wide >= -depth), wide + depth, wide)
+        return torch.where(wide.unsqueeze(axis) == places, values[1], values[0])
+
+    return run
+
+
+@operator("Compress")
+def compress(node: Node) -> Lowered:
+    """The condition decides the shape, so it must be a constant."""
+    chosen = torch.from_numpy(node.constant(1).nonzero()[0].copy())
+    index = node.made(chosen)
+    if node.attribute("axis") is None:
+        return lambda x, _=None: x.reshape(-1).index_select(0, index)
+    axis = node.axis("axis", 0)
+    return lambda x, _=None: x.index_select(axis, index)
+
+
+@operator("Trilu")
+def trilu(node: Node) -> Lowered:
+    diagonal = int(node.constant(1).reshape(-1)[0]) if node.has(1) else 0
+    function: Callable[..., Tensor] = torch.triu if node.integer("upper", 1) else torch.tril
+    return lambda x, _=None: function(x, diagonal)
+
+
+@operator("ReverseSequence")
+def reverse_sequence(node: Node) -> Lowered:
+    time, batch = node.integer("time_axis", 0), node.integer("batch_axis", 1)
+    if {time, batch} != {0, 1}:
+        raise Unsupported("ReverseSequence over other axes than 0 and 1")
+    shape = node.shape(0)
+    steps = node.made(torch.arange(shape[time]).unsqueeze(batch))
+    trailing = [1] * (len(shape) - 2)
+
+    def run(x: Tensor, lengths: Tensor) -> Tensor:
+        length = lengths.to(torch.int64).unsqueeze(time)
+        place = torch.where(steps < length, length - 1 - steps, steps)
+        place = place.reshape(*place.shape, *trailing).expand(shape)
+        return torch.gather(x, time, place)
+
+    return run

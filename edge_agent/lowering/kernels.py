@@ -1,0 +1,254 @@
+"""Further kernels for a convolution with what follows it, beside one kernel per node.
+
+A chain is a convolution with constant weights, then, each only once and in this order: a BatchNormalization
+(folded into the weights), an Add of something else, a Relu. Which kernel is fastest depends on the shape (a
+fused cudnn convolution can be several times slower than its parts), so a unit offers all that apply:
+
+- `folded`   torch's convolution with folded weights, then Add and Relu in place;
+- `gemm`     a pointwise convolution of channels-last pixels as one matrix product, with bias and Relu in its
+             epilogue; writes into a slice of a Concat's buffer as it is;
+- `cudnn fused`   convolution, bias, Add and Relu in one cudnn kernel; its result is copied where it belongs;
+- `cudnn in place`   cudnn's convolution straight into the buffer, then bias, Add and Relu on it.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from edge_agent.lowering.families.convolution import ConstantConv
+from edge_agent.lowering.families.normalisation import ChannelAffine
+from edge_agent.lowering.trace import Trace, Traced
+from edge_agent.lowering.unit import Alternative, Run, RunInto
+from edge_agent.lowering.weights import WeightStore
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A convolution with what follows it. `source` and `addend` are positions among the unit's arguments."""
+
+    conv: ConstantConv
+    source: int
+    addend: int | None
+    relu: bool
+    folded: bool  # whether the weights are other than the node's
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether each output pixel depends on one input pixel, at the same place."""
+        w, c = self.conv.window, self.conv
+        ones = all(n == 1 for n in (*w.size, *w.stride))
+        return ones and not any((*w.begin, *w.end)) and c.groups == 1 and c.weight.ndim == 4
+
+
+def chain_of(
+    traced: Sequence[Traced], inputs: Sequence[str], outputs: Sequence[str], store: WeightStore
+) -> Chain | None:
+    """The chain that nodes in run order make, None if they are something else."""
+    if not traced or not isinstance(traced[0].kernel.detail, ConstantConv) or len(outputs) != 1:
+        return None
+    source = traced[0].reads[0]
+    if source not in inputs or traced[-1].makes != tuple(outputs):
+        return None
+    chain = Chain(traced[0].kernel.detail, inputs.index(str(source)), None, relu=False, folded=False)
+    previous = traced[0].makes[0]
+    for link in traced[1:]:
+        longer = _longer(chain, link, previous, inputs, (traced[0].makes[0], link.makes[0]), store)
+        if longer is None or sum(previous in t.reads for t in traced) != 1:
+            return None
+        chain, previous = longer, link.makes[0]
+    return chain
+
+
+def _longer(
+    chain: Chain, link: Traced, previous: str, inputs: Sequence[str], key: Hashable, store: WeightStore
+) -> Chain | None:
+    reads = [r for r in link.reads if r is not None]
+    kind, detail = link.node.kind, link.kernel.detail
+    if kind == "Relu" and not chain.relu:
+        return replace(chain, relu=True)
+    if isinstance(detail, ChannelAffine) and chain.addend is None and not chain.relu:
+        return replace(chain, conv=_folded(chain.conv, detail, key, store), folded=True)
+    if kind == "Add" and chain.addend is None and not chain.relu and len(reads) == 2:
+        other = reads[1] if reads[0] == previous else reads[0]
+        same = link.node.shape(0) == link.node.shape(1)
+        if same and isinstance(other, str) and other in inputs:
+            return replace(chain, addend=inputs.index(other))
+    return None
+
+
+def _folded(conv: ConstantConv, affine: ChannelAffine, key: Hashable, store: WeightStore) -> ConstantConv:
+    """Weights of a convolution that scales and shifts its channels, too; computed in float32."""
+    along = (-1, *[1] * (conv.weight.ndim - 1))
+
+    def weight() -> Tensor:
+        return (conv.weight.float() * affine.factor.float().view(along)).cpu()
+
+    def bias() -> Tensor:
+        own = 0.0 if conv.bias is None else conv.bias.float() * affine.factor.float()
+        return (own + affine.shift.float()).cpu()
+
+    return replace(
+        conv,
+        weight=store.derived(("folded weight", key), weight),  # keeps the memory order
+        bias=store.derived(("folded bias", key), bias),
+    )
+
+
+def _is_channels_last(value: Tensor) -> bool:
+    return value.ndim == 4 and value.is_contiguous(memory_format=torch.channels_last)
+
+
+def alternatives(
+    chain: Chain, trace: Trace, inputs: Sequence[str], device: torch.device
+) -> list[Alternative]:
+    """What computes the chain beside one kernel per node, the likelier first."""
+    source = trace.metas[inputs[chain.source]]
+    found = []
+    if chain.folded and chain.conv.window.symmetric:
+        found.append(_of("folded", *_in_parts(chain)))
+    if chain.pointwise and chain.addend is None and _is_channels_last(source):
+        found.append(_of("gemm", *_gemm(chain)))
+    if device.type == "cuda" and source.ndim == 4 and chain.conv.window.symmetric:
+        if chain.relu:
+            found.append(_of("cudnn fused", *_cudnn_fused(chain)))
+        found.append(_of("cudnn in place", *_cudnn_in_place(chain)))
+    return found
+
+
+def _of(name: str, run: Run, run_into: RunInto) -> Alternative:
+    return Alternative(name, run, run_into)
+
+
+def _copying(run: Run) -> RunInto:
+    def run_into(args: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+        outs[0].copy_(run(args)[0])
+
+    return run_into
+
+
+def _in_parts(chain: Chain) -> tuple[Run, RunInto]:
+    conv, window = chain.conv, chain.conv.window
+    function = (functional.conv1d, functional.conv2d, functional.conv3d)[len(window.size) - 1]
+
+    def convolved(args: Sequence[Tensor]) -> Tensor:
+        return function(
+            args[chain.source],
+            conv.weight,
+            conv.bias,
+            window.stride,
+            window.begin,
+            window.dilation,
+            conv.groups,
+        )
+
+    def run(args: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        made = convolved(args)
+        if chain.addend is not None:
+            made.add_(args[chain.addend])
+        return (made.relu_() if chain.relu else made,)
+
+    def run_into(args: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+        made = convolved(args)
+        if chain.addend is not None and chain.relu:
+            torch.clamp(made.add_(args[chain.addend]), min=0.0, out=outs[0])
+        elif chain.addend is not None:
+            torch.add(made, args[chain.addend], out=outs[0])
+        elif chain.relu:
+            torch.clamp(made, min=0.0, out=outs[0])
+        else:
+            outs[0].copy_(made)
+
+    return run, run_into
+
+
+def _gemm(chain: Chain) -> tuple[Run, RunInto]:
+    filters, channels = chain.conv.weight.shape[:2]
+    weight = chain.conv.weight.reshape(filters, channels).t()  # [channels, filters]
+    bias = chain.conv.bias
+
+    def run_into(args: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+        pixels = args[chain.source].permute(0, 2, 3, 1).reshape(-1, channels)
+        rows = outs[0].permute(0, 2, 3, 1)
+        into = rows.view(-1, filters) if _rows_are_even(rows) else None
+        made = torch.empty((len(pixels), filters), dtype=pixels.dtype, device=pixels.device)
+        target = made if into is None else into
+        if bias is None:
+            torch.mm(pixels, weight, out=target)
+            if chain.relu:
+                target.relu_()
+        elif chain.relu:
+            torch.ops.aten._addmm_activation.out(bias, pixels, weight, out=target)
+        else:
+            torch.addmm(bias, pixels, weight, out=target)
+        if into is None:
+            rows.copy_(made.view(rows.shape))
+
+    def run(args: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        source = args[chain.source]
+        n, _, h, w = source.shape
+        out = torch.empty(
+            (n, filters, h, w), dtype=source.dtype, device=source.device, memory_format=torch.channels_last
+        )
+        run_into(args, (out,))
+        return (out,)
+
+    return run, run_into
+
+
+def _rows_are_even(rows: Tensor) -> bool:
+    """Whether [n, h, w, channels] can be seen as [n * h * w, channels] without a copy."""
+    n, h, w, _ = rows.shape
+    step = rows.stride(2) if w > 1 else (rows.stride(1) if h > 1 else rows.stride(0))
+    even_h = h == 1 or rows.stride(1) == step * w
+    even_n = n == 1 or rows.stride(0) == step * w * h
+    return even_h and even_n and rows.stride(3) == 1
+
+
+def _cudnn_fused(chain: Chain) -> tuple[Run, RunInto]:
+    conv, window = chain.conv, chain.conv.window
+    weight, groups = conv.weight, conv.groups
+    bias = conv.bias
+    if bias is None:
+        bias = torch.zeros(len(weight), dtype=weight.dtype, device=weight.device)
+    geometry = (window.stride, window.begin, window.dilation, groups)
+
+    def run(args: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        if chain.addend is None:
+            return (torch.ops.aten.cudnn_convolution_relu(args[chain.source], weight, bias, *geometry),)
+        return (
+            torch.ops.aten.cudnn_convolution_add_relu(
+                args[chain.source], weight, args[chain.addend], 1.0, bias, *geometry
+            ),
+        )
+
+    return run, _copying(run)
+
+
+def _cudnn_in_place(chain: Chain) -> tuple[Run, RunInto]:
+    conv, window = chain.conv, chain.conv.window
+    bias = None if conv.bias is None else conv.bias.view(1, -1, 1, 1)
+
+    def run_into(args: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+        backends = torch.backends.cudnn
+        out = outs[0]
+        torch.ops.aten.cudnn_convolution.out(
+            args[chain.source], conv.weight, window.begin, window.stride, window.dilation, conv.groups,
+            backends.benchmark, backends.deterministic, _allows_tf32(), out=out,
+        )  # fmt: skip
+        if bias is not None:
+            out.add_(bias)
+        if chain.addend is not None:
+            out.add_(args[chain.addend])
+        if chain.relu:
+            out.relu_()
+
+    return _in_parts(chain)[0], run_into
+
+
+def _allows_tf32() -> bool:
+    backends: Any = torch.backends  # torch's stubs do not know the setting yet
+    return bool(backends.cudnn.conv.fp32_precision == "tf32")

@@ -1,0 +1,168 @@
+"""A straight line of kernels over registers: how one unit, or a whole small model, runs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from edge_agent.lowering.node import Kernel
+from edge_agent.lowering.trace import Trace, Traced
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    kernel: Kernel
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]  # -1 for an output that nobody names
+    inplace: bool  # may overwrite the register it reads first
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where a step may write at once: an output's buffer, looked at in another shape if one is named."""
+
+    output: int
+    shape: tuple[int, ...] | None
+
+    def of(self, outs: Sequence[Tensor]) -> Tensor | None:
+        """None where the buffer cannot be looked at in that shape."""
+        out = outs[self.output]
+        if self.shape is None:
+            return out
+        return out.view(self.shape) if out.is_contiguous() else None
+
+
+class Program:
+    """Runs traced nodes in order. Holds no state between runs: threads and streams may share it.
+
+    `inputs` and `outputs` are value names; an output may also be a tensor that is known beforehand.
+    """
+
+    def __init__(
+        self, traced: Sequence[Traced], inputs: Sequence[str], outputs: Sequence[str | Tensor], trace: Trace
+    ) -> None:
+        self._first: list[Tensor | None] = [None] * len(inputs)
+        self._place = {name: place for place, name in enumerate(inputs)}
+        self._num_inputs = len(inputs)
+        places = [self._step(t) for t in traced]
+        self._outputs = tuple(self._literal(o) if isinstance(o, Tensor) else self._place[o] for o in outputs)
+        overwrites = _overwriting(traced, inputs, {o for o in outputs if isinstance(o, str)}, trace)
+        self._steps = tuple(
+            _Step(t.kernel, reads, makes, i in overwrites)
+            for i, (t, (reads, makes)) in enumerate(zip(traced, places, strict=True))
+        )
+        shapes = {place: tuple(trace.metas[name].shape) for name, place in self._place.items()}
+        self._targets = self._written_directly(shapes)
+
+    def run(self, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The outputs, each in memory of its own or, for a pure view, in that of an argument."""
+        registers = [*args, *self._first[self._num_inputs :]]
+        for step in self._steps:
+            self._execute(step, registers)
+        return tuple(registers[place] for place in self._outputs)  # type: ignore[misc]
+
+    def run_into(self, args: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+        """Write the outputs into `outs`: tensors of their shapes and types, of any strides, that overlap
+        neither each other nor `args`."""
+        registers = [*args, *self._first[self._num_inputs :]]
+        done: set[int] = set()  # outputs that lie in their buffers already
+        for index, step in enumerate(self._steps):
+            target = self._targets.get(index)
+            out = None if target is None else target.of(outs)
+            if target is None or out is None:
+                self._execute(step, registers)
+                continue
+            if step.kernel.reshapes and target.output in done:
+                registers[step.makes[0]] = out
+            elif step.inplace and target.output in done:
+                self._execute(step, registers)
+            elif step.kernel.into is not None:
+                step.kernel.into(out, *[registers[r] for r in step.reads])
+                registers[step.makes[0]] = out
+                done.add(target.output)
+            else:
+                self._execute(step, registers)
+        for position, place in enumerate(self._outputs):
+            if position not in done:
+                outs[position].copy_(registers[place])  # type: ignore[arg-type]
+
+    @staticmethod
+    def _execute(step: _Step, registers: list[Tensor | None]) -> None:
+        args = [registers[r] for r in step.reads]
+        if step.inplace:
+            registers[step.makes[0]] = step.kernel.inplace(*args)  # type: ignore[misc]
+            return
+        made = step.kernel.run(*args)
+        if isinstance(made, Tensor):
+            registers[step.makes[0]] = made
+            return
+        for place, value in zip(step.makes, made, strict=False):
+            if place >= 0:
+                registers[place] = value
+
+    def _step(self, traced: Traced) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        reads = tuple(self._place[r] if isinstance(r, str) else self._literal(r) for r in traced.reads)
+        makes = []
+        for name in traced.makes:
+            makes.append(len(self._first) if name else -1)
+            if name:
+                self._place[name] = len(self._first)
+                self._first.append(None)
+        return reads, tuple(makes)
+
+    def _literal(self, value: Tensor | None) -> int:
+        self._first.append(value)
+        return len(self._first) - 1
+
+    def _written_directly(self, shapes: Mapping[int, tuple[int, ...]]) -> dict[int, _Target]:
+        """Steps whose result can be written straight into an output's buffer.
+
+        Where the last steps overwrite or only reshape their argument, the step before them that can writes
+        into the buffer; else the first of them that can.
+        """
+        maker = {place: i for i, step in enumerate(self._steps) for place in step.makes if place >= 0}
+        targets: dict[int, _Target] = {}
+        for position, place in enumerate(self._outputs):
+            reshaped = False
+            chain: list[tuple[int, _Target]] = []  # from the output backwards
+            index = maker.get(place)
+            while index is not None:
+                step = self._steps[index]
+                chain.append((index, _Target(position, shapes[step.makes[0]] if reshaped else None)))
+                if not (step.kernel.reshapes or step.inplace):
+                    break
+                reshaped |= step.kernel.reshapes
+                index = maker.get(step.reads[0])
+            while chain and not self._can_write(chain[-1][0]):
+                chain.pop()
+            if chain:
+                targets |= chain
+        return targets
+
+    def _can_write(self, index: int) -> bool:
+        step = self._steps[index]
+        return step.kernel.into is not None and sum(p >= 0 for p in step.makes) == 1
+
+
+def _overwriting(
+    traced: Sequence[Traced], inputs: Sequence[str], outputs: set[str], trace: Trace
+) -> set[int]:
+    """Steps that may overwrite their first argument: made here, of the result's shape and type, and nothing
+    else that is read later, or returned, lies in the same memory."""
+    memory = {name: trace.memory[name] for t in traced for name in t.makes if name}
+    taken = {trace.memory[name] for name in inputs}
+    found = set()
+    for index, t in enumerate(traced):
+        source = t.reads[0] if t.reads else None
+        if t.kernel.inplace is None or not isinstance(source, str) or source not in memory:
+            continue
+        before, after = trace.metas[source], trace.metas[t.makes[0]]
+        fits = before.shape == after.shape and before.dtype == after.dtype
+        later = [r for u in traced[index + 1 :] for r in u.reads if isinstance(r, str)]
+        others = [r for r in t.reads[1:] if isinstance(r, str)]
+        made_after = {name for u in traced[index:] for name in u.makes}
+        needed = [n for n in (*others, *later, *outputs) if n not in made_after]
+        shared = any(memory.get(n) == memory[source] for n in needed)
+        if fits and not shared and memory[source] not in taken and source not in trace.overlapping:
+            found.add(index)
+    return found

@@ -1,0 +1,184 @@
+"""Nodes to kernels, one after another: what is known beforehand is computed now, the rest gets a shape.
+
+Shapes come from running each kernel on meta tensors, which have a shape and strides and no contents: what
+it says of its outputs holds for what it will make, at whatever batch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+import torch
+from torch import Tensor
+
+from edge_agent.lowering.dtypes import Precision
+from edge_agent.lowering.errors import Unsupported
+from edge_agent.lowering.node import Input, Kernel, Known, Node, Spec
+from edge_agent.lowering.registry import lower_node
+from edge_agent.lowering.weights import Constant, WeightStore
+
+_CPU = torch.device("cpu")
+_META = torch.device("meta")
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+_ERROR_CHARS = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """One node with its kernel. `reads` holds a value's name, a tensor on the device, or None."""
+
+    node: Node
+    kernel: Kernel
+    reads: tuple[str | Tensor | None, ...]
+    makes: tuple[str, ...]  # names of its outputs, empty where it names none
+
+
+def spec_of(value: Tensor, *, channels_last: bool) -> Spec:
+    """What a meta tensor says of a value; `channels_last` allows that memory order."""
+    order = _CHANNELS_LAST.get(value.ndim) if channels_last else None
+    return Spec(
+        tuple(value.shape), value.dtype, order is not None and value.is_contiguous(memory_format=order)
+    )
+
+
+def empty(spec: Spec, device: torch.device) -> Tensor:
+    """A tensor of the value's shape, type and memory order, with no contents."""
+    order = _CHANNELS_LAST[len(spec.shape)] if spec.channels_last else torch.contiguous_format
+    return torch.empty(spec.shape, dtype=spec.dtype, device=device, memory_format=order)
+
+
+class Trace:
+    """Values by name while the nodes of one model are lowered in order."""
+
+    def __init__(
+        self,
+        store: WeightStore,
+        constants: Mapping[str, Constant],
+        *,
+        opset: int,
+        batch: int,
+        channels_last: bool,
+    ) -> None:
+        self.store = store
+        self.metas: dict[str, Tensor] = {}  # of values that exist while running
+        self.memory: dict[str, int] = {}  # values with the same number lie in the same memory
+        self.overlapping: set[str] = set()  # values of which several elements share a place, as if expanded
+        self._constants = dict(constants)
+        self._opset = opset
+        self._batch = batch
+        self._channels_last = channels_last
+        self._folding = WeightStore(_CPU, Precision.FP32)
+
+    def add_input(self, name: str, spec: Spec) -> None:
+        """A value that is there before the first node, or that something else makes."""
+        self.metas[name] = empty(spec, _META)
+        self.memory[name] = len(self.memory)
+
+    def constant(self, name: str) -> Constant | None:
+        """The value if it is known beforehand."""
+        return self._constants.get(name)
+
+    def spec(self, name: str) -> Spec:
+        """Shape and type of a value while running."""
+        return spec_of(self.metas[name], channels_last=self._channels_last)
+
+    def settle(self, name: str, *, channels_last: bool) -> bool:
+        """Choose a value's memory order from here on, however it was made; whether it lies so already."""
+        made = self.metas[name]
+        order = channels_last and self._channels_last and made.ndim in _CHANNELS_LAST
+        self.metas[name] = settled = empty(Spec(tuple(made.shape), made.dtype, order), _META)
+        return made.stride() == settled.stride()
+
+    def visit(self, proto: onnx.NodeProto) -> Traced | None:
+        """Lower one node; None if its values are known now.
+
+        Raises:
+            Unsupported: it cannot be lowered. Its outputs stay unknown.
+        """
+        inputs = [self._input(name) for name in proto.input]
+        if all(i is None or i.constant is not None for i in inputs):
+            self._fold(proto, inputs)
+            return None
+        shaping = Node(proto, self._opset, inputs, self.store, _META)
+        kernel = lower_node(shaping, proto.domain)
+        if isinstance(kernel, Known):
+            self._know(proto, kernel.values)
+            return None
+        metas = [None if i is None or k in shaping.taken else self._meta(i) for k, i in enumerate(inputs)]
+        made = _outputs(_called(proto.op_type, kernel, metas))
+        sources = {
+            _storage(self.metas[i.name]): self.memory[i.name]
+            for i in inputs
+            if i is not None and i.constant is None
+        }
+        for name, value in zip(proto.output, made, strict=False):
+            if name and value is not None:
+                self.metas[name] = value
+                self.memory[name] = sources.get(_storage(value), len(self.memory))
+                if any(s == 0 and n > 1 for n, s in zip(value.shape, value.stride(), strict=True)):
+                    self.overlapping.add(name)
+        if missing := [name for name in proto.output if name and name not in self.metas]:
+            raise Unsupported(f"{proto.op_type} with its output {list(proto.output).index(missing[0])}")
+        node = Node(proto, self._opset, inputs, self.store, self.store.device)
+        real = lower_node(node, proto.domain)
+        assert isinstance(real, Kernel)
+        reads = tuple(None if i is None or k in node.taken else self._read(i) for k, i in enumerate(inputs))
+        return Traced(node, real, reads, tuple(proto.output))
+
+    def _input(self, name: str) -> Input | None:
+        if not name:
+            return None
+        known = self._constants.get(name)
+        if known is not None:
+            dtype = self.store.runtime_dtype(known.value.dtype)
+            return Input(name, Spec(tuple(known.value.shape), dtype), known)
+        if name not in self.metas:
+            raise Unsupported(f"a value that is not lowered: {name!r}")
+        return Input(name, self.spec(name))
+
+    def _meta(self, value: Input) -> Tensor:
+        return self.metas[value.name] if value.constant is None else empty(value.spec, _META)
+
+    def _read(self, value: Input) -> str | Tensor:
+        return value.name if value.constant is None else self.store.tensor(value.constant)
+
+    def _fold(self, proto: onnx.NodeProto, inputs: Sequence[Input | None]) -> None:
+        """Compute a node from constants alone, on the CPU and in the model's own types."""
+        own = [
+            None if i is None or i.constant is None
+            else Input(i.name, Spec(tuple(i.constant.value.shape), i.constant.value.dtype), i.constant)
+            for i in inputs
+        ]  # fmt: skip
+        node = Node(proto, self._opset, own, self._folding, _CPU)
+        kernel = lower_node(node, proto.domain)
+        if isinstance(kernel, Known):
+            self._know(proto, kernel.values)
+            return
+        values = [
+            None if i is None or i.constant is None or k in node.taken else i.constant.value
+            for k, i in enumerate(own)
+        ]
+        self._know(proto, _outputs(_called(proto.op_type, kernel, values)))
+
+    def _know(self, proto: onnx.NodeProto, values: Sequence[Tensor | None]) -> None:
+        for name, value in zip(proto.output, values, strict=False):
+            if name and value is not None:
+                self._constants[name] = Constant(("computed", name, self._batch), value)
+
+
+def _storage(value: Tensor) -> int:
+    return int(value.untyped_storage()._cdata)
+
+
+def _called(
+    kind: str, kernel: Kernel, values: Sequence[Tensor | None]
+) -> "Tensor | tuple[Tensor | None, ...]":
+    try:
+        return kernel.run(*values)
+    except (RuntimeError, NotImplementedError, IndexError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())[:_ERROR_CHARS]
+        raise Unsupported(f"{kind}: {reason}") from error
+
+
+def _outputs(made: "Tensor | tuple[Tensor | None, ...]") -> tuple[Tensor | None, ...]:
+    return (made,) if isinstance(made, Tensor) else tuple(made)

@@ -1,0 +1,103 @@
+"""A whole ONNX file through the lowering, without an import: what conformance tests run.
+
+The same lowering functions, constants and shapes as in a model's units; nothing runs in onnxruntime. An input
+that decides a shape (Reshape's second) must be known beforehand, and is then pinned to the value at hand, as
+it would be in a file that is made for static shapes; `pinned` says which.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor
+
+from edge_agent.lowering.dtypes import Precision, numpy_from_tensor, tensor_from_numpy
+from edge_agent.lowering.errors import NeedsConstant, Unsupported
+from edge_agent.lowering.node import Spec
+from edge_agent.lowering.program import Program
+from edge_agent.lowering.trace import Trace
+from edge_agent.lowering.weights import Constant, WeightStore, stored_constant
+
+_CPU = torch.device("cpu")
+
+
+class WholeModel:
+    """A model lowered for the shapes, types and pinned values of one set of inputs."""
+
+    def __init__(self, model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> None:
+        """
+        Raises:
+            Unsupported: a node of it is not lowered.
+        """
+        self.model = model
+        self._feeds = {name: tensor_from_numpy(array) for name, array in feeds.items()}
+        self.pinned: set[str] = set()
+        self._program = self._lowered()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the inputs that are read while running."""
+        return tuple(name for name in self._feeds if name not in self.pinned)
+
+    def run(self, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """The outputs in the file's order."""
+        made = self._program.run([tensor_from_numpy(feeds[name]) for name in self.inputs])
+        return [numpy_from_tensor(value) for value in made]
+
+    def _lowered(self) -> Program:
+        try:
+            return self._with_pinned()
+        except NeedsConstant as error:
+            sources = self._sources(error.value) - self.pinned
+            if not sources:
+                raise
+        self.pinned |= sources
+        return self._lowered()
+
+    def _with_pinned(self) -> Program:
+        graph = self.model.graph
+        opset = next((o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")), 1)
+        constants = {proto.name: stored_constant(proto) for proto in graph.initializer}
+        constants |= {name: Constant(("pinned", name), self._feeds[name]) for name in self.pinned}
+        store = WeightStore(_CPU, Precision.FP32)
+        trace = Trace(store, constants, opset=opset, batch=1, channels_last=False)
+        for name in self.inputs:
+            value = self._feeds[name]
+            trace.add_input(name, Spec(tuple(value.shape), value.dtype))
+        traced = [t for node in graph.node if (t := trace.visit(node)) is not None]
+
+        def output(name: str) -> str | Tensor:
+            known = trace.constant(name)
+            return name if known is None else store.tensor(known)
+
+        return Program(traced, self.inputs, [output(o.name) for o in graph.output], trace)
+
+    def _sources(self, value: str) -> set[str]:
+        """Inputs that a value is computed from."""
+        maker = {name: node for node in self.model.graph.node for name in node.output if name}
+        found, waiting, seen = set(), [value], set()
+        while waiting:
+            name = waiting.pop()
+            if name in self._feeds:
+                found.add(name)
+            elif name in maker and name not in seen:
+                waiting.extend(maker[name].input)
+            seen.add(name)
+        return found
+
+
+def lower_whole(model: onnx.ModelProto, feeds: Sequence[np.ndarray]) -> WholeModel:
+    """The model for inputs in the file's order.
+
+    Raises:
+        Unsupported: a node of it is not lowered, or an input is no tensor.
+    """
+    stored = {proto.name for proto in model.graph.initializer}
+    names = [value.name for value in model.graph.input if value.name not in stored]
+    named: dict[str, np.ndarray] = {}
+    for name, value in zip(names, feeds, strict=False):
+        if not isinstance(value, np.ndarray | np.generic):
+            raise Unsupported("inputs that are no tensors")
+        named[name] = np.asarray(value)
+    return WholeModel(model, named)

@@ -1,0 +1,72 @@
+"""A plan to one device, or to many with a transaction for up to 512 of them."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from msgspec.structs import replace
+
+from planner.admin.client import ask
+from planner.cli.options import checked
+from planner.cli.output import emit_json, pair, progress
+from shared.errors import InputError
+from shared.ids import DeviceId
+from shared.messages import admin
+
+_SHOWN: Final = 16
+
+
+def push_to_one(folder: Path, wanted: admin.FleetPushRequest, device: str, json: bool) -> None:
+    """Push to one device, and tell what came of it.
+
+    Raises:
+        AdminRefused: it was refused.
+    """
+    request = admin.PlanPushRequest(
+        plan=wanted.plan,
+        device=DeviceId(device),
+        autonomy=wanted.autonomy,
+        activation=wanted.activation,
+    )
+    reply = ask(folder, checked(request), admin.PlanPushReply)
+    if json:
+        emit_json({"device": device, "epoch": reply.epoch, "generation": reply.generation})
+    else:
+        progress(
+            f"pushed to {device} as generation {pair(reply.epoch, reply.generation)}; "
+            f"see `stageloom watch {device}`"
+        )
+
+
+def push_to_many(folder: Path, wanted: admin.FleetPushRequest, devices: Sequence[str], json: bool) -> None:
+    """Push to the devices named, or to all where none is, and tell what came of it.
+
+    Raises:
+        InputError: some were refused; the others have it.
+    """
+    pushed = [one for reply in _replies(folder, wanted, devices) for one in reply.pushed]
+    refused = [one for one in pushed if one.cause]
+    if json:
+        emit_json(pushed)
+    else:
+        progress(f"pushed to {len(pushed) - len(refused)} devices; see `stageloom watch`")
+    for one in refused[:_SHOWN]:
+        progress(f"{one.device}: {one.cause}")
+    if refused:
+        raise InputError(
+            f"{len(refused)} of {len(pushed)} devices were refused",
+            remedy="the others have it; push to these again once the cause is gone",
+        )
+
+
+def _replies(
+    folder: Path, wanted: admin.FleetPushRequest, devices: Sequence[str]
+) -> Iterator[admin.FleetPushReply]:
+    for at in range(0, len(devices), admin.MAX_PUSHED):
+        some = tuple(DeviceId(name) for name in devices[at : at + admin.MAX_PUSHED])
+        yield ask(folder, checked(replace(wanted, devices=some)), admin.FleetPushReply)
+    after, more = "", not devices
+    while more:
+        reply = ask(folder, replace(wanted, after=after), admin.FleetPushReply)
+        after, more = reply.pushed[-1].device if reply.pushed else "", reply.more
+        yield reply

@@ -1,0 +1,378 @@
+"""What each device should do: pushes, and the whole value that goes to a device.
+
+A push is a handful of statements, and the same handful for a thousand devices as for one: whoever asks for
+many at once, or at the same time as others, shares them.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from sqlalchemy import BindParameter, Connection, bindparam, select
+from sqlalchemy.orm import Session
+
+from planner.store.manyrows import insert_rows
+from planner.store.plans import named
+from planner.store.tables import (
+    ArtifactRow,
+    DesiredRow,
+    DeviceRow,
+    GenerationRow,
+    ModelRow,
+    PlannerRow,
+    PlanRow,
+    ProfileRow,
+    StageProfileRow,
+)
+from shared.errors import InputError
+from shared.ids import DeviceId, Digest
+from shared.messages.control import (
+    Activation,
+    ArtifactNeed,
+    Autonomy,
+    Desired,
+    LocalPlan,
+    ProfileRequest,
+    StageProfileRequest,
+)
+from shared.plan import decode_plan
+
+_MOST: Final = 256
+"""Devices a statement."""
+_PROFILES: Final = 64  # what one message holds
+_PREFIX: Final = 8  # characters of a digest that may stand for it
+
+_decoded = lru_cache(maxsize=64)(decode_plan)
+"""A plan is a value, and a fleet runs few of them."""
+
+_NAMES: Final[BindParameter[Any]] = bindparam("names", expanding=True)
+# The row of a device is the lock of what is desired of it: on a server another planner may push as well.
+_DEVICES: Final = (
+    select(
+        DeviceRow.name,
+        DeviceRow.revoked,
+        select(PlannerRow.epoch).where(PlannerRow.id == 1).scalar_subquery(),
+    )
+    .where(DeviceRow.name.in_(_NAMES))
+    .order_by(DeviceRow.name)
+    .with_for_update(of=DeviceRow)
+)
+_LEVELS: Final = select(
+    DesiredRow.device,
+    DesiredRow.epoch,
+    DesiredRow.generation,
+    DesiredRow.plan,
+    DesiredRow.autonomy,
+    DesiredRow.activation,
+).where(DesiredRow.device.in_(_NAMES))
+_PLANS: Final = select(PlanRow.name, PlanRow.digest, PlanRow.wire).where(PlanRow.name.in_(_NAMES))
+_ARTIFACTS: Final = (
+    select(ArtifactRow.digest, ArtifactRow.size_bytes, ModelRow.name)
+    .outerjoin(ModelRow, ModelRow.digest == ArtifactRow.digest)
+    .where(ArtifactRow.digest.in_(_NAMES))
+)
+_PROFILES_ASKED: Final = (
+    select(
+        ProfileRow.device,
+        ProfileRow.request,
+        ProfileRow.model,
+        ProfileRow.artifact,
+        ArtifactRow.size_bytes,
+        ProfileRow.batch,
+        ProfileRow.budget_s,
+    )
+    .join(ArtifactRow, ArtifactRow.digest == ProfileRow.artifact)
+    .where(ProfileRow.device.in_(_NAMES), ProfileRow.answered_at_us.is_(None))
+    .order_by(ProfileRow.request)
+)
+_STAGES_ASKED: Final = (
+    select(StageProfileRow.device, StageProfileRow.request, StageProfileRow.plan, StageProfileRow.budget_s)
+    .where(StageProfileRow.device.in_(_NAMES), StageProfileRow.answered_at_us.is_(None))
+    .order_by(StageProfileRow.request)
+)
+_LEVEL: Final = ("epoch", "generation", "plan", "autonomy", "activation")
+_NEWER: Final = (
+    f"ON CONFLICT (device) DO UPDATE SET version = {DesiredRow.__tablename__}.version + 1, "
+    + ", ".join(f"{name} = excluded.{name}" for name in _LEVEL)
+)
+_HISTORY: Final = (
+    *("device", "epoch", "generation", "plan", "digest", "decided_by", "decided_at_us"),
+    *("state", "reason", "state_at_us"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Push:
+    """The next generation of one device.
+
+    `plan` None keeps what runs and only numbers the change, such as a profile request. `activation` says
+    whether the plan must win a trial on the device; `autonomy` None leaves it as it was. Generations rise by
+    one, over epochs too, and are above `above_generation`.
+    """
+
+    device: DeviceId
+    plan: str | None
+    decided_by: str
+    autonomy: Autonomy | None = None
+    activation: Activation = Activation.TRIAL
+    above_generation: int = 0
+
+
+class _Level(NamedTuple):
+    """What is desired of a device, as the table holds it."""
+
+    epoch: int
+    generation: int
+    plan: str | None
+    autonomy: str
+    activation: str
+
+
+class _Plan(NamedTuple):
+    """A plan with what a device needs for it; `removed` names models of it whose artifact went."""
+
+    name: str
+    digest: Digest
+    wire: bytes
+    artifacts: tuple[ArtifactNeed, ...]
+    removed: tuple[ArtifactNeed, ...]
+
+
+def push(session: Session, one: Push, now_us: int) -> Desired:
+    """Make a plan the device's next generation; returns what is desired now.
+
+    Raises:
+        InputError: there is no such device or plan, or the device is revoked.
+    """
+    (result,) = push_all(session, [one], now_us)
+    if isinstance(result, InputError):
+        raise result
+    return result
+
+
+def push_all(session: Session, pushes: Sequence[Push], now_us: int) -> list[Desired | InputError]:
+    """`push` for many, each of which succeeds or is refused by itself."""
+    session.flush()  # what follows goes past the session's memory
+    results: list[Desired | InputError] = []
+    for at in range(0, len(pushes), _MOST):
+        results += _push_some(session.connection(), pushes[at : at + _MOST], now_us)
+    return results
+
+
+def _push_some(connection: Connection, pushes: Sequence[Push], now_us: int) -> Sequence[Desired | InputError]:
+    devices = {one.device for one in pushes}
+    known, epoch = _locked(connection, devices)
+    levels = _levels(connection, devices)
+    shelf = _Shelf(connection)
+    shelf.fetch([one.plan for one in pushes if one.plan is not None])
+    shelf.fetch([level.plan for level in levels.values() if level.plan is not None])
+    given: list[_Level | InputError] = []
+    history: list[tuple[Any, ...]] = []
+    changed: dict[DeviceId, _Level] = {}
+    for one in pushes:
+        try:
+            wanted = _permitted(one, known, shelf)
+        except InputError as refusal:
+            given.append(refusal)
+            continue
+        level = _next(one, levels.get(one.device), wanted, epoch)
+        given.append(level)
+        levels[one.device] = changed[one.device] = level
+        name, digest = (wanted.name, wanted.digest) if wanted is not None else (None, None)
+        history.append((one.device, epoch, level.generation, name, digest, one.decided_by, now_us, "", "", 0))
+    rows = [(device, *level, 1) for device, level in changed.items()]
+    insert_rows(connection, DesiredRow.__tablename__, ("device", *_LEVEL, "version"), rows, conflict=_NEWER)
+    insert_rows(connection, GenerationRow.__tablename__, _HISTORY, history)
+    asked = _Asked(connection, changed, shelf)
+    return [
+        level if isinstance(level, InputError) else _whole(one.device, level, shelf, asked)
+        for one, level in zip(pushes, given, strict=True)
+    ]
+
+
+def _permitted(one: Push, known: dict[str, bool], shelf: "_Shelf") -> "_Plan | None":
+    """The plan of a push that may be; None where it names none.
+
+    Raises:
+        InputError: as `push`.
+    """
+    if one.device not in known:
+        raise InputError(f"there is no device {one.device!r}", remedy="see `stageloom device list`")
+    if known[one.device]:
+        raise InputError(f"device {one.device!r} is revoked", remedy="enrol it again with a new token")
+    if one.plan is None:
+        return None
+    wanted = shelf.get(one.plan)
+    if wanted is None:
+        raise InputError(f"there is no plan {one.plan!r}", remedy="see `stageloom plan list`")
+    for need in wanted.removed:
+        raise InputError(  # a device would wait for the artifact for ever
+            f"plan {wanted.name!r} needs artifact {need.digest[:12]} of model {need.model!r}, "
+            "which was removed",
+            remedy="add the model again, or make another plan",
+        )
+    return wanted
+
+
+def _next(one: Push, before: _Level | None, wanted: _Plan | None, epoch: int) -> _Level:
+    before = before or _Level(epoch, 0, None, Autonomy.OFF.value, one.activation.value)
+    return _Level(
+        epoch=epoch,
+        generation=max(before.generation, one.above_generation) + 1,
+        plan=wanted.name if wanted is not None else before.plan,
+        autonomy=one.autonomy.value if one.autonomy is not None else before.autonomy,
+        activation=one.activation.value if wanted is not None else before.activation,
+    )
+
+
+def newest(session: Session, device: DeviceId) -> tuple[int, int]:
+    """(epoch, generation) of what is desired of a device, (0, 0) for nothing; no one else pushes to it until
+    this transaction ends."""
+    session.flush()
+    connection = session.connection()
+    _locked(connection, [device])
+    level = _levels(connection, [device]).get(device)
+    return (level.epoch, level.generation) if level is not None else (0, 0)
+
+
+def adopt(session: Session, device: DeviceId, local: LocalPlan, now_us: int) -> Desired | None:
+    """Make a plan that the device made its next generation, if nothing newer was desired meanwhile.
+
+    Returns what is desired then, None where a newer value stands.
+
+    Raises:
+        PlanError: the plan does not decode.
+        InputError: an artifact of it is not here, or the device is revoked.
+    """
+    if newest(session, device) != (local.epoch, local.generation):
+        return None
+    name = named(session, decode_plan(local.plan, local.plan_digest), "local", now_us)
+    return push(session, Push(device=device, plan=name, decided_by="local"), now_us)
+
+
+# -- reading -------------------------------------------------------------------------------------------------
+
+
+def desired(session: Session, device: DeviceId) -> Desired | None:
+    """What the device should do, whole; None if nothing was ever desired of it."""
+    return desired_of(session, [device]).get(device)
+
+
+def desired_of(session: Session, devices: Sequence[DeviceId]) -> dict[DeviceId, Desired]:
+    """`desired` for many; devices of which nothing was ever desired are left out."""
+    session.flush()
+    connection = session.connection()
+    shelf = _Shelf(connection)
+    found: dict[DeviceId, Desired] = {}
+    for at in range(0, len(devices), _MOST):
+        levels = _levels(connection, devices[at : at + _MOST])
+        shelf.fetch([level.plan for level in levels.values() if level.plan is not None])
+        asked = _Asked(connection, levels, shelf)
+        found |= {device: _whole(device, level, shelf, asked) for device, level in levels.items()}
+    return found
+
+
+def _locked(connection: Connection, devices: Collection[DeviceId]) -> tuple[dict[str, bool], int]:
+    """(whether each known device is revoked, this database's epoch)."""
+    rows = connection.execute(_DEVICES, {"names": sorted(devices)}).all()
+    return {name: revoked for name, revoked, _ in rows}, rows[0][2] if rows else 0
+
+
+def _levels(connection: Connection, devices: Collection[DeviceId]) -> dict[DeviceId, _Level]:
+    rows = connection.execute(_LEVELS, {"names": list(devices)})
+    return {DeviceId(row.device): _Level(*row[1:]) for row in rows}
+
+
+def _whole(device: DeviceId, level: _Level, shelf: "_Shelf", asked: "_Asked") -> Desired:
+    plan = shelf.get(level.plan) if level.plan is not None else None
+    return Desired(
+        epoch=level.epoch,
+        generation=level.generation,
+        plan_digest=plan.digest if plan is not None else None,
+        plan=plan.wire if plan is not None else b"",
+        artifacts=plan.artifacts if plan is not None else (),
+        profiles=asked.profiles.get(device, ()),
+        stage_profile=asked.stage_profiles.get(device),
+        autonomy=Autonomy(level.autonomy),
+        activation=Activation(level.activation),
+    )
+
+
+class _Shelf:
+    """Plans by what they are asked for, each read once."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._plans: dict[str, _Plan | None] = {}
+
+    def get(self, asked: str) -> _Plan | None:
+        """The plan of that name, or whose digest begins with it; None if `fetch` found none."""
+        return self._plans[asked]
+
+    def fetch(self, asked: Iterable[str]) -> None:
+        """Read what is not here yet."""
+        missing = set(asked) - self._plans.keys()
+        if not missing:
+            return
+        rows = {row[0]: row for row in self._connection.execute(_PLANS, {"names": sorted(missing)})}
+        for prefix in missing - rows.keys():
+            row = self._by_digest(prefix) if len(prefix) >= _PREFIX else None
+            if row is not None:
+                rows[prefix] = row
+        needed = {model.artifact for row in rows.values() for model in _decoded(row[2]).models}
+        sizes, named_ones = self._artifacts(needed)
+        for one in missing:
+            self._plans[one] = _plan(*rows[one], sizes, named_ones) if one in rows else None
+
+    def _by_digest(self, prefix: str) -> Any:
+        wanted = (
+            select(PlanRow.name, PlanRow.digest, PlanRow.wire)
+            .where(PlanRow.digest.startswith(prefix, autoescape=True))
+            .order_by(PlanRow.created_at_us)
+            .limit(1)
+        )
+        return self._connection.execute(wanted).first()
+
+    def _artifacts(self, digests: Collection[Digest]) -> tuple[dict[str, int], frozenset[str]]:
+        """Sizes in bytes, and those that a model still has."""
+        rows = self._connection.execute(_ARTIFACTS, {"names": sorted(digests)}).all()
+        return {row[0]: row[1] for row in rows}, frozenset(row[0] for row in rows if row[2] is not None)
+
+
+def _plan(name: str, digest: str, wire: bytes, sizes: dict[str, int], named_ones: frozenset[str]) -> _Plan:
+    needs = tuple(
+        ArtifactNeed(model.name, model.artifact, sizes.get(model.artifact, 1))
+        for model in _decoded(wire).models
+    )
+    return _Plan(
+        name, Digest(digest), wire, needs, tuple(need for need in needs if need.digest not in named_ones)
+    )
+
+
+class _Asked:
+    """Measurements that devices were asked for and have not answered."""
+
+    def __init__(self, connection: Connection, devices: Iterable[DeviceId], shelf: _Shelf) -> None:
+        names = {"names": list(devices)}
+        self.profiles: dict[str, tuple[ProfileRequest, ...]] = {}
+        for device, request, model, artifact, size_bytes, batch, budget_s in connection.execute(
+            _PROFILES_ASKED, names
+        ):
+            before = self.profiles.get(device, ())
+            need = ArtifactNeed(model, Digest(artifact), size_bytes)
+            if len(before) < _PROFILES:
+                self.profiles[device] = (*before, ProfileRequest(request, need, batch, budget_s))
+        self.stage_profiles: dict[str, StageProfileRequest] = {}
+        rows = connection.execute(_STAGES_ASKED, names).all()
+        shelf.fetch(row.plan for row in rows)
+        for device, request, name, budget_s in rows:
+            plan = shelf.get(name)
+            if plan is not None and device not in self.stage_profiles:  # the oldest: one plan at a time
+                self.stage_profiles[device] = StageProfileRequest(
+                    request=request,
+                    plan_digest=plan.digest,
+                    plan=plan.wire,
+                    artifacts=plan.artifacts,
+                    budget_s=budget_s,
+                )

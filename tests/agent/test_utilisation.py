@@ -1,0 +1,174 @@
+"""Load, clocks and power mode of machines whose files are recorded in tests/data/machines.json."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edge_agent.device import device_class, driver_version
+from edge_agent.utilisation import cpu, tegra
+from edge_agent.utilisation.chain import UtilisationChain
+from edge_agent.utilisation.nvml import Nvml, open_nvml
+from edge_agent.utilisation.reading import UNITS
+from edge_agent.utilisation.watch import MachineWatch
+from shared.messages.telemetry import Row, Utilisation, decode_row, encode_row
+
+MACHINES: dict[str, dict[str, str]] = json.loads(
+    (Path(__file__).parents[1] / "data/machines.json").read_text(encoding="utf-8")
+)
+
+
+def refuse() -> Any:
+    raise AssertionError("this source is not to be asked here")
+
+
+def chain(
+    root: Path,
+    name: str,
+    nvml: Callable[[], Nvml | None] = lambda: None,
+    ask: Callable[[], str] = lambda: "",
+) -> UtilisationChain:
+    for path, text in MACHINES[name].items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text, encoding="utf-8")
+    return UtilisationChain(sysfs=root / "sys", proc=root / "proc", root=root, nvml=nvml, ask=ask)
+
+
+def values(of: UtilisationChain) -> dict[str, float | None]:
+    return {metric.name: metric.value for metric in of.read()}
+
+
+class NvmlError(Exception):
+    """As pynvml's."""
+
+
+def library(**given: Any) -> Any:
+    """A stand-in for pynvml: what is given is answered, an exception is raised, the rest is unsupported."""
+
+    def answer(name: str) -> Callable[..., Any]:
+        def ask(*_: Any) -> Any:
+            found = given.get(name, NvmlError("Not Supported"))
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        return ask
+
+    names = (
+        "nvmlInit nvmlDeviceGetHandleByIndex nvmlDeviceGetHandleByUUID nvmlDeviceGetUtilizationRates"
+        " nvmlDeviceGetClockInfo nvmlDeviceGetPowerUsage nvmlDeviceGetEnforcedPowerLimit"
+        " nvmlDeviceGetMemoryInfo nvmlDeviceGetCurrentClocksThrottleReasons"
+    )
+    return SimpleNamespace(
+        NVMLError=NvmlError, NVML_CLOCK_SM=1, NVML_CLOCK_MEM=2, **{one: answer(one) for one in names.split()}
+    )
+
+
+def test_a_jetson_is_read_from_sysfs_and_nvml_is_never_asked(tmp_path: Path) -> None:
+    it = chain(tmp_path, "orin_nano", nvml=refuse, ask=refuse)
+    assert it.source == "sysfs" and it.power_mode() == "MAXN_SUPER"
+    found = values(it)
+    assert found["gpu"] == pytest.approx(43.7) and found["gpu_clock"] == 612.0
+    assert found["cpu_clock"] == pytest.approx((1728.0 + 729.6) / 2)
+    # Only root may read the memory controller's activity there, and one reading of /proc/stat is no share.
+    assert found["gpu_memory"] is None and found["cpu"] is None and found["gpu_power"] is None
+
+
+def test_an_older_jetson_tells_its_memory_bus_and_an_idle_gpu_is_a_true_zero(tmp_path: Path) -> None:
+    it = chain(tmp_path, "tx2", nvml=refuse, ask=refuse)
+    found = values(it)
+    assert found["gpu"] == 0.0
+    assert found["gpu_memory"] == pytest.approx(25.0) and found["memory_clock"] == 1866.0
+    assert it.power_mode() == "MAXP_CORE_ARM"
+
+
+def test_a_jetson_without_readable_files_is_unsupported_and_not_zero(tmp_path: Path) -> None:
+    it = chain(tmp_path, "jetson_that_tells_nothing", nvml=refuse, ask=lambda: "MODE_30W")
+    assert set(values(it).values()) == {None}
+    assert {metric.text for metric in it.read()} == {"unsupported"}
+    assert it.power_mode() == "MODE_30W", "nvpmodel was asked, as there is no status file"
+
+
+def test_nvml_is_asked_elsewhere_and_each_figure_by_itself(tmp_path: Path) -> None:
+    nvml = library(
+        nvmlInit=None,
+        nvmlDeviceGetHandleByIndex="handle",
+        nvmlDeviceGetUtilizationRates=SimpleNamespace(gpu=0, memory=3),
+        nvmlDeviceGetClockInfo=1980,
+        nvmlDeviceGetPowerUsage=0,  # a driver that does not know
+        nvmlDeviceGetEnforcedPowerLimit=700_000,
+        nvmlDeviceGetMemoryInfo=SimpleNamespace(total=1 << 30),
+    )
+    opened = open_nvml(library=nvml)
+    assert opened is not None
+    assert opened.memory_bytes() == 1 << 30 and opened.throttle_reasons() is None
+    it = chain(tmp_path, "server", nvml=lambda: opened)
+    found = values(it)
+    assert it.source == "nvml" and it.power_mode() == "700 W"
+    assert (found["gpu"], found["gpu_memory"], found["gpu_clock"]) == (0.0, 3.0, 1980.0)
+    assert found["gpu_power"] is None and found["gpu_power_limit"] == 700.0
+
+
+@pytest.mark.parametrize("broken", ["nvmlInit", "nvmlDeviceGetHandleByIndex"])
+def test_nvml_without_a_driver_or_a_device_is_no_source(tmp_path: Path, broken: str) -> None:
+    works = {"nvmlInit": None, "nvmlDeviceGetHandleByIndex": "handle", broken: NvmlError("no driver")}
+    it = chain(tmp_path, "server", nvml=lambda: open_nvml(library=library(**works)))
+    assert it.source == "none" and values(it)["gpu"] is None and it.power_mode() == ""
+
+
+def test_the_processors_load_is_the_share_of_time_since_the_last_reading(tmp_path: Path) -> None:
+    it = chain(tmp_path, "server")
+    assert values(it)["cpu"] is None
+    (tmp_path / "proc/stat").write_text("cpu  1200 0 600 8600 200 0 0 0 0 0\n")
+    assert values(it)["cpu"] == pytest.approx(30.0)  # 300 of 1,000 ticks
+    assert values(it)["cpu"] is None, "no time has passed: that is not a load of 0"
+    assert cpu.spent("cpu 1 2 3") is None and cpu.spent("") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [("NV Fan Mode:cool\nNV Power Mode: MODE_30W_4CORE\n5\n", "MODE_30W_4CORE"), ("command not found", "")],
+)
+def test_nvpmodels_answer_names_the_mode(text: str, mode: str) -> None:
+    assert tegra.queried_mode(text) == mode
+
+
+def test_a_mode_that_the_table_does_not_name_has_its_number(tmp_path: Path) -> None:
+    it = chain(tmp_path, "orin_nano", ask=refuse)
+    (tmp_path / "etc/nvpmodel.conf").unlink()
+    assert it.power_mode() == "mode 2"
+
+
+def test_the_device_class_says_driver_and_power_mode(tmp_path: Path) -> None:
+    chain(tmp_path, "server")
+    assert driver_version(tmp_path / "proc") == "580.159.04" and driver_version(tmp_path) == ""
+    text = device_class("fp16", mode="700 W", proc=tmp_path / "proc")
+    assert text.startswith("NVIDIA H100 80GB HBM3, driver 580.159.04, 700 W; ") and text.endswith("; fp16")
+    assert len(text) <= 128
+
+
+def test_what_a_machine_never_tells_is_reported_once_as_unsupported(tmp_path: Path) -> None:
+    watch = MachineWatch(chain(tmp_path, "orin_nano", ask=refuse), lambda mode: f"class, {mode}")
+    first = watch.look()
+    assert {row.metric for row in first if isinstance(row, Utilisation)} == set(UNITS)
+    assert all(decode_row(encode_row(Row(1, row))).data == row for row in first)
+    again = [row for row in watch.look() if isinstance(row, Utilisation)]
+    assert {row.metric for row in again} == {"gpu", "gpu_clock", "cpu_clock"}
+    assert {row.metric for row in watch.clocks() if isinstance(row, Utilisation)} == {
+        "gpu_clock",
+        "cpu_clock",
+    }
+    assert watch.environment() == "class, MAXN_SUPER"
+
+
+def test_a_mode_that_cannot_be_read_for_a_moment_has_not_changed(tmp_path: Path) -> None:
+    watch = MachineWatch(chain(tmp_path, "orin_nano"), lambda mode: mode)
+    (tmp_path / "var/lib/nvpmodel/status").unlink()
+    watch.look()
+    assert watch.power_mode == "MAXN_SUPER"
+    (tmp_path / "var/lib/nvpmodel/status").write_text("pmode:0000")
+    watch.look()
+    assert watch.power_mode == "15W"

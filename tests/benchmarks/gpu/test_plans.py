@@ -1,0 +1,116 @@
+"""Subjects and the plans that are made of them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import zoo
+from benchmarks.gpu.networks import Network, oracle
+from benchmarks.gpu.plans import (
+    GROUP_STREAMS,
+    SEQUENTIAL,
+    Knowledge,
+    blocks_of,
+    mix_candidates,
+    model_candidates,
+    on_own_streams,
+    stages_beside,
+    whole,
+)
+from benchmarks.gpu.subjects import MODELS
+from benchmarks.gpu.torch_rows import MIX
+from edge_agent.utilisation.kernels import OperatorResources
+from shared.artifact import open_artifact
+from shared.bound import bind
+from shared.importer.limits import ImportLimits
+from shared.importer.pipeline import import_here
+from shared.importer.process import ARTIFACT_NAME
+from shared.schedule import Schedule, StreamSchedule
+from tests.benchmarks.gpu.tiny import SIZE, WIDTH, subject_of
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_artifacts_made_without_onnxruntime_are_the_importers(name: str, tmp_path: Path) -> None:
+    zoo.write(name, tmp_path / "model.onnx", width=WIDTH, size=SIZE)
+    import_here(tmp_path / "model.onnx", {}, tmp_path, ImportLimits(), lambda line: None)
+    assert subject_of(name).artifact.graph == open_artifact(tmp_path / ARTIFACT_NAME).graph
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_oracle_is_onnxruntimes_answer(name: str) -> None:
+    from benchmarks.gpu.oracle import onnxruntime_error
+
+    error, reason = onnxruntime_error(subject_of(name))
+    assert not reason and error < 1e-4
+
+
+def test_the_oracle_depends_on_the_image() -> None:
+    subject = subject_of("squeezenet")
+    model = zoo.build("squeezenet", width=WIDTH, size=SIZE)
+    other = oracle(model, subject.image[..., ::-1].copy())
+    assert subject.error_of(other) > 0.01
+    assert subject.error_of(np.full_like(other, np.nan)) == float("inf")
+
+
+def test_a_network_keeps_values_that_a_relu_in_place_would_change() -> None:
+    network = Network(zoo.build("resnet50", width=WIDTH, size=SIZE))
+    image = torch.from_numpy(subject_of("resnet50").image)
+    with torch.inference_mode():
+        values = network.every_value(image)
+        logits = network(image)
+    assert torch.equal(values[network.logits], logits)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_policy_is_a_legal_plan(name: str) -> None:
+    subject = subject_of(name)
+    found = model_candidates(subject, Knowledge("torch_cpu", "fp32"))
+    names = [one.name for one in found]
+    assert names[0] == SEQUENTIAL and len(set(names)) == len(names) >= 3
+    for one in found:
+        bind(one.plan, {subject.artifact.digest: subject.artifact.graph})
+
+
+def test_mixed_plans_are_legal_and_keep_to_the_group_streams() -> None:
+    subjects = [subject_of(name) for name in MODELS]
+    known = Knowledge("torch_cpu", "fp32")
+    chosen: dict[str, Schedule] = {}
+    for subject in subjects:
+        staged = [one for one in model_candidates(subject, known) if one.name.startswith("ours ios")]
+        chosen[subject.name] = staged[0].plan.combined[0].schedule
+    found = mix_candidates(subjects, known, chosen)
+    graphs = {one.artifact.digest: one.artifact.graph for one in subjects}
+    assert {one.subject for one in found} == {MIX}
+    assert "ours ios, stages beside" in {one.name for one in found}
+    for one in found:
+        bind(one.plan, graphs)
+        schedule = one.plan.combined[0].schedule
+        if isinstance(schedule, StreamSchedule):
+            assert max(launch.stream for launch in schedule.launches) < GROUP_STREAMS
+
+
+def test_independent_members_are_launched_by_turns() -> None:
+    graph = whole([subject_of("squeezenet")] * 3)
+    schedule = on_own_streams(graph, 2)
+    assert [one.stream for one in schedule.launches[:6]] == [0, 1, 0, 0, 1, 0]
+    assert sorted(one.op for one in schedule.launches) == list(range(graph.size))
+
+
+def test_stages_beside_need_stages_of_every_member() -> None:
+    graph = whole([subject_of("squeezenet")])
+    assert stages_beside([on_own_streams(graph)], graph) is None
+
+
+def test_measured_times_reach_the_costs_and_profiles_reach_opara() -> None:
+    subject = subject_of("squeezenet")
+    size = len(subject.artifact.graph.operators)
+    resources = [OperatorResources(1.0 + op, 1, 32, 0, 128, 0.1 + 0.8 * (op % 2), 0.5) for op in range(size)]
+    known = Knowledge("torch_cpu", "fp32", {subject.name: resources})
+    costs = known.costs([subject], 0.5)
+    assert costs.measured_s[subject.artifact.digest, next(iter(costs.measured_s))[1]] == pytest.approx(3e-6)
+    profiles = known.profiles([subject])
+    assert profiles is not None and [one.memory_intensive for one in profiles[:2]] == [True, False]
+    assert known.profiles([subject, subject_of("resnet50")]) is None
+    assert len(blocks_of(subject)) > 3

@@ -1,0 +1,163 @@
+"""The whole benchmark on the host: every part runs, nothing fails, and what was measured is never lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu.device import Cpu
+from benchmarks.gpu.plans import Knowledge
+from benchmarks.gpu.printing import readable
+from benchmarks.gpu.results import Deadline, Results
+from benchmarks.gpu.run import Run
+from benchmarks.gpu.settings import PARTS, quick_settings
+from benchmarks.gpu.table import Table
+from tests.benchmarks.gpu.tiny import subject_of
+
+ALL_PARTS = {"correctness", "probe", "operators", "table fp32", "distance", "concurrency", "serving"}
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """The host as a device uses one thread; others want theirs back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_all_parts_run_on_the_host_and_no_row_fails(tmp_path: Path) -> None:
+    settings = replace(
+        quick_settings("cpu", "torch_cpu"),
+        models=("squeezenet",),
+        children=False,
+        mix_instances=(1,),
+        repeats=2,
+    )
+    results = Results(tmp_path / "rows.jsonl")
+    run = Run(settings, results, Deadline(600.0), tmp_path)
+    try:
+        run.all_parts()
+    finally:
+        run.close()
+        results.close()
+    rows = results.report.rows
+    assert [row for row in rows if "failed" in row] == []
+    assert ALL_PARTS | {"switching", "goal"} <= {row["part"] for row in rows}
+    reasons = {row["name"]: row["skipped"] for row in rows if "skipped" in row}
+    for name in ("the 33rd stream", "connections", "child graphs", "conditional nodes", "kernel intervals"):
+        assert "needs CUDA" in reasons[name]
+    figures = results.report.figures
+    assert figures["correctness.fp32.wrong_variants"] == 0.0
+    assert figures["correctness.stable.squeezenet"] == figures["correctness.stable.mix"] == 1.0
+    assert figures["switch.lost"] == 0.0 and figures["distance.squeezenet.path"] > 0.0
+    measured = [row for row in rows if row["part"] == "table fp32" and "device_us" in row]
+    assert {"squeezenet, torch eager", "squeezenet, ours sequential", "mix, torch joint graph"} <= {
+        row["name"] for row in measured
+    }
+    kept = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [entry["row"] for entry in kept if entry["row"]] == json.loads(json.dumps(rows))
+    assert "== goal ==" in readable(rows, {"gpu": "none"})
+
+
+def test_a_row_that_fails_says_why_and_the_rest_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    results = Results(path, clock=lambda: 1.0)
+    with results.attempt("probe", "first"):
+        raise RuntimeError("CUDA error:\n an illegal memory access")
+    results.add({"a": 1.0, "b": None, "c": float("nan")}, part="probe", name="second", value=2)
+    assert results.report.rows == [
+        {"part": "probe", "name": "first", "failed": "RuntimeError: CUDA error: an illegal memory access"},
+        {"part": "probe", "name": "second", "value": 2},
+    ]
+    assert results.report.figures == {"a": 1.0}
+    assert len(path.read_text().splitlines()) == 2, "on disk before anything is closed"
+    results.close()
+
+
+def test_a_signal_ends_the_run_and_is_no_failed_row() -> None:
+    results = Results(None)
+    with pytest.raises(SystemExit), results.attempt("probe", "first"):
+        raise SystemExit("stopped")
+    assert results.report.rows == []
+
+
+def test_an_executor_that_is_missing_is_a_row_and_the_rivals_stay(tmp_path: Path) -> None:
+    settings = replace(
+        quick_settings("cpu", "no_such"), models=("squeezenet",), mix_instances=(), instances=(), batches=()
+    )
+    results = Results(None)
+    table = Table(Cpu(), [subject_of("squeezenet")], settings, results, rng=Random(0))
+    table.build_torch()
+    table.build_ours(Knowledge("no_such", "fp32"))
+    failed = [row for row in results.report.rows if "failed" in row]
+    assert [row["name"] for row in failed] == ["executor no_such"]
+    assert "ExecutorError" in failed[0]["failed"]
+    assert ("squeezenet", "torch graph") in {one.key for one in table.variants}
+
+
+def test_a_variant_that_is_wrong_is_not_measured(tmp_path: Path) -> None:
+    settings = replace(
+        quick_settings("cpu", "null"), models=("squeezenet",), mix_instances=(), instances=(), batches=()
+    )
+    results = Results(None)
+    table = Table(Cpu(), [subject_of("squeezenet")], settings, results, rng=Random(0))
+    table.build_torch()
+    table.build_ours(Knowledge("null", "fp32"))  # answers zeros
+    table.check()
+    wrong = {row["name"] for row in results.report.rows if row.get("right") is False}
+    assert "squeezenet, ours sequential" in wrong and "squeezenet, torch graph" not in wrong
+    assert not any(one.name.startswith("ours") for one in table.variants)
+    assert results.report.figures["correctness.fp32.wrong_variants"] == len(wrong)
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--model", "squeezenet", *arguments]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_one_command_prints_one_object_with_machine_versions_figures_and_rows(tmp_path: Path) -> None:
+    done = subprocess.run(
+        _command("--json", "--out", str(tmp_path / "rows.jsonl")), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["benchmark"] == "gpu" and {"machine", "versions", "figures", "rows"} <= found.keys()
+    assert found["machine"]["precision"] == "fp32" and "cores" in found["machine"]
+    assert [row for row in found["rows"] if "failed" in row] == []
+    assert any("time slicing" in row["name"] and "device_us" in row for row in found["rows"])
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_run_that_is_told_to_stop_still_prints_what_it_has(tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    child = subprocess.Popen(
+        _command("--json", "--no-children", "--out", str(out)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stderr is not None
+    for line in child.stderr:
+        if "concatenation" in line:
+            break
+    os.kill(child.pid, signal.SIGTERM)
+    stdout, _ = child.communicate()
+    assert json.loads(stdout)["rows"], "one object, with the rows so far"
+    assert out.read_text().splitlines()
+
+
+def test_parts_are_those_that_settings_name() -> None:
+    settings = quick_settings("cpu", "null")
+    assert all(settings.wants(part) for part in PARTS)
+    assert not replace(settings, parts=("probes",)).wants("table")

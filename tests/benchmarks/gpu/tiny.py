@@ -1,0 +1,25 @@
+"""Small models of the zoo, made once per process."""
+
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.gpu.networks import Subject
+from benchmarks.gpu.subjects import make_subject
+from shared.graph import Graph
+
+WIDTH, SIZE = 0.125, 75
+_FOLDER = TemporaryDirectory(prefix="stageloom-tiny-")
+
+
+@cache
+def subject_of(name: str, width: float = WIDTH, size: int = SIZE) -> Subject:
+    """With seeded weights; its artifact lies in a folder that lives as long as the process."""
+    folder = Path(_FOLDER.name) / f"{width}-{size}"
+    folder.mkdir(exist_ok=True)
+    return make_subject(name, folder, width=width, size=size)
+
+
+def graph_of(name: str, width: float = WIDTH, size: int = SIZE) -> Graph:
+    """Its operators."""
+    return subject_of(name, width, size).artifact.graph

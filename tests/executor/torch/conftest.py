@@ -1,0 +1,33 @@
+"""The torch executors that run without a GPU."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from edge_agent.executor.torch.builder import Effort
+from edge_agent.executor.torch.cpu import TorchCpuExecutor
+from edge_agent.executor.torch.executor import TorchExecutor
+from edge_agent.executor.torch.graphs import TorchGraphExecutor
+from tests.executor.torch.simulated import SimulatedDevice
+
+QUICK = Effort(warm_runs=1, laps=1, launches_per_lap=1, form_rounds=0)
+
+
+def simulated(seed: int = 0, effort: Effort = QUICK) -> TorchGraphExecutor:
+    """The graph executor on a simulated device, measuring next to nothing."""
+    return TorchGraphExecutor(SimulatedDevice(seed), effort=effort)
+
+
+MAKERS: dict[str, Callable[[], TorchExecutor]] = {
+    "cpu": TorchCpuExecutor,
+    "cpu-channels-last": lambda: TorchCpuExecutor(channels_last=True),
+    "graphs": simulated,
+}
+
+
+@pytest.fixture(params=MAKERS)
+def executor(request: pytest.FixtureRequest) -> Iterator[TorchExecutor]:
+    """On threads, and as graphs on the simulated device."""
+    made = MAKERS[request.param]()
+    yield made
+    made.close()

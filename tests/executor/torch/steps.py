@@ -1,0 +1,61 @@
+"""Runs plans on an executor step by step, the way a core would, and says what should come out."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from edge_agent.executor.base import Executor, Rows
+from shared.artifact import Artifact
+from shared.bound import BoundPlan
+from shared.engine.steps import InstanceId, PlanKey, Step
+from shared.plan import Member, Plan
+from tests.executor.models import difference, reference
+from tests.executor.schedules import bound_of
+
+KEY = PlanKey(1)
+TOLERANCE = 1e-4
+
+
+def load(executor: Executor, plan: Plan, artifacts: Sequence[Artifact], key: PlanKey = KEY) -> BoundPlan:
+    """Load a plan under a key."""
+    bound = bound_of(plan, artifacts)
+    executor.load(key, bound, {artifact.digest: artifact for artifact in artifacts})
+    return bound
+
+
+def run(
+    executor: Executor, step: Step, feeds: Mapping[InstanceId, Rows] | None = None
+) -> dict[InstanceId, Rows]:
+    """Prepare, issue and wait for one step."""
+    if not step.fallback:
+        executor.prepare(step.program)
+    executor.issue(step, feeds or {})
+    return dict(executor.wait(step.id).outputs)
+
+
+def halves(artifact: Artifact) -> tuple[int, ...]:
+    """One cut in the middle."""
+    cuts = artifact.graph.partition("paper")
+    return (cuts[len(cuts) // 2],)
+
+
+def thirds(artifact: Artifact) -> tuple[int, ...]:
+    """Two cuts."""
+    cuts = artifact.graph.partition("paper")
+    return (cuts[len(cuts) // 3], cuts[2 * len(cuts) // 3])
+
+
+def members(blocks: int, replica: int = 0, model: int = 0) -> list[Member]:
+    """All blocks of one replica."""
+    return [Member(model, replica, block) for block in range(blocks)]
+
+
+def answer_of(artifact: Artifact, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    """The logits of the whole model in onnxruntime."""
+    return reference(artifact, inputs, ["logits"])["logits"]
+
+
+def wrong(artifact: Artifact, inputs: dict[str, np.ndarray], rows: Rows) -> bool:
+    """Whether the only task's logits are not the whole model's."""
+    (row,) = rows
+    return not difference(row["logits"], answer_of(artifact, inputs)) < TOLERANCE

@@ -1,0 +1,364 @@
+"""The graph executor on the simulated device: what must hold however the device orders what is left open."""
+
+import logging
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from edge_agent.executor.torch.builder import Builder, Effort
+from edge_agent.executor.torch.graphs import TorchGraphExecutor
+from edge_agent.executor.torch.kernels import KernelChoices
+from edge_agent.lowering.model import LoweredModel, ModelLowering
+from shared.artifact import Artifact
+from shared.bound import BoundPlan
+from shared.engine.steps import InstanceId, PlanKey, ProgramKey
+from shared.errors import ExecutorError
+from shared.launch_list import Barrier
+from shared.plan import ExecutorOptions, Member
+from tests.executor.models import artifact_of, random_inputs
+from tests.executor.schedules import StepMaker, graph_of, plan_of, random_streams
+from tests.executor.torch.conftest import QUICK, simulated
+from tests.executor.torch.simulated import SimulatedDevice
+from tests.executor.torch.steps import KEY, halves, load, members, run, wrong
+
+ONE = InstanceId(1)
+
+
+@pytest.fixture
+def model() -> Artifact:
+    """A model with branches."""
+    return artifact_of("squeezenet_bypass")
+
+
+@pytest.fixture
+def executor() -> Iterator[TorchGraphExecutor]:
+    """On a fresh simulated device."""
+    made = simulated()
+    yield made
+    made.close()
+
+
+def device_of(executor: TorchGraphExecutor) -> SimulatedDevice:
+    """The simulated device behind an executor."""
+    device = executor._on
+    assert isinstance(device, SimulatedDevice)
+    return device
+
+
+def streamed(executor: TorchGraphExecutor, model: Artifact, seed: int = 1) -> BoundPlan:
+    """The model as one block under a random stream schedule, loaded."""
+    schedule = random_streams(graph_of([model], [()], members(1)), random.Random(seed))
+    return load(executor, plan_of([model], [()], [members(1)], [schedule], barrier=Barrier.DATA), [model])
+
+
+def answer(executor: TorchGraphExecutor, steps: StepMaker, model: Artifact, number: int) -> bool:
+    """Run one task; whether its answer is right."""
+    inputs = random_inputs(model.graph, number)
+    instance = InstanceId(number)
+    rows = run(executor, steps.step(0, {0: (instance, 1)}), {instance: [inputs]})[instance]
+    return not wrong(model, inputs, rows)
+
+
+# Order
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_p1_answers_are_right_whatever_order_the_device_chooses(seed: int, model: Artifact) -> None:
+    executor = simulated(seed)
+    steps = StepMaker(KEY, streamed(executor, model, seed))
+    assert all(answer(executor, steps, model, number) for number in range(1, 5))
+    executor.close()
+
+
+def test_a_wait_that_is_left_out_inside_a_graph_is_caught(model: Artifact) -> None:
+    """The simulation is not blind: without every fifth wait answers are wrong, or a capture does not join."""
+    caught = 0
+    for seed in range(4):
+        executor = TorchGraphExecutor(SimulatedDevice(seed, ignore_captured=5), effort=QUICK)
+        try:
+            steps = StepMaker(KEY, streamed(executor, model, seed))
+            caught += not all(answer(executor, steps, model, number) for number in range(1, 4))
+        except AssertionError:
+            caught += 1
+        executor.close()
+    assert caught >= 3
+
+
+def _across_lanes(device: SimulatedDevice, model: Artifact) -> bool:
+    """Block 0 on lane 0, block 1 on lane 1, four instances issued ahead; whether all answers are right."""
+    executor = TorchGraphExecutor(device, effort=QUICK)
+    bound = load(executor, plan_of([model], [halves(model)], [[m] for m in members(2)], lanes=2), [model])
+    steps = StepMaker(KEY, bound)
+    inputs = {InstanceId(i): random_inputs(model.graph, i) for i in range(1, 5)}
+    before: list = []  # type: ignore[type-arg]
+    issued = []
+    for instance in inputs:
+        first = steps.step(0, {0: (instance, 1)}, after=[step.id for step in before], lane=0)
+        second = steps.step(1, {0: (instance, 1)}, after=[first.id], lane=1)
+        before = [second]
+        issued += [first, second]
+    for step in issued[:2]:
+        executor.prepare(step.program)
+    for step in issued:
+        executor.issue(step, {i: [x] for i, x in inputs.items()})
+    right = True
+    for step in issued:
+        for instance, rows in executor.wait(step.id).outputs.items():
+            right = right and not wrong(model, inputs[instance], rows)
+    executor.close()
+    return right
+
+
+def test_steps_of_two_lanes_are_ordered_by_events_alone(model: Artifact) -> None:
+    assert all(_across_lanes(SimulatedDevice(seed), model) for seed in range(3))
+
+
+def test_a_wait_between_lanes_that_is_left_out_is_caught(model: Artifact) -> None:
+    assert not all(_across_lanes(SimulatedDevice(seed, ignore_waits=2), model) for seed in range(4))
+
+
+def test_p13_steps_are_issued_before_the_last_has_ended(
+    executor: TorchGraphExecutor, model: Artifact
+) -> None:
+    steps = StepMaker(KEY, streamed(executor, model))
+    issued = [steps.step(0, {0: (InstanceId(i), 1)}) for i in (1, 2)]
+    executor.prepare(issued[0].program)
+    for i, step in enumerate(issued, start=1):
+        executor.issue(step, {InstanceId(i): [random_inputs(model.graph, i)]})
+    assert device_of(executor).most_ahead == 2
+    for step in issued:
+        executor.wait(step.id)
+
+
+# Memory
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_p2_programs_that_may_run_at_once_have_pools_and_arenas_of_their_own(
+    lanes: int, executor: TorchGraphExecutor, model: Artifact
+) -> None:
+    groups = [[m] for m in members(2)]
+    bound = load(executor, plan_of([model], [halves(model)], groups, lanes=lanes), [model])
+    steps = StepMaker(KEY, bound)
+    for block in (0, 1):
+        executor.prepare(steps.step(block, {0: (ONE, 1)}).program)
+    graphs = [executor._built[key].graph for key in executor._built]
+    assert len({id(graph.pool) for graph in graphs if graph is not None}) == lanes
+    arenas = executor._plans[KEY].buffers._arenas
+    assert len({arena.data_ptr() for arena in arenas}) == lanes
+
+
+def test_p14_a_program_built_while_its_plan_serves_leaves_the_slots_alone(
+    executor: TorchGraphExecutor, model: Artifact
+) -> None:
+    """1. An instance stands before block 1. 2. A program for both blocks is built. 3. Block 1 runs."""
+    bound = load(executor, plan_of([model], [halves(model)], [members(2)]), [model])
+    steps = StepMaker(KEY, bound)
+    inputs = random_inputs(model.graph, 1)
+    run(executor, steps.step(0, {0: (ONE, 1)}), {ONE: [inputs]})
+    replays = device_of(executor).replays
+    executor.prepare(steps.step(0, {0: (InstanceId(2), 1), 1: (ONE, 1)}).program)
+    assert device_of(executor).replays > replays, "kernels were measured"
+    assert not wrong(model, inputs, run(executor, steps.step(0, {1: (ONE, 1)}))[ONE])
+
+
+def test_p11_a_program_is_replayed_once_before_its_plan_serves(model: Artifact) -> None:
+    executor = simulated()
+    steps = StepMaker(KEY, streamed(executor, model))
+    program = steps.step(0, {0: (ONE, 1)}).program
+    executor.prepare(program)
+    built = executor._built[program]
+    assert built.graph is not None and built.graph.replays == 1
+    assert answer(executor, steps, model, 1)
+    assert built.graph.replays == 2
+    executor.close()
+
+
+def test_a_plan_that_does_not_fit_on_the_device_is_refused(
+    executor: TorchGraphExecutor, model: Artifact
+) -> None:
+    device_of(executor).free = 1 << 16
+    with pytest.raises(ExecutorError, match="MiB of device memory"):
+        streamed(executor, model)
+    assert executor.held_bytes == 0
+
+
+def test_graphs_beyond_the_bound_are_given_up_and_their_launches_issued_one_by_one(
+    model: Artifact, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = TorchGraphExecutor(SimulatedDevice(0), effort=QUICK, graph_bytes=1 << 20)
+    bound = load(executor, plan_of([model], [halves(model)], [[m] for m in members(2)]), [model])
+    steps = StepMaker(KEY, bound)
+    inputs = random_inputs(model.graph, 1)
+    first, second = steps.step(0, {0: (ONE, 1)}), steps.step(1, {0: (ONE, 1)}, after=[])
+    executor.prepare(first.program)
+    with caplog.at_level(logging.WARNING):
+        executor.prepare(second.program)
+    assert "the graph of combined block 0, mask 1, is given up" in caplog.text
+    assert executor._built[first.program].graph is None
+    executor.issue(first, {ONE: [inputs]})
+    executor.wait(first.id)
+    executor.issue(second, {})
+    assert not wrong(model, inputs, executor.wait(second.id).outputs[ONE])
+    executor.prepare(first.program)
+    assert executor._built[first.program].graph is not None
+    executor.close()
+
+
+# Capture
+
+
+def test_what_waits_for_the_host_is_not_captured(
+    executor: TorchGraphExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    applied = KernelChoices.applied
+
+    def foreign(choices: KernelChoices, lowering: ModelLowering, batch: int) -> LoweredModel:
+        lowered = applied(choices, lowering, batch)
+        units = (replace(lowered.units[0], foreign="a test says so"), *lowered.units[1:])
+        return replace(lowered, units=units)
+
+    monkeypatch.setattr(KernelChoices, "applied", foreign)
+    steps = StepMaker(KEY, streamed(executor, model))
+    assert answer(executor, steps, model, 1)
+    assert device_of(executor).captures == []
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_p12_the_faster_form_is_kept(in_turn: bool, model: Artifact, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Builder, "_compare", lambda self, graphs: [1.0, 0.9 if in_turn else 1.1])
+    executor = TorchGraphExecutor(SimulatedDevice(0), effort=replace(QUICK, form_rounds=1))
+    steps = StepMaker(KEY, streamed(executor, model))
+    assert answer(executor, steps, model, 1)
+    (built,) = executor._built.values()
+    assert built.in_turn == in_turn
+    assert (built.program.recipe.streams == 1) == in_turn
+    executor.close()
+
+
+def test_the_two_forms_are_measured_on_memory_of_their_own(model: Artifact) -> None:
+    executor = TorchGraphExecutor(SimulatedDevice(0), effort=replace(QUICK, form_rounds=2))
+    steps = StepMaker(KEY, streamed(executor, model))
+    assert answer(executor, steps, model, 1)
+    executor.close()
+
+
+def test_p8_plans_with_and_without_tf32_are_not_loaded_at_once(
+    executor: TorchGraphExecutor, model: Artifact
+) -> None:
+    plan = plan_of([model], [()], [members(1)])
+    load(executor, replace(plan, executor=ExecutorOptions(precision="tf32")), [model], PlanKey(1))
+    assert device_of(executor).tf32 is True
+    with pytest.raises(ExecutorError, match="with and without tf32"):
+        load(executor, plan, [model], PlanKey(2))
+    executor.unload(PlanKey(1))
+    load(executor, plan, [model], PlanKey(2))
+    assert device_of(executor).tf32 is False
+
+
+def test_threads_inside_an_operator_are_refused(executor: TorchGraphExecutor, model: Artifact) -> None:
+    plan = plan_of([model], [()], [members(1)])
+    with pytest.raises(ExecutorError, match="no threads inside an operator"):
+        load(executor, replace(plan, executor=ExecutorOptions(intra_op_threads=2)), [model])
+
+
+# Observation
+
+
+def test_groups_are_timed_by_a_graph_of_their_own_once_tracing_was_seen(
+    executor: TorchGraphExecutor, model: Artifact
+) -> None:
+    steps = StepMaker(KEY, streamed(executor, model))
+    executor.tracing = True
+    device = device_of(executor)
+    traced = []
+    for number in (1, 2):
+        step = steps.step(0, {0: (InstanceId(number), 1)})
+        executor.prepare(step.program)
+        launches = device.eager_launches
+        executor.issue(step, {InstanceId(number): [random_inputs(model.graph, number)]})
+        traced.append(device.eager_launches - launches)
+        result = executor.wait(step.id)
+        assert [group.item for group in result.groups] == list(range(len(result.groups)))
+        assert {group.stream for group in result.groups} > {0}
+        assert all(result.started_s <= g.started_s <= g.ended_s <= result.ended_s for g in result.groups)
+    assert traced[1] < 5 < traced[0]
+
+
+def test_traced_steps_issued_ahead_do_not_share_events(executor: TorchGraphExecutor, model: Artifact) -> None:
+    steps = StepMaker(KEY, streamed(executor, model))
+    executor.tracing = True
+    for _ in range(2):  # the second time the traced graph is there
+        issued = [steps.step(0, {0: (InstanceId(i), 1)}) for i in (1, 2)]
+        executor.prepare(issued[0].program)
+        for i, step in enumerate(issued, start=1):
+            executor.issue(step, {InstanceId(i): [random_inputs(model.graph, i)]})
+        ends = [executor.wait(step.id) for step in issued]
+        for result in ends:
+            assert result.groups
+            assert min(g.started_s for g in result.groups) >= result.started_s
+
+
+def test_delays_hold_up_streams_and_change_nothing(executor: TorchGraphExecutor, model: Artifact) -> None:
+    steps = StepMaker(KEY, streamed(executor, model))
+    inputs = random_inputs(model.graph, 1)
+    rng = random.Random(1)
+    seen = set()
+    for number in range(4):
+        instance = InstanceId(number)
+        rows = run(executor, steps.step(0, {0: (instance, 1)}), {instance: [inputs]})[instance]
+        seen.add(rows[0]["logits"].tobytes())
+        executor.pause = lambda: time.sleep(rng.random() * 1e-4)
+    assert len(seen) == 1
+    assert device_of(executor).sleeps > 0
+
+
+def test_an_instance_of_a_step_that_failed_on_the_device_is_lost(
+    executor: TorchGraphExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Two blocks are issued ahead. 2. The device fails in the first. 3. Neither gives a result."""
+    bound = load(executor, plan_of([model], [halves(model)], [[m] for m in members(2)]), [model])
+    steps = StepMaker(KEY, bound)
+    first = steps.step(0, {0: (ONE, 1)})
+    second = steps.step(1, {0: (ONE, 1)}, after=[first.id])
+    for step in (first, second):
+        executor.prepare(step.program)
+    for step in (first, second):
+        executor.issue(step, {ONE: [random_inputs(model.graph, 1)]})
+    synchronize = executor._on.synchronize
+
+    def fail(event: object) -> None:
+        monkeypatch.setattr(executor._on, "synchronize", synchronize)
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(executor._on, "synchronize", fail)
+    with pytest.raises(ExecutorError, match="illegal memory access"):
+        executor.wait(first.id)
+    with pytest.raises(ExecutorError, match="lost its tensors"):
+        executor.wait(second.id)
+    executor.drop(ONE)
+
+
+def test_programs_are_built_on_one_thread(executor: TorchGraphExecutor, model: Artifact) -> None:
+    """P6: cudnn remembers what it found per thread."""
+    bound = load(executor, plan_of([model], [halves(model)], [[Member(0, 0, b)] for b in (0, 1)]), [model])
+    steps = StepMaker(KEY, bound)
+    for block in (0, 1):
+        executor.prepare(steps.step(block, {0: (ONE, 1)}).program)
+    assert len(device_of(executor).capturers) == 1
+
+
+def test_effort_is_stated_in_full() -> None:
+    assert Effort() == Effort(warm_runs=2, laps=7, launches_per_lap=10, form_rounds=15)
+
+
+def test_a_program_is_prepared_once(executor: TorchGraphExecutor, model: Artifact) -> None:
+    steps = StepMaker(KEY, streamed(executor, model))
+    program: ProgramKey = steps.step(0, {0: (ONE, 1)}).program
+    executor.prepare(program)
+    count = len(device_of(executor).captures)
+    executor.prepare(program)
+    assert len(device_of(executor).captures) == count

@@ -1,0 +1,87 @@
+"""P10: the order in which launches are issued, and that it breaks no order of the launch list."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from edge_agent.executor.torch.issue_order import Nature, issue_order
+from shared.launch_list import Item
+from tests.executor.torch.lists import random_items
+
+
+def launches(items: Sequence[Item], natures: Sequence[Sequence[Nature]]) -> list[tuple[int, int]]:
+    """The order without the ends of items."""
+    return [(item, at) for item, at in issue_order(items, natures) if at < len(natures[item])]
+
+
+def _natures(items: tuple[Item, ...], rng: random.Random) -> list[list[Nature]]:
+    return [
+        [Nature(rng.random(), rng.random() < 0.5, rng.random()) for _ in item.ops[: rng.randint(0, 3)]]
+        for item in items
+    ]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_launch_comes_once_and_after_what_its_item_waits_for(seed: int) -> None:
+    rng = random.Random(seed)
+    items = random_items(rng, 25, 5)
+    natures = _natures(items, rng)
+    order = launches(items, natures)
+    assert sorted(order) == [(i, at) for i, one in enumerate(natures) for at in range(len(one))]
+    place = {launch: at for at, launch in enumerate(order)}
+    for index, item in enumerate(items):
+        for at in range(1, len(natures[index])):
+            assert place[index, at - 1] < place[index, at]
+        earlier = [i for i in range(index) if items[i].stream == item.stream]
+        for before in (*item.waits, *earlier):
+            for own in range(len(natures[index])):
+                assert all(place[before, at] < place[index, own] for at in range(len(natures[before])))
+
+
+def _groups(*lengths: int) -> list[Item]:
+    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    return [
+        Item(0, tuple(range(start, start + length)), stream, (), 0)
+        for stream, (start, length) in enumerate(zip(starts, lengths, strict=True))
+    ]
+
+
+def test_groups_are_issued_breadth_first() -> None:
+    order = launches(_groups(3, 1, 2), [[Nature()] * 3, [Nature()], [Nature()] * 2])
+    assert [at for _, at in order] == [0, 0, 0, 1, 1, 2]
+    assert {item for item, at in order[:3]} == {0, 1, 2}
+
+
+def test_the_longest_way_to_the_end_goes_first_among_equals() -> None:
+    order = launches(_groups(1, 3, 2), [[Nature()], [Nature()] * 3, [Nature()] * 2])
+    assert [item for item, _ in order] == [1, 2, 0, 1, 2, 1]
+
+
+def test_a_small_demand_goes_before_a_large_one() -> None:
+    natures = [[Nature(demand=0.9)], [Nature(demand=0.1)], [Nature(demand=0.5)]]
+    assert [item for item, _ in launches(_groups(1, 1, 1), natures)] == [1, 2, 0]
+
+
+def test_memory_and_compute_bound_launches_take_turns() -> None:
+    memory = [Nature(memory_bound=True)]
+    order = launches(_groups(1, 1, 1, 1), [memory, memory, [Nature()], [Nature()]])
+    assert [item for item, _ in order] == [2, 0, 3, 1]
+
+
+def test_an_item_without_launches_does_not_hold_up_those_that_wait_for_it() -> None:
+    items = [Item(0, (0,), 0, (), 0), Item(0, (1,), 1, (0,), 1), Item(0, (2,), 0, (1,), 2)]
+    assert issue_order(items, [[Nature()], [], [Nature()]]) == [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_an_item_ends_after_its_launches_and_before_any_that_waits_for_it(seed: int) -> None:
+    rng = random.Random(seed)
+    items = random_items(rng, 25, 5)
+    natures = _natures(items, rng)
+    place = {launch: at for at, launch in enumerate(issue_order(items, natures))}
+    for index, item in enumerate(items):
+        count = len(natures[index])
+        assert all(place[index, at] < place[index, count] for at in range(count))
+        for before in item.waits:
+            assert place[before, len(natures[before])] < place[index, 0]
