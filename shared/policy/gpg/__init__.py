@@ -2,5 +2,5 @@
 
 `features` says what the policy sees of an operator and of a state, `network` is the forward pass over plain
 arrays (training is in `planner.learning.gpg`), `checkpoint` the bytes of a trained one, `choose` what becomes
-of its action. Modules here use numpy; who must start without it imports them when it needs them.
+of its action. numpy is imported by the functions that touch arrays.
 """

@@ -12,7 +12,6 @@ from math import prod
 from typing import Any, Final
 
 import msgpack
-import numpy as np
 
 from shared.digest import canonical, digest_bytes
 from shared.errors import DecodeError
@@ -37,6 +36,8 @@ class Checkpoint:
 
 def encode(found: Checkpoint) -> bytes:
     """The bytes of a checkpoint."""
+    import numpy as np
+
     arrays = [
         [name, list(values.shape), np.ascontiguousarray(values, "<f4").tobytes()]
         for name, values in sorted(found.network.arrays.items())
@@ -74,6 +75,8 @@ def checkpoint_digest(raw: bytes) -> Digest:
 
 
 def _array(shape: list[int], data: bytes) -> Floats:
+    import numpy as np
+
     if not 1 <= len(shape) <= 2 or min(shape) < 1 or prod(shape) * 4 != len(data):
         raise ValueError("an array's shape and bytes differ")
     values = np.frombuffer(data, "<f4").reshape(shape).astype(np.float32)

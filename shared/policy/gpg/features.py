@@ -10,10 +10,7 @@ The state's row is ours, too: sums over what is left, which a sum over leaves (e
 
 from collections.abc import Sequence
 from math import log1p
-from typing import Final, NamedTuple, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from shared.attributes import ACTIVATIONS, POOLINGS, Attributes
 from shared.bitmask import bits
@@ -21,7 +18,12 @@ from shared.blocks import CombinedGraph
 from shared.graph import Graph, Operator, Tensor
 from shared.search.costs import StageCosts
 
-Floats: TypeAlias = NDArray[np.float32]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Floats: TypeAlias = "NDArray[np.float32]"
+"""Text at run time: numpy is imported only where arrays are touched."""
 
 _TYPES: Final = {
     **dict.fromkeys(("Conv", "ConvTranspose", "QLinearConv", "ConvInteger"), 0),
@@ -53,6 +55,8 @@ class Measures(NamedTuple):
 
 def measures(graph: CombinedGraph, costs: StageCosts) -> Measures:
     """The costs of a block without their unit: a device twice as fast shows the same."""
+    import numpy as np
+
     total_s = sum(costs.operators_s) or 1.0
     path_s: list[float] = []
     for before, seconds in zip(graph.predecessors, costs.operators_s, strict=True):
@@ -70,6 +74,8 @@ def measures(graph: CombinedGraph, costs: StageCosts) -> Measures:
 
 def operator_rows(graph: CombinedGraph, found: Measures) -> Floats:
     """[num_ops, OPERATOR_FEATURES]; a graph without members shows its costs alone."""
+    import numpy as np
+
     rows = np.zeros((graph.size, OPERATOR_FEATURES), np.float32)
     for index, (model, block) in enumerate(graph.members):
         start = graph.offsets[index]
@@ -96,6 +102,8 @@ def state_rows(found: Measures, left: Floats, leaves: Floats) -> Floats:
 
     The first two are the seconds left and the least that they can take, as shares of the block's.
     """
+    import numpy as np
+
     size = found.seconds.shape[0]
     rest = left @ found.seconds
     work = left @ found.work
@@ -120,6 +128,8 @@ def state_rows(found: Measures, left: Floats, leaves: Floats) -> Floats:
 
 def bit_rows(masks: Sequence[int], size: int) -> Floats:
     """Sets of operators as rows of 0 and 1. [len(masks), size]"""
+    import numpy as np
+
     width = (size + 7) // 8
     raw = np.frombuffer(b"".join(mask.to_bytes(width, "little") for mask in masks), np.uint8)
     found = np.unpackbits(raw.reshape(len(masks), width), axis=1, count=size, bitorder="little")

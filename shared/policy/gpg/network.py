@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
 from shared.bitmask import bits
 from shared.blocks import CombinedGraph
 from shared.policy.gpg.features import Floats, Measures, bit_rows, measures, operator_rows, state_rows
@@ -30,6 +28,8 @@ class GpgNetwork:
     @cached_property
     def _layers(self) -> Mapping[str, list[tuple[Floats, Floats]]]:
         """Per part its layers in order, weights turned to [inputs, outputs]."""
+        import numpy as np
+
         found: dict[str, list[tuple[Floats, Floats]]] = {}
         names = sorted({tuple(name.rsplit(".", 2)[:2]) for name in self.arrays})
         for part, number in names:
@@ -39,6 +39,8 @@ class GpgNetwork:
 
     def part(self, name: str, rows: Floats) -> Floats:
         """One part's layers with a ReLU between them. [num_rows, inputs] -> [num_rows, outputs]"""
+        import numpy as np
+
         layers = self._layers[name]
         for weight, bias in layers[:-1]:
             rows = np.maximum(rows @ weight + bias, 0.0)
@@ -48,6 +50,8 @@ class GpgNetwork:
 
     def embed(self, graph: CombinedGraph, rows: Floats) -> Floats:
         """Equation 5 from top to bottom, one level of the graph at a time. [num_ops, width]"""
+        import numpy as np
+
         own = self.part("raw", rows)
         found = np.zeros_like(own)
         passed = np.zeros_like(own)  # g1 of every embedding so far
@@ -76,6 +80,8 @@ class EncodedBlock:
 
     def states(self, masks: Sequence[int]) -> tuple[Floats, Floats]:
         """z of equation 6 with the state's row beside it, and that row. [num_states, ...]"""
+        import numpy as np
+
         left = bit_rows(masks, self._size)
         leaves = left * (left @ self._successors == 0.0)
         rows = state_rows(self.found, left, leaves)
@@ -84,12 +90,16 @@ class EncodedBlock:
 
     def actions(self, masks: Sequence[int]) -> Floats:
         """The policy's action per state, 0 <= m < 1. [num_states]"""
+        import numpy as np
+
         seen, _ = self.states(masks)
         found = 1.0 / (1.0 + np.exp(-self._network.part("actor", seen)[:, 0]))
         return np.minimum(found, np.float32(1.0 - 1e-6))
 
     def values(self, masks: Sequence[int]) -> Floats:
         """The share of `total_s` that each state will still take. [num_states]"""
+        import numpy as np
+
         seen, rows = self.states(masks)
         rest, least = rows[:, 0], rows[:, 1]
         found: Floats = least + (rest - least) * self._network.part("value", seen)[:, 0]
