@@ -51,7 +51,10 @@ class IngestFigures:
 
 def measure_ingest(tasks: int, *, pace_s: float = 0.0) -> IngestFigures:
     """Start an agent on the null executor and submit `tasks` tasks, `pace_s` apart."""
-    with tempfile.TemporaryDirectory(prefix="stageloom-") as folder, _serving(Path(folder)) as socket:
+    with (
+        tempfile.TemporaryDirectory(prefix="stageloom-") as folder,
+        serving(Path(folder), _probe(), executor="null") as socket,
+    ):
         return _submit(socket, tasks, pace_s)
 
 
@@ -98,20 +101,30 @@ def _pretend_joined(home: Path) -> None:
     )
 
 
-@contextlib.contextmanager
-def _serving(home: Path) -> Iterator[Path]:
+def _probe() -> onnx.ModelProto:
+    """A model of one operator."""
     graph = helper.make_graph(
         [helper.make_node("GlobalAveragePool", ["input"], ["output"])],
         "probe",
         [helper.make_tensor_value_info("input", TensorProto.FLOAT, SHAPE)],
         [helper.make_tensor_value_info("output", TensorProto.FLOAT, (1, 3, 1, 1))],
     )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@contextlib.contextmanager
+def serving(
+    home: Path, model: onnx.ModelProto, *, executor: str, scheduler: str = "sequential"
+) -> Iterator[Path]:
+    """An agent that serves one model as `probe`, alone; its socket."""
     file = home / "probe.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), file)
+    onnx.save(model, file)
     config = AgentConfig(
         home=str(home),
         models=(ModelFile(path=str(file), name="probe"),),
-        executor="null",
+        executor=executor,
+        scheduler=scheduler,
+        replicas=1,
         log_level="ERROR",
     )
     with _agent(config) as process:

@@ -69,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(__doc__.splitlines()[0]).parse_args(argv)
     tests = node_tests()
     progress(f"{len(tests)} tests")
+    torch.set_num_threads(1)  # the tensors are small
     outcomes = [run_test(test) for test in (tests[::_QUICK_STEP] if options.quick else tests)]
     report = Report("onnx_conformance")
     report.add(figures(outcomes), list(rows(outcomes)))

@@ -1,7 +1,9 @@
 """Contestants that run tasks from memory as fast as they can, for a given time.
 
-A contestant's rate counts completions between its first and its last in the window, so that neither ramp-up
-nor a task cut off at the end makes it coarse.
+A window is a span of time within a longer run: it begins after a ramp-up, and the load goes on until every
+task that was running at its end has ended. A task counts by the share of its own run that lies in the window,
+so the rate depends neither on where the window happens to cut nor on how many tasks run side by side (from
+the first to the last completion, three callers in step would seem to do 2 / (n - 1) more than one).
 """
 
 import threading
@@ -20,11 +22,19 @@ from edge_agent.worker.tasks import TaskEnd
 from shared.artifact import Artifact
 from shared.engine.steps import Outcome
 from shared.plan import Plan
+from shared.search.analytic import DeviceRates
 from shared.search.compose import Combination, ModelChoice, compose
+from shared.search.costs import CostTable
+
+RAMP_UP = 0.15
+"""The part of a window's length that runs before it."""
 
 MIN_TASKS = 8
+"""Tasks that end in a window at least: it is prolonged for them."""
 
 Inputs = Mapping[str, np.ndarray]
+Span = tuple[float, float]
+"""When a task began and ended to run, seconds on the monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +45,41 @@ class Window:
     cpu_s: float  # of this process per task: says what a task costs even while others use the machine
 
 
-def measured(ended_s: Sequence[float], cpu_s: float) -> Window:
-    """A window from the times at which its tasks ended and the processor time it took."""
-    ordered = sorted(ended_s)
-    return Window((len(ordered) - 1) / (ordered[-1] - ordered[0]), cpu_s / len(ordered))
+def measured(spans: Sequence[Span], begin_s: float, end_s: float, cpu_s: float) -> Window:
+    """The window from `begin_s` to `end_s` out of all tasks of a run and the processor time they took."""
+    tasks = sum(
+        max(0.0, min(ended_s, end_s) - max(began_s, begin_s)) / (ended_s - began_s)
+        for began_s, ended_s in spans
+    )
+    return Window(tasks / (end_s - begin_s), cpu_s / len(spans))
+
+
+class Clocked:
+    """One window that is being measured, told of every task by whatever threads run them."""
+
+    def __init__(self, seconds: float, at_a_time: int) -> None:
+        self._spans: list[Span] = []
+        self._at_a_time = at_a_time  # tasks that run side by side
+        self._behind = 0  # tasks that ended behind the window
+        self._lock = threading.Lock()
+        self._began_cpu_s = time.process_time()
+        self._begin_s = time.monotonic() + RAMP_UP * seconds
+        self._end_s = self._begin_s + seconds
+
+    def ended(self, began_s: float, ended_s: float) -> bool:
+        """A task ended; whether another one is to take its place."""
+        with self._lock:
+            self._spans.append((began_s, ended_s))
+            if len(self._spans) < MIN_TASKS:
+                self._end_s = max(self._end_s, ended_s)
+            elif ended_s > self._end_s:
+                self._behind += 1
+            return self._behind < self._at_a_time
+
+    def window(self) -> Window:
+        """What it came to."""
+        cpu_s = time.process_time() - self._began_cpu_s
+        return measured(self._spans, self._begin_s, self._end_s, cpu_s)
 
 
 class Contestant(Protocol):
@@ -89,22 +130,22 @@ class Direct:
     def window(self, seconds: float) -> Window:
         """See Contestant."""
         turns = count()
-        ended: list[float] = []
-        began_cpu_s = time.process_time()
-        stop_s = time.monotonic() + seconds
+        clocked = Clocked(seconds, self._callers)
 
         def call(caller: int) -> None:
             sessions = self._sessions[caller % len(self._sessions)]
-            while time.monotonic() < stop_s or len(ended) < MIN_TASKS:
+            goes_on = True
+            while goes_on:
+                began_s = time.monotonic()
                 self._run(sessions, next(turns) % len(self._inputs))
-                ended.append(time.monotonic())
+                goes_on = clocked.ended(began_s, time.monotonic())
 
         threads = [threading.Thread(target=call, args=(caller,)) for caller in range(self._callers)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return measured(ended, time.process_time() - began_cpu_s)
+        return clocked.window()
 
     def close(self) -> None:
         """See Contestant."""
@@ -124,6 +165,7 @@ class Engine:
         self.name = name
         self._models = [model.name for model in plan.models]
         self._inputs = inputs
+        self._at_a_time = min(plan.lanes, sum(model.replicas for model in plan.models))
         self._depth = 2 * sum(model.replicas for model in plan.models)
         self._shell = EngineShell(OnnxExecutor())
         key = self._shell.load(plan, {artifact.digest: artifact for artifact in workload})
@@ -133,25 +175,22 @@ class Engine:
 
     def window(self, seconds: float) -> Window:
         """See Contestant."""
-        turns = count()
-        ended: list[float] = []
+        turns, left = count(), count(1)
         failed: list[TaskEnd] = []
         drained = threading.Event()
-        left = count(1)
-        began_cpu_s = time.process_time()
-        stop_s = time.monotonic() + seconds
+        clocked = Clocked(seconds, self._at_a_time)
 
         def submit() -> None:
             index = next(turns) % len(self._models)
             self._shell.submit(self._models[index], self._inputs[index], on_end=on_end)
 
         def on_end(end: TaskEnd) -> None:
-            if end.outcome is not Outcome.COMPLETED:
+            if end.outcome is not Outcome.COMPLETED or end.started_s is None:
                 failed.append(end)
-            ended.append(end.ended_s)
-            if not failed and (end.ended_s < stop_s or len(ended) < MIN_TASKS):
+            elif clocked.ended(end.started_s, end.ended_s) and not failed:
                 submit()
-            elif next(left) == self._depth:
+                return
+            if next(left) == self._depth:
                 drained.set()
 
         for _ in range(self._depth):
@@ -159,7 +198,7 @@ class Engine:
         drained.wait()
         if failed:
             raise RuntimeError(f"{self.name}: {failed[0].reason}")
-        return measured(ended, time.process_time() - began_cpu_s)
+        return clocked.window()
 
     def close(self) -> None:
         """See Contestant."""
@@ -174,6 +213,7 @@ class EnginePlan:
     scheduler: str
     replicas: int
     lanes: int
+    contention: float = 1.0  # what the scheduler is told; below 1 it expects groups to overlap
 
     @property
     def name(self) -> str:
@@ -192,5 +232,11 @@ class EnginePlan:
             )
             for name, artifact in workload.items()
         ]
-        plan = compose(choices, scheduler=self.scheduler, combination=Combination.ALONE, lanes=self.lanes)
+        plan = compose(
+            choices,
+            scheduler=self.scheduler,
+            combination=Combination.ALONE,
+            lanes=self.lanes,
+            costs=CostTable(rates=DeviceRates(contention=self.contention)),
+        )
         return replace(plan, run_ahead=1)

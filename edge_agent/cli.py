@@ -212,6 +212,33 @@ def verify(
 
 
 @app.command()
+def trace(
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")],
+    seconds: Annotated[float, typer.Option("--seconds", help="How long to record.")] = 5.0,
+    costs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Telemetry rows with a profile, as `stageloom telemetry DEVICE --json` prints them.",
+            show_default="an estimate",
+        ),
+    ] = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Record what the engine does while it serves, as a Chrome trace: open it in Perfetto.
+
+    Steps and groups on their lanes and streams, beside them as planned by the operators' costs; launches,
+    queues, tasks and swaps.
+    """
+    from edge_agent.trace.command import trace_text, write_trace
+
+    directory = home or default_home()
+    _say(f"recording {seconds:g} s")
+    found = write_trace(directory, socket_of(directory), seconds, out, costs)
+    _print(found, trace_text(found), as_json)
+
+
+@app.command()
 def install(
     home: Annotated[Path, typer.Option("--home", help="State directory.")] = Path("/var/lib/stageloom-agent"),
     user: Annotated[

@@ -17,6 +17,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from edge_agent.device import cpu_name, gpu_names, installed
+from edge_agent.torch_facts import TorchFacts, torch_facts
 
 _NEEDED = ("msgpack", "msgspec", "numpy", "pyzmq")
 _IMPORT_NAMES = {"pyzmq": "zmq"}
@@ -41,6 +42,7 @@ def examine(home: Path) -> list[Check]:
         _packages,
         lambda: runtime_check(installed(("onnxruntime", "onnxruntime-gpu"))),
         lambda: gpu_check(gpu_names(), installed(("onnxruntime", "onnxruntime-gpu", "torch"))),
+        lambda: torch_check(torch_facts(), gpu_names()),
         lambda: home_check(home),
         lambda: disk_check(home),
         lambda: key_check(home),
@@ -104,6 +106,38 @@ def gpu_check(names: list[str], versions: dict[str, str]) -> Check:
         detail=f"{', '.join(names)}, but nothing installed here uses it",
         remedy="pip install 'stageloom[torch]' or 'stageloom[onnx-gpu]'",
     )
+
+
+def torch_check(facts: TorchFacts, gpus: list[str]) -> Check:
+    """What the executors torch_cpu and torch_cuda would find, and what torch_cuda lacks."""
+    if not facts.torch:
+        return Check(
+            name="torch",
+            result="ok",
+            detail="not installed: plans for torch_cuda and torch_cpu cannot run",
+            remedy="pip install 'stageloom[torch]' if they should",
+        )
+    parts = [f"torch {facts.torch}", f"CUDA {facts.cuda}" if facts.cuda else "no CUDA", *facts.libraries]
+    if facts.driver:
+        parts.append(f"driver {facts.driver}")
+    detail = ", ".join(parts)
+    if not gpus:
+        return Check(name="torch", result="ok", detail=f"{detail}: torch_cpu can run, torch_cuda has no GPU")
+    if not facts.cuda:
+        return Check(
+            name="torch",
+            result="warn",
+            detail=f"{detail}: this torch cannot use {', '.join(gpus)}",
+            remedy="install the torch wheel for the driver's CUDA version",
+        )
+    if not facts.driver and "jetson" not in gpus[0].lower():
+        return Check(
+            name="torch",
+            result="warn",
+            detail=f"{detail}: no NVIDIA driver is loaded",
+            remedy="install the driver and load its kernel module",
+        )
+    return Check(name="torch", result="ok", detail=f"{detail}: torch_cuda and torch_cpu can run")
 
 
 def home_check(home: Path) -> Check:

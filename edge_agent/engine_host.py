@@ -9,7 +9,7 @@ from edge_agent.loop import READ, WRITE, Loop, Timer
 from edge_agent.worker.channel import ChannelClosed
 from edge_agent.worker.config import WorkerConfig
 from edge_agent.worker.handle import WorkerHandle
-from edge_agent.worker.messages import Exited, Measure, Profile, ProfileStages, Report
+from edge_agent.worker.messages import Exited, Measure, Profile, ProfileStages, Record, Report
 from shared.engine.steps import PlanKey
 from shared.errors import StageloomError, TaskRefused, UnavailableError
 from shared.ids import Digest, TaskId
@@ -179,6 +179,11 @@ class EngineHost:
     def trace(self, on: bool) -> None:
         """Report every step with the times of its groups, or stop doing so."""
         self._send(lambda handle: handle.trace(on))
+
+    def record(self, order: Record, fd: int) -> bool:
+        """Record everything for a while into a file; False if there is no process to do it."""
+        self._send(lambda handle: handle.record(order, fd))
+        return self._handle is not None
 
     def drain(self, *, refuse: bool) -> None:
         """Launch nothing, report `Drained`; with `refuse` take no more tasks, else they wait."""

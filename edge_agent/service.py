@@ -51,6 +51,7 @@ from edge_agent.plan_facts import PlanFacts
 from edge_agent.plans import PlanManager
 from edge_agent.probation import ProbationConfig
 from edge_agent.profiles import ProfileDesk
+from edge_agent.recordings import Recordings
 from edge_agent.status import AgentStatus, EngineStatus, plan_status, queue_status, task_totals, trial_status
 from edge_agent.store import ArtifactStore
 from edge_agent.supervisor import Supervisor
@@ -129,6 +130,7 @@ class Agent:
             config.silent_engine_s,
             self._on_report,
         )
+        self._recordings = Recordings(self._engine)
         self._engine.start()
         try:
             self._link, problems = make_link()
@@ -268,6 +270,10 @@ class Agent:
         """To the engine."""
         self._engine.drop_layout(layout)
 
+    def trace(self, seconds: float, file: int, ended: Callable[[str], None]) -> None:
+        """To the engine; its answer comes later."""
+        self._recordings.order(seconds, file, ended)
+
     def status(self) -> bytes:
         """As JSON."""
         active, pause_s = self._plans.active, self._plans.last_pause_s
@@ -331,6 +337,8 @@ class Agent:
                 self._profiles.stage_times(report)
             case engine.Glance():
                 self._glanced(report)
+            case engine.RecordingEnded():
+                self._recordings.ended(report)
             case engine.Traced():
                 plan = self._plans.plan_of(PlanKey(report.key))
                 if plan is not None:
@@ -374,6 +382,7 @@ class Agent:
             f"the engine process ended ({how}) while the task was in flight; submit it again if wanted",
         )
         self._profiles.engine_exited()
+        self._recordings.engine_exited()
         self._do(self._plans.exited(how, self.loop.now()))
         self._collect()
 

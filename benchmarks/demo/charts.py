@@ -146,12 +146,14 @@ def distribution_chart(samples: Mapping[str, Sequence[float]], *, title: str, x_
     return line_chart(series, title=title, x_label=x_label, y_label="tasks at or below, %")
 
 
-def timeline_chart(rows: Sequence[tuple[str, Sequence[tuple[float, float, int, str]]]], *, title: str) -> str:
-    """One row per stream; bars are (start ms, end ms, color index, what ran)."""
+def timeline_chart(
+    rows: Sequence[tuple[str, bool, Sequence[tuple[float, float, int, str]]]], *, title: str
+) -> str:
+    """One row per stream and whether it is drawn pale; bars are (start ms, end ms, color, what ran)."""
     bar, gap = 22, 8
     height = _TOP + _BOTTOM + len(rows) * (bar + gap)
-    ends = [end for _, bars in rows for _, end, _, _ in bars] or [1.0]
-    left = 120
+    ends = [end for _, _, bars in rows for _, end, _, _ in bars] or [1.0]
+    left = 170
     scale = (WIDTH - left - _RIGHT) / max(ends)
     parts = []
     for tick in nice_ticks(0.0, max(ends), 8):
@@ -162,7 +164,8 @@ def timeline_chart(rows: Sequence[tuple[str, Sequence[tuple[float, float, int, s
         parts.append(
             f'<text class="tick" x="{x:.1f}" y="{height - _BOTTOM + 16}" text-anchor="middle">{tick:g}</text>'
         )
-    for index, (name, bars) in enumerate(rows):
+    for index, (name, pale, bars) in enumerate(rows):
+        opacity = 0.45 if pale else 1.0
         y = _TOP + index * (bar + gap)
         parts.append(
             f'<text class="tick" x="{left - 8}" y="{y + 15}" text-anchor="end">{escape(name)}</text>'
@@ -171,7 +174,7 @@ def timeline_chart(rows: Sequence[tuple[str, Sequence[tuple[float, float, int, s
             width = max((end - start) * scale, 0.6)
             parts.append(
                 f'<rect x="{left + start * scale:.2f}" y="{y}" width="{width:.2f}" height="{bar}" rx="2" '
-                f'style="fill:{COLORS[color % len(COLORS)]}"><title>{escape(text)} '
+                f'style="fill:{COLORS[color % len(COLORS)]};opacity:{opacity:g}"><title>{escape(text)} '
                 f"({end - start:.3f} ms)</title></rect>"
             )
     parts.append(

@@ -226,15 +226,22 @@ def _latencies(report: Mapping[str, Any]) -> str:
 
 
 def _timeline(report: Mapping[str, Any], names: Sequence[str]) -> str:
-    bars: dict[str, list[tuple[float, float, int, str]]] = {}
+    bars: dict[tuple[str, bool], list[tuple[float, float, int, str]]] = {}
     for item in report["timeline"]:
-        row = f"lane {item['lane']} · stream {item['stream']}"
         text = f"{item['model']} block {item['block']}, operators {item['operators']}"
-        bars.setdefault(row, []).append(
+        bars.setdefault((item["track"], item["planned"]), []).append(
             (item["started_ms"], item["ended_ms"], names.index(item["model"]), text)
         )
-    note = '<p class="soft">Each bar is one run of operators between two waits; hover for what ran.</p>'
-    return note + _legend(names) + _figure(timeline_chart(sorted(bars.items()), title="Timeline of streams"))
+    rows = [
+        (f"{track}, planned" if planned else track, planned, found)
+        for (track, planned), found in sorted(bars.items())
+    ]
+    note = (
+        '<p class="soft">Each bar is one run of operators between two waits; hover for what ran. Pale bars '
+        "below are the same steps as planned from operators timed alone. From <code>trace.json</code>, which "
+        "opens in Perfetto with everything else that was recorded.</p>"
+    )
+    return note + _legend(names) + _figure(timeline_chart(rows, title="Timeline of streams"))
 
 
 def _generations(generations: Sequence[Mapping[str, Any]]) -> str:

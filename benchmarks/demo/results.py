@@ -38,6 +38,7 @@ class Run:
     replans: Sequence[Mapping[str, Any]]  # as `stageloom replans --json`
     telemetry: Mapping[str, int]
     rows: Sequence[Mapping[str, Any]]  # as `stageloom telemetry --json`
+    trace: Path  # as `stageloom-agent trace` wrote it
     client_files: Mapping[str, Path]
     model_files: Mapping[str, Path]
     deadline_s: float  # of every task, from its submission
@@ -86,7 +87,7 @@ def assemble(run: Run) -> dict[str, Any]:
         "samples": samples,
         "queues": _queues(run, list(loads)),
         "predicted": predicted(run.rows, bound, measured_costs(run.rows)),
-        "timeline": timeline(run.rows, last["digest"], bound[last["digest"]]),
+        "timeline": timeline(json.loads(run.trace.read_text())),
         "schedules": _schedules(plan),
     }
     if problems := check(report):

@@ -1,5 +1,6 @@
 """The demo, step by step, with the commands that a user would type."""
 
+import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ BURST_LOAD = 2.0  # of the measured capacity, while the burst lasts: queues grow
 DEVICE = "demo"
 DEADLINE_S = 2.0
 CALIBRATE_S = 2.0
+TRACE_S = 3.0
 PATIENCE_S = 90.0  # longer than a trial
 PLANNER, AGENT = "planner", "edge_agent"
 
@@ -70,6 +72,7 @@ def tell(options: Options) -> dict[str, Any]:
         service_s = story.calibrate()
         story.profile()
         story.start_clients(service_s)
+        story.trace()
         story.watch()
         run = story.finish(started_at, first["search_s"])
     report = assemble(run)
@@ -197,6 +200,21 @@ class _Story:
             self.clients[name] = Lines(process.stdout)
         self.began_s = time.monotonic()
 
+    def trace(self) -> None:
+        """A short recording of the engine under load, for the report and for Perfetto."""
+        rows = self.out / "profile.json"
+        rows.write_text(json.dumps(self.planner("telemetry", DEVICE)))
+        how = ("--seconds", f"{TRACE_S:g}", "-o", str(self.trace_file), "--costs", str(rows), "--json")
+        found = self.processes.call("agent-trace", AGENT, "trace", *how)
+        self.say(
+            f"traced {found['steps']} steps in {TRACE_S:g} s, {found['recorder_us_per_step']:.0f} us each: "
+            f"{self.trace_file.name}"
+        )
+
+    @property
+    def trace_file(self) -> Path:
+        return self.out / "trace.json"
+
     def client_file(self, name: str) -> Path:
         return self.out / "clients" / f"{name}.json"
 
@@ -236,6 +254,7 @@ class _Story:
             replans=self.planner("replans", DEVICE),
             telemetry=self.books(),
             rows=self.planner("telemetry", DEVICE),
+            trace=self.trace_file,
             client_files={name: self.client_file(name) for name in MODELS},
             model_files={name: self.model_path(name) for name in MODELS},
             deadline_s=DEADLINE_S,

@@ -1,14 +1,13 @@
-"""The last active plan's schedule as it ran: sampled step traces, joined with the operators behind them."""
+"""The plan as it ran and as it was planned, from the trace that `stageloom-agent trace` wrote in the demo."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from edge_agent.trace.chrome import MEASURED, PLANNED
 from shared.artifact import open_artifact
-from shared.bound import BoundPlan
 from shared.graph import Graph
 from shared.ids import Digest
-from shared.launch_list import lower
 
 WINDOW_US = 120_000
 
@@ -28,57 +27,45 @@ def artifact_graphs(models: Mapping[str, Mapping[str, Any]], out: Path) -> dict[
     }
 
 
-def timeline(rows: Sequence[Mapping[str, Any]], digest: str, bound: BoundPlan) -> list[dict[str, Any]]:
-    """The runs of operators of the busiest window of `WINDOW_US`, times in milliseconds from its start."""
-    traces = sorted(
-        (
-            row
-            for row in rows
-            if row["kind"] == "step_trace" and row["groups"] and digest.startswith(row["plan"])
-        ),
-        key=lambda row: row["began_us"],
-    )
-    items = []
-    start_us = _busiest(traces)
-    for trace in traces:
-        began_us = trace["began_us"] - start_us
-        if 0 <= began_us <= WINDOW_US:
-            items += _items(trace, bound, began_us)
-    return items
+def timeline(trace: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The groups of the busiest window of `WINDOW_US`, measured and planned; milliseconds from its start."""
+    groups = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["cat"] == "group"]
+    tracks = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in trace["traceEvents"]
+        if event["name"] == "thread_name"
+    }
+    measured = sorted((event for event in groups if event["pid"] == MEASURED), key=lambda event: event["ts"])
+    start_us = _busiest([event["ts"] for event in measured])
+    steps = {e["args"]["step"] for e in measured if 0 <= e["ts"] - start_us <= WINDOW_US}
+    shown = [event for event in groups if event["args"]["step"] in steps]  # whole steps, also at the borders
+    zero_us = min((event["ts"] for event in shown), default=0.0)
+    return [_item(event, tracks[event["pid"], event["tid"]], zero_us) for event in shown]
+
+
+def _item(event: Mapping[str, Any], track: str, start_us: float) -> dict[str, Any]:
+    arguments = event["args"]
+    return {
+        "track": track,
+        "planned": event["pid"] == PLANNED,
+        "model": arguments["model"],
+        "block": arguments["block"],
+        "operators": arguments["operators"],
+        "started_ms": round((event["ts"] - start_us) / 1000, 6),
+        "ended_ms": round((event["ts"] + event["dur"] - start_us) / 1000, 6),
+    }
 
 
 def _artifact(out: Path, digest: str) -> Path:
     return next(out.glob(f"planner/**/{digest}*"))
 
 
-def _busiest(traces: Sequence[Mapping[str, Any]]) -> int:
-    """Start of the window that holds most steps."""
-    starts = [trace["began_us"] for trace in traces]
-    best, most = 0, 0
+def _busiest(starts: Sequence[float]) -> float:
+    """Start of the window in which most groups begin; `starts` ascend."""
+    best, most, end = 0.0, 0, 0
     for index, start in enumerate(starts):
-        inside = sum(1 for other in starts[index:] if other - start <= WINDOW_US)
-        if inside > most:
-            best, most = start, inside
+        while end < len(starts) and starts[end] - start <= WINDOW_US:
+            end += 1
+        if end - index > most:
+            best, most = start, end - index
     return best
-
-
-def _items(trace: Mapping[str, Any], bound: BoundPlan, began_us: int) -> list[dict[str, Any]]:
-    combined = bound.combined[trace["combined_block"]]
-    launches = lower(combined.plan.schedule, combined.graph, trace["mask"], barrier=bound.plan.barrier)
-    entries = []
-    for group in trace["groups"]:
-        item = launches[group["item"]]
-        member = combined.members[item.member]
-        operators = [combined.graph.model_op(op) for op in item.ops]
-        entries.append(
-            {
-                "lane": trace["lane"],
-                "stream": group["stream"],
-                "model": bound.models[member.model].plan.name,
-                "block": member.block,
-                "operators": f"{operators[0]}-{operators[-1]}" if len(operators) > 1 else str(operators[0]),
-                "started_ms": (began_us + group["begin_us"]) / 1000,
-                "ended_ms": (began_us + group["end_us"]) / 1000,
-            }
-        )
-    return entries

@@ -14,6 +14,7 @@ host's clock, each run waited for. Ratios are taken round by round; `again` rows
 itself. `--cache` keeps what torch.compile made, so that `--only compile` can fill it in a run before.
 """
 
+import faulthandler
 import os
 import signal
 import sys
@@ -31,6 +32,7 @@ from benchmarks.gpu.settings import PARTS, Settings, quick_settings
 from benchmarks.report import arguments, emit, versions
 
 _PACKAGES = ["torch", "triton", "numpy", "onnx", "onnxruntime", "cuda-bindings", "nvidia-ml-py", "msgspec"]
+_PATIENCE_S = 60.0
 
 
 def _settings(argv: Sequence[str] | None) -> tuple[Settings, bool, Path | None]:
@@ -72,6 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
     settings, as_json, out = _settings(argv)
     signal.signal(signal.SIGTERM, _stop)
+    # A device that hangs cannot be interrupted; then at least it is said where.
+    faulthandler.dump_traceback_later(settings.limit_s + _PATIENCE_S, repeat=True)
     with tempfile.TemporaryDirectory(prefix="stageloom-gpu-") as folder:
         os.environ[CACHE_VARIABLE] = str(settings.cache or Path(folder) / "inductor")
         from benchmarks.gpu.run import Run
@@ -81,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             run.all_parts()
         finally:
+            faulthandler.cancel_dump_traceback_later()
             run.close()
             results.close()
             about = run.about()

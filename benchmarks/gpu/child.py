@@ -8,18 +8,21 @@ from pathlib import Path
 from benchmarks.gpu.compiled import compile_child
 from benchmarks.gpu.probes.streams import connections_child
 from benchmarks.gpu.slicing import slice_child
+from benchmarks.gpu.tracing import operators_child
 
 
 def main() -> int:
     """Run one part; what it prints on stdout is its answer."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("part", choices=("compile", "connections", "slice"))
+    parser.add_argument("part", choices=("compile", "connections", "operators", "slice"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--model", default="squeezenet")
     parser.add_argument("--mode", default="default")
     parser.add_argument("--precision", default="fp16")
     parser.add_argument("--width", type=float, default=1.0)
     parser.add_argument("--size", type=int, default=None)
+    parser.add_argument("--flop-per-s", type=float, default=1e12)
+    parser.add_argument("--bytes-per-s", type=float, default=1e11)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         match arguments.part:
@@ -27,6 +30,8 @@ def main() -> int:
                 return compile_child(arguments, Path(folder))
             case "connections":
                 return connections_child(arguments)
+            case "operators":
+                return operators_child(arguments, Path(folder))
             case _:
                 return slice_child(arguments, Path(folder))
 

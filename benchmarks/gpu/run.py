@@ -19,10 +19,12 @@ from benchmarks.gpu.results import Deadline, Results
 from benchmarks.gpu.serving import Service
 from benchmarks.gpu.serving_rows import ServingRows
 from benchmarks.gpu.settings import Settings
+from benchmarks.gpu.slicing import NAME as SLICING
+from benchmarks.gpu.slicing import Slices
 from benchmarks.gpu.subjects import make_subject
 from benchmarks.gpu.table import Table
 from benchmarks.gpu.torch_rows import MIX, use_precision
-from benchmarks.gpu.tracing import Operators, multiprocessor
+from benchmarks.gpu.tracing import multiprocessor, operators_of
 from edge_agent.utilisation.chain import this_machine
 from edge_agent.utilisation.kernels import OperatorResources, Rates
 from shared.plan import Plan
@@ -45,6 +47,7 @@ class Run:
         self._rng = Random(_SEED)
         self._device: Device = make_device(settings.device)
         self._compiling: Compiling | None = None
+        self._slices: Slices | None = None
         self._subjects: list[Subject] = []
         self._table: Table | None = None
         self._ceilings: Ceilings | None = None
@@ -69,12 +72,18 @@ class Run:
         if settings.device == "cuda" and (settings.wants("table") or settings.wants("compile")):
             with results.attempt("table", "torch.compile in child processes"):
                 self._compiling = Compiling(settings.models, settings.zoo, settings.precision, self._folder)
+        if settings.children and settings.wants("table"):
+            with results.attempt("table", SLICING):
+                self._slices = Slices(settings.device, settings.models, settings.zoo, settings.precision)
         self._make_subjects()
         if not self._subjects:
             return
         if self._compiling is not None:  # nothing is timed while others use the device
             self._compiling.wait(settings.compile_s)
             self._report_compiling(self._compiling)
+        if self._slices is not None:
+            with results.attempt("table", SLICING):
+                self._slices.wait_ready()
         if settings.parts == ("compile",):
             return
         with results.attempt("probe", "ceilings"):
@@ -96,7 +105,8 @@ class Run:
                 judging.add_goals(results, self._table, switch)
         self._note_clocks("after")
         if settings.wants("tf32") and settings.precision == "fp16":
-            self._tf32()
+            with results.attempt("tf32", "all rows"):
+                self._tf32()
 
     def _make_subjects(self) -> None:
         settings = self._settings
@@ -123,13 +133,14 @@ class Run:
 
     def _measure_operators(self) -> None:
         """What every operator asks of a multiprocessor, and what bounds it: for costs and Opara's order."""
-        if self._ceilings is None or self._device.kind != "cuda":
-            self._results.skip("operators", "resources", "needs CUDA and the ceilings")
+        settings = self._settings
+        if self._ceilings is None or self._device.kind != "cuda" or not settings.children:
+            self._results.skip("operators", "resources", "needs CUDA, the ceilings and child processes")
             return
         rates = Rates(flop_per_s=self._ceilings.flop_per_s, bytes_per_s=self._ceilings.bytes_per_s)
         for subject in self._subjects:
             with self._results.attempt("operators", subject.name):
-                found = Operators(self._device, subject, self._settings.precision).resources(rates)
+                found = operators_of(subject.name, settings.zoo, self._device.kind, settings.precision, rates)
                 self._resources[subject.name] = found
                 known = [one for one in found if one.device_us]
                 self._results.add(
@@ -153,13 +164,11 @@ class Run:
         settings, deadline = self._settings, self._deadline
         table = Table(self._device, self._subjects, settings, self._results, rng=self._rng)
         self._table = table
-        if settings.wants("table"):
-            table.start_slices()
         table.build_torch()
         table.build_ours(self._knowledge(settings.precision))
         if settings.wants("table"):
             table.build_compiled(self._compiling, deadline, _AFTER_COMPILED_S * (not settings.quick))
-            table.build_slices()
+            table.build_slices(self._slices)
             table.not_installed()
         table.check()
         if settings.wants("correctness"):
@@ -168,7 +177,8 @@ class Run:
             reserve_s = 0.0 if settings.quick else _AFTER_TABLE_S
             seconds = max(deadline.left_s - reserve_s, deadline.left_s / 3)
             ends_s = time.monotonic() + seconds
-            table.measure(seconds, lambda: time.monotonic() >= ends_s)
+            with self._results.attempt(table.part, "rounds"):
+                table.measure(seconds, lambda: time.monotonic() >= ends_s)
             table.report()
             if self._ceilings is not None:
                 judging.add_distances(
@@ -197,10 +207,14 @@ class Run:
                 )
 
     def _best_mix(self) -> Plan | None:
+        """The fastest joint plan of one replica each: 7 masks are soon captured, those of 12 members not."""
         table = self._table
-        if table is None or MIX not in table.best:
+        if table is None:
             return None
-        return table.candidates[MIX, table.best[MIX]].plan
+        times = table.quick_us.get(MIX, {})
+        small = [name for name in times if table.candidates[MIX, name].units == 1]
+        best = min(small, key=lambda name: times[name], default=None)
+        return None if best is None else table.candidates[MIX, best].plan
 
     def _serve(self) -> Any:
         """Engine rows; the figures of the switches."""
@@ -258,5 +272,7 @@ class Run:
         """Free everything; end every child."""
         if self._compiling is not None:
             self._compiling.close()
+        if self._slices is not None:
+            self._slices.close()
         if self._table is not None:
             self._table.close()

@@ -93,6 +93,7 @@ class ServingRows:
             with self._results.attempt(_PART, f"{name}: full queues"):
                 self._service.shell.activate(key, keep=True)
                 mix = dict.fromkeys(self._names, 1)
+                self._service.saturated(mix, self._window_s / 2, self._depth)  # masks get their programs
                 per_s, served = self._service.saturated(mix, self._window_s, self._depth)
                 slug = name.replace(" ", "_").replace(",", "")
                 self._results.add(

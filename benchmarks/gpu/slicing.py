@@ -14,7 +14,7 @@ from benchmarks.gpu.rounds import Variant
 from benchmarks.gpu.subjects import make_subject
 from benchmarks.gpu.torch_rows import MIX, Rows, use_precision
 
-NAME = "time slicing, 3 processes"
+NAME = "time slicing, a process per model"
 
 
 class Slices:
@@ -34,13 +34,18 @@ class Slices:
             for model in models
         ]
 
-    def variant(self, runs: int) -> tuple[Variant, float]:
-        """`runs` images of every model begun together; time per image of each. The worst error as well.
+        self.error = float("inf")  # the worst, once they are ready
+
+    def wait_ready(self) -> None:
+        """Until every process has its graph; from then on they only wait.
 
         Raises:
             RuntimeError: a process ended.
         """
-        errors = [float(self._answer(child)["error"]) for child in self._children]
+        self.error = max(float(self._answer(child)["error"]) for child in self._children)
+
+    def variant(self, runs: int) -> Variant:
+        """`runs` images of every model begun together; time per image of each."""
 
         def run() -> None:
             for child in self._children:
@@ -48,7 +53,7 @@ class Slices:
             for child in self._children:
                 self._answer(child)
 
-        return Variant(MIX, NAME, run, runs, self._precision), max(errors)
+        return Variant(MIX, NAME, run, runs, self._precision)
 
     def _ask(self, child: "subprocess.Popen[str]", runs: int) -> None:
         assert child.stdin is not None

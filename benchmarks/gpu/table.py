@@ -59,9 +59,9 @@ class Table:
         self.variants: list[Variant] = []
         self.candidates: dict[tuple[str, str], Candidate] = {}
         self.best: dict[str, str] = {}  # by subject, ours that was fastest when it was chosen
+        self.quick_us: dict[str, dict[str, float]] = {}  # by subject, what ours took then
         self.measured = Rounds(device, rng)
         self._errors: dict[tuple[str, str], float] = {}
-        self._slices: Slices | None = None
 
     # Building
 
@@ -83,22 +83,15 @@ class Table:
         self._try(MIX, rows.mix_joint, JOINT)
         self._errors.update(self.rows.errors)
 
-    def start_slices(self) -> None:
-        """The processes of the time-slicing row; they need a while to start."""
-        if self.settings.children:
-            names = [one.name for one in self.subjects]
-            self._slices = Slices(self.device.kind, names, self.settings.zoo, self.settings.precision)
-
-    def build_slices(self) -> None:
-        """Baseline 7, time slicing."""
-        slices = self._slices
+    def build_slices(self, slices: Slices | None) -> None:
+        """Baseline 7, time slicing; the processes are ready."""
         if slices is None:
             self.results.skip(self.part, SLICING, "child processes were not wanted")
             return
 
         def make() -> Variant:
-            found, error = slices.variant(_SLICED_RUNS)
-            self._errors[found.key] = error
+            found = slices.variant(_SLICED_RUNS)
+            self._errors[found.key] = slices.error
             return found
 
         self._try(MIX, make, SLICING)
@@ -166,6 +159,7 @@ class Table:
             for one in own
             if (found := summarise(quick.samples, subject, one.name)) is not None
         }
+        self.quick_us[subject] = taken
         self.best[subject] = min(taken, key=lambda name: taken[name])
         return self.candidates[subject, self.best[subject]]
 
@@ -202,9 +196,12 @@ class Table:
 
     def measure(self, seconds: float, until: Callable[[], bool]) -> None:
         """All variants in interleaved rounds of about `seconds` in all."""
+        warmed = []
         for variant in self.variants:
             with self.results.attempt(self.part, f"warm {variant.subject}, {variant.name}"):
                 self._warm(variant)
+                warmed.append(variant)
+        self.variants = warmed
         rounds, window_s = shape_of_rounds(len(self.variants), seconds)
         if self.settings.quick:
             rounds, window_s = 3, 0.002
@@ -270,8 +267,6 @@ class Table:
         executor = self.hand_over()
         if executor is not None:
             executor.close()
-        if self._slices is not None:
-            self._slices.close()
 
 
 def _has_cuda_provider() -> bool:

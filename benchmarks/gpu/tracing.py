@@ -1,15 +1,24 @@
-"""Traces by torch's profiler: what ran at the same time, and what every operator asks of a multiprocessor."""
+"""Traces by torch's profiler: what ran at the same time, and what every operator asks of a multiprocessor.
 
+Operators are traced in a child process: a process that was profiled once launches more slowly afterwards.
+"""
+
+import argparse
 import json
+import subprocess
 import tempfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.gpu.device import Device
+from benchmarks.gpu.compiled import Zoo, child_command
+from benchmarks.gpu.device import Device, make_device
 from benchmarks.gpu.networks import Network, Subject
+from benchmarks.gpu.subjects import make_subject
+from benchmarks.gpu.torch_rows import use_precision
 from edge_agent.utilisation.kernels import (
     OPERATOR_PREFIX,
     Multiprocessor,
@@ -20,6 +29,7 @@ from edge_agent.utilisation.kernels import (
 )
 
 _RUNS = 3
+_CHILD_S = 120.0
 
 
 def trace_of(device: Device, work: Callable[[], None]) -> dict[str, Any]:
@@ -84,3 +94,36 @@ class Operators:
             trace = trace_of(self._device, work)
         found = kernels_by_operator(trace)
         return operator_resources(self._graph, found, rates, runs=_RUNS, item_bytes=self._item_bytes)
+
+
+def operators_child(arguments: argparse.Namespace, folder: Path) -> int:
+    """The resources of one model's operators as JSON."""
+    device = make_device(arguments.device)
+    use_precision(arguments.precision)
+    subject = make_subject(arguments.model, folder, width=arguments.width, size=arguments.size)
+    rates = Rates(flop_per_s=arguments.flop_per_s, bytes_per_s=arguments.bytes_per_s)
+    found = Operators(device, subject, arguments.precision).resources(rates)
+    print(json.dumps([asdict(one) for one in found]))
+    return 0
+
+
+def operators_of(model: str, zoo: Zoo, device: str, precision: str, rates: Rates) -> list[OperatorResources]:
+    """The resources of a model's operators, measured in a child.
+
+    Raises:
+        RuntimeError: the child failed; its last line says why.
+    """
+    done = subprocess.run(
+        child_command(
+            "operators",
+            *("--device", device, "--model", model, "--precision", precision, *zoo.arguments),
+            *("--flop-per-s", str(rates.flop_per_s), "--bytes-per-s", str(rates.bytes_per_s)),
+        ),
+        capture_output=True,
+        text=True,
+        timeout=_CHILD_S,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1][:200])
+    return [OperatorResources(**one) for one in json.loads(done.stdout.strip().splitlines()[-1])]

@@ -7,7 +7,7 @@ here, and nothing is copied or overwritten: staging and moves between plans cost
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 
@@ -242,7 +242,7 @@ class OnnxExecutor:
         if session is not None:
             session.run(values)
             return
-        single = self._cache.get(SessionKey(key.artifact, key.ops, 1, key.intra_op_threads))
+        single = self._cache.get(replace(key, batch=1))
         if single is None:
             raise ExecutorError(f"no session for {len(key.ops)} operators of {key.artifact[:12]} is loaded")
         single.run_rows(values)

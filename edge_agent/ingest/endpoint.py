@@ -8,7 +8,7 @@ application. Tensors stay in the application's arenas; only their places pass th
 import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -34,6 +34,8 @@ from edge_agent.ingest.messages import (
     Status,
     Submit,
     ToAgent,
+    Trace,
+    Traced,
     Welcome,
     decode_to_agent,
     encode,
@@ -87,6 +89,9 @@ class Backend(Protocol):
 
     def status(self) -> bytes:
         """The status as JSON."""
+
+    def trace(self, seconds: float, file: int, ended: Callable[[str], None]) -> None:
+        """Record into a file, whose descriptor stays the caller's; then say why that failed, or nothing."""
 
 
 class Endpoint:
@@ -267,6 +272,16 @@ class Endpoint:
                 self._send(connection, _page(message, list(self._backend.models().values())))
             case AskStatus():
                 self._send(connection, Status(message.request, self._backend.status()))
+            case Trace():
+                if len(descriptors) != 1:
+                    raise DecodeError("a recording was asked for without the file for it")
+                self._backend.trace(
+                    message.seconds,
+                    descriptors[0],
+                    lambda reason: self._traced(
+                        connection.id, Traced(message.request, reason[:_REASON_CHARS])
+                    ),
+                )
             case Hello():
                 if message.version != PROTOCOL_VERSION:
                     raise DecodeError(
@@ -280,6 +295,10 @@ class Endpoint:
                     connection,
                     Welcome(PROTOCOL_VERSION, limits.max_tasks, limits.max_arena_bytes, limits.max_arenas),
                 )
+
+    def _traced(self, connection: int, traced: Traced) -> None:
+        if (found := self._connections.get(connection)) is not None:
+            self._send(found, traced)
 
     def _declare(self, connection: Connection, declared: Declare) -> None:
         old = connection.layouts.pop(declared.layout, None)
@@ -380,7 +399,7 @@ class Endpoint:
         for task in list(connection.tasks.values()):
             self._backend.cancel(task)
 
-    def _send(self, connection: Connection, message: Ended | Models | Status | Welcome) -> None:
+    def _send(self, connection: Connection, message: Ended | Models | Status | Traced | Welcome) -> None:
         had_unsent = connection.has_unsent
         connection.send(message)
         if connection.has_unsent and not had_unsent:

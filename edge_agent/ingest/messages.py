@@ -19,6 +19,7 @@ PROTOCOL_VERSION: Final = 1
 MAX_PACKET_BYTES: Final = 64 << 10
 MAX_TENSORS: Final = 256
 MAX_SHARED_MODELS: Final = 16
+MAX_TRACE_S: Final = 600.0
 ALIGNMENT_BYTES: Final = 64
 """Tensors lie at multiples of this in an arena: a cache line, and wide enough for every vector unit."""
 
@@ -139,6 +140,13 @@ class AskStatus(Struct, frozen=True, array_like=True, tag=7):
     request: Id
 
 
+class Trace(Struct, frozen=True, array_like=True, tag=10):
+    """Application to agent, with the descriptor of a file: record what the engine does into it."""
+
+    request: Id
+    seconds: Annotated[float, Meta(gt=0.0, le=MAX_TRACE_S)]
+
+
 class Welcome(Struct, frozen=True, array_like=True, tag=1):
     """Agent to application: what one connection may use."""
 
@@ -178,14 +186,23 @@ class Status(Struct, frozen=True, array_like=True, tag=4):
     body: Annotated[bytes, Meta(max_length=MAX_PACKET_BYTES)]
 
 
+class Traced(Struct, frozen=True, array_like=True, tag=6):
+    """Agent to application: the recording is in the file; with a reason there is none."""
+
+    request: Id
+    reason: Line = ""
+
+
 class Goodbye(Struct, frozen=True, array_like=True, tag=5):
     """Agent to application: the connection ends here, and why."""
 
     reason: Line
 
 
-ToAgent = Hello | AttachArena | DetachArena | Declare | Retract | Submit | Cancel | ListModels | AskStatus
-ToApplication = Welcome | Ended | Models | Status | Goodbye
+ToAgent = (
+    Hello | AttachArena | DetachArena | Declare | Retract | Submit | Cancel | ListModels | AskStatus | Trace
+)
+ToApplication = Welcome | Ended | Models | Status | Traced | Goodbye
 
 _M = TypeVar("_M")
 _encoder: Final = msgspec.msgpack.Encoder()

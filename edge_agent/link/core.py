@@ -110,6 +110,8 @@ class LinkCore:
             local_counter=state.local_counter,
             state=state.state,
             reason=state.reason,
+            activation=state.desired.activation if state.desired else None,
+            autonomy=state.desired.autonomy if state.desired else None,
         )
 
     # -- events ---------------------------------------------------------------------------------------------
@@ -156,7 +158,9 @@ class LinkCore:
                 if (back := local.lost(self.state)) is not None:
                     return self._become(back) + [ev.RestorePlan(plan) for plan in (back.last_good,) if plan]
                 if self.state.state is DeviceState.COMMITTED:
-                    return self._become(self.state.moved(Cause.RESTORE_FAILED, reason))
+                    # The plan is not to blame for a damaged artifact: it is fetched and tried again.
+                    cause = Cause.ARTIFACTS_MISSING if self._missing() else Cause.RESTORE_FAILED
+                    return self._become(self.state.moved(cause, reason))
             case ev.Tick():
                 return self._tick(now_s)
             case (

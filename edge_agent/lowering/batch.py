@@ -31,6 +31,12 @@ _KEEPING = POINTWISE | ELEMENTWISE | {"Concat", "Pad", "Split", "Slice"}
 """Operators whose output has its input's memory order."""
 
 
+_COMPLETE = frozenset({torch.float32, torch.float64, torch.int64, torch.bool})
+"""Types for which torch has every kernel on every device."""
+
+_ERROR_CHARS = 160
+
+
 @dataclass(frozen=True, slots=True)
 class Foreign:
     """An operator that runs in onnxruntime."""
@@ -138,6 +144,7 @@ class BatchLowering:
             self._check(tensor)
         reads = self._run_time(operator.inputs)
         unit = self._assembled((op,), reads, operator.outputs, traced)
+        self._try(unit)
         sources = [self._trace.metas[self._parsed.name(t)] for t in reads]
         held = {self._trace.memory[self._parsed.name(t)] for t in reads}
         made = [self._parsed.name(t) for t in self._run_time(operator.outputs)]
@@ -170,6 +177,19 @@ class BatchLowering:
             output_specs=tuple(self._spec(t) for t in outputs),
             alternatives=ways(program, traced, names, made, self._trace),
         )
+
+    def _try(self, unit: Unit) -> None:
+        """Run a unit of unusual types once: torch lacks some kernels, and says so only when they run."""
+        if {spec.dtype for spec in (*unit.input_specs, *unit.output_specs)} <= _COMPLETE:
+            return
+        args = [empty(spec, self._parsed.store.device).zero_() for spec in unit.input_specs]
+        try:
+            with torch.inference_mode():
+                unit.run(args)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise Unsupported(" ".join(str(error).split())[:_ERROR_CHARS]) from error
 
     def _foreign_unit(self, op: OpId, operator: Operator, reason: str) -> Unit:
         part = self._parsed.source.extract([op], batch=self._batch)

@@ -16,7 +16,7 @@ Tasks feed and read float32, so an executor converts at the graph's inputs and o
 
 `lowering.joined(batch, ops)` makes one unit of operators that run one after another on one stream: what
 lies between them needs no buffer, and one kernel may do Conv, Add and Relu. `lowering.merged(batch, ops)`
-makes one unit of a merge stage. Both have `ops`, `inputs`, `outputs` and `alternatives` like every other unit.
+makes one unit of a merge stage. Both are units like every other.
 """
 
 import threading

@@ -6,6 +6,7 @@ it says of its outputs holds for what it will make, at whatever batch.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import onnx
 import torch
@@ -62,6 +63,7 @@ class Trace:
         self.store = store
         self.metas: dict[str, Tensor] = {}  # of values that exist while running
         self.memory: dict[str, int] = {}  # values with the same number lie in the same memory
+        self._numbers = count()
         self.overlapping: set[str] = set()  # values of which several elements share a place, as if expanded
         self._constants = dict(constants)
         self._opset = opset
@@ -72,7 +74,7 @@ class Trace:
     def add_input(self, name: str, spec: Spec) -> None:
         """A value that is there before the first node, or that something else makes."""
         self.metas[name] = empty(spec, _META)
-        self.memory[name] = len(self.memory)
+        self.memory[name] = next(self._numbers)
 
     def constant(self, name: str) -> Constant | None:
         """The value if it is known beforehand."""
@@ -114,7 +116,8 @@ class Trace:
         for name, value in zip(proto.output, made, strict=False):
             if name and value is not None:
                 self.metas[name] = value
-                self.memory[name] = sources.get(_storage(value), len(self.memory))
+                own = sources.get(_storage(value))
+                self.memory[name] = next(self._numbers) if own is None else own
                 if any(s == 0 and n > 1 for n, s in zip(value.shape, value.stride(), strict=True)):
                     self.overlapping.add(name)
         if missing := [name for name in proto.output if name and name not in self.metas]:

@@ -12,11 +12,13 @@ import onnx
 import torch
 from torch import Tensor
 
+from edge_agent.lowering.batch import ways
 from edge_agent.lowering.dtypes import Precision, numpy_from_tensor, tensor_from_numpy
 from edge_agent.lowering.errors import NeedsConstant, Unsupported
 from edge_agent.lowering.node import Spec
 from edge_agent.lowering.program import Program
 from edge_agent.lowering.trace import Trace
+from edge_agent.lowering.unit import Alternative
 from edge_agent.lowering.weights import Constant, WeightStore, stored_constant
 
 _CPU = torch.device("cpu")
@@ -45,6 +47,10 @@ class WholeModel:
         made = self._program.run([tensor_from_numpy(feeds[name]) for name in self.inputs])
         return [numpy_from_tensor(value) for value in made]
 
+    def ways(self) -> tuple[Alternative, ...]:
+        """Every way to compute the model."""
+        return self._ways
+
     def _lowered(self) -> Program:
         try:
             return self._with_pinned()
@@ -71,7 +77,10 @@ class WholeModel:
             known = trace.constant(name)
             return name if known is None else store.tensor(known)
 
-        return Program(traced, self.inputs, [output(o.name) for o in graph.output], trace)
+        outputs = [output(o.name) for o in graph.output]
+        program = Program(traced, self.inputs, outputs, trace)
+        self._ways = ways(program, traced, self.inputs, outputs, trace)
+        return program
 
     def _sources(self, value: str) -> set[str]:
         """Inputs that a value is computed from."""

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from edge_agent.executor.base import Executor, Rows, StepResult
 from edge_agent.worker.messages import CombinedStats, Measured
+from edge_agent.worker.recorder import Recorder
 from edge_agent.worker.records import Entry, Lane, held_lock, one_line, write_outputs, zero_inputs
 from edge_agent.worker.tally import Tally
 from edge_agent.worker.tasks import TaskEnd, TaskIO
@@ -70,6 +71,7 @@ class EngineDriver:
     ) -> None:
         self.executor = executor
         self.on_step: StepObserver | None = None  # set while nothing runs; to trace, see `observe`
+        self._recorder: Recorder | None = None
         self._observed = False
         self._traces_beside = False
         self._tally = Tally()
@@ -108,12 +110,13 @@ class EngineDriver:
             raise ValueError(f"plan {key} is loaded already")
         self.executor.load(key, bound, artifacts)
         with self._lock:
-            actions = self._core.load(key, bound, self._clock())
+            now = self._clock()
+            actions = self._core.load(key, bound, now)
             while len(self._lanes) < bound.plan.lanes:
                 self._lanes.append(Lane())
                 self._start(self._run_lane, f"lane-{len(self._lanes) - 1}", self._lanes[-1])
             self._plans[key] = bound
-            self._act(actions)
+            self._act(actions, now)
 
     def is_whole(self, step: Step) -> bool:
         """All members are active, each at its largest batch, and the program is prepared."""
@@ -137,14 +140,25 @@ class EngineDriver:
         """Trace such a step; an observer of steps keeps tracing on in any case."""
         with self._lock:
             self._traces_beside = on
-            self.executor.tracing = on or self._observed
+            self._set_tracing()
 
     def observe(self, observer: StepObserver | None) -> None:
         """Have every step traced and handed over from now on; None: no more."""
         with self._lock:
             self._observed = observer is not None
             self.on_step = observer
-            self.executor.tracing = self._observed or self._traces_beside
+            self._set_tracing()
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Have everything that happens recorded from now on; None: no more."""
+        with self._lock:
+            self._recorder = recorder
+            self._set_tracing()
+            if recorder is not None:
+                recorder.look(self._core, self._active, self._clock())
+
+    def _set_tracing(self) -> None:
+        self.executor.tracing = self._observed or self._traces_beside or self._recorder is not None
 
     def wait_prepared(self, key: PlanKey, timeout_s: float) -> int:
         """Wait until the programs that were asked for so far are ready; the number still missing."""
@@ -159,10 +173,11 @@ class EngineDriver:
             ValueError: the plan is not loaded.
         """
         with self._lock:
-            actions = self._core.activate(key, self._clock(), keep=keep)
+            now = self._clock()
+            actions = self._core.activate(key, now, keep=keep)
             self._active = key
             self._served = self._plans[key]
-            ends = self._act(actions)
+            ends = self._act(actions, now)
         self._answer(ends)
 
     def unload(self, key: PlanKey) -> None:
@@ -172,15 +187,17 @@ class EngineDriver:
             ValueError: the plan is not loaded or in use.
         """
         with self._lock:
-            actions = self._core.unload(key, self._clock())
+            now = self._clock()
+            actions = self._core.unload(key, now)
             if self._active == key:
                 self._active = None
-            self._act(actions)
+            self._act(actions, now)
 
     def drain(self, *, refuse: bool) -> None:
         """Stop launching; with `refuse` queued and new tasks are refused, without they wait."""
         with self._lock:
-            ends = self._act(self._core.drain(self._clock(), refuse=refuse))
+            now = self._clock()
+            ends = self._act(self._core.drain(now, refuse=refuse), now)
         self._answer(ends)
 
     @property
@@ -257,19 +274,20 @@ class EngineDriver:
         with self._lock:
             if task.id in self._tasks:
                 raise ValueError(f"task {task.id} is here already")
-            self._tasks[task.id] = Entry(io, now)
+            self._tasks[task.id] = Entry(io, task.models, now)
             try:
                 actions = self._core.submit(task, now)
             except ValueError:
                 del self._tasks[task.id]
                 raise
-            ends = self._act(actions)
+            ends = self._act(actions, now)
         self._answer(ends)
 
     def cancel(self, task: TaskId) -> None:
         """End a task if it has not ended."""
         with self._lock:
-            ends = self._act(self._core.cancel(task, self._clock()))
+            now = self._clock()
+            ends = self._act(self._core.cancel(task, now), now)
         self._answer(ends)
 
     def close(self) -> None:
@@ -280,7 +298,8 @@ class EngineDriver:
                 if lane.idle:
                     lane.idle = False
                     lane.wake.release()
-            self._wake_timer(-math.inf)
+            if self._timer_until_s > -math.inf:
+                self._wake_timer()
         self._chores.put(None)
         for thread in self._threads:
             thread.join()
@@ -288,17 +307,17 @@ class EngineDriver:
 
     # Actions; the lock is held
 
-    def _act(self, actions: list[Action]) -> _Ends:
+    def _act(self, actions: list[Action], now: float) -> _Ends:
         """Carry out what the core decided; the answers are given after the lock is released."""
         ends: _Ends = []
         for action in actions:
             if isinstance(action, IssueStep):
-                self._issue(action.step)
+                self._issue(action.step, now)
             elif isinstance(action, FinishTask):
                 entry = self._tasks[action.task]
                 entry.finish = action
                 if not entry.delivering:
-                    ends.append(self._end_of(entry))
+                    ends.append(self._end_of(entry, now))
             elif isinstance(action, MoveInstance):
                 self.executor.move(action)
             elif isinstance(action, DropInstance):
@@ -310,20 +329,21 @@ class EngineDriver:
                 self._chores.put(partial(self._release, action.plan))
         if self._window is not None and self._window.saturated:
             self._window.saturated = self._core.waiting
-        wakeup_s = self._core.next_wakeup(self._clock())
-        if wakeup_s is not None:
-            self._wake_timer(wakeup_s)
+        if self._recorder is not None:
+            self._recorder.look(self._core, self._active, now)
+        wakeup_s = self._core.next_wakeup(now)
+        if wakeup_s is not None and wakeup_s < self._timer_until_s:
+            self._wake_timer()
         return ends
 
-    def _issue(self, step: Step) -> None:
-        models = self._plans[step.program.plan].models
-        feeds = {
-            member.instance: self._rows(models[member.member.model], member)
-            for member in step.members
-            if member.member.block == 0
-        }
+    def _issue(self, step: Step, now: float) -> None:
+        feeds: dict[InstanceId, Rows] = {}
+        for member in step.members:
+            if member.member.block == 0:
+                model = self._plans[step.program.plan].models[member.member.model]
+                feeds[member.instance] = self._rows(model, member)
         self._in_flight.add(step.id)
-        self._tally.step_issued(self._clock())
+        self._tally.step_issued(now)
         problem = None
         try:
             if ARMED:
@@ -353,16 +373,18 @@ class EngineDriver:
         else:
             self.executor.drop(action.instance)
 
-    def _end_of(self, entry: Entry) -> tuple[TaskIO, TaskEnd]:
+    def _end_of(self, entry: Entry, now: float) -> tuple[TaskIO, TaskEnd]:
         finish = entry.finish
         assert finish is not None
         del self._tasks[finish.task]
         outcome, code, reason = finish.outcome, finish.code, finish.reason
         if outcome is Outcome.COMPLETED and entry.problem:
             outcome, code, reason = Outcome.FAILED, "output", entry.problem
-        now = self._clock()
         if self._window is not None:
             self._window.task_ended(outcome, now - entry.queued_s)
+        if self._recorder is not None:
+            times_s = entry.queued_s, entry.started_s, now
+            self._recorder.task(finish.task, entry.models, times_s, outcome)
         end = TaskEnd(
             finish.task,
             outcome,
@@ -376,10 +398,9 @@ class EngineDriver:
         )
         return entry.io, end
 
-    def _wake_timer(self, wakeup_s: float) -> None:
-        if wakeup_s < self._timer_until_s:
-            self._timer_until_s = -math.inf
-            self._timer.release()
+    def _wake_timer(self) -> None:
+        self._timer_until_s = -math.inf
+        self._timer.release()
 
     @staticmethod
     def _answer(ends: _Ends) -> None:
@@ -415,9 +436,11 @@ class EngineDriver:
         except Exception as error:  # a backend's; the tasks fail and the engine goes on
             self._step_ended(step, None, one_line(error))
             return
-        observer = self.on_step
+        observer, recorder = self.on_step, self._recorder
         if observer is not None:
             observer(step, result)
+        if recorder is not None:
+            recorder.step(step, result, self._plans.get(step.program.plan))
         if result.outputs:
             self._deliver(step, result)
         self._step_ended(step, result, None)
@@ -443,7 +466,7 @@ class EngineDriver:
             for entry, _, _ in writes:
                 entry.delivering -= 1
                 if entry.finish is not None and not entry.delivering:
-                    ends.append(self._end_of(entry))
+                    ends.append(self._end_of(entry, self._clock()))
         self._answer(ends)
 
     def _step_ended(self, step: Step, result: StepResult | None, error: str | None) -> None:
@@ -457,7 +480,7 @@ class EngineDriver:
                     self._note_window(self._window, step, result, now)
             if self._drops:
                 self._drop_after(step.id)
-            ends = self._act(self._core.step_done(step.id, now, error))
+            ends = self._act(self._core.step_done(step.id, now, error), now)
         self._answer(ends)
 
     def _note_start(self, step: Step, started_s: float) -> None:
@@ -495,7 +518,8 @@ class EngineDriver:
                     return
                 self._timer_until_s = -math.inf  # nobody wakes whoever is awake
                 self._timer.acquire(blocking=False)
-                ends = self._act(self._core.tick(self._clock()))
+                now = self._clock()
+                ends = self._act(self._core.tick(now), now)
                 now = self._clock()
                 wakeup_s = self._core.next_wakeup(now)
                 self._timer_until_s = math.inf if wakeup_s is None else max(wakeup_s, now + _TICK_S)
@@ -516,7 +540,8 @@ class EngineDriver:
                 log.warning("program of combined block %d: %s", program.combined, one_line(error))
                 report = self._core.program_failed
         with self._prepared:
-            ends = self._act(report(program, self._clock()))
+            now = self._clock()
+            ends = self._act(report(program, now), now)
             self._unprepared.get(program.plan, set()).discard(program)
             self._prepared.notify_all()
         self._answer(ends)

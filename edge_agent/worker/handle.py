@@ -154,6 +154,10 @@ class WorkerHandle:
         """Report every step as Traced, or stop doing so."""
         self._send(messages.Trace(on))
 
+    def record(self, order: messages.Record, fd: int) -> None:
+        """Record everything for a while into a file; answered by RecordingEnded. `fd` stays the caller's."""
+        self._send(order, [fd])
+
     def drain(self, *, refuse: bool = True) -> None:
         """Launch nothing more until the next `activate`; answered by Drained when nothing is in flight.
 

@@ -152,6 +152,13 @@ class Measure(_Message, frozen=True, tag=22):
     brake_age_s: float = math.inf
 
 
+class Record(_Message, frozen=True, tag=23):
+    """Record everything for a while into the file sent along; answered by `RecordingEnded`."""
+
+    number: int
+    seconds: float
+
+
 Command: TypeAlias = (
     LoadPlan
     | Activate
@@ -168,6 +175,7 @@ Command: TypeAlias = (
     | Drain
     | Stop
     | Measure
+    | Record
 )
 
 # Reports
@@ -335,6 +343,13 @@ class Measured(_Message, frozen=True, tag=21):
     models: tuple[ModelFigures, ...]
 
 
+class RecordingEnded(_Message, frozen=True, tag=22):
+    """A recording is complete in its file; with a reason there is none."""
+
+    number: int
+    reason: str = ""
+
+
 class StageTimes(_Message, frozen=True, tag=14):
     """Stages of one combined block, run alone: (stage, median, spread, runs) in microseconds.
 
@@ -388,6 +403,7 @@ Report: TypeAlias = (
     | StageTimes
     | PlanTooLarge
     | Measured
+    | RecordingEnded
 )
 
 encode = msgspec.msgpack.Encoder().encode

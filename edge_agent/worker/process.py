@@ -24,6 +24,7 @@ from edge_agent.worker.measuring import Measuring
 from edge_agent.worker.memory import Budget, budget
 from edge_agent.worker.messages import Command, Report
 from edge_agent.worker.profiling import Profiler
+from edge_agent.worker.recorder import Recording
 from shared.bound import BoundPlan, bind
 from shared.engine.stats import EngineGlance
 from shared.engine.steps import PlanKey, Step
@@ -62,6 +63,7 @@ class EngineProcess:
         self._draining = False
         self._paused_s: float | None = None  # since when nothing is launched
         self._measuring = Measuring(lambda: self._driver, self.report)
+        self._recording = Recording(lambda: self._driver, self.report)
         self._next_stats_s = time.monotonic() + config.stats_interval_s
         self._next_glance_s = time.monotonic() if config.glance_interval_s else math.inf
 
@@ -102,7 +104,8 @@ class EngineProcess:
             wait_s = min(self._next_stats_s, self._next_glance_s) - time.monotonic()
             if self._draining:
                 wait_s = min(wait_s, _DRAIN_POLL_S)
-            wait_s = min(wait_s, self._measuring.due_s - time.monotonic())
+            due_s = min(self._measuring.due_s, self._recording.due_s)
+            wait_s = min(wait_s, due_s - time.monotonic())
             for fd, event in poll.poll(max(0.0, wait_s) * 1000):
                 if fd == self._nudge:
                     os.eventfd_read(self._nudge)
@@ -148,6 +151,9 @@ class EngineProcess:
             self._trace(command.on)
         elif isinstance(command, messages.Measure):
             self._measuring.order(command)
+        elif isinstance(command, messages.Record):
+            if fds:
+                self._recording.order(command, fds[0], time.monotonic())
         elif isinstance(command, messages.Drain):
             self._draining = True
             self._paused_s = time.monotonic() if self._paused_s is None else self._paused_s
@@ -236,6 +242,7 @@ class EngineProcess:
     def _report_regularly(self) -> None:
         driver = self._driver
         self._measuring.advance(time.monotonic())
+        self._recording.advance(time.monotonic())
         if self._draining and (driver is None or driver.idle):
             self._draining = False
             self.report(messages.Drained())

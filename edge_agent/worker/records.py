@@ -23,6 +23,7 @@ class Entry:
     """A task that has not ended."""
 
     io: TaskIO
+    models: tuple[str, ...]
     queued_s: float
     started_s: float | None = None
     delivering: int = 0  # lanes that are writing its outputs: the answer waits for them

@@ -12,6 +12,7 @@ import numpy as np
 
 from edge_agent.executor.base import Executor
 from edge_agent.worker.driver import EngineDriver, StepObserver
+from edge_agent.worker.recorder import Recorder
 from edge_agent.worker.tasks import TaskEnd, TaskIO
 from shared.artifact import Artifact
 from shared.bound import BoundModel, bind
@@ -109,6 +110,10 @@ class EngineShell:
         """End a submitted task early; its future ends with TaskCancelled if it had not ended."""
         if isinstance(future, _TaskFuture):
             self._driver.cancel(future.task)
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Have everything that happens from now on recorded; None: no more."""
+        self._driver.record(recorder)
 
     def stats(self) -> EngineStats:
         """The engine's state at this instant."""

@@ -6,12 +6,14 @@ from planner.costs.measured import device_costs
 from planner.costs.policies import trained_policy
 from planner.store.reading import ReadStore
 from shared.errors import InputError
+from shared.messages.admin import ModelChoice as Choice
 from shared.messages.admin import PlanCreateRequest
 from shared.plan import ExecutorOptions, QueuePlan, StepChoice, Wait
 from shared.search.compose import Combination, ModelChoice, Rules
 from shared.search.costs import CostTable
 from shared.search.interface import Limits
 from shared.search.job import SearchJob
+from shared.search.rivals import policy as find_policy
 
 
 def search_job(store: ReadStore, request: PlanCreateRequest) -> SearchJob:
@@ -19,7 +21,7 @@ def search_job(store: ReadStore, request: PlanCreateRequest) -> SearchJob:
 
     Raises:
         InputError: a model or the device does not exist, `combination` is unknown, or a wish would have no
-            effect beside the others.
+            effect beside the others. SettingError: no such policy.
     """
     try:
         combination = Combination(request.combination)
@@ -49,7 +51,7 @@ def search_job(store: ReadStore, request: PlanCreateRequest) -> SearchJob:
         for choice, info in zip(request.models, infos, strict=True)
     )
     executor = ExecutorOptions(name=request.executor, intra_op_threads=request.intra_op_threads)
-    return SearchJob(
+    job = SearchJob(
         models=choices,
         scheduler=request.scheduler,
         combination=combination,
@@ -69,6 +71,26 @@ def search_job(store: ReadStore, request: PlanCreateRequest) -> SearchJob:
         budget_s=request.budget_s,
         checkpoint=_checkpoint(store, request),
     )
+    return job if request.policy is None else find_policy(request.policy).plan(job)
+
+
+def _check_policy(request: PlanCreateRequest, name: str) -> None:
+    """What a policy decides is not to be asked for, too."""
+    found = find_policy(name)
+    plain = PlanCreateRequest(models=request.models, scheduler=found.scheduler)
+    asked = [field for field in found.decides if getattr(request, field, None) != getattr(plain, field, None)]
+    for choice in request.models:
+        usual = Choice(model=choice.model)
+        asked += [
+            f"{field} of {choice.model}"
+            for field in found.decides
+            if getattr(choice, field, None) != getattr(usual, field, None)
+        ]
+    if asked:
+        raise InputError(
+            f"the policy {name} decides {sorted(asked)[0].replace('_', ' ')}",
+            remedy="leave that out, or leave the policy out",
+        )
 
 
 def _checkpoint(store: ReadStore, request: PlanCreateRequest) -> bytes:
@@ -81,13 +103,16 @@ def _checkpoint(store: ReadStore, request: PlanCreateRequest) -> bytes:
 
 def _check_effect(request: PlanCreateRequest) -> None:
     """A wish that the engine would never look at is a mistake, not a detail."""
+    if request.policy is not None:
+        _check_policy(request, request.policy)
     if (request.wait is Wait.TIMEOUT) != (request.wait_timeout_s > 0):
         raise InputError(
             f"wait {request.wait.value} and a timeout of {request.wait_timeout_s:g} s do not go together",
             remedy="use --wait timeout with --wait-timeout above 0, or neither",
         )
     for choice in request.models:
-        if choice.weight > 1 and request.step_choice is not StepChoice.WEIGHTED:
+        weighted = request.step_choice is StepChoice.WEIGHTED or request.policy == "proportional"
+        if choice.weight > 1 and not weighted:
             raise InputError(
                 f"the weight of {choice.model} has no effect under step choice {request.step_choice.value}",
                 remedy="add --step-choice weighted",
@@ -104,9 +129,10 @@ def _us(seconds: float) -> int:
 
 
 def scheduler_key(request: PlanCreateRequest) -> str:
-    """The scheduler's name with the limits that it obeyed: together they decide what it finds."""
+    """The policy, the scheduler, and the limits that it obeyed: together they decide what is found."""
     limits = "".join(f" {name}={value}" for name, value in (("r", request.r), ("s", request.s)) if value)
-    return request.scheduler + limits
+    policy = f"{request.policy} " if request.policy is not None else ""
+    return policy + request.scheduler + limits
 
 
 def _costs(

@@ -302,7 +302,8 @@ class PlanCreateRequest(Message, frozen=True, kw_only=True, tag="plan_create_req
     """Search a plan; `device` names whose measured costs to use, none means estimates.
 
     `plan` None names it by the first characters of its digest. `combination` and `members_max` (H) are
-    those of `shared.search.compose`, `r` and `s` the limits of a stage. With `budget_s` the search looks on
+    those of `shared.search.compose`, `r` and `s` the limits of a stage. `policy` names a rival policy of
+    `shared.search.rivals`, which decides some of the rest. With `budget_s` the search looks on
     for so long and answers with the best so far. `ticket` is what `PlanCancelRequest` names. The rest are
     rules of the plan.
     """
@@ -310,6 +311,7 @@ class PlanCreateRequest(Message, frozen=True, kw_only=True, tag="plan_create_req
     plan: Name | None = None
     models: Annotated[tuple[ModelChoice, ...], Meta(min_length=1, max_length=64)]
     scheduler: Name = "greedy"
+    policy: Name | None = None
     device: DeviceName | None = None
     combination: Name = "alone"
     members_max: Annotated[int, Meta(ge=1, le=64)] = 2

@@ -123,6 +123,8 @@ class Report(Struct, frozen=True, kw_only=True):
     """What a device is doing. `seen` is the plan digest of the generation seen, `active` what really runs.
 
     `state` None: nothing was ever desired here. `revision` rises with every change, over restarts too.
+    `activation` and `autonomy` are those of the generation seen: with its plan they tell a planner whose
+    database was restored that it gave this generation out before, for something else.
     """
 
     revision: Count = 0
@@ -134,6 +136,8 @@ class Report(Struct, frozen=True, kw_only=True):
     local_counter: Count = 0
     state: DeviceState | None = None
     reason: Line = ""
+    activation: Activation | None = None
+    autonomy: Autonomy | None = None
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):

@@ -33,6 +33,7 @@ class Combination(Enum):
 
     ALONE = "alone"  # every block is a combined block of its own
     ALIGNED = "aligned"  # the i-th blocks of different models, in the models' order, up to H of them
+    REPLICAS = "replicas"  # the i-th blocks of a model's replicas, up to H of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +168,13 @@ def _members(
             for replica in range(plan.replicas)
             for block in range(plan.num_blocks)
         ]
+    if combination is Combination.REPLICAS:
+        rows = [
+            [Member(model, replica, block) for replica in range(plan.replicas)]
+            for model, plan in enumerate(plans)
+            for block in range(plan.num_blocks)
+        ]
+        return [tuple(row[i : i + members_max]) for row in rows for i in range(0, len(row), members_max)]
     together = []
     for block in range(max((plan.num_blocks for plan in plans), default=0)):
         for replica in range(max(plan.replicas for plan in plans)):

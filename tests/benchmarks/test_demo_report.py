@@ -17,6 +17,7 @@ from benchmarks.demo.charts import nice_ticks
 from benchmarks.demo.load import Burst, arrivals
 from benchmarks.demo.page import render
 from benchmarks.demo.report import SCHEMA, check, percentile, total_tasks
+from benchmarks.demo.timeline import WINDOW_US, timeline
 
 DIGEST = "ab" * 32
 
@@ -96,14 +97,15 @@ def sound_report() -> dict[str, Any]:
         ],
         "timeline": [
             {
-                "lane": 0,
-                "stream": 1,
+                "track": "lane 0 stream 1",
+                "planned": planned,
                 "model": "<three>",
                 "block": 2,
                 "operators": "0-3",
                 "started_ms": 0.5,
                 "ended_ms": 1.5,
             }
+            for planned in (False, True)
         ],
         "schedules": [{"members": "one#0.0", "stage_string": "0..6"}],
     }
@@ -224,3 +226,30 @@ def test_the_quick_demo_keeps_its_promises(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr[-500:]
     assert check(json.loads(run.stdout)) == []
     assert (tmp_path / "report.html").stat().st_size > 10_000
+
+
+def _trace() -> dict[str, Any]:
+    """Steps that each run one group of a millisecond: sparse at first, then one every two milliseconds."""
+    begins_us = [*range(0, 1_000_000, 100_000), *range(1_000_000, 1_400_000, 2_000)]
+    events: list[dict[str, Any]] = [
+        {"name": "thread_name", "ph": "M", "pid": pid, "tid": 1001, "args": {"name": "lane 0 stream 0"}}
+        for pid in (1, 2)
+    ]
+    for step, at_us in enumerate(begins_us):
+        arguments = {"step": step, "model": "one", "block": 0, "operators": "0-3"}
+        for pid, late_us in ((1, 0.0), (2, 500.0)):
+            span = {"name": "one", "ph": "X", "ts": at_us + late_us, "dur": 1000.0, "pid": pid, "tid": 1001}
+            events.append({**span, "cat": "group", "args": arguments})
+    return {"traceEvents": events}
+
+
+def test_the_page_draws_the_busiest_window_of_the_trace_measured_and_planned() -> None:
+    found = timeline(_trace())
+    measured = [item for item in found if not item["planned"]]
+    assert len(measured) == len(found) - len(measured) == WINDOW_US // 2_000 + 1
+    assert [item["started_ms"] for item in measured[:2]] == [0.0, 2.0]
+    assert found[-1]["started_ms"] == measured[-1]["started_ms"] + 0.5
+    assert {item["ended_ms"] - item["started_ms"] for item in found} == {1.0}
+    page = render(sound_report() | {"timeline": found})
+    assert page.count("one block 0, operators 0-3") == len(found)
+    assert "lane 0 stream 0, planned" in page

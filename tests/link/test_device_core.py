@@ -112,6 +112,28 @@ def test_an_artifact_that_is_damaged_after_the_check_is_fetched_again_before_the
     assert "VerifyPlan" in kinds(driver.do(ev.ArtifactPresent(NEED.digest)))
 
 
+def test_last_known_good_whose_artifact_is_damaged_waits_for_it_and_is_committed_again() -> None:
+    """1. A committed plan's artifact is found damaged at a start. 2. It is fetched. 3. The plan runs."""
+    driver = Driver().online()
+    driver.do(ev.ArtifactPresent(NEED.digest))
+    driver.do(ev.Received(desired(1, artifacts=(NEED,))))
+    driver.do(ev.PlanVerified((1, 1)))
+    driver.do(ev.PlanStaged((1, 1)))
+    driver.do(ev.ProbationPassed((1, 1)))
+    again = Driver(driver.disk).online()
+    again.do(ev.ArtifactGone(NEED.digest))
+    actions = again.do(ev.RestoreFailed("missing or damaged artifacts"))
+    assert again.state is DeviceState.WAITING and ev.FetchArtifact(NEED) in actions
+    again.do(ev.ActiveChanged(None))
+    assert "VerifyPlan" in kinds(again.do(ev.ArtifactPresent(NEED.digest)))
+    again.do(ev.PlanVerified((1, 1)))
+    assert "ActivatePlan" in kinds(again.do(ev.PlanStaged((1, 1))))
+    again.do(ev.ProbationPassed((1, 1)))
+    assert again.core.report().state is DeviceState.COMMITTED and again.core.report().active == digest_bytes(
+        [b"plan"]
+    )
+
+
 def test_late_answers_do_not_revive_a_superseded_plan() -> None:
     driver = Driver().online()
     driver.to_probation(1)
@@ -231,7 +253,7 @@ def test_a_plan_is_never_activated_if_its_record_cannot_be_written() -> None:
     driver.do(ev.PlanVerified((1, 1)))
     driver.full = True
     assert "ActivatePlan" not in kinds(driver.do(ev.PlanStaged((1, 1))))
-    assert driver.disk.state is DeviceState.RECEIVED and driver.state is DeviceState.STAGED
+    assert driver.stored() is DeviceState.RECEIVED and driver.state is DeviceState.STAGED
     driver.full = False
     actions = kinds(driver.do(ev.Tick(), after_s=6.0))
     assert actions.index("Persist") < actions.index("ActivatePlan"), "tried again"

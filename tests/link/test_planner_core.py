@@ -119,6 +119,18 @@ def test_the_same_generation_with_another_plan_is_a_restored_database_too() -> N
     assert ev.Reissue(A, 1, 3) in actions
 
 
+def test_the_same_generation_with_another_activation_or_autonomy_is_a_restored_database_too() -> None:
+    others: list[dict[str, Any]] = [
+        {"activation": control.Activation.NOW},
+        {"autonomy": control.Autonomy.FULL},
+    ]
+    for other in others:
+        core = core_with(desired(3))
+        same: dict[str, Any] = {"epoch": 1, "generation": 3, "seen": desired(3).plan_digest}
+        assert ev.Reissue(A, 1, 3) not in core.handle(hello(**same), 0.0)
+        assert ev.Reissue(A, 1, 3) in core.handle(hello(connection=2, revision=1, **same, **other), 0.1)
+
+
 def test_a_late_hello_of_the_same_boot_does_not_supersede() -> None:
     core = core_with()
     core.handle(hello(b"new", connection=2), 0.0)

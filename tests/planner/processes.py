@@ -63,7 +63,8 @@ def until(condition: Callable[[], Any], *, timeout_s: float = 30.0) -> Any:
 class PlannerProcess:
     """`stageloom up --json`, ready when made."""
 
-    def __init__(self, home: Path, *arguments: str) -> None:
+    def __init__(self, home: Path, *arguments: str, group: bool = False) -> None:
+        """`group`: as the first of a group of its own, as a terminal starts it."""
         self.home = home
         home.parent.mkdir(parents=True, exist_ok=True)
         self._log = (home.parent / f"{home.name}.log").open("a")
@@ -74,6 +75,7 @@ class PlannerProcess:
             text=True,
             env=environment(home),
             cwd=home.parent,
+            start_new_session=group,
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

@@ -23,7 +23,7 @@ from shared.launch_list import Barrier
 from shared.messages import control, enrol
 from shared.plan import ExecutorOptions, ModelPlan, Plan, QueuePlan, QueueRule, StepChoice, Wait, decode_plan
 from tests.planner.fake_device import FakeDevice
-from tests.planner.processes import PlannerProcess, ok
+from tests.planner.processes import PlannerProcess, ok, stageloom
 
 TIMEOUT_S = 60.0
 _NUMBERS = count(1)
@@ -103,6 +103,23 @@ def test_every_field_that_a_person_may_choose_can_be_chosen(planner: PlannerProc
     assert (model.batch_max_delay_us, model.launch_interval_us) == (20_000, 500_000)
     assert (model.work_conserving, model.weight) == (False, 3)
     assert model.queue == QueuePlan(rule=QueueRule.PRIORITY, max_tasks=16, max_bytes=4096)
+
+
+def test_a_policy_makes_its_plan_and_refuses_to_be_overruled(planner: PlannerProcess) -> None:
+    made = _made(planner, "--model", "chain:replicas=3", "--policy", "instances", "--executor", "null")
+    assert (made.lanes, made.models[0].replicas, len(made.combined)) == (3, 3, 3)
+    weighted = _made(planner, "--model", "chain:weight=4", "--policy", "proportional")
+    assert (weighted.step_choice, weighted.models[0].weight) == (StepChoice.WEIGHTED, 4)
+    create = ("plan", "create", "--model", "chain")
+    for policy, options, reason in [
+        ("instances", ("--lanes", "2"), "decides lanes"),
+        ("sequential", ("--replicas", "2"), "decides replicas of chain"),
+        ("sequential", ("--scheduler", "greedy"), "decides scheduler"),
+        ("synchronised", ("--wait", "all"), "decides wait"),
+        ("pos", (), "there is no policy 'pos'"),
+    ]:
+        refused = stageloom(planner.home, *create, "--policy", policy, *options)
+        assert refused.returncode != 0 and reason in refused.stderr, refused.stderr
 
 
 def test_nothing_chosen_is_the_plans_own_defaults(planner: PlannerProcess) -> None:

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, Self
 from unittest.mock import patch
 
+import msgspec
+
 from edge_agent.link import spool
 from edge_agent.link.states import VERDICTS
 from planner.dispatch.ports import FleetMember, TelemetryWrite
@@ -341,8 +343,10 @@ class World:
         if not agent.up or not agent.core.welcomed:
             return "the device is not connected"
         state, report = agent.core.state, agent.core.report()
-        if member.report != report:
-            return f"the planner has {member.report}, the device reports {report}"
+        # Which value the device knows, not what it did with it; the planner keeps none of it.
+        kept = msgspec.structs.replace(report, activation=None, autonomy=None)
+        if member.report != kept:
+            return f"the planner has {member.report}, the device reports {kept}"
         if member.desired is not None and _named(state.desired) != _named(member.desired):
             return f"desired is {_named(member.desired)}, the device knows {_named(state.desired)}"
         if state.desired is not None and state.state not in (DeviceState.COMMITTED, *VERDICTS):

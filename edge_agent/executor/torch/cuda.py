@@ -12,9 +12,10 @@
 
 import ctypes.util
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from shared.errors import ExecutorError
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _SLEEP_PROBE_CYCLES = 10_000_000
+_PREPARING = threading.Lock()
 
 
 def before_cuda_starts(connections: int = 32) -> None:
@@ -55,16 +57,15 @@ class CudaDevice:
         """Raises:
         ExecutorError: there is no CUDA device.
         """
+        before_cuda_starts()
         if reason := why_not():
             raise ExecutorError(
                 f"executor 'torch_cuda' cannot run here: {reason}",
                 remedy="install a driver and the torch wheel for it, or use the executor torch_cpu",
             )
-        before_cuda_starts()
         torch.cuda.init()  # type: ignore[no-untyped-call]
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
-        self._running = [_new_stream(0) for _ in range(MAX_STREAMS)]
-        self._preparing = [_new_stream(-1) for _ in range(2 * MAX_GROUP_STREAMS + 1)]
+        self._running, self._preparing = _streams()
         self._cycles_per_s = 0.0
 
     # Streams and events
@@ -164,6 +165,10 @@ class CudaDevice:
             self.synchronize(ended)
         return _SLEEP_PROBE_CYCLES / self.elapsed_s(began, ended)
 
+    def preparing(self) -> AbstractContextManager[object]:
+        """As `Device`."""
+        return _PREPARING
+
     @contextmanager
     def searching(self) -> Iterator[None]:
         """As `Device`: cudnn tries its kernels once per shape and thread; capture on the same one (P6)."""
@@ -188,6 +193,13 @@ class CudaDevice:
         """As `Device`."""
         free, _ = torch.cuda.mem_get_info()
         return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+
+
+@cache
+def _streams() -> tuple[list[torch.cuda.Stream], list[torch.cuda.Stream]]:
+    """Those for running and those for preparing; once per process, whoever asks."""
+    running = [_new_stream(0) for _ in range(MAX_STREAMS)]
+    return running, [_new_stream(-1) for _ in range(2 * MAX_GROUP_STREAMS + 1)]
 
 
 def _new_stream(priority: int) -> torch.cuda.Stream:

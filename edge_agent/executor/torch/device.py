@@ -77,6 +77,9 @@ class Device(Protocol):
     def sleep(self, stream: Stream, seconds: float) -> None:
         """Hold the stream up."""
 
+    def preparing(self) -> AbstractContextManager[object]:
+        """Held by whoever uses the capture streams: a process may have several executors."""
+
     def searching(self) -> AbstractContextManager[None]:
         """While inside, libraries may search for the fastest kernel of each shape."""
 

@@ -144,7 +144,11 @@ class TorchGraphExecutor(TorchExecutor):
         self._on_thread(partial(self._prepare, program))
 
     def _on_thread(self, work: Callable[[], T]) -> T:
-        return self._thread.submit(work).result()
+        def alone() -> T:
+            with self._on.preparing():
+                return work()
+
+        return self._thread.submit(alone).result()
 
     def _prepare(self, key: ProgramKey) -> None:
         plan = self._plans[key.plan]

@@ -17,6 +17,7 @@ from edge_agent.executor.torch.issue_order import Nature
 from edge_agent.lowering.dtypes import Precision
 from edge_agent.lowering.model import LoweredModel, ModelLowering
 from edge_agent.lowering.unit import Alternative, Unit
+from shared.errors import ExecutorError
 from shared.ids import Digest, OpId
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,21 @@ class KernelChoices:
         )
         return replace(lowered, units=units)
 
+    def several(
+        self, lowering: ModelLowering, batch: int, ops: Sequence[OpId], *, merge: bool
+    ) -> Unit | None:
+        """Several operators as one unit, with its chosen kernel; None where they can only run one by one.
+
+        `merge`: siblings as one convolution (IOS); else a chain that the graph counts as one fused unit.
+        """
+        try:
+            unit = lowering.merged(batch, ops) if merge else lowering.joined(batch, ops)
+        except (ExecutorError, ValueError) as error:
+            log.info("operators %s run one by one: %s", list(ops), error)
+            return None
+        known = self.choice(lowering, batch, unit.ops)
+        return unit if known is None else unit.choose(known.name)
+
     def natures(self, lowering: ModelLowering, batch: int) -> dict[OpId, Nature]:
         """What was measured of the operators, for the issue order."""
         with self._lock:
@@ -95,8 +111,7 @@ class KernelChoices:
         nature = nature_of(lowering, batch, unit, dict(seconds)[choice.name])
         with self._lock:
             self._chosen.setdefault(_key(lowering, batch), {})[unit.ops] = choice
-            if len(unit.ops) == 1:
-                self._natures.setdefault(_key(lowering, batch), {})[unit.ops[0]] = nature
+            self._natures.setdefault(_key(lowering, batch), {})[unit.ops[0]] = nature
         return choice
 
 

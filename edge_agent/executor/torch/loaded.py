@@ -13,6 +13,7 @@ from edge_agent.executor.torch.recipe import Recipe, make_recipe
 from edge_agent.executor.torch.streams import streams_per_lane
 from edge_agent.lowering.dtypes import Precision
 from edge_agent.lowering.model import ModelLowering
+from edge_agent.lowering.unit import Unit
 from shared.bitmask import bits
 from shared.bound import BoundPlan
 from shared.engine.steps import PlanKey, ProgramKey, Step, StepMember
@@ -74,8 +75,19 @@ class LoadedPlan:
         for position, bucket in buckets.items():
             known = self._choices.natures(self._lowerings[members[position].model], bucket)
             natures.update({(position, op): nature for op, nature in known.items()})
+
+        def several(position: int, ops: Sequence[OpId], merge: bool) -> Unit | None:
+            lowering = self._lowerings[members[position].model]
+            return self._choices.several(lowering, buckets[position], ops, merge=merge)
+
         return make_recipe(
-            self.bound, combined, lowered, streams=self.streams, natures=natures, in_turn=in_turn
+            self.bound,
+            combined,
+            lowered,
+            several,
+            streams=self.streams,
+            natures=natures,
+            in_turn=in_turn,
         )
 
     def recipe_for(self, program: ProgramKey, *, in_turn: bool = False) -> Recipe:

@@ -4,11 +4,12 @@ A recipe is made from a combined block under one mask, with one lowered model pe
 buffers gives a program; the same recipe is bound to scratch memory to warm up and to measure.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import groupby
 from math import prod
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from edge_agent.executor.torch.issue_order import Nature, issue_order
 from edge_agent.executor.torch.layout import Call, Form, Kind, Layout, lay_out
@@ -23,6 +24,9 @@ from shared.bound import BoundCombined, BoundModel, BoundPlan
 from shared.ids import OpId, TensorId
 from shared.launch_list import Item, LaunchList, lower
 from shared.plan import Member
+
+Several: TypeAlias = Callable[[int, Sequence[OpId], bool], "Unit | None"]
+"""Of the member at a position: operators as one unit, merged as siblings or joined as a chain; or None."""
 
 
 class Role(IntEnum):
@@ -105,6 +109,7 @@ def make_recipe(
     bound: BoundPlan,
     combined: int,
     lowered: Mapping[int, LoweredModel],
+    several: Several,
     *,
     streams: int,
     natures: Mapping[tuple[int, OpId], Nature] | None = None,
@@ -112,8 +117,8 @@ def make_recipe(
 ) -> Recipe:
     """The recipe for the members in `lowered`, by position; `streams` bounds its streams.
 
-    `in_turn` puts everything on one stream: the form to keep where it is faster. `natures` says what is
-    known of the operators, by position and operator.
+    `several` makes one unit of operators where that is possible. `in_turn` puts everything on one stream: the
+    form to keep where it is faster. `natures` says what is known of operators, by position and operator.
     """
     block = bound.combined[combined]
     mask = sum(1 << position for position in lowered)
@@ -124,7 +129,7 @@ def make_recipe(
         position: Part(position, block.members[position], bound.models[block.members[position].model], model)
         for position, model in lowered.items()
     }
-    draft = _Draft(bound, block, mask, parts, with_ends(fold_streams(items, streams)))
+    draft = _Draft(bound, block, mask, parts, with_ends(fold_streams(items, streams)), several)
     calls, units = draft.all_calls()
     layout = lay_out(draft.items, calls, draft.borders, draft.forms(calls))
     script = _script(draft.items, calls, units, natures or {})
@@ -157,8 +162,10 @@ class _Draft:
         mask: int,
         parts: Mapping[int, Part],
         items: LaunchList,
+        several: Several,
     ) -> None:
         self.items = items
+        self._several = several
         self.borders: set[Value] = set()
         self._graph = combined.graph
         self._parts = parts
@@ -190,7 +197,18 @@ class _Draft:
             return []
         lowered = self._parts[item.member].lowered
         ops = [self._graph.model_op(op) for op in item.ops]
-        return [lowered.units[op] for op in ops]
+        if item.merge:
+            merged = self._several(item.member, ops, True)
+            return [lowered.units[op] for op in ops] if merged is None else [merged]
+        graph = self._parts[item.member].model.graph
+        units: list[Unit] = []
+        for _, run in groupby(ops, key=lambda op: graph.operators[op].fused_unit):
+            chain = list(run)
+            joined = None
+            if len(chain) > 1 and not any(lowered.units[op].foreign for op in chain):
+                joined = self._several(item.member, chain, False)
+            units += [lowered.units[op] for op in chain] if joined is None else [joined]
+        return units
 
     def _call(self, item: int, position: int, unit: Unit) -> Call[Value]:
         part = self._parts[position]

@@ -12,9 +12,12 @@ from edge_agent.executor.torch.recipe import staged, with_ends
 from edge_agent.executor.torch.streams import fold_streams, streams_per_lane
 from edge_agent.lowering.dtypes import Precision
 from shared.bound import BoundCombined, BoundModel, BoundPlan
-from shared.graph import Graph
-from shared.ids import Digest, TensorId
-from shared.launch_list import lower
+from shared.ids import Digest, OpId, TensorId
+from shared.launch_list import LaunchList, lower
+from shared.merge import merged
+from shared.schedule import StageSchedule
+
+_Place = tuple[int, TensorId]
 
 
 def stated_weight_bytes(bound: BoundPlan) -> dict[tuple[Digest, Precision], int]:
@@ -30,7 +33,7 @@ def stated_weight_bytes(bound: BoundPlan) -> dict[tuple[Digest, Precision], int]
 
 @lru_cache(maxsize=32)
 def stated_plan_bytes(bound: BoundPlan) -> int:
-    """Bytes of borders and arenas: what `buffers.PlanBuffers` allocates."""
+    """Bytes of borders and arenas, and of the stacked kernels of merge stages."""
     borders = sum(model.plan.replicas * _border_bytes(model) for model in bound.models)
     arenas = [_arena_bytes(bound, combined) for combined in bound.combined]
     asides = sum(
@@ -40,7 +43,25 @@ def stated_plan_bytes(bound: BoundPlan) -> int:
         if staged(combined, bound.models, combined.full_mask, position)
         for model in [bound.models[member.model]]
     )
-    return borders + asides + (max(arenas) if bound.plan.lanes == 1 else sum(arenas))
+    buffers = borders + asides + (max(arenas) if bound.plan.lanes == 1 else sum(arenas))
+    return buffers + _halved(_merged_bytes(bound), Precision(bound.plan.executor.precision))
+
+
+def _merged_bytes(bound: BoundPlan) -> int:
+    """Kernels and biases of every merge stage; replicas share them."""
+    stages: dict[tuple[int, tuple[OpId, ...]], int] = {}
+    for combined in bound.combined:
+        schedule = combined.plan.schedule
+        for stage in schedule.stages if isinstance(schedule, StageSchedule) else ():
+            if not stage.merge:
+                continue
+            model = combined.members[combined.graph.member_of[stage.operators[0]]].model
+            graph = bound.models[model].graph
+            ops = tuple(sorted(combined.graph.model_op(op) for op in stage.operators))
+            one = merged(graph, ops)
+            channels = graph.tensors[one.input].shape[1]
+            stages[model, ops] = 4 * sum(one.filters) * (channels * prod(one.convolution.kernel) + 1)
+    return sum(stages.values())
 
 
 def _border_bytes(model: BoundModel) -> int:
@@ -52,46 +73,43 @@ def _border_bytes(model: BoundModel) -> int:
 def _arena_bytes(bound: BoundPlan, combined: BoundCombined) -> int:
     """What the full mask needs at its largest batch, or a member alone where that is more."""
     full = lower(combined.plan.schedule, combined.graph, combined.full_mask, barrier=bound.plan.barrier)
-    folded = fold_streams(full, streams_per_lane(bound.plan.lanes))
-    needed = _laid_out(bound, combined, folded)
+    needed = _laid_out(bound, combined, fold_streams(full, streams_per_lane(bound.plan.lanes)))
     for position in range(len(combined.members)):
         one = lower(combined.plan.schedule, combined.graph, 1 << position, barrier=bound.plan.barrier)
         needed = max(needed, _laid_out(bound, combined, fold_streams(one, 1)))
     return needed
 
 
-def _laid_out(bound: BoundPlan, combined: BoundCombined, items: "tuple") -> int:  # type: ignore[type-arg]
-    calls = []
-    borders: set[tuple[int, TensorId]] = set()
-    forms: dict[tuple[int, TensorId], Form] = {}
+def _laid_out(bound: BoundPlan, combined: BoundCombined, items: LaunchList) -> int:
+    """Bytes of what lies between borders, with a buffer for every tensor."""
+    calls: list[Call[_Place]] = []
+    borders: set[_Place] = set()
+    forms: dict[_Place, Form] = {}
     ended = with_ends(items)
     for index, item in enumerate(ended):
-        if not item.ops:
-            continue
-        member = combined.members[item.member]
-        model = bound.models[member.model]
-        block = model.blocks[member.block]
         for op in item.ops:
+            member = combined.members[item.member]
+            model = bound.models[member.model]
             operator = model.graph.operators[combined.graph.model_op(op)]
             reads = tuple((item.member, t) for t in operator.inputs)
             makes = tuple((item.member, t) for t in operator.outputs)
-            borders |= {
-                v
-                for v in (*reads, *makes)
-                if v[1] in block.live_in or (v[1] in block.makes and not _last(model, block.index))
-            }
-            forms |= {v: _form(model.graph, v[1], model.plan.batch) for v in (*reads, *makes)}
+            for place in (*reads, *makes):
+                forms[place] = _form(model, place[1])
+                if _crosses(model, member.block, place[1]):
+                    borders.add(place)
             calls.append(Call(index, Kind.KERNEL, reads, makes))
     return lay_out(ended, calls, borders, forms).plan.nbytes
 
 
-def _last(model: BoundModel, block: int) -> bool:
-    return block + 1 == len(model.blocks)
+def _crosses(model: BoundModel, block: int, tensor: TensorId) -> bool:
+    """Whether a tensor has a buffer at a border; outputs of the last block may need one in the arena, too."""
+    last = block + 1 == len(model.blocks)
+    return tensor in model.blocks[block].live_in or (not last and tensor in model.blocks[block].makes)
 
 
-def _form(graph: Graph, tensor: TensorId, batch: int) -> Form:
-    found = graph.tensors[tensor]
-    return Form(found.shape, (), batch * found.nbytes * max(1, prod(found.shape[:0])))
+def _form(model: BoundModel, tensor: TensorId) -> Form:
+    found = model.graph.tensors[tensor]
+    return Form(found.shape, (), model.plan.batch * found.nbytes)
 
 
 def _halved(nbytes: int, precision: Precision) -> int:

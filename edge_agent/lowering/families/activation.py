@@ -142,10 +142,10 @@ def clip(node: Node) -> Lowered:
     """Bounds are attributes up to opset 10 and inputs since; constant ones cost nothing."""
     if node.opset < 11:
         low, high = node.number("min", -math.inf), node.number("max", math.inf)
-        return _clamp(low, high)
+        return _clamp(_held(low, node), _held(high, node))
     if all(not node.has(i) or node.is_constant(i) for i in (1, 2)):
-        low_bound = node.constant(1).item() if node.has(1) else None
-        high_bound = node.constant(2).item() if node.has(2) else None
+        low_bound = _held(node.constant(1).item(), node) if node.has(1) else None
+        high_bound = _held(node.constant(2).item(), node) if node.has(2) else None
         return _clamp(low_bound, high_bound)
 
     def run(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
@@ -153,6 +153,12 @@ def clip(node: Node) -> Lowered:
         return x if high is None else torch.minimum(x, high)
 
     return run
+
+
+def _held(bound: float, node: Node) -> float | None:
+    """A bound, or None where it lies beyond what the type holds: float32's largest value, in float16."""
+    dtype = node.dtype(0)
+    return None if dtype.is_floating_point and abs(bound) > torch.finfo(dtype).max else bound
 
 
 def _clamp(low: float | None, high: float | None) -> Lowered:

@@ -1,5 +1,7 @@
 """Pad in its four modes; negative padding crops."""
 
+from math import inf
+
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
@@ -24,6 +26,9 @@ def pad(node: Node) -> Lowered:
     before, after = [0] * node.rank(0), [0] * node.rank(0)
     for place, axis in enumerate(axes):
         before[axis], after[axis] = pads[place], pads[place + len(axes)]
+    if node.dtype(0).is_floating_point and fill not in (inf, -inf):
+        top = torch.finfo(node.dtype(0)).max  # float16 cannot hold what a float32 model may pad with
+        fill = min(max(fill, -top), top)
     mode = node.text("mode", "constant")
     if mode == "constant":
         borders = [p for pair in zip(reversed(before), reversed(after), strict=True) for p in pair]

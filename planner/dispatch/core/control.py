@@ -7,6 +7,8 @@ repaired by the next one.
 from dataclasses import replace
 from typing import Final
 
+from msgspec import structs
+
 from planner.dispatch import events as ev
 from planner.dispatch.core.alarms import AlarmDesk
 from planner.dispatch.core.fleet import Device, DispatchConfig, Fleet, Session
@@ -20,6 +22,17 @@ _NOBODY: Final = (0, 0)
 
 def _pair(value: control.Desired | control.Report | control.Heartbeat | None) -> tuple[int, int]:
     return (value.epoch, value.generation) if value is not None else _NOBODY
+
+
+def _is_another(desired: control.Desired, report: control.Report) -> bool:
+    """The device knows this generation, and knows something else by it."""
+    if _pair(report) != _pair(desired):
+        return False
+    return (
+        report.seen != desired.plan_digest
+        or report.activation not in (None, desired.activation)
+        or report.autonomy not in (None, desired.autonomy)
+    )
 
 
 class ControlCore:
@@ -102,6 +115,7 @@ class ControlCore:
 
     def _absorb(self, who: Device, boot: int, report: control.Report) -> list[ev.Action]:
         """Take in a report that is newer than the one on record; acknowledge one that is stored already."""
+        report = structs.replace(report, activation=None, autonomy=None)  # they say nothing of the device
         known = who.member.report
         if known is not None and boot == who.member.boot and report.revision < known.revision:
             return []  # overtaken on the way
@@ -143,8 +157,7 @@ class ControlCore:
         """Desired against reported, by level: send it, or find out that this database is behind."""
         desired = who.member.desired
         wanted = _pair(desired)
-        differs = desired is not None and _pair(report) == wanted and report.seen != desired.plan_digest
-        if _pair(report) > wanted or differs:
+        if _pair(report) > wanted or (desired is not None and _is_another(desired, report)):
             who.behind = _pair(report)
             return self._reissue(who)
         return self._send_desired(who, _pair(report), now_s)

@@ -31,7 +31,9 @@ from shared.schedule import Schedule, StreamSchedule
 from tests.benchmarks.gpu.tiny import SIZE, WIDTH, subject_of
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "squeezenet" else pytest.mark.full) for name in MODELS]
+)
 def test_artifacts_made_without_onnxruntime_are_the_importers(name: str, tmp_path: Path) -> None:
     zoo.write(name, tmp_path / "model.onnx", width=WIDTH, size=SIZE)
     import_here(tmp_path / "model.onnx", {}, tmp_path, ImportLimits(), lambda line: None)

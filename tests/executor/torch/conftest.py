@@ -25,7 +25,7 @@ MAKERS: dict[str, Callable[[], TorchExecutor]] = {
 }
 
 
-@pytest.fixture(params=MAKERS)
+@pytest.fixture(params=["cpu", "graphs", pytest.param("cpu-channels-last", marks=pytest.mark.full)])
 def executor(request: pytest.FixtureRequest) -> Iterator[TorchExecutor]:
     """On threads, and as graphs on the simulated device."""
     made = MAKERS[request.param]()

@@ -99,6 +99,7 @@ class SimulatedDevice:
         self._capturing: SimulatedGraph | None = None
         self._capturer = 0
         self._lock = threading.RLock()
+        self._preparer = threading.Lock()
         self._now_s = 0.0
 
     # Streams
@@ -294,6 +295,9 @@ class SimulatedDevice:
             self.sleeps += 1
             for _ in range(self.rng.randint(0, 5)):
                 self.launch(stream, lambda: None)
+
+    def preparing(self) -> threading.Lock:
+        return self._preparer
 
     @contextmanager
     def searching(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from edge_agent.executor.base import Executor, Rows
 from edge_agent.executor.torch.cpu import TorchCpuExecutor
@@ -96,7 +97,10 @@ def test_blocks_of_one_replica_in_one_step_do_not_overwrite_what_the_other_reads
     for at in range(1, 8):
         active = {block: InstanceId(at - block) for block in range(3) if 1 <= at - block <= 5}
         step = steps.step(0, {block: (instance, 1) for block, instance in active.items()})
-        step = replace(step, members=tuple(reversed(step.members)))  # downstream first, as the core has it
+        # downstream first, as the core has it
+        step = structs.replace(
+            step, members=tuple(reversed(step.members))
+        )  # downstream first, as the core has it
         feeds: dict[InstanceId, Rows] = {i: [inputs[i]] for block, i in active.items() if block == 0}
         made = run(executor, step, feeds)
         for instance, rows in made.items():

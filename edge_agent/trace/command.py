@@ -1,0 +1,155 @@
+"""`stageloom-agent trace`: ask the agent for a recording, join it with the plan, write a Chrome trace."""
+
+import json
+import mmap
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from edge_agent.ingest import channel
+from edge_agent.ingest.messages import (
+    MAX_TRACE_S,
+    PROTOCOL_VERSION,
+    Goodbye,
+    Hello,
+    Trace,
+    Traced,
+    decode_to_application,
+    encode,
+)
+from edge_agent.store import ArtifactStore
+from edge_agent.trace.chrome import chrome_trace
+from edge_agent.trace.timeline import timeline
+from edge_agent.worker.recorder import Batch, Recorded, read_recording
+from shared.artifact import open_artifact
+from shared.bound import BoundPlan, bind
+from shared.errors import DecodeError, InputError, SettingError, StorageError, UnavailableError
+from shared.graph import Graph
+from shared.ids import Digest, OpId
+from shared.plan import decode_plan
+from shared.search.costs import CostTable
+
+_PATIENCE_S = 30.0  # beyond the recording
+
+
+def record(socket: Path, seconds: float) -> tuple[Batch, Recorded]:
+    """What the engine behind this agent does in the next `seconds`.
+
+    Raises:
+        SettingError: that is no length for a recording.
+        UnavailableError: no agent answers, or its engine cannot record now.
+    """
+    if not 0.0 < seconds <= MAX_TRACE_S:
+        raise SettingError(f"a trace of {seconds:g} seconds", remedy=f"ask for at most {MAX_TRACE_S:g}")
+    sock = channel.connect(socket, seconds + _PATIENCE_S)
+    file = os.memfd_create("stageloom-trace", os.MFD_CLOEXEC)
+    try:
+        sock.send(encode(Hello(PROTOCOL_VERSION)))
+        channel.send_with_descriptor(sock, encode(Trace(0, seconds)), file)
+        while True:
+            packet, _ = channel.receive(sock)
+            if not packet:
+                raise UnavailableError(f"the agent at {socket} hung up", remedy="look at its log")
+            match decode_to_application(packet):
+                case Traced(_, ""):
+                    return _read(file)
+                case Traced(_, reason):
+                    raise UnavailableError(f"nothing was recorded: {reason}")
+                case Goodbye(reason):
+                    raise UnavailableError(f"the agent at {socket} turned us away: {reason}")
+    except (OSError, DecodeError) as error:
+        remedy = "look at its log"
+        raise UnavailableError(f"the agent at {socket} does not answer: {error}", remedy=remedy) from error
+    finally:
+        os.close(file)
+        sock.close()
+
+
+def _read(file: int) -> tuple[Batch, Recorded]:
+    try:
+        with mmap.mmap(file, 0, access=mmap.ACCESS_READ) as data:
+            return read_recording(data[:])
+    except ValueError as error:
+        raise UnavailableError(f"the recording cannot be read: {error}", remedy="try again") from error
+
+
+def bound_plans(recorded: Recorded, artifacts: Path) -> dict[int, BoundPlan]:
+    """The plans that ran, with the graphs of their artifacts."""
+    store = ArtifactStore(artifacts)
+    graphs: dict[Digest, Graph] = {}
+    found = {}
+    for key, wire in recorded.plans.items():
+        plan = decode_plan(wire)
+        for model in plan.models:
+            if model.artifact not in graphs:
+                graphs[model.artifact] = open_artifact(store.path(model.artifact), model.artifact).graph
+        found[key] = bind(plan, graphs)
+    return found
+
+
+def read_costs(path: Path | None) -> tuple[CostTable, str]:
+    """Operator costs from telemetry rows, as `stageloom telemetry DEVICE --json` prints them; their origin.
+
+    Raises:
+        InputError: the file holds no profile.
+    """
+    if path is None:
+        return CostTable(), "costs estimated"
+    try:
+        measured = measured_s(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} does not hold telemetry rows: {error}") from error
+    if not measured:
+        raise InputError(f"{path} holds no operator profile", remedy="run `stageloom device profile` first")
+    return CostTable(measured_s=measured), "costs measured"
+
+
+def measured_s(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[Digest, OpId], float]:
+    """Seconds per operator, from the profile results among telemetry rows; the last one counts."""
+    return {
+        (Digest(row["artifact"]), OpId(one["operator"])): one["median_us"] * 1e-6
+        for row in rows
+        if row["kind"] == "profile_result"
+        for one in row["timings"]
+    }
+
+
+def write_trace(home: Path, socket: Path, seconds: float, out: Path, costs: Path | None) -> dict[str, Any]:
+    """Record, join and write; what the recording came to.
+
+    Raises:
+        SettingError, InputError, UnavailableError: see `record` and `read_costs`.
+        StorageError, OSError: the file cannot be written.
+    """
+    table, origin = read_costs(costs)
+    if not os.access(out.parent, os.W_OK):  # before anything is recorded in vain
+        raise StorageError(f"nothing can be written to {out.parent}", remedy="check the path")
+    batch, recorded = record(socket, seconds)
+    joined_s = time.monotonic()
+    trace = chrome_trace(
+        timeline(batch, recorded, bound_plans(recorded, home / "artifacts"), table), costs=origin
+    )
+    out.write_text(json.dumps(trace, separators=(",", ":")), encoding="utf-8")
+    found = trace["otherData"]
+    return {
+        **found,
+        "file": str(out),
+        "bytes": out.stat().st_size,
+        "recorder_share": round(recorded.own_s / (recorded.ended_s - recorded.began_s), 6),
+        "recorder_us_per_step": round(1e6 * recorded.own_s / max(found["steps"], 1), 3),
+        "joined_s": round(time.monotonic() - joined_s, 3),
+    }
+
+
+def trace_text(found: Mapping[str, Any]) -> str:
+    """For people."""
+    dropped = f", {found['dropped']} entries dropped" if found["dropped"] else ""
+    return (
+        f"{found['file']}: {found['steps']} steps, {found['groups']} groups, {found['tasks']} tasks in "
+        f"{found['seconds']:g} s{dropped}\n"
+        f"the recorder took {found['recorder_us_per_step']:g} us per step, "
+        f"{100 * found['recorder_share']:.2f} % of a core; planned beside measured: {found['costs']}\n"
+        "open it in https://ui.perfetto.dev or chrome://tracing"
+    )

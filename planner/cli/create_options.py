@@ -1,0 +1,86 @@
+"""The options of `stageloom plan create`, in the order in which its help lists them."""
+
+from typing import Annotated
+
+import typer
+
+from planner.cli.choices import MODEL_KEYS
+from shared.launch_list import Barrier
+from shared.plan import QueueRule, StepChoice, Wait
+from shared.search.registry import schedulers
+from shared.search.rivals import policies
+
+Models = Annotated[
+    list[str],
+    typer.Option(
+        "--model",
+        metavar="NAME[:KEY=VALUE,...]",
+        help=f"A model, with values of its own for: {', '.join(MODEL_KEYS)}. Repeatable.",
+    ),
+]
+Device = Annotated[
+    str | None, typer.Option("--device", metavar="D", help="Use this device's measured costs.")
+]
+Name = Annotated[
+    str | None,
+    typer.Option("--name", metavar="NAME", help="Default: the first 12 characters of its digest."),
+]
+Policy = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help=f"Do as others do; one of {', '.join(policies())}."),
+]
+Scheduler = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help=f"One of {', '.join(schedulers())}. Default: sequential, or the policy's."
+    ),
+]
+Partition = Annotated[
+    str, typer.Option(metavar="NAME", help="whole, base, or paper where the model has borders.")
+]
+Combine = Annotated[
+    str,
+    typer.Option(
+        metavar="HOW",
+        help="alone: each block by itself; aligned: models' i-th blocks together; replicas: a model's.",
+    ),
+]
+Members = Annotated[int, typer.Option(metavar="H", help="Blocks per combined block at most.")]
+Replicas = Annotated[int, typer.Option(metavar="N", help="Instances of each model in flight.")]
+Batch = Annotated[int, typer.Option(metavar="N", help="Tasks per instance at most.")]
+BatchDelay = Annotated[
+    float, typer.Option(metavar="S", help="A task waits this long for others to fill its batch.")
+]
+Queue = Annotated[QueueRule, typer.Option(help="Who loses when a queue is full; the last two also order it.")]
+Choice = Annotated[
+    StepChoice,
+    typer.Option(help="Which block runs next: fullest input first, in turn, or by the models' weights."),
+]
+Waiting = Annotated[
+    Wait, typer.Option(help="Whether a combined block waits until all its members have a task.")
+]
+WaitTimeout = Annotated[
+    float, typer.Option(metavar="S", help="With --wait timeout: how long it waits at most.")
+]
+RunAhead = Annotated[int, typer.Option(metavar="N", help="Steps in flight per lane at most.")]
+MaxSkips = Annotated[int, typer.Option(metavar="N", help="A block passed over this often goes first.")]
+Barriers = Annotated[
+    Barrier,
+    typer.Option(help="A stage waits for the whole stage before it, or only for data it reads."),
+]
+Lanes = Annotated[int, typer.Option(metavar="N", help="Steps that may overlap.")]
+Threads = Annotated[int, typer.Option(metavar="N", help="Threads inside one operator (onnx).")]
+Executor = Annotated[str, typer.Option(metavar="NAME", help="onnx or null.")]
+LimitR = Annotated[int | None, typer.Option("-r", metavar="N", help="Operators per group at most.")]
+LimitS = Annotated[int | None, typer.Option("-s", metavar="N", help="Groups per stage at most.")]
+Budget = Annotated[
+    float | None,
+    typer.Option("--budget", metavar="S", help="Search on for so long; the best so far wins."),
+]
+Measure = Annotated[
+    float | None,
+    typer.Option(
+        "--measure", metavar="S", help="Have --device measure the stages found, S seconds a plan at most."
+    ),
+]
+Push = Annotated[bool, typer.Option("--push", help="Push it to --device, as `stageloom plan push` does.")]

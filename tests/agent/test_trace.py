@@ -1,0 +1,323 @@
+"""Traces: what was recorded is drawn where it ran, in the Chrome event format, beside what was planned."""
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_agent import Client
+from edge_agent.config import ModelFile
+from edge_agent.executor.null import NullExecutor
+from edge_agent.executor.onnx import OnnxExecutor
+from edge_agent.recordings import Recordings
+from edge_agent.trace.chrome import MEASURED, PLANNED, QUEUES, chrome_trace
+from edge_agent.trace.command import measured_s, read_costs, record, write_trace
+from edge_agent.trace.timeline import Timeline, timeline
+from edge_agent.worker.messages import Record, RecordingEnded
+from edge_agent.worker.recorder import Batch, Recorded, Recorder, StepEntry, SwapEntry
+from edge_agent.worker.shell import EngineShell
+from shared.artifact import Artifact
+from shared.bound import BoundPlan, bind
+from shared.errors import InputError, SettingError, UnavailableError
+from shared.ids import Digest, OpId
+from shared.launch_list import lower
+from shared.search.compose import Combination, ModelChoice, compose
+from shared.search.costs import CostTable
+from tests.agent.chrome_format import problems
+from tests.agent.conftest import Hosted
+from tests.agent.models import ROW_SHAPE, write_tiny
+from tests.agent.process import AgentProcess
+from tests.executor.models import artifact_of, random_inputs
+
+Trace = dict[str, Any]
+
+
+def _record(executor: NullExecutor | OnnxExecutor, models: Mapping[str, Artifact], **how: Any) -> Timeline:
+    """Two tasks of each model, all at once, under a plan of stages with groups side by side."""
+    graphs = {model.digest: model.graph for model in models.values()}
+    choices = [
+        ModelChoice(name=name, artifact=model.digest, graph=model.graph, partition="paper")
+        for name, model in models.items()
+    ]
+    plan = compose(choices, scheduler="greedy", **how)
+    recorder, ended = Recorder(), threading.Semaphore(0)
+    with EngineShell(executor) as shell:
+        shell.record(recorder)
+        shell.activate(shell.load(plan, {model.digest: model for model in models.values()}))
+        for name, model in models.items():
+            for _ in range(2):
+                shell.submit(name, random_inputs(model.graph, 1), on_end=lambda end: ended.release())
+        for _ in range(2 * len(models)):
+            assert ended.acquire(timeout=60.0)
+        shell.record(None)
+    batch = recorder.take()
+    assert batch is not None
+    end_s = max(step.ended_s for step in batch.steps)
+    recorded = Recorded(batch.swaps[0].at_s, end_s, {}, 0, recorder.own_s)
+    costs = CostTable(
+        measured_s={(d, OpId(op)): 1e-4 for d, g in graphs.items() for op in range(len(g.operators))}
+    )
+    return timeline(batch, recorded, {1: bind(plan, graphs)}, costs)
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Artifact]:
+    return {"a": artifact_of("squeezenet"), "b": artifact_of("inception_v3", side=75)}
+
+
+@pytest.fixture(scope="module")
+def found(models: dict[str, Artifact]) -> Timeline:
+    return _record(OnnxExecutor(), models, combination=Combination.ALIGNED, lanes=2)
+
+
+@pytest.fixture(scope="module")
+def trace(found: Timeline) -> Trace:
+    return chrome_trace(found, costs="measured")
+
+
+def _spans(trace: Trace, pid: int, category: str) -> list[dict[str, Any]]:
+    return [e for e in trace["traceEvents"] if e["ph"] == "X" and e["pid"] == pid and e["cat"] == category]
+
+
+def test_a_trace_obeys_the_chrome_event_format(trace: Trace) -> None:
+    assert problems(trace) == []
+
+
+def test_every_operator_of_every_task_is_in_the_trace_once(
+    found: Timeline, models: dict[str, Artifact]
+) -> None:
+    for runs in (found.runs, found.planned):
+        for name, model in models.items():
+            ran = [op for run in runs if run.model == name for op in run.operators]
+            assert sorted(ran) == sorted(2 * list(range(len(model.graph.operators))))
+
+
+def test_groups_lie_within_their_step_on_a_track_per_lane_and_stream(trace: Trace) -> None:
+    steps = {step["args"]["step"]: step for step in _spans(trace, MEASURED, "step")}
+    groups = _spans(trace, MEASURED, "group")
+    assert len({group["tid"] for group in groups}) > len({step["tid"] for step in steps.values()})
+    for group in groups:
+        step = steps[group["args"]["step"]]
+        assert step["ts"] - 0.001 <= group["ts"]
+        assert group["ts"] + group["dur"] <= step["ts"] + step["dur"] + 0.002
+        assert group["tid"] // 1000 == step["tid"] // 1000, "the track of another lane"
+
+
+def test_names_of_tracks_say_lane_and_stream(trace: Trace) -> None:
+    names = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    assert {"lane 0 steps", "lane 0 stream 0", "lane 0 stream 1", "launches of a"} <= names
+
+
+def test_the_planned_items_take_what_their_operators_cost_and_obey_their_waits(
+    found: Timeline, models: dict[str, Artifact]
+) -> None:
+    for run in found.planned:
+        assert run.ended_s - run.began_s == pytest.approx(1e-4 * len(run.operators))
+    begun: dict[tuple[int, int], float] = {}  # per lane and stream when the last planned item ended
+    for run in found.planned:
+        assert run.began_s >= begun.get((run.lane, run.stream), 0.0) - 1e-12
+        begun[run.lane, run.stream] = run.ended_s
+
+
+def test_a_planned_barrier_waits_for_all_groups_of_the_stage_before() -> None:
+    model = artifact_of("squeezenet")
+    choice = ModelChoice(name="net", artifact=model.digest, graph=model.graph, partition="whole")
+    plan = compose([choice], scheduler="greedy")
+    bound = bind(plan, {model.digest: model.graph})
+    entry = StepEntry(0, 0, 1, 0, 1, (0,), (0,), False, 5.0, 6.0, ())
+    runs = timeline(
+        Batch([entry], [], [], []), Recorded(5.0, 7.0, {}, 0, 0.0), {1: bound}, CostTable()
+    ).planned
+    ends: dict[int, float] = {}
+    for item, run in zip(lower(plan.combined[0].schedule, bound.combined[0].graph, 1), runs, strict=True):
+        assert all(run.began_s >= ends[wait] for wait in item.waits)
+        ends[len(ends)] = run.ended_s
+    assert runs[0].began_s == 5.0
+
+
+def test_launches_queues_tasks_and_the_first_plan_are_there(trace: Trace) -> None:
+    events = trace["traceEvents"]
+    launches = [e for e in events if e["ph"] == "i" and e["cat"] == "launch"]
+    assert sum(e["args"]["tasks"] for e in launches) == 4
+    assert {e["name"] for e in events if e["ph"] == "C"} == {"queue a", "queue b"}
+    assert sum(e["ph"] == "b" for e in events) == sum(e["ph"] == "e" for e in events) == 4
+    assert [len(e["args"]["plan"]) for e in events if e.get("cat") == "swap"] == [64]
+
+
+def test_members_of_a_fallback_are_drawn_one_after_another() -> None:
+    model = artifact_of("squeezenet")
+    bound, (first, second) = _two_members(model)
+    lists = [lower(bound.combined[0].plan.schedule, bound.combined[0].graph, mask) for mask in (2, 1)]
+    spans = iter(range(100))
+    groups = tuple((i, 0, float(n := next(spans)), n + 0.5) for part in lists for i in range(len(part)))
+    entry = StepEntry(3, 0, 1, 0, 3, (1, 0), (8, 9), True, 0.0, 100.0, groups)
+    found = timeline(
+        Batch([entry], [], [SwapEntry(0.0, 1)], []),
+        Recorded(0.0, 100.0, {}, 0, 0.0),
+        {1: bound},
+        CostTable(),
+    )
+    assert [run.model for run in found.runs] == [second] * len(lists[0]) + [first] * len(lists[1])
+    assert {run.stream for run in found.planned} == {0}
+    assert problems(chrome_trace(found, costs="estimated")) == []
+
+
+def _two_members(model: Artifact) -> tuple[BoundPlan, tuple[str, str]]:
+    choices = [
+        ModelChoice(name=name, artifact=model.digest, graph=model.graph, partition="whole")
+        for name in ("one", "two")
+    ]
+    plan = compose(choices, scheduler="sequential", combination=Combination.ALIGNED)
+    return bind(plan, {model.digest: model.graph}), ("one", "two")
+
+
+def test_steps_of_one_lane_that_overlap_are_drawn_beside_each_other() -> None:
+    model = artifact_of("squeezenet")
+    bound, _ = _two_members(model)
+    entries = [
+        StepEntry(number, 0, 1, 0, 1, (0,), (number,), False, float(number), number + 1.5, ())
+        for number in range(3)
+    ]
+    found = timeline(Batch(entries, [], [], []), Recorded(0.0, 9.0, {}, 0, 0.0), {1: bound}, CostTable())
+    trace = chrome_trace(found, costs="estimated")
+    assert problems(trace) == []
+    assert len({span["tid"] for span in _spans(trace, MEASURED, "step")}) == 2
+
+
+def test_a_step_that_began_before_the_recording_is_left_out(found: Timeline) -> None:
+    model = artifact_of("squeezenet")
+    bound, _ = _two_members(model)
+    entry = StepEntry(0, 0, 1, 0, 1, (0,), (0,), False, 1.0, 3.0, ())
+    late = Recorded(2.0, 4.0, {}, 0, 0.0)
+    assert not timeline(Batch([entry], [], [], []), late, {1: bound}, CostTable()).steps
+
+
+def _broken(spoil: Callable[[list[dict[str, Any]]], object]) -> Callable[[Trace], Trace]:
+    def apply(trace: Trace) -> Trace:
+        copy = deepcopy(trace)
+        spoil(copy["traceEvents"])
+        return copy
+
+    return apply
+
+
+def _into_the_next(events: list[dict[str, Any]]) -> float:
+    """A length with which the first span would end in the middle of the second of its track."""
+    first = _first(events, "X")
+    second = [event for event in events if event["ph"] == "X" and event["tid"] == first["tid"]][1]
+    return float(second["ts"] + second["dur"] / 2 - first["ts"])
+
+
+def _first(events: list[dict[str, Any]], phase: str) -> dict[str, Any]:
+    return next(event for event in events if event["ph"] == phase)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        _broken(lambda events: _first(events, "X").pop("dur")),
+        _broken(lambda events: _first(events, "X").update(ts=-1.0)),
+        _broken(lambda events: _first(events, "X").update(ts=float("nan"))),
+        _broken(lambda events: _first(events, "X").update(tid="one")),
+        _broken(lambda events: _first(events, "X").update(ph="Z")),
+        _broken(lambda events: _first(events, "X").update(dur=_into_the_next(events))),
+        _broken(lambda events: _first(events, "M").update(args={})),
+        _broken(lambda events: events.remove(_first(events, "e"))),
+        _broken(lambda events: _first(events, "i").update(s="x")),
+        _broken(lambda events: _first(events, "C").update(args={"tasks": "many"})),
+        _broken(lambda events: events.remove(next(e for e in events if e["name"] == "thread_name"))),
+    ],
+)
+def test_the_check_of_the_format_notices_a_defect(trace: Trace, spoil: Callable[[Trace], Trace]) -> None:
+    assert problems(spoil(trace))
+
+
+def test_processes_are_apart(trace: Trace) -> None:
+    assert _spans(trace, PLANNED, "group")
+    assert not _spans(trace, PLANNED, "step")
+    assert not _spans(trace, QUEUES, "group")
+
+
+def test_a_recording_that_the_agent_cannot_make_is_refused_with_its_reason(hosted: Hosted) -> None:
+    hosted.backend.why_not_ready = "no plan is loaded"
+    with pytest.raises(UnavailableError, match="no plan is loaded"):
+        record(hosted.path, 1.0)
+    hosted.backend.why_not_ready = ""
+    with pytest.raises(UnavailableError, match="cannot be read"):
+        record(hosted.path, 1.0)  # the played agent writes no recording
+    with pytest.raises(SettingError, match="at most"):
+        record(hosted.path, 1e6)
+
+
+def test_the_command_traces_an_agent_that_serves(tmp_path: Path) -> None:
+    file = write_tiny(tmp_path / "net.onnx")
+    out = tmp_path / "trace.json"
+    models = (ModelFile(path=str(file), name="net"),)
+    with AgentProcess(tmp_path / "home", models=models, executor="null") as agent:
+        agent.until_ready()
+        stop = threading.Event()
+
+        def serve() -> None:
+            with Client(agent.socket) as client:
+                while not stop.is_set():
+                    client.run("net", {"input": np.zeros(ROW_SHAPE, np.float32)}, timeout_s=60)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            found = write_trace(agent.home, agent.socket, 0.3, out, None)
+        finally:
+            stop.set()
+            thread.join()
+    trace = json.loads(out.read_text())
+    assert problems(trace) == []
+    assert found["steps"] == len(_spans(trace, MEASURED, "step")) > 0
+    assert 0 < found["recorder_share"] < 1
+
+
+def test_a_recording_ends_with_the_engine_process() -> None:
+    ends: list[str] = []
+    orders: list[Record] = []
+
+    class Engine:
+        up = True
+
+        def record(self, order: Record, fd: int) -> bool:
+            orders.append(order)
+            return self.up
+
+    engine = Engine()
+    recordings = Recordings(engine)
+    for _ in range(2):
+        recordings.order(1.0, 0, ends.append)
+    recordings.ended(RecordingEnded(orders[0].number, "full"))
+    assert ends == ["full"]
+    recordings.engine_exited()
+    recordings.ended(RecordingEnded(orders[1].number))  # late: it has been answered
+    assert len(ends) == 2 and "ended while" in ends[1]
+    engine.up = False
+    recordings.order(1.0, 0, ends.append)
+    assert "not running" in ends[2]
+
+
+def test_costs_are_read_from_telemetry_rows(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"kind": "queue_sample"},
+        {"kind": "profile_result", "artifact": "ab", "timings": [{"operator": 3, "median_us": 7.0}]},
+    ]
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps(rows))
+    table, origin = read_costs(file)
+    assert dict(table.measured_s) == measured_s(rows) == {(Digest("ab"), OpId(3)): 7e-6}
+    assert origin == "costs measured"
+    file.write_text("[]")
+    with pytest.raises(InputError, match="no operator profile"):
+        read_costs(file)
+    file.write_text("{")
+    with pytest.raises(InputError, match="telemetry rows"):
+        read_costs(file)

@@ -1,0 +1,33 @@
+"""Driving an executor by hand, one step after another."""
+
+from collections.abc import Mapping, Sequence
+
+from edge_agent.executor.base import Executor, Rows
+from shared.artifact import Artifact
+from shared.bound import BoundPlan
+from shared.engine.steps import InstanceId, PlanKey, Step
+from shared.plan import Plan
+from tests.executor.schedules import bound_of
+
+KEY = PlanKey(1)
+
+
+def load(executor: Executor, plan: Plan, artifacts: Sequence[Artifact], key: PlanKey = KEY) -> BoundPlan:
+    """Bind a plan and load it."""
+    bound = bound_of(plan, artifacts)
+    executor.load(key, bound, {artifact.digest: artifact for artifact in artifacts})
+    return bound
+
+
+def run(executor: Executor, step: Step, feeds: Mapping[InstanceId, Rows]) -> dict[InstanceId, Rows]:
+    """Prepare, issue and wait; the outputs of the instances that ended."""
+    if not step.fallback:
+        executor.prepare(step.program)
+    executor.issue(step, feeds)
+    return dict(executor.wait(step.id).outputs)
+
+
+def halves(artifact: Artifact) -> tuple[int, ...]:
+    """The cut in the middle of those of the papers."""
+    cuts = artifact.graph.partition("paper")
+    return (cuts[len(cuts) // 2],)

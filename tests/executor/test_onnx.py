@@ -1,0 +1,120 @@
+"""The onnxruntime executor: sessions that plans share, what they state, what fails alone, timing."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from edge_agent.executor.base import NOT_TIMED, TimingRequest
+from edge_agent.executor.onnx import OnnxExecutor
+from edge_agent.executor.onnx_parts import ModelParts
+from edge_agent.executor.onnx_sessions import SessionCache, SessionKey, weight_bytes
+from edge_agent.executor.onnx_timing import summary
+from shared.engine.steps import InstanceId, PlanKey
+from shared.errors import ExecutorError
+from shared.plan import ExecutorOptions, Member, Plan
+from tests.executor.drive import KEY, load, run
+from tests.executor.models import artifact_of, difference, random_inputs, reference
+from tests.executor.schedules import StepMaker, bound_of, plan_of
+
+TOLERANCE = 1e-4
+
+
+@pytest.fixture
+def onnx() -> Iterator[OnnxExecutor]:
+    """A new one."""
+    made = OnnxExecutor()
+    yield made
+    made.close()
+
+
+def test_a_second_plan_reuses_sessions_and_states_no_bytes_for_them(onnx: OnnxExecutor) -> None:
+    model = artifact_of("squeezenet")
+    cuts = model.graph.partition("paper")
+    groups = [[Member(0, 0, block)] for block in range(len(cuts) + 1)]
+    first = plan_of([model], [cuts], groups)
+    twice = [[Member(0, replica, block)] for replica in (0, 1) for block in range(len(cuts) + 1)]
+    second = plan_of([model], [cuts], twice, replicas=2)
+    assert onnx.stated_bytes(bound_of(first, [model])) > 0
+    load(onnx, first, [model])
+    count = onnx.sessions
+    assert count == len(cuts) + 1
+    assert onnx.stated_bytes(bound_of(second, [model])) == 0
+    load(onnx, second, [model], PlanKey(2))
+    assert onnx.sessions == count
+    onnx.unload(KEY)
+    assert onnx.sessions == count
+    onnx.unload(PlanKey(2))
+    assert onnx.sessions == 0
+
+
+def test_a_plan_that_comes_back_states_no_bytes_until_its_memory_is_wanted(onnx: OnnxExecutor) -> None:
+    model = artifact_of("squeezenet")
+    plan = plan_of([model], [()], [[Member(0, 0, 0)]])
+    bound = bound_of(plan, [model])
+    alone = onnx.stated_bytes(bound)
+    load(onnx, plan, [model])
+    activations = onnx.held_bytes - sum(onnx._cache._weights.values())
+    onnx.unload(KEY)
+    assert onnx.stated_bytes(bound) == activations
+    assert onnx.held_bytes == alone - activations, "what is kept is accounted for"
+    onnx.drop_idle()
+    assert (onnx.stated_bytes(bound), onnx.held_bytes) == (alone, 0)
+
+
+def test_kept_sessions_are_bounded_by_their_weights_and_the_longest_idle_goes_first() -> None:
+    model = artifact_of("squeezenet")
+    keys = [SessionKey(model.digest, (op,), 1, 1) for op in range(4)]
+    weights = [weight_bytes(key, model.graph) for key in keys]
+    cache = SessionCache(idle_bytes=sum(weights[1:3]))
+    made = [
+        cache.ensure(key, PlanKey(number), lambda: ModelParts(model)) for number, key in enumerate(keys[:3])
+    ]
+    for number in range(3):
+        cache.release(PlanKey(number))
+    assert list(cache.idle()) == keys[1:3] and len(cache) == 0
+    assert cache.get(keys[0]) is None
+    again = cache.ensure(keys[1], PlanKey(9), lambda: pytest.fail("it is there"))
+    assert again is made[1] and list(cache.idle()) == [keys[2]]
+    cache.drop_idle()
+    assert cache.get(keys[1]) is made[1] and cache.get(keys[2]) is None
+
+
+def test_a_plan_with_an_unknown_precision_is_refused_and_leaves_nothing(onnx: OnnxExecutor) -> None:
+    model = artifact_of("squeezenet")
+    plan = plan_of([model], [()], [[Member(0, 0, 0)]])
+    odd = Plan(models=plan.models, combined=plan.combined, executor=ExecutorOptions(precision="fp4"))
+    with pytest.raises(ExecutorError, match="does not know the precision 'fp4'"):
+        load(onnx, odd, [model])
+    assert onnx.sessions == 0
+
+
+def test_a_failed_step_fails_alone(onnx: OnnxExecutor) -> None:
+    """1. An instance is fed an array of a wrong shape. 2. Its step fails. 3. The next instance is served."""
+    model = artifact_of("squeezenet")
+    bound = load(onnx, plan_of([model], [()], [[Member(0, 0, 0)]]), [model])
+    steps = StepMaker(KEY, bound)
+    with pytest.raises(ExecutorError):
+        wrong = {"image": np.zeros((1, 3, 8, 8), np.float32)}
+        run(onnx, steps.step(0, {0: (InstanceId(1), 1)}), {InstanceId(1): [wrong]})
+    inputs = random_inputs(model.graph, 1)
+    made = run(onnx, steps.step(0, {0: (InstanceId(2), 1)}), {InstanceId(2): [inputs]})
+    wanted = reference(model, inputs, ["logits"])["logits"]
+    assert difference(made[InstanceId(2)][0]["logits"], wanted) < TOLERANCE
+
+
+def test_operators_are_timed_only_while_idle(onnx: OnnxExecutor) -> None:
+    model = artifact_of("squeezenet")
+    times = onnx.time_operators(model, TimingRequest(repeats=2), lambda: True)
+    assert len(times) == len(model.graph.operators)
+    assert min(time.median_us for time in times) > 0
+    assert {time.runs for time in times} == {2}
+    busy = onnx.time_operators(model, TimingRequest(wall_s=0.02), lambda: False)
+    assert set(busy) == {NOT_TIMED}
+
+
+def test_spread_of_an_operator_is_half_the_distance_of_its_16th_and_84th_percentile() -> None:
+    one = summary([at / 1e6 for at in range(101)])
+    assert (one.median_us, one.spread_us) == pytest.approx((50.0, 34.0))
+    assert one.runs == 101
+    assert summary([1.0]).spread_us == 0.0

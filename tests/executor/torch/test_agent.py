@@ -1,0 +1,29 @@
+"""An agent that was configured with torch_cpu, as real processes."""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from edge_agent import Client
+from edge_agent.config import ModelFile
+from tests.agent.models import ROW_SHAPE, write_tiny
+from tests.agent.process import AgentProcess
+
+
+@pytest.mark.full
+def test_an_agent_serves_a_model_file_on_torch_cpu(tmp_path: Path) -> None:
+    file = write_tiny(tmp_path / "net.onnx")
+    models = (ModelFile(path=str(file), name="net"),)
+    rng = np.random.default_rng(7)
+    session = onnxruntime.InferenceSession(str(file))
+    with AgentProcess(tmp_path / "home", models=models, executor="torch_cpu") as agent:
+        status = agent.until_ready()
+        assert status.plan is not None
+        with Client(agent.socket) as client:
+            for _ in range(5):
+                row = rng.normal(size=ROW_SHAPE).astype(np.float32)
+                (expected,) = session.run(None, {"input": row})
+                got = client.run("net", {"input": row}, timeout_s=60)["output"]
+                np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)

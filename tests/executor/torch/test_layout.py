@@ -1,0 +1,127 @@
+"""Places of tensors: views, concatenations in place, and what must not share."""
+
+import random
+
+import pytest
+
+from edge_agent.executor.torch.graph_cache import GraphCache
+from edge_agent.executor.torch.layout import Call, Form, Kind, lay_out
+from shared.launch_list import Item
+
+K = 1024
+
+
+def _forms(names: str, channels: int = 4) -> dict[str, Form]:
+    return {name: Form((1, channels, 8, 8), (), K) for name in names}
+
+
+def _items(*streams: int) -> list[Item]:
+    return [Item(0, (i,), stream, (), i) for i, stream in enumerate(streams)]
+
+
+def test_what_only_a_concatenation_reads_lies_in_its_place_there() -> None:
+    """a and b are made and joined as c; d is made from c."""
+    calls = [
+        Call(0, Kind.KERNEL, ("x",), ("a",)),
+        Call(0, Kind.KERNEL, ("x",), ("b",)),
+        Call(0, Kind.CONCAT, ("a", "b"), ("c",), 1),
+        Call(0, Kind.KERNEL, ("c",), ("d",)),
+    ]
+    forms = {**_forms("xabd"), "c": Form((1, 8, 8, 8), (), 2 * K)}
+    found = lay_out(_items(0), calls, {"x"}, forms)
+    assert {name: (s.of, s.start) for name, s in found.slices.items()} == {"a": ("c", 0), "b": ("c", 4)}
+    assert set(found.pieces) == {"c", "d"}
+    assert found.plan.nbytes == 3 * K
+
+
+def test_a_concatenation_of_concatenations_nests() -> None:
+    calls = [
+        Call(0, Kind.KERNEL, ("x",), ("a",)),
+        Call(0, Kind.KERNEL, ("x",), ("b",)),
+        Call(0, Kind.CONCAT, ("a", "b"), ("c",), 1),
+        Call(0, Kind.KERNEL, ("x",), ("e",)),
+        Call(0, Kind.CONCAT, ("c", "e"), ("f",), 1),
+    ]
+    forms = {**_forms("xabe"), "c": Form((1, 8, 8, 8), (), 2 * K), "f": Form((1, 12, 8, 8), (), 3 * K)}
+    found = lay_out(_items(0), calls, {"x"}, forms)
+    assert {name: (s.of, s.start) for name, s in found.slices.items()} == {
+        "a": ("c", 0),
+        "b": ("c", 4),
+        "c": ("f", 0),
+        "e": ("f", 8),
+    }
+    assert set(found.pieces) == {"f"}
+
+
+@pytest.mark.parametrize("why", ["read elsewhere", "at a border", "joined twice", "a view"])
+def test_what_something_else_needs_is_copied(why: str) -> None:
+    calls = [
+        Call(0, Kind.KERNEL, ("x",), ("a",)),
+        Call(0, Kind.KERNEL, ("x",), ("b",)),
+    ]
+    borders = {"x"}
+    if why == "read elsewhere":
+        calls.append(Call(0, Kind.KERNEL, ("a",), ("d",)))
+    if why == "at a border":
+        borders.add("a")
+    if why == "a view":
+        calls[0] = Call(0, Kind.VIEW, ("x",), ("a",))
+    reads = ("a", "a", "b") if why == "joined twice" else ("a", "b")
+    calls.append(Call(0, Kind.CONCAT, reads, ("c",), 1))
+    forms = {**_forms("xabd"), "c": Form((1, 12, 8, 8), (), 3 * K)}
+    found = lay_out(_items(0), calls, borders, forms)
+    assert set(found.slices) == {"b"}
+
+
+def test_a_view_keeps_what_it_views_alive() -> None:
+    """v views a; b is made while v is still to be read, so it must not lie where a does."""
+    calls = [
+        Call(0, Kind.KERNEL, ("x",), ("a",)),
+        Call(0, Kind.VIEW, ("a",), ("v",)),
+        Call(0, Kind.KERNEL, ("x",), ("b",)),
+        Call(0, Kind.KERNEL, ("v", "b"), ("c",)),
+    ]
+    found = lay_out(_items(0), calls, {"x", "c"}, _forms("xabc"))
+    assert set(found.pieces) == {"a", "b"}
+    assert found.plan.nbytes == 2 * K
+
+
+def test_branches_written_into_one_result_keep_it_alive_from_the_first_on() -> None:
+    """The joined tensor is written on two streams; nothing of either stream may lie in it meanwhile."""
+    items = [Item(0, (0,), 0, (), 0), Item(0, (1,), 1, (), 0), Item(0, (2,), 0, (1,), 1)]
+    calls = [
+        Call(0, Kind.KERNEL, ("x",), ("p",)),
+        Call(0, Kind.KERNEL, ("p",), ("a",)),
+        Call(1, Kind.KERNEL, ("x",), ("q",)),
+        Call(1, Kind.KERNEL, ("q",), ("b",)),
+        Call(2, Kind.CONCAT, ("a", "b"), ("c",), 1),
+    ]
+    forms = {**_forms("xpqab"), "c": Form((1, 8, 8, 8), (), 2 * K)}
+    found = lay_out(items, calls, {"x"}, forms)
+    assert set(found.slices) == {"a", "b"}
+    assert found.plan.nbytes == 4 * K
+
+
+def test_graphs_are_kept_by_use_and_bounded_by_bytes() -> None:
+    cache: GraphCache[str] = GraphCache(10)
+    assert cache.put("a", 4) == cache.put("b", 4) == []
+    cache.touch("a")
+    assert cache.put("c", 4) == ["b"]
+    assert cache.put("d", 20) == ["a", "c"], "the newcomer stays, however large"
+    assert cache.nbytes == 20
+    cache.drop("d")
+    cache.drop("d")
+    assert cache.nbytes == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_bound_holds_whatever_comes(seed: int) -> None:
+    rng = random.Random(seed)
+    cache: GraphCache[int] = GraphCache(100)
+    held: dict[int, int] = {}
+    for _ in range(200):
+        key, size = rng.randrange(20), rng.randint(1, 60)
+        held[key] = size
+        for gone in cache.put(key, size):
+            del held[gone]
+        assert sum(held.values()) == cache.nbytes <= 100

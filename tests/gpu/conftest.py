@@ -1,0 +1,28 @@
+"""An executor on the real device, or a reason why there is none."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from edge_agent.executor.torch.builder import Effort
+from edge_agent.executor.torch.cuda import CudaDevice, why_not
+from edge_agent.executor.torch.graphs import TorchGraphExecutor
+
+SCHEDULED = Effort(form_rounds=0)
+"""Keep the schedule's streams even where one would be faster: it is the streams that are tested."""
+
+
+@pytest.fixture(scope="session")
+def device() -> CudaDevice:
+    """The device: its streams are taken once per process."""
+    if reason := why_not():
+        pytest.skip(reason)
+    return CudaDevice()
+
+
+@pytest.fixture
+def executor(device: CudaDevice) -> Iterator[TorchGraphExecutor]:
+    """`torch_cuda`, with the schedule's streams."""
+    made = TorchGraphExecutor(device, effort=SCHEDULED)
+    yield made
+    made.close()

@@ -1,0 +1,313 @@
+"""One test per trap of the CUDA executor, P1 to P15; docs/executors.md has the table."""
+
+import logging
+import os
+import random
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from edge_agent.executor.torch.builder import Builder, Built, Effort
+from edge_agent.executor.torch.cuda import CONNECTIONS, CudaDevice
+from edge_agent.executor.torch.graphs import TorchGraphExecutor
+from edge_agent.executor.torch.launching import issue_program
+from shared.artifact import Artifact
+from shared.bound import BoundPlan
+from shared.engine.steps import InstanceId, PlanKey
+from shared.launch_list import Barrier
+from shared.plan import ExecutorOptions, Member
+from tests.executor.models import artifact_of, difference, random_inputs
+from tests.executor.schedules import StepMaker, graph_of, merged, plan_of, random_streams
+from tests.executor.torch.steps import KEY, answer_of, halves, load, members, run, wrong
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+ONE = InstanceId(1)
+REPLAYS = 100
+
+
+@pytest.fixture
+def model() -> Artifact:
+    """A model with branches, of full width."""
+    return artifact_of("googlenet", width=1.0, side=224)
+
+
+def streamed(
+    executor: TorchGraphExecutor,
+    model: Artifact,
+    key: PlanKey = KEY,
+    *,
+    seed: int = 1,
+    precision: str = "fp32",
+    lanes: int = 1,
+) -> BoundPlan:
+    """The model as one block under a random stream schedule, loaded."""
+    schedule = random_streams(graph_of([model], [()], members(1)), random.Random(seed))
+    plan = plan_of([model], [()], [members(1)], [schedule], barrier=Barrier.DATA, lanes=lanes)
+    return load(executor, replace(plan, executor=ExecutorOptions(precision=precision)), [model], key)
+
+
+def logits(executor: TorchGraphExecutor, steps: StepMaker, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    """Run one task."""
+    rows = run(executor, steps.step(0, {0: (ONE, 1)}), {ONE: [inputs]})[ONE]
+    return np.array(rows[0]["logits"])
+
+
+def test_p1_results_are_bit_stable_with_random_delays_on_every_stream(
+    executor: TorchGraphExecutor, device: CudaDevice, model: Artifact
+) -> None:
+    steps = StepMaker(KEY, streamed(executor, model))
+    inputs = random_inputs(model.graph, 1)
+    first = logits(executor, steps, inputs)
+    assert difference(first, answer_of(model, inputs)) < 1e-4
+    (built,) = executor._built.values()
+    rng = random.Random(1)
+    streams = device.capture_streams(8)
+    answers = set()
+    for _ in range(10):
+        pool = device.new_pool()
+        with torch.inference_mode():
+            graph = device.capture(
+                pool,
+                streams,
+                lambda: issue_program(
+                    built.program,
+                    device,
+                    streams,
+                    before_group=lambda stream: device.sleep(stream, rng.random() * 2e-4),
+                ),
+            )
+            for _ in range(REPLAYS // 10):
+                device.replay(streams[0], graph)
+                device.synchronize(device.record(streams[0]))
+                answers.add(_answer_bits(executor))
+    assert answers == {first.tobytes()}
+
+
+def _answer_bits(executor: TorchGraphExecutor) -> bytes:
+    from edge_agent.executor.torch.recipe import Role
+
+    plan = executor._plans[KEY]
+    graph = plan.bound.models[0].graph
+    return plan.buffers.at(Role.ANSWER, Member(0, 0, 0), graph.outputs[0], 1).cpu().numpy().tobytes()
+
+
+def test_p2_programs_on_two_lanes_give_what_they_give_alone(executor: TorchGraphExecutor) -> None:
+    models = [artifact_of("googlenet"), artifact_of("inception_v3")]
+    cuts: list[tuple[int, ...]] = [(), ()]
+    groups = [[Member(i, 0, 0)] for i in (0, 1)]
+    schedules = [random_streams(graph_of(models, cuts, group), random.Random(7)) for group in groups]
+    bound = load(executor, plan_of(models, cuts, groups, schedules, lanes=2), models)
+    steps = StepMaker(KEY, bound)
+    inputs = [random_inputs(model.graph, i) for i, model in enumerate(models)]
+    alone: list[bytes] = []
+    for lane in (0, 1):
+        instance = InstanceId(lane)
+        rows = run(executor, steps.step(lane, {0: (instance, 1)}, lane=lane), {instance: [inputs[lane]]})
+        alone.append(rows[instance][0]["logits"].tobytes())
+    for number in range(REPLAYS):
+        issued = []
+        for lane in (0, 1):
+            step = steps.step(lane, {0: (InstanceId(10 + 2 * number + lane), 1)}, lane=lane)
+            executor.issue(step, {step.members[0].instance: [inputs[lane]]})
+            issued.append(step)
+        for lane, step in enumerate(issued):
+            made = executor.wait(step.id).outputs[step.members[0].instance]
+            assert made[0]["logits"].tobytes() == alone[lane]
+
+
+def test_p3_p15_the_streams_for_running_are_32_different_ones(device: CudaDevice) -> None:
+    own = [device.lane_streams(8 * lane, 8)[i] for lane in range(4) for i in range(8)]
+    assert len({stream.cuda_stream for stream in own}) == 32
+    preparing = [*device.capture_streams(8), *device.profiling_streams(8), device.moving_stream()]
+    assert len({stream.cuda_stream for stream in (*own, *preparing)}) == 32 + 17
+    another = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    assert another.cuda_stream in {stream.cuda_stream for stream in own}, "the 33rd is the first again"
+
+
+def test_p4_connections_are_set_before_cuda_starts(device: CudaDevice) -> None:
+    assert int(os.environ[CONNECTIONS]) >= 8
+    late = """
+import torch
+torch.cuda.init()
+from edge_agent.executor.torch.cuda import CudaDevice
+CudaDevice()
+"""
+    environment = {name: value for name, value in os.environ.items() if name != CONNECTIONS}
+    done = subprocess.run(
+        [sys.executable, "-c", late], env=environment, capture_output=True, text=True, check=False
+    )
+    assert f"CUDA has started without {CONNECTIONS}" in done.stderr
+
+
+def test_p5_a_graph_survives_the_end_of_another_with_matrix_products(
+    executor: TorchGraphExecutor, model: Artifact
+) -> None:
+    """Both graphs hold a classifier's product, captured on the same streams."""
+    other = artifact_of("squeezenet")
+    steps = StepMaker(PlanKey(1), streamed(executor, model, PlanKey(1)))
+    inputs = random_inputs(model.graph, 1)
+    first = logits(executor, steps, inputs)
+    streamed(executor, other, PlanKey(2), seed=2)
+    second = StepMaker(PlanKey(3), streamed(executor, model, PlanKey(3)))
+    second._next = 1000
+    logits(executor, second, inputs)
+    executor.unload(PlanKey(3))
+    executor.unload(PlanKey(2))
+    torch.cuda.empty_cache()
+    junk = [torch.full((1 << 22,), float("nan"), device="cuda") for _ in range(8)]
+    for _ in range(10):
+        assert logits(executor, steps, inputs).tobytes() == first.tobytes()
+    del junk
+
+
+def test_p6_p7_every_kernel_is_measured_and_the_fastest_is_taken_and_logged(
+    executor: TorchGraphExecutor, model: Artifact, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="edge_agent.executor.torch.kernels"):
+        steps = StepMaker(KEY, streamed(executor, model))
+        logits(executor, steps, random_inputs(model.graph, 1))
+    chosen = [choice for table in executor.choices._chosen.values() for choice in table.values()]
+    assert len(chosen) >= 50
+    for choice in chosen:
+        assert dict(choice.seconds)[choice.name] == min(took for _, took in choice.seconds)
+    assert sum("kernel artifact=" in record.getMessage() for record in caplog.records) == len(chosen)
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-4), ("tf32", 1e-2), ("fp16", 2e-2)])
+def test_p8_each_precision_is_as_exact_as_it_should_be(
+    precision: str, bound: float, executor: TorchGraphExecutor, model: Artifact
+) -> None:
+    steps = StepMaker(KEY, streamed(executor, model, precision=precision))
+    inputs = random_inputs(model.graph, 1)
+    assert difference(logits(executor, steps, inputs), answer_of(model, inputs)) < bound
+
+
+def test_p9_p14_a_plan_serves_rightly_while_programs_are_built(
+    executor: TorchGraphExecutor, model: Artifact
+) -> None:
+    """Another thread allocates, launches and synchronises all the while, which a global capture forbids."""
+    steps = StepMaker(KEY, streamed(executor, model))
+    inputs = random_inputs(model.graph, 1)
+    first = logits(executor, steps, inputs)
+    built = threading.Event()
+    other = artifact_of("inception_v3")
+
+    def build() -> None:
+        try:
+            for number in range(3):
+                bound = streamed(executor, other, PlanKey(10 + number), seed=number)
+                step = StepMaker(PlanKey(10 + number), bound).step(0, {0: (ONE, 1)})
+                executor.prepare(step.program)
+        finally:
+            built.set()
+
+    thread = threading.Thread(target=build)
+    thread.start()
+    runs = 0
+    while not built.is_set() or runs < 10:
+        step = steps.step(0, {0: (ONE, 1)})
+        executor.issue(step, {ONE: [inputs]})
+        assert executor.wait(step.id).outputs[ONE][0]["logits"].tobytes() == first.tobytes()
+        torch.empty(1 << 20, device="cuda").fill_(1.0).sum().item()
+        runs += 1
+    thread.join()
+    assert all(executor._plans[PlanKey(10 + number)] for number in range(3))
+
+
+def test_p10_the_issue_order_changes_no_bit(executor: TorchGraphExecutor, model: Artifact) -> None:
+    """Before kernels are measured the order knows nothing of them, afterwards it does."""
+    steps = StepMaker(PlanKey(1), streamed(executor, model, PlanKey(1)))
+    inputs = random_inputs(model.graph, 1)
+    before = executor._plans[PlanKey(1)].recipe(0, {0: 1}).script
+    first = logits(executor, steps, inputs)
+    after = executor._plans[PlanKey(1)].recipe(0, {0: 1}).script
+    assert before != after and sorted(before, key=str) == sorted(after, key=str)
+    again = StepMaker(PlanKey(2), streamed(executor, model, PlanKey(2)))
+    again._next = 1000
+    assert logits(executor, again, inputs).tobytes() == first.tobytes()
+
+
+def test_p11_the_current_stream_is_restored_and_a_graph_replayed_before_use(
+    executor: TorchGraphExecutor, device: CudaDevice, model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current = torch.cuda.current_stream()
+
+    def fail() -> None:
+        raise KeyError("a launch")
+
+    with pytest.raises(KeyError):
+        device.launch(device.capture_streams(1)[0], fail)
+    with pytest.raises(KeyError):
+        device.capture(device.new_pool(), device.capture_streams(1), fail)
+    assert torch.cuda.current_stream() == current
+    rehearsed: list[Built] = []
+    rehearse = Builder.rehearse
+
+    def noted(builder: Builder, built: Built) -> None:
+        rehearsed.append(built)
+        rehearse(builder, built)
+
+    monkeypatch.setattr(Builder, "rehearse", noted)
+    steps = StepMaker(KEY, streamed(executor, model))
+    executor.prepare(steps.step(0, {0: (ONE, 1)}).program)
+    assert len(rehearsed) == 1
+
+
+def test_p12_the_form_that_is_kept_gives_the_same_answer(device: CudaDevice, model: Artifact) -> None:
+    executor = TorchGraphExecutor(device, effort=Effort())
+    steps = StepMaker(KEY, streamed(executor, model))
+    inputs = random_inputs(model.graph, 1)
+    assert difference(logits(executor, steps, inputs), answer_of(model, inputs)) < 1e-4
+    executor.close()
+
+
+def test_p13_issue_returns_while_the_device_is_busy(
+    executor: TorchGraphExecutor, device: CudaDevice, model: Artifact
+) -> None:
+    steps = StepMaker(KEY, streamed(executor, model))
+    inputs = random_inputs(model.graph, 1)
+    first = logits(executor, steps, inputs)
+    device.sleep(device.lane_streams(0, 1)[0], 1.0)
+    issued = [steps.step(0, {0: (InstanceId(i), 1)}) for i in (1, 2)]
+    for i, step in enumerate(issued, start=1):
+        executor.issue(step, {InstanceId(i): [inputs]})
+    assert not any(executor._issued[step.id].ended.query() for step in issued)
+    for i, step in enumerate(issued, start=1):
+        rows = executor.wait(step.id).outputs[InstanceId(i)]
+        assert rows[0]["logits"].tobytes() == first.tobytes()
+
+
+def test_merge_stages_run_as_one_convolution(executor: TorchGraphExecutor, model: Artifact) -> None:
+    schedule = merged(graph_of([model], [()], members(1)))
+    bound = load(executor, plan_of([model], [()], [members(1)], [schedule]), [model])
+    inputs = random_inputs(model.graph, 1)
+    answer = logits(executor, StepMaker(KEY, bound), inputs)
+    assert difference(answer, answer_of(model, inputs)) < 1e-4
+
+
+def test_traced_graphs_time_every_group(executor: TorchGraphExecutor, model: Artifact) -> None:
+    steps = StepMaker(KEY, streamed(executor, model))
+    executor.tracing = True
+    for _ in range(3):
+        step = steps.step(0, {0: (ONE, 1)})
+        executor.prepare(step.program)
+        executor.issue(step, {ONE: [random_inputs(model.graph, 1)]})
+        result = executor.wait(step.id)
+        assert [group.item for group in result.groups] == list(range(len(result.groups)))
+        assert all(result.started_s <= g.started_s <= g.ended_s <= result.ended_s for g in result.groups)
+    (built,) = executor._built.values()
+    assert built.traced is not None
+
+
+def test_two_halves_and_a_move_on_the_device(executor: TorchGraphExecutor, model: Artifact) -> None:
+    bound = load(executor, plan_of([model], [halves(model)], [members(2)]), [model])
+    steps = StepMaker(KEY, bound)
+    inputs = random_inputs(model.graph, 1)
+    run(executor, steps.step(0, {0: (ONE, 1)}), {ONE: [inputs]})
+    assert not wrong(model, inputs, run(executor, steps.step(0, {1: (ONE, 1)}))[ONE])

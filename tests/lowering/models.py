@@ -1,0 +1,203 @@
+"""Small models of kinds that the zoo lacks, imported once per run of the tests, and how units are run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor
+
+from edge_agent.lowering.dtypes import Precision
+from edge_agent.lowering.model import LoweredModel, ModelLowering
+from shared.artifact import Artifact, open_artifact
+from shared.ids import TensorId
+from shared.importer.limits import ImportLimits
+from shared.importer.pipeline import import_here
+from shared.importer.process import ARTIFACT_NAME
+
+CPU = torch.device("cpu")
+
+
+class Builder:
+    """Collects nodes and seeded weights; every method returns the name of the value it makes."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[onnx.TensorProto] = []
+
+    def node(self, kind: str, *inputs: str, outputs: int = 1, **attributes: object) -> str:
+        made = [f"{kind.lower()}{len(self.nodes)}.{i}" for i in range(outputs)]
+        self.nodes.append(helper.make_node(kind, list(inputs), made, name=made[0], **attributes))
+        return made[0]
+
+    def weight(self, *shape: int, scale: float = 1.0, positive: bool = False) -> str:
+        values = self.rng.standard_normal(shape).astype(np.float32) * np.float32(scale)
+        return self.constant(np.abs(values) + np.float32(0.5) if positive else values)
+
+    def constant(self, values: "np.ndarray | Sequence[int]") -> str:
+        array = np.asarray(values)
+        name = f"weight{len(self.weights)}"
+        self.weights.append(numpy_helper.from_array(array, name))
+        return name
+
+    def artifact(
+        self,
+        inputs: Mapping[str, tuple[int, ...]],
+        outputs: Mapping[str, tuple[int, ...]],
+        *,
+        opset: int = 17,
+    ) -> Artifact:
+        """The model as an artifact, through the importer."""
+        return imported(self.model(inputs, outputs, opset=opset))
+
+    def model(
+        self,
+        inputs: Mapping[str, tuple[int, ...]],
+        outputs: Mapping[str, tuple[int, ...]],
+        *,
+        opset: int = 17,
+    ) -> onnx.ModelProto:
+        """The model; inputs and outputs are float32."""
+
+        def described(values: Mapping[str, tuple[int, ...]]) -> list[onnx.ValueInfoProto]:
+            return [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in values.items()]
+
+        graph = helper.make_graph(self.nodes, "small", described(inputs), described(outputs), self.weights)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+        model.ir_version = 10
+        return model
+
+
+def imported(model: onnx.ModelProto) -> Artifact:
+    """A model on disk, through the importer."""
+    scratch = Path(mkdtemp(prefix="stageloom-test-"))
+    (scratch / "model.onnx").write_bytes(model.SerializeToString())
+    import_here(scratch / "model.onnx", {}, scratch, ImportLimits(), lambda line: None)
+    return open_artifact(scratch / ARTIFACT_NAME)
+
+
+@cache
+def transformer(layers: int = 2, width: int = 32, heads: int = 4, length: int = 12) -> Artifact:
+    """Encoder layers as exporters write them: attention by reshapes and transposes, Gelu by Erf, a mask."""
+    b = Builder(1)
+    x = "tokens"
+    mask = b.node("Mul", "mask", b.constant(np.array(-1e4, np.float32)))
+    for _ in range(layers):
+        x = _encoder_layer(b, x, mask, width, heads, length)
+    pooled = b.node("ReduceMean", x, axes=[1], keepdims=0)
+    answer = b.node("Gemm", pooled, b.weight(width, 10), b.weight(10))
+    return b.artifact({"tokens": (1, length, width), "mask": (1, 1, 1, length)}, {answer: (1, 10)}, opset=17)
+
+
+def _encoder_layer(b: Builder, x: str, mask: str, width: int, heads: int, length: int) -> str:
+    def linear(source: str, out: int) -> str:
+        product = b.node("MatMul", source, b.weight(width, out, scale=width**-0.5))
+        return b.node("Add", product, b.weight(out, scale=0.1))
+
+    def split(source: str) -> str:
+        apart = b.node("Reshape", source, b.constant(np.array([0, length, heads, width // heads])))
+        return b.node("Transpose", apart, perm=[0, 2, 1, 3])
+
+    joined = linear(x, 3 * width)
+    size = b.constant(np.array([width, width, width]))
+    b.nodes.append(helper.make_node("Split", [joined, size], [f"{joined}.{p}" for p in "qkv"], axis=2))
+    q, k, v = (split(f"{joined}.{p}") for p in "qkv")
+    keys = b.node("Transpose", k, perm=[0, 1, 3, 2])
+    scores = b.node(
+        "Div", b.node("MatMul", q, keys), b.constant(np.array((width / heads) ** 0.5, np.float32))
+    )
+    weights = b.node("Softmax", b.node("Add", scores, mask), axis=-1)
+    context = b.node("Transpose", b.node("MatMul", weights, v), perm=[0, 2, 1, 3])
+    flat = b.node("Reshape", context, b.constant(np.array([0, length, width])))
+    x = _normalised(b, b.node("Add", x, linear(flat, width)), width)
+    wide = linear(x, 2 * width)
+    half = b.node("Mul", wide, b.constant(np.array(0.5, np.float32)))
+    erf = b.node("Erf", b.node("Div", wide, b.constant(np.array(2**0.5, np.float32))))
+    gelu = b.node("Mul", half, b.node("Add", erf, b.constant(np.array(1.0, np.float32))))
+    back = b.node("MatMul", gelu, b.weight(2 * width, width, scale=(2 * width) ** -0.5))
+    return _normalised(b, b.node("Add", x, back), width)
+
+
+def _normalised(b: Builder, x: str, width: int) -> str:
+    return b.node("LayerNormalization", x, b.weight(width, positive=True), b.weight(width), axis=-1)
+
+
+@cache
+def recurrent(kind: str, direction: str = "bidirectional") -> Artifact:
+    """One recurrent layer over a sequence and a classifier on its last state."""
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]
+    steps, width, hidden, ways = 6, 10, 8, 2 if direction == "bidirectional" else 1
+    b = Builder(2)
+    name = b.node(
+        kind,
+        "sequence",
+        b.weight(ways, gates * hidden, width, scale=0.4),
+        b.weight(ways, gates * hidden, hidden, scale=0.4),
+        b.weight(ways, 2 * gates * hidden, scale=0.1),
+        outputs=2,
+        hidden_size=hidden,
+        direction=direction,
+    )
+    last = name.replace(".0", ".1")
+    answer = b.node("ReduceSum", last, b.constant(np.array([0])), keepdims=0)
+    return b.artifact({"sequence": (steps, 1, width)}, {answer: (1, hidden), name: (steps, ways, 1, hidden)})
+
+
+def lowered(
+    artifact: Artifact,
+    *,
+    batch: int = 1,
+    channels_last: bool = True,
+    precision: Precision = Precision.FP32,
+    device: torch.device = CPU,
+) -> tuple[ModelLowering, LoweredModel]:
+    """A model lowered for the CPU, or another device."""
+    lowering = ModelLowering(artifact, device=device, precision=precision, channels_last=channels_last)
+    return lowering, lowering.at_batch(batch)
+
+
+Execute = Callable[["LoweredModel", int, list[Tensor]], Sequence[Tensor]]
+
+
+def by_run(model: LoweredModel, op: int, args: list[Tensor]) -> Sequence[Tensor]:
+    """Outputs where torch puts them."""
+    return model.units[op].run(args)
+
+
+def by_run_into(model: LoweredModel, op: int, args: list[Tensor]) -> Sequence[Tensor]:
+    """Outputs in buffers of ours, which hold rubbish before."""
+    unit = model.units[op]
+    outs = [model.allocate(t) for t in unit.outputs]
+    for out in outs:
+        out.fill_(torch.nan if out.is_floating_point() else 1)
+    unit.run_into(args, outs)
+    return outs
+
+
+def run_model(
+    artifact: Artifact,
+    model: LoweredModel,
+    inputs: Mapping[str, np.ndarray],
+    execute: Execute = by_run,
+) -> dict[str, np.ndarray]:
+    """Every tensor of the graph by name, units run one after another; arguments must stay as they were."""
+    values: dict[TensorId, Tensor] = {}
+    with torch.inference_mode():
+        for tensor in artifact.graph.inputs:
+            values[tensor] = model.allocate(tensor)
+            values[tensor].copy_(torch.from_numpy(inputs[artifact.graph.tensors[tensor].name]))
+        for op, unit in enumerate(model.units):
+            args = [values[t] for t in unit.inputs]
+            before = [a.clone() for a in args]
+            made = execute(model, op, args)
+            assert all(torch.equal(a, b) for a, b in zip(args, before, strict=True)), unit.ops
+            for tensor, value in zip(unit.outputs, made, strict=True):
+                assert tuple(value.shape) == model.specs[tensor].shape
+                assert value.dtype == model.specs[tensor].dtype
+                values[tensor] = value
+    return {artifact.graph.tensors[t].name: v.float().cpu().numpy() for t, v in values.items()}

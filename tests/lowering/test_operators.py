@@ -1,0 +1,193 @@
+"""Operators one by one: today's forms by the onnx package's own node tests, older forms by onnxruntime."""
+
+import importlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import helper, numpy_helper
+from onnx.backend.test.case import node as cases
+
+from benchmarks.onnx_conformance import Verdict, figures, node_tests, run_test
+from edge_agent.lowering.errors import NeedsConstant, Unsupported
+from edge_agent.lowering.node import Node
+from edge_agent.lowering.registry import Lowered, operator, operators
+from edge_agent.lowering.whole import lower_whole
+
+MODULES = (
+    "argmax", "attention", "cast", "clip", "concat", "conv", "convtranspose", "cumsum", "dequantizelinear",
+    "einsum", "equal", "expand", "flatten", "gather", "gathernd", "gelu", "gemm", "groupnormalization", "gru",
+    "layernormalization", "lstm", "matmul", "mod", "onehot", "pad", "pow", "quantizelinear", "reducemean",
+    "reshape", "resize", "rnn", "scatternd", "softmax", "split", "tile", "topk", "transpose", "where",
+)  # fmt: skip
+"""Loading all node tests takes 12 s; `test_no_node_test_fails` does, in the full suite."""
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, about overflows provoked on purpose
+def test_node_tests_of_the_onnx_package_pass(module: str) -> None:
+    before = len(cases._NodeTestCases)
+    importlib.import_module(f"onnx.backend.test.case.node.{module}")
+    tests = cases._NodeTestCases[before:] or [
+        t for t in cases._NodeTestCases if t.name.startswith(f"test_{module}")
+    ]
+    chosen = random.Random(module).sample(tests, min(len(tests), 8))
+    outcomes = [run_test(test) for test in chosen]
+    assert [o for o in outcomes if o.verdict is Verdict.FAILED] == []
+    assert any(o.verdict is Verdict.PASSED for o in outcomes)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_no_node_test_fails_and_most_pass() -> None:
+    outcomes = [run_test(test) for test in node_tests()]
+    found = figures(outcomes)
+    assert [o for o in outcomes if o.verdict is Verdict.FAILED] == []
+    assert found["passed"] >= 1600
+    assert found["undecided"] <= 3
+
+
+def floats(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def whole(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+Older = tuple[str, int, Sequence[np.ndarray], Mapping[str, np.ndarray], Mapping[str, object]]
+
+OLDER: list[Older] = [  # operator, opset, inputs, constants behind them by name, attributes
+    ("Softmax", 11, [floats(2, 3, 4)], {}, {"axis": 1}),
+    ("Softmax", 11, [floats(2, 3, 4)], {}, {}),
+    ("LogSoftmax", 12, [floats(2, 3, 4)], {}, {"axis": 2}),
+    ("Hardmax", 11, [floats(2, 3, 4)], {}, {"axis": 1}),
+    ("Clip", 6, [floats(3, 4)], {}, {"min": -0.5, "max": 0.25}),
+    ("Clip", 13, [floats(3, 4)], {"low": np.array(-0.5, np.float32)}, {}),
+    ("Slice", 9, [floats(4, 5)], {}, {"starts": [1, -4], "ends": [3, 9], "axes": [0, 1]}),
+    ("Slice", 13, [floats(4, 5)],
+     {"s": whole(-1, 4), "e": whole(-9, 0), "a": whole(0, 1), "t": whole(-2, -1)}, {}),
+    ("Squeeze", 11, [floats(1, 3, 1)], {}, {"axes": [0]}),
+    ("Squeeze", 13, [floats(1, 3, 1)], {}, {}),
+    ("Unsqueeze", 11, [floats(3, 4)], {}, {"axes": [0, 3]}),
+    ("ReduceSum", 11, [floats(2, 3, 4)], {}, {"axes": [1, -1], "keepdims": 0}),
+    ("ReduceMean", 13, [floats(2, 3, 4)], {}, {"axes": [-1]}),
+    ("ReduceMax", 18, [floats(2, 3, 4)], {"axes": whole(0, 2)}, {"keepdims": 0}),
+    ("Split", 11, [floats(2, 6)], {}, {"axis": 1, "split": [1, 2, 3], "outputs": 3}),
+    ("Split", 13, [floats(2, 6)], {}, {"axis": 1, "outputs": 2}),
+    ("Pad", 10, [floats(2, 3)], {}, {"pads": [0, 1, 2, 0], "value": 1.5}),
+    ("Pad", 13, [floats(4, 5)], {"pads": whole(1, 2, 0, 3)}, {"mode": "reflect"}),
+    ("Pad", 13, [floats(4, 5)], {"pads": whole(0, -1, 0, 2)}, {}),
+    ("Upsample", 9, [floats(1, 2, 3, 4)], {"scales": np.array([1, 1, 2, 2], np.float32)}, {}),
+    ("Upsample", 9, [floats(1, 2, 3, 4)], {"scales": np.array([1, 1, 2, 3], np.float32)}, {"mode": "linear"}),
+    ("Resize", 10, [floats(1, 2, 4, 4)], {"scales": np.array([1, 1, 0.5, 2], np.float32)}, {}),
+    ("TopK", 9, [floats(3, 7)], {}, {"k": 2, "axis": 1, "outputs": 2}),
+    ("Dropout", 10, [floats(3, 4)], {}, {"ratio": 0.4}),
+    ("BatchNormalization", 9, [floats(2, 3, 4, 4)],
+     {"s": floats(3, seed=1), "b": floats(3, seed=2), "m": floats(3, seed=3), "v": np.square(floats(3))}, {}),
+    ("MaxPool", 12, [floats(1, 2, 7, 7)], {}, {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}),
+    ("MaxPool", 12, [floats(1, 2, 7, 8)], {},
+     {"kernel_shape": [2, 2], "pads": [0, 0, 1, 1], "strides": [2, 2]}),
+    ("AveragePool", 11, [floats(1, 2, 7, 7)], {},
+     {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1], "count_include_pad": 0}),
+    ("AveragePool", 11, [floats(1, 2, 6, 7)], {}, {"kernel_shape": [2, 2], "auto_pad": "SAME_UPPER"}),
+    ("Conv", 11, [floats(1, 4, 6, 6)], {"w": floats(6, 2, 3, 3)},
+     {"group": 2, "auto_pad": "SAME_LOWER", "strides": [2, 2]}),
+    ("ConvTranspose", 11, [floats(1, 3, 4, 4)], {"w": floats(3, 2, 3, 3), "b": floats(2)},
+     {"strides": [2, 2], "pads": [1, 0, 1, 1], "output_padding": [1, 0]}),
+    ("Gather", 13, [floats(4, 5)], {"i": whole(-1, 0, 2)}, {"axis": 1}),
+    ("LRN", 13, [floats(1, 8, 3, 3)], {}, {"size": 5, "alpha": 0.01}),
+    ("InstanceNormalization", 6, [floats(2, 3, 4, 4)], {"s": floats(3, seed=1), "b": floats(3, seed=2)}, {}),
+    ("Gemm", 13, [floats(4, 3)], {"w": floats(5, 4), "c": floats(1, 5)},
+     {"transA": 1, "transB": 1, "alpha": 0.5, "beta": 2.0}),
+    ("DepthToSpace", 13, [floats(1, 8, 2, 3)], {}, {"blocksize": 2, "mode": "CRD"}),
+    ("QuantizeLinear", 13, [floats(2, 3, 4)],
+     {"s": np.array([0.1, 0.2, 0.05], np.float32), "z": np.array([3, 0, 250], np.uint8)}, {"axis": 1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "opset", "inputs", "constants", "attributes"), OLDER,
+                         ids=[f"{case[0]}-{case[1]}-{i}" for i, case in enumerate(OLDER)])  # fmt: skip
+def test_forms_of_older_operator_sets_agree_with_onnxruntime(
+    kind: str,
+    opset: int,
+    inputs: Sequence[np.ndarray],
+    constants: Mapping[str, np.ndarray],
+    attributes: Mapping[str, object],
+) -> None:
+    own = dict(attributes)
+    count = own.pop("outputs", 1)
+    assert isinstance(count, int)
+    names = [f"x{i}" for i in range(len(inputs))]
+    model = single(kind, opset, names, inputs, constants, [f"y{i}" for i in range(count)], own)
+    wanted = onnxruntime.InferenceSession(model.SerializeToString()).run(
+        None, dict(zip(names, inputs, strict=True))
+    )
+    lowered = lower_whole(model, inputs)
+    assert not lowered.pinned
+    found = lowered.run(dict(zip(names, inputs, strict=True)))
+    for got, want in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+        assert got.dtype == want.dtype
+
+
+def single(
+    kind: str,
+    opset: int,
+    names: Sequence[str],
+    inputs: Sequence[np.ndarray],
+    constants: Mapping[str, np.ndarray],
+    outputs: Sequence[str],
+    attributes: Mapping[str, object],
+) -> onnx.ModelProto:
+    """A model of one node."""
+    types = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
+        for n, x in zip(names, inputs, strict=True)
+    ]
+    node = helper.make_node(kind, [*names, *constants], list(outputs), **attributes)
+    weights = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    results = [helper.make_empty_tensor_value_info(name) for name in outputs]
+    graph = helper.make_graph([node], kind, types, results, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    model.ir_version = 8
+    return model
+
+
+def test_what_nothing_lowers_is_named() -> None:
+    model = single("NonZero", 13, ["x0"], [floats(3)], {}, ["y"], {})
+    with pytest.raises(Unsupported, match=r"^NonZero$"):
+        lower_whole(model, [floats(3)])
+
+
+def test_a_shape_from_a_value_that_is_computed_is_named() -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["n"], to=onnx.TensorProto.INT64),
+        helper.make_node("Reshape", ["x", "n"], ["y"]),
+    ]
+    from edge_agent.lowering.dtypes import Precision
+    from edge_agent.lowering.node import Spec
+    from edge_agent.lowering.trace import Trace
+    from edge_agent.lowering.weights import WeightStore
+
+    store = WeightStore(torch.device("cpu"), Precision.FP32)
+    trace = Trace(store, {}, opset=17, batch=1, channels_last=False)
+    trace.add_input("x", Spec((4,), torch.float32))
+    assert trace.visit(nodes[0]) is not None
+    with pytest.raises(NeedsConstant, match="'n' decides a shape"):
+        trace.visit(nodes[1])
+
+
+def test_an_operator_is_registered_once() -> None:
+    assert "Conv" in operators() and len(operators()) > 150
+
+    def again(node: Node) -> Lowered:
+        return torch.neg
+
+    register: Callable[[Callable[[Node], Lowered]], object] = operator("Conv")
+    with pytest.raises(ValueError, match="twice"):
+        register(again)

@@ -1,0 +1,178 @@
+"""What a re-plan reads of its device, and what of that a policy sees."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.dispatch.ports import TelemetryWrite
+from planner.replan.observing import observe, without_costs
+from planner.replan.settings import Note, ReplanSettings
+from planner.store.store import Store
+from shared.errors import InputError
+from shared.ids import Digest
+from shared.messages.control import Alarm, ModelLoad, Origin
+from shared.messages.telemetry import OperatorTiming, ProfileResult, TrialEnded
+from shared.plan import Plan
+from tests.store.helpers import NANO, T0_US, add_model, enrol, row, small_plan
+
+CLASS = "cpu-2-core"
+
+
+def alarm(number: int, plan: Plan | None) -> Alarm:
+    load = ModelLoad("relu", 10.0, 1000.0, 3, 20_000)
+    return Alarm(
+        boot=7,
+        number=number,
+        at_us=T0_US,
+        cause="variance",
+        value=2.0,
+        threshold=1.0,
+        plan=plan.digest if plan is not None else None,
+        loads=(load,),
+        samples=(),
+    )
+
+
+def paced(plan: Plan, interval_us: int) -> Plan:
+    models = tuple(replace(one, launch_interval_us=interval_us) for one in plan.models)
+    return replace(plan, models=models)
+
+
+class Rig:
+    """A device that runs a plan, and trials of other plans there."""
+
+    def __init__(self, store: Store, folder: Path) -> None:
+        self.store = store
+        enrol(store)
+        self.artifact = add_model(store, folder)
+        self.runs = small_plan(store)
+        self.rows = 0
+        self.numbers = 0
+        store.add_plan("runs", self.runs, "sequential")
+        store.push(NANO, "runs", decided_by="operator")
+
+    def tried(self, plan: Plan, verdict: str, *, known: bool = True) -> None:
+        """A trial of a plan ended; later ones are newer."""
+        if known:
+            self.store.add_plan(plan.digest[:12], plan, "search")
+        ended = TrialEnded(
+            epoch=1,
+            generation=1,
+            origin=Origin.PLANNER,
+            how="trial",
+            verdict=verdict,
+            candidate=plan.digest,
+            control=self.runs.digest,
+            ratio=None,
+            ratio_low=None,
+            ratio_high=None,
+            pairs=0,
+            began_us=T0_US,
+            decided_us=T0_US + self.rows,
+            reason="",
+        )
+        self._row(ended)
+
+    def profiled(self) -> None:
+        """Its operators were measured."""
+        times = tuple(OperatorTiming(op, 10.0 * (op + 1), 1.0, 9) for op in range(4))
+        self._row(ProfileResult(999, self.artifact, 1, CLASS, times, True))
+
+    def _row(self, data: TrialEnded | ProfileResult) -> None:
+        self.rows += 1
+        self.store.append_telemetry([TelemetryWrite(NANO, (row(self.rows, data),), ())])
+
+    def replan(self, plan: Plan | None) -> int:
+        """An alarm under a plan begins a re-plan; what was pending has ended."""
+        self.numbers += 1
+        number = self.store.record_alarm(NANO, alarm(self.numbers, plan))
+        assert number is not None
+        return number
+
+
+@pytest.fixture
+def rig(store: Store, tmp_path: Path) -> Rig:
+    return Rig(store, tmp_path)
+
+
+def test_an_observation_is_what_the_store_holds_of_the_device(rig: Rig) -> None:
+    rig.profiled()
+    rig.store.set_replan_settings(NANO, ReplanSettings(scheduler="greedy", budget_s=3.0))
+    other = paced(rig.runs, 5)
+    rig.tried(other, "commit")
+    seen = observe(rig.store, NANO, rig.replan(rig.runs), T0_US)
+    assert (seen.incumbent, seen.desired, seen.cause) == (rig.runs, (1, 1), "variance")
+    assert seen.settings == ReplanSettings(scheduler="greedy", budget_s=3.0)
+    assert {op: s for (_, op), s in seen.costs.measured_s.items()} == pytest.approx(
+        {0: 1e-5, 1: 2e-5, 2: 3e-5, 3: 4e-5}
+    )
+    assert seen.loads[0].queued == 3 and seen.loads[0].service_s == pytest.approx(1e-3)
+    assert seen.proven == (other,) and list(seen.graphs) == [rig.artifact]
+
+
+def test_without_a_plan_in_the_alarm_the_desired_one_is_taken_to_run(rig: Rig) -> None:
+    assert observe(rig.store, NANO, rig.replan(None), T0_US).incumbent == rig.runs
+
+
+def test_a_plan_that_lost_its_newest_trial_is_not_proven_and_an_unknown_one_is_left_out(rig: Rig) -> None:
+    one, two, unknown = (paced(rig.runs, us) for us in (5, 6, 7))
+    rig.tried(one, "commit")
+    rig.tried(one, "reject")
+    rig.tried(two, "reject")
+    rig.tried(two, "commit")
+    rig.tried(unknown, "commit", known=False)
+    assert observe(rig.store, NANO, rig.replan(rig.runs), T0_US).proven == (two,)
+
+
+def test_plans_that_differ_in_launch_intervals_alone_crowd_no_other_out(rig: Rig) -> None:
+    """Each re-plan paces anew, so one structure may fill any number of newest trials."""
+    other = replace(rig.runs, max_skips=rig.runs.max_skips + 1)
+    rig.tried(other, "commit")
+    for us in range(1, 20):
+        rig.tried(paced(rig.runs, us), "commit")
+    assert observe(rig.store, NANO, rig.replan(rig.runs), T0_US).proven == (paced(rig.runs, 19), other)
+
+
+def test_an_unknown_plan_or_replan_is_named(rig: Rig) -> None:
+    with pytest.raises(InputError, match="there is no re-plan 99"):
+        observe(rig.store, NANO, 99, T0_US)
+    with pytest.raises(InputError, match="is not known here"):
+        observe(rig.store, NANO, rig.replan(paced(rig.runs, 9)), T0_US)
+
+
+def test_models_without_costs_are_named_until_they_are_measured(rig: Rig) -> None:
+    number = rig.replan(rig.runs)
+    assert without_costs(rig.store, number) == ["relu"]
+    rig.profiled()
+    assert without_costs(rig.store, number) == []
+
+
+def test_an_alarm_begins_a_replan_once_and_what_it_pushes_is_noted(rig: Rig) -> None:
+    """1. An alarm begins a re-plan, its repeat none, the next is noted. 2. A push ends what was undecided."""
+    number = rig.replan(rig.runs)
+    assert rig.store.record_alarm(NANO, alarm(1, rig.runs)) is None
+    assert rig.store.record_alarm(NANO, alarm(2, rig.runs)) is None
+    plan = paced(rig.runs, 5)
+    note = Note(structure=plan.structure, how="proven", predicted=0.5)
+
+    def push(above: tuple[int, int]) -> object:
+        return rig.store.push_replan(NANO, number, plan, scheduler="proven", above=above, note=note)
+
+    assert push((1, 0)) is None, "somebody decided something newer"
+    assert push((1, 1)) is not None
+    assert push((1, 2)) is None, "it has pushed already"
+    (info,) = rig.store.replans(NANO)
+    assert (info.later_alarms, info.digest, info.how) == (1, plan.digest, "proven")
+    assert (info.epoch, info.generation, info.predicted) == (1, 2, 0.5)
+
+
+def test_no_alarm_begins_a_replan_where_replanning_is_off(rig: Rig) -> None:
+    rig.store.set_replan_settings(NANO, ReplanSettings(enabled=False))
+    assert rig.store.record_alarm(NANO, alarm(1, rig.runs)) is None
+    assert not rig.store.replans(NANO)
+
+
+def test_digests_are_what_plans_are_asked_for_by(rig: Rig) -> None:
+    with rig.store.replan_view() as view:
+        assert view.wires({rig.runs.digest, Digest("0" * 64)}) == {rig.runs.digest: rig.runs.wire}

@@ -1,0 +1,213 @@
+"""Recordings: complete, bounded, answered once, and gone when they are over."""
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edge_agent.executor.null import NullExecutor
+from edge_agent.worker import recorder as subject
+from edge_agent.worker.messages import Record, RecordingEnded
+from edge_agent.worker.recorder import Batch, Recorder, Recording, read_recording
+from edge_agent.worker.shell import EngineShell
+from shared.artifact import Artifact
+from shared.engine.steps import Outcome
+from shared.ids import TaskId
+from shared.plan import Plan
+from shared.search.compose import ModelChoice, compose
+from tests.executor.models import artifact_of, random_inputs
+
+TASKS = 5
+
+
+def _plan(model: Artifact, partition: str = "paper", scheduler: str = "greedy") -> Plan:
+    choice = ModelChoice(name="net", artifact=model.digest, graph=model.graph, partition=partition)
+    return compose([choice], scheduler=scheduler)
+
+
+@pytest.fixture(scope="module")
+def model() -> Artifact:
+    return artifact_of("squeezenet")
+
+
+@pytest.fixture
+def shell(model: Artifact) -> Iterator[EngineShell]:
+    with EngineShell(NullExecutor()) as shell:
+        shell.activate(shell.load(_plan(model), {model.digest: model}))
+        yield shell
+
+
+def _serve(shell: EngineShell, model: Artifact, tasks: int = TASKS) -> None:
+    """Returns once the engine has carried out all that follows from the tasks' ends."""
+    inputs = random_inputs(model.graph, 1)
+    ended = threading.Semaphore(0)
+    for _ in range(tasks):
+        shell.submit("net", inputs, on_end=lambda end: ended.release())
+    for _ in range(tasks):
+        assert ended.acquire(timeout=60.0)
+
+
+class _Driver:
+    """Remembers who records."""
+
+    def __init__(self) -> None:
+        self.recorder: Recorder | None = None
+
+    def record(self, recorder: Recorder | None) -> None:
+        self.recorder = recorder
+
+
+class _Desk:
+    """A recording with a driver that is played, and what it reported."""
+
+    def __init__(self, path: Path) -> None:
+        self.driver: _Driver | None = _Driver()
+        self.reports: list[RecordingEnded] = []
+        self.recording = Recording(lambda: self.driver, self.reports.append)
+        self.file = os.open(path, os.O_CREAT | os.O_RDWR)
+        self.path = path
+
+    def until_quiet(self, now: float) -> None:
+        while self.recording.due_s < float("inf"):
+            now = max(now, self.recording.due_s)
+            self.recording.advance(now)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[_Desk]:
+    desk = _Desk(tmp_path / "recording")
+    yield desk
+    os.close(desk.file)
+
+
+def test_every_step_launch_and_task_of_the_time_is_recorded(shell: EngineShell, model: Artifact) -> None:
+    recorder = Recorder()
+    before = shell.stats().steps
+    shell.record(recorder)
+    _serve(shell, model)
+    shell.record(None)
+    batch = recorder.take()
+    assert batch is not None
+    steps = shell.stats().steps - before
+    assert len(batch.steps) == steps == TASKS * len(model.graph.partition("paper")) + TASKS
+    assert sorted(one.step for one in batch.steps) == list(range(before, before + steps))
+    assert all(one.groups and one.began_s <= one.ended_s for one in batch.steps)
+    assert sum(one.launched for one in batch.queues) == TASKS
+    assert [one.outcome for one in batch.tasks] == ["completed"] * TASKS
+    assert all(one.queued_s <= (one.began_s or 0.0) <= one.ended_s for one in batch.tasks)
+    assert [one.key for one in batch.swaps] == [1]
+    assert list(recorder.plans) == [1]
+    assert recorder.take() is None
+
+
+def test_nothing_is_recorded_or_traced_once_it_is_over(shell: EngineShell, model: Artifact) -> None:
+    recorder = Recorder()
+    shell.record(recorder)
+    shell.record(None)
+    recorder.take()
+    _serve(shell, model)
+    assert recorder.take() is None
+    assert not shell.executor.tracing
+
+
+def test_a_swap_is_recorded_with_the_plan_that_it_goes_to(shell: EngineShell, model: Artifact) -> None:
+    recorder = Recorder()
+    shell.record(recorder)
+    second = shell.load(_plan(model, "whole", "sequential"), {model.digest: model})
+    shell.activate(second)
+    _serve(shell, model, 1)
+    batch = recorder.take()
+    assert batch is not None
+    assert [one.key for one in batch.swaps] == [1, second]
+    assert {one.key for one in batch.steps} == {second}
+
+
+def test_what_waits_is_bounded_and_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "MAX_WAITING", 3)
+    recorder = Recorder()
+    for task in range(5):
+        recorder.task(TaskId(task), ("net",), (0.0, None, 1.0), Outcome.CANCELLED)
+    batch = recorder.take()
+    assert batch is not None
+    assert [one.task for one in batch.tasks] == [0, 1, 2]
+    assert recorder.dropped == 2
+
+
+def test_a_recording_ends_by_itself_and_its_file_reads_back(desk: _Desk) -> None:
+    desk.recording.order(Record(7, 1.0), desk.file, 10.0)
+    assert desk.driver is not None
+    recorder = desk.driver.recorder
+    assert recorder is not None
+    for task in range(3):
+        recorder.task(TaskId(task), ("net",), (10.0, 10.1, 10.2), Outcome.COMPLETED)
+        desk.recording.advance(10.1 + task / 10)
+    assert not desk.reports
+    desk.until_quiet(11.0)
+    assert desk.reports == [RecordingEnded(7)]
+    assert desk.driver.recorder is None
+    batch, recorded = read_recording(desk.path.read_bytes())
+    assert [one.task for one in batch.tasks] == [0, 1, 2]
+    assert (recorded.began_s, recorded.ended_s, recorded.dropped) == (10.0, 11.0, 0)
+
+
+def test_only_one_recording_at_a_time(desk: _Desk) -> None:
+    desk.recording.order(Record(1, 1.0), desk.file, 0.0)
+    desk.recording.order(Record(2, 1.0), desk.file, 0.5)
+    assert [(one.number, bool(one.reason)) for one in desk.reports] == [(2, True)]
+    desk.until_quiet(1.0)
+    desk.recording.order(Record(3, 1.0), desk.file, 2.0)
+    desk.until_quiet(3.0)
+    assert [(one.number, one.reason) for one in desk.reports[1:]] == [(1, ""), (3, "")]
+
+
+def test_without_a_plan_nothing_is_recorded_and_the_answer_says_so(desk: _Desk) -> None:
+    desk.driver = None
+    desk.recording.order(Record(1, 1.0), desk.file, 0.0)
+    assert desk.reports == [RecordingEnded(1, "no plan is loaded")]
+
+
+def test_a_file_that_is_full_costs_entries_and_is_still_complete(
+    desk: _Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subject, "MAX_BYTES", 10)
+    desk.recording.order(Record(1, 1.0), desk.file, 0.0)
+    assert desk.driver is not None and desk.driver.recorder is not None
+    for now in (0.2, 0.4):
+        desk.driver.recorder.task(TaskId(1), ("net",), (0.0, None, 0.1), Outcome.EXPIRED)
+        desk.recording.advance(now)
+    desk.until_quiet(1.0)
+    batch, recorded = read_recording(desk.path.read_bytes())
+    assert (len(batch.tasks), recorded.dropped) == (1, 1)
+
+
+def test_a_file_that_cannot_be_written_ends_the_recording(desk: _Desk) -> None:
+    read_only = os.open(desk.path, os.O_RDONLY)
+    desk.recording.order(Record(1, 1.0), read_only, 0.0)
+    os.close(read_only)
+    desk.until_quiet(1.0)
+    assert len(desk.reports) == 1
+    assert "cannot be written" in desk.reports[0].reason
+    assert desk.driver is not None and desk.driver.recorder is None
+
+
+@pytest.mark.parametrize("size", [0, 3, 5])
+def test_a_recording_that_was_cut_off_is_refused(desk: _Desk, size: int) -> None:
+    desk.recording.order(Record(1, 1.0), desk.file, 0.0)
+    desk.until_quiet(1.0)
+    with pytest.raises(ValueError, match=r"cut off|truncated"):
+        read_recording(desk.path.read_bytes()[:size])
+
+
+def test_a_batch_is_bounded_so_that_writing_never_holds_the_engine_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subject, "_ENTRIES_PER_WRITE", 2)
+    recorder = Recorder()
+    for task in range(3):
+        recorder.task(TaskId(task), ("net",), (0.0, None, 1.0), Outcome.CANCELLED)
+    taken: list[Batch] = []
+    while (batch := recorder.take()) is not None:
+        taken.append(batch)
+    assert [len(one.tasks) for one in taken] == [2, 1]
