@@ -22,8 +22,9 @@ from edge_agent.worker.tasks import TaskEnd
 from shared.artifact import Artifact
 from shared.engine.steps import Outcome
 from shared.plan import Plan
+from shared.search.analytic import DeviceRates
 from shared.search.compose import Combination, ModelChoice, compose
-from shared.search.costs import CostTable, DeviceRates
+from shared.search.costs import CostTable
 
 RAMP_UP = 0.15
 """The part of a window's length that runs before it."""

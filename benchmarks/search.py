@@ -27,8 +27,9 @@ from shared.blocks import Block, CombinedGraph, combine, split
 from shared.graph import Graph
 from shared.ids import Digest
 from shared.schedule import Schedule, StageSchedule
+from shared.search.analytic import DeviceRates
 from shared.search.bounds import lower_bounds
-from shared.search.costs import CostTable, DeviceRates, StageCosts
+from shared.search.costs import CostTable, StageCosts
 from shared.search.endings import GroupRule, TooManyError
 from shared.search.interface import Budget, Limits
 from shared.search.ios import exact

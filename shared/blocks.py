@@ -1,7 +1,7 @@
 """Blocks of a model, combined blocks of several, and the one graph over a combined block's operators."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
@@ -100,6 +100,8 @@ class CombinedGraph:
     merge_class: tuple[int, ...] = ()
     """Per operator a number that those share which may run as one launch (`shared.merge`); -1: it never
     merges. [num_ops]; empty: none does."""
+    members: tuple[tuple[Graph, Block], ...] = field(default=(), compare=False, repr=False)
+    """What it was combined from, for who reads more of an operator than its edges; may be absent."""
 
     @property
     def size(self) -> int:
@@ -176,4 +178,5 @@ def combine(members: Sequence[tuple[Graph, Block]]) -> CombinedGraph:
         starts=tuple(block.start for _, block in members),
         predecessors=tuple(predecessors),
         merge_class=tuple(merge_class),
+        members=tuple(members),
     )

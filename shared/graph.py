@@ -10,6 +10,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
+from shared.attributes import Attributes
 from shared.bitmask import bits
 from shared.convolution import Convolution
 from shared.digest import digest_of
@@ -57,6 +58,7 @@ class Operator:
     fused_unit: int  # units after fusing Add+Relu and the like share a number
     opaque: str = ""  # why this operator could not be cut further; empty for an ordinary one
     convolution: Convolution | None = None  # what merging with others needs to know; None: it never merges
+    attributes: Attributes = Attributes()  # noqa: RUF009 (frozen); what a learned policy reads
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ def graph_to_wire(graph: Graph) -> list[Any]:
         [[t.name, t.dtype, list(t.shape)] for t in graph.tensors],
         [
             [o.kind, o.name, list(o.nodes), list(o.inputs), list(o.outputs), o.flop, o.weight_bytes,
-             o.fused_unit, o.opaque, _convolution_to_wire(o.convolution)]
+             o.fused_unit, o.opaque, _convolution_to_wire(o.convolution), o.attributes.to_wire()]
             for o in graph.operators
         ],
         list(graph.inputs),
@@ -222,7 +224,9 @@ def graph_from_wire(wire: Any) -> Graph:
 
 
 def _operator_from_wire(row: Any) -> Operator:
-    kind, name, nodes, inputs, outputs, flop, weight_bytes, fused_unit, opaque, convolution = row
+    (
+        kind, name, nodes, inputs, outputs, flop, weight_bytes, fused_unit, opaque, convolution, attributes,
+    ) = row  # fmt: skip
     flop, weight_bytes, fused_unit = _numbers([flop, weight_bytes, fused_unit])
     return Operator(
         kind=_text(kind),
@@ -235,6 +239,7 @@ def _operator_from_wire(row: Any) -> Operator:
         fused_unit=fused_unit,
         opaque=_text(opaque),
         convolution=_convolution_from_wire(convolution),
+        attributes=Attributes.from_wire(attributes),
     )
 
 

@@ -12,7 +12,8 @@ from shared.bound import BoundPlan
 from shared.launch_list import Barrier
 from shared.plan import ExecutorOptions, Member
 from shared.schedule import Schedule, StageSchedule
-from shared.search.costs import CostTable, DeviceRates, StageCosts
+from shared.search.analytic import DeviceRates
+from shared.search.costs import CostTable, StageCosts
 from shared.search.interface import Budget, Limits
 from shared.search.registry import scheduler
 

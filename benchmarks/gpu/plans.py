@@ -16,7 +16,8 @@ from shared.blocks import Block, CombinedGraph, combine, split
 from shared.ids import Digest, OpId
 from shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan
 from shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedule
-from shared.search.costs import CostTable, DeviceRates
+from shared.search.analytic import DeviceRates
+from shared.search.costs import CostTable
 from shared.search.greedy import greedy
 from shared.search.interface import Budget, Limits, Scheduler
 from shared.search.ios import ios

@@ -25,8 +25,9 @@ from shared.graph import Graph
 from shared.ids import Digest, OpId
 from shared.importer.api import artifact_path, import_model
 from shared.plan import ExecutorOptions
+from shared.search.analytic import DeviceRates
 from shared.search.compose import ModelChoice, compose
-from shared.search.costs import CostTable, DeviceRates
+from shared.search.costs import CostTable
 from shared.search.registry import reads_costs
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from planner.costs.measured import device_costs
+from planner.costs.policies import trained_policy
 from planner.store.reading import ReadStore
 from shared.errors import InputError
 from shared.messages.admin import ModelChoice as Choice
@@ -68,6 +69,7 @@ def search_job(store: ReadStore, request: PlanCreateRequest) -> SearchJob:
             barrier=request.barrier,
         ),
         budget_s=request.budget_s,
+        checkpoint=_checkpoint(store, request),
     )
     return job if request.policy is None else find_policy(request.policy).plan(job)
 
@@ -89,6 +91,14 @@ def _check_policy(request: PlanCreateRequest, name: str) -> None:
             f"the policy {name} decides {sorted(asked)[0].replace('_', ' ')}",
             remedy="leave that out, or leave the policy out",
         )
+
+
+def _checkpoint(store: ReadStore, request: PlanCreateRequest) -> bytes:
+    """The policy trained for the device's class, or for any; none where the scheduler takes none."""
+    if request.scheduler != "gpg":
+        return b""
+    device_class = "" if request.device is None else store.device(request.device).device_class
+    return trained_policy(store, device_class)
 
 
 def _check_effect(request: PlanCreateRequest) -> None:

@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from planner.cli import backup, device, install, model, plan, replans, service, telemetry
+from planner.cli import backup, device, install, model, plan, replans, service, telemetry, train
 from planner.cli.output import progress
 from shared.errors import ExitCode, StageloomError
 
@@ -50,6 +50,7 @@ app.command()(backup.backup)
 app.add_typer(device.app, name="device")
 app.add_typer(model.app, name="model")
 app.add_typer(plan.app, name="plan")
+app.add_typer(train.app, name="train")
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """The base of every mistake on a command line; typer exports only this child of it."""

@@ -7,7 +7,8 @@ from typing import Protocol
 from shared.ids import Digest, OpId
 from shared.messages.telemetry import OperatorTiming
 from shared.plan import ExecutorOptions
-from shared.search.costs import CostTable, DeviceRates, MeasuredStage, fitted
+from shared.search.analytic import DeviceRates
+from shared.search.costs import CostTable, MeasuredStage, fitted
 
 
 class Measurements(Protocol):

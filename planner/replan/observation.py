@@ -31,3 +31,4 @@ class Observation:
     proven: tuple[Plan, ...] = ()
     barred: tuple[tuple[Digest, Digest], ...] = ()
     settings: ReplanSettings = field(default_factory=ReplanSettings)
+    checkpoint: bytes = b""  # a trained policy, for the scheduler that takes one

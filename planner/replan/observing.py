@@ -4,6 +4,7 @@ from functools import lru_cache
 from typing import Final
 
 from planner.costs.measured import device_costs
+from planner.costs.policies import trained_policy
 from planner.replan.observation import Observation
 from planner.store.reading import ReadStore
 from planner.store.replan_view import Begun, ReplanView
@@ -61,6 +62,7 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
         proven=proven,
         barred=tuple(barred),
         settings=begun.settings,
+        checkpoint=trained_policy(store, environment) if begun.settings.scheduler == "gpg" else b"",
     )
 
 

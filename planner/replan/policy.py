@@ -92,6 +92,7 @@ class PlainPolicy:
                     barrier=plan.barrier,
                 ),
                 budget_s=seen.settings.budget_s,
+                checkpoint=seen.checkpoint,
             )
             for choices in _partitions(seen)
             for combination in combinations

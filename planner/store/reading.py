@@ -10,7 +10,7 @@ from pathlib import Path
 from sqlalchemy import select
 
 from planner.replan.settings import ReplanSettings
-from planner.store import costs, devices, history, plans, replans, schema, stages, telemetry
+from planner.store import checkpoints, costs, devices, history, plans, replans, schema, stages, telemetry
 from planner.store.blobs import Blobs
 from planner.store.database import Database, sqlite_url
 from planner.store.history import Entry
@@ -158,6 +158,11 @@ class ReadStore:
         """The stage string that a scheduler once found for a combined block on a device class."""
         with self.database.read() as session:
             return costs.kept_schedule(session, device_class, batch, combined_block, scheduler)
+
+    def newest_checkpoint(self, policy: str, device_class: str) -> bytes | None:
+        """The newest trained policy of a device class, else the newest for any device."""
+        with self.database.read() as session:
+            return checkpoints.newest(session, policy, device_class)
 
     def open_profiles(self, requests: list[int]) -> list[int]:
         """Those of the requests that are not answered yet."""

@@ -361,3 +361,21 @@ class EventRow(Table):
     device: Mapped[str | None] = mapped_column(_NAME)
     code: Mapped[str]
     text: Mapped[str]
+
+
+class CheckpointRow(Table):
+    """A trained policy, named by the digest of its bytes; no `device_class` means any device."""
+
+    __tablename__ = "checkpoints"
+    digest: Mapped[str] = mapped_column(_DIGEST, primary_key=True)
+    policy: Mapped[str] = mapped_column(String(32))
+    device_class: Mapped[str] = mapped_column(String(128))
+    artifacts: Mapped[str]  # JSON: digest to model's name
+    settings: Mapped[str]  # JSON
+    versions: Mapped[str]  # JSON
+    curves: Mapped[str]  # JSON: one object per validation
+    ratio: Mapped[float]  # to sequential, the best validation's
+    steps: Mapped[int]
+    trained_at_us: Mapped[int]
+    body: Mapped[bytes]
+    __table_args__ = (Index("checkpoints_by_use", "policy", "device_class", "trained_at_us"),)

@@ -9,6 +9,7 @@ from shared.bitmask import bits, mask_of
 from shared.errors import ModelError
 from shared.graph import Graph, Operator, Tensor, graph_problem
 from shared.ids import TensorId
+from shared.importer.attributes import attributes_of
 from shared.importer.borders import METADATA_KEY, Borders
 from shared.importer.convolutions import convolution_of
 from shared.importer.cuts import MAX_PAPER_CUTS, base_cuts
@@ -182,6 +183,7 @@ def _assemble(
                 fused_unit=g,
                 opaque=group.opaque,
                 convolution=convolution,
+                attributes=attributes_of([model.graph.node[i] for i in group.nodes], lead, weights),
             )
         )
     graph = Graph(

@@ -108,18 +108,20 @@ def compose(
     lanes: int = 1,
     executor: ExecutorOptions | None = None,
     rules: Rules | None = None,
+    checkpoint: bytes = b"",
 ) -> Plan:
-    """A legal plan. `members_max` is H.
+    """A legal plan. `members_max` is H; `checkpoint` a trained policy for the scheduler that takes one.
 
     Raises:
         SettingError: there is no scheduler of that name, or H is below one.
         PlanError: a partition is unknown, or the plan would not be legal.
+        DecodeError: the checkpoint is none that this version can use.
     """
     if members_max < 1:
         raise SettingError(f"a combined block of {members_max} members is none", remedy="use 1 or more")
     plans = tuple(choice.plan() for choice in models)
     blocks = [split(choice.graph, plan.cuts) for choice, plan in zip(models, plans, strict=True)]
-    chosen = find_scheduler(scheduler)
+    chosen = find_scheduler(scheduler, checkpoint)
     if searches(scheduler):  # the others are quicker than looking for what could be shared
         chosen = Shared(chosen)
     table = costs or CostTable()

@@ -1,18 +1,19 @@
 """What operators and stages cost, in seconds.
 
 Operators: measured on the device where a measurement is there, keyed by artifact and operator; else a
-roofline estimate (Williams et al. 2009): the launch, plus the longer of computing and of moving bytes.
+roofline estimate (`shared.search.analytic`).
 
 Merged launches: estimated by `shared.search.merging` until they were measured.
 
 Stages: IOS (Ding et al. 2021, section 3) measures every stage it meets; TOP keeps those measurements. Until
 a stage has one, its groups cost
 
-    longest + contention * (total - longest) + barrier
+    least + contention * (total - least) + barrier,    least = max(longest, work)
 
-over the groups' sums. `contention` 0 means that groups never slow each other down, 1 that they run as if one
-after another; both ends are exact, what lies between is a straight line and nothing more. Where stages were
-measured, `fitted` makes the line fit them.
+over the groups' sums; `work` is the seconds that the whole device would need for the operators, where that is
+known, and else nothing. `contention` 0 means that groups never slow each other down while there is room, 1
+that they run as if one after another; both ends are exact, what lies between is a straight line and nothing
+more. Where stages were measured, `fitted` makes the line fit them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,18 +28,9 @@ from shared.errors import InputError
 from shared.graph import Graph
 from shared.ids import Digest, OpId
 from shared.schedule import Group, Stage, StageSchedule
+from shared.search import analytic
+from shared.search.analytic import DeviceRates
 from shared.search.merging import mergeable, merged_work
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceRates:
-    """What the estimate assumes of a device that nothing was measured on: about one core of a small CPU."""
-
-    flop_per_s: float = 2e10
-    bytes_per_s: float = 8e9
-    launch_s: float = 2e-5  # one operator's fixed cost
-    barrier_s: float = 2e-5  # what ends a stage of more than one group
-    contention: float = 1.0  # nothing is known to overlap until it was measured
 
 
 class MeasuredStage(NamedTuple):
@@ -70,6 +62,10 @@ class StageCosts:
     """Operators, ascending, that may become one launch (IOS, section 3.2), and its seconds, estimated or
     measured. A combined graph says which may merge, and holds no tensors to tell what that costs."""
 
+    work_s: tuple[float, ...] = ()
+    """Per operator what the whole device would need for it, at most its own seconds [num_ops]; empty: one
+    operator is not known to leave room for another."""
+
     measured: tuple[tuple[tuple[Group, ...], float], ...] = ()
     """Stages that were measured whole, by their groups in canonical order, and their seconds."""
 
@@ -97,9 +93,12 @@ class StageCosts:
     def formula_s(self, groups: Sequence[Group]) -> float:
         """Seconds of one stage by the formula alone."""
         sums = [sum(self.operators_s[op] for op in group) for group in groups]
-        longest = max(sums)
-        waiting = self.barrier_s if len(sums) > 1 else 0.0
-        return longest + self.contention * (sum(sums) - longest) + waiting
+        if len(sums) == 1:
+            return sums[0]
+        least = max(sums)
+        if self.work_s:
+            least = max(least, sum(self.work_s[op] for group in groups for op in group))
+        return least + self.contention * (sum(sums) - least) + self.barrier_s
 
     def one_stage_s(self, stage: Stage) -> float:
         """Seconds of a stage as it is to run.
@@ -131,7 +130,7 @@ class CostTable:
     """Operator costs of one device class."""
 
     measured_s: Mapping[tuple[Digest, OpId], float] = field(default_factory=dict)
-    rates: DeviceRates = DeviceRates()
+    rates: DeviceRates = field(default_factory=DeviceRates)
     stages: tuple[MeasuredStage, ...] = ()
 
     @cached_property
@@ -156,21 +155,21 @@ class CostTable:
         return self.estimate_s(graph, op) if measured is None else measured
 
     def estimate_s(self, graph: Graph, op: OpId) -> float:
-        """Roofline estimate from the operator's flop and the bytes it reads and writes."""
-        operator = graph.operators[op]
-        moved = operator.weight_bytes + sum(
-            graph.tensors[tensor].nbytes for tensor in (*operator.inputs, *operator.outputs)
-        )
-        return self._roofline_s(operator.flop, moved)
+        """Roofline estimate from the operator's flop, the bytes it reads and writes, and its threads."""
+        return analytic.alone_s(graph, op, self.rates)
 
-    def _roofline_s(self, flop: int, moved_bytes: int) -> float:
-        return self.rates.launch_s + max(flop / self.rates.flop_per_s, moved_bytes / self.rates.bytes_per_s)
+    def work_s(self, artifact: Digest, graph: Graph, op: OpId) -> float:
+        """The estimate's share of the device, over the operator's seconds."""
+        share = analytic.work_s(graph, op, self.rates) / self.estimate_s(graph, op)
+        return self.operator_s(artifact, graph, op) * share
 
     def merged_s(self, artifact: Digest, graph: Graph, ops: Sequence[OpId]) -> float:
         """Estimate of operators that run as one launch; see `shared.search.merging`."""
         known_s = sum(self.operator_s(artifact, graph, op) for op in ops)
         scale = known_s / sum(self.estimate_s(graph, op) for op in ops)
-        return scale * self._roofline_s(*merged_work(graph, ops)) + self.rates.barrier_s
+        elements = sum(analytic.elements_of(graph, op) for op in ops)
+        one_s = analytic.roofline_s(self.rates, *merged_work(graph, ops), elements)
+        return scale * one_s + self.rates.barrier_s
 
     def for_members(self, members: Sequence[tuple[Digest, Graph, Block]], *, batch: int = 1) -> StageCosts:
         """The costs of a combined block, numbered as `shared.blocks.combine` numbers its operators.
@@ -194,9 +193,17 @@ class CostTable:
             ),
             contention=self.rates.contention,
             barrier_s=self.rates.barrier_s,
+            work_s=self._works_s(members) if self.rates.threads else (),
             merges=tuple(({**dict(self._merges(members)), **measured_merges}).items()),
             measured=tuple((stage.groups, stage.seconds) for stage in known if not stage.merge),
             measured_merges=tuple(measured_merges),
+        )
+
+    def _works_s(self, members: Sequence[tuple[Digest, Graph, Block]]) -> tuple[float, ...]:
+        return tuple(
+            self.work_s(artifact, graph, OpId(op))
+            for artifact, graph, block in members
+            for op in block.operators
         )
 
     def _merges(self, members: Sequence[tuple[Digest, Graph, Block]]) -> Iterator[tuple[Group, float]]:

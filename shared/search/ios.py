@@ -72,6 +72,15 @@ def exact(stages: Stages, expansions: int | None = None) -> list[int]:
     Raises:
         TooManyError: there are more than `expansions` pairs of a state and an ending.
     """
+    return _trace(stages, cheapest_by_state(stages, expansions))
+
+
+def cheapest_by_state(stages: Stages, expansions: int | None = None) -> dict[int, float]:
+    """Seconds of the cheapest schedule of every state, and 0 for none.
+
+    Raises:
+        TooManyError: there are more than `expansions` pairs of a state and an ending.
+    """
     graph = stages.graph
     classes = exchangeable(graph, stages.costs)
     if expansions is not None:
@@ -82,7 +91,7 @@ def exact(stages: Stages, expansions: int | None = None) -> list[int]:
             if state not in cheapest_s:
                 least_s = min(_totals(stages, cheapest_s, state, stages.endings(state)))
                 cheapest_s.update(dict.fromkeys(images(graph, classes, state), least_s))
-    return _trace(stages, cheapest_s)
+    return cheapest_s
 
 
 def _check_size(stages: Stages, classes: Sequence[Sequence[int]], expansions: int) -> None:

@@ -34,7 +34,7 @@ def form(graph: CombinedGraph, costs: StageCosts) -> Form:
     """
     if not by_operators_alone(costs):
         return Form((graph.offsets, graph.predecessors, costs), tuple(range(graph.size)))
-    order = _order(graph, _colours(graph, costs.operators_s))
+    order = _order(graph, _colours(graph, costs))
     place = {op: index for index, op in enumerate(order)}
     predecessors = tuple(mask_of(place[one] for one in bits(graph.predecessors[op])) for op in order)
     renumbered = StageCosts(
@@ -42,6 +42,7 @@ def form(graph: CombinedGraph, costs: StageCosts) -> Form:
         costs.contention,
         costs.barrier_s,
         merges=tuple(sorted((tuple(sorted(place[op] for op in ops)), s) for ops, s in costs.merges)),
+        work_s=tuple(costs.work_s[op] for op in order) if costs.work_s else (),
     )
     return Form((graph.offsets, predecessors, renumbered), order)
 
@@ -79,9 +80,10 @@ class Shared:
         return schedule
 
 
-def _colours(graph: CombinedGraph, seconds: Sequence[float]) -> list[int]:
+def _colours(graph: CombinedGraph, costs: StageCosts) -> list[int]:
     """Per operator a number that depends on no numbering. [num_ops]"""
-    colours = _ranks([(graph.member_of[op], seconds[op]) for op in range(graph.size)])
+    work_s = costs.work_s or (0.0,) * graph.size
+    colours = _ranks([(graph.member_of[op], costs.operators_s[op], work_s[op]) for op in range(graph.size)])
     while True:
         around = [
             (

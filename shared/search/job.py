@@ -29,6 +29,8 @@ class SearchJob:
     executor: ExecutorOptions = field(default_factory=ExecutorOptions)
     rules: Rules = field(default_factory=Rules)
     budget_s: float | None = None
+    checkpoint: bytes = b""
+    """A trained policy for the scheduler that takes one; empty: the packaged one."""
 
 
 def run_search(job: SearchJob, now: Callable[[], float]) -> Plan:
@@ -66,4 +68,5 @@ def _compose(job: SearchJob, budget: Budget) -> Plan:
         lanes=job.lanes,
         executor=job.executor,
         rules=job.rules,
+        checkpoint=job.checkpoint,
     )

@@ -1,10 +1,13 @@
 """Seconds of any schedule on the same costs, so that stages and streams can be compared.
 
 A stage schedule costs the sum of its stages (`StageCosts`). A stream schedule is simulated as a fluid: where
-k items run at the same moment, each proceeds at the rate 1 / (1 + contention * (k - 1)). For groups that
-start together this gives exactly the formula of a stage, `longest + contention * (total - longest)`. An
-item that waits for other streams starts `barrier_s` after what it waits for; several streams end with one.
+k items run at the same moment, each takes `least + contention * (k - least)` times as long, where `least` is
+1, or the sum of their shares of the device where that is more. Without shares, groups that start together
+take exactly what a stage's formula says, `longest + contention * (total - longest)`. An item that waits for
+other streams starts `barrier_s` after what it waits for; several streams end with one.
 """
+
+from collections.abc import Set
 
 from shared.blocks import CombinedGraph
 from shared.launch_list import Item, lower
@@ -31,6 +34,9 @@ class _Fluid:
     def __init__(self, items: tuple[Item, ...], costs: StageCosts) -> None:
         self._costs = costs
         self._left_s = [sum(costs.operators_s[op] for op in item.ops) for item in items]  # alone
+        self._share = [
+            self._share_of(item, alone_s) for item, alone_s in zip(items, self._left_s, strict=True)
+        ]
         self._delay_s = [costs.barrier_s if item.waits else 0.0 for item in items]
         self._missing = [0] * len(items)
         self._followers: list[list[int]] = [[] for _ in items]
@@ -48,7 +54,7 @@ class _Fluid:
         starting = {index: 0.0 for index, missing in enumerate(self._missing) if not missing}  # when
         running: set[int] = set()
         while starting or running:
-            rate = 1.0 / (1.0 + self._costs.contention * max(len(running) - 1, 0))
+            rate = 1.0 / self._slower(running)
             end_s = min((now_s + self._left_s[index] / rate for index in running), default=float("inf"))
             next_s = min(end_s, min(starting.values(), default=float("inf")))
             ended = [index for index in running if now_s + self._left_s[index] / rate <= next_s]
@@ -65,3 +71,14 @@ class _Fluid:
                 del starting[index]
                 running.add(index)
         return now_s
+
+    def _slower(self, running: Set[int]) -> float:
+        """How many times as long each of these takes as alone."""
+        least = max(sum(self._share[index] for index in running), 1.0)
+        return least + self._costs.contention * max(len(running) - least, 0.0)
+
+    def _share_of(self, item: Item, alone_s: float) -> float:
+        """The mean share of the device over the item's operators; 0 where it is not known."""
+        if not self._costs.work_s or alone_s <= 0.0:
+            return 0.0
+        return sum(self._costs.work_s[op] for op in item.ops) / alone_s

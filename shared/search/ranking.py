@@ -31,15 +31,19 @@ class _Part:
 class RankedEndings:
     """The endings of one state, numbered 0 .. count - 1; exact for counts of any size."""
 
-    def __init__(self, endings: Endings, state: int) -> None:
-        """Takes time in the packings of the parts, times s."""
+    def __init__(self, endings: Endings, state: int, limit: int | None = None) -> None:
+        """Takes time in the packings of the parts, times s.
+
+        Raises:
+            TooManyError: there are more than about `limit` groups, or packings of one part.
+        """
         listed: dict[tuple[int, ...], list[list[int]]] = {}  # members of one model have equal parts
         tables = []
-        for part in _parts(endings.groups(state)):
+        for part in _parts(endings.groups(state, limit)):
             lowest = min(group & -group for group in part).bit_length() - 1
             shape = tuple(group >> lowest for group in part)
             if shape not in listed:
-                listed[shape] = packings(by_highest(shape), endings.s)
+                listed[shape] = packings(by_highest(shape), endings.s, limit)
             tables.append([[mask << lowest for mask in level] for level in listed[shape]])
         most = min(endings.s, sum(len(table) - 1 for table in tables))
         self._most = most
@@ -91,6 +95,29 @@ class RankedEndings:
         if not index:
             raise ValueError("no operator")
         return index - 1
+
+    def holds(self, ending: int) -> bool:
+        """Whether the ending is one of those numbered."""
+        try:
+            self.rank(ending)
+        except ValueError:
+            return False
+        return True
+
+    @property
+    def parts(self) -> int:
+        """How many parts choose independently of each other, but for the cap."""
+        return len(self._parts)
+
+    def changed(self, ending: int, number: int) -> list[int]:
+        """The endings that differ from this one in the part of that number alone."""
+        part = self._parts[number]
+        taken = ending & part.operators
+        rest = ending ^ taken
+        groups = sum(one.groups[one.packings.index(ending & one.operators)] for one in self._parts)
+        allowed = self._most - groups + part.groups[part.packings.index(taken)]
+        end = bisect_right(part.groups, allowed)  # fewest groups first
+        return [rest | mask for mask in part.packings[:end] if mask != taken and rest | mask]
 
 
 def _parts(groups: Sequence[int]) -> list[list[int]]:

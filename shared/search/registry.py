@@ -7,6 +7,7 @@ from types import MappingProxyType
 from shared.errors import SettingError
 from shared.search.beam import beam
 from shared.search.brute import brute
+from shared.search.gpg import gpg, with_checkpoint
 from shared.search.greedy import greedy
 from shared.search.interface import Scheduler
 from shared.search.ios import ios, ios_merge, ios_parallel, ios_rooted
@@ -30,6 +31,7 @@ _ENTRIES: Mapping[str, _Entry] = MappingProxyType(
         "brute": _Entry(
             brute, "the cheapest of all stage schedules, listed; small graphs only", searches=True
         ),
+        "gpg": _Entry(gpg, "stages by a trained graph policy, or the best of beam (TOP)", searches=True),
         "greedy": _Entry(greedy, "each stage takes every operator that can run by then", reads_costs=False),
         "ios": _Entry(ios, "the cheapest stages by dynamic programming (IOS)", searches=True),
         "ios_merge": _Entry(
@@ -53,13 +55,14 @@ def schedulers() -> Mapping[str, Scheduler]:
     return _SCHEDULERS
 
 
-def scheduler(name: str) -> Scheduler:
-    """The scheduler of that name.
+def scheduler(name: str, checkpoint: bytes = b"") -> Scheduler:
+    """The scheduler of that name, with a trained policy where it takes one.
 
     Raises:
         SettingError: there is none; the error lists the names.
     """
-    return _entry(name).scheduler
+    found = _entry(name).scheduler
+    return with_checkpoint(checkpoint) if checkpoint and found is gpg else found
 
 
 def help_line(name: str) -> str:

@@ -29,7 +29,8 @@ def exchangeable(graph: CombinedGraph, costs: StageCosts) -> list[list[int]]:
             (mask_of(ops) >> start, seconds) for ops, seconds in costs.merges if start <= min(ops) < stop
         )
         rows = tuple(before >> start for before in graph.predecessors[start:stop])
-        found.setdefault((rows, costs.operators_s[start:stop], merges), []).append(member)
+        seconds = costs.operators_s[start:stop], costs.work_s[start:stop]
+        found.setdefault((rows, seconds, merges), []).append(member)
     return [members for members in found.values() if len(members) > 1]
 
 

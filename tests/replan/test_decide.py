@@ -15,8 +15,9 @@ from shared.ids import DeviceId, OpId
 from shared.messages.telemetry import GroupSpan, StepTrace
 from shared.plan import Plan
 from shared.policy.plain import Load
+from shared.search.analytic import DeviceRates
 from shared.search.compose import Combination, ModelChoice, compose
-from shared.search.costs import CostTable, DeviceRates, MeasuredStage, fitted
+from shared.search.costs import CostTable, MeasuredStage, fitted
 from shared.search.job import SearchJob, run_search
 from tests.search.graphs import CHAIN, DIAMOND, model
 

@@ -10,7 +10,8 @@ from shared.blocks import combine, split
 from shared.errors import InputError
 from shared.ids import Digest, OpId
 from shared.schedule import Stage, StageSchedule, stage_schedule
-from shared.search.costs import CostTable, DeviceRates, MeasuredStage, StageCosts, fitted
+from shared.search.analytic import DeviceRates
+from shared.search.costs import CostTable, MeasuredStage, StageCosts, fitted
 from shared.search.interface import Budget, Limits
 from shared.search.ios import ios, ios_merge, ios_parallel
 from shared.search.merging import mergeable

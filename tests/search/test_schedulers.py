@@ -132,7 +132,7 @@ def test_every_scheduler_has_one_line_of_help() -> None:
 
 
 def test_unknown_scheduler_is_refused_with_the_list_of_known_ones() -> None:
-    with pytest.raises(SettingError, match=r"'gredy'; choose one of beam, brute, greedy, ios, ios_merge"):
+    with pytest.raises(SettingError, match=r"'gredy'; choose one of beam, brute, gpg, greedy, ios"):
         scheduler("gredy")
 
 

@@ -1,0 +1,1 @@
+"""Training of the learned policies; the only part of the planner that imports torch."""

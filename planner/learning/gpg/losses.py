@@ -1,0 +1,79 @@
+"""What the networks are pulled towards: by imitation, and by equations 7 and 8 of TOP.
+
+As printed, equation 7 moves omega against delta * grad q, which is right only for delta = q - (u + gamma q').
+Here delta = u + gamma q' - q and its square falls. As in DDPG (Lillicrap et al. 2016), which TOP's equations
+amount to, u + gamma q' comes from target networks and transitions from a replay memory; omega learns from z,
+which theta* alone shapes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from planner.learning.gpg.batches import batch_of, joined, shifted
+from planner.learning.gpg.lessons import BlockRows, Lesson, StateRows
+from planner.learning.gpg.model import WIDTH, GpgModel
+from shared.policy.gpg.features import Floats
+
+_SCALE: Final = 100.0  # shares of a block's seconds differ by hundredths
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One roll-out: state t + 1 follows state t, nothing follows the last."""
+
+    block: BlockRows
+    masks: tuple[int, ...]  # operators left [num_stages]
+    states: StateRows
+    action: Floats  # [num_stages]
+    reward: Floats
+    worth: Floats  # the least seconds still to take that are known of, as a share; empty: none known
+
+
+def imitated(model: GpgModel, lessons: Sequence[Lesson]) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses of value, actor and critic."""
+    seen = model.see(batch_of([(one.block, one.states) for one in lessons]))
+    sizes = [len(one.states.rows) for one in lessons]
+    worth = _worth_loss(model, seen, joined([one.worth for one in lessons]))
+    acted = shifted([one.acted for one in lessons], sizes)
+    action = joined([one.action for one in lessons])
+    judged = shifted([one.judged for one in lessons], sizes)
+    tried = joined([one.judged_action for one in lessons])
+    found = model.judge(seen.detach()[judged], tried, bounded=True)
+    critic = _SCALE * ((found + joined([one.judged_worth for one in lessons])) ** 2).mean()
+    return worth, ((model.act(seen[acted]) - action) ** 2).mean(), critic
+
+
+def reinforced(
+    model: GpgModel, target: GpgModel, episodes: Sequence[Episode], *, gamma: float, bounded: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `imitated`, from what was tried."""
+    batch = batch_of([(one.block, one.states) for one in episodes])
+    seen = model.see(batch)
+    reward = joined([one.reward for one in episodes])
+    sizes = [len(one.reward) for one in episodes]
+    last = torch.zeros(len(reward), dtype=torch.bool)
+    last[torch.from_numpy(np.cumsum(sizes) - 1)] = True
+    with torch.no_grad():
+        seen_then = target.see(batch)
+        follows = target.judge(seen_then, target.act(seen_then), bounded=bounded).roll(-1)
+        goal = reward + gamma * torch.where(last, torch.zeros_like(follows), follows)
+    found = model.judge(seen.detach(), joined([one.action for one in episodes]), bounded=bounded)
+    critic = ((goal - found) ** 2).mean()
+    model.critic.requires_grad_(False)  # equation 8 moves theta*, not omega
+    actor = -model.judge(seen, model.act(seen), bounded=bounded).mean()
+    model.critic.requires_grad_(True)
+    known = [len(one.worth) == len(one.reward) for one in episodes]
+    if not all(known):
+        return torch.zeros(()), actor, critic
+    return _worth_loss(model, seen, joined([one.worth for one in episodes])), actor, critic
+
+
+def _worth_loss(model: GpgModel, seen: Tensor, worth: Tensor) -> Tensor:
+    """Squared error, less severe where more is left: an error then matters to more choices, but is larger."""
+    rest = seen[:, WIDTH].clamp_min(1e-3)
+    return _SCALE * ((model.worth(seen) - worth) ** 2 / rest).mean()

@@ -1,0 +1,115 @@
+"""Trained policies: kept with what they were trained on and how, found by what they are for.
+
+A training runs beside the planner, in a process of its own, and keeps its policy in one short transaction.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from planner.store.database import Database
+from planner.store.tables import CheckpointRow
+from shared.digest import digest_bytes
+from shared.ids import Digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptPolicy:
+    """A trained policy as the store has it."""
+
+    digest: Digest
+    policy: str
+    device_class: str  # empty: any
+    artifacts: Mapping[str, str]
+    settings: Mapping[str, Any]
+    versions: Mapping[str, str]
+    curves: Sequence[Mapping[str, Any]]
+    ratio: float
+    steps: int
+    trained_at_us: int
+
+
+def keep(
+    database: Database,
+    body: bytes,
+    *,
+    policy: str,
+    device_class: str,
+    provenance: Mapping[str, Any],
+    curves: Sequence[Mapping[str, Any]],
+    now_us: int,
+) -> Digest:
+    """Keep a policy; the same bytes again only become the newest.
+
+    `provenance` has `models`, `settings`, `versions`, `steps` and `validation_ratio`.
+
+    Raises:
+        StorageError: the database cannot be written.
+    """
+    digest = digest_bytes([body])
+
+    def work(session: Session) -> None:
+        session.merge(
+            CheckpointRow(
+                digest=digest,
+                policy=policy,
+                device_class=device_class,
+                artifacts=json.dumps(provenance["models"], sort_keys=True),
+                settings=json.dumps(provenance["settings"], sort_keys=True),
+                versions=json.dumps(provenance["versions"], sort_keys=True),
+                curves=json.dumps(list(curves)),
+                ratio=provenance["validation_ratio"],
+                steps=provenance["steps"],
+                trained_at_us=now_us,
+                body=body,
+            )
+        )
+
+    database.change(work)
+    return digest
+
+
+def newest(session: Session, policy: str, device_class: str) -> bytes | None:
+    """The newest policy of a device class, else the newest of those for any device."""
+    for wanted in dict.fromkeys((device_class, "")):
+        body = session.scalar(
+            select(CheckpointRow.body)
+            .where(CheckpointRow.policy == policy, CheckpointRow.device_class == wanted)
+            .order_by(CheckpointRow.trained_at_us.desc(), CheckpointRow.digest)
+            .limit(1)
+        )
+        if body is not None:
+            return body
+    return None
+
+
+def kept(session: Session, policy: str) -> list[KeptPolicy]:
+    """All policies of a kind, newest first, without their bytes."""
+    row = CheckpointRow
+    found = session.execute(
+        select(
+            row.digest, row.policy, row.device_class, row.artifacts, row.settings, row.versions, row.curves,
+            row.ratio, row.steps, row.trained_at_us,
+        )
+        .where(row.policy == policy)
+        .order_by(row.trained_at_us.desc(), row.digest)
+    )  # fmt: skip
+    return [
+        KeptPolicy(
+            digest=Digest(one.digest),
+            policy=one.policy,
+            device_class=one.device_class,
+            artifacts=json.loads(one.artifacts),
+            settings=json.loads(one.settings),
+            versions=json.loads(one.versions),
+            curves=json.loads(one.curves),
+            ratio=one.ratio,
+            steps=one.steps,
+            trained_at_us=one.trained_at_us,
+        )
+        for one in found
+    ]

@@ -1,0 +1,59 @@
+"""`stageloom train gpg`: from the store's models to a policy in the store, and to a search that takes it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planner.cli.app import execute
+from planner.costs.policies import trained_policy
+from planner.store import checkpoints
+from planner.store.store import Store
+from shared.errors import ExitCode
+from tests.store.helpers import add_model
+
+SHORT = ["--imitation-steps", "1", "--episodes", "1", "--members-max", "1", "--seed", "4"]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A planner's data with one model."""
+    (tmp_path / "home").mkdir()
+    store = Store(tmp_path / "home")
+    add_model(store, tmp_path, "relu", operators=6)
+    store.close()
+    return tmp_path / "home"
+
+
+def test_a_training_leaves_a_policy_that_searches_take_and_curves(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "training"
+    command = ["train", "gpg", "--data-dir", str(home), "--output", str(out), "--json", *SHORT]
+    assert execute(command) == ExitCode.OK
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["ended"] == "done" and printed["settings"]["seed"] == 4
+    store = Store(home)
+    with store.database.read() as session:
+        (kept,) = checkpoints.kept(session, "gpg")
+    assert kept.digest == printed["checkpoint"] and list(kept.artifacts.values()) == ["relu"]
+    assert trained_policy(store, "any class") == (out / "gpg.checkpoint").read_bytes()
+    store.close()
+    assert len(json.loads((out / "curves.json").read_text())) == len(kept.curves) == 1
+    assert (out / "curves.svg").read_text().startswith("<svg")
+    assert execute(command) == ExitCode.OK  # the run is done: nothing is left but to say so
+    assert json.loads(capsys.readouterr().out)["checkpoint"] == printed["checkpoint"]
+
+
+def test_a_planner_without_models_has_nothing_to_learn_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Store(tmp_path).close()
+    assert execute(["train", "gpg", "--data-dir", str(tmp_path)]) == ExitCode.USAGE
+    assert "stageloom model add" in capsys.readouterr().err
+
+
+def test_a_training_of_no_steps_is_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    none = ["--imitation-steps", "0", "--episodes", "0"]
+    assert execute(["train", "gpg", "--data-dir", str(home), *none]) == ExitCode.USAGE
+    assert "nothing to train" in capsys.readouterr().err

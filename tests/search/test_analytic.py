@@ -1,0 +1,95 @@
+"""The roofline of a device that small kernels do not fill, and what stages make of the room."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.blocks import split
+from shared.graph import Graph
+from shared.ids import OpId
+from shared.schedule import Launch, StreamSchedule, stage_schedule
+from shared.search.analytic import DEVICES, DeviceRates, alone_s, occupancy, work_s
+from shared.search.bounds import lower_bounds
+from shared.search.costs import CostTable, StageCosts
+from shared.search.interface import Limits
+from shared.search.makespan import schedule_s
+from tests.learning.cases import cell
+from tests.search.graphs import union
+
+# 4 elements out, 1e6 flop, 48 bytes moved: on 16 threads a quarter of the peak and the whole bus.
+SMALL = DeviceRates(flop_per_s=1e6, bytes_per_s=16.0, launch_s=0.5, threads=16)
+
+
+def small(flop: int) -> Graph:
+    graph = cell("one", channels=1, side=2)
+    first = replace(graph.operators[1], flop=flop, weight_bytes=16)
+    return replace(graph, operators=(graph.operators[0], first, *graph.operators[2:]))
+
+
+def test_a_small_kernel_reaches_its_share_of_the_peak_and_leaves_the_rest() -> None:
+    graph = small(8_000_000)
+    assert occupancy(graph, OpId(1), SMALL) == 0.25
+    assert alone_s(graph, OpId(1), SMALL) == 0.5 + 8.0 / 0.25
+    assert work_s(graph, OpId(1), SMALL) == 8.0
+
+
+def test_a_quarter_of_the_threads_fills_the_bus_and_fewer_do_not() -> None:
+    graph = small(0)
+    assert alone_s(graph, OpId(1), SMALL) == 0.5 + 48 / 16.0
+    assert alone_s(graph, OpId(1), replace(SMALL, threads=32)) == 0.5 + 48 / 8.0
+    assert work_s(graph, OpId(1), SMALL) == 3.0
+
+
+@pytest.mark.parametrize("device", sorted(DEVICES))
+def test_work_is_never_more_than_the_seconds_alone(device: str) -> None:
+    graph = cell("cell", channels=512, side=56)
+    for op in range(len(graph.operators)):
+        assert 0.0 < work_s(graph, OpId(op), DEVICES[device]) <= alone_s(graph, OpId(op), DEVICES[device])
+
+
+def test_devices_that_fill_up_say_what_each_operator_leaves() -> None:
+    graph = small(8_000_000)
+    whole = (graph.digest, graph, split(graph, ())[0])
+    assert CostTable(rates=SMALL).for_members([whole]).work_s[1] == pytest.approx(8.0)
+    assert CostTable(rates=replace(SMALL, threads=0)).for_members([whole]).work_s == ()
+    measured = CostTable(measured_s={(graph.digest, OpId(1)): 65.0}, rates=SMALL)
+    assert measured.for_members([whole]).work_s[1] == pytest.approx(16.0)  # the estimate's share
+
+
+def test_groups_take_as_long_as_the_longest_while_there_is_room_and_then_their_work() -> None:
+    costs = StageCosts((4.0, 3.0, 2.0), contention=0.0, barrier_s=0.5, work_s=(2.0, 1.5, 1.5))
+    assert costs.stage_s([(0,), (1,)]) == 4.0 + 0.5
+    assert costs.stage_s([(0,), (1,), (2,)]) == 5.0 + 0.5
+    half = replace(costs, contention=0.5)
+    assert half.stage_s([(0,), (1,), (2,)]) == 5.0 + 0.5 * (9.0 - 5.0) + 0.5
+    assert half.stage_s([(0, 1, 2)]) == 9.0
+
+
+SHARES = st.lists(st.tuples(st.floats(0.01, 1.0), st.floats(0.0, 1.0)), min_size=1, max_size=5)
+
+
+@given(shares=SHARES, contention=st.floats(0.0, 1.5))
+def test_no_schedule_beats_the_bound_of_the_work(
+    shares: list[tuple[float, float]], contention: float
+) -> None:
+    seconds = tuple(alone for alone, _ in shares)
+    costs = StageCosts(seconds, contention, work_s=tuple(alone * share for alone, share in shares))
+    graph = union([[] for _ in shares])
+    least_s = lower_bounds(graph, costs, Limits()).seconds * (1.0 - 1e-9)
+    together = stage_schedule([[[op] for op in range(graph.size)]])
+    streams = StreamSchedule(tuple(Launch(op, op) for op in range(graph.size)))
+    assert schedule_s(together, graph, costs) >= least_s
+    assert schedule_s(streams, graph, costs) >= least_s
+
+
+@given(alone=st.floats(0.01, 1.0), share=st.floats(0.0, 1.0), count=st.integers(1, 5))
+def test_equal_streams_that_start_together_take_what_their_stage_takes(
+    alone: float, share: float, count: int
+) -> None:
+    costs = StageCosts((alone,) * count, 0.25, barrier_s=0.125, work_s=(alone * share,) * count)
+    graph = union([[] for _ in range(count)])
+    streams = StreamSchedule(tuple(Launch(op, op) for op in range(count)))
+    stages = stage_schedule([[[op] for op in range(count)]])
+    assert schedule_s(streams, graph, costs) == pytest.approx(schedule_s(stages, graph, costs))
