@@ -76,7 +76,8 @@ def _rates_per_s(plan: Plan, loads: Mapping[str, Load]) -> dict[str, float]:
     headroom = HEADROOM if arriving * (1.0 + HEADROOM) <= plan.lanes else 0.0
     rates = {}
     for load in measured:
-        rate_per_s = load.arrivals_per_s + surplus * (load.queued / waiting_s)
+        share = load.queued_work_s / waiting_s  # exactly 1 where nothing else waits, however long the queue
+        rate_per_s = load.arrivals_per_s + surplus * share / load.service_s
         rates[load.model] = max(rate_per_s, load.arrivals_per_s * (1.0 + headroom))
     return rates
 

@@ -14,8 +14,8 @@ from shared.search.costs import StageCosts
 
 
 def by_operators_alone(costs: StageCosts) -> bool:
-    """Whether stages cost what their operators and merges say, with no stage known as a whole."""
-    return not costs.measured
+    """Whether stages cost what their operators and merges say: none is known as a whole, nor may be."""
+    return type(costs) is StageCosts and not costs.measured
 
 
 def exchangeable(graph: CombinedGraph, costs: StageCosts) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -26,22 +27,26 @@ def test_full_disk_holds_a_deployment_back_and_it_goes_on_once_there_is_room(
 ) -> None:
     path = tmp_path / "link.state"
     save_state(path, RECEIVED)
-    core = LinkCore(RECEIVED, config=LinkConfig(boot=1, storage_again_s=0.0))
+    now_s = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    core = LinkCore(RECEIVED, config=LinkConfig(boot=1, storage_again_s=5.0))
     link = OfflineLink(core, path, environment="", present=frozenset(), why="not joined")
     assert [type(order) for order in link.take()] == [events.VerifyPlan]
+    link.tell(events.PlanVerified((1, 1)))
+    assert any(isinstance(order, events.StagePlan) for order in link.take())
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
         patched.setattr(offline_link, "save_state", full)
-        link.tell(events.PlanVerified((1, 1)))
-        assert not any(isinstance(order, events.StagePlan) for order in link.take())
+        link.tell(events.PlanStaged((1, 1)))
+        assert not any(isinstance(order, events.ActivatePlan) for order in link.take())
         assert "No space left" in link.status().detail
         assert load_state(path)[0].state is DeviceState.RECEIVED
+    now_s[0] += 6.0
     link.tick()
-    link.tell(events.PlanVerified((1, 1)))
-    assert any(isinstance(order, events.StagePlan) for order in link.take())
-    assert load_state(path)[0].state is DeviceState.VERIFIED
+    assert any(isinstance(order, events.ActivatePlan) for order in link.take())
+    assert load_state(path)[0].state is DeviceState.PROBATION
     assert link.status().detail == "not joined"
     link.stop()
