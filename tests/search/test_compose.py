@@ -73,7 +73,7 @@ def test_blocks_of_equal_edges_and_costs_are_searched_once(monkeypatch: pytest.M
         searched.append(costs.operators_s)
         return sequential(graph, costs, limits, budget)
 
-    monkeypatch.setattr("shared.search.compose.find_scheduler", lambda name: watched)
+    monkeypatch.setattr("shared.search.compose.find_scheduler", lambda name, checkpoint: watched)
     artifact, graph = model("cells", [[], [0], [1], [2], [3], [4]], cuts=[2, 4])
     cells = ModelChoice(name="cells", artifact=artifact, graph=graph, partition="base", replicas=2)
     seconds = {0: 1.0, 1: 2.0, 2: 1.0, 3: 2.0, 4: 1.0, 5: 3.0}  # the last cell has another cost

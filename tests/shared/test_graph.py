@@ -178,7 +178,7 @@ BROKEN: dict[str, tuple[list[Any], Any, str]] = {
     "opaque convolution": ([3, 0, 8], "why", "is none"),
     "convolution of two inputs": (
         [3, 2],
-        ["Conv", "c", [2], [1, 2], [3], 0, 0, 0, "", [[3], [1], [1], [1, 1], ""]],
+        ["Conv", "c", [2], [1, 2], [3], 0, 0, 0, "", [[3], [1], [1], [1, 1], ""], []],
         "is none",
     ),
     "unknown graph input": ([4], [0, 99], "inputs"),
