@@ -1,6 +1,6 @@
 """`stageloom-agent verify` over real models: the zoo at full size and the onnx package's `light_*` models.
 
-    python -m benchmarks.verify_models [--quick] [--json]
+    python -m benchmarks.verify_models [--quick] [--json] [--schedule NAME]...
 
 One row per model and scheduler: the largest difference to onnxruntime over all block borders and outputs,
 the sensitivity of the comparison, and the exit code that the command would end with. `--quick` takes
@@ -21,6 +21,9 @@ from edge_agent.verify.command import VerifyArgs, run_verify
 from shared.errors import ExitCode
 from shared.search.registry import schedulers
 
+SCHEDULES = ("sequential", "greedy", "ios", "ios_rooted", "opara")
+"""Stages from none in parallel to the best found, and streams."""
+
 LIGHT = Path(onnx.backend.test.__file__).parent / "data" / "light"
 LARGE = ("light_bvlc_alexnet", "light_vgg19", "light_zfnet512")
 PACKAGES = ("onnx", "onnxruntime", "numpy")
@@ -28,12 +31,19 @@ PACKAGES = ("onnx", "onnxruntime", "numpy")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare, print, and end as the worst comparison ended."""
-    options = arguments(__doc__.splitlines()[0]).parse_args(argv)
+    parser = arguments(__doc__.splitlines()[0])
+    parser.add_argument(
+        "--schedule",
+        action="append",
+        choices=schedulers(),
+        help=f"only this one; repeat for more. Default: {', '.join(SCHEDULES)}",
+    )
+    options = parser.parse_args(argv)
     report = Report("verify_models")
     worst = ExitCode.OK
     with tempfile.TemporaryDirectory() as folder:
         for path in _models(Path(folder), options.quick):
-            for schedule in schedulers():
+            for schedule in options.schedule or SCHEDULES:
                 progress(f"{path.stem} under {schedule}")
                 began_s = time.monotonic()
                 found, code = run_verify(VerifyArgs(model=path, schedule=schedule))
