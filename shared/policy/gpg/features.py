@@ -53,11 +53,15 @@ class Measures(NamedTuple):
     barrier: float
 
 
+_LEAST_S: Final = 1e-12
+"""Blocks that take less have no proportions worth reading, and single precision none to divide by."""
+
+
 def measures(graph: CombinedGraph, costs: StageCosts) -> Measures:
     """The costs of a block without their unit: a device twice as fast shows the same."""
     import numpy as np
 
-    total_s = sum(costs.operators_s) or 1.0
+    total_s = max(sum(costs.operators_s), _LEAST_S)
     path_s: list[float] = []
     for before, seconds in zip(graph.predecessors, costs.operators_s, strict=True):
         path_s.append(seconds + max((path_s[op] for op in bits(before)), default=0.0))
