@@ -19,9 +19,7 @@ class Attributes:
 
     kernel: tuple[int, ...] = ()  # [num_axes], as the strides
     strides: tuple[int, ...] = ()
-    pads: tuple[
-        int, ...
-    ] = ()  # before each axis, then behind each; 0 where `auto_pad` decides [2 * num_axes]
+    pads: tuple[int, ...] = ()  # before each axis, then behind; 0 where `auto_pad` decides [2 * num_axes]
     groups: int = 1
     activation: str = "identity"  # one of ACTIVATIONS
     pooling: str = "none"  # one of POOLINGS

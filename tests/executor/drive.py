@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
+from benchmarks.contract.schedules import bound_of
 from edge_agent.executor.base import Executor, Rows
 from shared.artifact import Artifact
 from shared.bound import BoundPlan
 from shared.engine.steps import InstanceId, PlanKey, Step
 from shared.plan import Plan
-from tests.executor.schedules import bound_of
 
 KEY = PlanKey(1)
 

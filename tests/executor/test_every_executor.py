@@ -6,6 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.contract.schedules import (
+    StepMaker,
+    bound_of,
+    graph_of,
+    plan_of,
+    random_stages,
+    random_streams,
+)
 from edge_agent.executor.base import Executor
 from edge_agent.executor.registry import EXECUTORS, make_executor
 from shared.engine.steps import InstanceId
@@ -13,7 +21,6 @@ from shared.errors import ExecutorError, PlanError
 from shared.plan import Member
 from tests.executor.drive import KEY, halves, load, run
 from tests.executor.models import artifact_of, random_inputs
-from tests.executor.schedules import StepMaker, bound_of, graph_of, plan_of, random_stages, random_streams
 
 
 @pytest.fixture(

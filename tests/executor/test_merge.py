@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from benchmarks.contract.schedules import StepMaker, bound_of, plan_of
 from edge_agent.executor.onnx import OnnxExecutor
 from edge_agent.executor.onnx_parts import ModelParts
 from edge_agent.executor.onnx_sessions import SessionKey, open_session, weight_bytes
@@ -24,7 +25,6 @@ from shared.merge import may_merge, merged, padding
 from shared.plan import Member
 from shared.schedule import Stage, StageSchedule
 from tests.executor.models import artifact_of, difference, random_inputs, reference
-from tests.executor.schedules import StepMaker, bound_of, plan_of
 
 KEY = PlanKey(1)
 CHANNELS = 5

@@ -2,13 +2,13 @@
 
 import pytest
 
+from benchmarks.contract.schedules import StepMaker, plan_of
 from edge_agent.executor.null import NullExecutor
 from shared.engine.steps import InstanceId
 from shared.errors import ExecutorError
 from shared.plan import Member
 from tests.executor.drive import KEY, halves, load
 from tests.executor.models import artifact_of, random_inputs
-from tests.executor.schedules import StepMaker, plan_of
 
 
 def test_null_refuses_what_a_backend_would_get_wrong() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from benchmarks.contract.schedules import StepMaker, bound_of, plan_of
 from edge_agent.executor.base import NOT_TIMED, TimingRequest
 from edge_agent.executor.onnx import OnnxExecutor
 from edge_agent.executor.onnx_parts import ModelParts
@@ -15,7 +16,6 @@ from shared.errors import ExecutorError
 from shared.plan import ExecutorOptions, Member, Plan
 from tests.executor.drive import KEY, load, run
 from tests.executor.models import artifact_of, difference, random_inputs, reference
-from tests.executor.schedules import StepMaker, bound_of, plan_of
 
 TOLERANCE = 1e-4
 

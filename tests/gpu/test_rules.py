@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.contract.schedules import StepMaker, graph_of, merged, plan_of, random_streams
 from edge_agent.executor.torch.builder import Builder, Built, Effort
 from edge_agent.executor.torch.cuda import CONNECTIONS, CudaDevice
 from edge_agent.executor.torch.graphs import TorchGraphExecutor
@@ -22,7 +23,6 @@ from shared.engine.steps import InstanceId, PlanKey
 from shared.launch_list import Barrier
 from shared.plan import ExecutorOptions, Member
 from tests.executor.models import artifact_of, difference, random_inputs
-from tests.executor.schedules import StepMaker, graph_of, merged, plan_of, random_streams
 from tests.executor.torch.steps import KEY, answer_of, halves, load, members, run, wrong
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from benchmarks.contract.schedules import bound_of, graph_of, merged, plan_of
 from edge_agent.executor.idle import IdleTime
 from edge_agent.executor.null import NullExecutor
 from edge_agent.executor.onnx import OnnxExecutor
@@ -18,7 +19,6 @@ from shared.plan import ExecutorOptions, Member
 from shared.search.compose import ModelChoice, compose
 from shared.stage_times import stage_spans
 from tests.executor.models import artifact_of
-from tests.executor.schedules import bound_of, graph_of, merged, plan_of
 
 
 def always() -> IdleTime:

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from benchmarks.contract.schedules import bound_of
 from edge_agent.executor.base import Executor, Rows
 from shared.artifact import Artifact
 from shared.bound import BoundPlan
 from shared.engine.steps import InstanceId, PlanKey, Step
 from shared.plan import Member, Plan
 from tests.executor.models import difference, reference
-from tests.executor.schedules import bound_of
 
 KEY = PlanKey(1)
 TOLERANCE = 1e-4

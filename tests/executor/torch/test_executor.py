@@ -10,6 +10,14 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from benchmarks.contract.schedules import (
+    StepMaker,
+    bound_of,
+    graph_of,
+    plan_of,
+    random_stages,
+    random_streams,
+)
 from edge_agent.executor.base import Executor, Rows
 from edge_agent.executor.torch.cpu import TorchCpuExecutor
 from edge_agent.executor.torch.executor import TorchExecutor
@@ -20,14 +28,6 @@ from shared.launch_list import Barrier
 from shared.plan import ExecutorOptions, Member
 from shared.schedule import Schedule
 from tests.executor.models import artifact_of, difference, random_inputs, reference
-from tests.executor.schedules import (
-    StepMaker,
-    bound_of,
-    graph_of,
-    plan_of,
-    random_stages,
-    random_streams,
-)
 from tests.executor.torch.steps import (
     KEY,
     TOLERANCE,

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.contract.schedules import StepMaker, graph_of, plan_of, random_streams
 from edge_agent.executor.torch.builder import Builder
 from edge_agent.executor.torch.graphs import TorchGraphExecutor
 from edge_agent.executor.torch.kernels import KernelChoices
@@ -19,7 +20,6 @@ from shared.errors import ExecutorError
 from shared.launch_list import Barrier
 from shared.plan import ExecutorOptions, Member
 from tests.executor.models import artifact_of, random_inputs
-from tests.executor.schedules import StepMaker, graph_of, plan_of, random_streams
 from tests.executor.torch.conftest import QUICK, simulated
 from tests.executor.torch.simulated import SimulatedDevice
 from tests.executor.torch.steps import KEY, halves, load, members, run, wrong
