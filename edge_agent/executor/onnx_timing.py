@@ -42,9 +42,7 @@ def time_operators(
     return tuple(summary(taken) if taken else NOT_TIMED for taken in operator_runs(artifact, request, idle))
 
 
-def operator_runs(
-    artifact: Artifact, request: TimingRequest, idle: Callable[[], bool]
-) -> list[list[float]]:
+def operator_runs(artifact: Artifact, request: TimingRequest, idle: Callable[[], bool]) -> list[list[float]]:
     """Seconds of every run behind `time_operators`, which says more. [num_operators][...]
 
     Raises:

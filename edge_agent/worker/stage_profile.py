@@ -6,8 +6,8 @@ the run with all members counts. Rounds over all combined blocks wanted, so that
 runs of each rather than none of the last ones; the first round warms up. Runs during which a task came are
 left out.
 
-What a stage's time is: see `shared.stage_times`. Stages that run as one item cannot be told apart, and have
-none.
+What a stage's time is: see `shared.stage_times`. Stages of one group that follow each other may run as one
+item, and then have one time together.
 """
 
 import itertools
@@ -58,6 +58,8 @@ class BlockTimes:
 
     step_s: list[float] = field(default_factory=list)
     stage_s: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    stages: dict[int, int] = field(default_factory=dict)
+    """Per first stage how many ran as one, where that is more than 1."""
 
     def summary(self, of: Sequence[float]) -> OperatorTime:
         """Median and spread in microseconds."""
@@ -136,14 +138,14 @@ class _Profile:
 
     def note(self, index: int, result: StepResult, times: BlockTimes) -> None:
         """Keep one sample."""
-        items, schedule = self._items[index], self._bound.combined[index].plan.schedule
+        items = self._items[index]
         spans = stage_spans(items, [(g.item, g.started_s, g.ended_s) for g in result.groups])
         if spans is None:
             raise ExecutorError("a traced step lacks the times of some groups")
         times.step_s.append(result.ended_s - result.started_s)
         for stage, (began_s, ended_s) in spans.items():
-            if not joined(items, schedule, stage):
-                times.stage_s[stage].append(ended_s - began_s)
+            times.stage_s[stage].append(ended_s - began_s)
+        times.stages = joined(items, self._bound.combined[index].plan.schedule)
 
     def close(self) -> None:
         """Let go of every instance."""
@@ -226,10 +228,13 @@ class _Profile:
         return self._bound.models[member.model].buckets[-1]
 
 
-def joined(items: LaunchList, schedule: Schedule, stage: int) -> bool:
-    """Whether the items that begin at a stage hold operators of others, too: their time is not the stage's."""
-    ops = {op for item in items if item.stage == stage for op in item.ops}
-    return isinstance(schedule, StageSchedule) and ops != set(schedule.stages[stage].operators)
+def joined(items: LaunchList, schedule: Schedule) -> dict[int, int]:
+    """Per stage with which a joint item begins how many stages are in it, with all members active."""
+    if not isinstance(schedule, StageSchedule):
+        return {}
+    begins = sorted({item.stage for item in items})
+    ends = [*begins[1:], len(schedule.stages)]
+    return {begin: end - begin for begin, end in zip(begins, ends, strict=True) if end > begin + 1}
 
 
 def _seeded_inputs(model: BoundModel) -> "Mapping[str, numpy.ndarray]":
