@@ -22,7 +22,7 @@ from shared.ids import DeviceId, Digest
 from shared.messages.control import Desired
 from shared.messages.telemetry import StageProfileResult
 from shared.plan import ExecutorOptions, Plan, decode_plan
-from shared.schedule import Stage, StageSchedule
+from shared.schedule import Stage, StageSchedule, joint_stage
 from shared.search.costs import MeasuredStage, Members, combined_digest
 from shared.stage_string import parse, to_string
 
@@ -135,15 +135,6 @@ def store_stages(
                 measured_at_us=measured_at_us,
             )
         )
-
-
-def joint_stage(stages: Sequence[Stage]) -> Stage | None:
-    """The stage that was timed: one, or those of one group that ran as one; None where there is none."""
-    if len(stages) == 1:
-        return stages[0]
-    if not stages or any(stage.merge or len(stage.groups) != 1 for stage in stages):
-        return None
-    return Stage((tuple(sorted(op for stage in stages for op in stage.operators)),))
 
 
 def stage_text(stage: Stage) -> str:

@@ -9,6 +9,7 @@ import tomllib
 
 from planner import __version__
 from planner.costs.measured import cost_table
+from planner.costs.operators import OperatorCost
 from planner.telemetry.rates import model_rates
 from shared.ids import DeviceId, Digest, OpId
 from shared.messages.telemetry import QueueSample, Row, TaskCounters, histogram_of
