@@ -293,7 +293,7 @@ def _held_out(
                 stage=one,
                 predicted_s=known.stage_s(one.groups),
                 doubt=learned.doubt(terms),
-                sure=known.is_sure(Stage(one.groups)),
+                sure=learned.sure(terms),
                 formula_s=known.formula_s(one.groups),
                 line_s=replace(table, rates=line).for_members(members).formula_s(one.groups),
                 analytic_s=CostTable(rates=table.rates).for_members(members).formula_s(one.groups),

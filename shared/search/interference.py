@@ -135,7 +135,7 @@ class Interference:
     covariance: tuple[tuple[float, ...], ...]  # of the coefficients [num_terms, num_terms]
     scatter: float  # relative standard deviation of stages about their prediction
     jitter_s: float  # and beyond it, as if so many seconds more of the same share
-    width: float  # half-width of CONFIDENCE, in standard deviations
+    width: float  # half-width of CONFIDENCE where the coefficients are certain, in scatters
     least: float  # of a prediction over the longest group; at most 1
     most: float  # of a prediction over all groups in turn; at least 1, inf where nothing was measured
     groups: int  # the most that a measured stage has
@@ -159,12 +159,11 @@ class Interference:
         seconds = self.seconds(terms)
         if seconds <= 0.0 or terms.groups > self.groups:
             return inf
-        return self.width * sqrt(self._scatter(seconds) ** 2 + self._unknown(terms) / seconds**2)
+        unknown = self._unknown(terms) / seconds**2
+        return sqrt((self.width * self._scatter(seconds)) ** 2 + _NORMAL**2 * unknown)
 
     def sure(self, terms: Terms) -> bool:
-        """Whether the prediction is good enough to choose by without measuring; an operator's always is."""
-        if terms.operators == 1:
-            return True
+        """Whether the prediction is good enough to choose by without measuring."""
         if self.samples < LEAST_SAMPLES:
             return False
         seconds, (shortest_s, longest_s) = self.seconds(terms), self.span_s
@@ -274,8 +273,9 @@ def _calibrated(found: _Regression, rows: Floats, seconds: Floats, launch_s: flo
     for launches in _JITTERS:
         jitter_s = launches * launch_s
         scatter = found.scatter / (1.0 + jitter_s / float(np.median(seconds)))
-        spread = np.sqrt((scatter * (1.0 + jitter_s / (predicted * seconds))) ** 2 + unknown / predicted**2)
-        width = float(np.sort(errors / spread)[rank])
+        spread = scatter * (1.0 + jitter_s / (predicted * seconds))
+        beyond = np.sqrt(np.maximum(errors**2 - _NORMAL**2 * unknown / predicted**2, 0.0))
+        width = float(np.sort(beyond / spread)[rank])
         best = min(best, (width * float(np.median(spread)), jitter_s, width))
     return best[1], best[2]
 

@@ -1,4 +1,4 @@
-"""The model of a device class: laws that it must find again, what it must doubt, and what it must never say."""
+"""The model of a device class: laws that it finds again, what it must doubt, what it must never say."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -69,14 +69,15 @@ def two_at_a_time(terms: Terms) -> float:
 
 
 @given(st.lists(SECONDS, min_size=1, max_size=5), st.floats(0.0, 2.0), st.floats(0.0, 1e-4))
-def test_with_nothing_measured_it_says_what_the_formula_says_and_is_sure_of_operators_alone(
+def test_with_nothing_measured_it_says_what_the_formula_says_and_is_sure_of_nothing(
     seconds: list[float], contention: float, barrier_s: float
 ) -> None:
     costs = StageCosts(tuple(seconds), contention, barrier_s)
     groups = [(op,) for op in range(len(seconds))]
     model = fit((), contention=contention, barrier_s=barrier_s, launch_s=LAUNCH_S)
     assert model.seconds(stage(seconds)) == pytest.approx(costs.formula_s(groups))
-    assert model.sure(stage(seconds)) == (len(seconds) == 1)
+    assert not model.sure(stage(seconds))
+    assert model.doubt(stage(seconds)) == (0.0 if len(seconds) == 1 else inf)
 
 
 def test_a_law_within_its_terms_is_found_again_and_it_is_sure_where_it_was_taught() -> None:
@@ -213,7 +214,7 @@ def test_operators_that_were_only_estimated_make_a_stage_unsure() -> None:
 
 
 def test_stages_of_one_group_in_a_row_cost_the_one_launch_that_they_become() -> None:
-    """1. Following in a group saves half a launch. 2. In turn or as one group: the same run, the same cost."""
+    """1. Following in a group saves half a launch. 2. In turn or as one group: the same run and cost."""
     rng = random.Random(7)
     lessons = []
     for _ in range(200):
@@ -275,10 +276,7 @@ def test_samples_are_stages_whose_operators_and_graph_are_known() -> None:
 def test_bytes_count_as_inner_where_a_group_keeps_them_and_as_border_where_it_does_not() -> None:
     costs = TABLE.for_members(PARTS)
     together, apart = costs.terms([(0, 1, 2, 3)]), costs.terms([(0,)])
-    scale = TABLE.rates.bytes_per_s
-    tensors = {
-        name: GRAPH.tensors[t].nbytes for name, t in (("in", GRAPH.inputs[0]), ("out", GRAPH.outputs[0]))
-    }
-    assert together.border == pytest.approx(sum(tensors.values()) / scale)
+    outside = GRAPH.tensors[GRAPH.inputs[0]].nbytes + GRAPH.tensors[GRAPH.outputs[0]].nbytes
+    assert together.border == pytest.approx(outside / TABLE.rates.bytes_per_s)
     assert together.inner > 0.0 and apart.inner == 0.0
     assert together.fused == pytest.approx(3 * LAUNCH_S) and apart.fused == 0.0
