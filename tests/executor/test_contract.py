@@ -76,15 +76,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
 
 
 def agrees(executor: Executor, case: Case, repeats: int) -> Outcome:
-    found = compare(
-        executor,
-        case.bound,
-        case.subjects,
-        repeats=repeats,
-        tasks=case.tasks,
-        fallback=case.fallback,
-        models=case.models or None,
-    )
+    found = case.run(executor, repeats=repeats)
     assert min(one.pair.sensitivity for one in case.subjects) > MIN_SENSITIVITY
     assert found.difference <= TOLERANCE, (case.name, found.worst)
     assert found.stable and found.agrees, case.name
@@ -254,7 +246,7 @@ def test_a_stale_slot_is_found(block: int, executor: Executor, monkeypatch: pyte
 def test_null_runs_every_operator_once_in_an_order_that_obeys_the_graph(schedule: str) -> None:
     for case in cases.masks([subject(name) for name in TRIO], schedule, "null"):
         null = NullExecutor()
-        compare(null, case.bound, case.subjects, repeats=1, fallback=case.fallback, models=case.models)
+        case.run(null, repeats=1)
         (record,) = null.history
         graph = case.bound.combined[0].graph
         seen = 0
@@ -290,4 +282,4 @@ def test_plans_of_rival_policies_equal_the_whole_models(name: str, executor: Exe
     plan = run_search(found.plan(job), lambda: 0.0)
     bound = bound_of(plan, [one.artifact for one in subjects])
     tasks = min(model.batch for model in plan.models)
-    agrees(executor, Case(name, tuple(subjects), bound, tasks=tasks), 2)
+    agrees(executor, Case(name, tuple(subjects), lambda: bound, tasks=tasks), 2)
