@@ -6,9 +6,9 @@
 One row per model and schedule, and per plan of several models: the largest difference to the whole model in
 onnxruntime over every tensor that crosses a block border, and whether all repeats had equal bits. `--quick`
 takes models of a quarter of their width, leaves out the three light ones of more than 200 MB, and repeats ten
-times instead of a hundred. What runs before a program is ready (`fallback`) has one member and one stream at a
-time, hence nothing that delays could put in another order: it is repeated a tenth as often. Ends with 1 if any
-plan disagrees.
+times instead of a hundred. What runs before a program is ready (`fallback`) has one member and one stream at
+a time, hence nothing that delays could put in another order: it is repeated a tenth as often. Ends with 1 if
+any plan disagrees.
 
 All of it takes hours. With `--rows` each row is appended to a file as it comes, and what the file has already
 is not compared again: a run that was cut off goes on, and parts (`--part`: a model, or `together`) may be
