@@ -21,7 +21,7 @@ import pytest
 from benchmarks import zoo
 from benchmarks.contract import cases
 from benchmarks.contract.cases import SCHEDULES, Case
-from benchmarks.contract.compare import TOLERANCE, Outcome, Wave, compare
+from benchmarks.contract.compare import TOLERANCE, Outcome, Wave, compare, loaded
 from benchmarks.contract.schedules import bound_of, plan_of
 from benchmarks.contract.subjects import LARGE, LIGHT, Subject, onnx_subject, zoo_subject
 from edge_agent.executor.base import Executor
@@ -154,15 +154,18 @@ def test_every_mask_of_a_combined_block_equals_the_whole_models(
 ) -> None:
     seen = list(cases.masks([subject(name) for name in TRIO], schedule, executor.name))
     assert len(seen) == 2 * (2**3 - 1)
-    for case in seen:
-        agrees(executor, case, repeats)
+    with loaded(executor, seen[0].bound, seen[0].subjects):
+        for case in seen:
+            agrees(executor, case, repeats)
 
 
 @pytest.mark.parametrize("repeats", [2, MANY])
 @pytest.mark.parametrize("schedule", ["merged", pytest.param("random_stages", marks=pytest.mark.full)])
 def test_rows_of_a_padded_batch_equal_single_runs(schedule: str, repeats: int, executor: Executor) -> None:
-    for case in cases.batches(subject("squeezenet_bypass"), schedule, executor.name):
-        agrees(executor, case, repeats)
+    seen = list(cases.batches(subject("squeezenet_bypass"), schedule, executor.name))
+    with loaded(executor, seen[0].bound, seen[0].subjects):
+        for case in seen:
+            agrees(executor, case, repeats)
 
 
 def test_replicas_in_one_combined_block_keep_their_instances_apart(executor: Executor) -> None:
