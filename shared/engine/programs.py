@@ -19,12 +19,18 @@ class ProgramStatus(Enum):
 class Program:
     """A program and how far it is."""
 
-    __slots__ = ("key", "on_demand", "status")
+    __slots__ = ("key", "on_demand", "ready", "status")
 
     def __init__(self, key: ProgramKey) -> None:
         self.key = key
         self.on_demand = False  # asked for when a step needed it, not when the plan was loaded
         self.status = ProgramStatus.UNASKED
+        self.ready = False  # the status is READY: asked in every step
+
+    def settle(self, status: ProgramStatus) -> None:
+        """It was prepared, or that failed."""
+        self.status = status
+        self.ready = status is ProgramStatus.READY
 
 
 class ProgramTable:
