@@ -3,8 +3,6 @@
 Whatever changes a slot touches combined blocks; `refresh` works out their moves again, `issue_next` runs one.
 """
 
-import math
-
 from shared.engine.choice import Chooser
 from shared.engine.programs import Program, ProgramStatus
 from shared.engine.records import Instance, StepRecord, TaskRecord
@@ -14,6 +12,8 @@ from shared.engine.swap import find_place, move_to
 from shared.ids import StepId
 from shared.plan import Wait
 
+_NEVER = float("inf")
+
 
 class Board:
     """Steps and slots over all loaded plans; actions go to `out`."""
@@ -21,6 +21,7 @@ class Board:
     __slots__ = (
         "_max_preparing",
         "_max_programs",
+        "capacity",
         "chooser",
         "fallback_steps",
         "in_flight",
@@ -41,6 +42,7 @@ class Board:
         self.in_flight: InFlight = {}
         self.lanes: list[int] = [0]  # steps in flight per lane
         self.max_load = 1  # the deepest run-ahead of any plan so far
+        self.capacity = 1  # steps in flight in all lanes, at most
         self.out: list[Action] = []
         self.steps = 0  # issued so far
         self.touched: Touched = {}
@@ -49,6 +51,7 @@ class Board:
         """Make room for the steps of one more plan."""
         self.lanes.extend([0] * (plan.lanes - len(self.lanes)))
         self.max_load = max(self.max_load, plan.run_ahead)
+        self.capacity = len(self.lanes) * self.max_load
         self.chooser.add(plan)
 
     def remove(self, plan: PlanState) -> None:
@@ -68,7 +71,7 @@ class Board:
             if self.timed:
                 self.timed.pop(combined, None)
             if not moves:
-                combined.since_s = math.inf
+                combined.since_s = _NEVER
                 if combined.rivals is not None:
                     chooser.dismiss(combined)
             elif moves != combined.full and combined.plan.waits and self._must_wait(combined, now):
@@ -83,7 +86,7 @@ class Board:
         """Under `wait: all` always, under `timeout` until it is over."""
         if combined.plan.wait is Wait.ALL:
             return True
-        if combined.since_s == math.inf:
+        if combined.since_s == _NEVER:
             combined.since_s = now
         if now >= combined.since_s + combined.plan.wait_timeout_s:
             return False
@@ -96,7 +99,7 @@ class Board:
             if combined.moves & slot.bit:
                 assert slot.instance is not None
                 slot.advance(slot.instance, self.touched)
-        combined.since_s = math.inf
+        combined.since_s = _NEVER
 
     def end_waits(self, now: float) -> None:
         """Look again at the combined blocks that have waited for members long enough."""
@@ -107,7 +110,7 @@ class Board:
     @property
     def next_wait_s(self) -> float:
         """When the next combined block has waited long enough; infinity without one."""
-        return min((c.since_s + c.plan.wait_timeout_s for c in self.timed), default=math.inf)
+        return min((c.since_s + c.plan.wait_timeout_s for c in self.timed), default=_NEVER)
 
     def loosen(self, plan: PlanState) -> None:
         """From now on the plan waits for nobody, until it is empty: it drains, or it is superseded."""
@@ -115,7 +118,7 @@ class Board:
             return
         plan.loose = True
         for combined in plan.combined:
-            combined.since_s = math.inf
+            combined.since_s = _NEVER
             self.touched[combined] = None
             for slot in combined.slots:
                 if slot.instance is not None and not slot.instance.live:
@@ -128,9 +131,10 @@ class Board:
         lanes = self.lanes
         order = (0,) if len(lanes) == 1 else sorted(range(len(lanes)), key=lanes.__getitem__)
         for lane in order:
-            if lanes[lane] >= self.max_load:
+            load = lanes[lane]
+            if load >= self.max_load:
                 return False
-            combined = self.chooser.choose(lane, lanes[lane], now)
+            combined = self.chooser.choose(lane, load, now)
             if combined is not None:
                 self._issue(combined, lane, now)
                 return True
@@ -139,46 +143,21 @@ class Board:
     def _issue(self, combined: CombinedState, lane: int, now: float) -> None:
         step_id = StepId(self.steps)
         self.steps += 1
-        plan = combined.plan
-        active = combined.moves & combined.ready
-        program = combined.programs.find(active, combined.buckets(active))
-        fallback = not program.ready
-        if fallback:
-            self.fallback_steps += 1
-            self._ask(plan, program)
+        plan, moves = combined.plan, combined.moves
+        active = moves & combined.ready
+        program = combined.at_one.get(active) or combined.program(active)
+        in_flight, touched = self.in_flight, self.touched
         after: set[StepId] = set()
         ran: list[tuple[Instance, Slot]] = []
-        members = self._advance(combined, active, step_id, ran, after, now)
-        self.in_flight[step_id] = StepRecord(combined, lane, ran, plan.alone)
-        plan.steps += 1
-        combined.lane = lane
-        combined.in_flight += 1
-        combined.runs += 1
-        combined.active_sum += len(members)
-        combined.since_s = math.inf
-        self.lanes[lane] += 1
-        self.touched[combined] = None
-        waits = tuple(sorted(after)) if after else ()
-        self.out.append(IssueStep(Step(step_id, lane, program.key, tuple(members), waits, fallback)))
-
-    def _advance(
-        self,
-        combined: CombinedState,
-        active: int,
-        step_id: StepId,
-        ran: list[tuple[Instance, Slot]],
-        after: set[StepId],
-        now: float,
-    ) -> list[StepMember]:
-        """Move all members of a step on, downstream first; the dead ones travel along."""
-        members = []
-        moves, in_flight, touched = combined.moves, self.in_flight, self.touched
-        for slot in combined.order:
-            if not moves & slot.bit:
+        members: list[StepMember] = []
+        last = False
+        for slot in combined.order:  # downstream first; the dead ones travel along
+            bit = slot.bit
+            if not moves & bit:
                 continue
             instance = slot.instance
             assert instance is not None
-            if active & slot.bit:
+            if active & bit:
                 staged = slot.access(step_id, in_flight, after)
                 instance.started = True
                 instance.steps.append(step_id)
@@ -187,8 +166,22 @@ class Board:
                 members.append(
                     StepMember(slot.position, slot.member, instance.id, instance.task_ids, slot.last, staged)
                 )
+                last = last or slot.last
             slot.advance(instance, touched)
-        return members
+        in_flight[step_id] = StepRecord(combined, lane, ran, last, plan.alone)
+        plan.steps += 1
+        combined.lane = lane
+        combined.in_flight += 1
+        combined.runs += 1
+        combined.active_sum += len(members)
+        combined.since_s = _NEVER
+        self.lanes[lane] += 1
+        touched[combined] = None
+        if not program.ready:
+            self.fallback_steps += 1
+            self._ask(plan, program)
+        waits = tuple(sorted(after)) if after else ()
+        self.out.append(IssueStep(Step(step_id, lane, program.key, tuple(members), waits, not program.ready)))
 
     def _ask(self, plan: PlanState, program: Program) -> None:
         """Have a program prepared that a step just lacked, within the bounds."""
@@ -218,13 +211,14 @@ class Board:
         combined.in_flight -= 1
         if not combined.in_flight:
             combined.lane = NO_LANE
-            self.chooser.unbind(combined)
+            if combined.rivals is not None:
+                self.chooser.unbind(combined)
         self.lanes[record.lane] -= 1
         for plan in record.holds:
             plan.steps -= 1
         for instance, slot in record.members:
             instance.steps.remove(step_id)
-            if instance.track is slot.track and instance.passed <= slot.block:
+            if instance.passed <= slot.block and instance.track is slot.track:
                 instance.passed = slot.block + 1
         return record
 

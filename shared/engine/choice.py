@@ -18,6 +18,7 @@ from shared.engine.slots import NO_LANE, CombinedState, PlanState
 from shared.plan import StepChoice
 
 _NEVER = float("inf")
+_ABSENT = object()
 _RATIO, _WEIGHTED = StepChoice.RATIO, StepChoice.WEIGHTED
 _SLACK = 64  # ranks that no longer hold which a heap may keep beyond the valid ones before it is swept
 
@@ -32,7 +33,7 @@ class Rivals:
     often each was passed over.
     """
 
-    __slots__ = ("count", "heap", "lane", "lanes", "line", "max_skips", "run_ahead", "turns")
+    __slots__ = ("heap", "lane", "lanes", "line", "max_skips", "run_ahead", "sweep_at", "turns")
 
     def __init__(self, plan: PlanState, lane: int) -> None:
         self.lane = lane
@@ -40,9 +41,9 @@ class Rivals:
         self.run_ahead = plan.run_ahead
         self.max_skips = plan.max_skips
         self.turns = 0  # choices in which they took part
-        self.count = 0
         self.line: dict[CombinedState, None] = {}  # those that are not overdue, by the turn when they will be
         self.heap: list[Rank] = []  # a rank that is not its combined block's own any more is void
+        self.sweep_at = _SLACK
 
     def first(self) -> Rank | None:
         """The best rank."""
@@ -54,41 +55,29 @@ class Rivals:
             heappop(heap)
         return None
 
-    def push(self, combined: CombinedState, rank: Rank) -> None:
+    def push(self, rank: Rank) -> None:
         """One of them has this rank from now on."""
+        rank[4].rank = rank
         heap = self.heap
-        if len(heap) > 2 * self.count + _SLACK:
+        heappush(heap, rank)
+        if len(heap) > self.sweep_at:
             heap[:] = [one for one in heap if one[4].rank is one]
             heapify(heap)
-        combined.rank = rank
-        heappush(heap, rank)
-
-    def enter(self, combined: CombinedState, skips: int = 0) -> None:
-        """One more stands in line, passed over `skips` times before."""
-        combined.rivals = self
-        combined.since_turn = self.turns - skips
-        self.count += 1
-        if not combined.overdue_seq:
-            self.line[combined] = None
-            if skips:
-                self.line = dict.fromkeys(sorted(self.line, key=attrgetter("since_turn")))
-
-    def leave(self, combined: CombinedState) -> None:
-        """It stands there no more."""
-        combined.rivals = combined.rank = None
-        self.count -= 1
-        self.line.pop(combined, None)
+            self.sweep_at = 2 * len(heap) + _SLACK
 
     def take_turn(self) -> list[CombinedState] | None:
         """All of them were passed over; who is overdue now."""
         turns = self.turns = self.turns + 1
-        found = None
-        for combined in self.line:
+        line, found = self.line, None
+        for combined in line:
             if turns - combined.since_turn < self.max_skips:
                 break
-            found = [combined] if found is None else [*found, combined]
-        for combined in found or ():
-            del self.line[combined]
+            if found is None:
+                found = []
+            found.append(combined)
+        if found is not None:
+            for combined in found:
+                del line[combined]
         return found
 
 
@@ -127,18 +116,18 @@ class Chooser:
         oldest = combined.oldest()
         rivals = combined.rivals
         if rivals is None:
-            rivals = plan.rivals[combined.lane]
-            rivals.enter(combined)
+            rivals = combined.rivals = plan.rivals[combined.lane]
+            combined.since_turn = rivals.turns
+            rivals.line[combined] = None
             if plan.step_choice is _WEIGHTED and combined.passes < self._passes:
                 combined.passes = self._passes  # an idle combined block does not save up its share
         if plan.step_choice is _RATIO:
             ratio = (combined.moves & combined.ready).bit_count() / combined.size
-            rank = plan.precedence, -ratio, oldest.id, combined.index, combined
+            rivals.push((plan.precedence, -ratio, oldest.id, combined.index, combined))
         elif plan.step_choice is _WEIGHTED:
-            rank = plan.precedence, combined.passes, oldest.id, combined.index, combined
+            rivals.push((plan.precedence, combined.passes, oldest.id, combined.index, combined))
         else:
-            rank = plan.precedence, combined.last_choice, 0, combined.index, combined
-        rivals.push(combined, rank)
+            rivals.push((plan.precedence, combined.last_choice, 0, combined.index, combined))
         deadline_s = oldest.deadline_s
         if deadline_s != _NEVER or combined.late_s != _NEVER:
             self._set_late(combined, (oldest.ready_s + deadline_s) * 0.5)
@@ -158,25 +147,27 @@ class Chooser:
     def dismiss(self, combined: CombinedState) -> None:
         """It can no longer run: what it was passed over for is gone."""
         rivals = combined.rivals
-        if rivals is None:
-            return
-        rivals.leave(combined)
-        if combined.overdue_seq or combined.late_s != _NEVER:
-            combined.overdue_seq = 0
-            combined.late_s = _NEVER
-            self._urgent.pop(combined, None)
-            self._timed.pop(combined, None)
+        if rivals is not None:
+            rivals.line.pop(combined, None)
+            combined.rivals = combined.rank = None
+            if combined.overdue_seq or combined.late_s != _NEVER:
+                combined.overdue_seq = 0
+                combined.late_s = _NEVER
+                self._urgent.pop(combined, None)
+                self._timed.pop(combined, None)
 
-    def unbind(self, combined: CombinedState) -> None:
+    @staticmethod
+    def unbind(combined: CombinedState) -> None:
         """Nothing of it is in flight any more: it could run in any lane."""
-        before, after = combined.rivals, combined.plan.rivals[NO_LANE]
-        if before is None or before is after:
+        before, after, rank = combined.rivals, combined.plan.rivals[NO_LANE], combined.rank
+        if before is None or rank is None or before is after:
             return
-        skips, rank = combined.skips, combined.rank
-        assert rank is not None
-        before.leave(combined)
-        after.enter(combined, skips)
-        after.push(combined, (*rank,))
+        combined.since_turn = after.turns - combined.skips
+        combined.rivals = after
+        if before.line.pop(combined, _ABSENT) is None:
+            after.line[combined] = None
+            after.line = dict.fromkeys(sorted(after.line, key=attrgetter("since_turn")))
+        after.push((*rank,))
 
     def choose(self, lane: int, load: int, now: float) -> CombinedState | None:
         """Take out the next combined block for a lane with `load` steps in flight; counts it as chosen.
@@ -198,7 +189,17 @@ class Chooser:
                 return None
             chosen = best[4]
         choices = self._choices = self._choices + 1
-        self._take(chosen, choices)
+        own = chosen.rivals
+        assert own is not None
+        skips = own.turns - chosen.since_turn
+        if skips:
+            chosen.total_skips += skips
+            if skips > chosen.most_skips:
+                chosen.most_skips = skips
+        self.dismiss(chosen)
+        chosen.last_choice = choices
+        self._passes = chosen.passes
+        chosen.passes += chosen.stride
         for rivals in standing:
             if rivals.run_ahead > load:
                 overdue = rivals.take_turn()
@@ -222,23 +223,12 @@ class Chooser:
         for combined in self._urgent:
             rivals = combined.rivals
             assert rivals is not None
-            own = rivals.lane
-            if (own == lane or own == NO_LANE) and rivals.run_ahead > load and rivals.lanes > lane:
+            stands = rivals.lane
+            if (stands == lane or stands == NO_LANE) and rivals.run_ahead > load and rivals.lanes > lane:
                 fits.append(combined)
         if len(fits) < 2:
             return fits[0] if fits else None
         return min(fits, key=_urgency)
-
-    def _take(self, chosen: CombinedState, choice: int) -> None:
-        skips = chosen.skips
-        if skips:
-            chosen.total_skips += skips
-            if skips > chosen.most_skips:
-                chosen.most_skips = skips
-        self.dismiss(chosen)
-        chosen.last_choice = choice
-        self._passes = chosen.passes
-        chosen.passes += chosen.stride
 
 
 def _urgency(combined: CombinedState) -> tuple[float, ...]:

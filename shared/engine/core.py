@@ -7,8 +7,6 @@ A task lives through: submitted -> queued -> (shared: in the buffers) -> launche
 -> its blocks issued one after another -> the last block's step ended. It can end at any of these points.
 """
 
-import math
-
 from shared.bound import BoundPlan
 from shared.engine.board import Board
 from shared.engine.launcher import Launcher
@@ -37,6 +35,8 @@ from shared.engine.steps import (
 )
 from shared.ids import StepId, TaskId
 
+_NEVER = float("inf")
+
 
 class EngineCore:
     """Queues, launcher, slots, step choice and swaps of one device.
@@ -52,7 +52,7 @@ class EngineCore:
         self._active: PlanState | None = None
         self._draining = False
         self._next_instance = 0
-        self._launch_s = math.inf  # the next launch that is allowed and finds a free slot 0; see `_launch`
+        self._launch_s = _NEVER  # the next launch that is allowed and finds a free slot 0; see `_launch`
 
     # Plans
 
@@ -200,15 +200,16 @@ class EngineCore:
         """
         record = self._board.retire(step_id)
         out = self._begin(now)
-        for instance, slot in record.members:
-            if instance.over:
-                continue
-            if error is not None:
-                self._board.bury(instance, failed=True)
-                self._end_rows(instance, slot.track, Outcome.FAILED, error)
-            elif slot.last:
-                instance.over = True
-                self._end_rows(instance, slot.track, Outcome.COMPLETED, "")
+        if record.last or error is not None:
+            for instance, slot in record.members:
+                if instance.over:
+                    continue
+                if error is not None:
+                    self._board.bury(instance, failed=True)
+                    self._end_rows(instance, slot.track, Outcome.FAILED, error)
+                elif slot.last:
+                    instance.over = True
+                    self._end_rows(instance, slot.track, Outcome.COMPLETED, "")
         return self._end(now, stirred=bool(out))
 
     def _end_rows(self, instance: Instance, track: Track, outcome: Outcome, reason: str) -> None:
@@ -223,12 +224,12 @@ class EngineCore:
 
     def next_wakeup(self, now: float) -> float | None:
         """When `tick` must be called at the latest if nothing else happens; None for never."""
-        wakeup = self._ledger.next_deadline_s if self._ledger.deadlines else math.inf
+        wakeup = self._ledger.next_deadline_s if self._ledger.deadlines else _NEVER
         if self._board.timed:
             wakeup = min(wakeup, self._board.next_wait_s)
         if self._launch_s < wakeup and self._launching:
             wakeup = self._launch_s
-        return None if wakeup == math.inf else max(wakeup, now)
+        return None if wakeup == _NEVER else max(wakeup, now)
 
     # What it says of itself
 
@@ -288,11 +289,11 @@ class EngineCore:
     def glance(self, now: float) -> EngineGlance:
         """The queues at this instant; forgets the tightest deadline that it tells."""
         active, ledger = self._active, self._ledger
-        tightest_s, ledger.tightest_s = ledger.tightest_s, math.inf
+        tightest_s, ledger.tightest_s = ledger.tightest_s, _NEVER
         return EngineGlance(
             now,
             None if active is None else active.key,
-            None if tightest_s == math.inf else tightest_s,
+            None if tightest_s == _NEVER else tightest_s,
             tuple(
                 queue_glance(launcher, active, self._board.in_flight, now)
                 for launcher in ledger.launchers.values()
@@ -320,22 +321,23 @@ class EngineCore:
         """
         board = self._board
         active = self._active
-        launching = active is not None and not self._draining and not active.loose
-        alone = active is not None and len(self._plans) == 1 and not active.loose
+        alone = launching = False
+        if active is not None and not active.loose:
+            alone = len(self._plans) == 1
+            launching = not self._draining
         while True:
             if not alone:
                 self._settle()
                 launching, stirred = self._launching, True
             if board.touched:
                 board.refresh(now)
-            if launching:
-                assert active is not None
+            if launching and active is not None:
                 if stirred or active.vacated or self._launch_s <= now:
                     self._launch(active, now)
                     stirred = False
-            if board.issue_next(now):
+            if len(board.in_flight) < board.capacity and board.issue_next(now):
                 continue
-            if not launching or self._launch_s == math.inf or not self._launch_early(now):
+            if not launching or self._launch_s == _NEVER or not self._launch_early(now):
                 return board.out
             stirred = True
 
@@ -362,7 +364,7 @@ class EngineCore:
         """Launch everything that is due and finds a free slot 0; note when the next launch will be."""
         active.vacated = False
         launchers = self._ledger.launchers.values()
-        launched, self._launch_s = False, math.inf
+        launched, self._launch_s = False, _NEVER
         for launcher in launchers:
             if launcher.queue.launchable:
                 due_s = self._due_s(launcher)
@@ -381,7 +383,7 @@ class EngineCore:
         """From when on it may launch, given a free slot 0; infinity without one or with nothing to launch."""
         target = launcher.target
         if not launcher.queue.launchable or target is None or not target.free_tracks:
-            return math.inf
+            return _NEVER
         return launcher.due_s(early=early)
 
     def _launch_early(self, now: float) -> bool:

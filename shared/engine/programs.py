@@ -4,7 +4,7 @@ from enum import Enum
 
 from shared.engine.steps import PlanKey, ProgramKey
 
-_MAX_REMEMBERED = 4096  # programs remembered per combined block; the others are looked at anew each time
+MAX_REMEMBERED = 4096  # programs remembered per combined block; the others are looked at anew each time
 
 
 class ProgramStatus(Enum):
@@ -49,6 +49,6 @@ class ProgramTable:
         found = self._programs.get(pair)
         if found is None:
             found = Program(ProgramKey(self._plan, self._combined, mask, buckets))
-            if len(self._programs) < _MAX_REMEMBERED:
+            if len(self._programs) < MAX_REMEMBERED:
                 self._programs[pair] = found
         return found

@@ -99,4 +99,5 @@ class StepRecord(Struct):
     combined: "CombinedState"
     lane: int
     members: "list[tuple[Instance, Slot]]"  # with the slot of the block that it runs
+    last: bool  # some member runs its model's last block
     holds: "tuple[PlanState, ...]"  # plans that must outlive this step

@@ -8,7 +8,7 @@ import math
 from typing import TYPE_CHECKING, TypeAlias
 
 from shared.bound import BoundModel, BoundPlan
-from shared.engine.programs import ProgramTable
+from shared.engine.programs import MAX_REMEMBERED, Program, ProgramTable
 from shared.engine.records import Instance, StepRecord
 from shared.engine.steps import PlanKey
 from shared.ids import StepId
@@ -147,26 +147,24 @@ class Slot:
         Members must be noted downstream first, before `advance`.
         """
         if self.behind is None:
-            self.overwrite([step], in_flight, after)
+            self.overwrite(step, in_flight, after)
         for slot in self.reads:
             for writer in slot.writers:
                 if writer in in_flight:
                     after.add(writer)
             slot.readers.append(step)
         ahead = self.ahead
-        if ahead is None:
-            return False
-        staged = step in ahead.readers
-        ahead.overwrite([step], in_flight, after)
-        return staged
+        return ahead is not None and ahead.overwrite(step, in_flight, after)
 
-    def overwrite(self, writers: list[StepId], in_flight: InFlight, after: set[StepId]) -> None:
+    def overwrite(self, step: StepId, in_flight: InFlight, after: set[StepId]) -> bool:
         """New content: wait for the readers of the old one, or for its writer where nobody read it."""
-        for step in self.readers or self.writers:
-            if step in in_flight:
-                after.add(step)
-        self.writers = writers
+        readers = self.readers
+        for before in readers or self.writers:
+            if before in in_flight:
+                after.add(before)
+        self.writers = [step]
         self.readers = []
+        return step in readers
 
     def vacate(self, touched: "Touched") -> None:
         """Take the instance out of the block and free all that it holds."""
@@ -215,6 +213,7 @@ class CombinedState:
 
     __slots__ = (
         "active_sum",
+        "at_one",
         "chain",
         "empty",
         "full",
@@ -260,6 +259,7 @@ class CombinedState:
         self.next_free = self.full  # members whose next slot is free
         self.moves = 0  # members that would move if the block ran now
         self.programs = ProgramTable(plan.key, index)
+        self.at_one: dict[int, Program] = {}  # those that `program` found, by mask, where every batch is one
         self.lane = NO_LANE  # of the steps in flight
         self.in_flight = 0
         self.since_s = math.inf  # when a member first could move, while others are waited for
@@ -303,6 +303,13 @@ class CombinedState:
         instances = [slot.instance for slot in self.slots if active & slot.bit]
         return tuple([instance.bucket for instance in instances if instance is not None])
 
+    def program(self, active: int) -> Program:
+        """The program for these active members."""
+        program = self.programs.find(active, self.buckets(active))
+        if self.ones is not None and len(self.at_one) < MAX_REMEMBERED:
+            self.at_one[active] = program
+        return program
+
     def find_moves(self, present: int) -> int:
         """The members among the `present` that are active, and the empty ones that would travel on with them.
 
@@ -318,6 +325,10 @@ class CombinedState:
 
     def oldest(self) -> Instance:
         """The oldest instance among the members that would move; dead ones only where all are."""
+        if self.size == 1:
+            only = self.slots[0].instance
+            assert only is not None
+            return only
         mask = self.moves & self.ready or self.moves
         low = mask & -mask
         best = self.slots[low.bit_length() - 1].instance
