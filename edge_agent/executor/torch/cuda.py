@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from edge_agent.executor.on_device.streams import MAX_GROUP_STREAMS, MAX_STREAMS
 from edge_agent.executor.torch.device import Event, Graph, Launch, Pool, Stream
-from edge_agent.executor.torch.streams import MAX_GROUP_STREAMS, MAX_STREAMS
 from shared.errors import ExecutorError
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"

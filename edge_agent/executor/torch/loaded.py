@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from edge_agent.executor.on_device.streams import streams_per_lane
 from edge_agent.executor.torch.buffers import Memory, PlanBuffers
 from edge_agent.executor.torch.issue_order import Nature
 from edge_agent.executor.torch.kernels import KernelChoices
 from edge_agent.executor.torch.program import Program, bind_recipe
 from edge_agent.executor.torch.recipe import Recipe, make_recipe
-from edge_agent.executor.torch.streams import streams_per_lane
 from edge_agent.lowering.dtypes import Precision
 from edge_agent.lowering.model import ModelLowering
 from edge_agent.lowering.unit import Unit
