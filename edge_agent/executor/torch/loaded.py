@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from edge_agent.executor.on_device.feeds import bucket_of
 from edge_agent.executor.on_device.streams import streams_per_lane
 from edge_agent.executor.torch.buffers import Memory, PlanBuffers
 from edge_agent.executor.torch.issue_order import Nature
@@ -110,9 +111,3 @@ class LoadedPlan:
     def alone(self, step: Step, member: StepMember) -> Program:
         """What runs one member by itself, on one stream."""
         return self._alone[step.program.combined, member.position, bucket_of(step, member)]
-
-
-def bucket_of(step: Step, member: StepMember) -> int:
-    """The batch that the member's program was built for."""
-    rank = (step.program.mask & ((1 << member.position) - 1)).bit_count()
-    return step.program.buckets[rank]
