@@ -54,7 +54,8 @@ class CudaOrtDevice:
         cause, remedy = why_not()
         if cause:
             raise ExecutorError(f"executor 'onnx_cuda' cannot run here: {cause}", remedy=remedy)
-        onnxruntime.preload_dlls()  # CUDA and cuDNN from wheels, where they came as such
+        if hasattr(onnxruntime, "preload_dlls"):  # CUDA and cuDNN from wheels, where they came as such
+            onnxruntime.preload_dlls()
         self._cuda: Any = importlib.import_module(_BINDINGS)
         self._call(self._cuda.cudaSetDevice, self.number)
         flags = self._cuda.cudaStreamNonBlocking

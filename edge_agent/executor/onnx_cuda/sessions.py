@@ -25,6 +25,8 @@ from shared.errors import ExecutorError
 from shared.graph import Graph
 
 _PROCESSOR = "cpu"
+_REFUSED = "fallback to CPU EP has been explicitly disabled"
+"""What onnxruntime says where a provider cannot be made, or has no kernel for an operator."""
 
 _LARGEST_TENSORS = 4
 """How many of its largest tensors a session's arena holds at once: input, output and two for scratch."""
@@ -60,7 +62,16 @@ def open_device_session(device: OrtDevice, key: SessionKey, source: ModelParts) 
     options.use_deterministic_compute = True
     if device.kind != _PROCESSOR:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    session = session_from(key, source, options, [(provider, dict(settings))])
+    try:
+        session = session_from(key, source, options, [(provider, dict(settings))])
+    except ExecutorError as error:
+        if _REFUSED not in str(error):
+            raise
+        raise ExecutorError(
+            f"onnxruntime would run operators of model {source.artifact.graph.name!r} on the processor "
+            f"instead of {provider}",
+            remedy="see its log for a missing library; if there is none, use torch_cuda for this model",
+        ) from error
     _check_place(session, provider, device.kind, source)
     return session
 

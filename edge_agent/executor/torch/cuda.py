@@ -16,13 +16,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from edge_agent.executor.on_device.streams import MAX_GROUP_STREAMS, MAX_STREAMS
 from edge_agent.executor.torch.device import Event, Graph, Launch, Pool, Stream
+from edge_agent.lowering.dtypes import use_tf32
 from shared.errors import ExecutorError
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -181,9 +181,7 @@ class CudaDevice:
 
     def use_tf32(self, on: bool) -> None:
         """As `Device` (P8)."""
-        backends: Any = torch.backends  # whose stubs do not know these settings
-        for place in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
-            place.fp32_precision = "tf32" if on else "ieee"
+        use_tf32(on)
 
     def reserved_bytes(self) -> int:
         """As `Device`."""

@@ -305,6 +305,21 @@ def test_a_session_that_landed_on_the_processor_is_refused(
         load(executor, streamed_plan(model), [model])
 
 
+def test_operators_that_only_the_processor_can_run_are_refused(
+    model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As onnxruntime says it when told not to share a session among providers."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("nodes ... but fallback to CPU EP has been explicitly disabled by the user.")
+
+    monkeypatch.setattr("onnxruntime.InferenceSession", refuse)
+    executor = simulated()
+    with pytest.raises(ExecutorError, match=r"operators of model 'squeezenet_bypass' on the processor"):
+        load(executor, streamed_plan(model), [model])
+    executor.close()
+
+
 def test_where_onnxruntime_has_no_cuda_the_executor_names_cause_and_remedy() -> None:
     import onnxruntime
 
