@@ -10,6 +10,8 @@ What is known of onnxruntime and shapes this (versions 1.20 to 1.31):
   copies what they read when it is made and not when it is run: such a session is refused.
 - Every session has an arena of its own. Chunks that were freed on the host may still be in use on the device
   (issue 32342), which is safe on one stream and on no second one: so sessions share no arena.
+- Some kernels add up in an order that differs from run to run: they are switched off, so that equal inputs
+  give equal bits.
 - Runs from ever new threads make a session's arena grow without end (issue 29351): steps are launched on one
   thread, and warmed up on one other.
 """

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from edge_agent.executor.torch.device import Launch
+from edge_agent.utilisation.kernels import BlockNeeds, Multiprocessor
 from tests.executor.simulated_streams import Entry, SimulatedEvent, SimulatedStream, SimulatedStreams
 
 MAX_RUNNING, MAX_PREPARING = 32, 17
@@ -60,6 +61,7 @@ class SimulatedDevice(SimulatedStreams):
         super().__init__(seed, ignore_waits=ignore_waits)
         self.torch_device = torch.device("cpu")
         self.captures: list[SimulatedGraph] = []
+        self.needs: Callable[[Launch], Sequence[BlockNeeds]] = lambda work: ()  # as the test says
         self.replays = 0
         self.most_ahead = 0  # replays that were issued and had not begun, at most
         self.tf32: bool | None = None
@@ -186,6 +188,12 @@ class SimulatedDevice(SimulatedStreams):
             stream.queue.append(Replay(lambda: self._advance(graph)))
             waiting = sum(isinstance(entry, Replay) for s in self._running for entry in s.queue)
             self.most_ahead = max(self.most_ahead, waiting)
+
+    def block_needs(self, stream: CapturableStream, work: Launch) -> Sequence[BlockNeeds]:
+        return self.needs(work)
+
+    def multiprocessor(self) -> Multiprocessor:
+        return Multiprocessor()
 
     def synchronize(self, event: SimulatedEvent) -> None:
         with torch.inference_mode():
