@@ -1,4 +1,4 @@
-"""The calls to CUDA without CUDA: they exist, take what they are given, and failures name cause and remedy."""
+"""The calls to CUDA without CUDA: they exist, take what they are given, and say why they fail."""
 
 import ctypes
 from collections.abc import Callable
