@@ -32,7 +32,7 @@ def time_operators(
     """
     graph, source = artifact.graph, ModelParts(artifact)
     moments = IdleTime(idle, own_s=request.limit_s, wall_s=request.wall_s)
-    values = _inputs(graph, request.batch)
+    values = seeded_inputs(graph, request.batch)
     times: list[OperatorTime] = []
     for op in range(len(graph.operators)):
         if not moments.wait():
@@ -64,7 +64,7 @@ def _time_one(session: Session, values: Values, repeats: int, moments: IdleTime)
     return summary(taken_s) if taken_s else NOT_TIMED
 
 
-def _inputs(graph: Graph, batch: int) -> Values:
+def seeded_inputs(graph: Graph, batch: int) -> Values:
     """Seeded inputs of the graph's types. [batch, ...]"""
     rng = np.random.default_rng(_SEED)
     values: dict[TensorId, np.ndarray] = {}
