@@ -10,8 +10,20 @@ from pathlib import Path
 from sqlalchemy import select
 
 from planner.replan.settings import ReplanSettings
-from planner.store import checkpoints, costs, devices, history, plans, replans, schema, stages, telemetry
+from planner.store import (
+    checkpoints,
+    considered,
+    costs,
+    devices,
+    history,
+    plans,
+    replans,
+    schema,
+    stages,
+    telemetry,
+)
 from planner.store.blobs import Blobs
+from planner.store.considered import KeptConsidered
 from planner.store.database import Database, sqlite_url
 from planner.store.history import Entry
 from planner.store.replan_view import ReplanView
@@ -211,6 +223,11 @@ class ReadStore:
             if device is not None:
                 devices.known_device(session, device)
             return replans.replan_infos(session, device, limit=limit)
+
+    def considered(self, serves: Digest, device_class: str, *, limit: int = 1000) -> Sequence[KeptConsidered]:
+        """Plans over the same models that were looked at for a device class, newest first."""
+        with self.database.read() as session:
+            return considered.of_models(session, serves, device_class, limit=limit)
 
     @contextmanager
     def replan_view(self) -> Iterator[ReplanView]:
