@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from planner.cli import compare, create, pushing
+from planner.cli import compare, create, explain, pushing
 from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
 from planner.cli.output import emit, emit_json, emit_table, pair, progress, when
 from shared.errors import InputError
@@ -17,6 +17,7 @@ app = typer.Typer(
 
 app.command()(create.create)
 app.command()(compare.compare)
+app.command()(explain.explain)
 
 
 @app.command("list")

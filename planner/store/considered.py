@@ -43,10 +43,10 @@ def keep(
 
 
 def of_models(session: Session, serves: Digest, device_class: str, *, limit: int) -> Sequence[KeptConsidered]:
-    """Plans over the same models that were looked at for a device class, newest first."""
+    """Plans over the same models that were looked at for a device class, or for none, newest first."""
     rows = session.scalars(
         select(ConsideredPlanRow)
-        .where(ConsideredPlanRow.serves == serves, ConsideredPlanRow.device_class == device_class)
+        .where(ConsideredPlanRow.serves == serves, ConsideredPlanRow.device_class.in_({device_class, ""}))
         .order_by(ConsideredPlanRow.number.desc())
         .limit(limit)
     )
