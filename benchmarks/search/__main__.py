@@ -61,8 +61,7 @@ def row(one: Standing, measured: Measured | None) -> Mapping[str, Any]:
     if measured is not None:
         found |= {
             "measured_ms": measured.median_s * 1e3,
-            "measured_q1_ms": measured.q1_s * 1e3,
-            "measured_q3_ms": measured.q3_s * 1e3,
+            "measured_quartiles_ms": [1e3 * seconds for seconds in measured.quartiles_s or ()],
             "measured_runs": measured.runs,
             "measured_over_sequential": measured.over_sequential,
         }

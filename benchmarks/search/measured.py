@@ -155,8 +155,7 @@ def _summary(rounds: Sequence[Sequence[float]], base: Sequence[Sequence[float]])
     ratios = [median(own) / median(other) for own, other in zip(rounds, base, strict=True)]
     return Measured(
         median_s=of["median"],
-        q1_s=of["q1"],
-        q3_s=of["q3"],
+        quartiles_s=(of["q1"], of["q3"]),
         runs=sum(map(len, rounds)),
         over_sequential=median(ratios),
     )

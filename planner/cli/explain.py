@@ -46,8 +46,8 @@ def explain(
 ) -> None:
     """Say why a plan is as it is: its schedules in words, what they cost, and what else was tried.
 
-    Of each combined block: its stages, `|` between operators that run side by side, `+` between those that
-    run as one launch; what each is predicted to take and how that is known, the best first:
+    Of each combined block its stages, or its streams: `|` stands between what runs side by side, `+` between
+    what runs as one launch. Then what each is predicted to take and how that is known, the best first:
 
     \b
     measured    this stage was measured as a whole
@@ -146,10 +146,8 @@ def _trial(trial: "TrialInfo") -> str:
 
 
 def _block(block: "BlockExplained", now_s: float) -> Iterator[str]:
-    parts = f"{block.lines[-1].last + 1} stages" if block.lines else f"{block.streams} streams"
+    parts = f"{block.lines[-1].last + 1} stages" if block.streams is None else f"{block.streams} streams"
     yield f"combined block {block.index}: {block.members}, {block.operators} operators in {parts}"
-    if block.streams is not None:
-        yield f"  {block.stage_string}"
     for line in block.lines:
         number = f"{line.first}" if line.first == line.last else f"{line.first}..{line.last}"
         merged = " (one launch)" if line.merge else ""

@@ -6,14 +6,14 @@ Pure: what the store knows comes in.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from planner.costs.origins import FoundBy, Origin
 from planner.replan.predict import block_costs
 from shared.bound import BoundPlan
 from shared.errors import PlanError
 from shared.legality import violations
-from shared.schedule import Group, Schedule, Stage, StageSchedule
+from shared.schedule import Group, Schedule, Stage, StageSchedule, StreamSchedule
 from shared.search.comparison import bound_s, gap, optimum_s
 from shared.search.costs import CostTable, StageCosts
 from shared.search.greedy import greedy
@@ -40,7 +40,10 @@ class Source(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One stage, or several of one operator each in a row; `first` and `last` number them from 0."""
+    """One stage, or several of one operator each in a row; `first` and `last` number them from 0.
+
+    Of a schedule of streams a line is a stream: its operators in launch order, and what they take alone.
+    """
 
     first: int
     last: int
@@ -76,8 +79,8 @@ class BlockExplained:
     members: str
     operators: int
     stage_string: str
-    lines: tuple[Line, ...]  # none for streams
-    streams: int | None
+    lines: tuple[Line, ...]
+    streams: int | None  # None: stages
     predicted_us: float
     bound_us: float
     over_bound: float
@@ -110,9 +113,10 @@ def explain_block(
     if isinstance(schedule, StageSchedule):
         best_s = optimum_s([(graph, costs)], Limits(), Budget(expansions=EXACT_EXPANSIONS))
     names = _names(bound, index)
-    lines: tuple[Line, ...] = ()
     if isinstance(schedule, StageSchedule):
-        lines = tuple(_lines(schedule, costs, known, names, fitted=fitted))
+        lines = _lines(schedule, costs, known, names, fitted=fitted)
+    else:
+        lines = _streams(schedule, costs, known, names)
     return BlockExplained(
         index=index,
         members=" + ".join(
@@ -120,10 +124,8 @@ def explain_block(
         ),
         operators=graph.size,
         stage_string=to_string(schedule),
-        lines=lines,
-        streams=None
-        if isinstance(schedule, StageSchedule)
-        else len({one.stream for one in schedule.launches}),
+        lines=tuple(lines),
+        streams=None if isinstance(schedule, StageSchedule) else len(lines),
         predicted_us=1e6 * predicted_s,
         bound_us=1e6 * least_s,
         over_bound=gap(predicted_s, least_s),
@@ -162,6 +164,38 @@ def _lines(
         row = [line] if len(stage.operators) == 1 else []
         lines += [] if row else [line]
     return lines + _joined(row)
+
+
+def _streams(schedule: StreamSchedule, costs: StageCosts, known: Known, names: Sequence[str]) -> list[Line]:
+    """One line per stream."""
+    streams: dict[int, list[int]] = {}
+    for launch in schedule.launches:
+        streams.setdefault(launch.stream, []).append(launch.op)
+    lines = []
+    for stream, ops in sorted(streams.items()):
+        measured = [origin for op in ops if (origin := known.operators[op]) is not None]
+        whole = len(measured) == len(ops)
+        lines.append(
+            Line(
+                first=stream,
+                last=stream,
+                text=_text(tuple(ops), names),
+                merge=False,
+                predicted_us=1e6 * sum(costs.operators_s[op] for op in ops),
+                source=Source.OPERATORS if whole else Source.ANALYTIC,
+                **_oldest(measured if whole else []),
+            )
+        )
+    return lines
+
+
+def _oldest(origins: Sequence[Origin]) -> dict[str, Any]:
+    """The fields of a line that tell of its measurements; without any it is an estimate."""
+    return {
+        "measured_at_us": min((one.measured_at_us for one in origins), default=None),
+        "runs": min((one.runs for one in origins), default=None),
+        "measured_on": ", ".join(dict.fromkeys(one.measured_on for one in origins)),
+    }
 
 
 def _joined(row: Sequence[Line]) -> list[Line]:
@@ -206,9 +240,7 @@ def _line(
         merge=stage.merge,
         predicted_us=1e6 * costs.one_stage_s(stage),
         source=source,
-        measured_at_us=min(one.measured_at_us for one in measured) if whole else None,
-        runs=min(one.runs for one in measured) if whole else None,
-        measured_on=", ".join(dict.fromkeys(one.measured_on for one in measured)) if whole else "",
+        **_oldest(measured if whole else []),
     )
 
 

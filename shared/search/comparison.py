@@ -79,10 +79,9 @@ class Measured:
     """What runs of a standing's schedules took on a device, seconds."""
 
     median_s: float
-    q1_s: float
-    q3_s: float
-    runs: int
-    over_sequential: float | None  # median over rounds, each against `sequential` in the same round
+    quartiles_s: tuple[float, float] | None = None
+    runs: int | None = None
+    over_sequential: float | None = None  # median over rounds, each against `sequential` in the same round
 
 
 def subject(name: str, blocks: Iterable[Block], limits: Limits, budget: Budget) -> Subject:
@@ -112,7 +111,13 @@ def standing(
         search = Shared(search)
     begun_s = now()
     schedules = tuple(search(graph, costs, limits, budget) for graph, costs in of.blocks)
-    search_s = now() - begun_s
+    return judged(of, scheduler, schedules, limits, now() - begun_s)
+
+
+def judged(
+    of: Subject, scheduler: str, schedules: tuple[Schedule, ...], limits: Limits, search_s: float
+) -> Standing:
+    """The standing of schedules that were found already, one per block of the subject."""
     both = list(zip(schedules, of.blocks, strict=True))
     return Standing(
         subject=of.name,
