@@ -1,11 +1,11 @@
-"""The comparison of schedulers as a picture: gap to the bound, search time and, where measured, the device.
+"""The comparison of schedulers as a picture: gap to the bound, search time and, where measured, the device's.
 
 Drawn by matplotlib, which the extra `plot` installs; nothing but a `--plot` imports it.
 """
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from shared.errors import InputError
 from shared.search.comparison import Measured, Standing
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Compared = tuple[Standing, Measured | None]
+
+Point = tuple[float, float, float]
+"""A middle with its lower and upper end."""
 
 _FORMATS: Final = (".svg", ".png", ".pdf")
 _MARKERS: Final = "osD^v<>phX*P8"
@@ -44,9 +47,10 @@ def save(compared: Sequence[Compared], file: Path) -> None:
     check_file(file)
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, NullFormatter
 
     subjects = list(dict.fromkeys(one.subject for one, _ in compared))
-    panels = _panels(any(measured for _, measured in compared))
+    panels = _panels(compared)
     figure = Figure(
         figsize=(4.6 * len(panels) + 2.0, 1.6 + _ROW_INCHES * len(subjects)), layout="constrained"
     )
@@ -55,6 +59,8 @@ def save(compared: Sequence[Compared], file: Path) -> None:
         _draw(axes[at], compared, subjects, value)
         axes[at].set_title(title, fontsize=10)
         axes[at].set_xscale(scale)
+        axes[at].xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes[at].xaxis.set_minor_formatter(NullFormatter())
         axes[at].grid(axis="x", color="0.9")
         axes[at].set_axisbelow(True)
     axes[0].set_yticks(range(len(subjects)), [name.replace("+", "\n+ ") for name in subjects], fontsize=8)
@@ -65,31 +71,46 @@ def save(compared: Sequence[Compared], file: Path) -> None:
         figure.savefig(file, metadata={"Date": None} if file.suffix.lower() == ".svg" else None, dpi=150)
 
 
-def _panels(measured: bool) -> list[tuple[str, str, Callable[[Compared], Any]]]:
-    """Title, scale and value of each panel; a value is (middle, low, high) or None."""
-    found: list[tuple[str, str, Callable[[Compared], Any]]] = [
+def _panels(compared: Sequence[Compared]) -> list[tuple[str, str, Callable[[Compared], Point | None]]]:
+    """Title, scale and value of each panel."""
+    found: list[tuple[str, str, Callable[[Compared], Point | None]]] = [
         ("predicted, % over the lower bound", "linear", lambda one: _point(100.0 * one[0].over_bound)),
         ("search, ms", "log", lambda one: _point(1e3 * one[0].search_s)),
     ]
-    if measured:
-        found.append(("measured, ms", "log", _measured_ms))
+    bases_s = {
+        one.subject: measured.median_s
+        for one, measured in compared
+        if measured is not None and one.scheduler == "sequential"
+    }
+    if bases_s:
+        found.append(
+            ("measured, % over sequential", "linear", lambda one: _measured(one, bases_s.get(one[0].subject)))
+        )
     return found
 
 
-def _point(value: float) -> tuple[float, float, float]:
+def _point(value: float) -> Point:
     return value, value, value
 
 
-def _measured_ms(one: Compared) -> tuple[float, float, float] | None:
+def _measured(one: Compared, base_s: float | None) -> Point | None:
+    """Over `sequential`: in the same rounds where that is known, else of medians. Quartiles scale alike."""
     measured = one[1]
-    if measured is None:
+    if measured is None or base_s is None:
         return None
+    ratio = measured.median_s / base_s if measured.over_sequential is None else measured.over_sequential
     low_s, high_s = measured.quartiles_s or (measured.median_s, measured.median_s)
-    return 1e3 * measured.median_s, 1e3 * low_s, 1e3 * high_s
+    middle, low, high = (
+        100.0 * (ratio * seconds / measured.median_s - 1.0) for seconds in (measured.median_s, low_s, high_s)
+    )
+    return middle, low, high
 
 
 def _draw(
-    axes: "Axes", compared: Sequence[Compared], subjects: Sequence[str], value: Callable[[Compared], Any]
+    axes: "Axes",
+    compared: Sequence[Compared],
+    subjects: Sequence[str],
+    value: Callable[[Compared], Point | None],
 ) -> None:
     """One mark per subject and scheduler; schedulers are spread over a row, in their order."""
     schedulers = list(dict.fromkeys(one.scheduler for one, _ in compared))
