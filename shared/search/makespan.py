@@ -11,7 +11,7 @@ from collections.abc import Set
 
 from shared.blocks import CombinedGraph
 from shared.launch_list import Item, lower
-from shared.schedule import Schedule, StageSchedule
+from shared.schedule import Schedule, StageSchedule, StreamSchedule
 from shared.search.costs import StageCosts
 
 
@@ -23,7 +23,12 @@ def schedule_s(schedule: Schedule, graph: CombinedGraph, costs: StageCosts) -> f
     """
     if isinstance(schedule, StageSchedule):
         return costs.schedule_s(schedule)
-    items = lower(schedule, graph, (1 << graph.num_members) - 1)
+    return streams_s(schedule, graph, costs, (1 << graph.num_members) - 1)
+
+
+def streams_s(schedule: StreamSchedule, graph: CombinedGraph, costs: StageCosts, mask: int) -> float:
+    """As `schedule_s`, with the members of `mask` active."""
+    items = lower(schedule, graph, mask)
     joined_s = costs.barrier_s if len({item.stream for item in items}) > 1 else 0.0
     return _Fluid(items, costs).run() + joined_s
 
