@@ -128,11 +128,12 @@ class ArrivalStream:
 
     def until(self, until_s: float) -> Times:
         """The arrivals before `until_s` that were not handed out yet."""
-        while not self._waiting.size or self._waiting[-1] < until_s:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                break
-            self._waiting = np.concatenate((self._waiting, chunk))
+        chunks, last_s = [self._waiting], self._waiting[-1] if self._waiting.size else -math.inf
+        while last_s < until_s and (chunk := next(self._chunks, None)) is not None:
+            chunks.append(chunk)
+            last_s = chunk[-1] if chunk.size else last_s
+        if len(chunks) > 1:
+            self._waiting = np.concatenate(chunks)
         count = int(np.searchsorted(self._waiting, until_s, side="left"))
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
         return taken

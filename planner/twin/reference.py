@@ -96,7 +96,7 @@ class Twin:
         begin_s, end_s = self.now_s, self.now_s + seconds
         if sample_at_s is None:
             sample_at_s = [SAMPLE_EVERY_S * (one + 1) for one in range(int(seconds / SAMPLE_EVERY_S + 1e-9))]
-        samples = deque(begin_s + at_s for at_s in sample_at_s)
+        samples = deque(min(begin_s + at_s, end_s) for at_s in sample_at_s)
         for source in self._sources:
             source.look_ahead(end_s)
         self._record.begin(self._core, begin_s, self._lanes)
@@ -104,8 +104,8 @@ class Twin:
             pass
         self._lanes.advance(end_s)
         self.now_s = end_s
-        while samples and samples[0] <= end_s:
-            self._record.look(self._core, samples.popleft())
+        for at_s in samples:
+            self._record.look(self._core, at_s)
         return self._record.end(self._core, end_s, self._lanes, self._bound)
 
     # Events
