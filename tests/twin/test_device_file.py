@@ -89,7 +89,7 @@ def test_the_helper_above_leaves_a_good_file() -> None:
 
 
 def test_an_unknown_name_lists_those_there_are() -> None:
-    with pytest.raises(InputError, match="no device file 'tx3'.*tx2"):
+    with pytest.raises(InputError, match=r"no device file 'tx3'.*tx2"):
         load_device("tx3")
     with pytest.raises(InputError, match="cannot be read"):
         load_device("/nowhere/x.toml")
