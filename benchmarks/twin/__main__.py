@@ -116,7 +116,10 @@ def accuracy(report: Report, workload: Mapping[str, Artifact], *, quick: bool) -
     predicted = {
         trial.name: predict(calibrated, trial, servings.arrived[trial.name], seconds) for trial in trials
     }
-    rows = [row(trial.name, *servings.windows[trial.name], predicted[trial.name]) for trial in trials]
+    rows = []
+    for trial in trials:
+        first, again = servings.windows[trial.name]
+        rows.append(row(trial.name, first, again, predicted[trial.name]))
     report.add(
         {
             **figures(rows, "predicted", ""),
