@@ -10,7 +10,18 @@ from pathlib import Path
 from sqlalchemy import select
 
 from planner.replan.settings import ReplanSettings
-from planner.store import checkpoints, costs, devices, history, plans, replans, schema, stages, telemetry
+from planner.store import (
+    checkpoints,
+    costs,
+    devices,
+    history,
+    plans,
+    predictions,
+    replans,
+    schema,
+    stages,
+    telemetry,
+)
 from planner.store.blobs import Blobs
 from planner.store.database import Database, sqlite_url
 from planner.store.history import Entry
@@ -163,6 +174,13 @@ class ReadStore:
         """The newest trained policy of a device class, else the newest for any device."""
         with self.database.read() as session:
             return checkpoints.newest(session, policy, device_class)
+
+    def predictions(
+        self, device: DeviceId | None = None, *, limit: int = 100
+    ) -> list[predictions.Prediction]:
+        """What the twin predicted for one device or for all, newest first."""
+        with self.database.read() as session:
+            return predictions.newest(session, device, limit=limit)
 
     def open_profiles(self, requests: list[int]) -> list[int]:
         """Those of the requests that are not answered yet."""
