@@ -100,7 +100,7 @@ def predict(
 
 def accuracy(report: Report, workload: Mapping[str, Artifact], *, quick: bool) -> None:
     """Serve, fit, predict, compare."""
-    seconds, count, repeats = (1.0, 6, 3) if quick else (5.0, 24, 9)
+    seconds, count, repeats = (1.0, 6, 3) if quick else (4.0, 24, 9)
     collected = Collected(operator_times(workload, repeats))
     alone_s = {
         name: 0.8 * sum(t for (digest, _), t in collected.operators.items() if digest == artifact.digest)

@@ -38,6 +38,9 @@ from shared.search.makespan import launch_list_s
 Part: TypeAlias = tuple[Digest, Graph, Block, int]
 """A member of a combined block: artifact, graph, block, and the batch that its operators were measured at."""
 
+MAX_BLOCKS: Final = 8192
+"""Combined blocks whose times are kept; a training meets many more. Those used longest ago go first."""
+
 LEAST_SHARE: Final = 1e-6
 """Of a step of which no operator computes anything."""
 
@@ -83,10 +86,12 @@ class StepTimes:
             plan.barrier,
             plan.executor,
         )
-        found = self._blocks.get(key)
+        found = self._blocks.pop(key, None)
         if found is None:
             found = BlockTimes(self, parts, bound.combined[index].graph, combined, plan)
-            self._blocks[key] = found
+            if len(self._blocks) >= MAX_BLOCKS:
+                del self._blocks[next(iter(self._blocks))]
+        self._blocks[key] = found  # now the last to be forgotten
         return found
 
     def operators(self, part: Part, bucket: int, threads: int) -> tuple[tuple[float, float], ...]:
@@ -211,6 +216,24 @@ class BlockTimes:
             by_stage[item.stage] = parts._replace(work_s=work_s)
         return list(by_stage.values())
 
+    def stage_s(self, mask: int, buckets: tuple[int, ...]) -> dict[int, float]:
+        """Seconds of each stage by its number in the schedule, ascending; empty ones are left out.
+
+        As in `shared.stage_times` an item over several stages counts for its first. Empty for a schedule
+        whose stages do not end one after another.
+        """
+        if not self.staged:
+            return {}
+        full = self._full(mask, buckets)
+        numbers = sorted({item.stage for item in self.items(mask)})
+        stages = self.stages(mask, buckets)
+        return {number: self._stage_s(one, full) for number, one in zip(numbers, stages, strict=True)}
+
+    def _full(self, mask: int, buckets: tuple[int, ...]) -> bool:
+        """Whether all members are active at the batch that they were measured at."""
+        bucket_of = dict(zip(bits(mask), buckets, strict=True))
+        return all(bucket_of.get(m) == batch for m, (*_, batch) in enumerate(self._parts))
+
     @property
     def staged(self) -> bool:
         """Whether its stages end one after another."""
@@ -221,8 +244,7 @@ class BlockTimes:
         if not self.staged:
             seconds, works = self._operators_s(mask, buckets)
             return _step_time(self._fluid_s(mask, buckets, seconds, works) + overhead_s, sum(works))
-        bucket_of = dict(zip(bits(mask), buckets, strict=True))
-        full = all(bucket_of.get(m) == batch for m, (*_, batch) in enumerate(self._parts))
+        full = self._full(mask, buckets)
         stages = self.stages(mask, buckets)
         total_s = sum(self._stage_s(stage, full) for stage in stages)
         return _step_time(total_s + overhead_s, sum(stage.work_s for stage in stages))

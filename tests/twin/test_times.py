@@ -159,6 +159,29 @@ def test_borders_count_what_others_read_or_make() -> None:
     assert seconds_of(bound, times) == pytest.approx(0.010 + 32e-4)
 
 
+def test_the_stages_of_a_step_are_told_apart() -> None:
+    """The last two stages of a sequential end are one item, which counts for the first of them."""
+    bound, graphs = diamonds(FORKED)
+    times = StepTimes(device(cores=8, step_s=0.01), costs(graphs, contention=0.5))
+    assert times.of_plan(bound).blocks[0].stage_s(1, (1,)) == pytest.approx({0: 0.001, 1: 0.005, 2: 0.003})
+    sequential, _ = diamonds(SEQUENTIAL)
+    assert times.of_plan(sequential).blocks[0].stage_s(1, (1,)) == pytest.approx({0: 0.010})
+    data, _ = diamonds(FORKED, barrier=Barrier.DATA)
+    assert times.of_plan(data).blocks[0].stage_s(1, (1,)) == {}
+
+
+def test_only_so_many_blocks_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.twin.times.MAX_BLOCKS", 2)
+    (one, graphs), (two, _) = diamonds(FORKED), diamonds(SEQUENTIAL)
+    three, _ = diamonds(stage_schedule([[[0]], [[2]], [[1]], [[3]]]))
+    times = StepTimes(device(), costs(graphs))
+    first, second = times.of_plan(one).blocks[0], times.of_plan(two).blocks[0]
+    assert times.of_plan(one).blocks[0] is first
+    times.of_plan(three)
+    assert times.of_plan(one).blocks[0] is first
+    assert times.of_plan(two).blocks[0] is not second
+
+
 def test_plans_share_the_times_of_equal_combined_blocks() -> None:
     bound, graphs = diamonds(FORKED)
     other = bind(replace(bound.plan, max_skips=3), graphs)
