@@ -72,7 +72,7 @@ class _Timing:
         self._request = request
         self._moments = moments
         self._source = ModelParts(artifact)
-        self._values = _inputs(artifact.graph, request.batch)
+        self._values = seeded_inputs(artifact.graph, request.batch)
 
     def window(self, ops: range) -> list[list[float]]:
         """Seconds per operator and run; fewer runs, or none, where the time was up. [len(ops)][...]
@@ -116,7 +116,7 @@ class _Timing:
         return took_s
 
 
-def _inputs(graph: Graph, batch: int) -> Values:
+def seeded_inputs(graph: Graph, batch: int) -> Values:
     """Seeded inputs of the graph's types. [batch, ...]"""
     rng = np.random.default_rng(_SEED)
     values: dict[TensorId, np.ndarray] = {}
