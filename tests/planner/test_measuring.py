@@ -13,19 +13,17 @@ from shared.messages import control
 from shared.messages.telemetry import StageProfileResult, StageTiming
 from shared.plan import decode_plan
 from shared.schedule import StageSchedule
-from tests.planner.fake_device import FakeDevice
 from tests.planner.processes import PlannerProcess, ok
-from tests.planner.test_replanning import ENVIRONMENT, Rig
+from tests.planner.test_replanning import SETTINGS, Rig, new_device, stock
 
 
 @pytest.fixture
 def rig(tmp_path: Path, model_file: Path) -> Iterator[Rig]:
-    config = tmp_path / "planner.toml"
-    config.write_text('[planner]\ndead_after_s = 600\nsearch = "local"\n')
-    planner = PlannerProcess(tmp_path / "home", "--config", str(config))
-    token = ok(planner.home, "device", "token").strip()
-    with FakeDevice(token) as device:
-        yield Rig(planner, device, model_file)
+    (tmp_path / "planner.toml").write_text(SETTINGS)
+    planner = PlannerProcess(tmp_path / "home", "--config", str(tmp_path / "planner.toml"))
+    stock(planner.home, model_file)
+    with new_device(planner.home) as device:
+        yield Rig(planner, device)
     planner.stop()
 
 
@@ -46,10 +44,10 @@ class Measuring(threading.Thread):
             wanted = getattr(desired, "stage_profile", None)
             if wanted is not None and wanted.request not in self.answered:
                 self.answered.append(wanted.request)
-                self._rig.rows(*answers(wanted))
+                self._rig.rows(*answers(wanted, self._rig.device.device_class))
 
 
-def answers(wanted: control.StageProfileRequest) -> Iterator[Any]:
+def answers(wanted: control.StageProfileRequest, environment: str) -> Iterator[Any]:
     operators_us = (1000.0, 1000.0, 10.0)
     blocks = wanted.combined_blocks or range(len(decode_plan(wanted.plan).combined))
     for index in blocks:
@@ -60,7 +58,7 @@ def answers(wanted: control.StageProfileRequest) -> Iterator[Any]:
             for at, stage in enumerate(schedule.stages)
         )
         yield StageProfileResult(
-            wanted.request, wanted.plan_digest, index, ENVIRONMENT, times, 2000.0, index == blocks[-1]
+            wanted.request, wanted.plan_digest, index, environment, times, 2000.0, index == blocks[-1]
         )
 
 
