@@ -75,7 +75,7 @@ TERMS: Final = Terms._fields[:-2]
 PRIOR_MEANS: Final = {"longest": 1.0}
 """Coefficients as long as nothing is measured; those of `rest` and `meet` come from the formula."""
 
-PRIOR_SPREADS: Final = {"longest": 0.3, "rest": 0.5, "two": 0.5, "four": 0.5, "stage": 3.0, "meet": 3.0}
+PRIOR_SPREADS: Final = {"longest": 0.15, "rest": 0.5, "two": 0.5, "four": 0.5, "stage": 3.0, "meet": 3.0}
 """Their standard deviations; 1 where none is named."""
 
 
