@@ -38,7 +38,7 @@ from shared.search.compose import ModelChoice
 from shared.search.job import SearchJob, run_search
 from shared.search.rivals import policies, policy
 
-COMPUTING = [name for name in EXECUTORS if name not in ("null", "torch_cuda")]
+COMPUTING = [name for name in EXECUTORS if name not in ("null", "onnx_cuda", "torch_cuda")]
 """Executors that compute on any machine."""
 
 ZOO = tuple(zoo.ZOO)
