@@ -129,16 +129,20 @@ class Board:
     def issue_next(self, now: float) -> bool:
         """Issue one step into the least loaded lane that can take one."""
         lanes = self.lanes
-        order = (0,) if len(lanes) == 1 else sorted(range(len(lanes)), key=lanes.__getitem__)
-        for lane in order:
-            load = lanes[lane]
-            if load >= self.max_load:
-                return False
-            combined = self.chooser.choose(lane, load, now)
-            if combined is not None:
-                self._issue(combined, lane, now)
-                return True
-        return False
+        lane = 0
+        if len(lanes) == 1:
+            combined = self.chooser.choose(0, lanes[0], now) if lanes[0] < self.max_load else None
+        else:
+            for lane in sorted(range(len(lanes)), key=lanes.__getitem__):
+                if lanes[lane] >= self.max_load:
+                    return False
+                combined = self.chooser.choose(lane, lanes[lane], now)
+                if combined is not None:
+                    break
+        if combined is None:
+            return False
+        self._issue(combined, lane, now)
+        return True
 
     def _issue(self, combined: CombinedState, lane: int, now: float) -> None:
         step_id = StepId(self.steps)
@@ -166,7 +170,8 @@ class Board:
                 members.append(
                     StepMember(slot.position, slot.member, instance.id, instance.task_ids, slot.last, staged)
                 )
-                last = last or slot.last
+                if slot.last:
+                    last = True
             slot.advance(instance, touched)
         in_flight[step_id] = StepRecord(combined, lane, ran, last, plan.alone)
         plan.steps += 1
