@@ -164,7 +164,6 @@ class Board:
             if active & bit:
                 staged = slot.access(step_id, in_flight, after)
                 instance.started = True
-                instance.steps.append(step_id)
                 instance.ready_s = now
                 ran.append((instance, slot))
                 members.append(
@@ -222,7 +221,6 @@ class Board:
         for plan in record.holds:
             plan.steps -= 1
         for instance, slot in record.members:
-            instance.steps.remove(step_id)
             if instance.passed <= slot.block and instance.track is slot.track:
                 instance.passed = slot.block + 1
         return record
@@ -245,7 +243,8 @@ class Board:
         instance.live = 0
         unfinished = instance.block < instance.track.blocks
         if instance.started and (unfinished or failed):
-            waits = {*instance.steps, *(step for step in instance.moved_after if step in self.in_flight)}
+            waits = {step for step, record in self.in_flight.items() if record.carries(instance)}
+            waits.update(step for step in instance.moved_after if step in self.in_flight)
             self.out.append(DropInstance(instance.id, tuple(sorted(waits))))
         if not unfinished:
             return
