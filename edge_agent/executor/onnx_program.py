@@ -74,7 +74,7 @@ class CombinedPrograms:
             for item in items
         )
         threading = assign(items)
-        dead = self._dead(items) if len(threading.items) == 1 else ((),) * len(items)
+        dead = self._dead(items) if threading.threads == 1 else ((),) * len(items)
         return Program(items, sessions, threading, dead)
 
     def _cover(self, ops: Atom) -> Iterator[Atom]:
