@@ -371,9 +371,11 @@ def test_a_launch_that_fails_breaks_its_instance_and_nothing_else(
             executor.wait(first.id)
     with pytest.raises(ExecutorError, match="lost its tensors"):
         run(executor, steps.step(1, {0: (ONE, 1)}))
+    pinned = len(device_of(executor)._pinned)
     two, inputs = InstanceId(2), random_inputs(model.graph, 2)
     run(executor, steps.step(0, {0: (two, 1)}), {two: [inputs]})
     assert not wrong(model, inputs, run(executor, steps.step(1, {0: (two, 1)}))[two])
+    assert len(device_of(executor)._pinned) == pinned, "what the failed step had lent came back"
 
 
 def test_a_program_larger_than_its_plans_memory_is_refused(
