@@ -101,6 +101,8 @@ def _across_lanes(model: Artifact, seed: int, ignore_waits: int = 0) -> bool:
     for step in issued:
         executor.prepare(step.program)
         executor.issue(step, {i: [x] for i, x in inputs.items()})
+    for step in issued:
+        executor._launched[step.id].result()  # so that the order depends on the seed alone
     right = True
     for step in issued:
         for instance, rows in executor.wait(step.id).outputs.items():
