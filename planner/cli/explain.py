@@ -1,7 +1,7 @@
 """`stageloom plan explain`: what a plan does, what that costs and how it is known, what else there was."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,7 +37,8 @@ def explain(
     device: Annotated[
         str | None,
         typer.Option(
-            metavar="D", help="With a PLAN: use this device's costs. Default: the last one to be given it."
+            metavar="D",
+            help="With a PLAN: use this device's costs. Default: the last it was made for or given to.",
         ),
     ] = None,
     data_dir: DataDir = None,
@@ -156,7 +157,7 @@ def _block(block: "BlockExplained", now_s: float) -> Iterator[str]:
     measured = "" if block.step_us is None else f"; measured {block.step_us:.1f} us as a whole"
     gaps = f"{_percent(block.over_bound)} over the bound{optimum}"
     yield f"  predicted {block.predicted_us:.1f} us, {gaps}{measured}"
-    yield f"  other schedules: {', '.join(map(_beside, block.beside))}"
+    yield f"  beside it: {', '.join(_beside(block.beside))}"
 
 
 def _source(line: "Line", now_s: float) -> str:
@@ -166,11 +167,16 @@ def _source(line: "Line", now_s: float) -> str:
     return f"{line.source.value}, {line.runs} runs, {age} ago"
 
 
-def _beside(one: "Beside") -> str:
-    if one.same:
-        return f"{one.scheduler} (this one)"
-    sign = "+" if one.over_this >= 0.0 else "-"
-    return f"{one.scheduler} {one.predicted_us:.1f} us ({sign}{_percent(abs(one.over_this))})"
+def _beside(others: "Sequence[Beside]") -> Iterator[str]:
+    """Each schedule once, with all that found it, the cheapest first."""
+    by_schedule: dict[str, list[Beside]] = {}
+    for one in others:
+        by_schedule.setdefault(one.stage_string, []).append(one)
+    for same in by_schedule.values():
+        one, names = same[0], " = ".join(other.scheduler for other in same)
+        sign = "+" if one.over_this >= 0.0 else "-"
+        cost = f"{one.predicted_us:.1f} us ({sign}{_percent(abs(one.over_this))})"
+        yield f"{names}: {'this one' if one.same else cost}"
 
 
 def _percent(share: float) -> str:

@@ -67,7 +67,7 @@ def subject_of(store: ReadStore, name: str, device: str | None) -> tuple[PlanInf
             raise InputError(f"{name} has no plan", remedy="push one with `stageloom plan push`")
         return store.plan(digest), meant
     info = store.plan(name)
-    where = DeviceId(device) if device is not None else store.runs_on(info.digest)
+    where = DeviceId(device) if device is not None else store.device_of(info.digest)
     return info, None if where is None else store.device(where)
 
 
