@@ -1,7 +1,7 @@
 """Schedules in the engine of this process: first what operators and stages cost here, then who is quicker.
 
 1. Every operator is timed alone, and the stages of `greedy`'s schedule, which puts side by side whatever may
-   be. The costs that searches read are these, with the contention fitted to those stages: what
+   be. The costs that searches read are these, with an interference model fitted to those stages: what
    `stageloom plan create --measure` has a device do.
 2. Every scheduler searches under them. Equal schedules are run once and share their figures.
 3. All plans are loaded into one engine, one instance per network, on one lane. A *run* is one task for each
@@ -42,7 +42,8 @@ from shared.importer.api import artifact_path, import_model
 from shared.plan import CombinedBlock, Member, ModelPlan, Plan, Wait
 from shared.schedule import Schedule, StageSchedule
 from shared.search.comparison import Measured, Standing, standing
-from shared.search.costs import CostTable, MeasuredStage, fitted
+from shared.search.costs import CostTable, MeasuredStage
+from shared.search.fitting import fitted, samples
 from shared.search.interface import Budget
 from shared.search.registry import schedulers
 
@@ -81,7 +82,10 @@ def measured_on_this_machine(
         measured_s={key: s for name in names for key, s in _operators_s(name, width).items()}
     )
     stages = _stages(networks, artifacts, operators, budget, effort)
-    costs = fitted(replace(operators, stages=tuple(stages)))
+    known = replace(operators, stages=tuple(stages))
+    taught = samples(known, {one.digest: one.graph for one in artifacts.values()})
+    rates, interference = fitted(taught, known.rates)
+    costs = replace(known, rates=rates, interference=interference)
     of = side_by_side(networks, costs, budget)
     standings = [standing(of, name, LIMITS, budget, time.perf_counter) for name in schedulers()]
     plans = {one.scheduler: plan_of(networks, one.schedules) for one in standings}

@@ -156,6 +156,7 @@ def _comparison(store: Any, trial: TrialInfo) -> dict[str, Any]:
         trial.environment,
         candidate.executor,
         [(model.artifact, model.batch) for model in candidate.models],
+        graph_of=store.graph,
     )
     said: dict[str, Any] = {
         "trial": trial,

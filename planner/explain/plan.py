@@ -119,7 +119,7 @@ def _costs(store: ReadStore, plan: Plan, device_class: str) -> CostTable:
     if not device_class:
         return CostTable()
     models = [(model.artifact, model.batch) for model in plan.models]
-    return device_costs(store, device_class, plan.executor, models)
+    return device_costs(store, device_class, plan.executor, models, graph_of=store.graph)
 
 
 def _known(store: ReadStore, bound: BoundPlan, index: int, device_class: str, steps: _Steps) -> Known:

@@ -40,6 +40,8 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
             environment,
             incumbent.executor,
             [(model.artifact, model.batch) for model in incumbent.models],
+            graph_of=store.graph,
+            now_us=now_us,
         )
         barred = view.barred(device, environment, now_us - round(BARRED_S * 1e6))
     return Observation(

@@ -81,12 +81,11 @@ def step_s(costs: StageCosts, graph: CombinedGraph, schedule: Schedule, mask: in
     if not isinstance(schedule, StageSchedule):
         return streams_s(schedule, graph, costs, mask)
     active = graph.active_ops(mask)
-    total = 0.0
-    for stage in schedule.stages:
-        groups = tuple(group for group in stage.groups if active >> group[0] & 1)
-        if groups:
-            total += costs.one_stage_s(Stage(groups, stage.merge))
-    return total
+    stages = (
+        Stage(tuple(group for group in stage.groups if active >> group[0] & 1), stage.merge)
+        for stage in schedule.stages
+    )
+    return costs.stages_s(stage for stage in stages if stage.groups)
 
 
 def keeps_up(plan: Plan, loads: Sequence[Load]) -> bool:
@@ -122,6 +121,6 @@ def _block_busy(bound: BoundPlan, index: int, costs: CostTable, rates: Sequence[
         if rate > following:
             busy += (rate - following) * step_s(known, block.graph, schedule, mask)
     measured = isinstance(schedule, StageSchedule) and all(
-        known.is_measured(stage) for stage in schedule.stages
+        known.is_measured(stage) for stage in known.runs(schedule.stages)
     )
     return busy, measured

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sqlalchemy import select
 
+from planner.costs.operators import OperatorCost
 from planner.costs.origins import FoundBy, Origin
 from planner.replan.settings import ReplanSettings
 from planner.store import (
@@ -37,7 +38,7 @@ from shared.errors import InputError
 from shared.graph import Graph
 from shared.ids import DeviceId, Digest
 from shared.messages.admin import DeviceInfo, HistoryEntry, ModelInfo, PlanInfo, ReplanInfo, TrialInfo
-from shared.messages.telemetry import OperatorTiming, Row, RowKind
+from shared.messages.telemetry import Row, RowKind
 from shared.plan import ExecutorOptions
 from shared.search.costs import MeasuredStage
 
@@ -159,9 +160,7 @@ class ReadStore:
                 devices.known_device(session, device)
             return plans.history(session, device, before=before, limit=limit)
 
-    def operator_costs(
-        self, device_class: str, artifact: Digest, batch: int = 1
-    ) -> dict[int, OperatorTiming]:
+    def operator_costs(self, device_class: str, artifact: Digest, batch: int = 1) -> dict[int, OperatorCost]:
         """Measured operators of an artifact on a device class."""
         with self.database.read() as session:
             return costs.operator_costs(session, device_class, artifact, batch)
@@ -188,12 +187,10 @@ class ReadStore:
         with self.database.read() as session:
             return costs.profile_reasons(session, requests)
 
-    def stage_costs(
-        self, device_class: str, executor: ExecutorOptions, batches: Iterable[int]
-    ) -> list[MeasuredStage]:
-        """Measured stages of a device class."""
+    def stage_costs(self, device_class: str, executor: ExecutorOptions) -> list[MeasuredStage]:
+        """Measured stages of a device class, the newest first."""
         with self.database.read() as session:
-            return stages.stage_costs(session, device_class, executor, batches)
+            return stages.stage_costs(session, device_class, executor)
 
     def open_stage_profiles(self, requests: list[int]) -> list[int]:
         """Those of the stage requests that are not answered yet."""

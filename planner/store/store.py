@@ -325,15 +325,26 @@ class Store(ReadStore):
             )
         )
 
-    def request_stages(self, device: DeviceId, plan: str, *, budget_s: float = 10.0) -> tuple[int, Desired]:
+    def request_stages(
+        self, device: DeviceId, plan: str, *, combined_blocks: Sequence[int] = (), budget_s: float = 10.0
+    ) -> tuple[int, Desired]:
         """Ask a device to measure a plan's stages; returns the request's number and what is desired now.
+
+        Of all its combined blocks, or of those named.
 
         Raises:
             InputError: there is no such device or plan, or the device is revoked.
         """
         now_us = self._clock.wall_us()
         return self.writer.run(
-            lambda session: stages.request_stages(session, device, plan, budget_s=budget_s, now_us=now_us)
+            lambda session: stages.request_stages(
+                session,
+                device,
+                plan,
+                combined_blocks=combined_blocks,
+                budget_s=budget_s,
+                now_us=now_us,
+            )
         )
 
     # -- what the re-planner needs --------------------------------------------------------------------------

@@ -185,12 +185,16 @@ class ScheduleRow(Table):
 
 
 class StageProfileRow(Table):
-    """A plan whose stages a device was asked to measure; numbered together with `profiles`."""
+    """A plan whose stages a device was asked to measure; numbered together with `profiles`.
+
+    `combined_blocks`: those wanted, a list in msgpack; empty: all.
+    """
 
     __tablename__ = "stage_profiles"
     request: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     device: Mapped[str] = mapped_column(_NAME, ForeignKey("devices.name"), index=True)
     plan: Mapped[str] = mapped_column(_NAME, ForeignKey("plans.name"))
+    combined_blocks: Mapped[bytes]
     budget_s: Mapped[float]
     requested_at_us: Mapped[int]
     answered_at_us: Mapped[int | None]

@@ -18,7 +18,8 @@ from shared.plan import Plan
 from shared.policy.plain import Load
 from shared.search.analytic import DeviceRates
 from shared.search.compose import Combination, ModelChoice, compose
-from shared.search.costs import CostTable, MeasuredStage, fitted
+from shared.search.costs import CostTable, MeasuredStage
+from shared.search.fitting import fitted, samples
 from shared.search.job import SearchJob, run_search
 from tests.search.graphs import CHAIN, DIAMOND, model
 
@@ -96,10 +97,14 @@ def test_a_measured_stage_counts_instead_of_the_formula_and_makes_the_prediction
 
 def test_contention_is_fitted_to_measured_stages_once_three_tell() -> None:
     members = ((LEFT[0], 0, 4),)
-    two = tuple(MeasuredStage(members, 1, ((1,), (2,)), 1.25) for _ in range(2))
-    assert fitted(replace(SECOND_EACH, stages=two)).rates.contention == 1.0
-    three = (*two, MeasuredStage(members, 1, ((0,), (1,)), 1.5))
-    assert fitted(replace(SECOND_EACH, stages=three)).rates.contention == pytest.approx(0.25)
+    stages = (
+        MeasuredStage(members, 1, ((0, 1),), 2.0),
+        MeasuredStage(members, 1, ((0, 1), (2,)), 2.25),
+        MeasuredStage(members, 1, ((1,), (2,)), 1.25),
+    )
+    two, many = (samples(replace(SECOND_EACH, stages=known), GRAPHS) for known in (stages[:2], stages * 50))
+    assert fitted(two, RATES)[0].contention == 1.0
+    assert fitted(many, RATES)[0].contention == pytest.approx(0.25, abs=0.05)
 
 
 def test_a_proven_plan_goes_at_once_only_if_nothing_at_hand_is_predicted_to_cost_less() -> None:
