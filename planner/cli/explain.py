@@ -52,9 +52,10 @@ def explain(
 
     \b
     measured    this stage was measured as a whole
-    fitted      its operators were; what they cost side by side is fitted to other measured stages
+    fitted      its operators were; what they cost together is fitted to other measured stages
     operators   its operators were; side by side they are taken to hinder each other fully
     analytic    estimated from shapes, some operator at least
+    unsure      worth measuring, or measured too long ago
 
     Then how far that is above what no schedule can beat (the bound), and above the cheapest stages there are
     (the optimum, where the block is small enough to know); and other schedules of the block under the same
@@ -88,7 +89,7 @@ def _lines(said: "PlanExplained", now_s: float) -> Iterator[str]:
     if said.device_class:
         yield (
             f"costs of {said.device} ({said.device_class}): {said.operators_measured} of {said.operators} "
-            f"operators and {said.stages_measured} stages measured, contention {said.contention:.2f}"
+            f"operators and {said.stages_measured} stages measured, a model fitted to {said.fitted_to}"
         )
     else:
         yield "costs are estimates: no device was named, and none was asked to run it"
@@ -152,7 +153,7 @@ def _block(block: "BlockExplained", now_s: float) -> Iterator[str]:
     for line in block.lines:
         number = f"{line.first}" if line.first == line.last else f"{line.first}..{line.last}"
         merged = " (one launch)" if line.merge else ""
-        yield f"  {number:>9}  {line.predicted_us:10.1f} us  {_source(line, now_s):32}  {line.text}{merged}"
+        yield f"  {number:>9}  {line.predicted_us:10.1f} us  {_source(line, now_s):36}  {line.text}{merged}"
     optimum = "" if block.over_optimum is None else f", {_percent(block.over_optimum)} over the optimum"
     measured = "" if block.step_us is None else f"; measured {block.step_us:.1f} us as a whole"
     gaps = f"{_percent(block.over_bound)} over the bound{optimum}"
@@ -161,10 +162,10 @@ def _block(block: "BlockExplained", now_s: float) -> Iterator[str]:
 
 
 def _source(line: "Line", now_s: float) -> str:
+    said = line.source.value + ("" if line.sure else ", unsure")
     if line.measured_at_us is None or line.runs is None:
-        return line.source.value
-    age = age_text(now_s - line.measured_at_us / 1e6)
-    return f"{line.source.value}, {line.runs} runs, {age} ago"
+        return said
+    return f"{said}, {line.runs} runs, {age_text(now_s - line.measured_at_us / 1e6)} ago"
 
 
 def _beside(others: "Sequence[Beside]") -> Iterator[str]:
