@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from planner.cli import backup, device, install, model, plan, replans, service, telemetry, train
+from planner.cli import backup, device, install, model, plan, replans, service, simulate, telemetry, train
 from planner.cli.output import progress
 from shared.errors import ExitCode, StageloomError
 
@@ -47,6 +47,8 @@ install.add_to(app)
 app.command()(telemetry.telemetry)
 app.command()(replans.replans)
 app.command()(backup.backup)
+app.command()(simulate.simulate)
+app.command("predictions")(simulate.list_predictions)
 app.add_typer(device.app, name="device")
 app.add_typer(model.app, name="model")
 app.add_typer(plan.app, name="plan")

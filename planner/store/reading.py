@@ -19,6 +19,7 @@ from planner.store import (
     devices,
     history,
     plans,
+    predictions,
     provenance,
     replans,
     schema,
@@ -176,6 +177,13 @@ class ReadStore:
         """The newest trained policy of a device class, else the newest for any device."""
         with self.database.read() as session:
             return checkpoints.newest(session, policy, device_class)
+
+    def predictions(
+        self, device: DeviceId | None = None, *, limit: int = 100
+    ) -> list[predictions.Prediction]:
+        """What the twin predicted for one device or for all, newest first."""
+        with self.database.read() as session:
+            return predictions.newest(session, device, limit=limit)
 
     def open_profiles(self, requests: list[int]) -> list[int]:
         """Those of the requests that are not answered yet."""

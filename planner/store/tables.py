@@ -393,6 +393,22 @@ class EventRow(Table):
     text: Mapped[str]
 
 
+class PredictionRow(Table):
+    """What the twin predicted of a plan on a device, for comparison with what was measured later."""
+
+    __tablename__ = "predictions"
+    prediction: Mapped[int] = mapped_column(_AUTO, primary_key=True)
+    device: Mapped[str | None] = mapped_column(_NAME)
+    plan: Mapped[str] = mapped_column(_NAME)
+    digest: Mapped[str] = mapped_column(_DIGEST)
+    twin: Mapped[str]  # where its step times are from
+    arrivals: Mapped[str]  # and its load
+    seconds: Mapped[float]
+    figures: Mapped[str]  # JSON: name to number
+    made_at_us: Mapped[int]
+    __table_args__ = (Index("predictions_by_plan", "device", "digest", "made_at_us"),)
+
+
 class CheckpointRow(Table):
     """A trained policy, named by the digest of its bytes; no `device_class` means any device."""
 

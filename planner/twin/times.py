@@ -1,0 +1,337 @@
+"""What a step takes when it runs alone, and the share of the device that it uses meanwhile.
+
+A step runs its combined block's schedule restricted to the active members, which is what the executors run.
+With the launch list of the mask (`shared.launch_list.lower`), per item
+
+    item = sum of its operators + item_s + border_s_per_byte * bytes that enter or leave it,
+
+and per stage of items, under a full barrier, the formula of `shared.search.costs`,
+
+    stage = least + contention * (total - least) + barrier (several items),   least = max(longest, work).
+
+Other schedules (streams, `barrier=data`) run as a fluid (`shared.search.makespan`). The step takes the sum of
+its stages and `step_s`. Its share is the work of its operators over its seconds; work is the seconds for
+which an operator would need the whole device: its roofline on a GPU, its threads over the cores on a CPU.
+
+An operator that was measured at batch B takes, at another batch bucket b, its time times the ratio of the
+estimates at b and at B. A stage of several groups that was measured whole takes what was measured.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Final, NamedTuple, TypeAlias
+
+from planner.twin.device_file import DeviceFile
+from shared.bitmask import bits
+from shared.blocks import Block, CombinedGraph
+from shared.bound import BoundPlan
+from shared.graph import Graph
+from shared.ids import Digest, OpId
+from shared.launch_list import Barrier, Item, LaunchList, lower
+from shared.plan import CombinedBlock, Plan
+from shared.schedule import Group, StageSchedule
+from shared.search import analytic
+from shared.search.analytic import DeviceRates
+from shared.search.costs import CostTable, StageCosts, combined_digest
+from shared.search.makespan import launch_list_s
+
+Part: TypeAlias = tuple[Digest, Graph, Block, int]
+"""A member of a combined block: artifact, graph, block, and the batch that its operators were measured at."""
+
+MAX_BLOCKS: Final = 8192
+"""Combined blocks whose times are kept; a training meets many more. Those used longest ago go first."""
+
+LEAST_SHARE: Final = 1e-6
+"""Of a step of which no operator computes anything."""
+
+
+class StepTime(NamedTuple):
+    """One step with nothing beside it."""
+
+    seconds: float
+    share: float  # of the device, in (0, 1]
+
+
+class StepTimes:
+    """Times of the steps of any plan on one device; what was worked out once is kept."""
+
+    def __init__(self, device: DeviceFile, costs: CostTable) -> None:
+        """`costs`: the operators' and stages' times; what lacks one is estimated from the costs' rates."""
+        self.device = device
+        self.costs = costs
+        self._blocks: dict[object, BlockTimes] = {}
+        self._operators: dict[object, tuple[tuple[float, float], ...]] = {}
+
+    @classmethod
+    def derived(cls, device: DeviceFile, precision: str = "fp32") -> "StepTimes":
+        """With nothing measured.
+
+        Raises:
+            InputError: the device file has no figures for this precision.
+        """
+        return cls(device, CostTable(rates=device.rates(precision)))
+
+    def of_plan(self, bound: BoundPlan) -> "PlanTimes":
+        """The times of one plan's steps."""
+        return PlanTimes([self._block(bound, index) for index in range(len(bound.combined))], bound)
+
+    def _block(self, bound: BoundPlan, index: int) -> "BlockTimes":
+        """Combined blocks of equal contents and schedule share their times, whatever plan they are of."""
+        combined, plan = bound.plan.combined[index], bound.plan
+        parts = [_part(bound, member.model, member.block) for member in combined.members]
+        key = (
+            combined_digest((artifact, block.start, block.stop) for artifact, _, block, _ in parts),
+            combined.tokens,
+            tuple(batch for *_, batch in parts),
+            plan.barrier,
+            plan.executor,
+        )
+        found = self._blocks.pop(key, None)
+        if found is None:
+            found = BlockTimes(self, parts, bound.combined[index].graph, combined, plan)
+            if len(self._blocks) >= MAX_BLOCKS:
+                del self._blocks[next(iter(self._blocks))]
+        self._blocks[key] = found  # now the last to be forgotten
+        return found
+
+    def operators(self, part: Part, bucket: int, threads: int) -> tuple[tuple[float, float], ...]:
+        """Seconds and work of a member's operators at a batch bucket. [block's operators]"""
+        artifact, graph, block, batch = part
+        key = (artifact, block.start, block.stop, batch, bucket, threads)
+        found = self._operators.get(key)
+        if found is None:
+            found = self._operators[key] = tuple(
+                self._operator(artifact, graph, OpId(op), batch, bucket, threads) for op in block.operators
+            )
+        return found
+
+    def _operator(
+        self, artifact: Digest, graph: Graph, op: OpId, batch: int, bucket: int, threads: int
+    ) -> tuple[float, float]:
+        alone_s, work_s = estimate(graph, op, self.costs.rates, bucket)
+        measured_s = self.costs.measured_s.get((artifact, op))
+        seconds = alone_s
+        if measured_s is not None:
+            seconds = measured_s
+            if bucket != batch:
+                seconds *= alone_s / estimate(graph, op, self.costs.rates, batch)[0]
+        if self.device.cores:
+            return seconds, seconds * min(threads, self.device.cores) / self.device.cores
+        return seconds, seconds * work_s / alone_s
+
+
+def estimate(graph: Graph, op: OpId, rates: DeviceRates, batch: int) -> tuple[float, float]:
+    """Roofline seconds of an operator alone and its work, with `batch` rows (`shared.search.analytic`).
+
+    Weights are read once, everything else is there once per row.
+    """
+    operator = graph.operators[op]
+    rows = sum(graph.tensors[tensor].nbytes for tensor in (*operator.inputs, *operator.outputs))
+    flop, moved_bytes = operator.flop * batch, operator.weight_bytes + rows * batch
+    elements = analytic.elements_of(graph, op) * batch
+    alone_s = analytic.roofline_s(rates, flop, moved_bytes, elements)
+    return alone_s, max(flop / rates.flop_per_s, moved_bytes / rates.bytes_per_s)
+
+
+class PlanTimes:
+    """Times of the steps of one plan."""
+
+    def __init__(self, blocks: "Sequence[BlockTimes]", bound: BoundPlan) -> None:
+        self.bound = bound
+        self.blocks = tuple(blocks)
+
+    def step(self, combined: int, mask: int, buckets: tuple[int, ...], *, fallback: bool = False) -> StepTime:
+        """One step; `buckets` per active member, ascending by position.
+
+        With `fallback` no program is ready: the members run one after another.
+        """
+        block = self.blocks[combined]
+        if not fallback or mask & (mask - 1) == 0:
+            return block.step(mask, buckets)
+        return block.one_after_another(mask, buckets)
+
+
+class BlockTimes:
+    """Times of the steps of one combined block with its schedule, per mask and buckets."""
+
+    def __init__(
+        self, times: StepTimes, parts: Sequence[Part], graph: CombinedGraph, block: CombinedBlock, plan: Plan
+    ) -> None:
+        self._times = times
+        self._parts = tuple(parts)
+        self._graph = graph
+        self._schedule = block.schedule
+        self._barrier = plan.barrier
+        self._threads = plan.executor.intra_op_threads
+        self._known: dict[tuple[int, tuple[int, ...]], StepTime] = {}
+
+    def step(self, mask: int, buckets: tuple[int, ...]) -> StepTime:
+        """A step by a prepared program."""
+        known = self._known.get((mask, buckets))
+        if known is None:
+            known = self._known[mask, buckets] = self._work_out(mask, buckets)
+        return known
+
+    def one_after_another(self, mask: int, buckets: tuple[int, ...]) -> StepTime:
+        """A step without one: its members by themselves, under one step's overhead."""
+        overhead_s = self._times.device.step_s
+        alone = [
+            self.step(1 << position, (bucket,)) for position, bucket in zip(bits(mask), buckets, strict=True)
+        ]
+        seconds = sum(one.seconds - overhead_s for one in alone) + overhead_s
+        work_s = sum(one.seconds * one.share for one in alone)
+        return _step_time(seconds, work_s)
+
+    @cached_property
+    def _measured(self) -> dict[tuple[Group, ...], float]:
+        """Stages of several groups that were measured whole, with all their members at the largest batch.
+
+        A single group shares its item with the stages around it, so its measurement is not its own.
+        """
+        costs = self._times.costs
+        digest = combined_digest((artifact, block.start, block.stop) for artifact, _, block, _ in self._parts)
+        known = costs.stages_of.get((digest, max(batch for *_, batch in self._parts)), ())
+        return {stage.groups: stage.seconds for stage in known if len(stage.groups) > 1 and not stage.merge}
+
+    def items(self, mask: int) -> LaunchList:
+        """What a step of these members runs."""
+        return lower(self._schedule, self._graph, mask, barrier=self._barrier)
+
+    def model_ops(self, item: Item) -> tuple[Digest, Graph, tuple[OpId, ...]]:
+        """An item's operators, as their model numbers them."""
+        artifact, graph, block, _ = self._parts[item.member]
+        shift = block.start - self._graph.offsets[item.member]
+        return artifact, graph, tuple(OpId(op + shift) for op in item.ops)
+
+    def stages(self, mask: int, buckets: tuple[int, ...]) -> list["StageParts"]:
+        """The stages of a step, as far as they are not empty; of a stage schedule with full barriers."""
+        seconds, works = self._operators_s(mask, buckets)
+        bucket_of = dict(zip(bits(mask), buckets, strict=True))
+        by_stage: dict[int, StageParts] = {}
+        for item in self.items(mask):
+            parts = by_stage.setdefault(item.stage, StageParts([], [], 0.0))
+            parts.groups.append(item.ops)
+            parts.items_s.append(self._item_s(item, seconds, bucket_of[item.member]))
+            work_s = parts.work_s + sum(works[op] for op in item.ops)
+            by_stage[item.stage] = parts._replace(work_s=work_s)
+        return list(by_stage.values())
+
+    def stage_s(self, mask: int, buckets: tuple[int, ...]) -> dict[int, float]:
+        """Seconds of each stage by its number in the schedule, ascending; empty ones are left out.
+
+        As in `shared.stage_times` an item over several stages counts for its first. Empty for a schedule
+        whose stages do not end one after another.
+        """
+        if not self.staged:
+            return {}
+        full = self._full(mask, buckets)
+        numbers = sorted({item.stage for item in self.items(mask)})
+        stages = self.stages(mask, buckets)
+        return {number: self._stage_s(one, full) for number, one in zip(numbers, stages, strict=True)}
+
+    def _full(self, mask: int, buckets: tuple[int, ...]) -> bool:
+        """Whether all members are active at the batch that they were measured at."""
+        bucket_of = dict(zip(bits(mask), buckets, strict=True))
+        return all(bucket_of.get(m) == batch for m, (*_, batch) in enumerate(self._parts))
+
+    @property
+    def staged(self) -> bool:
+        """Whether its stages end one after another."""
+        return isinstance(self._schedule, StageSchedule) and self._barrier is Barrier.FULL
+
+    def _work_out(self, mask: int, buckets: tuple[int, ...]) -> StepTime:
+        overhead_s = self._times.device.step_s
+        if not self.staged:
+            seconds, works = self._operators_s(mask, buckets)
+            return _step_time(self._fluid_s(mask, buckets, seconds, works) + overhead_s, sum(works))
+        full = self._full(mask, buckets)
+        stages = self.stages(mask, buckets)
+        total_s = sum(self._stage_s(stage, full) for stage in stages)
+        return _step_time(total_s + overhead_s, sum(stage.work_s for stage in stages))
+
+    def _operators_s(self, mask: int, buckets: tuple[int, ...]) -> tuple[list[float], list[float]]:
+        """Seconds and work of the active members' operators, 0 elsewhere. [num_ops] each"""
+        seconds, works = [0.0] * self._graph.size, [0.0] * self._graph.size
+        for member, bucket in zip(bits(mask), buckets, strict=True):
+            known = self._times.operators(self._parts[member], bucket, self._threads)
+            for op, (op_s, work_s) in enumerate(known, self._graph.offsets[member]):
+                seconds[op], works[op] = op_s, work_s
+        return seconds, works
+
+    def _fluid_s(
+        self, mask: int, buckets: tuple[int, ...], seconds: list[float], works: Sequence[float]
+    ) -> float:
+        bucket_of = dict(zip(bits(mask), buckets, strict=True))
+        items = self.items(mask)
+        for item in items:
+            item_s = self._item_s(item, seconds, bucket_of[item.member])
+            seconds[item.ops[0]] += item_s - sum(seconds[op] for op in item.ops)
+        rates = self._times.costs.rates
+        costs = StageCosts(
+            tuple(seconds), contention=rates.contention, barrier_s=rates.barrier_s, work_s=tuple(works)
+        )
+        return launch_list_s(items, costs)
+
+    def _item_s(self, item: Item, seconds: Sequence[float], bucket: int) -> float:
+        """An item alone."""
+        device, costs = self._times.device, self._times.costs
+        total_s = sum(seconds[op] for op in item.ops)
+        artifact, graph, ops = self.model_ops(item)
+        if item.merge:
+            apart_s = sum(costs.operator_s(artifact, graph, op) for op in ops)
+            total_s *= costs.merged_s(artifact, graph, ops) / apart_s
+        if device.border_s_per_byte:
+            total_s += device.border_s_per_byte * bucket * border_bytes(graph, ops)
+        return total_s + device.item_s
+
+    def _stage_s(self, stage: "StageParts", full: bool) -> float:
+        rates = self._times.costs.rates
+        if len(stage.items_s) == 1:
+            return stage.items_s[0]
+        measured_s = self._measured.get(tuple(stage.groups)) if full else None
+        if measured_s is not None:
+            return measured_s
+        return stage.least_s + rates.contention * (stage.total_s - stage.least_s) + rates.barrier_s
+
+
+class StageParts(NamedTuple):
+    """One stage of a step: its groups, the seconds of each alone, and their work together."""
+
+    groups: list[Group]
+    items_s: list[float]
+    work_s: float
+
+    @property
+    def total_s(self) -> float:
+        """One group after another."""
+        return sum(self.items_s)
+
+    @property
+    def least_s(self) -> float:
+        """With nothing in each other's way."""
+        return min(max(*self.items_s, self.work_s), self.total_s)
+
+
+def border_bytes(graph: Graph, ops: Sequence[OpId]) -> int:
+    """Bytes of one row that these operators read from others, or make for others."""
+    inside = set(ops)
+    read = {tensor for op in ops for tensor in graph.operators[op].inputs}
+    made = {tensor for op in ops for tensor in graph.operators[op].outputs}
+    outputs = set(graph.outputs)
+    crossing = {tensor for tensor in read if graph.producer[tensor] not in inside}
+    crossing |= {
+        tensor
+        for tensor in made
+        if tensor in outputs or any(reader not in inside for reader in graph.consumers[tensor])
+    }
+    return sum(graph.tensors[tensor].nbytes for tensor in crossing)
+
+
+def _part(bound: BoundPlan, model: int, block: int) -> Part:
+    known = bound.models[model]
+    return known.plan.artifact, known.graph, known.blocks[block], known.plan.batch
+
+
+def _step_time(seconds: float, work_s: float) -> StepTime:
+    share = work_s / seconds if seconds > 0.0 else 1.0
+    return StepTime(seconds, min(max(share, LEAST_SHARE), 1.0))
