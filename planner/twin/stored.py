@@ -7,6 +7,7 @@ costs beyond its operators is in it.
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from planner.costs.measured import device_costs
@@ -63,14 +64,16 @@ def stored_times(
     device_class = store.device(device).device_class
     known = base or base_device(device_class)
     models = [(model.artifact, model.batch) for model in bound.plan.models]
-    costs = device_costs(store, device_class, bound.plan.executor, models)
+    costs = device_costs(store, device_class, bound.plan.executor, models, graph_of=store.graph)
     if not costs.measured_s:
         return StepTimes.derived(known, bound.plan.executor.precision), f"derived from {known.name}"
     fitted = _fitted(store, device, known, costs, bound)
     if fitted is not None:
-        return fitted.times, f"measured on {device}, fitted to {len(fitted.errors)} programs that it served"
+        times = StepTimes(fitted.device, replace(fitted.costs, stages=costs.stages))
+        return times, f"measured on {device}, fitted to {len(fitted.errors)} programs that it served"
     rates = known.rates(bound.plan.executor.precision)
-    table = CostTable(measured_s=costs.measured_s, rates=rates, stages=costs.stages)
+    learned = costs.interference is not None and costs.interference.samples > 0
+    table = replace(costs, rates=costs.rates if learned else rates)
     return StepTimes(known, table), f"operators measured on {device_class.partition(';')[0]}"
 
 
