@@ -16,6 +16,8 @@ from planner.admin.searches import Searches
 from planner.cluster.interface import SearchPool
 from planner.costs.schedules import found_schedules
 from planner.dispatch.admin import Answer
+from planner.replan.considered import Verdict, considered
+from planner.replan.predict import predict
 from planner.store.desired import Push
 from planner.store.store import Store
 from planner.telemetry.rates import KINDS, model_rates
@@ -163,16 +165,25 @@ class AdminHandler:
 
     def _plan_create(self, request: admin.PlanCreateRequest) -> admin.AdminReply:
         began_s = self._clock.monotonic_s()
-        plan = self._searches.run(search_job(self._store, request), request.ticket)
+        job = search_job(self._store, request)
+        plan = self._searches.run(job, request.ticket)
         search_s = self._clock.monotonic_s() - began_s
         info = self._store.add_plan(request.plan or plan.digest[:12], plan, request.scheduler)
-        if request.device is not None and not request.optimistic:
-            graphs = {model.artifact: self._store.graph(model.artifact) for model in plan.models}
-            self._store.keep_schedules(
-                self._store.device(request.device).device_class,
-                scheduler_key(request),
-                found_schedules(plan, graphs),
-            )
+        if request.optimistic:  # for what it asks to be measured, not for what it finds
+            return admin.PlanReply(plan=info, search_s=search_s)
+        graphs = {model.artifact: self._store.graph(model.artifact) for model in plan.models}
+        device_class = "" if request.device is None else self._store.device(request.device).device_class
+        if request.device is not None:
+            self._store.keep_schedules(device_class, scheduler_key(request), found_schedules(plan, graphs))
+        row = considered(
+            plan,
+            Verdict.FOUND,
+            scheduler=scheduler_key(request),
+            how="operator",
+            prediction=predict(plan, graphs, job.costs, ()),
+            search_s=search_s,
+        )
+        self._store.keep_considered([row], device_class=device_class, device=request.device)
         return admin.PlanReply(plan=info, search_s=search_s)
 
     def _plan_cancel(self, request: admin.PlanCancelRequest) -> admin.AdminReply:

@@ -19,8 +19,20 @@ from planner.dispatch.ports import (
     ReportRecord,
     TelemetryWrite,
 )
+from planner.replan.considered import Considered
 from planner.replan.settings import Note, ReplanSettings
-from planner.store import costs, desired, devices, plans, replans, retention, schema, stages, telemetry
+from planner.store import (
+    considered,
+    costs,
+    desired,
+    devices,
+    plans,
+    replans,
+    retention,
+    schema,
+    stages,
+    telemetry,
+)
 from planner.store.desired import Push
 from planner.store.devices import enrolled_after
 from planner.store.reading import ReadStore
@@ -216,6 +228,22 @@ class Store(ReadStore):
         """Share schedules that were found with all devices of a class."""
         now_us, rows = self._clock.wall_us(), tuple(found)
         self.writer.run(lambda session: costs.keep_schedules(session, device_class, scheduler, rows, now_us))
+
+    def keep_considered(
+        self,
+        found: Iterable[Considered],
+        *,
+        device_class: str,
+        device: DeviceId | None = None,
+        replan: int | None = None,
+    ) -> None:
+        """Keep what one search or re-plan looked at, for `stageloom plan explain`."""
+        now_us, rows = self._clock.wall_us(), tuple(found)
+        self.writer.run(
+            lambda session: considered.keep(
+                session, rows, replan=replan, device=device, device_class=device_class, now_us=now_us
+            )
+        )
 
     def push(
         self,

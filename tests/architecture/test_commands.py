@@ -1,12 +1,17 @@
 """Every console script and every benchmark answers --help, and says nothing on stderr."""
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import tomllib
+import typer
 
+from planner.cli.app import app, execute
 from tests.architecture.sources import ROOT, modules, source_of
 
 SCRIPTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
@@ -76,3 +81,35 @@ def test_a_benchmark_explains_itself(module: str, explained: dict[str, tuple[int
 
 def test_there_are_benchmarks() -> None:
     assert "benchmarks.zoo.__main__" in BENCHMARKS
+
+
+def _commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every command that does something, by the words that name it."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, (*path, name))
+        else:
+            yield (*path, name)
+
+
+PLANNER_COMMANDS = [" ".join(path) for path in _commands(typer.main.get_command(app))]
+
+
+@pytest.mark.parametrize("command", PLANNER_COMMANDS)
+def test_a_commands_help_has_an_example_of_it_that_fits_its_options(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute([*command.split(), "--help"]) == 0
+    text = capsys.readouterr().out
+    about, _, options = text.partition("Options:")
+    examples = [line.strip() for line in about.splitlines()[1:] if f"stageloom {command}" in line]
+    assert examples, f"`stageloom {command} --help` shows no example"
+    known = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", options))
+    for line in examples:
+        used = line.partition(" | ")[0].partition(" # ")[0].partition(" && ")[0]
+        assert set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", used)) <= known, line
+
+
+def test_the_usage_of_a_push_names_the_devices_and_then_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["plan", "push", "--help"]) == 0
+    assert "stageloom plan push [OPTIONS] [DEVICE]... PLAN" in capsys.readouterr().out

@@ -166,6 +166,12 @@ def test_an_alarm_is_stored_acknowledged_and_answered_with_a_plan_whose_trial_is
     assert compared["trial"]["verdict"] == "commit" and compared["predicted_ratio"] > 0.0
     assert "verdict   commit by trial" in ok(rig.home, "plan", "compare", rig.device.name)
     assert replan["plan"] in ok(rig.home, "replans", rig.device.name)
+    explained = json.loads(ok(rig.home, "plan", "explain", rig.device.name, "--json"))
+    assert explained["digest"] == pushed.plan_digest
+    assert explained["decided"]["replan"]["replan"] == replan["replan"]
+    assert explained["decided"]["trial"]["verdict"] == "commit"
+    looked_at = {one["digest"]: one["last"]["verdict"] for one in explained["others"]}
+    assert looked_at[pushed.plan_digest] == "taken" and len(looked_at) > 1
 
 
 def test_a_repeated_alarm_is_acknowledged_again_and_begins_nothing(rig: Rig) -> None:
