@@ -213,8 +213,10 @@ def test_a_prediction_is_shown_beside_what_was_measured_since(
 
 
 def test_a_device_class_begins_with_the_file_of_its_gpu_or_a_cpu_of_its_cores() -> None:
-    assert base_device("NVIDIA Jetson Xavier NX Developer Kit; onnxruntime-1.2; fp32").name == "xavier_nx"
-    assert base_device("NVIDIA A100-SXM4-40GB, driver 550; torch-2.5; fp32").name == "a100"
-    assert base_device("AMD EPYC x2; onnxruntime-1.2; fp32").cores == 2
+    xavier = "NVIDIA Jetson Xavier NX Developer Kit; onnxruntime-1.2; fp32"
+    assert base_device(xavier, "torch_cuda").name == "xavier_nx"
+    assert base_device(xavier, "onnx").cores == 1
+    assert base_device("NVIDIA A100-SXM4-40GB, driver 550; torch-2.5; fp32", "onnx_cuda").name == "a100"
+    assert base_device("AMD EPYC x2; onnxruntime-1.2; fp32", "onnx").cores == 2
     with pytest.raises(InputError, match="no device file is for"):
-        base_device("NVIDIA Voodoo; torch-2.5; fp32")
+        base_device("NVIDIA Voodoo; torch-2.5; fp32", "torch_cuda")
