@@ -152,9 +152,8 @@ def test_a_recording_is_replayed_from_a_file(
         assert why in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
+def test_what_cannot_be_simulated_says_why(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    cases: list[tuple[list[str], str]] = [
         (["--twin", "nano"], "nothing says what arrives"),
         (["--rate", "relu=1"], "nothing says what device"),
         (["--twin", "nano", "--rate", "relu"], "is not MODEL=PER_S"),
@@ -164,13 +163,10 @@ def test_a_recording_is_replayed_from_a_file(
         (["--twin", "nano", "--device", "nobody"], "nobody"),
         (["--twin", "nano", "--device", "nano"], "counted no task of this plan's models"),
         (["--twin", "nano", "--rate", "relu=1", "--recording", "x.json"], "both --rate and --recording"),
-    ],
-)
-def test_what_cannot_be_simulated_says_why(
-    home: Home, capsys: pytest.CaptureFixture[str], arguments: list[str], why: str
-) -> None:
-    _, err = run(home, capsys, "simulate", "tuned", *arguments, code=ExitCode.USAGE)
-    assert why in err
+    ]
+    for arguments, why in cases:
+        _, err = run(home, capsys, "simulate", "tuned", *arguments, code=ExitCode.USAGE)
+        assert why in err
     assert home.store.predictions() == []
 
 
