@@ -82,6 +82,8 @@ class Servings:
             with EngineDevice(self._artifacts, trial.arrivals, seed=SEED) as device:
                 device.deploy(trial.bound)
                 device.warm_up()
+                device.run(self._seconds / 4, sample_at_s=())  # masks that occur get their programs
+                device.drained()
                 window = device.run(self._seconds)
                 self.windows.setdefault(trial.name, []).append(window)
                 self.arrived.setdefault(trial.name, device.arrived_s(window.began_s))
