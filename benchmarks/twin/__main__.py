@@ -82,6 +82,8 @@ class Servings:
             with EngineDevice(self._artifacts, trial.arrivals, seed=SEED) as device:
                 device.deploy(trial.bound)
                 device.warm_up()
+                device.run(self._seconds / 4, sample_at_s=())  # masks that occur get their programs
+                device.drained()
                 window = device.run(self._seconds)
                 self.windows.setdefault(trial.name, []).append(window)
                 self.arrived.setdefault(trial.name, device.arrived_s(window.began_s))
@@ -165,10 +167,14 @@ def figures(rows: Sequence[Mapping[str, object]], against: str, prefix: str) -> 
 
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
-    """Spearman's, equal values sharing their mean rank."""
-    return correlation(
-        *([(sum(y < x for y in of) + sum(y <= x for y in of)) / 2 for x in of] for of in (one, other))
-    )
+    """Spearman's, equal values sharing their mean rank; 0 where all values are equal."""
+    if len(set(one)) < 2 or len(set(other)) < 2:
+        return 0.0
+    return correlation(_ranks(one), _ranks(other))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    return [(sum(y < x for y in values) + sum(y <= x for y in values)) / 2 for x in values]
 
 
 def speed(report: Report, *, quick: bool) -> None:
