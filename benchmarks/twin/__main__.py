@@ -82,7 +82,7 @@ class Servings:
             with EngineDevice(self._artifacts, trial.arrivals, seed=SEED) as device:
                 device.deploy(trial.bound)
                 device.warm_up()
-                device.run(self._seconds / 4, sample_at_s=())  # masks that occur get their programs
+                device.run(self._seconds / 8, sample_at_s=())  # masks that occur get their programs
                 device.drained()
                 window = device.run(self._seconds)
                 self.windows.setdefault(trial.name, []).append(window)
