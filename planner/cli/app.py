@@ -57,6 +57,9 @@ app.add_typer(train.app, name="train")
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """The base of every mistake on a command line; typer exports only this child of it."""
 
+_EXTRAS = {"matplotlib": "plot"}
+"""What installs a package that only an option needs."""
+
 
 def run(arguments: list[str] | None = None) -> None:
     """Run and exit."""
@@ -79,9 +82,10 @@ def execute(arguments: list[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return ExitCode.OK
     except ImportError as error:
+        extra = _EXTRAS.get(error.name or "", "planner,onnx")
         return _fail(
             f"{error.name or error} cannot be imported: {error}; install it with "
-            "`pip install 'stageloom[planner,onnx]'`",
+            f"`pip install 'stageloom[{extra}]'`",
             ExitCode.BACKEND,
         )
     except OSError as error:

@@ -136,6 +136,10 @@ def list_predictions(
     """What the twin predicted, beside what the device measured of the same plan afterwards.
 
     Measured is the last time that the plan ran since the prediction was made.
+
+    \b
+    stageloom predictions --device shop-7
+    stageloom predictions --limit 5 --json
     """
     from planner.store.reading import ReadStore
 

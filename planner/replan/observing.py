@@ -5,6 +5,7 @@ from typing import Final
 
 from planner.costs.measured import device_costs
 from planner.costs.policies import trained_policy
+from planner.replan.considered import serves
 from planner.replan.observation import Observation
 from planner.store.reading import ReadStore
 from planner.store.replan_view import Begun, ReplanView
@@ -39,6 +40,8 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
             environment,
             incumbent.executor,
             [(model.artifact, model.batch) for model in incumbent.models],
+            graph_of=store.graph,
+            now_us=now_us,
         )
         barred = view.barred(device, environment, now_us - round(BARRED_S * 1e6))
     return Observation(
@@ -62,6 +65,7 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
         proven=proven,
         barred=tuple(barred),
         settings=begun.settings,
+        environment=environment,
         checkpoint=trained_policy(store, environment) if begun.settings.scheduler == "gpg" else b"",
     )
 
@@ -116,10 +120,6 @@ def _plans(view: ReplanView, begun: Begun, committed: list[Digest]) -> tuple[Pla
     for digest in committed:
         if digest in wires and len(found) < _PROVEN_MOST:  # else planned on the device and never adopted
             plan = _decoded(wires[digest], digest)
-            if _serves(plan) == _serves(incumbent):
+            if serves(plan) == serves(incumbent):
                 found.setdefault(plan.structure, plan)
     return incumbent, tuple(found.values())
-
-
-def _serves(plan: Plan) -> set[tuple[str, Digest]]:
-    return {(model.name, model.artifact) for model in plan.models}

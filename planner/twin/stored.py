@@ -7,12 +7,13 @@ costs beyond its operators is in it.
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from planner.costs.measured import device_costs
 from planner.store.reading import ReadStore
 from planner.twin.calibrate import Calibrated, Measured, StepSample, calibrate
-from planner.twin.device_file import DeviceFile, cpu_device, device_names, load_device
+from planner.twin.device_file import DeviceFile, cpu_device, load_device
 from planner.twin.times import StepTimes
 from shared.bound import BoundPlan, bind
 from shared.errors import InputError
@@ -36,20 +37,25 @@ _WORDS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def base_device(device_class: str) -> DeviceFile:
-    """The device file to begin with for a device class: by its GPU's name, else a CPU of its cores.
+_ON_GPU: Final = ("torch_cuda", "onnx_cuda")
+
+
+def base_device(device_class: str, executor: str) -> DeviceFile:
+    """The device file to begin with for a device class: by its GPU's name, or a CPU of its cores.
+
+    A class that is named after a GPU does not tell its cores: an executor on its CPU is taken to have one.
 
     Raises:
         InputError: the class names a GPU that no device file is for.
     """
     hardware = device_class.partition(";")[0]
+    if executor not in _ON_GPU:
+        cores = _CORES.search(hardware)
+        return cpu_device(int(cores.group(1)) if cores else 1)
     for name, words in _WORDS.items():
-        if name in device_names() and any(word.lower() in hardware.lower() for word in words):
+        if any(word.lower() in hardware.lower() for word in words):
             return load_device(name)
-    cores = _CORES.search(hardware)
-    if cores is None:
-        raise InputError(f"no device file is for {hardware!r}", remedy="name one with --twin")
-    return cpu_device(int(cores.group(1)))
+    raise InputError(f"no device file is for {hardware!r}", remedy="name one with --twin")
 
 
 def stored_times(
@@ -61,16 +67,18 @@ def stored_times(
         InputError: there is no such device, or no device file for its class.
     """
     device_class = store.device(device).device_class
-    known = base or base_device(device_class)
+    known = base or base_device(device_class, bound.plan.executor.name)
     models = [(model.artifact, model.batch) for model in bound.plan.models]
-    costs = device_costs(store, device_class, bound.plan.executor, models)
+    costs = device_costs(store, device_class, bound.plan.executor, models, graph_of=store.graph)
     if not costs.measured_s:
         return StepTimes.derived(known, bound.plan.executor.precision), f"derived from {known.name}"
     fitted = _fitted(store, device, known, costs, bound)
     if fitted is not None:
-        return fitted.times, f"measured on {device}, fitted to {len(fitted.errors)} programs that it served"
+        times = StepTimes(fitted.device, replace(fitted.costs, stages=costs.stages))
+        return times, f"measured on {device}, fitted to {len(fitted.errors)} programs that it served"
     rates = known.rates(bound.plan.executor.precision)
-    table = CostTable(measured_s=costs.measured_s, rates=rates, stages=costs.stages)
+    learned = costs.interference is not None and costs.interference.samples > 0
+    table = replace(costs, rates=costs.rates if learned else rates)
     return StepTimes(known, table), f"operators measured on {device_class.partition(';')[0]}"
 
 

@@ -133,7 +133,7 @@ class Window:
     def queue_variance(self, measure: Measure = Measure.WORK) -> float:
         """Variance over the queues (`shared.policy.queues`), mean over the glances; 0 without any.
 
-        Queued work counts with each model's `service_s` in this window.
+        Queued work counts with each model's `service_s` in this window, or the others' mean without one.
         """
         if not self.glances:
             return 0.0
@@ -157,8 +157,14 @@ class Window:
     def _counted(self, glance: EngineGlance, measure: Measure) -> list[float]:
         if measure is Measure.TASKS:
             return [float(queue.queued) for queue in glance.queues]
-        service_s = {model.name: model.service_s for model in self.models}
+        service_s = self._services_s()
         return [queue.queued * service_s.get(queue.name, 0.0) for queue in glance.queues]
+
+    def _services_s(self) -> dict[str, float]:
+        """Device seconds of one task; a model of which none completed, which may be starved, has the mean."""
+        known = [model.service_s for model in self.models if model.service_s > 0.0]
+        mean_s = math.fsum(known) / len(known) if known else 0.0
+        return {model.name: model.service_s or mean_s for model in self.models}
 
     def rows(self) -> list[RowData]:
         """What an agent's telemetry says of it; the queues as they were at the last glance."""
@@ -181,7 +187,7 @@ class Window:
                 rows.append(model.histogram)
             elif model.latencies_s:
                 rows.append(histogram_of(model.name, [round(one * 1e6) for one in model.latencies_s]))
-        service_s = {model.name: model.service_s for model in self.models}
+        service_s = self._services_s()
         for queue in self.glances[-1].queues if self.glances else ():
             work_us = round(queue.queued * service_s.get(queue.name, 0.0) * 1e6)
             rows.append(QueueSample(queue.name, queue.queued, work_us, round(queue.oldest_age_s * 1e6)))

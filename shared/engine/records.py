@@ -3,11 +3,13 @@
 import math
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from shared.engine.steps import InstanceId, Outcome, PlanKey, Task
 from shared.ids import StepId, TaskId
 
 if TYPE_CHECKING:
-    from shared.engine.slots import CombinedState, PlanState, Track
+    from shared.engine.slots import CombinedState, PlanState, Slot, Track
 
 
 class TaskRecord:
@@ -91,13 +93,11 @@ class Instance:
         self.bucket = self.track.bound.bucket_for(len(rows))
 
 
-class StepRecord:
+class StepRecord(Struct):
     """A step in flight."""
 
-    __slots__ = ("combined", "holds", "lane", "members")
-
-    def __init__(self, combined: "CombinedState", lane: int) -> None:
-        self.combined = combined
-        self.lane = lane
-        self.members: list[tuple[Instance, Track, int]] = []  # with where it was and the block that it runs
-        self.holds: list[PlanState] = [combined.plan]  # plans that must outlive this step
+    combined: "CombinedState"
+    lane: int
+    members: "list[tuple[Instance, Slot]]"  # with the slot of the block that it runs
+    last: bool  # some member runs its model's last block
+    holds: "tuple[PlanState, ...]"  # plans that must outlive this step

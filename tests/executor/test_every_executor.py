@@ -24,7 +24,9 @@ from tests.executor.models import artifact_of, random_inputs
 
 
 @pytest.fixture(
-    params=[pytest.param(name, marks=pytest.mark.gpu) if name == "torch_cuda" else name for name in EXECUTORS]
+    params=[
+        pytest.param(name, marks=pytest.mark.gpu) if name.endswith("_cuda") else name for name in EXECUTORS
+    ]
 )
 def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
     """Every executor that this machine has; one whose packages are not installed is skipped."""

@@ -38,11 +38,12 @@ def test_a_merge_and_the_same_operators_side_by_side_keep_times_of_their_own(
     store.append_telemetry([TelemetryWrite(NANO, tuple(rows), (Ledger(7, 2, 0),))])
     reading = ReadStore.open(tmp_path, database_url)
     try:
-        found = reading.stage_costs("cpu-2-core", plan.executor, [1])
+        found = reading.stage_costs("cpu-2-core", plan.executor)
     finally:
         reading.close()
     whole = ((digest, 0, 2),)
+    at_us = found[0].measured_at_us
     assert sorted(found, key=lambda one: one.seconds) == [
-        MeasuredStage(whole, 1, both, 30e-6, merge=True),
-        MeasuredStage(whole, 1, both, 50e-6, merge=False),
+        MeasuredStage(whole, 1, both, 30e-6, merge=True, samples=9, measured_at_us=at_us),
+        MeasuredStage(whole, 1, both, 50e-6, merge=False, samples=9, measured_at_us=at_us),
     ]

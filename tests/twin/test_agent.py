@@ -28,7 +28,8 @@ class Wire:
         self._running = False
 
     def push(self, bound: BoundPlan) -> None:
-        self._pushed, self._pushed_s = bound, self._now_s
+        if not self._running:
+            self._pushed, self._pushed_s = bound, self._now_s
 
     def sleep(self, seconds: float) -> None:
         self._now_s += seconds

@@ -137,7 +137,7 @@ def test_what_was_measured_is_reported_in_parts_and_only_the_last_one_ends_it() 
     first, last = stage_reports(8, plan, times, "time was up")
     assert (first.combined, first.last) == (0, False)
     assert first.step_us == pytest.approx(2000.0)
-    assert [(stage, runs) for stage, _, _, runs in first.times] == [(0, 3), (4, 3)]
+    assert [(stage, runs) for stage, _, _, runs, _ in first.times] == [(0, 3), (4, 3)]
     assert first.times[1][1] == pytest.approx(700.0)
     assert (last.combined, last.last, last.reason) == (2, True, "time was up")
     (nothing,) = stage_reports(8, plan, [BlockTimes()], "")
