@@ -96,7 +96,7 @@ def _check(bound: BoundPlan) -> None:
     plan = bound.plan
     if plan.lanes > MAX_LANES or plan.lanes * plan.run_ahead > MAX_BITS:
         raise PlanError(
-            f"{plan.lanes} lanes of {plan.run_ahead} steps are more than {MAX_LANES}, or than {MAX_BITS} steps"
+            f"{plan.lanes} lanes of {plan.run_ahead} steps are more than {MAX_LANES} or {MAX_BITS} steps"
         )
     for model in plan.models:
         if max(model.replicas, model.num_blocks) > MAX_BITS:
