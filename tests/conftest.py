@@ -43,6 +43,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Files are handed out in the order in which they were collected, not by their number of tests."""
+    gc.disable()  # until all is collected: what is imported stays
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
 
@@ -58,3 +59,4 @@ def pytest_collection_finish() -> None:
     """What is imported by now stays: the collector need not look at it again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()

@@ -10,7 +10,7 @@ times instead of a hundred. What runs before a program is ready (`fallback`) has
 a time, hence nothing that delays could put in another order: it is repeated a tenth as often. Ends with 1 if
 any plan disagrees.
 
-All of it takes hours. With `--rows` each row is appended to a file as it comes, and what the file has already
+All of it takes hours. With `--rows` each row is appended to a file as it comes, and what agreed by that file
 is not compared again: a run that was cut off goes on, and parts (`--part`: a model, or `together`) may be
 compared by several processes into files of their own. Concatenated, they give the report at once.
 """
@@ -72,13 +72,16 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _compare(part: str, executor: Executor, record: Record, quick: bool, repeats: int) -> None:
     """Compare what the record has not yet."""
+    agreed = True
     with tempfile.TemporaryDirectory(prefix="stageloom-contract-") as folder:
         for case in _cases(part, Path(folder), quick, executor.name):
             if not record.has(case.name):
                 progress(case.name)
                 record.add(_row(executor, case, repeats))
                 executor.drop_idle()
-    record.complete(part)
+                agreed = agreed and record.has(case.name)
+    if agreed:
+        record.complete(part)
 
 
 def _row(executor: Executor, case: Case, repeats: int) -> dict[str, object]:

@@ -45,11 +45,11 @@ class Record:
         return list(self._rows.values())
 
     def has(self, plan: str) -> bool:
-        """Whether this plan was compared."""
-        return plan in self._rows
+        """Whether this plan was compared and agreed; one that did not is compared again."""
+        return plan in self._rows and bool(self._rows[plan]["agrees"])
 
     def is_complete(self, part: str) -> bool:
-        """Whether all plans of this part were compared."""
+        """Whether all plans of this part were compared and agreed."""
         return part in self._complete
 
     def add(self, row: Mapping[str, Any]) -> None:
@@ -58,7 +58,7 @@ class Record:
         self._write({"row": row})
 
     def complete(self, part: str) -> None:
-        """All plans of this part have been compared."""
+        """All plans of this part have been compared and agreed."""
         self._complete.add(part)
         self._write({"complete": part})
 

@@ -40,7 +40,7 @@ from shared.engine.steps import Outcome, PlanKey
 from shared.ids import Digest, OpId
 from shared.importer.api import artifact_path, import_model
 from shared.plan import CombinedBlock, Member, ModelPlan, Plan, Wait
-from shared.schedule import Schedule, StageSchedule
+from shared.schedule import Schedule, StageSchedule, joint_stage
 from shared.search.comparison import Measured, Standing, standing
 from shared.search.costs import CostTable, MeasuredStage
 from shared.search.fitting import fitted, samples
@@ -191,10 +191,10 @@ def _stages(
         members = tuple(
             (known[at].artifact, known[at].blocks[one].start, known[at].blocks[one].stop) for at, one in row
         )
-        found += [
-            MeasuredStage(members, 1, block.schedule.stages[stage].groups, median(seconds))
-            for stage, seconds in taken.stage_s.items()
-        ]
+        for first, seconds in taken.stage_s.items():
+            stage = joint_stage(block.schedule.stages[first : first + taken.stages.get(first, 1)])
+            if stage is not None:
+                found.append(MeasuredStage(members, 1, stage.groups, median(seconds)))
     return found
 
 

@@ -315,10 +315,11 @@ class EngineDriver:
                 self._chores.put(partial(self._prepare, action.program))
             else:
                 self._chores.put(partial(self._release, action.plan))
-        if self._book.window is not None and self._book.window.saturated:
-            self._book.window.saturated = self._core.waiting
-        if self._book.recorder is not None:
-            self._book.recorder.look(self._core, self._active, now)
+        window, recorder = self._book.window, self._book.recorder
+        if window is not None and window.saturated:
+            window.saturated = self._core.waiting
+        if recorder is not None:
+            recorder.look(self._core, self._active, now)
         wakeup_s = self._core.next_wakeup(now)
         if wakeup_s is not None and wakeup_s < self._timer_until_s:
             self._wake_timer()
@@ -417,7 +418,10 @@ class EngineDriver:
             self._in_flight.discard(step.id)
             self._tally.step_ended(step, result, now)
             if result is not None:
-                self._book.step_ended(step, result, self._plans[step.program.plan].models, now)
+                book = self._book
+                book.note_start(step, result.started_s)
+                if book.window is not None:
+                    book.note_window(book.window, step, result, self._plans[step.program.plan].models, now)
             if self._drops:
                 self._drop_after(step.id)
             ends = self._act(self._core.step_done(step.id, now, error), now)

@@ -50,20 +50,19 @@ class TaskBook:
             spare = zero_inputs(model)
         return [row if row is not None else spare for row in rows]
 
-    def step_ended(self, step: Step, result: StepResult, models: Sequence[BoundModel], now: float) -> None:
-        """Note when its tasks began, and what it took."""
+    def note_start(self, step: Step, started_s: float) -> None:
+        """A step has run: its tasks have begun then, where it was their first."""
         for member in step.members:
             if member.member.block == 0 or member.last:
                 for task in member.tasks:
                     entry = self.tasks.get(task)
                     if entry is not None and entry.started_s is None:
-                        entry.started_s = result.started_s
-        if self.window is not None:
-            self._note_window(self.window, step, result, models, now)
+                        entry.started_s = started_s
 
-    def _note_window(
+    def note_window(
         self, window: Window, step: Step, result: StepResult, models: Sequence[BoundModel], now: float
     ) -> None:
+        """A step has ended while this window is measured."""
         names = [models[member.member.model].plan.name for member in step.members]
         window.step_ended(names, result.ended_s - result.started_s)
         for member, name in zip(step.members, names, strict=True):

@@ -23,7 +23,7 @@ from shared.schedule import Schedule
 from shared.search.comparison import Measured, Standing, Subject, judged, standing, subject
 from shared.search.interface import Budget, Limits
 from shared.search.job import SearchJob, run_search
-from shared.search.registry import schedulers
+from shared.search.registry import reads_costs, schedulers
 
 if TYPE_CHECKING:
     from planner.store.reading import ReadStore
@@ -131,12 +131,15 @@ def _measured_plans(
     device: DeviceId,
     budget_s: float,
 ) -> dict[str, tuple[Plan, float]]:
-    """Per scheduler the plan that the planner found, and how long it searched; each measured once."""
+    """Per scheduler the plan that the planner found, and how long it searched; each measured once.
+
+    Those that read no costs come first: what is measured of their plans is then known to the searches.
+    """
     import msgspec
 
     made: dict[str, tuple[Plan, float]] = {}
     measured: set[Digest] = set()
-    for name in names:
+    for name in sorted(names, key=reads_costs):
         progress(f"searching with {name}")
         reply = search(folder, msgspec.structs.replace(request, scheduler=name))
         made[name] = decode_plan(reply.plan.wire, reply.plan.digest), reply.search_s

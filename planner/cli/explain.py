@@ -1,7 +1,7 @@
 """`stageloom plan explain`: what a plan does, what that costs and how it is known, what else there was."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,7 +37,8 @@ def explain(
     device: Annotated[
         str | None,
         typer.Option(
-            metavar="D", help="With a PLAN: use this device's costs. Default: the last one to be given it."
+            metavar="D",
+            help="With a PLAN: use this device's costs. Default: the last it was made for or given to.",
         ),
     ] = None,
     data_dir: DataDir = None,
@@ -51,9 +52,10 @@ def explain(
 
     \b
     measured    this stage was measured as a whole
-    fitted      its operators were; what they cost side by side is fitted to other measured stages
+    fitted      its operators were; what they cost together is fitted to other measured stages
     operators   its operators were; side by side they are taken to hinder each other fully
     analytic    estimated from shapes, some operator at least
+    unsure      worth measuring, or measured too long ago
 
     Then how far that is above what no schedule can beat (the bound), and above the cheapest stages there are
     (the optimum, where the block is small enough to know); and other schedules of the block under the same
@@ -87,7 +89,7 @@ def _lines(said: "PlanExplained", now_s: float) -> Iterator[str]:
     if said.device_class:
         yield (
             f"costs of {said.device} ({said.device_class}): {said.operators_measured} of {said.operators} "
-            f"operators and {said.stages_measured} stages measured, contention {said.contention:.2f}"
+            f"operators and {said.stages_measured} stages measured, a model fitted to {said.fitted_to}"
         )
     else:
         yield "costs are estimates: no device was named, and none was asked to run it"
@@ -151,26 +153,31 @@ def _block(block: "BlockExplained", now_s: float) -> Iterator[str]:
     for line in block.lines:
         number = f"{line.first}" if line.first == line.last else f"{line.first}..{line.last}"
         merged = " (one launch)" if line.merge else ""
-        yield f"  {number:>9}  {line.predicted_us:10.1f} us  {_source(line, now_s):32}  {line.text}{merged}"
+        yield f"  {number:>9}  {line.predicted_us:10.1f} us  {_source(line, now_s):36}  {line.text}{merged}"
     optimum = "" if block.over_optimum is None else f", {_percent(block.over_optimum)} over the optimum"
     measured = "" if block.step_us is None else f"; measured {block.step_us:.1f} us as a whole"
     gaps = f"{_percent(block.over_bound)} over the bound{optimum}"
     yield f"  predicted {block.predicted_us:.1f} us, {gaps}{measured}"
-    yield f"  other schedules: {', '.join(map(_beside, block.beside))}"
+    yield f"  beside it: {', '.join(_beside(block.beside))}"
 
 
 def _source(line: "Line", now_s: float) -> str:
+    said = line.source.value + ("" if line.sure else ", unsure")
     if line.measured_at_us is None or line.runs is None:
-        return line.source.value
-    age = age_text(now_s - line.measured_at_us / 1e6)
-    return f"{line.source.value}, {line.runs} runs, {age} ago"
+        return said
+    return f"{said}, {line.runs} runs, {age_text(now_s - line.measured_at_us / 1e6)} ago"
 
 
-def _beside(one: "Beside") -> str:
-    if one.same:
-        return f"{one.scheduler} (this one)"
-    sign = "+" if one.over_this >= 0.0 else "-"
-    return f"{one.scheduler} {one.predicted_us:.1f} us ({sign}{_percent(abs(one.over_this))})"
+def _beside(others: "Sequence[Beside]") -> Iterator[str]:
+    """Each schedule once, with all that found it, the cheapest first."""
+    by_schedule: dict[str, list[Beside]] = {}
+    for one in others:
+        by_schedule.setdefault(one.stage_string, []).append(one)
+    for same in by_schedule.values():
+        one, names = same[0], " = ".join(other.scheduler for other in same)
+        sign = "+" if one.over_this >= 0.0 else "-"
+        cost = f"{one.predicted_us:.1f} us ({sign}{_percent(abs(one.over_this))})"
+        yield f"{names}: {'this one' if one.same else cost}"
 
 
 def _percent(share: float) -> str:

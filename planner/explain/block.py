@@ -33,8 +33,8 @@ class Source(str, Enum):
     """How a stage's predicted seconds are known, the best first."""
 
     MEASURED = "measured"  # this stage, as a whole
-    FITTED = "fitted"  # its operators; what they cost side by side is fitted to other stages
-    OPERATORS = "operators"  # its operators; what they cost side by side is the formula's default
+    FITTED = "fitted"  # its operators; what they cost together is fitted to other stages
+    OPERATORS = "operators"  # its operators; what they cost together is the formula's default
     ANALYTIC = "analytic"  # from shapes, some operator at least
 
 
@@ -51,6 +51,7 @@ class Line:
     merge: bool
     predicted_us: float
     source: Source
+    sure: bool  # it need not be measured (again)
     measured_at_us: int | None  # the oldest measurement in it; None where there is an estimate in it
     runs: int | None  # the fewest
     measured_on: str
@@ -100,10 +101,8 @@ class Known:
     step_us: float | None
 
 
-def explain_block(
-    bound: BoundPlan, index: int, table: CostTable, known: Known, *, fitted: bool
-) -> BlockExplained:
-    """A combined block in words. `fitted`: the costs' contention was fitted to measured stages."""
+def explain_block(bound: BoundPlan, index: int, table: CostTable, known: Known) -> BlockExplained:
+    """A combined block in words."""
     combined = bound.combined[index]
     graph, schedule = combined.graph, combined.plan.schedule
     costs = block_costs(bound, index, table)
@@ -114,7 +113,7 @@ def explain_block(
         best_s = optimum_s([(graph, costs)], Limits(), Budget(expansions=EXACT_EXPANSIONS))
     names = _names(bound, index)
     if isinstance(schedule, StageSchedule):
-        lines = _lines(schedule, costs, known, names, fitted=fitted)
+        lines = _lines(schedule, costs, known, names)
     else:
         lines = _streams(schedule, costs, known, names)
     return BlockExplained(
@@ -150,13 +149,17 @@ def _names(bound: BoundPlan, index: int) -> list[str]:
     return found
 
 
-def _lines(
-    schedule: StageSchedule, costs: StageCosts, known: Known, names: Sequence[str], *, fitted: bool
-) -> list[Line]:
+def _lines(schedule: StageSchedule, costs: StageCosts, known: Known, names: Sequence[str]) -> list[Line]:
+    """The stages as they run: those that become one launch of one group are one line."""
     lines: list[Line] = []
     row: list[Line] = []
-    for number, stage in enumerate(schedule.stages):
-        line = _line(number, stage, costs, known, names, fitted=fitted)
+    first = 0
+    for stage in costs.runs(schedule.stages):
+        last = first
+        while sum(len(one.operators) for one in schedule.stages[first : last + 1]) < len(stage.operators):
+            last += 1
+        line = _line(first, last, stage, costs, known, names)
+        first = last + 1
         if len(stage.operators) == 1 and (not row or row[-1].source is line.source):
             row.append(line)
             continue
@@ -183,6 +186,7 @@ def _streams(schedule: StreamSchedule, costs: StageCosts, known: Known, names: S
                 merge=False,
                 predicted_us=1e6 * sum(costs.operators_s[op] for op in ops),
                 source=Source.OPERATORS if whole else Source.ANALYTIC,
+                sure=whole,
                 **_oldest(measured if whole else []),
             )
         )
@@ -208,10 +212,11 @@ def _joined(row: Sequence[Line]) -> list[Line]:
         Line(
             first=row[0].first,
             last=row[-1].last,
-            text=f"{row[0].text} ... {row[-1].text}, one after another",
+            text=_chain(row[0].text, row[-1].text),
             merge=False,
             predicted_us=sum(line.predicted_us for line in row),
             source=row[0].source,
+            sure=all(line.sure for line in row),
             measured_at_us=min((at for at in times if at is not None), default=None),
             runs=min(runs, default=None),
             measured_on=", ".join(dict.fromkeys(line.measured_on for line in row if line.measured_on)),
@@ -219,29 +224,36 @@ def _joined(row: Sequence[Line]) -> list[Line]:
     ]
 
 
-def _line(
-    number: int, stage: Stage, costs: StageCosts, known: Known, names: Sequence[str], *, fitted: bool
-) -> Line:
+def _line(first: int, last: int, stage: Stage, costs: StageCosts, known: Known, names: Sequence[str]) -> Line:
     origin = known.stages.get(to_string(StageSchedule((stage,))))
     origins = [origin] if origin is not None else [known.operators[op] for op in stage.operators]
     measured = [one for one in origins if one is not None]
     whole = len(measured) == len(origins)
     if costs.is_measured(stage):
         source = Source.MEASURED
-    elif whole:
-        # A single operator is its own measurement: nothing runs beside it.
-        source = Source.FITTED if fitted and len(stage.groups) > 1 else Source.OPERATORS
-    else:
+    elif not whole:
         source = Source.ANALYTIC
+    elif len(stage.operators) > 1 and costs.interference is not None and costs.interference.samples:
+        source = Source.FITTED
+    else:
+        source = Source.OPERATORS
+    text = (" + " if stage.merge else " | ").join(_text(group, names) for group in stage.groups)
+    if last - first >= _CHAIN:
+        text = _chain(names[stage.operators[0]], names[stage.operators[-1]])
     return Line(
-        first=number,
-        last=number,
-        text=(" + " if stage.merge else " | ").join(_text(group, names) for group in stage.groups),
+        first=first,
+        last=last,
+        text=text,
         merge=stage.merge,
         predicted_us=1e6 * costs.one_stage_s(stage),
         source=source,
+        sure=costs.is_sure(stage),
         **_oldest(measured if whole else []),
     )
+
+
+def _chain(first: str, last: str) -> str:
+    return f"{first} ... {last}, one after another"
 
 
 def _text(group: Group, names: Sequence[str]) -> str:

@@ -19,7 +19,6 @@ from shared.ids import DeviceId, Digest, OpId
 from shared.messages.admin import DeviceInfo, PlanInfo
 from shared.messages.telemetry import RowKind, StageProfileResult
 from shared.plan import Plan, decode_plan
-from shared.search.analytic import DeviceRates
 from shared.search.costs import CostTable
 
 _LOOKED_AT: Final = 1000  # newest rows
@@ -44,6 +43,7 @@ class PlanExplained:
     device: str
     device_class: str
     contention: float
+    fitted_to: int  # measured stages of the class that say what operators cost together
     operators: int
     operators_measured: int
     stages_measured: int
@@ -67,7 +67,7 @@ def subject_of(store: ReadStore, name: str, device: str | None) -> tuple[PlanInf
             raise InputError(f"{name} has no plan", remedy="push one with `stageloom plan push`")
         return store.plan(digest), meant
     info = store.plan(name)
-    where = DeviceId(device) if device is not None else store.runs_on(info.digest)
+    where = DeviceId(device) if device is not None else store.device_of(info.digest)
     return info, None if where is None else store.device(where)
 
 
@@ -89,7 +89,6 @@ def explain(store: ReadStore, info: PlanInfo, device: DeviceInfo | None) -> Plan
             index,
             table,
             _known(store, bound, index, device_class, steps),
-            fitted=table.rates.contention != DeviceRates().contention,
         )
         for index in range(len(plan.combined))
     )
@@ -104,6 +103,7 @@ def explain(store: ReadStore, info: PlanInfo, device: DeviceInfo | None) -> Plan
         device="" if device is None else device.device,
         device_class=device_class,
         contention=table.rates.contention,
+        fitted_to=0 if table.interference is None else table.interference.samples,
         operators=len(operators),
         operators_measured=sum(1 for key in operators if key in table.measured_s),
         stages_measured=len(table.stages),

@@ -110,8 +110,8 @@ class Replanner:
         self._carry_out(seen, replan, decide(seen, proposals))
 
     def _profile_first(self, device: DeviceId, replan: int) -> None:
-        """Have a device that never measured these models measure them; go on after a while regardless."""
-        names = without_costs(self._store, replan)
+        """Have a device measure models whose costs are unknown or stale; go on after a while regardless."""
+        names = without_costs(self._store, replan, self._clock.wall_us())
         if not names:
             return
         requests, desired = self._store.request_profile(device, names, budget_s=PROFILE_BUDGET_S)

@@ -64,10 +64,11 @@ def request_profile(
     return [row.request for row in rows], desired
 
 
-def store_profile(
-    session: Session, device: DeviceId, result: ProfileResult, measured_at_us: int, now_us: int
-) -> None:
-    """Keep part of a profile. Costs belong to the class that the device had when it said them."""
+def store_profile(session: Session, device: DeviceId, result: ProfileResult, now_us: int) -> None:
+    """Keep part of a profile. Costs belong to the class that the device had when it said them.
+
+    They count as measured when they arrive: a device's wall clock may be wrong by years.
+    """
     device_class = known_device(session, device).device_class
     for timing in result.timings:
         session.merge(
@@ -80,7 +81,7 @@ def store_profile(
                 spread_us=timing.spread_us,
                 runs=timing.runs,
                 measured_on=device,
-                measured_at_us=measured_at_us,
+                measured_at_us=now_us,
             )
         )
     request = session.get(ProfileRow, result.request)

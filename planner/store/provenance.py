@@ -9,6 +9,7 @@ from planner.costs.origins import FoundBy, Origin
 from planner.store.replans import trial_info
 from planner.store.stages import executor_key
 from planner.store.tables import (
+    ConsideredPlanRow,
     GenerationRow,
     OperatorCostRow,
     PlanRow,
@@ -78,15 +79,20 @@ def trials_of(session: Session, plans: Iterable[Digest], environment: str) -> li
     return [trial_info(row) for row in rows]
 
 
-def runs_on(session: Session, plan: Digest) -> DeviceId | None:
-    """The device that was asked last to run a plan."""
+def device_of(session: Session, plan: Digest) -> DeviceId | None:
+    """The device that was asked last to run a plan, else the last one for which it was looked at."""
     found = session.scalar(
         select(GenerationRow.device)
         .where(GenerationRow.digest == plan)
         .order_by(GenerationRow.position.desc())
         .limit(1)
+    ) or session.scalar(
+        select(ConsideredPlanRow.device)
+        .where(ConsideredPlanRow.digest == plan, ConsideredPlanRow.device.is_not(None))
+        .order_by(ConsideredPlanRow.number.desc())
+        .limit(1)
     )
-    return DeviceId(found) if found is not None else None
+    return DeviceId(found) if found else None
 
 
 def plan_names(session: Session, plans: Iterable[Digest]) -> Sequence[tuple[Digest, str]]:

@@ -260,10 +260,10 @@ class ReadStore:
         with self.database.read() as session:
             return provenance.trials_of(session, plans, environment)
 
-    def runs_on(self, plan: Digest) -> DeviceId | None:
-        """The device that was asked last to run a plan."""
+    def device_of(self, plan: Digest) -> DeviceId | None:
+        """The device that was asked last to run a plan, else the last one for which it was looked at."""
         with self.database.read() as session:
-            return provenance.runs_on(session, plan)
+            return provenance.device_of(session, plan)
 
     def plan_names(self, plans: Iterable[Digest]) -> dict[Digest, str]:
         """The names of those plans that were kept, the oldest one of each."""

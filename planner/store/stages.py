@@ -96,10 +96,11 @@ def request_stages(
     return request, push(session, Push(device=device, plan=None, decided_by="profile"), now_us)
 
 
-def store_stages(
-    session: Session, device: DeviceId, result: StageProfileResult, measured_at_us: int, now_us: int
-) -> None:
-    """Keep part of a stage profile; a plan that this database does not know has nothing to keep it under."""
+def store_stages(session: Session, device: DeviceId, result: StageProfileResult, now_us: int) -> None:
+    """Keep part of a stage profile; a plan that this database does not know has nothing to keep it under.
+
+    As with operators, measured is when it arrives.
+    """
     request = session.get(StageProfileRow, result.request)
     if request is not None and request.device == device:
         request.environment, request.reason = result.environment, result.reason
@@ -132,7 +133,7 @@ def store_stages(
                 spread_us=timing.spread_us,
                 runs=timing.runs,
                 measured_on=device,
-                measured_at_us=measured_at_us,
+                measured_at_us=now_us,
             )
         )
 

@@ -129,16 +129,20 @@ class Board:
     def issue_next(self, now: float) -> bool:
         """Issue one step into the least loaded lane that can take one."""
         lanes = self.lanes
-        order = (0,) if len(lanes) == 1 else sorted(range(len(lanes)), key=lanes.__getitem__)
-        for lane in order:
-            load = lanes[lane]
-            if load >= self.max_load:
-                return False
-            combined = self.chooser.choose(lane, load, now)
-            if combined is not None:
-                self._issue(combined, lane, now)
-                return True
-        return False
+        lane = 0
+        if len(lanes) == 1:
+            combined = self.chooser.choose(0, lanes[0], now) if lanes[0] < self.max_load else None
+        else:
+            for lane in sorted(range(len(lanes)), key=lanes.__getitem__):
+                if lanes[lane] >= self.max_load:
+                    return False
+                combined = self.chooser.choose(lane, lanes[lane], now)
+                if combined is not None:
+                    break
+        if combined is None:
+            return False
+        self._issue(combined, lane, now)
+        return True
 
     def _issue(self, combined: CombinedState, lane: int, now: float) -> None:
         step_id = StepId(self.steps)
@@ -160,13 +164,13 @@ class Board:
             if active & bit:
                 staged = slot.access(step_id, in_flight, after)
                 instance.started = True
-                instance.steps.append(step_id)
                 instance.ready_s = now
                 ran.append((instance, slot))
                 members.append(
                     StepMember(slot.position, slot.member, instance.id, instance.task_ids, slot.last, staged)
                 )
-                last = last or slot.last
+                if slot.last:
+                    last = True
             slot.advance(instance, touched)
         in_flight[step_id] = StepRecord(combined, lane, ran, last, plan.alone)
         plan.steps += 1
@@ -217,7 +221,6 @@ class Board:
         for plan in record.holds:
             plan.steps -= 1
         for instance, slot in record.members:
-            instance.steps.remove(step_id)
             if instance.passed <= slot.block and instance.track is slot.track:
                 instance.passed = slot.block + 1
         return record
@@ -240,7 +243,8 @@ class Board:
         instance.live = 0
         unfinished = instance.block < instance.track.blocks
         if instance.started and (unfinished or failed):
-            waits = {*instance.steps, *(step for step in instance.moved_after if step in self.in_flight)}
+            waits = {step for step, record in self.in_flight.items() if record.carries(instance)}
+            waits.update(step for step in instance.moved_after if step in self.in_flight)
             self.out.append(DropInstance(instance.id, tuple(sorted(waits))))
         if not unfinished:
             return

@@ -113,7 +113,7 @@ class Chooser:
     def admit(self, combined: CombinedState) -> None:
         """It can run, or what it would run changed: work out its rank. A superseded plan goes first."""
         plan = combined.plan
-        oldest = combined.oldest()
+        oldest = (combined.size == 1 and combined.slots[0].instance) or combined.oldest()
         rivals = combined.rivals
         if rivals is None:
             rivals = combined.rivals = plan.rivals[combined.lane]
@@ -122,7 +122,7 @@ class Chooser:
             if plan.step_choice is _WEIGHTED and combined.passes < self._passes:
                 combined.passes = self._passes  # an idle combined block does not save up its share
         if plan.step_choice is _RATIO:
-            ratio = (combined.moves & combined.ready).bit_count() / combined.size
+            ratio = 1.0 if combined.size == 1 else combined.input_ratio
             rivals.push((plan.precedence, -ratio, oldest.id, combined.index, combined))
         elif plan.step_choice is _WEIGHTED:
             rivals.push((plan.precedence, combined.passes, oldest.id, combined.index, combined))

@@ -335,11 +335,12 @@ class EngineCore:
                 if stirred or active.vacated or self._launch_s <= now:
                     self._launch(active, now)
                     stirred = False
-            if len(board.in_flight) < board.capacity and board.issue_next(now):
-                continue
-            if not launching or self._launch_s == _NEVER or not self._launch_early(now):
+            if len(board.in_flight) >= board.capacity:
                 return board.out
-            stirred = True
+            if not board.issue_next(now):
+                if not launching or self._launch_s == _NEVER or not self._launch_early(now):
+                    return board.out
+                stirred = True
 
     def _settle(self) -> None:
         """Move instances over to the active plan, release plans that ran empty, end a plan's looseness."""

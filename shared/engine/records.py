@@ -58,7 +58,6 @@ class Instance:
         "ready_s",
         "rows",
         "started",
-        "steps",
         "task_ids",
         "track",
     )
@@ -74,7 +73,6 @@ class Instance:
         self.started = False  # block 0 was issued: rows are fixed from then on
         self.rows = rows
         self.live = len(rows)  # rows whose task has not ended; 0 means that the instance is dead
-        self.steps: list[StepId] = []  # in flight
         self.bucket = 1
         self.task_ids: tuple[TaskId, ...] = ()
         self.deadline_s = math.inf
@@ -101,3 +99,7 @@ class StepRecord(Struct):
     members: "list[tuple[Instance, Slot]]"  # with the slot of the block that it runs
     last: bool  # some member runs its model's last block
     holds: "tuple[PlanState, ...]"  # plans that must outlive this step
+
+    def carries(self, instance: Instance) -> bool:
+        """Whether the instance is one of its members."""
+        return any(one is instance for one, _ in self.members)

@@ -119,13 +119,20 @@ class Slot:
         """
         home, bit = self.home, self.bit
         self.instance = None
-        if home.ready & bit:
+        if instance.live:
             home.ready ^= bit
         else:
-            home.empty &= ~bit
+            home.empty ^= bit
         touched[home] = None
         for slot in self.frees:
-            slot.release(touched)
+            behind = slot.behind
+            if behind is None:
+                slot.release(touched)
+            else:
+                slot.holder = None
+                behind.home.next_free |= behind.bit
+                if behind.instance is not None:
+                    touched[behind.home] = None
         instance.block = self.block + 1
         ahead = self.ahead
         if ahead is None:
@@ -295,6 +302,11 @@ class CombinedState:
         """Times passed over since it could run."""
         return 0 if self.rivals is None else self.rivals.turns - self.since_turn
 
+    @property
+    def input_ratio(self) -> float:
+        """Active members over members, if it ran now."""
+        return (self.moves & self.ready).bit_count() / self.size
+
     def buckets(self, active: int) -> tuple[int, ...]:
         """The batch buckets of the active members, ascending by position."""
         ones = self.ones
@@ -325,10 +337,6 @@ class CombinedState:
 
     def oldest(self) -> Instance:
         """The oldest instance among the members that would move; dead ones only where all are."""
-        if self.size == 1:
-            only = self.slots[0].instance
-            assert only is not None
-            return only
         mask = self.moves & self.ready or self.moves
         low = mask & -mask
         best = self.slots[low.bit_length() - 1].instance

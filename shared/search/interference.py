@@ -24,6 +24,7 @@ O(stages * terms^2) to fit, O(terms) to predict.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf, sqrt
+from operator import mul
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
@@ -112,18 +113,18 @@ def stage_terms(groups: Sequence[GroupTerms], launch_s: float) -> Terms:
     least = max(longest, work)
     count = len(groups)
     return Terms(
-        longest=least,
-        rest=max(total - least, 0.0),
-        two=max(total / 2.0 - least, 0.0),
-        four=max(total / 4.0 - least, 0.0),
-        stage=launch_s,
-        meet=launch_s if count > 1 else 0.0,
-        fused=launch_s * (operators - count),
-        inner=inner,
-        border=border,
-        beside=moved - most_moved,
-        groups=count,
-        operators=operators,
+        least,
+        max(total - least, 0.0),
+        max(total / 2.0 - least, 0.0),
+        max(total / 4.0 - least, 0.0),
+        launch_s,
+        launch_s if count > 1 else 0.0,
+        launch_s * (operators - count),
+        inner,
+        border,
+        moved - most_moved,
+        count,
+        operators,
     )
 
 
@@ -144,10 +145,9 @@ class Interference:
 
     def seconds(self, terms: Terms) -> float:
         """The prediction; never negative."""
-        found = 0.0
-        for coefficient, term in zip(self.coefficients, terms[:-2], strict=True):
-            found += coefficient * term
-        return min(max(found, self.least * terms.longest), self.most * (terms.longest + terms.rest))
+        found: float = sum(map(mul, self.coefficients, terms))  # the counts at the end have no coefficient
+        floor, ceiling = self.least * terms.longest, self.most * (terms.longest + terms.rest)
+        return floor if found < floor else ceiling if found > ceiling else found
 
     def doubt(self, terms: Terms) -> float:
         """Half-width of the interval that holds CONFIDENCE of such stages, over the prediction; may be inf.

@@ -29,12 +29,22 @@ def test_a_line_that_was_torn_off_is_compared_again_and_spoils_no_other(tmp_path
     path = tmp_path / "rows.jsonl"
     record = Record(path, SETTINGS)
     for plan in ("one", "two"):
-        record.add({"plan": plan})
+        record.add({"plan": plan, "agrees": True})
     path.write_bytes(path.read_bytes()[:-5])
     again = Record(path, SETTINGS)
     assert again.has("one") and not again.has("two")
-    again.add({"plan": "two"})
+    again.add({"plan": "two", "agrees": True})
     assert [row["plan"] for row in Record(path, SETTINGS).rows] == ["one", "two"]
+
+
+def test_a_plan_that_disagreed_is_compared_again_and_its_newest_row_counts(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    record = Record(path, SETTINGS)
+    record.add({"plan": "one", "agrees": False})
+    assert not Record(path, SETTINGS).has("one")
+    record.add({"plan": "one", "agrees": True})
+    again = Record(path, SETTINGS)
+    assert again.has("one") and again.rows == [{"plan": "one", "agrees": True}]
 
 
 @pytest.fixture

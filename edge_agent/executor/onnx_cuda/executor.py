@@ -64,7 +64,7 @@ class _Issued:
     """A step in flight, and the host memory that it fills."""
 
     step: Step
-    began: Event
+    began: Event = None
     ended: Event = None
     marks: Marks = field(default_factory=dict)
     program: Program | None = None
@@ -237,13 +237,13 @@ class OnnxDeviceExecutor:
 
     def _launch(self, step: Step, feeds: Mapping[InstanceId, Rows]) -> _Issued:
         """Put everything of the step on its streams."""
-        loaded = self._plans[step.program.plan]
+        loaded, issued = self._plans[step.program.plan], _Issued(step)
         try:
             self._check_members(step)
             programs = self._programs_of(loaded, step)
             stream = self._on.stream(programs[0][0].recipe.stream)
             self._order_after(step, stream)
-            issued = _Issued(step, self._on.record(stream, timed=True))
+            issued.began = self._on.record(stream, timed=True)
             for member in step.members:
                 if member.member.block == 0:
                     model, bucket = loaded.bound.models[member.member.model], bucket_of(step, member)
@@ -257,6 +257,7 @@ class OnnxDeviceExecutor:
         except Exception as error:  # a launch's: onnxruntime's exceptions share no base class
             self._live.difference_update(member.instance for member in step.members)
             self._drain(loaded)
+            self._host.give_back(issued.lent)
             if isinstance(error, ExecutorError):
                 raise
             raise ExecutorError(f"step {step.id} failed: {one_line(error)}") from error

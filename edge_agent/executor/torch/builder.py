@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _FORM_GAIN = 0.98  # one stream must take less than this of what several take, or the schedule stays
 
-_COPIES = 8  # how many times a product's matrix a measured copy is, so that no cache holds it
+_COPIES = 4  # how many times a product's matrix a measured copy is, so that no cache holds it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,24 +167,26 @@ class Builder:
 
     def _flop_per_byte(self, precision: Precision) -> float:
         """What the device computes in a large product for every byte that a large copy moves; once each."""
-        side = self._effort.product_side
-        if not side:
+        if not self._effort.product_side:
             return USUAL_FLOP_PER_BYTE
         if precision not in self._balance:
-            dtype = torch.float16 if precision is Precision.FP16 else torch.float32
-            left, right, made = (
-                torch.ones(side, side, dtype=dtype, device=self._device.torch_device) for _ in range(3)
-            )
-            source, target = (
-                torch.ones(_COPIES * side * side, device=self._device.torch_device) for _ in range(2)
-            )
-            self._device.settle()
-            product_s = median(self._timer(partial(torch.mm, left, right, out=made)))
-            copy_s = median(self._timer(partial(target.copy_, source)))
-            found = (2 * side**3 / product_s) / (2 * source.nbytes / copy_s)
+            try:
+                found = self._measured_balance(precision)
+            except torch.OutOfMemoryError:
+                found = USUAL_FLOP_PER_BYTE
             log.info("balance precision=%s flop_per_byte=%.1f", precision.value, found)
             self._balance[precision] = found
         return self._balance[precision]
+
+    def _measured_balance(self, precision: Precision) -> float:
+        side, device = self._effort.product_side, self._device.torch_device
+        dtype = torch.float16 if precision is Precision.FP16 else torch.float32
+        left, right, product = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(3))
+        source, target = (torch.ones(_COPIES * side * side, device=device) for _ in range(2))
+        self._device.settle()
+        product_s = median(self._timer(partial(torch.mm, left, right, out=product)))
+        copy_s = median(self._timer(partial(target.copy_, source)))
+        return (2 * side**3 / product_s) / (2 * source.nbytes / copy_s)
 
     def _model(self, plan: LoadedPlan, recipe: Recipe, call: int) -> tuple[ModelLowering, int]:
         position = _position(recipe, call)

@@ -54,7 +54,7 @@ class TorchCpuExecutor(TorchExecutor):
         plan = self._plans[program.plan]
         with torch.inference_mode():
             built = plan.bind(plan.recipe_for(program))
-        self._pool.grow(plan.bound.plan.lanes * min(len(built.threading.items) - 1, MAX_THREADS))
+        self._pool.grow(plan.bound.plan.lanes * min(built.threading.threads - 1, MAX_THREADS))
         self._programs[program] = built
 
     def issue(self, step: Step, feeds: Mapping[InstanceId, Rows]) -> None:

@@ -101,6 +101,8 @@ def _across_lanes(model: Artifact, seed: int, ignore_waits: int = 0) -> bool:
     for step in issued:
         executor.prepare(step.program)
         executor.issue(step, {i: [x] for i, x in inputs.items()})
+    for step in issued:
+        executor._launched[step.id].result()  # so that the order depends on the seed alone
     right = True
     for step in issued:
         for instance, rows in executor.wait(step.id).outputs.items():
@@ -371,9 +373,11 @@ def test_a_launch_that_fails_breaks_its_instance_and_nothing_else(
             executor.wait(first.id)
     with pytest.raises(ExecutorError, match="lost its tensors"):
         run(executor, steps.step(1, {0: (ONE, 1)}))
+    pinned = len(device_of(executor)._pinned)
     two, inputs = InstanceId(2), random_inputs(model.graph, 2)
     run(executor, steps.step(0, {0: (two, 1)}), {two: [inputs]})
     assert not wrong(model, inputs, run(executor, steps.step(1, {0: (two, 1)}))[two])
+    assert len(device_of(executor)._pinned) == pinned, "what the failed step had lent came back"
 
 
 def test_a_program_larger_than_its_plans_memory_is_refused(
