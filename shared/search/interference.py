@@ -195,7 +195,8 @@ def fit(
     """
     import numpy as np
 
-    prior = np.array([_prior_mean(name, contention, barrier_s / launch_s) for name in TERMS])
+    meet = barrier_s / launch_s if launch_s else 0.0
+    prior = np.array([_prior_mean(name, contention, meet) for name in TERMS])
     precision = np.diag([PRIOR_SPREADS.get(name, 1.0) ** -2 for name in TERMS])
     known = [sample for sample in samples if sample.seconds > 0.0 and sample.terms.longest > 0.0]
     if not known:
