@@ -10,7 +10,7 @@ other streams starts `barrier_s` after what it waits for; several streams end wi
 from collections.abc import Set
 
 from shared.blocks import CombinedGraph
-from shared.launch_list import Item, lower
+from shared.launch_list import Item, LaunchList, lower
 from shared.schedule import Schedule, StageSchedule
 from shared.search.costs import StageCosts
 
@@ -23,7 +23,11 @@ def schedule_s(schedule: Schedule, graph: CombinedGraph, costs: StageCosts) -> f
     """
     if isinstance(schedule, StageSchedule):
         return costs.schedule_s(schedule)
-    items = lower(schedule, graph, (1 << graph.num_members) - 1)
+    return launch_list_s(lower(schedule, graph, (1 << graph.num_members) - 1), costs)
+
+
+def launch_list_s(items: LaunchList, costs: StageCosts) -> float:
+    """Seconds of a launch list as a fluid, from the first launch to the last end."""
     joined_s = costs.barrier_s if len({item.stream for item in items}) > 1 else 0.0
     return _Fluid(items, costs).run() + joined_s
 

@@ -1,0 +1,202 @@
+"""Device files: what the twin assumes of a device, each figure with its source.
+
+A file is TOML. `derived` devices come from published ceilings (data sheets) and say where each figure is
+from; `measured` ones were fitted to what a real device reported (`planner.twin.calibrate`). The schema is
+`DeviceFile`; a figure without a source, or a source without a figure, is refused.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+import tomllib
+
+from shared.errors import InputError
+from shared.search.analytic import DeviceRates
+
+
+class Kind(Enum):
+    """Where a device file's figures come from."""
+
+    DERIVED = "derived"  # published ceilings
+    MEASURED = "measured"  # a real device of this class
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFile:
+    """One device as the twin sees it. `sources` says of every other figure where it is from."""
+
+    name: str
+    title: str
+    kind: Kind
+    fp32_flop_per_s: float
+    fp16_flop_per_s: float
+    bytes_per_s: float
+    multiprocessors: int = 0  # of a GPU; 0: a CPU, or unknown
+    threads_per_multiprocessor: int = 0
+    cores: int = 0  # of a CPU that computes: an operator uses as many as it has threads; 0: a GPU
+    launch_s: float  # fixed seconds of one operator
+    barrier_s: float  # what ends a stage of more than one group
+    step_s: float  # fixed seconds of one step, in which its lane does nothing else
+    task_s: float = 0.0  # from an application's submit to the queue and from the result back, in all
+    item_s: float = 0.0  # fixed seconds of one item of a launch list (a session, on onnx)
+    border_s_per_byte: float = 0.0  # per byte that enters or leaves an item
+    groups_interference: float  # between groups of a stage; see `shared.search.costs`
+    lanes_interference: float  # between steps of different lanes; see `planner.twin.overlap`
+    noise: tuple[float, ...] = ()  # quantiles, evenly spaced, of a step's seconds over their mean; (): none
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def rates(self, precision: str = "fp32") -> DeviceRates:
+        """For the roofline estimate (`shared.search.analytic`), which counts bytes at 32 bits.
+
+        Raises:
+            InputError: the device has no figures for this precision.
+        """
+        half = precision == "fp16"
+        flop_per_s = self.fp16_flop_per_s if half else self.fp32_flop_per_s
+        if precision not in ("fp32", "fp16") or flop_per_s <= 0.0:
+            raise InputError(f"device file {self.name!r} has no figures for {precision}", remedy="use fp32")
+        return DeviceRates(
+            flop_per_s=flop_per_s,
+            bytes_per_s=self.bytes_per_s * (2 if half else 1),
+            launch_s=self.launch_s,
+            barrier_s=self.barrier_s,
+            contention=self.groups_interference,
+            threads=self.multiprocessors * self.threads_per_multiprocessor,
+        )
+
+
+_TEXTS: Final = frozenset({"name", "title", "kind", "sources"})
+_WHOLE: Final = frozenset({"multiprocessors", "threads_per_multiprocessor", "cores"})
+_ABOVE_0: Final = frozenset({"fp32_flop_per_s", "bytes_per_s"})
+_OPTIONAL: Final = frozenset(
+    {
+        "multiprocessors",
+        "threads_per_multiprocessor",
+        "cores",
+        "task_s",
+        "item_s",
+        "border_s_per_byte",
+        "noise",
+    }
+)
+FIGURES: Final = tuple(name for name in DeviceFile.__dataclass_fields__ if name not in _TEXTS)
+"""The fields that need a source."""
+
+
+def device_names() -> tuple[str, ...]:
+    """The devices that come with the twin."""
+    folder = resources.files("planner.twin") / "devices"
+    return tuple(
+        sorted(one.name.removesuffix(".toml") for one in folder.iterdir() if one.name.endswith("toml"))
+    )
+
+
+def load_device(name: str) -> DeviceFile:
+    """A device that comes with the twin, by name, or a file, by path.
+
+    Raises:
+        InputError: there is none, or it cannot be used.
+    """
+    if name in device_names():
+        text = (resources.files("planner.twin") / "devices" / f"{name}.toml").read_text(encoding="utf-8")
+        return parse_device(text, f"device file {name!r}")
+    path = Path(name)
+    if path.suffix != ".toml":
+        raise InputError(
+            f"there is no device file {name!r}",
+            remedy=f"use one of {', '.join(device_names())}, or a path that ends in .toml",
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{name} cannot be read: {error}") from error
+    return parse_device(text, name)
+
+
+def parse_device(text: str, where: str) -> DeviceFile:
+    """A device file from its text; `where` names it in errors.
+
+    Raises:
+        InputError: it is no TOML, a field is missing, unknown or of a wrong type, or lacks its source.
+    """
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{where} is no TOML: {error}") from error
+    sources = found.get("sources", {})
+    if not isinstance(sources, dict) or not all(isinstance(one, str) and one for one in sources.values()):
+        raise InputError(f"{where}: [sources] is no table of texts")
+    figures = {name: value for name, value in found.items() if name not in _TEXTS}
+    if unknown := sorted(figures.keys() - set(FIGURES)):
+        raise InputError(f"{where}: unknown field {unknown[0]!r}")
+    if missing := sorted(set(FIGURES) - _OPTIONAL - figures.keys()):
+        raise InputError(f"{where}: {missing[0]} is missing")
+    if odd := sorted(figures.keys() ^ sources.keys()):
+        raise InputError(f"{where}: {odd[0]} has no source, or only a source", remedy="cite every figure")
+    return DeviceFile(
+        name=_text(found, "name", where),
+        title=_text(found, "title", where),
+        kind=_kind(found, where),
+        sources=dict(sorted(sources.items())),
+        **{name: _figure(name, value, where) for name, value in figures.items()},
+    )
+
+
+def device_toml(device: DeviceFile) -> str:
+    """The file of a device; `parse_device` reads it back to an equal value."""
+    lines = [f"{name} = {_quoted(str(getattr(device, name)))}" for name in ("name", "title")]
+    lines.append(f"kind = {_quoted(device.kind.value)}")
+    for name in FIGURES:
+        if name in device.sources:
+            value = getattr(device, name)
+            lines.append(f"{name} = {list(value) if name == 'noise' else value!r}")
+    lines += ["", "[sources]", *(f"{name} = {_quoted(text)}" for name, text in device.sources.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _figure(name: str, value: Any, where: str) -> Any:
+    if name == "noise":
+        return _noise(value, where)
+    if name in _WHOLE:
+        if type(value) is not int or value < 0:
+            raise InputError(f"{where}: {name} is no whole number")
+        return value
+    if type(value) not in (int, float) or not 0.0 <= value < math.inf:
+        raise InputError(f"{where}: {name} is no number of 0 or more")
+    if name in _ABOVE_0 and value == 0:
+        raise InputError(f"{where}: {name} is 0")
+    return float(value)
+
+
+def _noise(value: Any, where: str) -> tuple[float, ...]:
+    if not isinstance(value, list) or not all(
+        type(one) in (int, float) and 0 < one < math.inf for one in value
+    ):
+        raise InputError(f"{where}: noise is no list of numbers above 0")
+    if value != sorted(value):
+        raise InputError(f"{where}: noise is not ascending")
+    return tuple(float(one) for one in value)
+
+
+def _kind(found: Mapping[str, Any], where: str) -> Kind:
+    try:
+        return Kind(_text(found, "kind", where))
+    except ValueError as error:
+        raise InputError(f"{where}: kind is neither 'derived' nor 'measured'") from error
+
+
+def _text(found: Mapping[str, Any], name: str, where: str) -> str:
+    value = found.get(name)
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise InputError(f"{where}: {name} is no text")
+    return value
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

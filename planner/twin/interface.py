@@ -1,0 +1,27 @@
+"""One device seen three ways: the twin, an engine in this process, an agent over the wire."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from planner.twin.window import Window
+from shared.bound import BoundPlan
+
+
+class Device(Protocol):
+    """Something that runs plans. What is queued and in flight is carried over between calls."""
+
+    def deploy(self, bound: BoundPlan) -> None:
+        """Send new launches to this plan; what is in flight moves over or ends on the old one.
+
+        Raises:
+            StageloomError: the device cannot run it; what ran before goes on.
+        """
+        ...
+
+    def run(self, seconds: float, *, sample_at_s: Sequence[float] | None = None) -> Window:
+        """Go on for a while and say what happened.
+
+        `sample_at_s`: when to look at the queues, ascending, counted from now; None: every 0.1 s. A device
+        that cannot choose looks when it does.
+        """
+        ...

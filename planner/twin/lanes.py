@@ -1,0 +1,134 @@
+"""The lanes of a simulated device: steps that were issued, those that run, and when each ends.
+
+A lane runs its steps in the order of their issue, one at a time; a step also waits for the steps that it
+names (`Step.after`). Running steps share the device as `planner.twin.overlap` says. What is left of each is
+brought up to date only when the set of running steps changes, so a step that runs alone ends exactly after
+its time.
+"""
+
+import math
+from collections import deque
+from typing import Final
+
+import numpy as np
+
+from planner.twin.device_file import DeviceFile
+from planner.twin.overlap import slowdown
+from planner.twin.times import StepTime
+from shared.engine.steps import Step
+from shared.ids import StepId
+
+NOISE_LENGTH: Final = 4096
+"""Step i takes the factor i modulo this many, so that a step's noise depends on nothing but its number."""
+
+_SEED_OF_NOISE: Final = 1 << 32  # apart from the seeds of arrivals
+
+
+class _Running:
+    """A step on the device."""
+
+    __slots__ = ("began_s", "end_s", "left_s", "share", "step")
+
+    def __init__(self, step: Step, seconds: float, share: float, now: float) -> None:
+        self.step = step
+        self.share = share
+        self.left_s = seconds  # alone, as of the last change
+        self.began_s = now
+        self.end_s = math.inf
+
+
+class Lanes:
+    """Steps in flight, and the two integrals of a window: busy and used seconds."""
+
+    def __init__(self, device: DeviceFile, seed: int = 0) -> None:
+        self._interference = device.lanes_interference
+        self._noise = noise_factors(device.noise, seed)
+        self._pending: list[deque[tuple[Step, StepTime]]] = []
+        self._running: dict[int, _Running] = {}  # by lane
+        self._in_flight: set[StepId] = set()
+        self._slow = 1.0
+        self._changed_s = 0.0  # when the running steps changed last
+        self._counted_s = 0.0  # up to when the integrals are
+        self._used_rate = 0.0
+        self.next_end_s = math.inf
+        self._next_lane = -1
+        self.busy_s = 0.0
+        self.used_s = 0.0
+
+    def make(self, lanes: int) -> None:
+        """Have at least so many lanes."""
+        while len(self._pending) < lanes:
+            self._pending.append(deque())
+
+    def issue(self, step: Step, time: StepTime, now: float) -> None:
+        """A step is handed to its lane."""
+        self.advance(now)
+        self._in_flight.add(step.id)
+        self._pending[step.lane].append((step, time))
+        if len(self._pending[step.lane]) == 1 and step.lane not in self._running and self._may_begin(step):
+            self._begin(step.lane, now)
+
+    def end_next(self) -> tuple[Step, float]:
+        """The step that ends at `next_end_s`, and the seconds since it began."""
+        now, lane = self.next_end_s, self._next_lane
+        self.advance(now)
+        self._settle(now)
+        ended = self._running.pop(lane)
+        self._in_flight.discard(ended.step.id)
+        for other, pending in enumerate(self._pending):
+            if pending and other not in self._running and self._may_begin(pending[0][0]):
+                self._put(other, now)
+        self._share_out()
+        return ended.step, now - ended.began_s
+
+    def advance(self, now: float) -> None:
+        """Count the seconds up to `now`."""
+        passed_s = now - self._counted_s
+        if passed_s > 0.0:
+            if self._in_flight:
+                self.busy_s += passed_s
+                self.used_s += passed_s * self._used_rate
+            self._counted_s = now
+
+    def _may_begin(self, step: Step) -> bool:
+        return self._in_flight.isdisjoint(step.after)
+
+    def _begin(self, lane: int, now: float) -> None:
+        self._settle(now)
+        self._put(lane, now)
+        self._share_out()
+
+    def _put(self, lane: int, now: float) -> None:
+        step, time = self._pending[lane].popleft()
+        factor = self._noise[step.id % NOISE_LENGTH] if self._noise else 1.0
+        self._running[lane] = _Running(step, time.seconds * factor, time.share, now)
+
+    def _settle(self, now: float) -> None:
+        """Bring what is left of the running steps up to date; their set is about to change."""
+        passed_s = now - self._changed_s
+        if passed_s > 0.0:
+            done_s = passed_s / self._slow
+            for one in self._running.values():
+                one.left_s = max(one.left_s - done_s, 0.0)
+        self._changed_s = now
+
+    def _share_out(self) -> None:
+        """Work out anew how fast the running steps are, and which ends first: the oldest of equals."""
+        shares = [one.share for one in self._running.values()]
+        self._slow = slowdown(shares, self._interference)
+        self._used_rate = min(sum(shares), 1.0)
+        first: tuple[float, int, int] = (math.inf, 0, -1)
+        for lane, one in self._running.items():
+            one.end_s = self._changed_s + one.left_s * self._slow
+            first = min(first, (one.end_s, one.step.id, lane))
+        self.next_end_s, _, self._next_lane = first
+
+
+def noise_factors(quantiles: tuple[float, ...], seed: int) -> list[float]:
+    """What steps' seconds are multiplied with, drawn from the quantiles; empty where there are none."""
+    if not quantiles:
+        return []
+    rng = np.random.default_rng([seed, _SEED_OF_NOISE])
+    at = rng.random(NOISE_LENGTH) * (len(quantiles) - 1)
+    drawn: list[float] = np.interp(at, np.arange(len(quantiles)), quantiles).tolist()
+    return drawn

@@ -1,0 +1,208 @@
+"""The twin: the agent's own engine core on a virtual clock, with steps that take what `StepTimes` says.
+
+Every decision is the core's. The twin plays the shell and the device around it: it submits what arrives, lets
+issued steps begin when a device would (in order in their lane, after the steps that they name), lets running
+steps share the device (`planner.twin.overlap`), and reports each end. Programs are ready as soon as the core
+asks for them, and nothing fails. At one instant steps end first, then tasks arrive, then time-outs pass, then
+the queues are looked at; equal events come in order of their number.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from planner.twin.arrivals import ArrivalStream, Process
+from planner.twin.lanes import Lanes
+from planner.twin.record import Record
+from planner.twin.times import PlanTimes, StepTimes
+from planner.twin.window import Window
+from shared.bound import BoundPlan
+from shared.engine.core import EngineCore
+from shared.engine.stats import EngineStats
+from shared.engine.steps import (
+    Action,
+    FinishTask,
+    IssueStep,
+    PlanKey,
+    PrepareProgram,
+    ReleasePlan,
+    Step,
+    Task,
+)
+from shared.errors import PlanError
+from shared.ids import TaskId
+
+SAMPLE_EVERY_S: Final = 0.1
+
+
+class Twin:
+    """A simulated device; satisfies `planner.twin.interface.Device`.
+
+    `arrivals` by model, or by several models' names for tasks that share their input. `deadlines_s`: from
+    arrival to deadline, of single tasks by model; a model without one has none. Equal arguments and calls
+    give equal windows.
+    """
+
+    def __init__(
+        self,
+        times: StepTimes,
+        arrivals: Mapping[str | tuple[str, ...], Process],
+        *,
+        seed: int = 0,
+        deadlines_s: Mapping[str, float] | None = None,
+    ) -> None:
+        self.times = times
+        self.now_s = 0.0
+        self._core = EngineCore()
+        self._sources = [
+            _Source(key, process, np.random.default_rng([seed, index]), (deadlines_s or {}))
+            for index, (key, process) in enumerate(arrivals.items())
+        ]
+        self._lanes = Lanes(times.device, seed)
+        self._plans: dict[PlanKey, PlanTimes] = {}
+        self._bound: BoundPlan | None = None
+        self._record = Record()
+        self._next_key = 0
+        self._next_task = 0
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine at this instant."""
+        return self._core.snapshot(self.now_s)
+
+    def deploy(self, bound: BoundPlan) -> None:
+        """Send new launches to this plan (`EngineCore.activate`); it costs no time."""
+        key = PlanKey(self._next_key)
+        self._next_key += 1
+        self._plans[key] = self.times.of_plan(bound)
+        self._bound = bound
+        for source in self._sources:
+            source.follow(bound)
+        self._lanes.make(bound.plan.lanes)
+        self._act(self._core.load(key, bound, self.now_s))
+        self._act(self._core.activate(key, self.now_s))
+
+    def run(self, seconds: float, *, sample_at_s: Sequence[float] | None = None) -> Window:
+        """Go on for `seconds`; see `Device.run`.
+
+        Raises:
+            PlanError: no plan was deployed.
+        """
+        if self._bound is None:
+            raise PlanError("nothing is deployed on the twin", remedy="deploy a plan first")
+        begin_s, end_s = self.now_s, self.now_s + seconds
+        if sample_at_s is None:
+            sample_at_s = [SAMPLE_EVERY_S * (one + 1) for one in range(int(seconds / SAMPLE_EVERY_S + 1e-9))]
+        samples = deque(min(begin_s + at_s, end_s) for at_s in sample_at_s)
+        for source in self._sources:
+            source.look_ahead(end_s)
+        self._record.begin(self._core, begin_s, self._lanes)
+        while self._event(end_s, samples):
+            pass
+        self._lanes.advance(end_s)
+        self.now_s = end_s
+        for at_s in samples:
+            self._record.look(self._core, at_s)
+        return self._record.end(self._core, end_s, self._lanes, self._bound)
+
+    # Events
+
+    def _event(self, end_s: float, samples: "deque[float]") -> bool:
+        """Let the next thing happen; False if that is not before `end_s`."""
+        step_s = self._lanes.next_end_s
+        source = min(self._sources, key=_next_s, default=None)
+        arrival_s = source.next_s if source is not None else math.inf
+        wakeup = self._core.next_wakeup(self.now_s)
+        wakeup_s = math.inf if wakeup is None else wakeup
+        sample_s = samples[0] if samples else math.inf
+        at_s = min(step_s, arrival_s, wakeup_s, sample_s)
+        if at_s >= end_s:
+            return False
+        self.now_s = at_s
+        if at_s == step_s:
+            self._end_step()
+        elif source is not None and at_s == arrival_s:
+            self._submit(source)
+        elif at_s == wakeup_s:
+            self._act(self._core.tick(at_s))
+        else:
+            self._record.look(self._core, samples.popleft())
+        return True
+
+    def _end_step(self) -> None:
+        ended, taken_s = self._lanes.end_next()
+        models = self._plans[ended.program.plan].bound.plan.models
+        self._record.step(ended, [models[one.member.model].name for one in ended.members], taken_s)
+        self._act(self._core.step_done(ended.id, self.now_s))
+
+    def _submit(self, source: "_Source") -> None:
+        source.take()
+        task = source.task(TaskId(self._next_task), self.now_s)
+        self._next_task += 1
+        self._record.arrived(task, self.now_s)
+        self._act(self._core.submit(task, self.now_s))
+
+    def _act(self, actions: Sequence[Action]) -> None:
+        """Do what the core says; moves and drops take no time."""
+        for action in actions:
+            if isinstance(action, IssueStep):
+                self._issue(action.step)
+            elif isinstance(action, FinishTask):
+                self._record.finished(action, self.now_s + self.times.device.task_s)
+            elif isinstance(action, PrepareProgram):
+                self._act(self._core.program_ready(action.program, self.now_s))
+            elif isinstance(action, ReleasePlan):
+                del self._plans[action.plan]
+
+    def _issue(self, step: Step) -> None:
+        program = step.program
+        times = self._plans[program.plan].step(
+            program.combined, program.mask, program.buckets, fallback=step.fallback
+        )
+        self._lanes.issue(step, times, self.now_s)
+
+
+class _Source:
+    """Where the tasks of one model, or of several that share an input, come from."""
+
+    def __init__(
+        self,
+        key: str | tuple[str, ...],
+        process: Process,
+        rng: np.random.Generator,
+        deadlines_s: Mapping[str, float],
+    ) -> None:
+        self._models = (key,) if isinstance(key, str) else key
+        self._stream = ArrivalStream(process, rng)
+        self._waiting: deque[float] = deque()
+        self._deadline_s = deadlines_s.get(key) if isinstance(key, str) else None
+        self._nbytes = 1
+        self.next_s = math.inf
+
+    def follow(self, bound: BoundPlan) -> None:
+        """Tasks are as large as the plan's model says."""
+        index = bound.model_index.get(self._models[0])
+        if index is not None:
+            self._nbytes = bound.models[index].input_bytes
+
+    def look_ahead(self, until_s: float) -> None:
+        """Have the arrivals before `until_s` at hand."""
+        self._waiting.extend(self._stream.until(until_s).tolist())
+        self.next_s = self._waiting[0] if self._waiting else math.inf
+
+    def take(self) -> None:
+        """The next one comes."""
+        self._waiting.popleft()
+        self.next_s = self._waiting[0] if self._waiting else math.inf
+
+    def task(self, id: TaskId, now: float) -> Task:
+        """A task that comes now."""
+        deadline_s = None if self._deadline_s is None else now + self._deadline_s
+        return Task(id=id, models=self._models, nbytes=self._nbytes, deadline_s=deadline_s)
+
+
+def _next_s(source: _Source) -> float:
+    return source.next_s

@@ -1,0 +1,276 @@
+"""What a step takes when it runs alone, and the share of the device that it uses meanwhile.
+
+A step runs its combined block's schedule restricted to the active members, which is what the executors run.
+With the launch list of the mask (`shared.launch_list.lower`), per item
+
+    item = sum of its operators + item_s + border_s_per_byte * bytes that enter or leave it,
+
+and per stage of items, under a full barrier, the formula of `shared.search.costs`,
+
+    stage = least + contention * (total - least) + barrier (several items),   least = max(longest, work).
+
+Other schedules (streams, `barrier=data`) run as a fluid (`shared.search.makespan`). The step takes the sum of
+its stages and `step_s`. Its share is the work of its operators over its seconds; work is the seconds for
+which an operator would need the whole device: its roofline on a GPU, its threads over the cores on a CPU.
+
+An operator that was measured at batch B takes, at another batch bucket b, its time times the ratio of the
+estimates at b and at B. A stage of several groups that was measured whole takes what was measured.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Final, NamedTuple, TypeAlias
+
+from planner.twin.device_file import DeviceFile
+from shared.bitmask import bits
+from shared.blocks import Block, CombinedGraph
+from shared.bound import BoundPlan
+from shared.graph import Graph
+from shared.ids import Digest, OpId
+from shared.launch_list import Barrier, Item, LaunchList, lower
+from shared.plan import CombinedBlock, Plan
+from shared.schedule import Group, StageSchedule
+from shared.search import analytic
+from shared.search.analytic import DeviceRates
+from shared.search.costs import CostTable, StageCosts, combined_digest
+from shared.search.makespan import launch_list_s
+
+Part: TypeAlias = tuple[Digest, Graph, Block, int]
+"""A member of a combined block: artifact, graph, block, and the batch that its operators were measured at."""
+
+LEAST_SHARE: Final = 1e-6
+"""Of a step of which no operator computes anything."""
+
+
+class StepTime(NamedTuple):
+    """One step with nothing beside it."""
+
+    seconds: float
+    share: float  # of the device, in (0, 1]
+
+
+class StepTimes:
+    """Times of the steps of any plan on one device; what was worked out once is kept."""
+
+    def __init__(self, device: DeviceFile, costs: CostTable) -> None:
+        """`costs`: the operators' and stages' times; what lacks one is estimated from the costs' rates."""
+        self.device = device
+        self.costs = costs
+        self._blocks: dict[object, BlockTimes] = {}
+        self._operators: dict[object, tuple[tuple[float, float], ...]] = {}
+
+    @classmethod
+    def derived(cls, device: DeviceFile, precision: str = "fp32") -> "StepTimes":
+        """With nothing measured.
+
+        Raises:
+            InputError: the device file has no figures for this precision.
+        """
+        return cls(device, CostTable(rates=device.rates(precision)))
+
+    def of_plan(self, bound: BoundPlan) -> "PlanTimes":
+        """The times of one plan's steps."""
+        return PlanTimes([self._block(bound, index) for index in range(len(bound.combined))], bound)
+
+    def _block(self, bound: BoundPlan, index: int) -> "BlockTimes":
+        """Combined blocks of equal contents and schedule share their times, whatever plan they are of."""
+        combined, plan = bound.plan.combined[index], bound.plan
+        parts = [_part(bound, member.model, member.block) for member in combined.members]
+        key = (
+            combined_digest((artifact, block.start, block.stop) for artifact, _, block, _ in parts),
+            combined.tokens,
+            tuple(batch for *_, batch in parts),
+            plan.barrier,
+            plan.executor,
+        )
+        found = self._blocks.get(key)
+        if found is None:
+            found = BlockTimes(self, parts, bound.combined[index].graph, combined, plan)
+            self._blocks[key] = found
+        return found
+
+    def operators(self, part: Part, bucket: int, threads: int) -> tuple[tuple[float, float], ...]:
+        """Seconds and work of a member's operators at a batch bucket. [block's operators]"""
+        artifact, graph, block, batch = part
+        key = (artifact, block.start, block.stop, batch, bucket, threads)
+        found = self._operators.get(key)
+        if found is None:
+            found = self._operators[key] = tuple(
+                self._operator(artifact, graph, OpId(op), batch, bucket, threads) for op in block.operators
+            )
+        return found
+
+    def _operator(
+        self, artifact: Digest, graph: Graph, op: OpId, batch: int, bucket: int, threads: int
+    ) -> tuple[float, float]:
+        alone_s, work_s = estimate(graph, op, self.costs.rates, bucket)
+        measured_s = self.costs.measured_s.get((artifact, op))
+        seconds = alone_s
+        if measured_s is not None:
+            seconds = measured_s
+            if bucket != batch:
+                seconds *= alone_s / estimate(graph, op, self.costs.rates, batch)[0]
+        if self.device.cores:
+            return seconds, seconds * min(threads, self.device.cores) / self.device.cores
+        return seconds, seconds * work_s / alone_s
+
+
+def estimate(graph: Graph, op: OpId, rates: DeviceRates, batch: int) -> tuple[float, float]:
+    """Roofline seconds of an operator alone and its work, with `batch` rows (`shared.search.analytic`).
+
+    Weights are read once, everything else is there once per row.
+    """
+    operator = graph.operators[op]
+    rows = sum(graph.tensors[tensor].nbytes for tensor in (*operator.inputs, *operator.outputs))
+    flop, moved_bytes = operator.flop * batch, operator.weight_bytes + rows * batch
+    elements = analytic.elements_of(graph, op) * batch
+    alone_s = analytic.roofline_s(rates, flop, moved_bytes, elements)
+    return alone_s, max(flop / rates.flop_per_s, moved_bytes / rates.bytes_per_s)
+
+
+class PlanTimes:
+    """Times of the steps of one plan."""
+
+    def __init__(self, blocks: "Sequence[BlockTimes]", bound: BoundPlan) -> None:
+        self.bound = bound
+        self.blocks = tuple(blocks)
+
+    def step(self, combined: int, mask: int, buckets: tuple[int, ...], *, fallback: bool = False) -> StepTime:
+        """One step; `buckets` per active member, ascending by position.
+
+        With `fallback` no program is ready: the members run one after another.
+        """
+        block = self.blocks[combined]
+        if not fallback or mask & (mask - 1) == 0:
+            return block.step(mask, buckets)
+        return block.one_after_another(mask, buckets)
+
+
+class BlockTimes:
+    """Times of the steps of one combined block with its schedule, per mask and buckets."""
+
+    def __init__(
+        self, times: StepTimes, parts: Sequence[Part], graph: CombinedGraph, block: CombinedBlock, plan: Plan
+    ) -> None:
+        self._times = times
+        self._parts = tuple(parts)
+        self._graph = graph
+        self._schedule = block.schedule
+        self._barrier = plan.barrier
+        self._threads = plan.executor.intra_op_threads
+        self._known: dict[tuple[int, tuple[int, ...]], StepTime] = {}
+
+    def step(self, mask: int, buckets: tuple[int, ...]) -> StepTime:
+        """A step by a prepared program."""
+        known = self._known.get((mask, buckets))
+        if known is None:
+            known = self._known[mask, buckets] = self._work_out(mask, buckets)
+        return known
+
+    def one_after_another(self, mask: int, buckets: tuple[int, ...]) -> StepTime:
+        """A step without one: its members by themselves, under one step's overhead."""
+        overhead_s = self._times.device.step_s
+        alone = [
+            self.step(1 << position, (bucket,)) for position, bucket in zip(bits(mask), buckets, strict=True)
+        ]
+        seconds = sum(one.seconds - overhead_s for one in alone) + overhead_s
+        work_s = sum(one.seconds * one.share for one in alone)
+        return _step_time(seconds, work_s)
+
+    @cached_property
+    def _measured(self) -> dict[tuple[Group, ...], float]:
+        """Stages of several groups that were measured whole, with all their members at the largest batch.
+
+        A single group shares its item with the stages around it, so its measurement is not its own.
+        """
+        costs = self._times.costs
+        digest = combined_digest((artifact, block.start, block.stop) for artifact, _, block, _ in self._parts)
+        known = costs.stages_of.get((digest, max(batch for *_, batch in self._parts)), ())
+        return {stage.groups: stage.seconds for stage in known if len(stage.groups) > 1 and not stage.merge}
+
+    def _work_out(self, mask: int, buckets: tuple[int, ...]) -> StepTime:
+        graph, device = self._graph, self._times.device
+        seconds = [0.0] * graph.size
+        works = [0.0] * graph.size
+        bucket_of = dict(zip(bits(mask), buckets, strict=True))
+        for member, bucket in bucket_of.items():
+            at = graph.offsets[member]
+            for op, (op_s, work_s) in enumerate(
+                self._times.operators(self._parts[member], bucket, self._threads), at
+            ):
+                seconds[op], works[op] = op_s, work_s
+        items = lower(self._schedule, graph, mask, barrier=self._barrier)
+        items_s = [self._item_s(item, seconds, bucket_of[item.member]) for item in items]
+        if isinstance(self._schedule, StageSchedule) and self._barrier is Barrier.FULL:
+            full = all(bucket_of.get(m) == batch for m, (*_, batch) in enumerate(self._parts))
+            total_s = self._stages_s(items, items_s, works, full)
+        else:
+            for item, item_s in zip(items, items_s, strict=True):
+                seconds[item.ops[0]] += item_s - sum(seconds[op] for op in item.ops)
+            rates = self._times.costs.rates
+            costs = StageCosts(
+                tuple(seconds), contention=rates.contention, barrier_s=rates.barrier_s, work_s=tuple(works)
+            )
+            total_s = launch_list_s(items, costs)
+        return _step_time(total_s + device.step_s, sum(works))
+
+    def _item_s(self, item: Item, seconds: Sequence[float], bucket: int) -> float:
+        """An item alone."""
+        device = self._times.device
+        total_s = sum(seconds[op] for op in item.ops)
+        artifact, graph, block, _ = self._parts[item.member]
+        shift = block.start - self._graph.offsets[item.member]
+        ops = [OpId(op + shift) for op in item.ops]
+        if item.merge:
+            apart_s = sum(self._times.costs.operator_s(artifact, graph, op) for op in ops)
+            total_s *= self._times.costs.merged_s(artifact, graph, ops) / apart_s
+        if device.border_s_per_byte:
+            total_s += device.border_s_per_byte * bucket * border_bytes(graph, ops)
+        return total_s + device.item_s
+
+    def _stages_s(
+        self, items: LaunchList, items_s: Sequence[float], works: Sequence[float], full: bool
+    ) -> float:
+        rates = self._times.costs.rates
+        by_stage: dict[int, list[int]] = {}
+        for index, item in enumerate(items):
+            by_stage.setdefault(item.stage, []).append(index)
+        total_s = 0.0
+        for indices in by_stage.values():
+            if len(indices) == 1:
+                total_s += items_s[indices[0]]
+                continue
+            measured_s = self._measured.get(tuple(items[i].ops for i in indices)) if full else None
+            if measured_s is not None:
+                total_s += measured_s
+                continue
+            sums = [items_s[i] for i in indices]
+            work_s = sum(works[op] for i in indices for op in items[i].ops)
+            least_s = min(max(max(sums), work_s), sum(sums))
+            total_s += least_s + rates.contention * (sum(sums) - least_s) + rates.barrier_s
+        return total_s
+
+
+def border_bytes(graph: Graph, ops: Sequence[OpId]) -> int:
+    """Bytes of one row that these operators read from others, or make for others."""
+    inside = set(ops)
+    read = {tensor for op in ops for tensor in graph.operators[op].inputs}
+    made = {tensor for op in ops for tensor in graph.operators[op].outputs}
+    outputs = set(graph.outputs)
+    crossing = {tensor for tensor in read if graph.producer[tensor] not in inside}
+    crossing |= {
+        tensor
+        for tensor in made
+        if tensor in outputs or any(reader not in inside for reader in graph.consumers[tensor])
+    }
+    return sum(graph.tensors[tensor].nbytes for tensor in crossing)
+
+
+def _part(bound: BoundPlan, model: int, block: int) -> Part:
+    known = bound.models[model]
+    return known.plan.artifact, known.graph, known.blocks[block], known.plan.batch
+
+
+def _step_time(seconds: float, work_s: float) -> StepTime:
+    share = work_s / seconds if seconds > 0.0 else 1.0
+    return StepTime(seconds, min(max(share, LEAST_SHARE), 1.0))

@@ -1,0 +1,206 @@
+"""What happened on a device between two instants: the same value of a twin, an engine and an agent.
+
+Its parts are the engine's own (`Counts`, `EngineGlance`) where those exist; `rows` gives the telemetry that
+an agent would have sent of it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.engine.stats import Counts, EngineGlance
+from shared.ids import Digest
+from shared.messages.telemetry import (
+    LatencyHistogram,
+    QueueSample,
+    RowData,
+    StepTimings,
+    TaskCounters,
+    Utilisation,
+    histogram_of,
+    quantile_us,
+)
+from shared.policy.queues import Measure, variance
+from shared.policy.samples import Sample, progress_bits
+
+_PLAN_CHARS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelWindow:
+    """One model's tasks; a shared task counts in each of its models."""
+
+    name: str
+    submitted: int
+    ended: Counts
+    queued: int  # at the end
+    busy_s: float  # its part of the steps it ran in: a step's time is shared equally by its members
+    latencies_s: tuple[float, ...] = ()  # of completed tasks, arrival to answer, in order of their answers
+    histogram: LatencyHistogram | None = None  # where the latencies themselves are not known
+
+    @property
+    def service_s(self) -> float:
+        """Device seconds of one task; 0 where none completed."""
+        return self.busy_s / self.ended.completed if self.ended.completed else 0.0
+
+    @property
+    def mean_latency_s(self) -> float:
+        """Mean over the completed tasks; 0 without one."""
+        if self.latencies_s:
+            return math.fsum(self.latencies_s) / len(self.latencies_s)
+        if self.histogram is not None and self.histogram.count:
+            return self.histogram.sum_us / self.histogram.count * 1e-6
+        return 0.0
+
+    def latency_s(self, fraction: float) -> float:
+        """The smallest latency that at most 1 - `fraction` of the tasks exceed; 0 without one.
+
+        From a histogram it is off by up to a bucket's width (19 %).
+        """
+        if not self.latencies_s:
+            return 0.0 if self.histogram is None else quantile_us([self.histogram], fraction) * 1e-6
+        return _quantile(self.latencies_s, fraction)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsWindow:
+    """Steps of one combined block under one mask that ended."""
+
+    combined: int
+    mask: int
+    count: int
+    sum_s: float
+    max_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """One device between two instants.
+
+    `busy_s`: at least one step was in flight. `used_s`: the integral of the share of the device that running
+    steps used, at most `seconds`; None where the device cannot tell. `glances`: the queues now and then.
+    """
+
+    plan: Digest
+    began_s: float
+    seconds: float
+    busy_s: float
+    used_s: float | None
+    models: tuple[ModelWindow, ...]
+    steps: tuple[StepsWindow, ...]
+    glances: tuple[EngineGlance, ...]
+    open_before: int  # tasks that had come and not ended, at the beginning
+    open_after: int  # and at the end
+
+    @property
+    def completed(self) -> int:
+        """Tasks, over all models."""
+        return sum(model.ended.completed for model in self.models)
+
+    @property
+    def throughput_per_s(self) -> float:
+        """Completed tasks a second."""
+        return self.completed / self.seconds
+
+    @property
+    def utilisation(self) -> float:
+        """Used over all seconds, in [0, 1]; busy over all where the device cannot tell."""
+        return (self.busy_s if self.used_s is None else self.used_s) / self.seconds
+
+    @property
+    def busy_s_per_task(self) -> float:
+        """Device seconds per completed task, a trial's figure at open load; infinity without one."""
+        return self.busy_s / self.completed if self.completed else math.inf
+
+    @property
+    def mean_latency_s(self) -> float:
+        """Over the completed tasks of all models; 0 without one."""
+        total_s = math.fsum(model.mean_latency_s * model.ended.completed for model in self.models)
+        return total_s / self.completed if self.completed else 0.0
+
+    def latency_s(self, fraction: float) -> float:
+        """As `ModelWindow.latency_s`, over all models."""
+        histograms = [model.histogram for model in self.models if model.histogram is not None]
+        if histograms:
+            return quantile_us(histograms, fraction) * 1e-6
+        return _quantile([one for model in self.models for one in model.latencies_s], fraction)
+
+    @property
+    def p99_s(self) -> float:
+        """The latency that one task in a hundred exceeds; 0 without a completed task."""
+        return self.latency_s(0.99)
+
+    def queue_variance(self, measure: Measure = Measure.WORK) -> float:
+        """Variance over the queues (`shared.policy.queues`), mean over the glances; 0 without any.
+
+        Queued work counts with each model's `service_s` in this window.
+        """
+        if not self.glances:
+            return 0.0
+        found = [variance(self._counted(glance, measure)) for glance in self.glances]
+        return math.fsum(found) / len(found)
+
+    def samples(self, measure: Measure = Measure.WORK) -> tuple[Sample, ...]:
+        """The glances as a policy reads them (TOP, equation 1), models in the plan's order."""
+        made = []
+        for glance in self.glances:
+            counted = self._counted(glance, measure)
+            mean = math.fsum(counted) / len(counted)
+            made.append(
+                Sample(
+                    tuple(progress_bits((queue.progress,), queue.blocks) for queue in glance.queues),
+                    tuple(value - mean for value in counted),
+                )
+            )
+        return tuple(made)
+
+    def _counted(self, glance: EngineGlance, measure: Measure) -> list[float]:
+        if measure is Measure.TASKS:
+            return [float(queue.queued) for queue in glance.queues]
+        service_s = {model.name: model.service_s for model in self.models}
+        return [queue.queued * service_s.get(queue.name, 0.0) for queue in glance.queues]
+
+    def rows(self) -> list[RowData]:
+        """What an agent's telemetry says of it; the queues as they were at the last glance."""
+        rows: list[RowData] = []
+        for model in self.models:
+            ended = model.ended
+            rows.append(
+                TaskCounters(
+                    model.name,
+                    round(self.seconds * 1e6),
+                    model.submitted,
+                    ended.completed,
+                    ended.refused,
+                    ended.cancelled,
+                    ended.expired,
+                    ended.failed,
+                )
+            )
+            if model.histogram is not None:
+                rows.append(model.histogram)
+            elif model.latencies_s:
+                rows.append(histogram_of(model.name, [round(one * 1e6) for one in model.latencies_s]))
+        service_s = {model.name: model.service_s for model in self.models}
+        for queue in self.glances[-1].queues if self.glances else ():
+            work_us = round(queue.queued * service_s.get(queue.name, 0.0) * 1e6)
+            rows.append(QueueSample(queue.name, queue.queued, work_us, round(queue.oldest_age_s * 1e6)))
+        rows += [
+            StepTimings(
+                self.plan[:_PLAN_CHARS],
+                one.combined,
+                one.mask,
+                one.count,
+                round(one.sum_s * 1e6),
+                round(one.max_s * 1e6),
+            )
+            for one in self.steps
+        ]
+        used = None if self.used_s is None else 100.0 * self.used_s / self.seconds
+        rows.append(Utilisation("gpu_load", used, "percent"))
+        return rows
+
+
+def _quantile(values: Sequence[float], fraction: float) -> float:
+    ordered = sorted(values)
+    return ordered[max(math.ceil(fraction * len(ordered)) - 1, 0)] if ordered else 0.0

@@ -1,0 +1,111 @@
+"""Arrival processes: rates, closed forms, and independence of how they are asked."""
+
+import numpy as np
+import pytest
+
+from planner.twin.arrivals import (
+    ArrivalStream,
+    Bursty,
+    Periodic,
+    Poisson,
+    Process,
+    Recorded,
+    arrivals,
+)
+from shared.errors import InputError
+
+PROCESSES: list[Process] = [
+    Periodic(rate_per_s=30.0),
+    Periodic(rate_per_s=30.0, offset_s=0.4, jitter_s=0.02),
+    Poisson(rate_per_s=80.0),
+    Bursty(on_rate_per_s=200.0, off_rate_per_s=5.0, mean_on_s=0.3, mean_off_s=0.7),
+    Bursty(on_rate_per_s=50.0, mean_on_s=0.1, mean_off_s=2.0),
+    Recorded(times_s=(0.0, 0.5, 0.5, 2.0)),
+    Recorded(times_s=(0.1, 0.4), repeat_s=0.5),
+]
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def test_periodic_arrivals_lie_on_the_grid() -> None:
+    found = arrivals(Periodic(rate_per_s=4.0, offset_s=0.1), 1.2, rng())
+    assert found.tolist() == pytest.approx([0.1, 0.35, 0.6, 0.85, 1.1])
+
+
+def test_an_arrival_at_the_end_belongs_to_the_next_span() -> None:
+    stream = ArrivalStream(Periodic(rate_per_s=2.0), rng())
+    assert stream.until(1.0).tolist() == [0.0, 0.5]
+    assert stream.until(1.0).tolist() == []
+    assert stream.until(1.5).tolist() == [1.0]
+
+
+def test_jitter_delays_each_by_less_than_it() -> None:
+    found = arrivals(Periodic(rate_per_s=10.0, jitter_s=0.05), 100.0, rng())
+    late = found - np.arange(len(found)) / 10.0
+    assert late.min() >= 0.0
+    assert late.max() < 0.05
+    assert late.mean() == pytest.approx(0.025, abs=0.002)
+
+
+def test_poisson_gaps_are_exponential() -> None:
+    """Mean and variation of gaps; the share of gaps above the mean is 1/e; counts have variance = mean."""
+    found = arrivals(Poisson(rate_per_s=50.0), 400.0, rng())
+    gaps = np.diff(found)
+    assert len(found) == pytest.approx(20_000, abs=4 * 20_000**0.5)
+    assert gaps.std() / gaps.mean() == pytest.approx(1.0, abs=0.03)
+    assert (gaps > gaps.mean()).mean() == pytest.approx(np.exp(-1), abs=0.02)
+    counts = np.histogram(found, bins=400, range=(0.0, 400.0))[0]
+    assert counts.var() / counts.mean() == pytest.approx(1.0, abs=0.3)
+
+
+def test_bursty_arrivals_have_the_mean_rate_and_are_overdispersed() -> None:
+    """Variance of counts over their mean in windows t, of an interrupted Poisson process (Fischer and
+    Meier-Hellstern 1993): 1 + 2 r^2 p q / (m s) (1 - (1 - exp(-s t)) / (s t)), s = 1/on + 1/off, m = r p."""
+    process = Bursty(on_rate_per_s=100.0, mean_on_s=0.5, mean_off_s=1.5)
+    assert process.mean_per_s == pytest.approx(25.0)
+    found = arrivals(process, 8000.0, rng(1))
+    assert len(found) / 8000.0 == pytest.approx(25.0, rel=0.05)
+    counts = np.histogram(found, bins=4000, range=(0.0, 8000.0))[0]
+    on, speed, window = 0.25, 1 / 0.5 + 1 / 1.5, 2.0
+    spread = 100.0**2 * on * (1 - on)
+    expected = 1 + 2 * spread / (25.0 * speed) * (1 - (1 - np.exp(-speed * window)) / (speed * window))
+    assert counts.var() / counts.mean() == pytest.approx(expected, rel=0.1)
+
+
+def test_a_recording_comes_back_and_may_repeat() -> None:
+    assert arrivals(Recorded(times_s=(0.0, 0.5, 0.5, 2.0)), 9.0, rng()).tolist() == [0.0, 0.5, 0.5, 2.0]
+    repeated = arrivals(Recorded(times_s=(0.1, 0.4), repeat_s=0.5), 1.2, rng())
+    assert repeated.tolist() == pytest.approx([0.1, 0.4, 0.6, 0.9, 1.1])
+    assert Recorded(times_s=(0.1, 0.4), repeat_s=0.5).mean_per_s == pytest.approx(4.0)
+    assert arrivals(Recorded(times_s=(), repeat_s=1.0), 5.0, rng()).tolist() == []
+
+
+@pytest.mark.parametrize("process", PROCESSES, ids=str)
+def test_arrivals_do_not_depend_on_the_spans_they_are_asked_in(process: Process) -> None:
+    whole = arrivals(process, 40.0, rng(3))
+    stream = ArrivalStream(process, rng(3))
+    cuts = [*np.sort(rng(4).uniform(0.0, 40.0, 25)), 40.0]
+    parts = np.concatenate([stream.until(float(cut)) for cut in cuts])
+    assert parts.tolist() == whole.tolist()
+    assert (np.diff(whole) >= 0.0).all()
+    assert whole.tolist() != arrivals(process, 40.0, rng(5)).tolist() or isinstance(
+        process, Recorded | Periodic
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Periodic(rate_per_s=0.0),
+        lambda: Periodic(rate_per_s=10.0, jitter_s=0.1),
+        lambda: Poisson(rate_per_s=float("nan")),
+        lambda: Bursty(on_rate_per_s=1.0, mean_on_s=0.0, mean_off_s=1.0),
+        lambda: Recorded(times_s=(1.0, 0.5)),
+        lambda: Recorded(times_s=(0.5,), repeat_s=0.5),
+    ],
+)
+def test_a_process_that_cannot_be_is_refused(make: object) -> None:
+    with pytest.raises(InputError):
+        make()  # type: ignore[operator]
