@@ -1,4 +1,4 @@
-"""One learner for all agents: replay, critics by equation 3, actors by equation 4 (TOP, V-B; Lowe et al. 2017).
+"""One learner for all agents: critics by equation 3, actors by equation 4 (TOP, V-B; Lowe et al. 2017).
 
     y_i = r_i + gamma Q'_i(s', rho'(s')),    critic i: the square of y_i - Q_i(s, a) falls,
     actor i: Q_i(s, a with its own part replaced by rho_i(s)) rises.
@@ -128,7 +128,9 @@ class Learner:
 
     def _improve_actors(self, states: Tensor, actions: Tensor) -> float:
         logits = self.actors.logits(states)
-        mixed = torch.where(self._own[:, None], torch.sigmoid(logits), actions)  # [W + 1, batch, action_width]
+        mixed = torch.where(
+            self._own[:, None], torch.sigmoid(logits), actions
+        )  # [W + 1, batch, action_width]
         rows = torch.cat([states.expand(len(mixed), *states.shape), mixed], dim=2)
         worth = self.critics.frozen()(rows)
         size = worth.detach().abs().mean(dim=(1, 2), keepdim=True) + 1e-6
