@@ -1,0 +1,367 @@
+"""Which work comes next, and what is learned from its result: a training without clock, process or network.
+
+    course = Course(problem, settings, seed)
+    while (work := course.next_work()) is not None:
+        course.take(work, run(problem, course.table, settings, work))
+
+Work may be done in any process, with a `problem.table()` of its own. With several workers `next_work` is
+asked as often as there is room; it gives None while the course waits for results, and `done` says that there
+is nothing more. Work that was lost (a killed worker) is handed out again by `lost`. In one process, one after
+another, equal seeds give equal courses, interrupted or not.
+
+1. The rivals' plans (`seeds`) are evaluated: the best is the best so far, and where the actors start.
+2. They are run, some with noise on their actions, until there are enough transitions to learn from.
+3. Episodes of the policy with falling noise; after each one the learner's updates. Every so often the policy
+   is validated, and plans met on the way that promise most are looked at again.
+4. The best plan and the best policy are evaluated on arrivals that chose neither.
+"""
+
+import io
+import json
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from planner.learning.maddpg.candidates import Candidates, better
+from planner.learning.maddpg.learner import Learner
+from planner.learning.maddpg.problem import Problem
+from planner.learning.maddpg.replay import Transitions
+from planner.learning.maddpg.rewards import Floats
+from planner.learning.maddpg.seeds import Seed, seeds
+from planner.learning.maddpg.settings import Settings, Start
+from planner.learning.maddpg.work import Collect, Done, Evaluate, Row, Weights, Work
+from shared.errors import DecodeError
+
+VALIDATION_SEED = 2_000_000_000
+FRESH_SEED = 2_100_000_000
+STATE_FORMAT = 1
+_POLICY, _PLAN, _FRESH = "policy", "plan", "fresh "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """One validation, for the curves; the best plan so far beside the policy."""
+
+    transitions: int
+    updates: int
+    policy: Row
+    best: Row
+    losses: dict[str, float]
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "transitions": self.transitions,
+            "updates": self.updates,
+            "policy": self.policy.plain(),
+            "best": self.best.plain(),
+            "losses": self.losses,
+        }
+
+
+class Course:
+    """One training; `state` and `restored` carry it over."""
+
+    def __init__(self, problem: Problem, settings: Settings, seed: int) -> None:
+        self.problem, self.settings, self.seed = problem, settings, seed
+        self.learner = Learner(problem.space, settings, seed)
+        self.table = problem.table()  # all that any worker found; the only worker's own in one process
+        self.candidates = Candidates(problem.space, problem.loads, problem.template.lanes)
+        self.seeds: tuple[Seed, ...] = seeds(problem.space)
+        self.history: list[Progress] = []
+        self.policy: Row | None = None  # of the best policy so far
+        self.policy_weights: Weights = self.learner.policy_weights()
+        self.fresh: dict[str, Row] = {}  # the best plan and policy on arrivals that chose neither
+        self.transitions = 0
+        self._handed = 0  # transitions that are collected or being collected
+        self._number = 0
+        self._owed = 0.0  # updates
+        self._validated = 0  # transitions at the last validation
+        self._losses: dict[str, float] = {}
+        self._stopped = False
+        self._waiting: deque[Evaluate] = deque(
+            self._evaluation(f"{_PLAN}, {one.name}", row=one.actions) for one in self.seeds
+        )
+        self._out: dict[int, Work] = {}
+
+    @property
+    def done(self) -> bool:
+        """Whether there is no more to do."""
+        return self._stopped and not self._waiting and not self._out and self.finished
+
+    @property
+    def stopped(self) -> bool:
+        """Whether no more episodes come."""
+        return self._stopped
+
+    @property
+    def plan_row(self) -> Row | None:
+        """What the best plan is worth: on arrivals that did not choose it, once that is known."""
+        best = None if self.candidates.best is None else self.candidates.best.row
+        return self.fresh.get(_FRESH + _PLAN, best)
+
+    @property
+    def policy_row(self) -> Row | None:
+        """The same of the best policy; None before its first validation."""
+        return self.fresh.get(_FRESH + _POLICY, self.policy)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the best plan and policy were evaluated on fresh arrivals."""
+        return {_FRESH + _PLAN, _FRESH + _POLICY} <= self.fresh.keys()
+
+    def stop(self) -> None:
+        """No more episodes: what is left is the evaluation on fresh arrivals."""
+        if self._stopped:
+            return
+        self._stopped = True
+        unjudged = self.candidates.best is None and not self._out
+        for _ in range(len(self._waiting) - unjudged):
+            self._waiting.pop()
+
+    def abandon(self) -> None:
+        """Whatever is being worked on is lost: Ctrl-C."""
+        for work in list(self._out.values()):
+            self.lost(work)
+
+    def next_work(self) -> Work | None:
+        """What to do next; None while all that is left waits for results."""
+        work = self._next()
+        if work is not None:
+            self._out[work.number] = work
+        return work
+
+    def lost(self, work: Work) -> None:
+        """Its result will never come."""
+        if self._out.pop(work.number, None) is None:
+            return
+        if isinstance(work, Evaluate):
+            self._waiting.appendleft(work)
+        else:
+            self._handed -= work.steps
+
+    def take(self, work: Work, done: Done) -> Progress | None:
+        """Learn from a result; a validation where it was one. A result that comes twice counts once."""
+        self.table.put(done.schedules)
+        if self._out.pop(work.number, None) is None:
+            return None
+        if isinstance(done.found, Transitions):
+            self._collected(done.found)
+            return None
+        assert isinstance(work, Evaluate)
+        return self._evaluated(work, done.found)
+
+    def _next(self) -> Work | None:
+        if self._waiting:
+            return self._waiting.popleft()
+        if self._stopped:
+            return self._last()
+        if not self._handed and self._out:
+            return None  # where the actors start is not known yet
+        if self._handed >= self.settings.transitions:
+            if not self._out:
+                self.stop()
+                return self._last()
+            return None
+        warming = self._handed < self.settings.learn_from
+        if not warming and not self.learner.ready and self._out:
+            return None
+        steps = min(self.settings.episode_steps, self.settings.transitions - self._handed)
+        self._handed += steps
+        return self._episode(steps, warming)
+
+    def _last(self) -> Work | None:
+        """The evaluation on fresh arrivals, of the plan and the policy."""
+        pending = {one.name for one in self._out.values() if isinstance(one, Evaluate)} | self.fresh.keys()
+        best = self.candidates.best
+        if best is not None and _FRESH + _PLAN not in pending:
+            return self._evaluation(_FRESH + _PLAN, row=best.actions)
+        if best is not None and _FRESH + _POLICY not in pending:
+            return self._evaluation(_FRESH + _POLICY, weights=self.policy_weights)
+        return None
+
+    def _episode(self, steps: int, warming: bool) -> Collect:
+        number = self._numbered()
+        settings = self.settings
+        share = self._handed / settings.transitions
+        noise = settings.noise + (settings.noise_end - settings.noise) * share
+        rows: tuple[tuple[float, ...], ...] = ()
+        if warming and settings.start is not Start.PAPER:
+            # Each episode begins with another plan, so that every one is met with queues of all lengths.
+            first = number % len(self.seeds)
+            rows = tuple(one.actions for one in (*self.seeds[first:], *self.seeds[:first]))
+            if self._handed <= settings.seed_share * settings.learn_from:
+                noise = 0.0
+        return Collect(
+            number=number,
+            seed=self.seed * 100_000 + number,
+            steps=steps,
+            weights=None if rows else self.learner.policy_weights(),
+            rows=rows,
+            noise=noise,
+        )
+
+    def _evaluation(
+        self, name: str, *, row: tuple[float, ...] = (), weights: Weights | None = None
+    ) -> Evaluate:
+        first = FRESH_SEED if name.startswith(_FRESH) else VALIDATION_SEED
+        count = self.settings.validation_seeds * (2 if name.startswith(_FRESH) else 1)
+        return Evaluate(
+            number=self._numbered(),
+            name=name,
+            seeds=tuple(first + at for at in range(count)),
+            steps=self.settings.validation_steps,
+            row=row,
+            weights=weights,
+        )
+
+    def _numbered(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _collected(self, found: Transitions) -> None:
+        self.learner.add(found)
+        self.transitions += len(found)
+        if self.learner.ready:
+            self._owed += len(found) * self.settings.updates_per_transition
+            count = int(self._owed)
+            self._owed -= count
+            if count:
+                self._losses = self.learner.update(count)
+        due = self._validated + self.settings.validate_every
+        last = self.transitions >= self.settings.transitions
+        if self.learner.updates and not self._stopped and (last or self.transitions >= due):
+            self._validated = self.transitions
+            self._validate()
+
+    def _validate(self) -> None:
+        kept = self.learner.replay.everything()
+        rewards: Floats = self.learner.rewards(kept)[:, 0]
+        for actions in self.candidates.promising(kept, rewards, self.settings.candidates):
+            self._waiting.append(self._evaluation(f"{_PLAN}, met in training", row=actions))
+        self._waiting.append(self._evaluation(_POLICY, weights=self.learner.policy_weights()))
+
+    def _evaluated(self, work: Evaluate, row: Row) -> Progress | None:
+        if work.name.startswith(_FRESH):
+            self.fresh[work.name] = row
+            return None
+        if work.weights is None:
+            self.candidates.judged(work.row, row)
+            if self.settings.start is Start.BEST_SEED and self._seeds_are_judged():
+                self._start()
+            return None
+        if self.policy is None or better(row, self.policy):
+            self.policy, self.policy_weights = row, work.weights
+        assert self.candidates.best is not None
+        progress = Progress(
+            transitions=self.transitions,
+            updates=self.learner.updates,
+            policy=row,
+            best=self.candidates.best.row,
+            losses=self._losses,
+        )
+        self.history.append(progress)
+        return progress
+
+    def _seeds_are_judged(self) -> bool:
+        evaluating = any(isinstance(one, Evaluate) for one in (*self._waiting, *self._out.values()))
+        return not self.transitions and not evaluating
+
+    def _start(self) -> None:
+        """The actors say what the best of the seeds says, and that is the best policy so far."""
+        best = self.candidates.best
+        assert best is not None
+        self.learner.start_at(best.actions)
+        self.policy_weights = self.learner.policy_weights()
+        self._waiting.append(self._evaluation(_POLICY, weights=self.policy_weights))
+
+    def state(self) -> bytes:
+        """All that is needed to go on; what is being worked on is handed out again."""
+        lost = [work for work in self._out.values() if isinstance(work, Evaluate)]
+        flying = sum(work.steps for work in self._out.values() if isinstance(work, Collect))
+        waiting = [*lost, *self._waiting]
+        plain = {
+            "format": STATE_FORMAT,
+            "seed": self.seed,
+            "settings": self.settings.plain(),
+            "candidates": self.candidates.saved(),
+            "schedules": self.table.saved(),
+            "history": [one.plain() for one in self.history],
+            "policy": None if self.policy is None else self.policy.plain(),
+            "fresh": {name: row.plain() for name, row in self.fresh.items()},
+            "transitions": self.transitions,
+            "handed": self._handed - flying,
+            "number": self._number,
+            "owed": self._owed,
+            "validated": self._validated,
+            "losses": self._losses,
+            "stopped": self._stopped,
+            "waiting": [[one.number, one.name, list(one.seeds), one.steps, list(one.row)] for one in waiting],
+        }
+        tensors = {
+            "policy": _tensors(self.policy_weights),
+            "waiting": [None if one.weights is None else _tensors(one.weights) for one in waiting],
+        }
+        buffer = io.BytesIO()
+        torch.save({"plain": json.dumps(plain), "tensors": tensors, "learner": self.learner.state()}, buffer)
+        return buffer.getvalue()
+
+    @classmethod
+    def restored(cls, problem: Problem, raw: bytes) -> "Course":
+        """The course that gave `state`.
+
+        Raises:
+            DecodeError: the bytes are none, or of another space.
+        """
+        try:
+            saved = torch.load(io.BytesIO(raw), weights_only=True)
+            plain = json.loads(saved["plain"])
+            if plain["format"] != STATE_FORMAT:
+                raise ValueError(f"format {plain['format']}")
+            course = cls(problem, Settings.of(plain["settings"]), plain["seed"])
+            course.learner = Learner.restored(problem.space, saved["learner"])
+            course._restore(plain, saved["tensors"])
+        except Exception as error:  # torch raises whatever its unpickler meets
+            raise DecodeError(
+                f"not the state of a training of maddpg: {str(error)[:200]}", remedy="begin a new training"
+            ) from error
+        return course
+
+    def _restore(self, plain: dict[str, Any], tensors: dict[str, Any]) -> None:
+        self.candidates.restore(plain["candidates"])
+        self.table.restore(plain["schedules"])
+        self.history = [
+            Progress(**{**one, "policy": Row(**one["policy"]), "best": Row(**one["best"])})
+            for one in plain["history"]
+        ]
+        self.policy = None if plain["policy"] is None else Row(**plain["policy"])
+        self.policy_weights = _arrays(tensors["policy"])
+        self.fresh = {name: Row(**row) for name, row in plain["fresh"].items()}
+        self.transitions, self._handed = plain["transitions"], plain["handed"]
+        self._number, self._owed = plain["number"], plain["owed"]
+        self._validated, self._losses = plain["validated"], plain["losses"]
+        self._stopped = plain["stopped"]
+        self._waiting = deque(
+            Evaluate(
+                number=number,
+                name=name,
+                seeds=tuple(given),
+                steps=steps,
+                row=tuple(row),
+                weights=None if weights is None else _arrays(weights),
+            )
+            for (number, name, given, steps, row), weights in zip(
+                plain["waiting"], tensors["waiting"], strict=True
+            )
+        )
+
+
+def _tensors(weights: Weights) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(np.ascontiguousarray(values)) for name, values in weights.items()}
+
+
+def _arrays(tensors: dict[str, torch.Tensor]) -> dict[str, Floats]:
+    return {name: values.numpy() for name, values in tensors.items()}

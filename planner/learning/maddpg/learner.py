@@ -1,0 +1,234 @@
+"""One learner for all agents: critics by equation 3, actors by equation 4 (TOP, V-B; Lowe et al. 2017).
+
+    y_i = r_i + gamma Q'_i(s', rho'(s')),    critic i: the square of y_i - Q_i(s, a) falls,
+    actor i: Q_i(s, a with its own part replaced by rho_i(s)) rises.
+
+Ours: equation 3 as printed multiplies the gradient of Q by y, not by y - Q, and so drives Q away without end
+(`Settings.printed_critic`); rewards are computed when a transition is drawn, from raw figures; the critics'
+last bias starts at the mean reward's return, so that they have differences to learn and not the level; the
+end of an episode is a truncation, so every transition is bootstrapped through.
+
+No clock, no thread, no global randomness: a learner and its copy go on alike, bit by bit.
+"""
+
+import io
+import json
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from planner.learning.maddpg.networks import Actors, Stack
+from planner.learning.maddpg.replay import Replay, Transitions
+from planner.learning.maddpg.rewards import Floats, Normaliser
+from planner.learning.maddpg.settings import Settings, Start
+from shared.errors import DecodeError
+from shared.policy.maddpg.combining import centre
+from shared.policy.maddpg.space import Space
+
+STATE_FORMAT = 1
+
+
+class Learner:
+    """Take in transitions with `add`, learn with `update`, hand out `policy_weights`."""
+
+    def __init__(self, space: Space, settings: Settings, seed: int) -> None:
+        self.space, self.settings, self.seed = space, settings, seed
+        self.random = np.random.default_rng([seed, 0x4D414444])
+        self.replay = Replay(settings.replay)
+        self.normaliser: Normaliser | None = None  # frozen once there are transitions to learn from
+        self.updates = 0
+        self.actors = Actors.drawn(space.agents, space.state_width, settings.actors, self.random)
+        width = space.state_width + space.action_width
+        self.critics = Stack.drawn(len(space.agents), (width, *settings.critics, 1), self.random)
+        self._own = torch.zeros(len(space.agents), space.action_width, dtype=torch.bool)
+        self._own[self.actors.places[0], torch.arange(space.action_width)] = True
+        self._start = torch.zeros(space.action_width)  # logits
+        if settings.start is not Start.PAPER:
+            self.start_at(alone_actions(space))
+        self._make_targets()
+        self.actors.stack.require_grad()
+        self.critics.require_grad()
+        rates = (settings.actor_learning_rate, settings.learning_rate)
+        self._optimisers = [
+            torch.optim.Adam(stack.tensors, lr=rate, fused=True)
+            for stack, rate in zip((self.actors.stack, self.critics), rates, strict=True)
+        ]
+
+    def start_at(self, actions: tuple[float, ...]) -> None:
+        """Have the actors say this action row at first; before the first update only."""
+        assert self.updates == 0, "actors that have learned do not start again"
+        self.actors.start_at(actions)
+        stack = self.actors.stack
+        self._start = stack.biases[-1].detach()[self.actors.places[0], 0, self.actors.places[1]].clone()
+        self._make_targets()
+
+    def add(self, new: Transitions) -> None:
+        """Take in transitions; once there are enough to learn from, freeze the z-scores on them."""
+        self.replay.add(new)
+        if self.normaliser is None and self.replay.added >= self.settings.learn_from:
+            self._freeze()
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is enough to learn from."""
+        return self.normaliser is not None
+
+    def update(self, count: int = 1) -> dict[str, float]:
+        """So many updates; mean losses. Nothing before there is enough to learn from."""
+        if not self.ready:
+            return {}
+        sums: dict[str, float] = {}
+        for _ in range(count):
+            for name, value in self._update().items():
+                sums[name] = sums.get(name, 0.0) + value
+        return {name: value / count for name, value in sums.items()}
+
+    def policy_weights(self) -> dict[str, Floats]:
+        """The actors as plain arrays; see `shared.policy.maddpg.network`."""
+        return self.actors.exported()
+
+    def rewards(self, kept: Transitions) -> Floats:
+        """Equation 2 for all agents; 0 for what never ran. [transitions, W + 1]"""
+        assert self.normaliser is not None
+        found = self.normaliser.rewards(kept.figures, kept.excess, self.settings)
+        return np.where(kept.ran[:, None], found, np.float32(0.0))
+
+    def targets(self, rewards: Tensor, following: Tensor) -> Tensor:
+        """y of equation 3, by the target networks. [W + 1, transitions, 1]"""
+        with torch.no_grad():
+            rows = torch.cat([following, self.target_actors.rows(following)], dim=1)
+            worth = self.target_critics(rows.expand(len(self.space.agents), *rows.shape))
+            return rewards.T[:, :, None] + self.settings.gamma * worth
+
+    def _update(self) -> dict[str, float]:
+        settings = self.settings
+        places = self.random.integers(0, len(self.replay), settings.batch)
+        drawn = self.replay.take(places)
+        states, actions = torch.from_numpy(drawn.states), torch.from_numpy(drawn.actions)
+        y = self.targets(torch.from_numpy(self.rewards(drawn)), torch.from_numpy(drawn.following))
+        found = {"critic": self._improve_critics(states, actions, y)}
+        self.updates += 1
+        late = self.updates - settings.actor_after
+        if late > 0 and late % settings.actor_every == 0:
+            found["actor"] = self._improve_actors(states, actions)
+            self.target_actors.stack.follow(self.actors.stack, settings.target_rate)
+        self.target_critics.follow(self.critics, settings.target_rate)
+        return found
+
+    def _improve_critics(self, states: Tensor, actions: Tensor, y: Tensor) -> float:
+        rows = torch.cat([states, actions], dim=1)
+        worth = self.critics(rows.expand(len(self.space.agents), *rows.shape))
+        error = y - worth
+        # The sum over agents: each has its own parameters and so its own gradient.
+        loss = (y * worth if self.settings.printed_critic else error * error).mean(dim=(1, 2)).sum()
+        self._step(1, loss)
+        return float(error.detach().square().mean())
+
+    def _improve_actors(self, states: Tensor, actions: Tensor) -> float:
+        logits = self.actors.logits(states)
+        mixed = torch.where(
+            self._own[:, None], torch.sigmoid(logits), actions
+        )  # [W + 1, batch, action_width]
+        rows = torch.cat([states.expand(len(mixed), *states.shape), mixed], dim=2)
+        worth = self.critics.frozen()(rows)
+        size = worth.detach().abs().mean(dim=(1, 2), keepdim=True) + 1e-6
+        drift = (logits - self._start).square().mean()
+        loss = -(worth / size).mean(dim=(1, 2)).sum() + self.settings.logit_decay * drift
+        self._step(0, loss)
+        return float(-worth.detach().mean())
+
+    def _step(self, which: int, loss: Tensor) -> None:
+        self._optimisers[which].zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimisers[which].step()
+
+    def _freeze(self) -> None:
+        kept = self.replay.everything()
+        ran = kept.figures[kept.ran]
+        if not len(ran):
+            return  # the paper's superblocks only: nothing was measured yet
+        self.normaliser = Normaliser.of(ran, self.settings)
+        if self.settings.gamma < 1.0:
+            level = torch.from_numpy(self.rewards(kept).mean(axis=0)) / (1.0 - self.settings.gamma)
+            with torch.no_grad():
+                self.critics.biases[-1].copy_(level[:, None, None])
+            self._make_targets()
+
+    def _make_targets(self) -> None:
+        self.target_actors = Actors(self.space.agents, self.actors.stack.copy())
+        self.target_critics = self.critics.copy()
+
+    def state(self) -> bytes:
+        """All that is needed to go on as if nothing had happened."""
+        replay = self.replay.saved()
+        arrays = {name: torch.from_numpy(values) for name, values in replay["arrays"].items()}
+        normaliser = None if self.normaliser is None else self.normaliser.saved()
+        plain = {
+            "format": STATE_FORMAT,
+            "seed": self.seed,
+            "settings": self.settings.plain(),
+            "agents": list(self.space.agents),
+            "updates": self.updates,
+            "added": replay["added"],
+            "normaliser": normaliser,
+            "random": self.random.bit_generator.state,
+        }
+        buffer = io.BytesIO()
+        torch.save(
+            {
+                "plain": json.dumps(plain),
+                "start": self._start,
+                "stacks": {name: stack.saved() for name, stack in self._stacks().items()},
+                "optimisers": [one.state_dict() for one in self._optimisers],
+                "replay": arrays,
+            },
+            buffer,
+        )
+        return buffer.getvalue()
+
+    @classmethod
+    def restored(cls, space: Space, raw: bytes) -> "Learner":
+        """The learner that gave `state`.
+
+        Raises:
+            DecodeError: the bytes are none, or of another space.
+        """
+        try:
+            saved: dict[str, Any] = torch.load(io.BytesIO(raw), weights_only=True)
+            plain = json.loads(saved["plain"])
+            if plain["format"] != STATE_FORMAT or plain["agents"] != list(space.agents):
+                raise ValueError(f"format {plain['format']}, agents {plain['agents']}")
+            learner = cls(space, Settings.of(plain["settings"]), plain["seed"])
+            learner._restore(saved, plain)
+        except Exception as error:  # torch raises whatever its unpickler meets
+            raise DecodeError(
+                f"not the state of a learner of maddpg: {str(error)[:200]}", remedy="begin a new training"
+            ) from error
+        return learner
+
+    def _restore(self, saved: dict[str, Any], plain: dict[str, Any]) -> None:
+        for name, stack in self._stacks().items():
+            stack.restore(saved["stacks"][name])
+        for one, state in zip(self._optimisers, saved["optimisers"], strict=True):
+            one.load_state_dict(state)
+        self._start = saved["start"]
+        self.updates = plain["updates"]
+        self.normaliser = None if plain["normaliser"] is None else Normaliser.restored(plain["normaliser"])
+        self.random.bit_generator.state = plain["random"]
+        arrays = {name: values.numpy() for name, values in saved["replay"].items()}
+        self.replay.restore({"added": plain["added"], "arrays": arrays})
+
+    def _stacks(self) -> dict[str, Stack]:
+        return {
+            "actors": self.actors.stack,
+            "critics": self.critics,
+            "target_actors": self.target_actors.stack,
+            "target_critics": self.target_critics,
+        }
+
+
+def alone_actions(space: Space) -> tuple[float, ...]:
+    """The action row that starts every block alone, launched as fast as can be: interval centres."""
+    return (0.0,) * space.num_models + tuple(centre(number, space.bins) for number in space.bin_of_start)

@@ -1,0 +1,151 @@
+"""What a worker is asked for, and how it does it: pure functions of picklable values, on devices of its own.
+
+collect(problem, table, settings, Collect(...))   -> Rollout       one episode, for the replay
+evaluate(problem, table, settings, Evaluate(...)) -> Row           how good a plan or a policy is
+run(problem, table, settings, work)               -> Done          either, with the schedules found on the way
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import fsum
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from planner.learning.maddpg.environment import Environment, Step, clipped_row
+from planner.learning.maddpg.problem import Problem
+from planner.learning.maddpg.replay import Transitions
+from planner.learning.maddpg.rewards import Floats
+from planner.learning.maddpg.schedules import Entry, ScheduleTable
+from planner.learning.maddpg.settings import Settings
+from shared.policy.maddpg.book import BlockKey
+from shared.policy.maddpg.network import MaddpgNetwork
+
+Weights: TypeAlias = Mapping[str, Floats]
+"""As `Learner.policy_weights` gives them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collect:
+    """An episode of `steps` steps from empty queues. Actions are the policy's, or `rows` in turn."""
+
+    number: int  # of the work, within its training
+    seed: int  # of arrivals and noise
+    steps: int
+    weights: Weights | None = None
+    rows: tuple[tuple[float, ...], ...] = ()
+    noise: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """A policy without noise, or one action row held; `seeds` are of arrivals, each from empty queues."""
+
+    number: int
+    name: str
+    seeds: tuple[int, ...]
+    steps: int
+    weights: Weights | None = None
+    row: tuple[float, ...] = ()
+
+
+Work: TypeAlias = Collect | Evaluate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What a plan or a policy is worth: means over the seeds; spreads are half of highest less lowest."""
+
+    name: str
+    throughput_per_s: float
+    throughput_spread: float
+    p99_s: float
+    p99_spread: float
+    utilisation: float
+    queue_variance: float  # of queued work, s^2
+
+    def plain(self) -> dict[str, Any]:
+        """The fields by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """What came of a piece of work."""
+
+    found: Transitions | Row
+    schedules: Mapping[BlockKey, Entry]  # that the worker's table lacked before
+
+
+def run(problem: Problem, table: ScheduleTable, settings: Settings, work: Work) -> Done:
+    """Do it."""
+    found: Transitions | Row
+    if isinstance(work, Collect):
+        found = collect(problem, table, settings, work)
+    else:
+        found = evaluate(problem, table, settings, work)
+    return Done(found=found, schedules=table.taken_new())
+
+
+def collect(problem: Problem, table: ScheduleTable, settings: Settings, work: Collect) -> Transitions:
+    """One episode."""
+    random = np.random.default_rng([work.seed, 1])
+    network = None if work.weights is None else MaddpgNetwork(work.weights, problem.space.agents)
+    environment = Environment(problem, table, settings, work.seed)
+    states, steps = [environment.state], []
+    for at in range(work.steps):
+        if network is None:
+            actions = np.array(work.rows[at % len(work.rows)], np.float32)
+        else:
+            actions = network.actions(states[-1])
+        steps.append(environment.step(noisy(actions, work.noise, settings.noise_share, random)))
+        states.append(steps[-1].state)
+    return Transitions(
+        states=np.stack(states[:-1]),
+        actions=np.array([step.executed for step in steps], np.float32),
+        figures=np.array([step.figures for step in steps], np.float64),
+        excess=np.array([step.excess for step in steps], np.float64),
+        ran=np.array([step.ran for step in steps], np.bool_),
+        following=np.stack(states[1:]),
+    )
+
+
+def evaluate(problem: Problem, table: ScheduleTable, settings: Settings, work: Evaluate) -> Row:
+    """All seeds; the first step of each, when queues are empty and nothing is in flight, does not count."""
+    network = None if work.weights is None else MaddpgNetwork(work.weights, problem.space.agents)
+    rows = []
+    for seed in work.seeds:
+        environment = Environment(problem, table, settings, seed, thorough=True)
+        steps: list[Step] = []
+        for _ in range(work.steps + 1):
+            actions = work.row if network is None else clipped_row(network.actions(environment.state))
+            steps.append(environment.step(actions))
+        rows.append(_figures(steps[1:]))
+    means = [fsum(column) / len(column) for column in zip(*rows, strict=True)]
+    spreads = [(max(column) - min(column)) / 2 for column in zip(*rows, strict=True)]
+    return Row(
+        name=work.name,
+        throughput_per_s=means[0],
+        throughput_spread=spreads[0],
+        p99_s=means[1],
+        p99_spread=spreads[1],
+        utilisation=means[2],
+        queue_variance=means[3],
+    )
+
+
+def noisy(actions: Floats, noise: float, share: float, random: np.random.Generator) -> tuple[float, ...]:
+    """Some of the actions with Gaussian noise on them, within [0, 1]."""
+    chosen = random.random(len(actions)) < share
+    return clipped_row(actions + chosen * random.normal(0.0, noise, len(actions)))
+
+
+def _figures(steps: Sequence[Step]) -> tuple[float, float, float, float]:
+    """Throughput, p99, utilisation, variance of one seed; a step that never ran served nothing."""
+    latencies: list[float] = []
+    for step in steps:
+        for model in step.window.models if step.window else ():
+            latencies.extend(model.latencies_s)
+    utilisation, throughput_per_s, variance = np.mean([step.figures[:3] for step in steps], axis=0).tolist()
+    p99_s = float(np.quantile(latencies, 0.99, method="higher")) if latencies else 0.0
+    return throughput_per_s, p99_s, utilisation, variance

@@ -1,0 +1,152 @@
+"""A trained policy as bytes: plain numbers in msgpack, nothing that could run.
+
+A list: format, "maddpg", the space that it belongs to, its provenance (what it was trained on and how, as
+JSON text), its arrays as name, shape and little-endian float32, and the schedules that it was trained with as
+combined block's digest, batch and tokens. Equal policies have equal bytes.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite, prod
+from typing import Any, Final
+
+import msgpack
+
+from shared.digest import canonical, digest_from_raw, digest_to_raw
+from shared.errors import DecodeError, StageloomError
+from shared.plan import MAX_MODELS
+from shared.policy.gpg.features import Floats
+from shared.policy.maddpg.book import BlockKey, Book
+from shared.policy.maddpg.network import MaddpgNetwork, problem_of
+from shared.policy.maddpg.space import IntervalMap, ModelSpace, Space
+from shared.schedule import Schedule
+from shared.stage_string import from_tokens, to_tokens
+
+FORMAT: Final = 1
+KIND: Final = "maddpg"
+MAX_BYTES: Final = 64 << 20
+_MAX_SCHEDULES: Final = 1 << 16
+_MAX_WIDTH: Final = 1 << 14  # of a state or an action row
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A policy, whom it belongs to, the schedules that it takes along, and where it comes from."""
+
+    space: Space
+    network: MaddpgNetwork
+    book: Book = field(default_factory=Book)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+def encode(found: Checkpoint) -> bytes:
+    """The bytes of a checkpoint."""
+    import numpy as np
+
+    arrays = [
+        [name, list(values.shape), np.ascontiguousarray(values, "<f4").tobytes()]
+        for name, values in sorted(found.network.arrays.items())
+    ]
+    schedules = [[digest_to_raw(key), batch, to_tokens(one)] for (key, batch), one in found.book]
+    about = json.dumps(found.provenance, sort_keys=True)
+    return canonical([FORMAT, KIND, _space_to_list(found.space), about, arrays, schedules])
+
+
+def decode(raw: bytes) -> Checkpoint:
+    """Read a checkpoint.
+
+    Raises:
+        DecodeError: it is none, has another format, or its arrays do not fit its space.
+    """
+    if len(raw) > MAX_BYTES:
+        raise _refusal(f"{len(raw)} bytes")
+    try:
+        found = msgpack.unpackb(raw, max_array_len=_MAX_SCHEDULES, max_map_len=0, max_str_len=1 << 20)
+        form, kind, belongs, provenance, named, scheduled = found
+        if form != FORMAT or kind != KIND:
+            raise ValueError(f"format {form} of kind {kind}")
+        space = _space_from_list(belongs)
+        arrays = {str(name): _array(shape, data) for name, shape, data in named}
+        book = Book(dict(_schedule(*row) for row in scheduled))
+        about = json.loads(provenance)
+        problem = problem_of(space, arrays)
+    except (TypeError, ValueError, RecursionError, msgpack.UnpackException, StageloomError) as error:
+        raise _refusal(str(error)[:200]) from error
+    if problem:
+        raise _refusal(problem)
+    return Checkpoint(space, MaddpgNetwork(arrays, space.agents), book, about)
+
+
+def _space_to_list(space: Space) -> list[Any]:
+    models = [[digest_to_raw(one.artifact), list(one.cuts), one.replicas, one.batch] for one in space.models]
+    scale = space.deviation_scale.hex()
+    return [
+        space.device_class,
+        models,
+        space.members_max,
+        space.samples,
+        space.interval_map.value,
+        scale,
+    ]
+
+
+def _space_from_list(row: Any) -> Space:
+    device_class, models, members_max, samples, interval_map, scale = row
+    if len(models) > MAX_MODELS:
+        raise ValueError(f"{len(models)} models")
+    space = Space(
+        device_class=_text(device_class),
+        models=tuple(_model(*one) for one in models),
+        members_max=_count(members_max),
+        samples=_count(samples),
+        interval_map=IntervalMap(interval_map),
+        deviation_scale=float.fromhex(scale),
+    )
+    if not isfinite(space.deviation_scale) or space.state_width + space.action_width > _MAX_WIDTH:
+        raise ValueError(f"states of {space.state_width} numbers")
+    return space
+
+
+def _model(artifact: bytes, cuts: Sequence[int], replicas: int, batch: int) -> ModelSpace:
+    if _count(replicas) * (len(cuts) + 1) > _MAX_WIDTH:
+        raise ValueError(f"{replicas} replicas of {len(cuts) + 1} blocks")
+    return ModelSpace(
+        artifact=digest_from_raw(artifact),
+        cuts=tuple(_count(cut) for cut in cuts),
+        replicas=_count(replicas),
+        batch=_count(batch),
+    )
+
+
+def _schedule(key: bytes, batch: int, tokens: Sequence[int]) -> tuple[BlockKey, Schedule]:
+    return (digest_from_raw(key), _count(batch)), from_tokens(tokens)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= 1 << 20:
+        raise ValueError(f"{value!r:.40} is no count")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > 1 << 12:
+        raise ValueError("the device class is no text")
+    return value
+
+
+def _array(shape: Sequence[int], data: bytes) -> Floats:
+    import numpy as np
+
+    if not 1 <= len(shape) <= 2 or min(shape) < 1 or prod(shape) * 4 != len(data):
+        raise ValueError("an array's shape and bytes differ")
+    values = np.frombuffer(data, "<f4").reshape(shape).astype(np.float32)
+    if not np.isfinite(values).all():
+        raise ValueError("a number is not finite")
+    return values
+
+
+def _refusal(problem: str) -> DecodeError:
+    return DecodeError(
+        f"not a checkpoint of maddpg: {problem}", remedy="train it again: stageloom train maddpg"
+    )

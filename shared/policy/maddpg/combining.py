@@ -1,0 +1,103 @@
+"""From the model scheduler's actions to combined blocks and back (TOP, V-B, figure 10). Pure.
+
+[0, 1] is divided into as many uniform intervals as there are blocks in total; blocks whose actions fall into
+one interval form a combined block.
+
+Ours, where more than H blocks fall into one (TOP's *superblock*): they are taken in the order of their
+actions and split into parts of at most H. The part that comes first stays, each further one moves to the
+nearest interval that is still free; there always is one, as there are as many intervals as blocks. The
+*executed* action is the one that says so by itself: reading it again gives the same combined blocks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.plan import Member
+from shared.policy.maddpg.space import Space
+
+_BELOW_ONE = 1.0 - 1e-6  # representable in 32 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """What actions stand for."""
+
+    combined: tuple[tuple[Member, ...], ...]  # by interval; members in the plan's order
+    executed: tuple[float, ...]  # an action per member that gives the same without a split [bins]
+    excess: int  # members that had to leave the combined block they were put in; 0: no superblock
+
+
+def clipped(action: float) -> float:
+    """An action within [0, 1)."""
+    return min(max(action, 0.0), _BELOW_ONE)
+
+
+def bin_of(action: float, bins: int) -> int:
+    """The interval that an action falls into."""
+    return int(clipped(action) * bins)
+
+
+def centre(number: int, bins: int) -> float:
+    """The middle of an interval."""
+    return (number + 0.5) / bins
+
+
+def combine_blocks(space: Space, actions: Sequence[float]) -> Combination:
+    """Combined blocks of at most H members. `actions`: one per member [bins]"""
+    found = _binned(space, actions)
+    executed = [clipped(action) for action in actions]
+    excess = 0
+    for number in sorted(found):
+        inside = sorted(found[number], key=lambda at: (executed[at], at))
+        parts = [inside[at : at + space.members_max] for at in range(0, len(inside), space.members_max)]
+        found[number] = parts[0]
+        for part in parts[1:]:
+            free = _nearest_free(number, found, space.bins)
+            found[free] = part
+            excess += len(part)
+            for at in part:
+                executed[at] = centre(free, space.bins)
+    rows = tuple(tuple(space.members[at] for at in sorted(found[number])) for number in sorted(found))
+    return Combination(rows, tuple(executed), excess)
+
+
+def largest(space: Space, actions: Sequence[float]) -> int:
+    """Members of the largest combined block before anything is split."""
+    return max(map(len, _binned(space, actions).values()))
+
+
+def actions_of(space: Space, combined: Sequence[Sequence[Member]]) -> tuple[float, ...]:
+    """Actions, one per member, that give these combined blocks: interval centres. [bins]
+
+    Combined blocks get intervals in the order in which their members start out (`Space.bin_of_start`), each
+    as near to where its members would be alone as those before it leave room for.
+
+    Raises:
+        KeyError: a block that the space does not have.
+    """
+    place = {member: at for at, member in enumerate(space.members)}
+    rows = [[place[member] for member in row] for row in combined]
+    homes = [sum(space.bin_of_start[at] for at in row) / len(row) for row in rows]
+    order = sorted(range(len(rows)), key=lambda at: (homes[at], rows[at]))
+    actions = [0.0] * space.bins
+    following = 0
+    for rank, at in enumerate(order):
+        last = space.bins - (len(order) - rank)  # leaves an interval for each of the others
+        number = min(max(round(homes[at]), following), last)
+        following = number + 1
+        for member in rows[at]:
+            actions[member] = centre(number, space.bins)
+    return tuple(actions)
+
+
+def _binned(space: Space, actions: Sequence[float]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for at, action in enumerate(actions):
+        found.setdefault(bin_of(action, space.bins), []).append(at)
+    return found
+
+
+def _nearest_free(number: int, taken: dict[int, list[int]], bins: int) -> int:
+    """Of two equally near ones the higher, as later parts hold higher actions."""
+    free = (one for one in range(bins) if one not in taken)
+    return min(free, key=lambda one: (abs(one - number), -one))

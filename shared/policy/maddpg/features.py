@@ -1,0 +1,36 @@
+"""What the policy sees: n samples of progress and deviation, stacked (TOP, equation 1).
+
+Ours: a deviation d in seconds of queued work enters as asinh(d / scale). The paper's raw task counts reach
+hundreds beside progress bits of 0 and 1. `Space.deviation_scale` 0 leaves deviations as they are.
+"""
+
+from collections.abc import Sequence
+
+from shared.errors import InputError
+from shared.policy.gpg.features import Floats
+from shared.policy.maddpg.space import Space
+from shared.policy.samples import Sample
+
+
+def state_of(space: Space, samples: Sequence[Sample]) -> Floats:
+    """The newest n samples, oldest first; rows that are missing count as idle. [state_width]
+
+    Raises:
+        InputError: a sample is of other blocks than the space's.
+    """
+    import numpy as np
+
+    blocks = tuple(model.blocks for model in space.models)
+    newest = samples[-space.samples :]
+    if any(sample.shape != blocks for sample in newest):
+        raise InputError(
+            f"a sample shows blocks {newest[-1].shape}, the policy reads {blocks}",
+            remedy="ask again once the plan that the policy knows is running",
+        )
+    rows = np.zeros((space.samples, space.row_width), np.float32)
+    if newest:
+        rows[-len(newest) :] = [sample.row() for sample in newest]
+    if space.deviation_scale:
+        deviations = rows[:, -space.num_models :]
+        np.arcsinh(deviations / np.float32(space.deviation_scale), out=deviations)
+    return rows.reshape(-1)
