@@ -75,7 +75,7 @@ TERMS: Final = Terms._fields[:-2]
 PRIOR_MEANS: Final = {"longest": 1.0}
 """Coefficients as long as nothing is measured; those of `rest` and `meet` come from the formula."""
 
-PRIOR_SPREADS: Final = {"longest": 0.3, "rest": 0.5, "two": 0.5, "four": 0.5, "stage": 3.0, "meet": 3.0}
+PRIOR_SPREADS: Final = {"longest": 0.15, "rest": 0.5, "two": 0.5, "four": 0.5, "stage": 3.0, "meet": 3.0}
 """Their standard deviations; 1 where none is named."""
 
 
@@ -195,7 +195,8 @@ def fit(
     """
     import numpy as np
 
-    prior = np.array([_prior_mean(name, contention, barrier_s / launch_s) for name in TERMS])
+    meet = barrier_s / launch_s if launch_s else 0.0
+    prior = np.array([_prior_mean(name, contention, meet) for name in TERMS])
     precision = np.diag([PRIOR_SPREADS.get(name, 1.0) ** -2 for name in TERMS])
     known = [sample for sample in samples if sample.seconds > 0.0 and sample.terms.longest > 0.0]
     if not known:

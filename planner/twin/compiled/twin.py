@@ -9,6 +9,7 @@ from the user's cache.
 """
 
 import copy
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -191,12 +192,15 @@ class CompiledTwin:
         ]
         self._samples = _samples(samples_s, len(self._names))
         clock.arrival = clock.sample = 0
-        world.tallies.fill(0)
+        area = self._deployed().areas[-1]
+        world.tallies[: area.first["times"] + area.room["times"]] = 0
         world.models.busy_s = 0.0
 
     def _go_on(self, end_s: float, deploy: int) -> None:
         """Run the kernels, and give them what they stop for."""
         memory = self._deployed()
+        while memory.world.clock[0].open + 1 > len(memory.world.ends):  # all may end in one event
+            memory.double()
         while True:
             stopped = self._kernels(memory, end_s, deploy)
             deploy = NOBODY
@@ -274,12 +278,14 @@ class CompiledTwin:
         area = self._deployed().areas[self._active]
         first = area.first["times"]
         tallies = world.tallies[first : first + area.room["times"]].view(np.ndarray)
-        firsts = world.combined.first_time[area.first["combined"] :][: len(bound.combined)] - first
+        ran = np.flatnonzero(tallies["count"])
+        firsts = (
+            world.combined["first_time"][area.first["combined"] :][: len(bound.combined)] - first
+        ).tolist()
         steps = []
-        for at in np.flatnonzero(tallies["count"]):
-            combined = int(np.searchsorted(firsts, at, side="right")) - 1
-            mask, _ = program_of(bound, combined, int(at - firsts[combined]))
-            sum_s, max_s, count = tallies[at].item()
+        for at, (sum_s, max_s, count) in zip(ran.tolist(), tallies[ran].tolist(), strict=True):
+            combined = bisect_right(firsts, at) - 1
+            mask, _ = program_of(bound, combined, at - firsts[combined])
             steps.append(StepsWindow(combined=combined, mask=mask, count=count, sum_s=sum_s, max_s=max_s))
         return tuple(sorted(steps, key=lambda one: (one.combined, one.mask)))
 
