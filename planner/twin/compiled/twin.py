@@ -11,7 +11,7 @@ from the user's cache.
 import copy
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from planner.twin.compiled.layout import NOBODY, Records, World
 from planner.twin.compiled.placing import Memory
 from planner.twin.compiled.tables import loaded_programs, plan_tables, program_of
 from planner.twin.compiled.tape import Tape
+from planner.twin.interface import usual_samples
 from planner.twin.lanes import noise_factors
 from planner.twin.times import BlockTimes, PlanTimes, StepTimes
 from planner.twin.window import ModelWindow, StepsWindow, Window
@@ -29,8 +30,6 @@ from shared.engine.stats import Counts, EngineGlance, QueueGlance
 from shared.engine.steps import PlanKey
 from shared.errors import InputError, PlanError
 from shared.ids import Digest
-
-SAMPLE_EVERY_S: Final = 0.1
 
 
 class CompiledTwin:
@@ -175,8 +174,8 @@ class CompiledTwin:
         begin_s = before.now_s
         end_s = begin_s + seconds
         if sample_at_s is None:
-            sample_at_s = [SAMPLE_EVERY_S * (one + 1) for one in range(int(seconds / SAMPLE_EVERY_S + 1e-9))]
-        self._open_window([begin_s + at_s for at_s in sample_at_s], end_s)
+            sample_at_s = usual_samples(seconds)
+        self._open_window([min(begin_s + at_s, end_s) for at_s in sample_at_s], end_s)
         self._go_on(end_s, NOBODY)
         return self._window(before, end_s)
 
