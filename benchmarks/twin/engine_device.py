@@ -71,7 +71,7 @@ class EngineDevice:
         """Run a few tasks of every model, so that the first window finds warm caches."""
         for _ in range(tasks):
             for future in [self._shell.submit(name, inputs) for name, inputs in self._inputs.items()]:
-                future.result()
+                future.result(timeout=60.0)
         self.drained()
 
     def run(self, seconds: float, *, sample_at_s: Sequence[float] | None = None) -> Window:
@@ -107,9 +107,15 @@ class EngineDevice:
         return self._window(before, after, began_s, ended_s, tuple(glances))
 
     def drained(self, timeout_s: float = 60.0) -> None:
-        """Wait until every task has ended."""
+        """Wait until every task has ended.
+
+        Raises:
+            RuntimeError: some never do; the message shows the engine.
+        """
         until_s = time.monotonic() + timeout_s
-        while self._shell.stats().open_tasks and time.monotonic() < until_s:
+        while (stats := self._shell.stats()).open_tasks:
+            if time.monotonic() > until_s:
+                raise RuntimeError(f"tasks did not end in {timeout_s:.0f} s: {stats}")
             time.sleep(0.01)
 
     @property
