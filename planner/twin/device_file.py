@@ -7,7 +7,7 @@ from; `measured` ones were fitted to what a real device reported (`planner.twin.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from importlib import resources
 from pathlib import Path
@@ -116,6 +116,31 @@ def load_device(name: str) -> DeviceFile:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{name} cannot be read: {error}") from error
     return parse_device(text, name)
+
+
+def cpu_device(cores: int) -> DeviceFile:
+    """A CPU of which nothing was measured: where a calibration begins.
+
+    Its figures are those of `DeviceRates`, one core of a small machine.
+    """
+    rates = DeviceRates()
+    assumed = "assumption: about one core of a small machine, until it is measured"
+    device = DeviceFile(
+        name="cpu",
+        title=f"CPU, {cores} cores",
+        kind=Kind.DERIVED,
+        fp32_flop_per_s=rates.flop_per_s,
+        fp16_flop_per_s=0.0,
+        bytes_per_s=rates.bytes_per_s,
+        cores=cores,
+        launch_s=rates.launch_s,
+        barrier_s=rates.barrier_s,
+        step_s=0.0,
+        groups_interference=0.0,
+        lanes_interference=0.0,
+    )
+    sources = dict.fromkeys(sorted(set(FIGURES) - _OPTIONAL), assumed)
+    return replace(device, sources={**sources, "cores": "the system's"})
 
 
 def parse_device(text: str, where: str) -> DeviceFile:

@@ -41,25 +41,27 @@ SAMPLE_EVERY_S: Final = 0.1
 class Twin:
     """A simulated device; satisfies `planner.twin.interface.Device`.
 
-    `arrivals` by model, or by several models' names for tasks that share their input. `deadlines_s`: from
-    arrival to deadline, of single tasks by model; a model without one has none. Equal arguments and calls
-    give equal windows.
+    `arrivals` by model; `shared` by the models of tasks that share their input. `deadlines_s`: from arrival
+    to deadline, by model, of tasks of one model; without one they have none. Equal arguments and calls give
+    equal windows.
     """
 
     def __init__(
         self,
         times: StepTimes,
-        arrivals: Mapping[str | tuple[str, ...], Process],
+        arrivals: Mapping[str, Process],
         *,
+        shared: Mapping[tuple[str, ...], Process] | None = None,
         seed: int = 0,
         deadlines_s: Mapping[str, float] | None = None,
     ) -> None:
         self.times = times
         self.now_s = 0.0
         self._core = EngineCore()
+        sources = [((name,), process) for name, process in arrivals.items()] + list((shared or {}).items())
         self._sources = [
-            _Source(key, process, np.random.default_rng([seed, index]), (deadlines_s or {}))
-            for index, (key, process) in enumerate(arrivals.items())
+            _Source(models, process, np.random.default_rng([seed, index]), (deadlines_s or {}))
+            for index, (models, process) in enumerate(sources)
         ]
         self._lanes = Lanes(times.device, seed)
         self._plans: dict[PlanKey, PlanTimes] = {}
@@ -170,15 +172,15 @@ class _Source:
 
     def __init__(
         self,
-        key: str | tuple[str, ...],
+        models: tuple[str, ...],
         process: Process,
         rng: np.random.Generator,
         deadlines_s: Mapping[str, float],
     ) -> None:
-        self._models = (key,) if isinstance(key, str) else key
+        self._models = models
         self._stream = ArrivalStream(process, rng)
         self._waiting: deque[float] = deque()
-        self._deadline_s = deadlines_s.get(key) if isinstance(key, str) else None
+        self._deadline_s = deadlines_s.get(models[0]) if len(models) == 1 else None
         self._nbytes = 1
         self.next_s = math.inf
 

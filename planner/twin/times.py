@@ -188,67 +188,106 @@ class BlockTimes:
         known = costs.stages_of.get((digest, max(batch for *_, batch in self._parts)), ())
         return {stage.groups: stage.seconds for stage in known if len(stage.groups) > 1 and not stage.merge}
 
-    def _work_out(self, mask: int, buckets: tuple[int, ...]) -> StepTime:
-        graph, device = self._graph, self._times.device
-        seconds = [0.0] * graph.size
-        works = [0.0] * graph.size
+    def items(self, mask: int) -> LaunchList:
+        """What a step of these members runs."""
+        return lower(self._schedule, self._graph, mask, barrier=self._barrier)
+
+    def model_ops(self, item: Item) -> tuple[Digest, Graph, tuple[OpId, ...]]:
+        """An item's operators, as their model numbers them."""
+        artifact, graph, block, _ = self._parts[item.member]
+        shift = block.start - self._graph.offsets[item.member]
+        return artifact, graph, tuple(OpId(op + shift) for op in item.ops)
+
+    def stages(self, mask: int, buckets: tuple[int, ...]) -> list["StageParts"]:
+        """The stages of a step, as far as they are not empty; of a stage schedule with full barriers."""
+        seconds, works = self._operators_s(mask, buckets)
         bucket_of = dict(zip(bits(mask), buckets, strict=True))
-        for member, bucket in bucket_of.items():
-            at = graph.offsets[member]
-            for op, (op_s, work_s) in enumerate(
-                self._times.operators(self._parts[member], bucket, self._threads), at
-            ):
+        by_stage: dict[int, StageParts] = {}
+        for item in self.items(mask):
+            parts = by_stage.setdefault(item.stage, StageParts([], [], 0.0))
+            parts.groups.append(item.ops)
+            parts.items_s.append(self._item_s(item, seconds, bucket_of[item.member]))
+            work_s = parts.work_s + sum(works[op] for op in item.ops)
+            by_stage[item.stage] = parts._replace(work_s=work_s)
+        return list(by_stage.values())
+
+    @property
+    def staged(self) -> bool:
+        """Whether its stages end one after another."""
+        return isinstance(self._schedule, StageSchedule) and self._barrier is Barrier.FULL
+
+    def _work_out(self, mask: int, buckets: tuple[int, ...]) -> StepTime:
+        overhead_s = self._times.device.step_s
+        if not self.staged:
+            seconds, works = self._operators_s(mask, buckets)
+            return _step_time(self._fluid_s(mask, buckets, seconds, works) + overhead_s, sum(works))
+        bucket_of = dict(zip(bits(mask), buckets, strict=True))
+        full = all(bucket_of.get(m) == batch for m, (*_, batch) in enumerate(self._parts))
+        stages = self.stages(mask, buckets)
+        total_s = sum(self._stage_s(stage, full) for stage in stages)
+        return _step_time(total_s + overhead_s, sum(stage.work_s for stage in stages))
+
+    def _operators_s(self, mask: int, buckets: tuple[int, ...]) -> tuple[list[float], list[float]]:
+        """Seconds and work of the active members' operators, 0 elsewhere. [num_ops] each"""
+        seconds, works = [0.0] * self._graph.size, [0.0] * self._graph.size
+        for member, bucket in zip(bits(mask), buckets, strict=True):
+            known = self._times.operators(self._parts[member], bucket, self._threads)
+            for op, (op_s, work_s) in enumerate(known, self._graph.offsets[member]):
                 seconds[op], works[op] = op_s, work_s
-        items = lower(self._schedule, graph, mask, barrier=self._barrier)
-        items_s = [self._item_s(item, seconds, bucket_of[item.member]) for item in items]
-        if isinstance(self._schedule, StageSchedule) and self._barrier is Barrier.FULL:
-            full = all(bucket_of.get(m) == batch for m, (*_, batch) in enumerate(self._parts))
-            total_s = self._stages_s(items, items_s, works, full)
-        else:
-            for item, item_s in zip(items, items_s, strict=True):
-                seconds[item.ops[0]] += item_s - sum(seconds[op] for op in item.ops)
-            rates = self._times.costs.rates
-            costs = StageCosts(
-                tuple(seconds), contention=rates.contention, barrier_s=rates.barrier_s, work_s=tuple(works)
-            )
-            total_s = launch_list_s(items, costs)
-        return _step_time(total_s + device.step_s, sum(works))
+        return seconds, works
+
+    def _fluid_s(
+        self, mask: int, buckets: tuple[int, ...], seconds: list[float], works: Sequence[float]
+    ) -> float:
+        bucket_of = dict(zip(bits(mask), buckets, strict=True))
+        items = self.items(mask)
+        for item in items:
+            item_s = self._item_s(item, seconds, bucket_of[item.member])
+            seconds[item.ops[0]] += item_s - sum(seconds[op] for op in item.ops)
+        rates = self._times.costs.rates
+        costs = StageCosts(
+            tuple(seconds), contention=rates.contention, barrier_s=rates.barrier_s, work_s=tuple(works)
+        )
+        return launch_list_s(items, costs)
 
     def _item_s(self, item: Item, seconds: Sequence[float], bucket: int) -> float:
         """An item alone."""
-        device = self._times.device
+        device, costs = self._times.device, self._times.costs
         total_s = sum(seconds[op] for op in item.ops)
-        artifact, graph, block, _ = self._parts[item.member]
-        shift = block.start - self._graph.offsets[item.member]
-        ops = [OpId(op + shift) for op in item.ops]
+        artifact, graph, ops = self.model_ops(item)
         if item.merge:
-            apart_s = sum(self._times.costs.operator_s(artifact, graph, op) for op in ops)
-            total_s *= self._times.costs.merged_s(artifact, graph, ops) / apart_s
+            apart_s = sum(costs.operator_s(artifact, graph, op) for op in ops)
+            total_s *= costs.merged_s(artifact, graph, ops) / apart_s
         if device.border_s_per_byte:
             total_s += device.border_s_per_byte * bucket * border_bytes(graph, ops)
         return total_s + device.item_s
 
-    def _stages_s(
-        self, items: LaunchList, items_s: Sequence[float], works: Sequence[float], full: bool
-    ) -> float:
+    def _stage_s(self, stage: "StageParts", full: bool) -> float:
         rates = self._times.costs.rates
-        by_stage: dict[int, list[int]] = {}
-        for index, item in enumerate(items):
-            by_stage.setdefault(item.stage, []).append(index)
-        total_s = 0.0
-        for indices in by_stage.values():
-            if len(indices) == 1:
-                total_s += items_s[indices[0]]
-                continue
-            measured_s = self._measured.get(tuple(items[i].ops for i in indices)) if full else None
-            if measured_s is not None:
-                total_s += measured_s
-                continue
-            sums = [items_s[i] for i in indices]
-            work_s = sum(works[op] for i in indices for op in items[i].ops)
-            least_s = min(max(max(sums), work_s), sum(sums))
-            total_s += least_s + rates.contention * (sum(sums) - least_s) + rates.barrier_s
-        return total_s
+        if len(stage.items_s) == 1:
+            return stage.items_s[0]
+        measured_s = self._measured.get(tuple(stage.groups)) if full else None
+        if measured_s is not None:
+            return measured_s
+        return stage.least_s + rates.contention * (stage.total_s - stage.least_s) + rates.barrier_s
+
+
+class StageParts(NamedTuple):
+    """One stage of a step: its groups, the seconds of each alone, and their work together."""
+
+    groups: list[Group]
+    items_s: list[float]
+    work_s: float
+
+    @property
+    def total_s(self) -> float:
+        """One group after another."""
+        return sum(self.items_s)
+
+    @property
+    def least_s(self) -> float:
+        """With nothing in each other's way."""
+        return min(max(*self.items_s, self.work_s), self.total_s)
 
 
 def border_bytes(graph: Graph, ops: Sequence[OpId]) -> int:

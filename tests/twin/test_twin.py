@@ -16,7 +16,7 @@ from shared.policy.queues import Measure
 from tests.engine.plans import chains
 from tests.twin.cases import device, measured
 
-Load = Mapping[str | tuple[str, ...], Process]
+Load = Mapping[str, Process]
 
 
 def deployed(bound: BoundPlan, seconds: Mapping[str, float], load: Load, **options: object) -> Twin:
@@ -137,7 +137,7 @@ def test_tasks_are_conserved_over_windows_and_swaps(rule: QueueRule) -> None:
 
 def test_a_shared_task_counts_in_each_model_and_ends_once() -> None:
     bound = chains(1, 1, groups=[[(0, 0, 0), (1, 0, 0)]])
-    twin = deployed(bound, {"a": 0.01, "b": 0.02}, {("a", "b"): Periodic(rate_per_s=10.0)})
+    twin = deployed(bound, {"a": 0.01, "b": 0.02}, {}, shared={("a", "b"): Periodic(rate_per_s=10.0)})
     window = twin.run(5.0)
     assert [model.ended.completed for model in window.models] == [50, 50]
     assert twin.stats.ended.completed == 50

@@ -1,0 +1,209 @@
+"""The twin against this machine's engine, on plans that it was not calibrated on; and how fast it is.
+
+    python -m benchmarks.twin [--quick] [--json]
+
+Small models on the onnx executor, so that two cores suffice. A seeded sampler draws plans (partition,
+replicas, combination, scheduler, lanes, rules, launch intervals) and loads (periodic, Poisson, bursty; 0.35
+to 1.25 of what the device can do). Each is served twice, in an order of its own each time, with rounds of the
+calibration before, between and after. The twin is fitted to the calibration's plans alone, and then replays
+the arrivals of the first serving. `floor_*` are the same figures of the second serving against the first,
+whose arrivals differ only by when the load generator woke: no prediction of one serving can be much better
+than that.
+
+`times_real_time`: simulated seconds per second, of the paper's workload (Inception V3, ResNet-50 and
+SqueezeNet, 30, 60 and 120 tasks a second) on the A100's device file.
+"""
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
+from statistics import correlation, median
+
+import numpy as np
+
+from benchmarks import zoo
+from benchmarks.report import Report, arguments, emit, progress, spread
+from benchmarks.twin.engine_device import EngineDevice
+from benchmarks.twin.measuring import Collected, busy_per_task_s, operator_times
+from benchmarks.twin.plans import Trial, calibration, sample
+from edge_agent.worker.config import WorkerConfig
+from planner.twin.arrivals import Periodic, Recorded
+from planner.twin.calibrate import Calibrated, calibrate
+from planner.twin.device_file import cpu_device, load_device
+from planner.twin.reference import Twin
+from planner.twin.times import StepTimes
+from planner.twin.window import Window
+from shared.artifact import Artifact, open_artifact
+from shared.bound import bind
+from shared.importer.api import artifact_path, import_model
+from shared.plan import Plan
+from shared.search.compose import ModelChoice, compose
+
+SMALL = {"squeezenet": (0.5, 96), "googlenet": (0.25, 96), "resnet50": (0.25, 64)}
+"""Width and side of the image: a millisecond or a few per task."""
+
+PAPER = {"inception_v3": 30.0, "resnet50": 60.0, "squeezenet_bypass": 120.0}
+SEED = 6
+PACKAGES = ("onnxruntime", "numpy", "msgspec", "numba")
+
+
+def artifacts(models: Mapping[str, tuple[float, int | None]], folder: Path) -> dict[str, Artifact]:
+    """Import networks of the zoo, by name."""
+    found = {}
+    for name, (width, size) in models.items():
+        progress(f"import {name}")
+        path = folder / f"{name}-{width}-{size}.onnx"
+        zoo.write(name, path, width=width, size=size)
+        report = import_model(path, shapes={}, out_dir=folder)
+        found[name] = open_artifact(artifact_path(folder, report.digest))
+    return found
+
+
+class Servings:
+    """One engine after another serves the sampled plans."""
+
+    def __init__(self, workload: Mapping[str, Artifact], seconds: float) -> None:
+        self._artifacts = {artifact.digest: artifact for artifact in workload.values()}
+        self._seconds = seconds
+        self.windows: dict[str, list[Window]] = {}
+        self.arrived: dict[str, dict[str, tuple[float, ...]]] = {}
+
+    def serve(self, trials: Sequence[Trial], rng: Random) -> None:
+        """Each once, in random order."""
+        for trial in rng.sample(trials, len(trials)):
+            progress(f"serve {trial.name}")
+            with EngineDevice(self._artifacts, trial.arrivals, seed=SEED) as device:
+                device.deploy(trial.bound)
+                device.warm_up()
+                window = device.run(self._seconds)
+                self.windows.setdefault(trial.name, []).append(window)
+                self.arrived.setdefault(trial.name, device.arrived_s(window.began_s))
+
+
+def predict(
+    calibrated: Calibrated, trial: Trial, arrived: Mapping[str, tuple[float, ...]], seconds: float
+) -> Window:
+    """The twin under the arrivals that came."""
+    twin = Twin(
+        calibrated.times, {name: Recorded(times_s=times) for name, times in arrived.items()}, seed=SEED
+    )
+    twin.deploy(trial.bound)
+    return twin.run(seconds)
+
+
+def accuracy(report: Report, workload: Mapping[str, Artifact], *, quick: bool) -> None:
+    """Serve, fit, predict, compare."""
+    seconds, count, repeats = (1.0, 6, 3) if quick else (4.0, 24, 9)
+    collected = Collected(operator_times(workload, repeats))
+    alone_s = {
+        name: 0.8 * sum(t for (digest, _), t in collected.operators.items() if digest == artifact.digest)
+        for name, artifact in workload.items()
+    }
+    by_digest = {artifact.digest: artifact for artifact in workload.values()}
+    plans, rng = calibration(workload), Random(SEED)
+    trials = sample(workload, alone_s, count, SEED)
+    servings = Servings(workload, seconds)
+    for turn in range(3):
+        collected.round(plans, by_digest, alone_s, seconds / 2, progress)
+        if turn < 2:
+            servings.serve(trials, rng)
+    device = cpu_device(len(os.sched_getaffinity(0)))
+    calibrated = calibrate(device, collected.measured(device.cores, "steps served by this benchmark"))
+    predicted = {
+        trial.name: predict(calibrated, trial, servings.arrived[trial.name], seconds) for trial in trials
+    }
+    rows = []
+    for trial in trials:
+        first, again = servings.windows[trial.name]
+        rows.append(row(trial.name, first, again, predicted[trial.name]))
+    report.add(
+        {
+            **figures(rows, "predicted", ""),
+            **figures(rows, "again", "floor_"),
+            "plans": float(count),
+            "calibration_median_relative_error": median(abs(one) for one in calibrated.errors),
+            "step_overhead_us": 1e6 * calibrated.device.step_s,
+            "task_overhead_us": 1e6 * calibrated.device.task_s,
+            "item_overhead_us": 1e6 * calibrated.device.item_s,
+            "groups_interference": calibrated.device.groups_interference,
+            "lanes_interference": calibrated.device.lanes_interference,
+        },
+        rows,
+    )
+
+
+def row(name: str, first: Window, again: Window, predicted: Window) -> dict[str, object]:
+    """What is compared, of one plan."""
+    found: dict[str, object] = {"plan": name}
+    for key, window in (("measured", first), ("again", again), ("predicted", predicted)):
+        found[f"{key}_throughput_per_s"] = window.throughput_per_s
+        found[f"{key}_p99_ms"] = 1e3 * window.p99_s
+        found[f"{key}_busy_ms_per_task"] = 1e3 * busy_per_task_s(window)
+        found[f"{key}_refused"] = sum(model.ended.refused for model in window.models)
+    return found
+
+
+def figures(rows: Sequence[Mapping[str, object]], against: str, prefix: str) -> dict[str, float]:
+    """Errors of one column against what was measured, and how alike both rank the plans."""
+    found: dict[str, float] = {}
+    for name, key in (("throughput", "throughput_per_s"), ("p99", "p99_ms"), ("busy", "busy_ms_per_task")):
+        measured = np.array([one[f"measured_{key}"] for one in rows], dtype=float)
+        other = np.array([one[f"{against}_{key}"] for one in rows], dtype=float)
+        errors = np.abs(other / measured - 1.0)
+        found[f"{prefix}{name}_median_relative_error"] = float(np.median(errors))
+        found[f"{prefix}{name}_p90_relative_error"] = float(np.quantile(errors, 0.9))
+        rank = f"{prefix}rank_correlation" if name == "throughput" else f"{prefix}{name}_rank_correlation"
+        found[rank] = rank_correlation(measured.tolist(), other.tolist())
+    return found
+
+
+def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
+    """Spearman's, equal values sharing their mean rank."""
+    return correlation(
+        *([(sum(y < x for y in of) + sum(y <= x for y in of)) / 2 for x in of] for of in (one, other))
+    )
+
+
+def speed(report: Report, *, quick: bool) -> None:
+    """Simulated seconds per second on the paper's workload."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = artifacts(dict.fromkeys(PAPER, (1.0, None)), Path(folder))
+        graphs = {artifact.digest: artifact.graph for artifact in found.values()}
+        choices = [
+            ModelChoice(name=name, artifact=artifact.digest, graph=artifact.graph, partition="paper")
+            for name, artifact in found.items()
+        ]
+        plan: Plan = compose(choices)
+    bound = bind(plan, graphs)
+    times = StepTimes.derived(load_device("a100"))
+    simulated_s = 2.0 if quick else 10.0
+    rates = []
+    for _ in range(3):
+        twin = Twin(times, {name: Periodic(rate_per_s=rate) for name, rate in PAPER.items()}, seed=SEED)
+        twin.deploy(bound)
+        began_s = time.perf_counter()
+        twin.run(simulated_s)
+        rates.append(simulated_s / (time.perf_counter() - began_s))
+    report.add(
+        {"times_real_time_reference": median(rates)},
+        [{"twin": "reference", **{f"times_real_time_{k}": v for k, v in spread(rates).items()}}],
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    options = arguments("The twin against this machine's engine").parse_args()
+    sys.setswitchinterval(WorkerConfig().switch_interval_s)
+    report = Report("twin")
+    with tempfile.TemporaryDirectory() as folder:
+        accuracy(report, artifacts(SMALL, Path(folder)), quick=options.quick)
+    speed(report, quick=options.quick)
+    emit(report, as_json=options.json, packages=PACKAGES)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""An engine in this process as a `planner.twin.interface.Device`, loaded by seeded arrivals in real time."""
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+
+from edge_agent.executor.base import StepResult
+from edge_agent.executor.onnx import OnnxExecutor
+from edge_agent.worker.shell import EngineShell
+from edge_agent.worker.tasks import TaskEnd
+from planner.twin.arrivals import ArrivalStream, Process
+from planner.twin.reference import SAMPLE_EVERY_S
+from planner.twin.window import ModelWindow, StepsWindow, Window
+from shared.artifact import Artifact
+from shared.bound import BoundPlan
+from shared.engine.stats import Counts, EngineGlance, EngineStats, QueueGlance
+from shared.engine.steps import Outcome, Step
+from shared.ids import Digest
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpan:
+    """A step that ran; `queued`: it was issued before the one ahead of it in its lane had ended."""
+
+    lane: int
+    combined: int
+    mask: int
+    buckets: tuple[int, ...]
+    began_s: float
+    ended_s: float
+    models: tuple[int, ...]
+
+
+class EngineDevice:
+    """Use it as a context manager: it has threads. One plan at a time is loaded after another."""
+
+    def __init__(
+        self, artifacts: Mapping[Digest, Artifact], arrivals: Mapping[str, Process], *, seed: int = 0
+    ) -> None:
+        self._artifacts = dict(artifacts)
+        self._steps: list[StepSpan] = []  # appended to by the lanes' threads
+        self._ends: list[tuple[str, TaskEnd]] = []
+        self._submitted: list[tuple[str, float]] = []
+        self._shell = EngineShell(OnnxExecutor(), on_step=self._on_step)
+        self._streams = {
+            model: ArrivalStream(process, np.random.default_rng([seed, index]))
+            for index, (model, process) in enumerate(arrivals.items())
+        }
+        self._run_s = 0.0  # on the arrivals' clock
+        self._bound: BoundPlan | None = None
+
+    def deploy(self, bound: BoundPlan) -> None:
+        """Load, wait until all is prepared, and activate; see `Device.deploy`."""
+        key = self._shell.load(bound.plan, self._artifacts)
+        self._shell.activate(key)
+        self._bound = bound
+        rng = np.random.default_rng(0)
+        self._inputs = {
+            model.plan.name: {
+                tensor.name: rng.standard_normal(tensor.shape).astype(tensor.dtype)
+                for tensor in (model.graph.tensors[one] for one in model.graph.inputs)
+            }
+            for model in bound.models
+        }
+
+    def warm_up(self, tasks: int = 3) -> None:
+        """Run a few tasks of every model, so that the first window finds warm caches."""
+        for _ in range(tasks):
+            for future in [self._shell.submit(name, inputs) for name, inputs in self._inputs.items()]:
+                future.result()
+        self.drained()
+
+    def run(self, seconds: float, *, sample_at_s: Sequence[float] | None = None) -> Window:
+        """See `Device.run`. Tasks are submitted by this thread, as near to their time as it wakes."""
+        assert self._bound is not None
+        if sample_at_s is None:
+            sample_at_s = [SAMPLE_EVERY_S * (one + 1) for one in range(int(seconds / SAMPLE_EVERY_S + 1e-9))]
+        coming = deque(
+            sorted(
+                (at_s - self._run_s, name)
+                for name, stream in self._streams.items()
+                for at_s in stream.until(self._run_s + seconds).tolist()
+            )
+        )
+        samples, glances = deque(sample_at_s), []
+        self._steps.clear()
+        self._ends.clear()
+        self._submitted.clear()
+        before = self._shell.stats()
+        began_s = time.monotonic()
+        while coming or samples:
+            next_s = min(coming[0][0] if coming else np.inf, samples[0] if samples else np.inf)
+            time.sleep(max(began_s + next_s - time.monotonic(), 0.0))
+            if coming and coming[0][0] <= next_s:
+                self._submit(coming.popleft()[1])
+            else:
+                samples.popleft()
+                glances.append(_glance(self._shell.stats(), self._bound))
+        time.sleep(max(began_s + seconds - time.monotonic(), 0.0))
+        after = self._shell.stats()
+        ended_s = time.monotonic()
+        self._run_s += seconds
+        return self._window(before, after, began_s, ended_s, tuple(glances))
+
+    def drained(self, timeout_s: float = 60.0) -> None:
+        """Wait until every task has ended."""
+        until_s = time.monotonic() + timeout_s
+        while self._shell.stats().open_tasks and time.monotonic() < until_s:
+            time.sleep(0.01)
+
+    @property
+    def steps(self) -> list[StepSpan]:
+        """The steps that ended since the last window began."""
+        return list(self._steps)
+
+    def arrived_s(self, began_s: float) -> dict[str, tuple[float, ...]]:
+        """When the tasks of the last window really came, by model, in seconds since its begin."""
+        found: dict[str, list[float]] = {name: [] for name in self._streams}
+        for name, at_s in self._submitted:
+            found[name].append(max(at_s - began_s, 0.0))
+        return {name: tuple(sorted(times)) for name, times in found.items()}
+
+    def close(self) -> None:
+        """End the threads."""
+        self._shell.close()
+
+    def __enter__(self) -> "EngineDevice":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _submit(self, name: str) -> None:
+        self._submitted.append((name, time.monotonic()))
+        future = self._shell.submit(
+            name, self._inputs[name], on_end=lambda end: self._ends.append((name, end))
+        )
+        future.add_done_callback(lambda done: done.exception())  # what was refused is counted, not raised
+
+    def _on_step(self, step: Step, result: StepResult) -> None:
+        program = step.program
+        models = tuple(member.member.model for member in step.members)
+        self._steps.append(
+            StepSpan(
+                step.lane,
+                program.combined,
+                program.mask if not step.fallback else -1,
+                program.buckets,
+                result.started_s,
+                result.ended_s,
+                models,
+            )
+        )
+
+    def _window(
+        self,
+        before: EngineStats,
+        after: EngineStats,
+        began_s: float,
+        ended_s: float,
+        glances: tuple[EngineGlance, ...],
+    ) -> Window:
+        assert self._bound is not None
+        steps = [one for one in self._steps if one.ended_s <= ended_s]
+        earlier = {model.name: model for model in before.models}
+        models = []
+        for index, model in enumerate(after.models):
+            latencies = [
+                end.ended_s - end.queued_s
+                for name, end in list(self._ends)
+                if name == model.name and end.outcome is Outcome.COMPLETED and end.ended_s <= ended_s
+            ]
+            models.append(
+                ModelWindow(
+                    name=model.name,
+                    submitted=sum(name == model.name for name, _ in self._submitted),
+                    ended=_since(model.ended, earlier[model.name].ended),
+                    queued=model.queued,
+                    busy_s=sum(
+                        (one.ended_s - one.began_s) * one.models.count(index) / len(one.models)
+                        for one in steps
+                    ),
+                    latencies_s=tuple(latencies),
+                )
+            )
+        return Window(
+            plan=self._bound.plan.digest,
+            began_s=began_s,
+            seconds=ended_s - began_s,
+            busy_s=_union_s([(max(one.began_s, began_s), one.ended_s) for one in steps]),
+            used_s=None,
+            models=tuple(models),
+            steps=_steps_of(steps),
+            glances=glances,
+            open_before=before.open_tasks,
+            open_after=after.open_tasks,
+        )
+
+
+def _glance(stats: EngineStats, bound: BoundPlan) -> EngineGlance:
+    queues = []
+    for model in stats.models:
+        progress = 0
+        for mask in model.progress:
+            progress |= mask
+        blocks = bound.models[bound.model_index[model.name]].plan.num_blocks
+        arrived = model.ended.total + model.queued + model.launched
+        queues.append(QueueGlance(model.name, arrived, model.queued, model.oldest_age_s, blocks, progress))
+    return EngineGlance(stats.now_s, stats.active, None, tuple(queues))
+
+
+def _since(after: Counts, before: Counts) -> Counts:
+    return Counts(
+        completed=after.completed - before.completed,
+        refused=after.refused - before.refused,
+        failed=after.failed - before.failed,
+        cancelled=after.cancelled - before.cancelled,
+        expired=after.expired - before.expired,
+    )
+
+
+def _steps_of(steps: Sequence[StepSpan]) -> tuple[StepsWindow, ...]:
+    taken: dict[tuple[int, int], list[float]] = {}
+    for one in steps:
+        taken.setdefault((one.combined, one.mask), []).append(one.ended_s - one.began_s)
+    return tuple(
+        StepsWindow(combined=combined, mask=mask, count=len(found), sum_s=sum(found), max_s=max(found))
+        for (combined, mask), found in sorted(taken.items())
+    )
+
+
+def _union_s(spans: Sequence[tuple[float, float]]) -> float:
+    total_s, reached_s = 0.0, -np.inf
+    for began_s, ended_s in sorted(spans):
+        total_s += max(ended_s - max(began_s, reached_s), 0.0)
+        reached_s = max(reached_s, ended_s)
+    return float(total_s)

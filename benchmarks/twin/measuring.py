@@ -1,0 +1,165 @@
+"""What a calibration needs of this machine's engine, measured in turns with what it is compared on."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import fmean, median
+
+from benchmarks.twin.engine_device import EngineDevice, StepSpan
+from edge_agent.executor.base import TimingRequest
+from edge_agent.executor.onnx import OnnxExecutor
+from planner.twin.arrivals import Periodic, Process
+from planner.twin.calibrate import Beside, Measured, Operators, StepSample
+from planner.twin.window import Window
+from shared.artifact import Artifact
+from shared.bound import BoundPlan
+from shared.ids import Digest, OpId
+
+OVERLOAD = 1.5
+"""Of the device: some step is always due, so that what lies between two steps is overhead."""
+
+LOW_LOAD = 0.15
+LONGEST_GAP_S = 0.005
+"""Between two steps of a lane that has work; what is longer waited for something else."""
+
+_Program = tuple[int, int, tuple[int, ...]]
+
+
+def operator_times(workload: Mapping[str, Artifact], repeats: int) -> dict[tuple[Digest, OpId], float]:
+    """Seconds of every operator alone, as a device profiles them."""
+    executor = OnnxExecutor()
+    found: dict[tuple[Digest, OpId], float] = {}
+    for artifact in workload.values():
+        request = TimingRequest(repeats=repeats, limit_s=60.0)
+        for op, time in enumerate(executor.time_operators(artifact, request, lambda: True)):
+            if time.runs:
+                found[artifact.digest, OpId(op)] = time.median_us * 1e-6
+    executor.close()
+    return found
+
+
+def rates(bound: BoundPlan, alone_s: Mapping[str, float], load: float) -> dict[str, Process]:
+    """Periodic arrivals that ask for `load` of a device, an equal part of it for each model."""
+    share = load / len(bound.models)
+    return {
+        model.plan.name: Periodic(rate_per_s=share / alone_s[model.plan.name], offset_s=0.003 * index)
+        for index, model in enumerate(bound.models)
+    }
+
+
+@dataclass
+class Collected:
+    """What the calibration's plans did so far, over all rounds."""
+
+    operators: Operators
+    programs: dict[tuple[str, _Program], list[float]] = field(default_factory=dict)  # by plan and program
+    bounds: dict[str, BoundPlan] = field(default_factory=dict)
+    gaps_s: list[float] = field(default_factory=list)
+    extra_s: list[float] = field(default_factory=list)  # of a task beyond its steps
+    beside: list[tuple[str, float]] = field(default_factory=list)  # model, seconds beside another lane
+
+    def round(
+        self,
+        plans: Sequence[tuple[str, BoundPlan]],
+        artifacts: Mapping[Digest, Artifact],
+        alone_s: Mapping[str, float],
+        seconds: float,
+        say: Callable[[str], None],
+    ) -> None:
+        """Serve every plan of the calibration once, and the first one under a low load."""
+        for name, bound in plans:
+            say(f"calibration: {name}")
+            self.bounds[name] = bound
+            load = OVERLOAD * bound.plan.lanes
+            with EngineDevice(artifacts, rates(bound, alone_s, load)) as device:
+                device.deploy(bound)
+                device.warm_up()
+                device.run(seconds)
+                steps = device.steps
+                device.drained()
+            if bound.plan.lanes == 1:
+                self._note_steps(name, steps)
+            else:
+                self._note_beside(bound, steps)
+        self._low_load(plans[0][1], artifacts, alone_s, seconds)
+
+    def _note_steps(self, name: str, steps: Sequence[StepSpan]) -> None:
+        for before, step in pairwise(steps):
+            gap_s = step.began_s - before.ended_s
+            if 0.0 <= gap_s < LONGEST_GAP_S:
+                self.gaps_s.append(gap_s)
+        for step in steps:
+            if step.mask > 0:
+                key = (name, (step.combined, step.mask, step.buckets))
+                self.programs.setdefault(key, []).append(step.ended_s - step.began_s)
+
+    def _note_beside(self, bound: BoundPlan, steps: Sequence[StepSpan]) -> None:
+        """Whole models: a step that another lane's steps covered from begin to end, or nearly."""
+        for step in steps:
+            others = [one for one in steps if one.lane != step.lane]
+            covered_s = sum(
+                max(min(one.ended_s, step.ended_s) - max(one.began_s, step.began_s), 0.0) for one in others
+            )
+            taken_s = step.ended_s - step.began_s
+            if covered_s >= 0.9 * taken_s:
+                self.beside.append((bound.models[step.models[0]].plan.name, taken_s))
+
+    def _low_load(
+        self,
+        bound: BoundPlan,
+        artifacts: Mapping[Digest, Artifact],
+        alone_s: Mapping[str, float],
+        seconds: float,
+    ) -> None:
+        """Whole models, one step a task: what its latency has beyond that step."""
+        with EngineDevice(artifacts, rates(bound, alone_s, LOW_LOAD)) as device:
+            device.deploy(bound)
+            device.warm_up()
+            window = device.run(seconds)
+            steps = device.steps
+        for model in window.models:
+            index = bound.model_index[model.name]
+            mine = [one.ended_s - one.began_s for one in steps if one.models == (index,)]
+            if mine and model.latencies_s:
+                self.extra_s.append(median(model.latencies_s) - median(mine))
+
+    def measured(self, cores: int, source: str) -> Measured:
+        """All of it."""
+        samples = [
+            StepSample(self.bounds[name], *program, fmean(taken))
+            for (name, program), taken in self.programs.items()
+            if len(taken) >= 5
+        ]
+        spreads = [
+            one / fmean(taken) for taken in self.programs.values() if len(taken) >= 20 for one in taken
+        ]
+        step_s = fmean(self.gaps_s) if self.gaps_s else 0.0
+        task_s = max(median(self.extra_s) - step_s, 0.0) if self.extra_s else 0.0
+        return Measured(
+            operators=self.operators,
+            steps=samples,
+            beside=self._beside(cores),
+            spreads=spreads,
+            step_s=step_s,
+            task_s=task_s,
+            source=source,
+        )
+
+    def _beside(self, cores: int) -> list[Beside]:
+        """Per model, against the same model's step in the first plan, which is whole and has one lane."""
+        first = next(iter(self.bounds))
+        bound = self.bounds[first]
+        found = []
+        for name in {model for model, _ in self.beside}:
+            index = bound.model_index[name]
+            combined = next(i for i, c in enumerate(bound.combined) if c.members[0].model == index)
+            alone = self.programs.get((first, (combined, 1, (1,))))
+            if alone:
+                taken = [seconds for model, seconds in self.beside if model == name]
+                found.append(Beside(fmean(taken), fmean(alone), 1.0 / cores))
+        return found
+
+
+def busy_per_task_s(window: Window) -> float:
+    """A trial's figure; 0 where nothing completed."""
+    return window.busy_s_per_task if window.completed else 0.0

@@ -1,0 +1,280 @@
+"""Fits a twin to what a device measured: operators, items, stages of groups, lanes, noise. Pure.
+
+What a device reports is turned into `StepSample`s (steps of a known plan with their mean seconds, one lane at
+a time) and operator times. Three fits follow, each on what the ones before left open.
+
+1. Items. A step whose stages hold one item each takes
+
+       y = sum over items (sum over operators x_op + item_s) + border_s_per_byte * border bytes.
+
+   Unknown are all x_op, item_s, border_s_per_byte, and per model how much an operator inside an item takes of
+   what it takes alone, k (fusing saves what borders cost): least squares of relative errors, with x_op near
+   k times the operator's own time (within about OPERATOR_SPREAD), and nothing below 0.
+2. Groups. With x known, a step with stages of several groups leaves `contention` and `barrier_s` open: the
+   formula of `shared.search.costs` is linear in both.
+3. Lanes. Of steps that ran with another lane's beside them all the time, the median of seconds over seconds
+   alone is `slowdown` of `planner.twin.overlap`, and gives the interference.
+
+Noise is the spread of single steps around their means, as quantiles.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.twin.device_file import DeviceFile, Kind
+from planner.twin.times import BlockTimes, StepTimes, border_bytes
+from shared.bound import BoundPlan
+from shared.errors import InputError
+from shared.graph import Graph
+from shared.ids import Digest, OpId
+from shared.search.costs import CostTable
+
+Operators: TypeAlias = Mapping[tuple[Digest, OpId], float]
+"""Seconds of operators run alone."""
+
+OPERATOR_SPREAD: Final = 0.3
+"""How far an operator inside an item is taken to be off its model's mean share, relatively."""
+
+SAMPLE_SPREAD: Final = 0.02
+"""How far a step's mean seconds are taken to be off, relatively."""
+
+NOISE_QUANTILES: Final = 33
+_LEAST_S: Final = 1e-7  # an operator that takes less is taken to take this, where times are compared
+_TURNS: Final = 50  # of the active set that keeps unknowns from falling below 0
+
+
+class StepSample(NamedTuple):
+    """Steps of one program: their mean seconds from begin to end."""
+
+    bound: BoundPlan
+    combined: int
+    mask: int
+    buckets: tuple[int, ...]
+    seconds: float
+
+
+class Beside(NamedTuple):
+    """Steps that ran while another lane was busy all the time."""
+
+    seconds: float  # mean
+    alone_s: float  # the same steps alone
+    share: float  # of the device that such a step uses alone
+    running: int = 2  # steps at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What a device measured. `source` says where and when, for the device file."""
+
+    operators: Operators
+    steps: Sequence[StepSample]
+    beside: Sequence[Beside] = ()
+    spreads: Sequence[float] = ()  # seconds of single steps over their means
+    step_s: float = 0.0  # between two steps of a lane that has work
+    task_s: float = 0.0
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """The device fitted, and how well: relative errors of the steps that it was fitted to."""
+
+    device: DeviceFile
+    costs: CostTable
+    errors: tuple[float, ...]
+
+    @property
+    def times(self) -> StepTimes:
+        """The steps' times that follow."""
+        return StepTimes(self.device, self.costs)
+
+
+def calibrate(base: DeviceFile, measured: Measured) -> Calibrated:
+    """Fit `base`, which gives everything that was not measured.
+
+    Raises:
+        InputError: no step of single items was measured.
+    """
+    single = [sample for sample in measured.steps if _single(base, sample)]
+    if not single:
+        raise InputError("no step was measured that runs one item after another", remedy="profile a plan")
+    operators, item_s, border = _fit_items(base, measured.operators, single)
+    device = replace(
+        base,
+        kind=Kind.MEASURED,
+        item_s=item_s,
+        border_s_per_byte=border,
+        step_s=measured.step_s,
+        task_s=measured.task_s,
+        noise=noise_quantiles(measured.spreads),
+    )
+    rates = replace(device.rates(), contention=base.groups_interference)
+    costs = CostTable(measured_s=operators, rates=rates)
+    contention, barrier_s = _fit_groups(StepTimes(device, costs), measured.steps)
+    lanes = _fit_lanes(measured.beside, base.lanes_interference)
+    device = replace(
+        device,
+        groups_interference=contention,
+        barrier_s=barrier_s,
+        lanes_interference=lanes,
+        sources={**base.sources, **dict.fromkeys(_FITTED, measured.source)},
+    )
+    if not device.noise:
+        device = replace(device, sources={k: v for k, v in device.sources.items() if k != "noise"})
+    costs = replace(costs, rates=replace(rates, contention=contention, barrier_s=barrier_s))
+    return Calibrated(device, costs, _errors(StepTimes(device, costs), measured.steps))
+
+
+_FITTED: Final = (
+    "item_s",
+    "border_s_per_byte",
+    "step_s",
+    "task_s",
+    "noise",
+    "groups_interference",
+    "barrier_s",
+    "lanes_interference",
+)
+
+
+def noise_quantiles(spreads: Sequence[float]) -> tuple[float, ...]:
+    """Evenly spaced quantiles of seconds over mean seconds, scaled to a mean of 1; () for fewer than 50."""
+    if len(spreads) < 50:
+        return ()
+    found = np.quantile(np.asarray(spreads), np.linspace(0.0, 1.0, NOISE_QUANTILES))
+    mean = float(np.mean((found[1:] + found[:-1]) / 2))  # of what `noise_factors` draws
+    return tuple(float(one) / mean for one in found)
+
+
+def _block(times: StepTimes, sample: StepSample) -> BlockTimes:
+    return times.of_plan(sample.bound).blocks[sample.combined]
+
+
+def _single(base: DeviceFile, sample: StepSample) -> bool:
+    """Whether the step runs one item after another, each at the batch its operators were measured at."""
+    block = _block(StepTimes.derived(base), sample)
+    items = block.items(sample.mask)
+    alone = len({item.stage for item in items}) == len(items) and not any(item.merge for item in items)
+    return block.staged and alone and set(sample.buckets) == {1}
+
+
+def _fit_items(
+    base: DeviceFile, operators: Operators, samples: Sequence[StepSample]
+) -> tuple[dict[tuple[Digest, OpId], float], float, float]:
+    """Seconds of operators inside items, `item_s`, `border_s_per_byte`."""
+    problem = _Items(operators)
+    times = StepTimes.derived(base)
+    for sample in samples:
+        block = _block(times, sample)
+        problem.add([block.model_ops(item) for item in block.items(sample.mask)], sample.seconds)
+    return problem.solve()
+
+
+class _Items:
+    """The first fit as rows of a linear system. Unknowns: operators, a share per model, item, border."""
+
+    def __init__(self, operators: Operators) -> None:
+        self._operators = list(operators)
+        self._alone = [max(operators[one], _LEAST_S) for one in self._operators]
+        self._at = {one: index for index, one in enumerate(self._operators)}
+        models = list(dict.fromkeys(artifact for artifact, _ in self._operators))
+        count = len(self._operators)
+        self._share = {artifact: count + index for index, artifact in enumerate(models)}
+        self._item = count + len(models)
+        self._border = self._item + 1
+        self._rows: list[tuple[dict[int, float], float]] = []
+        for index, (artifact, _) in enumerate(self._operators):
+            weight = 1.0 / (OPERATOR_SPREAD * self._alone[index])
+            self._rows.append(({index: weight, self._share[artifact]: -1.0 / OPERATOR_SPREAD}, 0.0))
+        for column in self._share.values():
+            self._rows.append(({column: 1.0}, 1.0))
+
+    def add(self, items: Sequence[tuple[Digest, Graph, tuple[OpId, ...]]], seconds: float) -> None:
+        """One step."""
+        weight = 1.0 / (SAMPLE_SPREAD * seconds)
+        row: dict[int, float] = {self._item: weight * len(items)}
+        for artifact, graph, ops in items:
+            for op in ops:
+                column = self._at.get((artifact, op))
+                if column is None:
+                    raise InputError(f"operator {op} of artifact {artifact[:12]} was not measured")
+                row[column] = row.get(column, 0.0) + weight
+            row[self._border] = row.get(self._border, 0.0) + weight * border_bytes(graph, ops)
+        self._rows.append((row, weight * seconds))
+
+    def solve(self) -> tuple[dict[tuple[Digest, OpId], float], float, float]:
+        """The unknowns, none below 0."""
+        columns = self._border + 1
+        matrix = np.zeros((len(self._rows), columns))
+        wanted = np.zeros(len(self._rows))
+        for index, (row, value) in enumerate(self._rows):
+            for column, weight in row.items():
+                matrix[index, column] = weight
+            wanted[index] = value
+        found = least_squares(matrix, wanted)
+        operators = {one: float(found[index]) for index, one in enumerate(self._operators)}
+        return operators, float(found[self._item]), float(found[self._border])
+
+
+def least_squares(
+    matrix: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """The x >= 0 with matrix x near wanted: unknowns that come out below 0 are held at 0, the rest again."""
+    scale = np.linalg.norm(matrix, axis=0)
+    scale[scale == 0.0] = 1.0
+    free = np.ones(matrix.shape[1], dtype=bool)
+    found = np.zeros(matrix.shape[1])
+    for _ in range(_TURNS):
+        found[:] = 0.0
+        found[free] = np.linalg.lstsq(matrix[:, free] / scale[free], wanted, rcond=None)[0]
+        below = free & (found < 0.0)
+        if not below.any():
+            break
+        free &= ~below
+    held: npt.NDArray[np.float64] = np.maximum(found, 0.0) / scale
+    return held
+
+
+def _fit_groups(times: StepTimes, samples: Sequence[StepSample]) -> tuple[float, float]:
+    """`contention` and `barrier_s` from the steps with stages of several groups; as they were without any."""
+    rows, wanted = [], []
+    for sample in samples:
+        block = _block(times, sample)
+        if not block.staged:
+            continue
+        stages = block.stages(sample.mask, sample.buckets)
+        several = [stage for stage in stages if len(stage.items_s) > 1]
+        if not several:
+            continue
+        known_s = sum(s.least_s if len(s.items_s) > 1 else s.items_s[0] for s in stages)
+        beside_s = sum(stage.total_s - stage.least_s for stage in several)
+        rows.append([beside_s / sample.seconds, len(several) / sample.seconds])
+        wanted.append((sample.seconds - known_s) / sample.seconds)
+    if not rows:
+        return times.device.groups_interference, times.device.barrier_s
+    contention, barrier_s = least_squares(np.asarray(rows), np.asarray(wanted))
+    return float(contention), float(barrier_s)
+
+
+def _fit_lanes(beside: Sequence[Beside], otherwise: float) -> float:
+    """The interference under which steps beside others take what they took, their median."""
+    found = []
+    for one in beside:
+        least = max(one.running * one.share, 1.0)
+        if one.running > least:
+            found.append((one.seconds / one.alone_s - least) / (one.running - least))
+    return max(median(found), 0.0) if found else otherwise
+
+
+def _errors(times: StepTimes, samples: Sequence[StepSample]) -> tuple[float, ...]:
+    """Predicted over measured seconds, less 1; a sample has no overhead between steps in it."""
+    found = []
+    for sample in samples:
+        predicted = times.of_plan(sample.bound).step(sample.combined, sample.mask, sample.buckets)
+        found.append((predicted.seconds - times.device.step_s) / sample.seconds - 1.0)
+    return tuple(found)

@@ -1,0 +1,168 @@
+"""What a step takes alone and its share, worked out by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.twin.times import StepTimes, border_bytes, estimate
+from shared.bound import BoundPlan, bind
+from shared.graph import Graph
+from shared.ids import Digest, OpId
+from shared.launch_list import Barrier
+from shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan
+from shared.schedule import Launch, Schedule, StreamSchedule, stage_schedule
+from shared.search.analytic import DeviceRates
+from shared.search.costs import CostTable, MeasuredStage
+from tests.search.graphs import DIAMOND, model
+from tests.twin.cases import device
+
+NAMES = ("a", "b")
+SECONDS = [0.001, 0.004, 0.002, 0.003]  # of the diamond's operators
+
+
+def diamonds(
+    schedule: Schedule, count: int = 1, *, batch: int = 1, barrier: Barrier = Barrier.FULL, threads: int = 1
+) -> tuple[BoundPlan, dict[Digest, Graph]]:
+    """One combined block of so many whole diamonds."""
+    found = [model(name, DIAMOND) for name in NAMES[:count]]
+    graphs = dict(found)
+    models = tuple(
+        ModelPlan(name=name, artifact=artifact, batch=batch)
+        for name, (artifact, _) in zip(NAMES, found, strict=False)
+    )
+    members = tuple(Member(index, 0, 0) for index in range(count))
+    plan = Plan(
+        models=models,
+        combined=(CombinedBlock(members, schedule),),
+        barrier=barrier,
+        executor=ExecutorOptions(intra_op_threads=threads),
+    )
+    return bind(plan, graphs), graphs
+
+
+def costs(graphs: dict[Digest, Graph], **rates: object) -> CostTable:
+    measured = {(artifact, OpId(op)): SECONDS[op] for artifact in graphs for op in range(4)}
+    return CostTable(measured_s=measured, rates=DeviceRates(**{"launch_s": 0.0, "barrier_s": 0.0, **rates}))  # type: ignore[arg-type]
+
+
+def seconds_of(bound: BoundPlan, times: StepTimes, mask: int = 1, buckets: tuple[int, ...] = (1,)) -> float:
+    return times.of_plan(bound).step(0, mask, buckets).seconds
+
+
+SEQUENTIAL = stage_schedule([[[0]], [[1]], [[2]], [[3]]])
+FORKED = stage_schedule([[[0]], [[1], [2]], [[3]]])
+
+
+def test_one_after_another_is_the_sum_and_the_fixed_costs() -> None:
+    """Four single stages are one item; three stages with a fork between are four."""
+    bound, graphs = diamonds(SEQUENTIAL)
+    plain = StepTimes(device(), costs(graphs))
+    assert seconds_of(bound, plain) == pytest.approx(0.010)
+    dear = StepTimes(device(step_s=0.0005, item_s=0.0001), costs(graphs))
+    assert seconds_of(bound, dear) == pytest.approx(0.010 + 0.0005 + 0.0001)
+    forked, _ = diamonds(FORKED)
+    assert seconds_of(forked, dear) == pytest.approx(0.010 + 0.0005 + 4 * 0.0001)
+
+
+def test_groups_of_a_stage_cost_the_longest_the_interference_and_the_barrier() -> None:
+    bound, graphs = diamonds(FORKED)
+    times = StepTimes(device(cores=8), costs(graphs, contention=0.25, barrier_s=0.0002))
+    assert seconds_of(bound, times) == pytest.approx(0.001 + (0.004 + 0.25 * 0.002 + 0.0002) + 0.003)
+
+
+def test_groups_cannot_be_faster_than_their_work_allows() -> None:
+    """Two threads' worth of work on cores for two, and two groups of two threads each on two cores."""
+    bound, graphs = diamonds(FORKED, threads=2)
+    times = StepTimes(device(cores=2), costs(graphs, contention=0.0))
+    assert seconds_of(bound, times) == pytest.approx(0.001 + 0.006 + 0.003)
+    wide = StepTimes(device(cores=4), costs(graphs, contention=0.0))
+    assert seconds_of(bound, wide) == pytest.approx(0.001 + 0.004 + 0.003)
+
+
+def test_a_mask_leaves_the_other_members_out() -> None:
+    joint = stage_schedule([[[0], [4]], [[1], [2]], [[3]], [[5], [6]], [[7]]])
+    bound, graphs = diamonds(joint, 2)
+    times = StepTimes(device(cores=8), costs(graphs, contention=0.5))
+    whole = 0.001 + 0.5 * 0.001 + 2 * (0.004 + 0.5 * 0.002 + 0.003)
+    assert seconds_of(bound, times, 0b11, (1, 1)) == pytest.approx(whole)
+    assert seconds_of(bound, times, 0b10) == pytest.approx(0.001 + 0.004 + 0.5 * 0.002 + 0.003)
+
+
+def test_without_a_program_members_run_one_after_another_under_one_overhead() -> None:
+    joint = stage_schedule([[[0], [4]], [[1], [2], [5], [6]], [[3], [7]]])
+    bound, graphs = diamonds(joint, 2)
+    times = StepTimes(device(cores=8, step_s=0.01), costs(graphs, contention=0.0)).of_plan(bound)
+    apart = times.step(0, 0b11, (1, 1), fallback=True)
+    assert apart.seconds == pytest.approx(2 * (0.001 + 0.004 + 0.003) + 0.01)
+    assert times.step(0, 0b11, (1, 1)).seconds == pytest.approx(0.001 + 0.004 + 0.003 + 0.01)
+
+
+def test_streams_run_as_a_fluid() -> None:
+    launches = tuple(Launch(op, 1 if op == 2 else 0) for op in range(4))
+    bound, graphs = diamonds(StreamSchedule(launches))
+    times = StepTimes(device(cores=8), costs(graphs, contention=0.0))
+    assert seconds_of(bound, times) == pytest.approx(0.001 + 0.004 + 0.003)
+    data, _ = diamonds(FORKED, barrier=Barrier.DATA)
+    assert seconds_of(data, times) == pytest.approx(0.001 + 0.004 + 0.003)
+
+
+def test_the_share_is_the_work_over_the_seconds() -> None:
+    """One thread of four cores; overhead is no work; a fork uses two cores for a while."""
+    bound, graphs = diamonds(SEQUENTIAL)
+    quarter = StepTimes(device(cores=4), costs(graphs)).of_plan(bound).step(0, 1, (1,))
+    assert quarter.share == pytest.approx(0.25)
+    half_idle = StepTimes(device(cores=4, step_s=0.010), costs(graphs)).of_plan(bound).step(0, 1, (1,))
+    assert half_idle.share == pytest.approx(0.125)
+    forked, _ = diamonds(FORKED)
+    wide = StepTimes(device(cores=4), costs(graphs, contention=0.0)).of_plan(forked).step(0, 1, (1,))
+    assert wide.share == pytest.approx(0.010 / 4 / 0.008)
+    unknown = StepTimes(device(), costs(graphs)).of_plan(bound).step(0, 1, (1,))
+    assert unknown.share == 1.0
+
+
+def test_a_batch_costs_what_the_estimates_say_relative_to_the_measured_batch() -> None:
+    """Measured at batch 4. Compute bound: a quarter for one row; launch bound: the same for any."""
+    bound, graphs = diamonds(SEQUENTIAL, batch=4)
+    computing = StepTimes(device(), costs(graphs, flop_per_s=1.0))
+    assert seconds_of(bound, computing, 1, (4,)) == pytest.approx(0.010)
+    assert seconds_of(bound, computing, 1, (1,)) == pytest.approx(0.0025)
+    launching = StepTimes(device(), costs(graphs, launch_s=1e6))
+    assert seconds_of(bound, launching, 1, (1,)) == pytest.approx(0.010)
+    assert seconds_of(bound, launching, 1, (2,)) == pytest.approx(0.010)
+
+
+def test_weights_are_read_once_for_a_batch() -> None:
+    _, graph = model("a", [[]])
+    operators = tuple(replace(one, weight_bytes=1000, flop=0) for one in graph.operators)
+    heavy = replace(graph, operators=operators)
+    rates = DeviceRates(launch_s=0.0, bytes_per_s=1.0)
+    row_bytes = 16 + 16  # float32 [1, 4] in and out
+    assert estimate(heavy, OpId(0), rates, 3)[0] == pytest.approx(1000 + 3 * row_bytes)
+
+
+def test_a_stage_of_several_groups_that_was_measured_takes_what_was_measured() -> None:
+    bound, graphs = diamonds(FORKED)
+    (artifact,) = graphs
+    known = MeasuredStage(((artifact, 0, 4),), 1, ((1,), (2,)), 0.0055)
+    alone = MeasuredStage(((artifact, 0, 4),), 1, ((0,),), 9.0)  # its item's, which here is another one
+    table = replace(costs(graphs), stages=(known, alone))
+    assert seconds_of(bound, StepTimes(device(), table)) == pytest.approx(0.001 + 0.0055 + 0.003)
+
+
+def test_borders_count_what_others_read_or_make() -> None:
+    _, graph = model("a", DIAMOND)
+    assert border_bytes(graph, [OpId(0)]) == 32
+    assert border_bytes(graph, [OpId(1), OpId(2)]) == 16 + 2 * 16
+    assert border_bytes(graph, [OpId(op) for op in range(4)]) == 32
+    bound, graphs = diamonds(SEQUENTIAL)
+    times = StepTimes(device(border_s_per_byte=1e-4), costs(graphs))
+    assert seconds_of(bound, times) == pytest.approx(0.010 + 32e-4)
+
+
+def test_plans_share_the_times_of_equal_combined_blocks() -> None:
+    bound, graphs = diamonds(FORKED)
+    other = bind(replace(bound.plan, max_skips=3), graphs)
+    sequential, _ = diamonds(SEQUENTIAL)
+    times = StepTimes(device(), costs(graphs))
+    assert times.of_plan(bound).blocks[0] is times.of_plan(other).blocks[0]
+    assert times.of_plan(bound).blocks[0] is not times.of_plan(sequential).blocks[0]
