@@ -128,7 +128,9 @@ class Learner:
 
     def _improve_actors(self, states: Tensor, actions: Tensor) -> float:
         logits = self.actors.logits(states)
-        mixed = torch.where(self._own[:, None], torch.sigmoid(logits), actions)  # [W + 1, batch, action_width]
+        mixed = torch.where(
+            self._own[:, None], torch.sigmoid(logits), actions
+        )  # [W + 1, batch, action_width]
         rows = torch.cat([states.expand(len(mixed), *states.shape), mixed], dim=2)
         worth = self.critics.frozen()(rows)
         size = worth.detach().abs().mean(dim=(1, 2), keepdim=True) + 1e-6

@@ -53,9 +53,7 @@ def figures_of(window: Window, service_s: Sequence[float]) -> Figures:
         waiting = fsum(row[model] for row in queued) / len(queued)
         known_s = fsum(one.latencies_s) / len(one.latencies_s) if one.latencies_s else 0.0
         latency_s.append(max(known_s, window.seconds * waiting / max(one.submitted, 1)))
-    work = [
-        variance([tasks * one_s for tasks, one_s in zip(row, service_s, strict=True)]) for row in queued
-    ]
+    work = [variance([tasks * one_s for tasks, one_s in zip(row, service_s, strict=True)]) for row in queued]
     completed = sum(one.ended.completed for one in window.models)
     return Figures(
         utilisation=window.utilisation,

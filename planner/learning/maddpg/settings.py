@@ -107,7 +107,11 @@ class Settings:
     def plain(self) -> dict[str, Any]:
         """The fields as JSON takes them."""
         return {
-            name: value.value if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value
+            name: value.value
+            if isinstance(value, Enum)
+            else list(value)
+            if isinstance(value, tuple)
+            else value
             for name, value in asdict(self).items()
         }
 

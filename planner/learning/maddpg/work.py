@@ -1,8 +1,8 @@
 """What a worker is asked for, and how it does it: pure functions of picklable values, on devices of its own.
 
-    collect(problem, table, settings, Collect(...))   -> Rollout       one episode, for the replay
-    evaluate(problem, table, settings, Evaluate(...)) -> Row           how good a plan or a policy is
-    run(problem, table, settings, work)               -> Done          either, with the schedules found on the way
+collect(problem, table, settings, Collect(...))   -> Rollout       one episode, for the replay
+evaluate(problem, table, settings, Evaluate(...)) -> Row           how good a plan or a policy is
+run(problem, table, settings, work)               -> Done          either, with the schedules found on the way
 """
 
 from collections.abc import Mapping, Sequence

@@ -79,9 +79,7 @@ def decode(raw: bytes) -> Checkpoint:
 
 
 def _space_to_list(space: Space) -> list[Any]:
-    models = [
-        [digest_to_raw(one.artifact), list(one.cuts), one.replicas, one.batch] for one in space.models
-    ]
+    models = [[digest_to_raw(one.artifact), list(one.cuts), one.replicas, one.batch] for one in space.models]
     scale = space.deviation_scale.hex()
     return [
         space.device_class,
@@ -149,4 +147,6 @@ def _array(shape: Sequence[int], data: bytes) -> Floats:
 
 
 def _refusal(problem: str) -> DecodeError:
-    return DecodeError(f"not a checkpoint of maddpg: {problem}", remedy="train it again: stageloom train maddpg")
+    return DecodeError(
+        f"not a checkpoint of maddpg: {problem}", remedy="train it again: stageloom train maddpg"
+    )
