@@ -8,7 +8,7 @@ With several workers `next_work` is asked as often as there is room; it gives No
 results, and `done` once there is nothing more. Work that was lost (a killed worker) is handed out again by
 `lost`. In one process, one after another, equal seeds give equal courses, interrupted or not.
 
-1. The rivals' plans (`seeds`) are evaluated: the best is the best so far, at once, and where the actors start.
+1. The rivals' plans (`seeds`) are evaluated: the best is the best so far, and where the actors start.
 2. They are run, some with noise on their actions, until there are enough transitions to learn from.
 3. Episodes of the policy with falling noise; after each one the learner's updates. Every so often the policy
    is validated, and plans met on the way that promise most are looked at again.
@@ -146,7 +146,8 @@ class Course:
         if self._out.pop(work.number, None) is None:
             return None
         if isinstance(done.found, Transitions):
-            return self._collected(done.found)
+            self._collected(done.found)
+            return None
         assert isinstance(work, Evaluate)
         return self._evaluated(work, done.found)
 

@@ -1,4 +1,4 @@
-"""One step of the decision process (TOP, V-B): an action row becomes a plan, the device runs, samples follow."""
+"""One step of TOP's decision process (V-B): an action row becomes a plan, the device runs, samples follow."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 
 from planner.learning.maddpg.device import Window
 from planner.learning.maddpg.problem import Problem
-from planner.learning.maddpg.rewards import FIGURES_BEFORE_LATENCY, Floats, figures_of
+from planner.learning.maddpg.rewards import FIGURES_BEFORE_LATENCY, Doubles, Floats, figures_of
 from planner.learning.maddpg.schedules import ScheduleTable
 from planner.learning.maddpg.settings import Settings, Superblocks
 from shared.bound import BoundPlan, bind
@@ -78,7 +78,7 @@ def samples_of(glances: Sequence[EngineGlance], service_s: Sequence[float]) -> t
     return tuple(found)
 
 
-def clipped_row(actions: Sequence[float] | Floats) -> tuple[float, ...]:
+def clipped_row(actions: Sequence[float] | Floats | Doubles) -> tuple[float, ...]:
     """An action row within [0, 1], of plain numbers in single precision."""
     row: list[float] = np.clip(np.asarray(actions, np.float32), 0.0, 1.0).tolist()
     return tuple(row)

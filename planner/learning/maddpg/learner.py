@@ -1,4 +1,4 @@
-"""One learner for all agents: replay, critics by equation 3, actors by equation 4 (TOP, V-B; Lowe et al. 2017).
+"""One learner for all agents: critics by equation 3, actors by equation 4 (TOP, V-B; Lowe et al. 2017).
 
     y_i = r_i + gamma Q'_i(s', rho'(s')),    critic i: the square of y_i - Q_i(s, a) falls,
     actor i: Q_i(s, a with its own part replaced by rho_i(s)) rises.

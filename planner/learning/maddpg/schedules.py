@@ -1,4 +1,4 @@
-"""stage_dict (TOP, V-B, algorithm 1 line 11): schedules of combined blocks by digest, found when first needed.
+"""stage_dict (TOP, algorithm 1 line 11): schedules of combined blocks by digest, found when first needed.
 
 A step of training meets a dozen new combined blocks, so what is not known is scheduled quickly: the cheapest
 of `sequential`, `greedy` and a small `beam`. Any time later a longer search may better an entry (`searched`,

@@ -1,6 +1,6 @@
 """How MADDPG is trained; TOP's figures are those of its section VI-B."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
@@ -122,7 +122,7 @@ class Settings:
         Raises:
             SettingError: a field is unknown or cannot be read.
         """
-        kinds = {one.name: type(one.default) for one in fields(cls)}
+        kinds: dict[str, Any] = {name: type(getattr(cls(), name)) for name in cls.__slots__}
         try:
             return cls(**{name: kinds[name](value) for name, value in plain.items()})
         except (KeyError, TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Schedules of combined blocks by digest, TOP's stage_dict (V-B, algorithm 1 line 11), as a policy takes them along.
+"""Schedules by combined block (TOP's stage_dict, algorithm 1 line 11), as a policy takes them along.
 
 The key is what a combined block computes (artifact and operators of every member, in the plan's order) and
 the largest batch of its members; the device class is the policy's.

@@ -27,7 +27,7 @@ FORMAT: Final = 1
 KIND: Final = "maddpg"
 MAX_BYTES: Final = 64 << 20
 _MAX_SCHEDULES: Final = 1 << 16
-_MAX_WIDTH: Final = 1 << 16  # of a state or an action row
+_MAX_WIDTH: Final = 1 << 14  # of a state or an action row
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,13 @@ def _space_from_list(row: Any) -> Space:
         interval_map=IntervalMap(interval_map),
         deviation_scale=float.fromhex(scale),
     )
-    if not isfinite(space.deviation_scale) or space.state_width + space.bins > _MAX_WIDTH:
+    if not isfinite(space.deviation_scale) or space.state_width + space.action_width > _MAX_WIDTH:
         raise ValueError(f"states of {space.state_width} numbers")
     return space
 
 
 def _model(artifact: bytes, cuts: Sequence[int], replicas: int, batch: int) -> ModelSpace:
-    if len(cuts) * replicas > _MAX_WIDTH:
+    if _count(replicas) * (len(cuts) + 1) > _MAX_WIDTH:
         raise ValueError(f"{replicas} replicas of {len(cuts) + 1} blocks")
     return ModelSpace(
         artifact=digest_from_raw(artifact),

@@ -36,7 +36,7 @@ class Decision:
 
 
 def read_actions(space: Space, actions: Sequence[float], loads: Sequence[Load], lanes: int = 1) -> Decision:
-    """Combined blocks and launch intervals. `actions`: [action_width]; `loads`: one per model, in order [W]"""
+    """Combined blocks and launch intervals. `actions`: [action_width]; `loads`: in the models' order [W]"""
     launcher, scheduler = actions[: space.num_models], actions[space.num_models :]
     return Decision(
         combine_blocks(space, scheduler),

@@ -1,0 +1,32 @@
+"""Twins to train on: devices that a worker makes for itself, by seed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from planner.twin.arrivals import Process
+from planner.twin.device_file import DeviceFile
+from planner.twin.reference import Twin
+from planner.twin.times import StepTimes
+from shared.search.costs import CostTable
+
+
+@dataclass(frozen=True)
+class TwinDevices:
+    """Makes twins of one device; all of a process share what steps take."""
+
+    device: DeviceFile
+    costs: CostTable
+    arrivals: Mapping[str | tuple[str, ...], Process]
+    deadlines_s: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def _times(self) -> StepTimes:
+        return StepTimes(self.device, self.costs)
+
+    def __call__(self, seed: int) -> Twin:
+        """A twin with empty queues and the arrivals of a seed."""
+        return Twin(self._times, self.arrivals, seed=seed, deadlines_s=self.deadlines_s)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {key: value for key, value in self.__dict__.items() if key != "_times"}

@@ -1,0 +1,197 @@
+"""The order of a training, whoever does the work; and going on where it was interrupted."""
+
+import numpy as np
+import pytest
+
+from planner.learning.maddpg.candidates import Candidates, better
+from planner.learning.maddpg.course import FRESH_SEED, VALIDATION_SEED, Course
+from planner.learning.maddpg.seeds import seeds
+from planner.learning.maddpg.train import table_of, train
+from planner.learning.maddpg.work import Collect, Evaluate, Row, Work, run
+from shared.errors import DecodeError
+from shared.plan import Member
+from shared.policy.maddpg.combining import combine_blocks
+from shared.policy.maddpg.network import MaddpgNetwork
+from shared.policy.maddpg.space import Space
+from tests.learning.maddpg.toy import SMALL, problem
+from tests.policy.maddpg.cases import space
+
+PROBLEM = problem()
+
+
+def row(throughput_per_s: float, p99_s: float, spread: float = 0.0) -> Row:
+    return Row(
+        name="",
+        throughput_per_s=throughput_per_s,
+        throughput_spread=spread,
+        p99_s=p99_s,
+        p99_spread=0.0,
+        utilisation=0.5,
+        queue_variance=0.0,
+    )
+
+
+def followed(course: Course, steps: int) -> list[Work]:
+    """One worker does so many pieces of work."""
+    table = table_of(PROBLEM)
+    done: list[Work] = []
+    while len(done) < steps and (work := course.next_work()) is not None:
+        course.take(work, run(PROBLEM, table, course.settings, work))
+        done.append(work)
+    return done
+
+
+def test_rivals_plans_are_judged_first_and_the_best_is_where_the_actors_start() -> None:
+    course = Course(PROBLEM, SMALL, seed=0)
+    works = followed(course, len(course.seeds) + 1)
+    assert all(isinstance(work, Evaluate) and work.row for work in works[:-1])
+    assert isinstance(works[-1], Evaluate) and works[-1].weights is not None
+    best = course.candidates.best
+    assert best is not None
+    network = MaddpgNetwork(course.learner.policy_weights(), PROBLEM.space.agents)
+    said = network.actions(np.zeros(PROBLEM.space.state_width, np.float32)).tolist()
+    wanted = combine_blocks(PROBLEM.space, best.actions[2:]).combined
+    assert combine_blocks(PROBLEM.space, said[2:]).combined == wanted
+
+
+def test_validation_training_and_the_last_look_use_different_arrivals() -> None:
+    course = Course(PROBLEM, SMALL, seed=3)
+    works = followed(course, 1000)
+    training = {work.seed for work in works if isinstance(work, Collect)}
+    fresh = {
+        seed for work in works if isinstance(work, Evaluate) and "fresh" in work.name for seed in work.seeds
+    }
+    other = {
+        seed
+        for work in works
+        if isinstance(work, Evaluate) and "fresh" not in work.name
+        for seed in work.seeds
+    }
+    assert course.done
+    assert len(training) == SMALL.transitions / SMALL.episode_steps
+    assert min(fresh) >= FRESH_SEED > max(other) and min(other) >= VALIDATION_SEED > max(training)
+
+
+def test_an_interrupted_training_goes_on_bit_by_bit() -> None:
+    """The state is taken in the middle: between two episodes, and again with a validation waiting."""
+    whole = Course(PROBLEM, SMALL, seed=0)
+    followed(whole, 1000)
+    for stop_after in (len(whole.seeds) + 3, len(whole.seeds) + 6, len(whole.seeds) + 9):
+        first = Course(PROBLEM, SMALL, seed=0)
+        followed(first, stop_after)
+        second = Course.restored(PROBLEM, first.state())
+        followed(second, 1000)
+        assert second.history == whole.history
+        assert second.fresh == whole.fresh
+        assert second.candidates == whole.candidates
+        for name, values in whole.policy_weights.items():
+            assert (second.policy_weights[name] == values).all()
+
+
+def test_work_in_flight_is_handed_out_again_after_a_restart() -> None:
+    course = Course(PROBLEM, SMALL, seed=0)
+    course.next_work()
+    lost = course.next_work()
+    again = Course.restored(PROBLEM, course.state())
+    works = followed(again, 2)
+    assert lost is not None and [work.number for work in works] == [1, lost.number]
+    followed(again, 1000)
+    assert again.done and again.transitions == SMALL.transitions
+
+
+def test_a_killed_workers_episode_is_collected_by_another_and_a_late_result_counts_once() -> None:
+    course = Course(PROBLEM, SMALL, seed=0)
+    followed(course, len(course.seeds) + 1)
+    one, other = course.next_work(), course.next_work()
+    assert isinstance(one, Collect) and isinstance(other, Collect) and one.seed != other.seed
+    table = table_of(PROBLEM)
+    result = run(PROBLEM, table, SMALL, one)
+    course.lost(one)
+    course.take(one, result)  # late: the work was given up
+    assert course.transitions == 0
+    course.take(other, run(PROBLEM, table, SMALL, other))
+    course.take(other, run(PROBLEM, table, SMALL, other))
+    assert course.transitions == SMALL.episode_steps
+    followed(course, 1000)
+    assert course.done and course.transitions == SMALL.transitions
+
+
+def test_a_stop_before_anything_is_known_still_ends_with_a_plan() -> None:
+    course = Course(PROBLEM, SMALL, seed=0)
+    course.stop()
+    followed(course, 1000)
+    assert course.done and course.plan_row is not None and course.policy_row is not None
+
+
+def test_a_training_out_of_time_keeps_the_best() -> None:
+    now = iter(range(10_000))
+    found = train(PROBLEM, SMALL, 0, clock=lambda: float(next(now)), budget_s=60.0)
+    assert found.ended == "time" and found.transitions < SMALL.transitions
+    assert found.plan_row.throughput_per_s > 0.0
+
+
+def test_ctrl_c_keeps_the_best() -> None:
+    def pressed(progress: object) -> None:
+        raise KeyboardInterrupt
+
+    found = train(PROBLEM, SMALL, 0, clock=lambda: 0.0, on_progress=pressed)
+    assert found.ended == "interrupted" and found.transitions == 0
+
+
+def test_bytes_that_are_no_state_are_refused() -> None:
+    with pytest.raises(DecodeError, match="begin a new training"):
+        Course.restored(PROBLEM, b"nothing")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "wanted"),
+    [
+        (row(110.0, 9.0), row(100.0, 1.0), True),
+        (row(110.0, 9.0, spread=20.0), row(100.0, 1.0), False),  # equal within spread: p99 decides
+        (row(100.2, 0.5), row(100.0, 1.0), True),
+        (row(100.2, 2.0), row(100.0, 1.0), False),
+        (row(90.0, 0.5), row(100.0, 1.0), False),
+    ],
+)
+def test_more_throughput_is_better_and_where_it_is_equal_within_spread_a_shorter_p99(
+    one: Row, other: Row, wanted: bool
+) -> None:
+    assert better(one, other) is wanted
+
+
+def test_each_promising_plan_is_looked_at_once() -> None:
+    course = Course(PROBLEM, SMALL, seed=0)
+    followed(course, len(course.seeds) + 8)
+    kept = course.learner.replay.everything()
+    rewards = np.arange(len(kept), dtype=np.float32)
+    candidates = Candidates(PROBLEM.space, PROBLEM.loads)
+    first = list(candidates.promising(kept, rewards, 3))
+    assert first[0] == tuple(kept.actions[-1].tolist())
+    assert not set(first) & set(candidates.promising(kept, rewards, 3))
+
+
+def test_seeds_are_the_rivals_ways_to_combine() -> None:
+    """Three models of 3, 1 and 2 blocks, H = 2; blocks by the share of their model that is before them."""
+    where = space(3, 1, 2)
+    found = {
+        one.name: {tuple(f"{m.model}.{m.block}" for m in row) for row in _combined(where, one.actions)}
+        for one in seeds(where)
+        if one.actions[0] == 0.0
+    }
+    assert found["alone, fast"] == {("0.0",), ("0.1",), ("0.2",), ("1.0",), ("2.0",), ("2.1",)}
+    assert found["aligned, fast"] == {("0.0", "1.0"), ("2.0",), ("0.1", "2.1"), ("0.2",)}
+    assert found["abreast, fast"] == {("0.0", "2.0"), ("0.1", "1.0"), ("0.2", "2.1")}
+    assert found["pipelined, fast"] == {("0.0", "0.1"), ("0.2",), ("1.0",), ("2.0", "2.1")}
+    assert "replicas, fast" not in found  # the same as alone
+
+
+def test_replicas_of_a_block_are_combined_where_there_are_some() -> None:
+    """Three blocks abreast would mix those of a model; a replica's i-th block runs with the other's."""
+    where = space(2, 2, replicas=2)
+    found = {one.name: _combined(where, one.actions) for one in seeds(where)}
+    assert [{member.block for member in row} for row in found["replicas, fast"]] == [{0}, {0}, {1}, {1}]
+    assert all(len({member.model for member in row}) == 1 for row in found["replicas, fast"])
+
+
+def _combined(where: Space, actions: tuple[float, ...]) -> tuple[tuple[Member, ...], ...]:
+    return combine_blocks(where, actions[where.num_models :]).combined

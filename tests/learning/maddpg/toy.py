@@ -1,0 +1,130 @@
+"""A device whose best plan is known: steps of several members cost a fixed factor of what they cost alone.
+
+Two models of two blocks each on one lane. Work is fluid: every window the device serves queues and arrivals
+in proportion, at the seconds that a task costs under the plan.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.learning.maddpg.problem import Problem
+from planner.learning.maddpg.settings import Settings
+from shared.bound import BoundPlan
+from shared.engine.stats import Counts, EngineGlance, QueueGlance
+from shared.ids import OpId
+from shared.search.compose import ModelChoice, compose
+from shared.search.costs import CostTable
+from tests.search.graphs import CHAIN, DIAMOND, model
+
+LEFT, RIGHT = model("left", DIAMOND, cuts=[2]), model("right", CHAIN, cuts=[1])
+GRAPHS = dict([LEFT, RIGHT])
+BLOCK_S = 0.01
+COSTS = CostTable(
+    measured_s={
+        (artifact, OpId(op)): 2 * BLOCK_S / len(graph.operators)
+        for artifact, graph in (LEFT, RIGHT)
+        for op in range(len(graph.operators))
+    }
+)
+ARRIVALS_PER_S = (35.0, 25.0)  # 1.2 device seconds a second where every block runs alone
+
+
+@dataclass(frozen=True)
+class ToyModel:
+    submitted: int
+    ended: Counts
+    latencies_s: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class ToyWindow:
+    seconds: float
+    models: tuple[ToyModel, ...]
+    utilisation: float
+    glances: tuple[EngineGlance, ...]
+
+
+class ToyDevice:
+    """`factor`: seconds of a step of two members over those of both alone."""
+
+    def __init__(self, factor: float, seed: int) -> None:
+        self._factor = factor
+        self._random = np.random.default_rng(seed)
+        self._queued = np.zeros(2)
+        self._task_s = np.zeros(2)
+        self.deployed: list[BoundPlan] = []
+
+    def deploy(self, bound: BoundPlan) -> None:
+        self.deployed.append(bound)
+        self._task_s = np.zeros(2)
+        for block in bound.plan.combined:
+            for member in block.members:
+                self._task_s[member.model] += BLOCK_S * (self._factor if len(block.members) > 1 else 1.0)
+
+    def run(self, seconds: float, *, sample_at_s: Sequence[float] | None = None) -> ToyWindow:
+        arrived = self._random.poisson(np.array(ARRIVALS_PER_S) * seconds)
+        waiting = self._queued + arrived
+        need_s = float(waiting @ self._task_s)
+        served = np.floor(waiting * min(seconds / need_s, 1.0))
+        before, self._queued = self._queued, waiting - served
+        latency_s = self._task_s + (before + self._queued) / 2 / np.maximum(served / seconds, 1.0)
+        return ToyWindow(
+            seconds,
+            tuple(
+                ToyModel(int(came), Counts(completed=int(done)), (float(took_s),) * int(done))
+                for came, done, took_s in zip(arrived, served, latency_s, strict=True)
+            ),
+            min(need_s / seconds, 1.0),
+            tuple(self._glance() for _ in sample_at_s or (seconds,)),
+        )
+
+    def _glance(self) -> EngineGlance:
+        queues = tuple(
+            QueueGlance(name, 0, int(queued), 0.0, 2, int(self._random.integers(4)))
+            for name, queued in zip(("left", "right"), self._queued, strict=True)
+        )
+        return EngineGlance(0.0, None, None, queues)
+
+
+@dataclass(frozen=True)
+class ToyDevices:
+    """Makes toys."""
+
+    factor: float
+
+    def __call__(self, seed: int) -> ToyDevice:
+        return ToyDevice(self.factor, seed)
+
+
+def problem(factor: float = 0.6) -> Problem:
+    """Two models of two blocks; combining two of any pays where the factor is below 1."""
+    choices = [
+        ModelChoice(name=graph.name, artifact=artifact, graph=graph, partition="base")
+        for artifact, graph in (LEFT, RIGHT)
+    ]
+    return Problem.of(
+        compose(choices),
+        device_class="toy",
+        graphs=GRAPHS,
+        costs=COSTS,
+        arrivals_per_s=ARRIVALS_PER_S,
+        make_device=ToyDevices(factor),
+        samples=2,
+    )
+
+
+SMALL = Settings(
+    transitions=120,
+    learn_from=40,
+    replay=120,
+    batch=32,
+    actors=(24, 16),
+    critics=(48, 32, 24),
+    actor_after=10,
+    episode_steps=10,
+    validate_every=40,
+    validation_steps=3,
+)
+"""Trains in a second or two."""
