@@ -22,12 +22,14 @@ from tests.policy.maddpg.cases import space
 BANDIT = Settings(
     gamma=0.0,
     learn_from=200,
-    batch=64,
+    batch=32,
+    learning_rate=3e-3,
+    actor_learning_rate=1e-3,
     actors=(16, 16),
     critics=(64, 48, 32),
-    actor_after=150,
+    actor_after=100,
     actor_every=1,
-    logit_decay=0.0,
+    logit_decay=1e-2,
     latency=Scale.PLAIN,
     start=Start.ALONE,
 )
@@ -46,7 +48,7 @@ def test_a_bandits_known_optimum_is_learned() -> None:
     best = np.array([0.3, 0.7, 0.25, 0.8, 0.6], np.float32)
     learner = Learner(space(2, 1), BANDIT, seed=0)
     learner.add(bandit(400, best, np.random.default_rng(0)))
-    learner.update(700)
+    learner.update(450)
     network = MaddpgNetwork(learner.policy_weights(), learner.space.agents)
     found = network.actions(np.zeros(learner.space.state_width, np.float32))
     assert np.abs(found - best).max() < 0.12

@@ -116,15 +116,15 @@ def problem(factor: float = 0.6) -> Problem:
 
 
 SMALL = Settings(
-    transitions=120,
-    learn_from=40,
-    replay=120,
-    batch=32,
-    actors=(24, 16),
-    critics=(48, 32, 24),
+    transitions=80,
+    learn_from=20,
+    replay=64,
+    batch=16,
+    actors=(16, 12),
+    critics=(32, 24, 16),
     actor_after=10,
     episode_steps=10,
-    validate_every=40,
+    validate_every=30,
     validation_steps=3,
 )
-"""Trains in a second or two."""
+"""Trains in about a second."""

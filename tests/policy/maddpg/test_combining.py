@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.plan import Member
@@ -60,6 +60,7 @@ def test_untrained_actors_that_put_all_thirty_blocks_into_one_interval_still_giv
     assert found.excess == 26
 
 
+@settings(max_examples=40)
 @given(asked())
 def test_what_was_executed_reads_the_same_again_and_needs_no_split(one: tuple[Space, list[float]]) -> None:
     where, actions = one
@@ -70,6 +71,7 @@ def test_what_was_executed_reads_the_same_again_and_needs_no_split(one: tuple[Sp
     assert again.excess == 0
 
 
+@settings(max_examples=40)
 @given(asked())
 def test_every_block_is_in_one_combined_block_of_at_most_h(one: tuple[Space, list[float]]) -> None:
     where, actions = one
@@ -79,6 +81,7 @@ def test_every_block_is_in_one_combined_block_of_at_most_h(one: tuple[Space, lis
     assert (found.excess == 0) == (largest(where, actions) <= where.members_max)
 
 
+@settings(max_examples=40)
 @given(asked())
 def test_actions_of_combined_blocks_stand_for_them(one: tuple[Space, list[float]]) -> None:
     where, actions = one

@@ -1,0 +1,150 @@
+"""What a learned policy costs on the device: from samples to actions, and on to a plan's decision.
+
+    python -m benchmarks.policy [--quick] [--json]
+
+MADDPG's actors (500-128, ReLU) for three models with TOP's block counts: Inception V3 13, ResNet-50 5,
+SqueezeNet 12; n = 10 samples. `forward_*`: samples to actions, numpy on one thread; `decide_*`: on to
+combined blocks and launch intervals, superblocks split. Times do not depend on what the weights are, so they
+are drawn; every call sees other samples. Before anything is timed, the actions are compared with the same
+network written out layer by layer in double precision (`largest_difference`).
+"""
+
+import gc
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from random import Random
+from statistics import median, quantiles
+
+import numpy as np
+
+from benchmarks.report import Report, arguments, emit, progress
+from shared.digest import digest_of
+from shared.policy.gpg.features import Floats
+from shared.policy.maddpg.decide import decide
+from shared.policy.maddpg.features import state_of
+from shared.policy.maddpg.network import MaddpgNetwork
+from shared.policy.maddpg.space import ModelSpace, Space
+from shared.policy.plain import Load
+from shared.policy.samples import Sample
+
+BLOCKS = {"inception_v3": 13, "resnet50": 5, "squeezenet": 12}
+"""Blocks of TOP's table II."""
+
+HIDDEN = (500, 128)
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+LOADS = tuple(
+    Load(model=name, arrivals_per_s=rate, service_s=0.004, queued=0)
+    for name, rate in zip(BLOCKS, (30.0, 60.0, 120.0), strict=True)
+)
+
+
+def space() -> Space:
+    """TOP's three models on one device."""
+    models = tuple(
+        ModelSpace(artifact=digest_of([name]), cuts=tuple(range(1, count))) for name, count in BLOCKS.items()
+    )
+    return Space(device_class="benchmark", models=models, members_max=4)
+
+
+def drawn(where: Space, random: np.random.Generator) -> MaddpgNetwork:
+    """Actors of the sizes that are trained, with weights of the size that training begins with."""
+    arrays: dict[str, Floats] = {}
+    for agent, outputs in enumerate(where.agents):
+        sizes = (where.state_width, *HIDDEN, outputs)
+        for layer in range(3):
+            bound = sizes[layer] ** -0.5
+            shape = (sizes[layer + 1], sizes[layer])
+            arrays[f"actor.{agent}.{layer}.weight"] = random.uniform(-bound, bound, shape).astype(np.float32)
+            arrays[f"actor.{agent}.{layer}.bias"] = np.zeros(shape[0], np.float32)
+    return MaddpgNetwork(arrays, where.agents)
+
+
+def samples(where: Space, random: Random) -> tuple[Sample, ...]:
+    """What a trigger's ring may hold: some blocks busy, queues of some tenths of a second."""
+    return tuple(
+        Sample(
+            tuple(tuple(int(random.random() < 0.3) for _ in range(one.blocks)) for one in where.models),
+            tuple(random.gauss(0.0, 0.2) for _ in where.models),
+        )
+        for _ in range(where.samples)
+    )
+
+
+def written_out(network: MaddpgNetwork, state: Floats) -> Floats:
+    """The same actors one after another, in double precision."""
+    rows = []
+    for agent in range(len(network.agents)):
+        hidden = state.astype(np.float64)
+        for layer in range(3):
+            weight = network.arrays[f"actor.{agent}.{layer}.weight"].astype(np.float64)
+            hidden = weight @ hidden + network.arrays[f"actor.{agent}.{layer}.bias"]
+            if layer < 2:
+                hidden = np.maximum(hidden, 0.0)
+        rows.append(1.0 / (1.0 + np.exp(-hidden)))
+    return np.concatenate(rows).astype(np.float32)
+
+
+def measure(repeats: int) -> Report:
+    """Both, taken in turns."""
+    report = Report("policy")
+    where = space()
+    network = drawn(where, np.random.default_rng(0))
+    random = Random(0)
+    seen = [samples(where, random) for _ in range(64)]
+    progress("comparing")
+    difference = max(
+        float(np.abs(network.actions(state) - written_out(network, state)).max())
+        for state in (state_of(where, one) for one in seen)
+    )
+    progress("timing")
+
+    def forward(one: Sequence[Sample]) -> object:
+        return network.actions(state_of(where, one))
+
+    def whole(one: Sequence[Sample]) -> object:
+        return decide(where, network, one, LOADS)
+
+    figures: dict[str, float] = {"largest_difference": difference}
+    for name, times in zip(("forward", "decide"), _timed((forward, whole), seen, repeats), strict=True):
+        figures[f"{name}_p50_ms"] = median(times)
+        figures[f"{name}_p99_ms"] = quantiles(times, n=100, method="inclusive")[98]
+    numbers = sum(values.size for values in network.arrays.values())
+    row = {"models": len(where.models), "state": where.state_width, "actions": where.action_width}
+    report.add(figures, [{**row, "weights": numbers, "threads": 1, "repeats": repeats}])
+    return report
+
+
+def _timed(
+    works: Sequence[Callable[[Sequence[Sample]], object]], seen: Sequence[Sequence[Sample]], repeats: int
+) -> list[list[float]]:
+    """Milliseconds of each call, after a tenth of them to warm up."""
+    taken: list[list[float]] = [[] for _ in works]
+    gc.collect()
+    gc.disable()  # a collection would fall on either at random
+    try:
+        for at in range(repeats + repeats // 10):
+            one = seen[at % len(seen)]
+            for work, times in zip(works, taken, strict=True):
+                began_s = time.perf_counter()
+                work(one)
+                times.append((time.perf_counter() - began_s) * 1e3)
+    finally:
+        gc.enable()
+    return [times[repeats // 10 :] for times in taken]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line."""
+    args = arguments(__doc__ or "").parse_args(argv)
+    if any(os.environ.get(name) != "1" for name in ONE_THREAD):
+        # What numpy computes with reads these when it is loaded, so this process starts over with them.
+        command = [sys.executable, "-m", "benchmarks.policy", *(sys.argv[1:] if argv is None else argv)]
+        os.execve(sys.executable, command, {**os.environ, **dict.fromkeys(ONE_THREAD, "1")})
+    emit(measure(500 if args.quick else 5000), as_json=args.json, packages=["numpy"])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
