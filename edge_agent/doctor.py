@@ -17,6 +17,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from edge_agent.device import cpu_name, gpu_names, installed
+from edge_agent.onnx_facts import OnnxFacts, onnx_facts
 from edge_agent.torch_facts import TorchFacts, torch_facts
 
 _NEEDED = ("msgpack", "msgspec", "numpy", "pyzmq")
@@ -42,6 +43,7 @@ def examine(home: Path) -> list[Check]:
         _packages,
         lambda: runtime_check(installed(("onnxruntime", "onnxruntime-gpu"))),
         lambda: gpu_check(gpu_names(), installed(("onnxruntime", "onnxruntime-gpu", "torch"))),
+        lambda: onnx_cuda_check(onnx_facts(), gpu_names()),
         lambda: torch_check(torch_facts(), gpu_names()),
         lambda: home_check(home),
         lambda: disk_check(home),
@@ -106,6 +108,26 @@ def gpu_check(names: list[str], versions: dict[str, str]) -> Check:
         detail=f"{', '.join(names)}, but nothing installed here uses it",
         remedy="pip install 'stageloom[torch]' or 'stageloom[onnx-gpu]'",
     )
+
+
+def onnx_cuda_check(facts: OnnxFacts, gpus: list[str]) -> Check:
+    """Is CUDAExecutionProvider there, and can the executor onnx_cuda use it?"""
+    install = "pip uninstall onnxruntime, then pip install 'stageloom[edge,onnx-gpu]'"
+    if not facts.cuda:
+        why = "this onnxruntime has no CUDAExecutionProvider" if facts.present else "no onnxruntime"
+        detail = f"{why}: plans for onnx_cuda cannot run"
+        return Check(name="onnx_cuda", result="ok", detail=detail, remedy=f"{install} if they should")
+    if not facts.bindings:
+        return Check(
+            name="onnx_cuda",
+            result="warn",
+            detail="CUDAExecutionProvider is there, cuda-bindings is not: onnx_cuda cannot run",
+            remedy="pip install 'stageloom[edge,onnx-gpu]'",
+        )
+    detail = f"CUDAExecutionProvider, cuda-bindings {facts.bindings}"
+    if not gpus:
+        return Check(name="onnx_cuda", result="ok", detail=f"{detail}: onnx_cuda has no GPU")
+    return Check(name="onnx_cuda", result="ok", detail=f"{detail}: onnx_cuda can run on {', '.join(gpus)}")
 
 
 def torch_check(facts: TorchFacts, gpus: list[str]) -> Check:

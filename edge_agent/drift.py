@@ -29,9 +29,10 @@ class Drift:
         self._expected_us = 0.0
 
     def profiled(self, plan: Digest, lanes: int, step_us: Mapping[int, float]) -> None:
-        """A plan was profiled: per combined block the time of a step with all members active."""
-        self._planned_us.pop(plan, None)
-        self._planned_us[plan] = {block: us for block, us in step_us.items() if us > 0} if lanes == 1 else {}
+        """Blocks of a plan were profiled: per combined block the time of a step with all members active."""
+        known = self._planned_us.pop(plan, {})
+        new = {block: us for block, us in step_us.items() if us > 0} if lanes == 1 else {}
+        self._planned_us[plan] = {**known, **new}
         while len(self._planned_us) > _PLANS:
             del self._planned_us[next(iter(self._planned_us))]
 

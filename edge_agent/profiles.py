@@ -124,7 +124,14 @@ class ProfileDesk:
             self._step_us.pop(request.request, None)
             paths = {str(digest): str(self._path_of(digest)) for digest in _artifacts(request)}
             self._engine.profile_stages(
-                ProfileStages(request.request, paths, _STAGE_REPEATS, request.budget_s, self._wall_s),
+                ProfileStages(
+                    request.request,
+                    paths,
+                    _STAGE_REPEATS,
+                    request.budget_s,
+                    self._wall_s,
+                    request.combined_blocks,
+                ),
                 request.plan,
             )
             return

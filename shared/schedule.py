@@ -1,5 +1,6 @@
 """How a combined block runs: as stages of parallel groups (IOS, TOP) or as streams (Opara, Nimble)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -46,6 +47,15 @@ class StreamSchedule:
 
 
 Schedule: TypeAlias = StageSchedule | StreamSchedule
+
+
+def joint_stage(stages: Sequence[Stage]) -> Stage | None:
+    """The stage that was timed: one, or those of one group that ran as one; None where there is none."""
+    if len(stages) == 1:
+        return stages[0]
+    if not stages or any(stage.merge or len(stage.groups) != 1 for stage in stages):
+        return None
+    return Stage((tuple(sorted(op for stage in stages for op in stage.operators)),))
 
 
 def num_operators(schedule: Schedule) -> int:

@@ -1,23 +1,33 @@
 """The executors' contract over all models, schedules, masks and batches.
 
     python -m benchmarks.contract [--quick] [--json] [--executor NAME] [--repeats N]
+                                  [--part NAME]... [--rows FILE]
 
 One row per model and schedule, and per plan of several models: the largest difference to the whole model in
 onnxruntime over every tensor that crosses a block border, and whether all repeats had equal bits. `--quick`
 takes models of a quarter of their width, leaves out the three light ones of more than 200 MB, and repeats ten
-times instead of a hundred. Ends with 1 if any plan disagrees.
+times instead of a hundred. What runs before a program is ready (`fallback`) has one member and one stream at
+a time, hence nothing that delays could put in another order: it is repeated a tenth as often. Ends with 1 if
+any plan disagrees.
+
+All of it takes hours. With `--rows` each row is appended to a file as it comes, and what agreed by that file
+is not compared again: a run that was cut off goes on, and parts (`--part`: a model, or `together`) may be
+compared by several processes into files of their own. Concatenated, they give the report at once.
 """
 
+import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks import zoo
 from benchmarks.contract import cases
 from benchmarks.contract.cases import SCHEDULES, Case
-from benchmarks.contract.compare import Outcome, compare
+from benchmarks.contract.compare import Outcome
+from benchmarks.contract.record import Record
 from benchmarks.contract.subjects import LARGE, LIGHT, Subject, onnx_subject, zoo_subject
 from benchmarks.report import Report, arguments, emit, progress
 from edge_agent.executor.base import Executor
@@ -27,58 +37,65 @@ from shared.launch_list import Barrier
 
 PACKAGES = ("onnx", "onnxruntime", "numpy", "torch")
 _TOGETHER = ("squeezenet_bypass", "googlenet", "resnet50")
+_SEVERAL = "together"
 _QUICK_SIDE = 75
+_LEAST = 3  # repeats: both inputs, and one of them again after the other
+_LIGHT = tuple(path.stem for path in sorted(LIGHT.glob("light_*.onnx")))
+_PARTS = (*zoo.ZOO, *_LIGHT, _SEVERAL)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare, print, and say whether all agreed."""
+    options = _options(argv)
+    repeats = options.repeats or (10 if options.quick else 100)
+    settings = {"executor": options.executor, "repeats": repeats, "quick": options.quick}
+    record = Record(options.rows, settings)
+    executor = make_executor(options.executor)
+    for part in options.part or _parts(options.quick):
+        if not record.is_complete(part):
+            _compare(part, executor, record, options.quick, repeats)
+    executor.close()
+    report = Report("contract")
+    report.add(_figures(record.rows, repeats), record.rows)
+    emit(report, as_json=options.json, packages=PACKAGES, device=settings)
+    return 0 if report.figures["agreed"] == report.figures["plans"] else 1
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = arguments(__doc__.splitlines()[0])
     parser.add_argument("--executor", default="onnx", help="one that computes")
     parser.add_argument("--repeats", type=int, help="of every plan")
-    options = parser.parse_args(argv)
-    repeats = options.repeats or (10 if options.quick else 100)
-    report = Report("contract")
-    executor = make_executor(options.executor)
+    parser.add_argument("--part", action="append", choices=_PARTS, help="only this one; repeat for more")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="keep rows there; compare what it has not")
+    return parser.parse_args(argv)
+
+
+def _compare(part: str, executor: Executor, record: Record, quick: bool, repeats: int) -> None:
+    """Compare what the record has not yet."""
+    agreed = True
     with tempfile.TemporaryDirectory(prefix="stageloom-contract-") as folder:
-        for case in _cases(Path(folder), options.quick, options.executor):
-            progress(case.name)
-            report.add({}, [_row(executor, case, repeats)])
-            executor.drop_idle()
-    executor.close()
-    report.add(
-        {
-            "plans": float(len(report.rows)),
-            "agreed": float(sum(row["agrees"] for row in report.rows)),
-            "models": float(len({row["model"] for row in report.rows})),
-            "repeats": float(repeats),
-            "tensors": float(sum(row["tensors"] for row in report.rows)),
-            "difference_max": max(row["difference"] for row in report.rows),
-            "sensitivity_min": min(row["sensitivity"] for row in report.rows),
-            "merge_stages": float(sum(row["merges"] for row in report.rows)),
-        }
-    )
-    emit(report, as_json=options.json, packages=PACKAGES)
-    return 0 if report.figures["agreed"] == report.figures["plans"] else 1
+        for case in _cases(part, Path(folder), quick, executor.name):
+            if not record.has(case.name):
+                progress(case.name)
+                record.add(_row(executor, case, repeats))
+                executor.drop_idle()
+                agreed = agreed and record.has(case.name)
+    if agreed:
+        record.complete(part)
 
 
 def _row(executor: Executor, case: Case, repeats: int) -> dict[str, object]:
     began_s = time.monotonic()
     failed = ""
+    repeats = max(_LEAST, repeats // 10) if case.fallback else repeats
     try:
-        found = compare(
-            executor,
-            case.bound,
-            case.subjects,
-            repeats=repeats,
-            tasks=case.tasks,
-            fallback=case.fallback,
-            models=case.models or None,
-        )
+        found = case.run(executor, repeats=repeats)
     except ExecutorError as error:
         found, failed = Outcome(difference=float("inf")), str(error)
     return {
         "model": "+".join(one.name for one in case.subjects),
         "plan": case.name,
+        "repeats": repeats,
         "difference": found.difference,
         "sensitivity": min(one.pair.sensitivity for one in case.subjects),
         "stable": found.stable,
@@ -90,13 +107,37 @@ def _row(executor: Executor, case: Case, repeats: int) -> dict[str, object]:
     }
 
 
-def _cases(folder: Path, quick: bool, executor: str) -> Iterator[Case]:
-    for subject in _subjects(folder, quick):
-        for schedule in SCHEDULES:
-            yield cases.alone(subject, schedule, executor)
-        if subject.artifact.graph.batchable:
-            yield from cases.batches(subject, "merged", executor)
-    several = [_zoo(name, folder / "together", quick) for name in _TOGETHER]
+def _figures(rows: Sequence[Mapping[str, Any]], repeats: int) -> dict[str, float]:
+    return {
+        "plans": float(len(rows)),
+        "agreed": float(sum(row["agrees"] for row in rows)),
+        "models": float(len({row["model"] for row in rows})),
+        "repeats": float(repeats),
+        "tensors": float(sum(row["tensors"] for row in rows)),
+        "difference_max": max(row["difference"] for row in rows),
+        "sensitivity_min": min(row["sensitivity"] for row in rows),
+        "merge_stages": float(sum(row["merges"] for row in rows)),
+    }
+
+
+def _parts(quick: bool) -> Iterable[str]:
+    return [part for part in _PARTS if not (quick and part in LARGE)]
+
+
+def _cases(part: str, folder: Path, quick: bool, executor: str) -> Iterator[Case]:
+    if part != _SEVERAL:
+        return _alone(_subject(part, folder, quick), executor)
+    return _together([_subject(name, folder / name, quick) for name in _TOGETHER], executor)
+
+
+def _alone(subject: Subject, executor: str) -> Iterator[Case]:
+    for schedule in SCHEDULES:
+        yield cases.alone(subject, schedule, executor)
+    if subject.artifact.graph.batchable:
+        yield from cases.batches(subject, "merged", executor)
+
+
+def _together(several: Sequence[Subject], executor: str) -> Iterator[Case]:
     for schedule in SCHEDULES:
         for barrier in Barrier:
             yield cases.together(several, schedule, executor, barrier)
@@ -104,21 +145,12 @@ def _cases(folder: Path, quick: bool, executor: str) -> Iterator[Case]:
         yield cases.replicas(several[0], schedule, executor)
 
 
-def _subjects(folder: Path, quick: bool) -> Iterator[Subject]:
-    """One after another; the files of the one before may be gone by then."""
-    for name in zoo.ZOO:
-        with tempfile.TemporaryDirectory(dir=folder) as own:
-            yield _zoo(name, Path(own), quick)
-    for path in sorted(LIGHT.glob("light_*.onnx")):
-        if not quick or path.stem not in LARGE:
-            with tempfile.TemporaryDirectory(dir=folder) as own:
-                yield onnx_subject(path.stem, path, Path(own))
-
-
-def _zoo(name: str, folder: Path, quick: bool) -> Subject:
+def _subject(name: str, folder: Path, quick: bool) -> Subject:
+    if name not in zoo.ZOO:
+        return onnx_subject(name, LIGHT / f"{name}.onnx", folder)
     if quick:
-        return zoo_subject(name, folder / name, width=0.25, side=_QUICK_SIDE)
-    return zoo_subject(name, folder / name)
+        return zoo_subject(name, folder, width=0.25, side=_QUICK_SIDE)
+    return zoo_subject(name, folder)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,13 @@
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 
+from benchmarks.contract.compare import Outcome, compare
 from benchmarks.contract.schedules import bound_of, graph_of, merged, plan_of, random_stages, random_streams
 from benchmarks.contract.subjects import Subject
+from edge_agent.executor.base import Executor
 from shared.blocks import CombinedGraph, split
 from shared.bound import BoundPlan
 from shared.launch_list import Barrier
@@ -34,14 +37,35 @@ SCHEDULES = (*_SEARCHED, "merged", *_DRAWN)
 
 @dataclass(frozen=True)
 class Case:
-    """One plan, and how it is run."""
+    """One plan, searched for when it is first asked for, and how it is run."""
 
     name: str
     subjects: tuple[Subject, ...]
-    bound: BoundPlan
+    plan: Callable[[], BoundPlan] = field(repr=False)
     tasks: int = 1
     fallback: bool = False
     models: tuple[int, ...] = ()  # that get instances; empty: all
+
+    @cached_property
+    def bound(self) -> BoundPlan:
+        """The plan, made once."""
+        return self.plan()
+
+    def run(self, executor: Executor, *, repeats: int) -> Outcome:
+        """Compare every tensor behind every block with the whole models'.
+
+        Raises:
+            ExecutorError: a step failed.
+        """
+        return compare(
+            executor,
+            self.bound,
+            self.subjects,
+            repeats=repeats,
+            tasks=self.tasks,
+            fallback=self.fallback,
+            models=self.models or None,
+        )
 
     @property
     def merges(self) -> int:
@@ -94,8 +118,11 @@ def planned(
 def alone(subject: Subject, schedule: str, executor: str) -> Case:
     """One model in its blocks, each by itself."""
     groups = [[Member(0, 0, block)] for block in range(len(subject.cuts) + 1)]
-    bound = planned(schedule, [subject], [subject.cuts], groups, executor=executor)
-    return Case(f"{subject.name} {schedule}", (subject,), bound)
+
+    def plan() -> BoundPlan:
+        return planned(schedule, [subject], [subject.cuts], groups, executor=executor)
+
+    return Case(f"{subject.name} {schedule}", (subject,), plan)
 
 
 def together(subjects: Sequence[Subject], schedule: str, executor: str, barrier: Barrier) -> Case:
@@ -105,35 +132,41 @@ def together(subjects: Sequence[Subject], schedule: str, executor: str, barrier:
         [Member(model, 0, block) for model in range(len(subjects)) if block <= len(cuts[model])]
         for block in range(2)
     ]
-    bound = planned(schedule, subjects, cuts, groups, executor=executor, barrier=barrier)
+
+    def plan() -> BoundPlan:
+        return planned(schedule, subjects, cuts, groups, executor=executor, barrier=barrier)
+
     names = "+".join(one.name for one in subjects)
-    return Case(f"{names} {schedule} barrier={barrier.value}", tuple(subjects), bound)
+    return Case(f"{names} {schedule} barrier={barrier.value}", tuple(subjects), plan)
 
 
 def masks(subjects: Sequence[Subject], schedule: str, executor: str) -> Iterator[Case]:
     """One combined block of whole models, under every mask, prepared and as a fallback."""
     cuts: list[tuple[int, ...]] = [()] * len(subjects)
     members = [Member(model, 0, 0) for model in range(len(subjects))]
-    bound = planned(schedule, subjects, cuts, [members], executor=executor)
+    plan = cache(lambda: planned(schedule, subjects, cuts, [members], executor=executor))
     for size in range(1, len(subjects) + 1):
         for models in itertools.combinations(range(len(subjects)), size):
             for fallback in (False, True):
                 name = f"{schedule} mask={''.join(map(str, models))}{' fallback' * fallback}"
-                yield Case(name, tuple(subjects), bound, fallback=fallback, models=models)
+                yield Case(name, tuple(subjects), plan, fallback=fallback, models=models)
 
 
 def batches(subject: Subject, schedule: str, executor: str, batch: int = 4) -> Iterator[Case]:
     """Every number of tasks of a padded batch, prepared and as a fallback."""
     groups = [[Member(0, 0, block)] for block in range(len(subject.half) + 1)]
-    bound = planned(schedule, [subject], [subject.half], groups, executor=executor, batch=batch)
+    plan = cache(lambda: planned(schedule, [subject], [subject.half], groups, executor=executor, batch=batch))
     for tasks in range(1, batch + 1):
         for fallback in (False, True):
             name = f"{subject.name} {schedule} tasks={tasks}/{batch}{' fallback' * fallback}"
-            yield Case(name, (subject,), bound, tasks=tasks, fallback=fallback)
+            yield Case(name, (subject,), plan, tasks=tasks, fallback=fallback)
 
 
 def replicas(subject: Subject, schedule: str, executor: str) -> Case:
     """Two replicas of one model in one combined block: same weights, different instances."""
     groups = [[Member(0, 0, block), Member(0, 1, block)] for block in range(len(subject.half) + 1)]
-    bound = planned(schedule, [subject], [subject.half], groups, executor=executor, replicas=2)
-    return Case(f"{subject.name} {schedule} replicas=2", (subject,), bound)
+
+    def plan() -> BoundPlan:
+        return planned(schedule, [subject], [subject.half], groups, executor=executor, replicas=2)
+
+    return Case(f"{subject.name} {schedule} replicas=2", (subject,), plan)

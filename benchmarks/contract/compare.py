@@ -4,7 +4,8 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,17 @@ class Delays:
         time.sleep(seconds)
 
 
+@contextmanager
+def loaded(executor: Executor, bound: BoundPlan, subjects: Sequence[Subject]) -> Iterator[PlanKey]:
+    """The plan is on the executor, and so is what other plans share with it: weights, lowered models."""
+    key = PlanKey(next(_keys))
+    executor.load(key, bound, {subject.artifact.digest: subject.artifact for subject in subjects})
+    try:
+        yield key
+    finally:
+        executor.unload(key)
+
+
 def compare(
     executor: Executor,
     bound: BoundPlan,
@@ -86,16 +98,15 @@ def compare(
     Raises:
         ExecutorError: a step failed.
     """
-    outcome, key = Outcome(), PlanKey(next(_keys))
-    wave = Wave(executor, StepMaker(key, bound), bound, subjects, tasks, fallback)
-    executor.load(key, bound, {subject.artifact.digest: subject.artifact for subject in subjects})
-    try:
-        for repeat in range(repeats):
-            executor.pause = Delays(random.Random(seed + repeat)) if repeat else None
-            wave.run(repeat, models if models is not None else range(len(subjects)), outcome)
-    finally:
-        executor.tap = executor.pause = None
-        executor.unload(key)
+    outcome = Outcome()
+    with loaded(executor, bound, subjects) as key:
+        wave = Wave(executor, StepMaker(key, bound), bound, subjects, tasks, fallback)
+        try:
+            for repeat in range(repeats):
+                executor.pause = Delays(random.Random(seed + repeat)) if repeat else None
+                wave.run(repeat, models if models is not None else range(len(subjects)), outcome)
+        finally:
+            executor.tap = executor.pause = None
     return outcome
 
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from planner.costs.measured import cost_table
+from planner.costs.operators import OperatorCost
 from shared.bound import BoundPlan
 from shared.ids import Digest
-from shared.messages.telemetry import OperatorTiming
 from shared.schedule import StageSchedule
 from shared.search.costs import CostTable
 
@@ -14,7 +14,10 @@ from shared.search.costs import CostTable
 def measured_costs(rows: Iterable[Mapping[str, Any]]) -> CostTable:
     """The operator times that the run's profiles brought."""
     return cost_table(
-        (Digest(row["artifact"]), {one["operator"]: OperatorTiming(**one) for one in row["timings"]})
+        (
+            Digest(row["artifact"]),
+            {one["operator"]: OperatorCost(**one, measured_at_us=0) for one in row["timings"]},
+        )
         for row in rows
         if row["kind"] == "profile_result"
     )

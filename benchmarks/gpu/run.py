@@ -169,7 +169,7 @@ class Run:
         if settings.wants("table"):
             table.build_compiled(self._compiling, deadline, _AFTER_COMPILED_S * (not settings.quick))
             table.build_slices(self._slices)
-            table.not_installed()
+            table.build_providers(deadline, _AFTER_COMPILED_S * (not settings.quick))
         table.check()
         if settings.wants("correctness"):
             self._stability(table)

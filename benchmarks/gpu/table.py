@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from random import Random
 from typing import Final
 
-from benchmarks.gpu import compiled
+from benchmarks.gpu import compiled, provider_rows
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.networks import Subject
 from benchmarks.gpu.ours import Ours
 from benchmarks.gpu.plans import SEQUENTIAL, Candidate, Knowledge, mix_candidates, model_candidates
+from benchmarks.gpu.provider_rows import Provider
 from benchmarks.gpu.results import Deadline, Results
 from benchmarks.gpu.rounds import Rounds, Variant, faster, shape_of_rounds, summarise
 from benchmarks.gpu.settings import Settings
@@ -167,13 +167,25 @@ class Table:
         with self.results.attempt(self.part, f"{subject}, {name}"):
             self.variants.append(make())
 
-    def not_installed(self) -> None:
-        """Baseline 10."""
-        for module, name in (("tensorrt", "TensorRT"), ("onnxruntime", "onnxruntime-gpu")):
-            if find_spec(module) is None or (module == "onnxruntime" and not _has_cuda_provider()):
-                self.results.skip(self.part, name, "not installed")
-            else:
-                self.results.skip(self.part, name, "installed, but this benchmark has no adapter for it")
+    def build_providers(self, deadline: Deadline, least_s: float) -> None:
+        """Baseline 10, while more than `least_s` and what a session takes to make are left."""
+        for provider in provider_rows.PROVIDERS:
+            missing = provider_rows.why_not(provider, self.device)
+            for subject in self.subjects:
+                name = f"{subject.name}, {provider.row}"
+                short = deadline.left_s < least_s + provider.build_s
+                if reason := missing or ("the time was up" if short else ""):
+                    self.results.skip(self.part, name, reason)
+                    continue
+
+                def make(subject: Subject = subject, provider: Provider = provider) -> Variant:
+                    found, error = provider_rows.variant(
+                        self.device, subject, provider, self.settings.precision, self.device.streams[-1]
+                    )
+                    self._errors[found.key] = error
+                    return found
+
+                self._try(subject.name, make, provider.row)
 
     # Correctness
 
@@ -267,12 +279,6 @@ class Table:
         executor = self.hand_over()
         if executor is not None:
             executor.close()
-
-
-def _has_cuda_provider() -> bool:
-    import onnxruntime
-
-    return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 
 
 def sequential_rows(subject: str) -> tuple[str, ...]:

@@ -1,8 +1,7 @@
 """Variants that plain torch offers: eager, one captured stream, batches, several streams, one joint graph."""
 
-import warnings
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -10,6 +9,7 @@ from torch import Tensor
 from benchmarks.gpu.device import STREAMS, Device, Graph, Work, fork, join
 from benchmarks.gpu.networks import Network, Subject
 from benchmarks.gpu.rounds import Variant
+from edge_agent.lowering.dtypes import use_tf32
 
 MIX: Final = "mix"
 EAGER: Final = "torch eager"
@@ -172,19 +172,7 @@ def streams_name(count: int) -> str:
 
 
 def use_precision(precision: str) -> None:
-    """How float32 products are taken from here on; kernels are searched for once per shape.
-
-    The older settings and the newer ones (which the executor writes) must say the same: Inductor still reads
-    some of the older, and torch raises where they differ.
-    """
-    backends: Any = torch.backends  # whose stubs do not know these settings
-    backends.cudnn.benchmark = True
-    if not torch.cuda.is_available():
-        return
-    short = precision == "tf32"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that they are the older ones
-        backends.cuda.matmul.allow_tf32 = short
-        backends.cudnn.allow_tf32 = short
-    for place in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
-        place.fp32_precision = "tf32" if short else "ieee"
+    """How float32 products are taken from here on; kernels are searched for once per shape."""
+    torch.backends.cudnn.benchmark = True
+    if torch.cuda.is_available():
+        use_tf32(precision == "tf32")

@@ -19,6 +19,7 @@ from benchmarks.gpu.device import Device, make_device
 from benchmarks.gpu.networks import Network, Subject
 from benchmarks.gpu.subjects import make_subject
 from benchmarks.gpu.torch_rows import use_precision
+from edge_agent.executor.torch.cuda import multiprocessor as cuda_multiprocessor
 from edge_agent.utilisation.kernels import (
     OPERATOR_PREFIX,
     Multiprocessor,
@@ -49,16 +50,8 @@ def trace_of(device: Device, work: Callable[[], None]) -> dict[str, Any]:
 
 
 def multiprocessor(device: Device) -> Multiprocessor:
-    """Of this device; fields that torch does not know keep a Hopper's values."""
-    usual = Multiprocessor()
-    if device.kind != "cuda":
-        return usual
-    found = torch.cuda.get_device_properties(device.torch)
-    return Multiprocessor(
-        registers=getattr(found, "regs_per_multiprocessor", usual.registers),
-        shared_bytes=getattr(found, "shared_memory_per_multiprocessor", usual.shared_bytes),
-        threads=getattr(found, "max_threads_per_multi_processor", usual.threads),
-    )
+    """Of this device."""
+    return cuda_multiprocessor(device.torch) if device.kind == "cuda" else Multiprocessor()
 
 
 class Operators:

@@ -45,11 +45,16 @@ def bound_plan(choices: Sequence[ModelChoice], **options: object) -> BoundPlan:
 
 
 def calibration(workload: Mapping[str, Artifact]) -> list[tuple[str, BoundPlan]]:
-    """Whole models, every base cut, and greedy groups at every base cut; one lane, and one plan with two."""
+    """Whole models, every base cut, and greedy groups there; every model alone; one plan with two lanes.
+
+    A model alone finds its weights in the caches, one among others less often: both are in the fit.
+    """
     plans = []
     for partition, scheduler in (("whole", "sequential"), ("base", "sequential"), ("base", "greedy")):
         choices = [choice(name, artifact, partition) for name, artifact in workload.items()]
         plans.append((f"{partition} {scheduler}", bound_plan(choices, scheduler=scheduler)))
+    for name, artifact in workload.items():
+        plans.append((f"{name} alone", bound_plan([choice(name, artifact, "whole")])))
     beside = [choice(name, artifact, "whole", 2) for name, artifact in workload.items()]
     plans.append(("whole sequential, 2 lanes", bound_plan(beside, lanes=2)))
     return plans

@@ -21,6 +21,7 @@ from shared.ids import Digest, StepId
 from shared.launch_list import LaunchList, lower
 
 HISTORY = 4096
+_NONE = StepId(-1)
 
 
 class NullRecord(Struct, frozen=True, gc=False):
@@ -97,16 +98,17 @@ class NullExecutor:
 
     def issue(self, step: Step, feeds: Mapping[InstanceId, Rows]) -> None:
         """Check that ids rise within the lane and that `after` names earlier steps."""
-        if step.id <= self._last_issued.get(step.lane, StepId(-1)):
-            raise ExecutorError(f"step {step.id} was issued out of order on lane {step.lane}")
-        if step.after and max(step.after) >= step.id:
-            raise ExecutorError(f"step {step.id} waits for a step that comes later")
-        self._last_issued[step.lane] = step.id
+        step_id, lane, after = step.id, step.lane, step.after
+        if step_id <= self._last_issued.get(lane, _NONE):
+            raise ExecutorError(f"step {step_id} was issued out of order on lane {lane}")
+        if after and max(after) >= step_id:
+            raise ExecutorError(f"step {step_id} waits for a step that comes later")
+        self._last_issued[lane] = step_id
         for member in step.members:
             if member.member.block == 0 and len(feeds.get(member.instance, ())) != len(member.tasks):
                 raise ExecutorError(f"step {step.id} begins instance {member.instance} without its inputs")
         self._order.issue(step)
-        self._issued[step.id] = step
+        self._issued[step_id] = step
 
     def wait(self, step: StepId) -> StepResult:
         """Check that every active member is where it should be, then that the items obey their waits."""
@@ -114,36 +116,40 @@ class NullExecutor:
         self._order.begin(issued)
         started_s = time.monotonic()
         try:
+            outputs: dict[InstanceId, Rows] = {}
             for member in issued.members:
                 self._advance(issued.program.plan, member)
+                if member.last:
+                    outputs[member.instance] = self._outputs(issued, member)
             groups = self._run(issued)
-            outputs = {m.instance: self._outputs(issued, m) for m in issued.members if m.last}
         finally:
             self._order.end(issued)
         return StepResult(started_s, time.monotonic(), outputs, groups)
 
     def _advance(self, plan: PlanKey, member: StepMember) -> None:
-        reached = self._next_block.get(member.instance, 0)
-        moves = self._moves.get(member.instance)
+        instance, block = member.instance, member.member.block
+        reached = self._next_block.get(instance, 0)
+        moves = self._moves.get(instance) if self._moves else None
         while moves and moves[0].old[0] != plan:
             move = moves.pop(0)
             if move.old[1].block != reached:
-                raise ExecutorError(f"instance {member.instance} was moved from where it was not")
+                raise ExecutorError(f"instance {instance} was moved from where it was not")
             reached = move.new[1].block
-        if reached != member.member.block:
-            raise ExecutorError(
-                f"instance {member.instance} is before block {reached}, not {member.member.block}"
-            )
+        if reached != block:
+            raise ExecutorError(f"instance {instance} is before block {reached}, not {block}")
         if member.last:
-            self.drop(member.instance)
+            self.drop(instance)
         else:
-            self._next_block[member.instance] = reached + 1
+            self._next_block[instance] = reached + 1
 
     def _run(self, step: Step) -> tuple[GroupTime, ...]:
         key = step.program
-        masks = [1 << m.position for m in step.members] if step.fallback else [key.mask]
-        programs = [self._program(key.plan, key.combined, mask) for mask in masks]
-        does = programs[0].does if len(programs) == 1 else tuple(d for one in programs for d in one.does)
+        if not step.fallback:
+            programs = [self._program(key.plan, key.combined, key.mask)]
+            does = programs[0].does
+        else:
+            programs = [self._program(key.plan, key.combined, 1 << m.position) for m in step.members]
+            does = tuple(d for one in programs for d in one.does)
         self.history.append(NullRecord(step.id, does))
         if self.pause is None and not self.tracing:
             return ()

@@ -125,7 +125,7 @@ class OnnxExecutor:
         loaded = self._plans[program.plan]
         built = self._build(program, loaded)
         self._hold(program.plan, {key for keys in built.sessions for key in keys}, loaded.artifacts)
-        self._pool.grow(loaded.bound.plan.lanes * min(len(built.threading.items) - 1, MAX_THREADS))
+        self._pool.grow(loaded.bound.plan.lanes * min(built.threading.threads - 1, MAX_THREADS))
         self._programs[program] = built
 
     def _hold(
@@ -224,7 +224,7 @@ class OnnxExecutor:
                 groups.append(GroupTime(index, stream, started_s, time.monotonic()))
 
         try:
-            if alone is not None or len(program.threading.items) == 1:
+            if alone is not None or program.threading.threads == 1:
                 for index in range(len(program.items)):
                     item(index)
             else:

@@ -1,11 +1,12 @@
 """From a plan's schedules to runs of sessions: which session computes what, on which thread.
 
-An *atom* is a run of operators that the full mask never separates, or a merge; it is one session. Under a
-smaller mask and in a fallback the same sessions run, so every mask can run as soon as the plan is loaded.
+An *atom* is a run of operators that no mask separates, or a merge; it is one session. So the same sessions
+run under every mask and in a fallback, and every mask can run as soon as the plan is loaded.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from edge_agent.executor.onnx_sessions import SessionKey
 from edge_agent.executor.streams import Threading, assign
@@ -34,35 +35,53 @@ class CombinedPrograms:
     def __init__(self, bound: BoundPlan, combined: BoundCombined) -> None:
         self._bound = bound
         self._combined = combined
-        full = lower(combined.plan.schedule, combined.graph, combined.full_mask, barrier=bound.plan.barrier)
-        self._full = full
-        self._atom_at = {item.ops[0]: item.ops for item in full}
+        self._full = self._lowered(combined.full_mask)
+        self._atom_at = {atom[0]: atom for item in self._full for atom in self._atoms(item)}
+
+    def _lowered(self, mask: int) -> tuple[Item, ...]:
+        combined = self._combined
+        return lower(combined.plan.schedule, combined.graph, mask, barrier=self._bound.plan.barrier)
+
+    @cached_property
+    def _begins(self) -> frozenset[int]:
+        """Operators that begin an item where their member runs alone.
+
+        There a stream schedule may need a wait that the operators of others imply as long as they run, too.
+        Any mask separates only what the full one or this one does.
+        """
+        alone = (self._lowered(1 << position) for position in range(len(self._combined.members)))
+        return frozenset(item.ops[0] for items in alone for item in items)
+
+    def _atoms(self, item: Item) -> Iterator[Atom]:
+        first = 0
+        for position in range(1, len(item.ops) + 1):
+            if position == len(item.ops) or item.ops[position] in self._begins:
+                yield item.ops[first:position]
+                first = position
 
     def keys(self, bucket_of: dict[int, int]) -> Iterator[SessionKey]:
         """The sessions of the atoms of the members in `bucket_of`, each at its member's bucket."""
         for item in self._full:
             if item.member in bucket_of:
-                yield self._key(item, item.ops, bucket_of[item.member])
+                for atom in self._atoms(item):
+                    yield self._key(item, atom, bucket_of[item.member])
 
     def program(self, mask: int, bucket_of: dict[int, int]) -> Program:
         """Lower the schedule under a mask. Cheap: no session is made."""
-        combined = self._combined
-        items = lower(combined.plan.schedule, combined.graph, mask, barrier=self._bound.plan.barrier)
+        items = self._lowered(mask)
         sessions = tuple(
             tuple(self._key(item, ops, bucket_of[item.member]) for ops in self._cover(item.ops))
             for item in items
         )
         threading = assign(items)
-        dead = self._dead(items) if len(threading.items) == 1 else ((),) * len(items)
+        dead = self._dead(items) if threading.threads == 1 else ((),) * len(items)
         return Program(items, sessions, threading, dead)
 
     def _cover(self, ops: Atom) -> Iterator[Atom]:
-        """The atoms that make up an item; what no atom fits becomes a run of its own."""
+        """The atoms that make up an item."""
         position = 0
         while position < len(ops):
-            atom = self._atom_at.get(ops[position])
-            if atom is None or ops[position : position + len(atom)] != atom:
-                atom = ops[position:]
+            atom = self._atom_at[ops[position]]
             yield atom
             position += len(atom)
 

@@ -7,7 +7,7 @@ process and keep no threads of their own unless asked to: a lane's thread comput
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,8 @@ class SessionKey:
     batch: int
     intra_op_threads: int
     merge: bool = False  # the operators as one convolution
+    stream: int | None = None  # on a device the stream that it belongs to; None on the processor
+    tf32: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,16 @@ class SessionCache:
     a trial, a burst or a roll-back, and making their sessions again takes longer than the rest of a swap.
     """
 
-    def __init__(self, idle_bytes: int = MAX_IDLE_BYTES) -> None:
+    def __init__(
+        self,
+        idle_bytes: int = MAX_IDLE_BYTES,
+        make: "Callable[[SessionKey, ModelParts], Session] | None" = None,
+        weigh: Callable[[SessionKey, Graph], int] = weight_bytes,
+    ) -> None:
+        """`make` opens a session, by default one on the processor; `weigh` says what it keeps in bytes."""
         self._max_idle_bytes = idle_bytes
+        self._make = make or open_session
+        self._weigh = weigh
         self._idle: dict[SessionKey, int] = {}  # bytes of their weights; the longest idle first
         self._sessions: dict[SessionKey, Session] = {}
         self._weights: dict[SessionKey, int] = {}
@@ -120,8 +130,8 @@ class SessionCache:
             session = self._sessions.get(key)
             if session is None:
                 parts = source()
-                session = self._sessions[key] = open_session(key, parts)
-                self._weights[key] = weight_bytes(key, parts.artifact.graph)
+                session = self._sessions[key] = self._make(key, parts)
+                self._weights[key] = self._weigh(key, parts.artifact.graph)
             self._idle.pop(key, None)
             self._holders.setdefault(key, set()).add(holder)
             return session
@@ -178,10 +188,19 @@ def open_session(key: SessionKey, source: ModelParts) -> Session:
     options.add_session_config_entry("session.use_env_allocators", "1")
     # A pool that spins between operators takes the core that another lane computes on.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return session_from(key, source, options, ["CPUExecutionProvider"])
+
+
+def session_from(key: SessionKey, source: ModelParts, options: Any, providers: Sequence[Any]) -> Session:
+    """A session with these options and providers.
+
+    Raises:
+        ExecutorError: onnxruntime cannot build it.
+    """
     graph = source.artifact.graph
     inputs, outputs = borders(graph, key.ops)
     try:
-        session = _from_memory_file(source, key, options)
+        session = _from_memory_file(source, key, options, providers)
     except ModelError as error:
         raise ExecutorError(str(error)) from error
     except Exception as error:  # onnxruntime's exceptions share no base class
@@ -197,7 +216,7 @@ def open_session(key: SessionKey, source: ModelParts) -> Session:
     )
 
 
-def _from_memory_file(source: ModelParts, key: SessionKey, options: Any) -> Any:
+def _from_memory_file(source: ModelParts, key: SessionKey, options: Any, providers: Sequence[Any]) -> Any:
     """A session of a model that lies in memory.
 
     Given as bytes, the session would keep them for its whole life: weights would be there twice.
@@ -206,7 +225,7 @@ def _from_memory_file(source: ModelParts, key: SessionKey, options: Any) -> Any:
     try:
         source.write(fd, key.ops, key.batch, merge=key.merge)
         return onnxruntime.InferenceSession(
-            f"/proc/self/fd/{fd}", options, providers=["CPUExecutionProvider"]
+            f"/proc/self/fd/{fd}", options, providers=list(providers), enable_fallback=0
         )
     finally:
         os.close(fd)

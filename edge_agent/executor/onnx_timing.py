@@ -1,7 +1,13 @@
-"""Measures every operator of a model alone, on real intermediate tensors, for the planner's costs."""
+"""Measures every operator of a model alone, on real intermediate tensors, for the planner's costs.
+
+Operators take turns, as in service: an operator that runs again at once finds its weights and inputs in the
+cache, and seems faster than it will ever be. A window of operators is loaded at a time, so that a model's
+weights are not there twice.
+"""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Final
 
 import numpy as np
 
@@ -17,6 +23,9 @@ from shared.ids import TensorId
 
 _SEED = 7
 
+WINDOW_BYTES: Final = 64 << 20
+"""Weights that are loaded at a time, or one operator's where that has more: beyond most last-level caches."""
+
 
 def time_operators(
     artifact: Artifact, request: TimingRequest, idle: Callable[[], bool]
@@ -30,41 +39,84 @@ def time_operators(
     Raises:
         ExecutorError: an operator cannot run alone.
     """
-    graph, source = artifact.graph, ModelParts(artifact)
+    return tuple(summary(taken) if taken else NOT_TIMED for taken in operator_runs(artifact, request, idle))
+
+
+def operator_runs(artifact: Artifact, request: TimingRequest, idle: Callable[[], bool]) -> list[list[float]]:
+    """Seconds of every run behind `time_operators`, which says more. [num_operators][...]
+
+    Raises:
+        ExecutorError: an operator cannot run alone.
+    """
     moments = IdleTime(idle, own_s=request.limit_s, wall_s=request.wall_s)
-    values = _inputs(graph, request.batch)
-    times: list[OperatorTime] = []
-    for op in range(len(graph.operators)):
-        if not moments.wait():
-            break
-        key = SessionKey(artifact.digest, (op,), request.batch, request.intra_op_threads)
+    timing = _Timing(artifact, request, moments)
+    return [taken for window in windows(artifact.graph) for taken in timing.window(window)]
+
+
+def windows(graph: Graph, limit_bytes: int = WINDOW_BYTES) -> Iterator[range]:
+    """Runs of operators, in order, with at most so many bytes of weights each, or of one operator."""
+    first, held = 0, 0
+    for op, operator in enumerate(graph.operators):
+        if op > first and held + operator.weight_bytes > limit_bytes:
+            yield range(first, op)
+            first, held = op, 0
+        held += operator.weight_bytes
+    yield range(first, len(graph.operators))
+
+
+class _Timing:
+    """A model on its way through its operators, window by window."""
+
+    def __init__(self, artifact: Artifact, request: TimingRequest, moments: IdleTime) -> None:
+        self._artifact = artifact
+        self._request = request
+        self._moments = moments
+        self._source = ModelParts(artifact)
+        self._values = seeded_inputs(artifact.graph, request.batch)
+
+    def window(self, ops: range) -> list[list[float]]:
+        """Seconds per operator and run; fewer runs, or none, where the time was up. [len(ops)][...]
+
+        Raises:
+            ExecutorError: as `time_operators`.
+        """
+        taken_s: list[list[float]] = [[] for _ in ops]
+        sessions: dict[int, Session] = {}
+        before = self._values
+        while any(len(taken) < self._request.repeats for taken in taken_s):
+            warm = len(sessions) == len(ops)  # the first round makes the sessions, and counts for nothing
+            self._values = dict(before)
+            for op, taken in zip(ops, taken_s, strict=True):
+                if not self._moments.wait():
+                    return taken_s
+                with self._moments.spend():
+                    took_s = self._run(op, sessions)
+                if warm and self._moments.undisturbed:
+                    taken.append(took_s)
+        return taken_s
+
+    def _run(self, op: int, sessions: dict[int, Session]) -> float:
+        """Seconds of one run, what it reads for the last time dropped."""
+        graph = self._artifact.graph
         try:
-            with moments.spend():
-                session = open_session(key, source)
-                session.run(values)  # warms caches and makes what later operators read
-            times.append(_time_one(session, values, request.repeats, moments))
+            if op not in sessions:
+                key = SessionKey(
+                    self._artifact.digest, (op,), self._request.batch, self._request.intra_op_threads
+                )
+                sessions[op] = open_session(key, self._source)
+            began_s = time.perf_counter()
+            sessions[op].run(self._values)
+            took_s = time.perf_counter() - began_s
         except ExecutorError:
             raise
         except Exception as error:  # onnxruntime's exceptions share no base class
             raise ExecutorError(f"operator {op} of {graph.name!r} cannot run: {one_line(error)}") from error
-        for tensor in [t for t in values if all(reader <= op for reader in graph.consumers[t])]:
-            del values[tensor]
-    return (*times, *[NOT_TIMED] * (len(graph.operators) - len(times)))
+        for tensor in [t for t in self._values if all(reader <= op for reader in graph.consumers[t])]:
+            del self._values[tensor]
+        return took_s
 
 
-def _time_one(session: Session, values: Values, repeats: int, moments: IdleTime) -> OperatorTime:
-    taken_s: list[float] = []
-    while len(taken_s) < repeats and moments.wait():
-        with moments.spend():
-            began_s = time.perf_counter()
-            session.run(values)
-            took_s = time.perf_counter() - began_s
-        if moments.undisturbed:
-            taken_s.append(took_s)
-    return summary(taken_s) if taken_s else NOT_TIMED
-
-
-def _inputs(graph: Graph, batch: int) -> Values:
+def seeded_inputs(graph: Graph, batch: int) -> Values:
     """Seeded inputs of the graph's types. [batch, ...]"""
     rng = np.random.default_rng(_SEED)
     values: dict[TensorId, np.ndarray] = {}

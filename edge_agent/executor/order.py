@@ -44,9 +44,10 @@ class StepOrder:
     def end(self, step: Step) -> None:
         """The step has ended, well or badly."""
         self._running.remove(step.id)
-        gate = self._gates.pop(step.id, None)
-        if gate is not None:
-            gate.release()
+        if self._gates:
+            gate = self._gates.pop(step.id, None)
+            if gate is not None:
+                gate.release()
 
     def running(self, step: StepId) -> bool:
         """Issued and not ended."""

@@ -9,6 +9,11 @@ from shared.errors import ExecutorError
 _WHERE = {
     "null": ("edge_agent.executor.null", "NullExecutor", "pip install 'stageloom[edge]'"),
     "onnx": ("edge_agent.executor.onnx", "OnnxExecutor", "pip install 'stageloom[edge,onnx]'"),
+    "onnx_cuda": (
+        "edge_agent.executor.onnx_cuda.cuda_executor",
+        "OnnxCudaExecutor",
+        "pip install 'stageloom[edge,onnx-gpu]'",
+    ),
     "torch_cpu": ("edge_agent.executor.torch.cpu", "TorchCpuExecutor", "pip install 'stageloom[edge,torch]'"),
     "torch_cuda": (
         "edge_agent.executor.torch.cuda_executor",

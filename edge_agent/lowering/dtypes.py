@@ -1,6 +1,7 @@
 """Element types between ONNX, numpy and torch, and the three precisions that a model can run in."""
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
 from typing import Any
@@ -121,15 +122,40 @@ def arithmetic(precision: Precision) -> Iterator[None]:
 
     The setting is the process's: threads that run, measure or capture at once must agree on it.
     """
-    wanted = "tf32" if precision is Precision.TF32 else "ieee"
-    # torch's stubs do not know these settings yet.
-    backends: Any = torch.backends
-    places = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
-    before = [place.fp32_precision for place in places]
-    for place in places:
-        place.fp32_precision = wanted
+    before = [place.fp32_precision for place in _places()]
+    use_tf32(precision is Precision.TF32)
     try:
         yield
     finally:
-        for place, value in zip(places, before, strict=True):
-            place.fp32_precision = value
+        _set_fp32(before)
+
+
+def use_tf32(on: bool) -> None:
+    """Whether products of float32 matrices and convolutions may use TF32; for the whole process."""
+    _set_fp32(["tf32" if on else "ieee"] * 3)
+
+
+def allows_tf32() -> bool:
+    """Whether convolutions may use TF32 now."""
+    return bool(_places()[1].fp32_precision == "tf32")
+
+
+def _places() -> tuple[Any, Any, Any]:
+    """What has a precision: matrix products, convolutions, recurrent layers."""
+    backends: Any = torch.backends  # whose stubs do not know these settings
+    return backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn
+
+
+def _set_fp32(precisions: Sequence[str]) -> None:
+    """The older settings first, which write some of the newer ones, so that both say the same.
+
+    Inductor and users' code still read the older ones, and torch raises where the two differ.
+    """
+    matmul, convolution, _ = precisions
+    backends: Any = torch.backends
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that they are the older ones
+        backends.cuda.matmul.allow_tf32 = matmul == "tf32"
+        backends.cudnn.allow_tf32 = convolution == "tf32"
+    for place, precision in zip(_places(), precisions, strict=True):
+        place.fp32_precision = precision

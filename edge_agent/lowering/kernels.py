@@ -13,12 +13,12 @@ fused cudnn convolution can be several times slower than its parts), so a unit o
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from edge_agent.lowering.dtypes import allows_tf32
 from edge_agent.lowering.families.convolution import ConstantConv
 from edge_agent.lowering.families.normalisation import ChannelAffine
 from edge_agent.lowering.trace import Trace, Traced
@@ -237,7 +237,7 @@ def _cudnn_in_place(chain: Chain) -> tuple[Run, RunInto]:
         out = outs[0]
         torch.ops.aten.cudnn_convolution.out(
             args[chain.source], conv.weight, window.begin, window.stride, window.dilation, conv.groups,
-            backends.benchmark, backends.deterministic, _allows_tf32(), out=out,
+            backends.benchmark, backends.deterministic, allows_tf32(), out=out,
         )  # fmt: skip
         if bias is not None:
             out.add_(bias)
@@ -247,8 +247,3 @@ def _cudnn_in_place(chain: Chain) -> tuple[Run, RunInto]:
             out.relu_()
 
     return _in_parts(chain)[0], run_into
-
-
-def _allows_tf32() -> bool:
-    backends: Any = torch.backends  # torch's stubs do not know the setting yet
-    return bool(backends.cudnn.conv.fp32_precision == "tf32")

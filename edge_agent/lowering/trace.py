@@ -4,7 +4,7 @@ Shapes come from running each kernel on meta tensors, which have a shape and str
 it says of its outputs holds for what it will make, at whatever batch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from edge_agent.lowering.dtypes import Precision
 from edge_agent.lowering.errors import Unsupported
-from edge_agent.lowering.node import Input, Kernel, Known, Node, Spec
+from edge_agent.lowering.node import Input, Kernel, Known, Made, Node, Spec
 from edge_agent.lowering.registry import lower_node
 from edge_agent.lowering.weights import Constant, WeightStore
 
@@ -107,7 +107,7 @@ class Trace:
             self._know(proto, kernel.values)
             return None
         metas = [None if i is None or k in shaping.taken else self._meta(i) for k, i in enumerate(inputs)]
-        made = _outputs(_called(proto.op_type, kernel, metas))
+        made = _outputs(_called(proto.op_type, _shaping(kernel, metas), metas))
         sources = {
             _storage(self.metas[i.name]): self.memory[i.name]
             for i in inputs
@@ -161,7 +161,7 @@ class Trace:
             None if i is None or i.constant is None or k in node.taken else i.constant.value
             for k, i in enumerate(own)
         ]
-        self._know(proto, _outputs(_called(proto.op_type, kernel, values)))
+        self._know(proto, _outputs(_called(proto.op_type, kernel.run, values)))
 
     def _know(self, proto: onnx.NodeProto, values: Sequence[Tensor | None]) -> None:
         for name, value in zip(proto.output, values, strict=False):
@@ -173,11 +173,23 @@ def _storage(value: Tensor) -> int:
     return int(value.untyped_storage()._cdata)
 
 
+def _shaping(kernel: Kernel, metas: Sequence[Tensor | None]) -> Callable[..., Made]:
+    """What gives the kernel's outputs their shapes: of one argument, in place where it can be.
+
+    On meta tensors `torch.relu` and its like are decomposed in Python, which takes a millisecond for each; in
+    place there is nothing to work out.
+    """
+    inplace = kernel.inplace
+    if inplace is None or len(metas) != 1:
+        return kernel.run
+    return lambda value: inplace(torch.empty_like(value))
+
+
 def _called(
-    kind: str, kernel: Kernel, values: Sequence[Tensor | None]
+    kind: str, run: Callable[..., Made], values: Sequence[Tensor | None]
 ) -> "Tensor | tuple[Tensor | None, ...]":
     try:
-        return kernel.run(*values)
+        return run(*values)
     except (RuntimeError, NotImplementedError, IndexError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())[:_ERROR_CHARS]
         raise Unsupported(f"{kind}: {reason}") from error

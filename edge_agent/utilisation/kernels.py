@@ -11,7 +11,7 @@ each as a share of what the device was measured to reach; the larger share bound
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from shared.graph import Graph
@@ -46,6 +46,24 @@ class Multiprocessor:
     registers: int = 65_536
     shared_bytes: int = 233_472
     threads: int = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNeeds:
+    """What one block of threads of a kernel takes of a multiprocessor."""
+
+    registers: int  # per thread
+    shared_bytes: int
+    threads: int
+
+    def shares(self, of: Multiprocessor) -> OperatorProfile:
+        """As shares of what a multiprocessor has."""
+        reserved = _BLOCK_RESERVES_BYTES if self.threads else 0
+        return OperatorProfile(
+            shared_memory=(self.shared_bytes + reserved) / of.shared_bytes,
+            threads=self.threads / of.threads,
+            registers=self.registers * self.threads / of.registers,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,10 +220,5 @@ def _resources(
 
 def opara_profile(resources: OperatorResources, multiprocessor: Multiprocessor) -> OperatorProfile:
     """What Opara's launch order reads: a block's shares of a multiprocessor, and what bounds the operator."""
-    reserved = _BLOCK_RESERVES_BYTES if resources.threads else 0
-    return OperatorProfile(
-        shared_memory=(resources.shared_bytes + reserved) / multiprocessor.shared_bytes,
-        threads=resources.threads / multiprocessor.threads,
-        registers=resources.registers * resources.threads / multiprocessor.registers,
-        memory_intensive=resources.bound == "memory",
-    )
+    needs = BlockNeeds(resources.registers, resources.shared_bytes, resources.threads)
+    return replace(needs.shares(multiprocessor), memory_intensive=resources.bound == "memory")

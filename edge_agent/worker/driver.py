@@ -12,17 +12,17 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from queue import SimpleQueue
-from typing import TypeAlias
 
 from edge_agent.executor.base import Executor, Rows, StepResult
 from edge_agent.worker.messages import CombinedStats, Measured
 from edge_agent.worker.recorder import Recorder
-from edge_agent.worker.records import Entry, Lane, held_lock, one_line, write_outputs, zero_inputs
+from edge_agent.worker.records import Ends, Lane, held_lock, one_line, write_outputs
 from edge_agent.worker.tally import Tally
-from edge_agent.worker.tasks import TaskEnd, TaskIO
+from edge_agent.worker.task_book import TaskBook
+from edge_agent.worker.tasks import TaskIO
 from edge_agent.worker.window import Window
 from shared.artifact import Artifact
-from shared.bound import BoundModel, BoundPlan
+from shared.bound import BoundPlan
 from shared.engine.core import EngineCore
 from shared.engine.stats import EngineGlance, EngineStats
 from shared.engine.steps import (
@@ -32,12 +32,10 @@ from shared.engine.steps import (
     InstanceId,
     IssueStep,
     MoveInstance,
-    Outcome,
     PlanKey,
     PrepareProgram,
     ProgramKey,
     Step,
-    StepMember,
     Task,
 )
 from shared.failpoint import ARMED, failpoint
@@ -48,9 +46,6 @@ log = logging.getLogger(__name__)
 _TICK_S = 0.001
 """The timer's shortest sleep: a time that has come and cannot be acted on yet must not make it spin."""
 
-
-_Ends: TypeAlias = list[tuple[TaskIO, TaskEnd]]
-"""Answers to give once the lock is released."""
 
 StepObserver = Callable[[Step, StepResult], None]
 
@@ -71,16 +66,14 @@ class EngineDriver:
     ) -> None:
         self.executor = executor
         self.on_step: StepObserver | None = None  # set while nothing runs; to trace, see `observe`
-        self._recorder: Recorder | None = None
         self._observed = False
         self._traces_beside = False
         self._tally = Tally()
-        self._window: Window | None = None  # that is being measured
         self._on_released = on_released
         self._clock = clock
         self._core = EngineCore()
         self._lock = threading.Lock()
-        self._tasks: dict[TaskId, Entry] = {}
+        self._book = TaskBook()
         self._plans: dict[PlanKey, BoundPlan] = {}
         self._active: PlanKey | None = None
         self._served: BoundPlan | None = None
@@ -152,13 +145,13 @@ class EngineDriver:
     def record(self, recorder: Recorder | None) -> None:
         """Have everything that happens recorded from now on; None: no more."""
         with self._lock:
-            self._recorder = recorder
+            self._book.recorder = recorder
             self._set_tracing()
             if recorder is not None:
                 recorder.look(self._core, self._active, self._clock())
 
     def _set_tracing(self) -> None:
-        self.executor.tracing = self._observed or self._traces_beside or self._recorder is not None
+        self.executor.tracing = self._observed or self._traces_beside or self._book.recorder is not None
 
     def wait_prepared(self, key: PlanKey, timeout_s: float) -> int:
         """Wait until the programs that were asked for so far are ready; the number still missing."""
@@ -219,7 +212,7 @@ class EngineDriver:
     @property
     def quiet(self) -> bool:
         """No task is queued or in flight."""
-        return not self._tasks and not self._in_flight
+        return not self._book.tasks and not self._in_flight
 
     @property
     def idle(self) -> bool:
@@ -244,12 +237,12 @@ class EngineDriver:
         """Count anew from this instant, for `end_window`."""
         with self._lock:
             now = self._clock()
-            self._window = Window.begin(self._core, self._active, self._tally.busy_s(now), now)
+            self._book.window = Window.begin(self._core, self._active, self._tally.busy_s(now), now)
 
     def look(self) -> float:
         """Look at the queues for the window that has begun: the greatest age of a queued task in it."""
         with self._lock:
-            window = self._window
+            window = self._book.window
             if window is None:
                 return 0.0
             window.looked(self._core, self._clock())
@@ -258,7 +251,7 @@ class EngineDriver:
     def end_window(self, number: int) -> Measured | None:
         """What happened since `begin_window`; None without one."""
         with self._lock:
-            window, self._window = self._window, None
+            window, self._book.window = self._book.window, None
             now = self._clock()
             return window.end(number, self._core, self._tally.busy_s(now), now) if window else None
 
@@ -272,13 +265,11 @@ class EngineDriver:
         """
         now = self._clock()
         with self._lock:
-            if task.id in self._tasks:
-                raise ValueError(f"task {task.id} is here already")
-            self._tasks[task.id] = Entry(io, task.models, now)
+            self._book.add(task, io, now)
             try:
                 actions = self._core.submit(task, now)
             except ValueError:
-                del self._tasks[task.id]
+                self._book.forget(task.id)
                 raise
             ends = self._act(actions, now)
         self._answer(ends)
@@ -307,17 +298,14 @@ class EngineDriver:
 
     # Actions; the lock is held
 
-    def _act(self, actions: list[Action], now: float) -> _Ends:
+    def _act(self, actions: list[Action], now: float) -> Ends:
         """Carry out what the core decided; the answers are given after the lock is released."""
-        ends: _Ends = []
+        ends: Ends = []
         for action in actions:
             if isinstance(action, IssueStep):
                 self._issue(action.step, now)
             elif isinstance(action, FinishTask):
-                entry = self._tasks[action.task]
-                entry.finish = action
-                if not entry.delivering:
-                    ends.append(self._end_of(entry, now))
+                self._book.finish(action, now, ends)
             elif isinstance(action, MoveInstance):
                 self.executor.move(action)
             elif isinstance(action, DropInstance):
@@ -327,10 +315,11 @@ class EngineDriver:
                 self._chores.put(partial(self._prepare, action.program))
             else:
                 self._chores.put(partial(self._release, action.plan))
-        if self._window is not None and self._window.saturated:
-            self._window.saturated = self._core.waiting
-        if self._recorder is not None:
-            self._recorder.look(self._core, self._active, now)
+        window, recorder = self._book.window, self._book.recorder
+        if window is not None and window.saturated:
+            window.saturated = self._core.waiting
+        if recorder is not None:
+            recorder.look(self._core, self._active, now)
         wakeup_s = self._core.next_wakeup(now)
         if wakeup_s is not None and wakeup_s < self._timer_until_s:
             self._wake_timer()
@@ -341,7 +330,7 @@ class EngineDriver:
         for member in step.members:
             if member.member.block == 0:
                 model = self._plans[step.program.plan].models[member.member.model]
-                feeds[member.instance] = self._rows(model, member)
+                feeds[member.instance] = self._book.rows(model, member)
         self._in_flight.add(step.id)
         self._tally.step_issued(now)
         problem = None
@@ -357,15 +346,6 @@ class EngineDriver:
             lane.idle = False
             lane.wake.release()
 
-    def _rows(self, model: BoundModel, member: StepMember) -> Rows:
-        """The inputs of an instance's tasks; a task that ended before its first step leaves a copy's row."""
-        name = model.plan.name
-        rows = [entry.io.inputs(name) if (entry := self._tasks.get(t)) else None for t in member.tasks]
-        spare = next((row for row in rows if row is not None), None)
-        if spare is None:
-            spare = zero_inputs(model)
-        return [row if row is not None else spare for row in rows]
-
     def _drop(self, action: DropInstance) -> None:
         waits = self._in_flight & set(action.after)
         if waits:
@@ -373,37 +353,12 @@ class EngineDriver:
         else:
             self.executor.drop(action.instance)
 
-    def _end_of(self, entry: Entry, now: float) -> tuple[TaskIO, TaskEnd]:
-        finish = entry.finish
-        assert finish is not None
-        del self._tasks[finish.task]
-        outcome, code, reason = finish.outcome, finish.code, finish.reason
-        if outcome is Outcome.COMPLETED and entry.problem:
-            outcome, code, reason = Outcome.FAILED, "output", entry.problem
-        if self._window is not None:
-            self._window.task_ended(outcome, now - entry.queued_s)
-        if self._recorder is not None:
-            times_s = entry.queued_s, entry.started_s, now
-            self._recorder.task(finish.task, entry.models, times_s, outcome)
-        end = TaskEnd(
-            finish.task,
-            outcome,
-            code,
-            reason,
-            entry.queued_s,
-            entry.started_s,
-            now,
-            finish.parts,
-            finish.plan,
-        )
-        return entry.io, end
-
     def _wake_timer(self) -> None:
         self._timer_until_s = -math.inf
         self._timer.release()
 
     @staticmethod
-    def _answer(ends: _Ends) -> None:
+    def _answer(ends: Ends) -> None:
         for io, end in ends:
             io.ended(end)
 
@@ -436,7 +391,7 @@ class EngineDriver:
         except Exception as error:  # a backend's; the tasks fail and the engine goes on
             self._step_ended(step, None, one_line(error))
             return
-        observer, recorder = self.on_step, self._recorder
+        observer, recorder = self.on_step, self._book.recorder
         if observer is not None:
             observer(step, result)
         if recorder is not None:
@@ -448,25 +403,13 @@ class EngineDriver:
     def _deliver(self, step: Step, result: StepResult) -> None:
         """Write outputs with the lock released; a task that ends meanwhile is answered after the writing."""
         models = self._plans[step.program.plan].models
-        writes = []
         with self._lock:
-            for member in step.members:
-                if not member.last:
-                    continue
-                name = models[member.member.model].plan.name
-                for task, row in zip(member.tasks, result.outputs[member.instance], strict=True):
-                    entry = self._tasks.get(task)
-                    if entry is not None and entry.finish is None:
-                        entry.delivering += 1
-                        writes.append((entry, name, row))
+            writes = self._book.begin_writing(step, result, models)
         for entry, name, row in writes:
             write_outputs(entry, name, row)
-        ends: _Ends = []
+        ends: Ends = []
         with self._lock:
-            for entry, _, _ in writes:
-                entry.delivering -= 1
-                if entry.finish is not None and not entry.delivering:
-                    ends.append(self._end_of(entry, self._clock()))
+            self._book.end_writing(writes, self._clock, ends)
         self._answer(ends)
 
     def _step_ended(self, step: Step, result: StepResult | None, error: str | None) -> None:
@@ -475,31 +418,14 @@ class EngineDriver:
             self._in_flight.discard(step.id)
             self._tally.step_ended(step, result, now)
             if result is not None:
-                self._note_start(step, result.started_s)
-                if self._window is not None:
-                    self._note_window(self._window, step, result, now)
+                book = self._book
+                book.note_start(step, result.started_s)
+                if book.window is not None:
+                    book.note_window(book.window, step, result, self._plans[step.program.plan].models, now)
             if self._drops:
                 self._drop_after(step.id)
             ends = self._act(self._core.step_done(step.id, now, error), now)
         self._answer(ends)
-
-    def _note_start(self, step: Step, started_s: float) -> None:
-        for member in step.members:
-            if member.member.block == 0 or member.last:
-                for task in member.tasks:
-                    entry = self._tasks.get(task)
-                    if entry is not None and entry.started_s is None:
-                        entry.started_s = started_s
-
-    def _note_window(self, window: Window, step: Step, result: StepResult, now: float) -> None:
-        models = self._plans[step.program.plan].models
-        names = [models[member.member.model].plan.name for member in step.members]
-        window.step_ended(names, result.ended_s - result.started_s)
-        for member, name in zip(step.members, names, strict=True):
-            entries = [self._tasks.get(task) for task in member.tasks if member.last]
-            begun = [entry.started_s for entry in entries if entry and entry.started_s is not None]
-            if begun:
-                window.instance_ended(name, now - min(begun))
 
     def _drop_after(self, step: StepId) -> None:
         kept = []

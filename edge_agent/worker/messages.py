@@ -109,9 +109,10 @@ class Profile(_Message, frozen=True, tag=8):
 
 
 class ProfileStages(_Message, frozen=True, tag=12):
-    """Time every stage of a plan beside what runs; its canonical bytes lie in the memory file sent along.
+    """Time the stages of a plan beside what runs; its canonical bytes lie in the memory file sent along.
 
-    At most `limit_s` of work, in pauses of the queues, within `wall_s`. Answered by `StageTimes`.
+    Of all its combined blocks, or of those named. At most `limit_s` of work, in pauses of the queues, within
+    `wall_s`. Answered by `StageTimes`.
     """
 
     request: int
@@ -119,6 +120,7 @@ class ProfileStages(_Message, frozen=True, tag=12):
     repeats: int = 9
     limit_s: float = 10.0
     wall_s: float = 600.0
+    combined_blocks: tuple[int, ...] = ()
 
 
 class Trace(_Message, frozen=True, tag=9):
@@ -351,7 +353,9 @@ class RecordingEnded(_Message, frozen=True, tag=22):
 
 
 class StageTimes(_Message, frozen=True, tag=14):
-    """Stages of one combined block, run alone: (stage, median, spread, runs) in microseconds.
+    """Stages of one combined block, run alone: (stage, median, spread, runs, stages) in microseconds.
+
+    `stages` more than 1: that many from this one on, which ran as one.
 
     `last` ends the answer; `reason` says why stages are missing. A block of more than MAX_TIMES stages takes
     several reports.
@@ -360,7 +364,7 @@ class StageTimes(_Message, frozen=True, tag=14):
     request: int
     plan: str  # digest; empty if the plan could not be read
     combined: int
-    times: tuple[tuple[int, float, float, int], ...]
+    times: tuple[tuple[int, float, float, int, int], ...]
     step_us: float
     last: bool
     reason: str = ""

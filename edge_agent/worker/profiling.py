@@ -113,7 +113,9 @@ class Profiler:
             bound = bind(plan, {one: artifact.graph for one, artifact in artifacts.items()})
             moments = IdleTime(self._idle, own_s=request.limit_s, wall_s=request.wall_s)
             with self._executor(bound) as (executor, beside):
-                times = profile_stages(bound, artifacts, executor, beside, moments, request.repeats)
+                times = profile_stages(
+                    bound, artifacts, executor, beside, moments, request.repeats, request.combined_blocks
+                )
             reason = moments.reason
         except Exception as error:  # there are no times, and the engine goes on
             reason = _one_line(error)
@@ -147,11 +149,14 @@ def stage_reports(
     request: int, plan: Digest, times: list[BlockTimes], reason: str
 ) -> list[messages.StageTimes]:
     """The answer in parts; combined blocks without a run are left out, the last part ends it."""
-    parts: list[tuple[int, tuple[tuple[int, float, float, int], ...], float]] = []
+    parts: list[tuple[int, tuple[tuple[int, float, float, int, int], ...], float]] = []
     for combined, block in enumerate(times):
         if not block.step_s:
             continue
-        stages = tuple(_stage(stage, block.summary(taken)) for stage, taken in sorted(block.stage_s.items()))
+        stages = tuple(
+            _stage(stage, block.summary(taken), block.stages.get(stage, 1))
+            for stage, taken in sorted(block.stage_s.items())
+        )
         step_us = block.summary(block.step_s).median_us
         parts += [
             (combined, stages[first : first + messages.MAX_TIMES], step_us)
@@ -166,8 +171,8 @@ def stage_reports(
     ]
 
 
-def _stage(stage: int, time: OperatorTime) -> tuple[int, float, float, int]:
-    return stage, time.median_us, time.spread_us, time.runs
+def _stage(stage: int, time: OperatorTime, stages: int) -> tuple[int, float, float, int, int]:
+    return stage, time.median_us, time.spread_us, time.runs, stages
 
 
 def _one_line(error: Exception) -> str:

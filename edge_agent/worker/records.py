@@ -5,9 +5,9 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from edge_agent.worker.tasks import TaskIO
+from edge_agent.worker.tasks import TaskEnd, TaskIO
 from shared.bound import BoundModel
 from shared.engine.steps import FinishTask, Step
 from shared.errors import StageloomError
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import numpy
 
 log = logging.getLogger(__name__)
+
+Ends: TypeAlias = list[tuple[TaskIO, TaskEnd]]
+"""Answers to give once the lock is released."""
 
 
 @dataclass(slots=True)

@@ -1,11 +1,13 @@
 """Measures the stages of a plan: each combined block run alone, all members active, beside what serves.
 
-An instance has to get to a block before that block can run, so the blocks before it run first, one by one;
-only the run with all members counts. Rounds over all combined blocks, so that a time limit leaves fewer runs
-of each rather than none of the last ones; the first round warms up. Runs during which a task came are left
-out.
+An instance has to get to a block before that block can run. The combined blocks take turns in order, so most
+find instances that the ones before left at their border; others run the blocks before, one by one, and only
+the run with all members counts. Rounds over all combined blocks wanted, so that a time limit leaves fewer
+runs of each rather than none of the last ones; the first round warms up. Runs during which a task came are
+left out.
 
-What a stage's time is: see `shared.stage_times`.
+What a stage's time is: see `shared.stage_times`. Stages of one group that follow each other may run as one
+item, and then have one time together.
 """
 
 import itertools
@@ -17,12 +19,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 from edge_agent.executor.base import Executor, OperatorTime, StepResult
 from edge_agent.executor.idle import IdleTime
 from shared.artifact import Artifact
+from shared.bitmask import mask_of
 from shared.bound import BoundCombined, BoundModel, BoundPlan
 from shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step, StepMember
 from shared.errors import ExecutorError
 from shared.ids import Digest, StepId, TaskId
-from shared.launch_list import lower
+from shared.launch_list import LaunchList, lower
 from shared.plan import MAX_LANES, Member
+from shared.schedule import Schedule, StageSchedule
 from shared.stage_times import stage_spans
 
 if TYPE_CHECKING:
@@ -54,6 +58,8 @@ class BlockTimes:
 
     step_s: list[float] = field(default_factory=list)
     stage_s: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    stages: dict[int, int] = field(default_factory=dict)
+    """Per first stage how many ran as one, where that is more than 1."""
 
     def summary(self, of: Sequence[float]) -> OperatorTime:
         """Median and spread in microseconds."""
@@ -70,15 +76,19 @@ def profile_stages(
     beside: Beside,
     moments: IdleTime,
     repeats: int,
+    wanted: Sequence[int] = (),
 ) -> list[BlockTimes]:
-    """Times of every combined block, `repeats` of each at most; none where the time was up. [num_combined]
+    """Times of the combined blocks wanted, of all if none is named, `repeats` of each at most. [num_combined]
 
-    The plan is loaded for it and freed again.
+    None where the time was up. The plan is loaded for it and freed again.
 
     Raises:
-        ExecutorError: the plan cannot be loaded, or a step fails.
+        ExecutorError: the plan has no such combined block or cannot be loaded, or a step fails.
     """
     times = [BlockTimes() for _ in bound.combined]
+    chosen = sorted(set(wanted)) if wanted else range(len(times))
+    if chosen[-1] >= len(times):
+        raise ExecutorError(f"the plan has no combined block {chosen[-1]}")
     if not moments.wait():
         return times
     key = PlanKey(next(_numbers))
@@ -86,13 +96,14 @@ def profile_stages(
     try:
         with moments.spend():
             executor.load(key, bound, artifacts)
-        for round_, index in itertools.product(range(repeats + 1), range(len(bound.combined))):
+        for round_, index in itertools.product(range(repeats + 1), chosen):
             result = profile.sample(index)
             if result is None:
                 break
             if round_:
                 profile.note(index, result, times[index])
     finally:
+        profile.close()
         executor.unload(key)
     return times
 
@@ -112,47 +123,66 @@ class _Profile:
         self._items = [
             lower(c.plan.schedule, c.graph, c.full_mask, barrier=bound.plan.barrier) for c in bound.combined
         ]
+        self._waiting: dict[Member, InstanceId] = {}  # instances that are before a block
 
     def sample(self, index: int) -> StepResult | None:
         """One run of a combined block that nothing disturbed; None when the time was up."""
-        combined = self._bound.combined[index]
+        members = self._bound.combined[index].members
         while True:
-            held: dict[Member, InstanceId] = {}
-            try:
-                # The deepest first: an instance that follows on the same replica needs the slots behind it.
-                for member in sorted(combined.members, key=lambda m: -m.block):
-                    held[member] = InstanceId(next(_numbers))
-                    if not all(self._pass(member, block, held[member]) for block in range(member.block)):
-                        return None
-                result = self._run(index, combined.full_mask, held, traced=True)
-                if result is None or self._moments.undisturbed:
-                    return result
-            finally:
-                for instance in held.values():
-                    self._beside.drop(instance)
+            # The deepest first: an instance that follows on the same replica needs the slots behind it.
+            if not all(self._fetch(member) for member in sorted(members, key=lambda m: -m.block)):
+                return None
+            result = self._step(index, members, traced=True)
+            if result is None or self._moments.undisturbed:
+                return result
 
     def note(self, index: int, result: StepResult, times: BlockTimes) -> None:
         """Keep one sample."""
-        spans = stage_spans(self._items[index], [(g.item, g.started_s, g.ended_s) for g in result.groups])
+        items = self._items[index]
+        spans = stage_spans(items, [(g.item, g.started_s, g.ended_s) for g in result.groups])
         if spans is None:
             raise ExecutorError("a traced step lacks the times of some groups")
         times.step_s.append(result.ended_s - result.started_s)
         for stage, (began_s, ended_s) in spans.items():
             times.stage_s[stage].append(ended_s - began_s)
+        times.stages = joined(items, self._bound.combined[index].plan.schedule)
 
-    def _pass(self, member: Member, block: int, instance: InstanceId) -> bool:
-        """Run an earlier block of a member's replica alone; False when the time was up."""
-        before = Member(member.model, member.replica, block)
-        index, position = self._bound.home[before]
-        return self._run(index, 1 << position, {before: instance}) is not None
+    def close(self) -> None:
+        """Let go of every instance."""
+        self._drop(list(self._waiting))
 
-    def _run(
-        self, index: int, mask: int, held: Mapping[Member, InstanceId], *, traced: bool = False
-    ) -> StepResult | None:
+    def _fetch(self, member: Member) -> bool:
+        """Have an instance before the member's block, from as near as one is; False when the time was up."""
+        way = [Member(member.model, member.replica, block) for block in range(member.block + 1)]
+        start = max((at for at, place in enumerate(way) if place in self._waiting), default=0)
+        self._waiting.setdefault(way[start], InstanceId(next(_numbers)))
+        return all(self._step(self._bound.home[place][0], [place]) is not None for place in way[start:-1])
+
+    def _step(self, index: int, members: Sequence[Member], *, traced: bool = False) -> StepResult | None:
+        """Run the members whose instances wait; they wait before the blocks behind, in whoever's place."""
+        after = [Member(m.model, m.replica, m.block + 1) for m in members]
+        self._drop([member for member in after if member in self._waiting and member not in members])
+        held = {member: self._waiting.pop(member) for member in members}
+        self._waiting.update({member: held[before] for before, member in zip(members, after, strict=True)})
+        result = self._run(index, held, traced=traced)
+        if result is None:
+            self._drop(after)
+        self._drop([m for m in after if m.block == self._bound.models[m.model].plan.num_blocks])
+        return result
+
+    def _drop(self, members: Sequence[Member]) -> None:
+        """Let go of the instances that wait there."""
+        for member in members:
+            instance = self._waiting.pop(member, None)
+            if instance is not None:
+                self._beside.drop(instance)
+
+    def _run(self, index: int, held: Mapping[Member, InstanceId], *, traced: bool) -> StepResult | None:
         if not self._moments.wait():
             return None
         combined = self._bound.combined[index]
-        active = [member for at, member in enumerate(combined.members) if mask >> at & 1]
+        active = [member for member in combined.members if member in held]
+        mask = mask_of(at for at, member in enumerate(combined.members) if member in held)
         buckets = tuple(self._batch(member) for member in active)
         program = ProgramKey(self._key, index, mask, buckets)
         step = Step(
@@ -196,6 +226,15 @@ class _Profile:
 
     def _batch(self, member: Member) -> int:
         return self._bound.models[member.model].buckets[-1]
+
+
+def joined(items: LaunchList, schedule: Schedule) -> dict[int, int]:
+    """Per stage with which a joint item begins how many stages are in it, with all members active."""
+    if not isinstance(schedule, StageSchedule):
+        return {}
+    begins = sorted({item.stage for item in items})
+    ends = [*begins[1:], len(schedule.stages)]
+    return {begin: end - begin for begin, end in zip(begins, ends, strict=True) if end > begin + 1}
 
 
 def _seeded_inputs(model: BoundModel) -> "Mapping[str, numpy.ndarray]":

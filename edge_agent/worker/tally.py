@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from edge_agent.executor.base import StepResult
 from edge_agent.worker.messages import CombinedStats
-from shared.engine.steps import PlanKey, Step
+from shared.engine.steps import PlanKey, ProgramKey, Step
 
 MAX_COMBINED = 512
 """So that a report of statistics stays below the size of a message."""
@@ -25,7 +25,7 @@ class Tally:
     """Guarded by the driver's lock."""
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[PlanKey, int, int], _Sum] = {}
+        self._sums: dict[ProgramKey, _Sum] = {}
         self._busy_s = 0.0
         self._in_flight = 0
         self._since_s = 0.0
@@ -43,11 +43,9 @@ class Tally:
             self._busy_s += now - self._since_s
         if result is None:
             return
-        program = step.program
-        key = (program.plan, program.combined, program.mask)
-        total = self._sums.get(key)
+        total = self._sums.get(step.program)
         if total is None:
-            total = self._sums[key] = _Sum()
+            total = self._sums[step.program] = _Sum()
         taken_s = result.ended_s - result.started_s
         total.steps += 1
         for member in step.members:
@@ -64,9 +62,19 @@ class Tally:
 
     def take(self) -> tuple[CombinedStats, ...]:
         """The sums since the last call, at most MAX_COMBINED of them; the others go on and come later."""
-        taken = sorted(self._sums)[:MAX_COMBINED]
-        return tuple(self._freeze(key, self._sums.pop(key)) for key in taken)
+        programs: dict[tuple[PlanKey, int, int], list[ProgramKey]] = {}
+        for key in self._sums:
+            programs.setdefault((key.plan, key.combined, key.mask), []).append(key)
+        return tuple(self._freeze(one, programs[one]) for one in sorted(programs)[:MAX_COMBINED])
 
-    @staticmethod
-    def _freeze(key: tuple[PlanKey, int, int], total: _Sum) -> CombinedStats:
-        return CombinedStats(*key, total.steps, total.tasks, total.busy_s, total.shortest_s, total.longest_s)
+    def _freeze(self, of: tuple[PlanKey, int, int], programs: list[ProgramKey]) -> CombinedStats:
+        """One sum over all batch buckets."""
+        sums = [self._sums.pop(key) for key in programs]
+        return CombinedStats(
+            *of,
+            sum(one.steps for one in sums),
+            sum(one.tasks for one in sums),
+            sum(one.busy_s for one in sums),
+            min(one.shortest_s for one in sums),
+            max(one.longest_s for one in sums),
+        )

@@ -122,6 +122,7 @@ def upgrade() -> None:
         sa.Column("request", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("device", sa.String(length=64), nullable=False),
         sa.Column("plan", sa.String(length=64), nullable=False),
+        sa.Column("combined_blocks", sa.LargeBinary(), nullable=False),
         sa.Column("budget_s", sa.Double(), nullable=False),
         sa.Column("requested_at_us", sa.BigInteger(), nullable=False),
         sa.Column("answered_at_us", sa.BigInteger(), nullable=True),

@@ -11,11 +11,13 @@ import msgspec
 
 from planner import __version__
 from planner.admin.fleet import Fleet
-from planner.admin.search import scheduler_key, search_job
+from planner.admin.search import scheduler_key, search_job, unsure_of
 from planner.admin.searches import Searches
 from planner.cluster.interface import SearchPool
 from planner.costs.schedules import found_schedules
 from planner.dispatch.admin import Answer
+from planner.replan.considered import Verdict, considered
+from planner.replan.predict import predict
 from planner.store.desired import Push
 from planner.store.store import Store
 from planner.telemetry.rates import KINDS, model_rates
@@ -25,7 +27,7 @@ from shared.errors import InputError
 from shared.failpoint import failpoint
 from shared.ids import DeviceId
 from shared.messages import admin
-from shared.messages.control import Desired
+from shared.messages.control import MAX_PROFILED, Desired
 from shared.search.registry import scheduler as find_scheduler
 from shared.token import JoinToken, format_token
 
@@ -119,7 +121,17 @@ class AdminHandler:
         )
 
     def _stage_profile(self, request: admin.StageProfileCreate) -> admin.AdminReply:
-        number, desired = self._store.request_stages(request.device, request.plan, budget_s=request.budget_s)
+        blocks: tuple[int, ...] = ()
+        if request.unsure_only:
+            blocks = unsure_of(self._store, request.device, request.plan, self._clock.wall_us())
+            if not blocks:
+                return admin.DeviceProfileReply(requests=(), epoch=0, generation=0)
+        number, desired = self._store.request_stages(
+            request.device,
+            request.plan,
+            combined_blocks=blocks if len(blocks) <= MAX_PROFILED else (),
+            budget_s=request.budget_s,
+        )
         self._fleet.desired_changed(request.device, desired)
         return admin.DeviceProfileReply(
             requests=(number,), epoch=desired.epoch, generation=desired.generation
@@ -153,16 +165,25 @@ class AdminHandler:
 
     def _plan_create(self, request: admin.PlanCreateRequest) -> admin.AdminReply:
         began_s = self._clock.monotonic_s()
-        plan = self._searches.run(search_job(self._store, request), request.ticket)
+        job = search_job(self._store, request)
+        plan = self._searches.run(job, request.ticket)
         search_s = self._clock.monotonic_s() - began_s
         info = self._store.add_plan(request.plan or plan.digest[:12], plan, request.scheduler)
+        if request.optimistic:  # for what it asks to be measured, not for what it finds
+            return admin.PlanReply(plan=info, search_s=search_s)
+        graphs = {model.artifact: self._store.graph(model.artifact) for model in plan.models}
+        device_class = "" if request.device is None else self._store.device(request.device).device_class
         if request.device is not None:
-            graphs = {model.artifact: self._store.graph(model.artifact) for model in plan.models}
-            self._store.keep_schedules(
-                self._store.device(request.device).device_class,
-                scheduler_key(request),
-                found_schedules(plan, graphs),
-            )
+            self._store.keep_schedules(device_class, scheduler_key(request), found_schedules(plan, graphs))
+        row = considered(
+            plan,
+            Verdict.FOUND,
+            scheduler=scheduler_key(request),
+            how="operator",
+            prediction=predict(plan, graphs, job.costs, ()),
+            search_s=search_s,
+        )
+        self._store.keep_considered([row], device_class=device_class, device=request.device)
         return admin.PlanReply(plan=info, search_s=search_s)
 
     def _plan_cancel(self, request: admin.PlanCancelRequest) -> admin.AdminReply:

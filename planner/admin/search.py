@@ -1,14 +1,18 @@
 """A plan from an operator's wishes: the store's models, the device's measured costs, a scheduler by name."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from planner.costs.measured import device_costs
 from planner.costs.policies import trained_policy
+from planner.costs.unsure import unsure_blocks
 from planner.store.reading import ReadStore
+from shared.bound import bind
 from shared.errors import InputError
+from shared.ids import DeviceId
 from shared.messages.admin import ModelChoice as Choice
 from shared.messages.admin import PlanCreateRequest
-from shared.plan import ExecutorOptions, QueuePlan, StepChoice, Wait
+from shared.plan import ExecutorOptions, QueuePlan, StepChoice, Wait, decode_plan
 from shared.search.compose import Combination, ModelChoice, Rules
 from shared.search.costs import CostTable
 from shared.search.interface import Limits
@@ -128,6 +132,25 @@ def _us(seconds: float) -> int:
     return round(seconds * 1e6)
 
 
+def unsure_of(store: ReadStore, device: DeviceId, plan: str, now_us: int) -> tuple[int, ...]:
+    """The combined blocks of a plan that hold stages nobody is sure of on a device's class.
+
+    Raises:
+        InputError: there is no such device or plan, or a model of the plan was removed.
+    """
+    wanted = decode_plan(store.plan(plan).wire)
+    graphs = {model.artifact: store.graph(model.artifact) for model in wanted.models}
+    costs = device_costs(
+        store,
+        store.device(device).device_class,
+        wanted.executor,
+        [(model.artifact, model.batch) for model in wanted.models],
+        graph_of=store.graph,
+        now_us=now_us,
+    )
+    return unsure_blocks(bind(wanted, graphs), costs)
+
+
 def scheduler_key(request: PlanCreateRequest) -> str:
     """The policy, the scheduler, and the limits that it obeyed: together they decide what is found."""
     limits = "".join(f" {name}={value}" for name, value in (("r", request.r), ("s", request.s)) if value)
@@ -143,4 +166,5 @@ def _costs(
         return CostTable()
     device_class = store.device(request.device).device_class
     models = [(choice.artifact, choice.batch) for choice in choices]
-    return device_costs(store, device_class, executor, models)
+    table = device_costs(store, device_class, executor, models, graph_of=store.graph)
+    return replace(table, optimism=1.0) if request.optimistic else table

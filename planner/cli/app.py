@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from planner.cli import backup, device, install, model, plan, replans, service, telemetry, train
+from planner.cli import backup, device, install, model, plan, replans, service, simulate, telemetry, train
 from planner.cli.output import progress
 from shared.errors import ExitCode, StageloomError
 
@@ -47,6 +47,8 @@ install.add_to(app)
 app.command()(telemetry.telemetry)
 app.command()(replans.replans)
 app.command()(backup.backup)
+app.command()(simulate.simulate)
+app.command("predictions")(simulate.list_predictions)
 app.add_typer(device.app, name="device")
 app.add_typer(model.app, name="model")
 app.add_typer(plan.app, name="plan")
@@ -54,6 +56,9 @@ app.add_typer(train.app, name="train")
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """The base of every mistake on a command line; typer exports only this child of it."""
+
+_EXTRAS = {"matplotlib": "plot"}
+"""What installs a package that only an option needs."""
 
 
 def run(arguments: list[str] | None = None) -> None:
@@ -77,9 +82,10 @@ def execute(arguments: list[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return ExitCode.OK
     except ImportError as error:
+        extra = _EXTRAS.get(error.name or "", "planner,onnx")
         return _fail(
             f"{error.name or error} cannot be imported: {error}; install it with "
-            "`pip install 'stageloom[planner,onnx]'`",
+            f"`pip install 'stageloom[{extra}]'`",
             ExitCode.BACKEND,
         )
     except OSError as error:

@@ -1,14 +1,19 @@
-"""`stageloom plan compare`: the plan that ran and the one that was tried against it."""
+"""`stageloom plan compare`: the plan that ran and the one that was tried against it; or every scheduler."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of
-from planner.cli.output import emit, emit_json, pair
+from planner.cli import comparison_plot
+from planner.cli import create_options as opt
+from planner.cli.choices import model_choice
+from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
+from planner.cli.output import emit, emit_json, pair, progress
 from planner.cli.replans import interval
 from shared.errors import InputError
 from shared.ids import DeviceId, Digest
+from shared.messages import admin
 from shared.messages.admin import TrialInfo
 from shared.messages.telemetry import RowKind, StepTrace
 from shared.plan import Plan, decode_plan
@@ -17,25 +22,107 @@ _TRACES_US = 600_000_000
 
 
 def compare(
-    device: Annotated[str, typer.Argument(metavar="DEVICE")],
+    device: Annotated[
+        str | None,
+        typer.Argument(metavar="DEVICE", help="The device whose trial to show; none with --model."),
+    ] = None,
     generation: Annotated[
         int | None, typer.Option(metavar="N", help="The generation tried. Default: the newest trial.")
+    ] = None,
+    models: opt.ComparedModels = None,
+    schedulers: opt.ComparedSchedulers = None,
+    costs_of: opt.Device = None,
+    partition: opt.Partition = "whole",
+    combine: opt.Combine = "alone",
+    members: opt.Members = 2,
+    executor: opt.Executor = "onnx",
+    r: opt.LimitR = None,
+    s: opt.LimitS = None,
+    measure: Annotated[
+        float | None,
+        typer.Option(
+            "--measure",
+            metavar="S",
+            help="Have --device measure every plan found, S seconds a plan at most.",
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --model: draw it, too, as .svg, .png or .pdf (extra `plot`)."
+        ),
     ] = None,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
-    """Show control and candidate of a trial side by side: schedules, predictions, and what was measured.
-
-    A line that begins with `-` is the control's, with `+` the candidate's; others are common to both. The
-    ratio is above 1 where the candidate is better. Drift is measured over planned time of a stage.
+    """Compare the two plans of a trial on a DEVICE; or, with --model, what every scheduler makes of models.
 
     \b
     stageloom plan compare shop-7 --generation 4
+    stageloom plan compare --model inception_v3 --partition paper
+    stageloom plan compare --model resnet50 --model squeezenet --combine aligned --device shop-7 --measure 5
+    stageloom plan compare --model resnet50 --scheduler ios --scheduler beam -r 3 -s 8 --plot resnet50.svg
+
+    Of a trial: a line that begins with `-` is the control's, with `+` the candidate's; others are common to
+    both. The ratio is above 1 where the candidate is better. Drift is measured over planned time of a stage.
+
+    Of schedulers: predicted milliseconds of one task of each model; how much that is over what no schedule
+    can beat (the bound) and over the cheapest stages within -r and -s (the optimum, where it can be known);
+    search time; what --device measured of the plan, and how its trial there ended. Without --device costs
+    are estimates. Only --measure needs a running planner.
     """
+    if models:
+        if device is not None or generation is not None:
+            raise InputError(
+                "--model compares schedulers, and DEVICE and --generation a trial",
+                remedy="name the device whose costs to use with --device",
+            )
+        request = admin.PlanCreateRequest(
+            models=tuple(model_choice(text, partition=partition) for text in models),
+            scheduler="sequential",
+            device=DeviceId(costs_of) if costs_of is not None else None,
+            combination=combine,
+            members_max=members,
+            executor=executor,
+            r=r,
+            s=s,
+        )
+        where = data_dir_of(data_dir)
+        _schedulers(where, database_url, checked(request), schedulers, measure, plot, json=json)
+        return
+    if device is None:
+        raise InputError("name a DEVICE or a --model", remedy="see `stageloom plan compare --help`")
+    _of_a_trial(data_dir_of(data_dir), database_url, device, generation, json=json)
+
+
+def _schedulers(
+    folder: Path,
+    database_url: str,
+    request: admin.PlanCreateRequest,
+    names: list[str] | None,
+    measure_s: float | None,
+    plot: Path | None,
+    *,
+    json: bool,
+) -> None:
+    from planner.cli.compare_schedulers import chosen, compare_schedulers, show
+
+    if measure_s is not None and request.device is None:
+        raise InputError("--measure needs a device", remedy="name it with --device")
+    if plot is not None:
+        comparison_plot.check_file(plot)
+    rows = compare_schedulers(folder, database_url, request, chosen(names), measure_s)
+    if plot is not None:
+        comparison_plot.save([(row.standing, row.measured) for row in rows], plot)
+        progress(f"drawn to {plot}")
+    show(rows, json)
+
+
+def _of_a_trial(folder: Path, database_url: str, device: str, generation: int | None, *, json: bool) -> None:
     from planner.store.reading import ReadStore
 
-    store = ReadStore.open(data_dir_of(data_dir), database_url)
+    store = ReadStore.open(folder, database_url)
     try:
         trial = _trial(store.trials(DeviceId(device)), generation, device)
         said = _comparison(store, trial)
@@ -69,6 +156,7 @@ def _comparison(store: Any, trial: TrialInfo) -> dict[str, Any]:
         trial.environment,
         candidate.executor,
         [(model.artifact, model.batch) for model in candidate.models],
+        graph_of=store.graph,
     )
     said: dict[str, Any] = {
         "trial": trial,

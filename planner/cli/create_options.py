@@ -18,6 +18,18 @@ Models = Annotated[
         help=f"A model, with values of its own for: {', '.join(MODEL_KEYS)}. Repeatable.",
     ),
 ]
+ComparedModels = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        metavar="NAME[:KEY=VALUE,...]",
+        help="A model to schedule, as for `plan create`. Repeatable.",
+    ),
+]
+ComparedSchedulers = Annotated[
+    list[str] | None,
+    typer.Option("--scheduler", metavar="NAME", help="Only this one. Repeatable. Default: all."),
+]
 Device = Annotated[
     str | None, typer.Option("--device", metavar="D", help="Use this device's measured costs.")
 ]

@@ -50,7 +50,12 @@ def token(
 
 @app.command("list")
 def list_devices(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: Json = False) -> None:
-    """List the enrolled devices. Without a running planner nobody knows who is online: `online` is `-`."""
+    """List the enrolled devices. Without a running planner nobody knows who is online: `online` is `-`.
+
+    \b
+    stageloom device list
+    stageloom device list --json | jq -r '.[] | select(.online | not) | .device'
+    """
     infos, live = _devices(data_dir_of(data_dir), database_url)
     if json:
         emit_json([_builtins(info, live) for info in infos])
@@ -80,7 +85,11 @@ def show(
     database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
-    """Show one device: what it should run, what it runs, and its latest generations."""
+    """Show one device: what it should run, what it runs, and its latest generations.
+
+    \b
+    stageloom device show shop-7
+    """
     wanted = checked(admin.DeviceShowRequest(device=DeviceId(device)))
     folder = data_dir_of(data_dir)
     live = is_running(socket_path(folder))
@@ -121,7 +130,11 @@ def show(
 
 @app.command()
 def revoke(device: Annotated[str, typer.Argument(metavar="DEVICE")], data_dir: DataDir = None) -> None:
-    """Take a device's key away. It is refused from its next message on, and keeps serving on its own."""
+    """Take a device's key away. It is refused from its next message on, and keeps serving on its own.
+
+    \b
+    stageloom device revoke shop-7
+    """
     ask(
         data_dir_of(data_dir),
         checked(admin.DeviceRevokeRequest(device=DeviceId(device))),

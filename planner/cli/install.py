@@ -63,7 +63,11 @@ def install(
 
 
 def uninstall() -> None:
-    """Stop the service and remove its unit. Needs root; data directory and account stay."""
+    """Stop the service and remove its unit. Needs root; data directory and account stay.
+
+    \b
+    sudo stageloom uninstall
+    """
     from shared.systemd.install import uninstall as uninstall_unit
 
     if uninstall_unit(_NAME, progress):

@@ -79,7 +79,11 @@ def add(
 
 @app.command("list")
 def list_models(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: Json = False) -> None:
-    """List the models."""
+    """List the models.
+
+    \b
+    stageloom model list
+    """
     from planner.store.reading import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
@@ -108,7 +112,11 @@ def list_models(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: 
 
 @app.command()
 def remove(name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: DataDir = None) -> None:
-    """Forget a model that no device should run. Plans that name it stay, and can no longer be pushed."""
+    """Forget a model that no device should run. Plans that name it stay, and can no longer be pushed.
+
+    \b
+    stageloom model remove resnet50
+    """
     ask(data_dir_of(data_dir), checked(admin.ModelRemoveRequest(model=name)), admin.Done)
     progress(f"model {name} is gone")
 

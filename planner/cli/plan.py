@@ -1,10 +1,11 @@
 """`stageloom plan ...`: search plans, read them, push them, see who decided what."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from planner.cli import compare, create, pushing
+from planner.cli import compare, create, explain, pushing
 from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
 from planner.cli.output import emit, emit_json, emit_table, pair, progress, when
 from shared.errors import InputError
@@ -17,11 +18,16 @@ app = typer.Typer(
 
 app.command()(create.create)
 app.command()(compare.compare)
+app.command()(explain.explain)
 
 
 @app.command("list")
 def list_plans(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: Json = False) -> None:
-    """List the plans."""
+    """List the plans.
+
+    \b
+    stageloom plan list
+    """
     from planner.store.reading import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
@@ -49,7 +55,12 @@ def show(
     database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
-    """Print a plan: its rules, and the stage string of every combined block."""
+    """Print a plan: its rules, and the stage string of every combined block.
+
+    \b
+    stageloom plan show inception
+    stageloom plan explain inception     # the same in words, with costs and what else was tried
+    """
     from planner.store.reading import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
@@ -62,12 +73,20 @@ def show(
     progress(f"{info.text_bytes} bytes as text, {info.wire_bytes} on the wire, digest {info.digest}")
 
 
-@app.command()
+class _PushCommand(TyperCommand):
+    """Its one argument takes devices and then a plan, which no metavar of one argument can say."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """What stands behind the command's name."""
+        return ["[OPTIONS]", "[DEVICE]...", "PLAN"]
+
+
+@app.command(cls=_PushCommand)
 def push(
     names: Annotated[
         list[str],
         typer.Argument(
-            metavar="DEVICE... PLAN",
+            metavar="DEVICES PLAN",
             help="Devices, and last the plan: its name, or 8 or more characters of its digest.",
         ),
     ],
@@ -117,13 +136,17 @@ def push(
 
 @app.command()
 def history(
-    device: Annotated[str | None, typer.Argument(metavar="[DEVICE]")] = None,
+    device: Annotated[str | None, typer.Argument(metavar="DEVICE")] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="Newest entries to show.")] = 50,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
-    """List generations, newest first: which plan, who decided it, how it ended."""
+    """List generations, newest first: which plan, who decided it, how it ended.
+
+    \b
+    stageloom plan history shop-7
+    """
     from planner.store.reading import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)

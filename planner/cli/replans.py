@@ -11,7 +11,7 @@ from shared.messages.admin import ReplanInfo
 
 
 def replans(
-    device: Annotated[str | None, typer.Argument(metavar="[DEVICE]")] = None,
+    device: Annotated[str | None, typer.Argument(metavar="DEVICE")] = None,
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="Newest entries to show.")] = 50,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = "",

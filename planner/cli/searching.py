@@ -43,41 +43,42 @@ def search(folder: Path, request: admin.PlanCreateRequest) -> admin.PlanReply:
 def search_and_measure(
     folder: Path, request: admin.PlanCreateRequest, device: DeviceId, *, budget_s: float
 ) -> admin.PlanReply:
-    """Search, have the device measure the stages chosen and the runner-up's, search again, until it stays.
+    """Search, have the device measure what nobody is sure of, search again, until nothing is asked.
 
-    The runner-up is the plan of `greedy`, which puts side by side whatever may be: what the formula is least
-    sure of. At most four rounds.
+    Stages of two plans: the one chosen, and the runner-up that would be chosen if all unsure stages took the
+    least that they may. Once both are sure, no stage left unmeasured could have made a better plan but by
+    taking less than its interval. At most four rounds.
 
     Raises:
         UnavailableError: the device does not answer in time.
     """
-    reply = search(folder, request)
-    runner_up = search(folder, msgspec.structs.replace(request, plan=None, scheduler="greedy"))
-    measured: set[str] = set()
+    unnamed = msgspec.structs.replace(request, plan=None)
     for number in range(1, _ROUNDS + 1):
-        wanted = [one for one in (reply.plan.plan, runner_up.plan.plan) if one not in measured]
-        for plan in dict.fromkeys(wanted):
-            progress(f"round {number}: {device} measures the stages of {plan}")
-            measure_stages(folder, device, plan, budget_s=budget_s)
-            measured.add(plan)
-        reply = search(folder, msgspec.structs.replace(request, plan=None))
-        if reply.plan.plan in measured:
+        chosen = search(folder, unnamed)
+        runner_up = search(folder, msgspec.structs.replace(unnamed, optimistic=True))
+        asked = False
+        for plan in dict.fromkeys((chosen.plan.plan, runner_up.plan.plan)):
+            progress(f"round {number}: {device} measures the unsure stages of {plan}")
+            asked |= measure_stages(folder, device, plan, budget_s=budget_s, unsure_only=True)
+        if not asked:
             break
-    if request.plan is not None:
-        reply = search(folder, request)
-    return reply
+    return search(folder, request)
 
 
-def measure_stages(folder: Path, device: DeviceId, plan: str, *, budget_s: float) -> None:
-    """Have a device measure a plan's stages, and wait for it.
+def measure_stages(
+    folder: Path, device: DeviceId, plan: str, *, budget_s: float, unsure_only: bool = False
+) -> bool:
+    """Have a device measure a plan's stages, all or the unsure ones, and wait; whether there were any.
 
     Raises:
         UnavailableError: it does not answer in time.
     """
     from planner.store.reading import ReadStore
 
-    wanted = admin.StageProfileCreate(device=device, plan=plan, budget_s=budget_s)
+    wanted = admin.StageProfileCreate(device=device, plan=plan, budget_s=budget_s, unsure_only=unsure_only)
     reply = ask(folder, wanted, admin.DeviceProfileReply)
+    if not reply.requests:
+        return False
     give_up_s = time.monotonic() + _MEASURE_S + budget_s
     store = ReadStore.open(folder)
     try:
@@ -91,6 +92,7 @@ def measure_stages(folder: Path, device: DeviceId, plan: str, *, budget_s: float
         for reason in store.stage_profile_reasons(list(reply.requests)).values():
             if reason:
                 progress(f"not all stages were measured: {reason}")
+        return True
     finally:
         store.close()
 

@@ -60,7 +60,12 @@ def up(
 
 
 def status(data_dir: DataDir = None, json: Json = False) -> None:
-    """Ask the running planner how it is; exit code 4 if there is none."""
+    """Ask the running planner how it is; exit code 4 if there is none.
+
+    \b
+    stageloom status
+    stageloom status --json | jq .online
+    """
     reply = ask(data_dir_of(data_dir), admin.StatusRequest(), admin.StatusReply, timeout_s=5.0)
     if json:
         emit_json(
@@ -79,7 +84,7 @@ def status(data_dir: DataDir = None, json: Json = False) -> None:
 
 
 def watch(
-    device: Annotated[str | None, typer.Argument(metavar="[DEVICE]")] = None,
+    device: Annotated[str | None, typer.Argument(metavar="DEVICE")] = None,
     interval: Annotated[float, typer.Option(metavar="S", min=0.1, help="Seconds between two looks.")] = 1.0,
     count: Annotated[int, typer.Option(metavar="N", min=0, help="Looks; 0 goes on until Ctrl-C.")] = 0,
     data_dir: DataDir = None,
@@ -88,6 +93,10 @@ def watch(
     """Follow devices live: their state, and each model's throughput, latency and queue.
 
     With --json, one object per look and line.
+
+    \b
+    stageloom watch
+    stageloom watch shop-7 --count 1 --json
     """
     folder = data_dir_of(data_dir)
     request = checked(admin.WatchRequest(device=DeviceId(device) if device is not None else None))
@@ -106,7 +115,11 @@ def watch(
 
 
 def migrate(data_dir: DataDir = None, database_url: DatabaseUrl = "") -> None:
-    """Bring the database to this version's tables, without starting a planner (`up` does it too)."""
+    """Bring the database to this version's tables, without starting a planner (`up` does it too).
+
+    \b
+    stageloom backup before.tar && stageloom migrate
+    """
     from planner.store.database import Database, sqlite_url
     from planner.store.reading import DATABASE_FILE
     from planner.store.schema import migrate as migrate_database
@@ -121,7 +134,11 @@ def migrate(data_dir: DataDir = None, database_url: DatabaseUrl = "") -> None:
 
 
 def version() -> None:
-    """Print the version."""
+    """Print the version.
+
+    \b
+    stageloom version
+    """
     emit(__version__)
 
 

@@ -133,7 +133,8 @@ def _costs(store: "ReadStore", device: str, artifacts: "list[Digest]") -> "tuple
     if not device:
         return analytic_costs, ""
     device_class = store.device(DeviceId(device)).device_class
-    table = device_costs(store, device_class, ExecutorOptions(), [(one, 1) for one in artifacts])
+    models = [(one, 1) for one in artifacts]
+    table = device_costs(store, device_class, ExecutorOptions(), models, graph_of=store.graph)
     return lambda members, random: table.for_members(members), device_class
 
 

@@ -1,29 +1,40 @@
-"""Operator and stage times as devices measured them, in the form that `shared.search` takes."""
+"""Operator and stage times as devices measured them, in the form that `shared.search` takes.
 
-from collections.abc import Iterable, Mapping, Sequence
+Both are kept by content, an artifact's operators and a combined block's stages, under a device class: what
+one device measured for one model serves every device of its class, and every model that shares a block's
+artifact. What stages teach of how groups hinder each other serves models that were never measured in stages.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Final, Protocol
 
+from planner.costs.operators import OperatorCost
+from shared.errors import StageloomError
+from shared.graph import Graph
 from shared.ids import Digest, OpId
-from shared.messages.telemetry import OperatorTiming
 from shared.plan import ExecutorOptions
 from shared.search.analytic import DeviceRates
-from shared.search.costs import CostTable, MeasuredStage, fitted
+from shared.search.costs import CostTable, MeasuredStage, Provenance
+from shared.search.fitting import fitted, samples
+from shared.search.interference import Interference, Sample
+
+STALE_S: Final = 30 * 24 * 3600.0
+"""What is older is measured again when it matters. Another driver, power mode or executor version is another
+device class; this is for what such names do not tell, a clogged fan or a neighbour on the board."""
+
+_CLASSES: Final = 16  # device classes whose models are kept
 
 
 class Measurements(Protocol):
     """The part of the store that costs come from."""
 
-    def operator_costs(
-        self, device_class: str, artifact: Digest, batch: int = 1
-    ) -> dict[int, OperatorTiming]:
+    def operator_costs(self, device_class: str, artifact: Digest, batch: int = 1) -> dict[int, OperatorCost]:
         """Measured operators of an artifact on a device class."""
         ...
 
-    def stage_costs(
-        self, device_class: str, executor: ExecutorOptions, batches: Iterable[int]
-    ) -> list[MeasuredStage]:
-        """Measured stages of a device class."""
+    def stage_costs(self, device_class: str, executor: ExecutorOptions) -> list[MeasuredStage]:
+        """Measured stages of a device class, the newest first."""
         ...
 
 
@@ -32,28 +43,84 @@ def device_costs(
     device_class: str,
     executor: ExecutorOptions,
     models: Sequence[tuple[Digest, int]],
+    *,
+    graph_of: Callable[[Digest], Graph],
+    now_us: int = 0,
 ) -> CostTable:
-    """All that a device class has measured of these (artifact, batch) under these options."""
+    """All that a device class has measured of these (artifact, batch) under these options.
+
+    Stages of other models are in it by what they taught. `now_us` 0: nothing is stale.
+    """
+    stages = tuple(store.stage_costs(device_class, executor))
     table = cost_table(
         (artifact, store.operator_costs(device_class, artifact, batch)) for artifact, batch in models
     )
-    stages = store.stage_costs(device_class, executor, {batch for _, batch in models})
-    return fitted(replace(table, stages=tuple(stages)))
+    known = {artifact for artifact, _ in models}
+    rates, learned = _learned(store, device_class, executor, stages, table.rates, graph_of)
+    return replace(
+        table,
+        rates=rates,
+        interference=learned,
+        stages=tuple(stage for stage in stages if all(member[0] in known for member in stage.members)),
+        fresh_since_us=max(now_us - round(STALE_S * 1e6), 0),
+    )
+
+
+_Key = tuple[str, ExecutorOptions]
+_models: dict[_Key, tuple[tuple[Sample, ...], DeviceRates, Interference]] = {}
+"""The newest model per device class, with the samples it was fitted to: most re-plans find none new."""
+
+
+def _learned(
+    store: Measurements,
+    device_class: str,
+    executor: ExecutorOptions,
+    stages: Sequence[MeasuredStage],
+    rates: DeviceRates,
+    graph_of: Callable[[Digest], Graph],
+) -> tuple[DeviceRates, Interference]:
+    """The device class's model, and the rates with what it says of streams."""
+    taught: list[Sample] = []
+    for batch in sorted({stage.batch for stage in stages}):
+        of_batch = tuple(stage for stage in stages if stage.batch == batch)
+        artifacts = dict.fromkeys(member[0] for stage in of_batch for member in stage.members)
+        graphs = {one: graph for one in artifacts if (graph := _graph(graph_of, one)) is not None}
+        table = cost_table((one, store.operator_costs(device_class, one, batch)) for one in graphs)
+        taught += samples(replace(table, rates=rates, stages=of_batch), graphs)
+    key = device_class, executor
+    found = _models.get(key)
+    if found is None or found[0] != tuple(taught):
+        fresh_rates, learned = fitted(taught, rates)
+        found = tuple(taught), fresh_rates, learned
+        if len(_models) >= _CLASSES and key not in _models:
+            _models.clear()
+        _models[key] = found
+    return found[1], found[2]
+
+
+def _graph(graph_of: Callable[[Digest], Graph], artifact: Digest) -> Graph | None:
+    """None: the model was removed; what its stages taught goes with it."""
+    try:
+        return graph_of(artifact)
+    except StageloomError:
+        return None
 
 
 def cost_table(
-    measured: Iterable[tuple[Digest, Mapping[int, OperatorTiming]]], rates: DeviceRates | None = None
+    measured: Iterable[tuple[Digest, Mapping[int, OperatorCost]]], rates: DeviceRates | None = None
 ) -> CostTable:
     """The table over all artifacts; an operator without a measurement keeps its estimate.
 
     A time of zero is kept: an operator that only passes a tensor on costs nothing worth measuring.
     """
+    kept = {
+        (artifact, OpId(operator)): cost
+        for artifact, costs in measured
+        for operator, cost in costs.items()
+        if cost.median_us >= 0
+    }
     return CostTable(
-        measured_s={
-            (artifact, OpId(operator)): timing.median_us / 1e6
-            for artifact, timings in measured
-            for operator, timing in timings.items()
-            if timing.median_us >= 0
-        },
+        measured_s={key: cost.median_us / 1e6 for key, cost in kept.items()},
+        provenance={key: Provenance(cost.runs, cost.measured_at_us) for key, cost in kept.items()},
         rates=rates or DeviceRates(),
     )

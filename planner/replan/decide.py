@@ -5,13 +5,15 @@ to gain: it need not be tried again. A plan that holds stages nobody measured ma
 formula sees no gain in it: the formula is unsure, the trial is not. A measured one must gain.
 """
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from planner.replan.considered import Considered, Verdict, considered
 from planner.replan.observation import Observation
 from planner.replan.policy import How, Proposal
-from planner.replan.predict import predict
+from planner.replan.predict import Prediction, predict
 from shared.errors import PlanError
 
 PROVEN_AHEAD: Final = 0.02  # the gain that a trial asks for
@@ -21,28 +23,39 @@ SAME: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to push; `proposal` None: nothing, for `reason`. `predicted` is cost over the incumbent's."""
+    """What to push; `proposal` None: nothing, for `reason`. `predicted` is cost over the incumbent's.
+
+    `considered` has every proposal that there was, the incumbent's equals included.
+    """
 
     proposal: Proposal | None
     predicted: float | None
     reason: str
+    considered: tuple[Considered, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class _Ranked:
+class _Judged:
     proposal: Proposal
-    predicted: float
-    rank: float
+    considered: Considered
+    rank: float = 0.0  # of those that are `BEHIND` until one is taken
 
 
 def decide(seen: Observation, proposals: Iterable[Proposal]) -> Decision:
     """The best proposal that differs from the incumbent, or why there is none."""
-    ranked, counts = _ranked(seen, proposals)
+    judged = _judged(seen, proposals)
+    ranked = [one for one in judged if one.considered.verdict is Verdict.BEHIND]
     if not ranked:
-        return Decision(None, None, _why_none(counts))
+        found = tuple(one.considered for one in judged)
+        return Decision(None, None, _why_none(found), found)
     best = min(ranked, key=lambda one: one.rank)
-    cost = f"predicted at {best.predicted:.3f} of the incumbent's cost"
-    return Decision(best.proposal, best.predicted, f"{best.proposal.how.value}: {cost}")
+    taken = replace(best.considered, verdict=Verdict.TAKEN)
+    return Decision(
+        best.proposal,
+        taken.predicted,
+        f"{best.proposal.how.value}: predicted at {taken.predicted:.3f} of the incumbent's cost",
+        tuple(taken if one is best else one.considered for one in judged),
+    )
 
 
 def proven_at_once(seen: Observation, proposals: Iterable[Proposal]) -> Decision | None:
@@ -53,33 +66,42 @@ def proven_at_once(seen: Observation, proposals: Iterable[Proposal]) -> Decision
     return None
 
 
-def _ranked(seen: Observation, proposals: Iterable[Proposal]) -> tuple[list[_Ranked], dict[str, int]]:
-    counts = {"same": 0, "barred": 0, "worse": 0, "illegal": 0}
-    incumbent = seen.incumbent.structure
+def _judged(seen: Observation, proposals: Iterable[Proposal]) -> list[_Judged]:
     base = predict(seen.incumbent, seen.graphs, seen.costs, seen.loads)
-    plans = {plan for plan, _ in seen.barred}
-    structures = {structure for _, structure in seen.barred}
-    ranked: list[_Ranked] = []
-    for proposal in proposals:
-        structure = proposal.plan.structure
-        if proposal.plan.digest == seen.incumbent.digest:
-            counts["same"] += 1
-            continue
-        if proposal.plan.digest in plans or (structure != incumbent and structure in structures):
-            counts["barred"] += 1
-            continue
-        try:
-            found = predict(proposal.plan, seen.graphs, seen.costs, seen.loads)
-        except PlanError:
-            counts["illegal"] += 1
-            continue
-        predicted = found.busy / base.busy if base.busy > 0.0 else 1.0
-        if structure != incumbent and predicted > _most(proposal, found.measured and base.measured):
-            counts["worse"] += 1
-            continue
-        ahead = PROVEN_AHEAD if proposal.how is How.PROVEN else 0.0
-        ranked.append(_Ranked(proposal, predicted, predicted - ahead))
-    return ranked, counts
+    return [_one(seen, base, proposal) for proposal in proposals]
+
+
+def _one(seen: Observation, base: Prediction, proposal: Proposal) -> _Judged:
+    """A proposal by itself; one that may be pushed is `BEHIND` here."""
+    plan, incumbent = proposal.plan, seen.incumbent.structure
+    other = plan.structure != incumbent
+
+    def judged(verdict: Verdict, found: Prediction | None = None, rank: float = 0.0) -> _Judged:
+        over = None if found is None else found.busy / base.busy if base.busy > 0.0 else 1.0
+        row = considered(
+            plan,
+            verdict,
+            scheduler=proposal.scheduler,
+            how=proposal.how.value,
+            prediction=found,
+            predicted=over,
+        )
+        return _Judged(proposal, row, rank)
+
+    if plan.digest == seen.incumbent.digest:
+        return judged(Verdict.SAME, base)
+    barred = any(plan.digest == one or (other and plan.structure == tried) for one, tried in seen.barred)
+    try:
+        found = predict(plan, seen.graphs, seen.costs, seen.loads)
+    except PlanError:
+        return judged(Verdict.BARRED if barred else Verdict.ILLEGAL)
+    if barred:
+        return judged(Verdict.BARRED, found)
+    predicted = found.busy / base.busy if base.busy > 0.0 else 1.0
+    if other and predicted > _most(proposal, found.measured and base.measured):
+        return judged(Verdict.WORSE, found)
+    ahead = PROVEN_AHEAD if proposal.how is How.PROVEN else 0.0
+    return judged(Verdict.BEHIND, found, predicted - ahead)
 
 
 def _most(proposal: Proposal, measured: bool) -> float:
@@ -89,12 +111,7 @@ def _most(proposal: Proposal, measured: bool) -> float:
     return 1.0 + UNSURE
 
 
-def _why_none(counts: dict[str, int]) -> str:
-    said = {
-        "same": "equal to the plan that runs",
-        "barred": "did not gain here lately",
-        "worse": "predicted to cost no less",
-        "illegal": "not legal any more",
-    }
-    parts = [f"{count} {said[name]}" for name, count in counts.items() if count]
+def _why_none(found: Iterable[Considered]) -> str:
+    counts = Counter(one.verdict for one in found)
+    parts = [f"{counts[one]} {one.sentence}" for one in Verdict if counts[one]]
     return "no plan to try: " + (", ".join(parts) if parts else "nothing was proposed")

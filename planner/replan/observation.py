@@ -31,4 +31,5 @@ class Observation:
     proven: tuple[Plan, ...] = ()
     barred: tuple[tuple[Digest, Digest], ...] = ()
     settings: ReplanSettings = field(default_factory=ReplanSettings)
+    environment: str = ""  # the device class that all of this is of
     checkpoint: bytes = b""  # a trained policy, for the scheduler that takes one

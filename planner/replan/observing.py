@@ -1,10 +1,13 @@
 """From the store to an `Observation`."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
-from planner.costs.measured import device_costs
+from planner.costs.measured import STALE_S, device_costs
+from planner.costs.operators import OperatorCost
 from planner.costs.policies import trained_policy
+from planner.replan.considered import serves
 from planner.replan.observation import Observation
 from planner.store.reading import ReadStore
 from planner.store.replan_view import Begun, ReplanView
@@ -39,6 +42,8 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
             environment,
             incumbent.executor,
             [(model.artifact, model.batch) for model in incumbent.models],
+            graph_of=store.graph,
+            now_us=now_us,
         )
         barred = view.barred(device, environment, now_us - round(BARRED_S * 1e6))
     return Observation(
@@ -62,12 +67,13 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
         proven=proven,
         barred=tuple(barred),
         settings=begun.settings,
+        environment=environment,
         checkpoint=trained_policy(store, environment) if begun.settings.scheduler == "gpg" else b"",
     )
 
 
-def without_costs(store: ReadStore, replan: int) -> list[str]:
-    """Names of the incumbent's models of which this device class never measured an operator.
+def without_costs(store: ReadStore, replan: int, now_us: int) -> list[str]:
+    """Names of the incumbent's models of which this device class never measured an operator, or too long ago.
 
     Raises:
         InputError: as `observe`.
@@ -78,12 +84,17 @@ def without_costs(store: ReadStore, replan: int) -> list[str]:
         missing = dict.fromkeys(
             model.artifact
             for model in incumbent.models
-            if not view.operator_costs(begun.device_class, model.artifact, model.batch)
+            if _old(view.operator_costs(begun.device_class, model.artifact, model.batch), now_us)
         )
     if not missing:
         return []
     names = {model.digest: model.model for model in store.models(limit=1_000_000)}
     return [names[artifact] for artifact in missing if artifact in names]
+
+
+def _old(known: Mapping[int, OperatorCost], now_us: int) -> bool:
+    """Whether nothing is known, or nothing that is not stale."""
+    return all(cost.measured_at_us < now_us - STALE_S * 1e6 for cost in known.values())
 
 
 def _begun(view: ReplanView, replan: int) -> Begun:
@@ -116,10 +127,6 @@ def _plans(view: ReplanView, begun: Begun, committed: list[Digest]) -> tuple[Pla
     for digest in committed:
         if digest in wires and len(found) < _PROVEN_MOST:  # else planned on the device and never adopted
             plan = _decoded(wires[digest], digest)
-            if _serves(plan) == _serves(incumbent):
+            if serves(plan) == serves(incumbent):
                 found.setdefault(plan.structure, plan)
     return incumbent, tuple(found.values())
-
-
-def _serves(plan: Plan) -> set[tuple[str, Digest]]:
-    return {(model.name, model.artifact) for model in plan.models}

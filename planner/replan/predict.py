@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from shared.bitmask import bits
 from shared.blocks import CombinedGraph
 from shared.bound import BoundPlan, bind
 from shared.graph import Graph
@@ -19,6 +18,7 @@ from shared.plan import Plan
 from shared.policy.plain import Load
 from shared.schedule import Schedule, Stage, StageSchedule
 from shared.search.costs import CostTable, StageCosts
+from shared.search.makespan import streams_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +78,14 @@ def block_costs(bound: BoundPlan, index: int, costs: CostTable) -> StageCosts:
 
 def step_s(costs: StageCosts, graph: CombinedGraph, schedule: Schedule, mask: int) -> float:
     """Seconds of one step with the members of `mask` active; empty stages are dropped."""
-    active = graph.active_ops(mask)
     if not isinstance(schedule, StageSchedule):
-        return sum(costs.operators_s[op] for op in bits(active))
-    total = 0.0
-    for stage in schedule.stages:
-        groups = tuple(group for group in stage.groups if active >> group[0] & 1)
-        if groups:
-            total += costs.one_stage_s(Stage(groups, stage.merge))
-    return total
+        return streams_s(schedule, graph, costs, mask)
+    active = graph.active_ops(mask)
+    stages = (
+        Stage(tuple(group for group in stage.groups if active >> group[0] & 1), stage.merge)
+        for stage in schedule.stages
+    )
+    return costs.stages_s(stage for stage in stages if stage.groups)
 
 
 def keeps_up(plan: Plan, loads: Sequence[Load]) -> bool:
@@ -122,6 +121,6 @@ def _block_busy(bound: BoundPlan, index: int, costs: CostTable, rates: Sequence[
         if rate > following:
             busy += (rate - following) * step_s(known, block.graph, schedule, mask)
     measured = isinstance(schedule, StageSchedule) and all(
-        known.is_measured(stage) for stage in schedule.stages
+        known.is_measured(stage) for stage in known.runs(schedule.stages)
     )
     return busy, measured

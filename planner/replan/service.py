@@ -110,8 +110,8 @@ class Replanner:
         self._carry_out(seen, replan, decide(seen, proposals))
 
     def _profile_first(self, device: DeviceId, replan: int) -> None:
-        """Have a device that never measured these models measure them; go on after a while regardless."""
-        names = without_costs(self._store, replan)
+        """Have a device measure models whose costs are unknown or stale; go on after a while regardless."""
+        names = without_costs(self._store, replan, self._clock.wall_us())
         if not names:
             return
         requests, desired = self._store.request_profile(device, names, budget_s=PROFILE_BUDGET_S)
@@ -135,6 +135,7 @@ class Replanner:
         proposal = decision.proposal
         if proposal is None:
             self._nothing(seen.device, replan, decision.reason)
+            self._keep_considered(seen, replan, decision)
             return
         note = Note(structure=proposal.plan.structure, how=proposal.how.value, predicted=decision.predicted)
         desired = self._store.push_replan(
@@ -157,6 +158,13 @@ class Replanner:
             desired.epoch,
             desired.generation,
             decision.reason,
+        )
+        self._keep_considered(seen, replan, decision)
+
+    def _keep_considered(self, seen: Observation, replan: int, decision: Decision) -> None:
+        """After the push: nobody waits for it, and a push waits for nothing that only explains it."""
+        self._store.keep_considered(
+            decision.considered, device_class=seen.environment, device=seen.device, replan=replan
         )
 
     def _nothing(self, device: DeviceId, replan: int, reason: str) -> None:

@@ -6,6 +6,7 @@ from typing import Final
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
+from planner.costs.operators import OperatorCost
 from planner.costs.schedules import FoundSchedule
 from planner.store.desired import Push, push
 from planner.store.devices import known_device
@@ -14,10 +15,14 @@ from planner.store.stages import next_request
 from planner.store.tables import OperatorCostRow, ProfileRow, ScheduleRow
 from shared.ids import DeviceId, Digest
 from shared.messages.control import Desired
-from shared.messages.telemetry import OperatorTiming, ProfileResult
+from shared.messages.telemetry import ProfileResult
 
 _OPERATORS: Final = select(
-    OperatorCostRow.operator, OperatorCostRow.median_us, OperatorCostRow.spread_us, OperatorCostRow.runs
+    OperatorCostRow.operator,
+    OperatorCostRow.median_us,
+    OperatorCostRow.spread_us,
+    OperatorCostRow.runs,
+    OperatorCostRow.measured_at_us,
 ).where(
     OperatorCostRow.device_class == bindparam("there"),
     OperatorCostRow.artifact == bindparam("of"),
@@ -59,10 +64,11 @@ def request_profile(
     return [row.request for row in rows], desired
 
 
-def store_profile(
-    session: Session, device: DeviceId, result: ProfileResult, measured_at_us: int, now_us: int
-) -> None:
-    """Keep part of a profile. Costs belong to the class that the device had when it said them."""
+def store_profile(session: Session, device: DeviceId, result: ProfileResult, now_us: int) -> None:
+    """Keep part of a profile. Costs belong to the class that the device had when it said them.
+
+    They count as measured when they arrive: a device's wall clock may be wrong by years.
+    """
     device_class = known_device(session, device).device_class
     for timing in result.timings:
         session.merge(
@@ -75,7 +81,7 @@ def store_profile(
                 spread_us=timing.spread_us,
                 runs=timing.runs,
                 measured_on=device,
-                measured_at_us=measured_at_us,
+                measured_at_us=now_us,
             )
         )
     request = session.get(ProfileRow, result.request)
@@ -108,12 +114,12 @@ def profile_reasons(session: Session, requests: list[int]) -> dict[int, str]:
 
 def operator_costs(
     session: Session, device_class: str, artifact: Digest, batch: int
-) -> dict[int, OperatorTiming]:
+) -> dict[int, OperatorCost]:
     """Measured operators by index; those that were never measured are absent."""
     rows = session.connection().execute(
         _OPERATORS, {"there": device_class, "of": artifact, "batch_of": batch}
     )
-    return {row[0]: OperatorTiming(*row) for row in rows}
+    return {row[0]: OperatorCost(*row) for row in rows}
 
 
 def keep_schedules(

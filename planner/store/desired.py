@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
+import msgspec
 from sqlalchemy import BindParameter, Connection, bindparam, select
 from sqlalchemy.orm import Session
 
@@ -41,6 +42,7 @@ from shared.plan import decode_plan
 _MOST: Final = 256
 """Devices a statement."""
 _PROFILES: Final = 64  # what one message holds
+_NUMBERS: Final = msgspec.msgpack.Decoder(tuple[int, ...])
 _PREFIX: Final = 8  # characters of a digest that may stand for it
 
 _decoded = lru_cache(maxsize=64)(decode_plan)
@@ -87,7 +89,13 @@ _PROFILES_ASKED: Final = (
     .order_by(ProfileRow.request)
 )
 _STAGES_ASKED: Final = (
-    select(StageProfileRow.device, StageProfileRow.request, StageProfileRow.plan, StageProfileRow.budget_s)
+    select(
+        StageProfileRow.device,
+        StageProfileRow.request,
+        StageProfileRow.plan,
+        StageProfileRow.budget_s,
+        StageProfileRow.combined_blocks,
+    )
     .where(StageProfileRow.device.in_(_NAMES), StageProfileRow.answered_at_us.is_(None))
     .order_by(StageProfileRow.request)
 )
@@ -366,7 +374,7 @@ class _Asked:
         self.stage_profiles: dict[str, StageProfileRequest] = {}
         rows = connection.execute(_STAGES_ASKED, names).all()
         shelf.fetch(row.plan for row in rows)
-        for device, request, name, budget_s in rows:
+        for device, request, name, budget_s, combined_blocks in rows:
             plan = shelf.get(name)
             if plan is not None and device not in self.stage_profiles:  # the oldest: one plan at a time
                 self.stage_profiles[device] = StageProfileRequest(
@@ -375,4 +383,5 @@ class _Asked:
                     plan=plan.wire,
                     artifacts=plan.artifacts,
                     budget_s=budget_s,
+                    combined_blocks=_NUMBERS.decode(combined_blocks),
                 )

@@ -9,9 +9,25 @@ from pathlib import Path
 
 from sqlalchemy import select
 
+from planner.costs.operators import OperatorCost
+from planner.costs.origins import FoundBy, Origin
 from planner.replan.settings import ReplanSettings
-from planner.store import checkpoints, costs, devices, history, plans, replans, schema, stages, telemetry
+from planner.store import (
+    checkpoints,
+    considered,
+    costs,
+    devices,
+    history,
+    plans,
+    predictions,
+    provenance,
+    replans,
+    schema,
+    stages,
+    telemetry,
+)
 from planner.store.blobs import Blobs
+from planner.store.considered import KeptConsidered
 from planner.store.database import Database, sqlite_url
 from planner.store.history import Entry
 from planner.store.replan_view import ReplanView
@@ -23,7 +39,7 @@ from shared.errors import InputError
 from shared.graph import Graph
 from shared.ids import DeviceId, Digest
 from shared.messages.admin import DeviceInfo, HistoryEntry, ModelInfo, PlanInfo, ReplanInfo, TrialInfo
-from shared.messages.telemetry import OperatorTiming, Row, RowKind
+from shared.messages.telemetry import Row, RowKind
 from shared.plan import ExecutorOptions
 from shared.search.costs import MeasuredStage
 
@@ -145,9 +161,7 @@ class ReadStore:
                 devices.known_device(session, device)
             return plans.history(session, device, before=before, limit=limit)
 
-    def operator_costs(
-        self, device_class: str, artifact: Digest, batch: int = 1
-    ) -> dict[int, OperatorTiming]:
+    def operator_costs(self, device_class: str, artifact: Digest, batch: int = 1) -> dict[int, OperatorCost]:
         """Measured operators of an artifact on a device class."""
         with self.database.read() as session:
             return costs.operator_costs(session, device_class, artifact, batch)
@@ -164,6 +178,13 @@ class ReadStore:
         with self.database.read() as session:
             return checkpoints.newest(session, policy, device_class)
 
+    def predictions(
+        self, device: DeviceId | None = None, *, limit: int = 100
+    ) -> list[predictions.Prediction]:
+        """What the twin predicted for one device or for all, newest first."""
+        with self.database.read() as session:
+            return predictions.newest(session, device, limit=limit)
+
     def open_profiles(self, requests: list[int]) -> list[int]:
         """Those of the requests that are not answered yet."""
         with self.database.read() as session:
@@ -174,12 +195,10 @@ class ReadStore:
         with self.database.read() as session:
             return costs.profile_reasons(session, requests)
 
-    def stage_costs(
-        self, device_class: str, executor: ExecutorOptions, batches: Iterable[int]
-    ) -> list[MeasuredStage]:
-        """Measured stages of a device class."""
+    def stage_costs(self, device_class: str, executor: ExecutorOptions) -> list[MeasuredStage]:
+        """Measured stages of a device class, the newest first."""
         with self.database.read() as session:
-            return stages.stage_costs(session, device_class, executor, batches)
+            return stages.stage_costs(session, device_class, executor)
 
     def open_stage_profiles(self, requests: list[int]) -> list[int]:
         """Those of the stage requests that are not answered yet."""
@@ -211,6 +230,45 @@ class ReadStore:
             if device is not None:
                 devices.known_device(session, device)
             return replans.replan_infos(session, device, limit=limit)
+
+    def considered(self, serves: Digest, device_class: str, *, limit: int = 1000) -> Sequence[KeptConsidered]:
+        """Plans over the same models that were looked at for a device class or for none, newest first."""
+        with self.database.read() as session:
+            return considered.of_models(session, serves, device_class, limit=limit)
+
+    # -- where all of this comes from -------------------------------------------------------------------
+
+    def operator_origins(self, device_class: str, artifact: Digest, batch: int) -> dict[int, Origin]:
+        """Per measured operator of an artifact where its time comes from."""
+        with self.database.read() as session:
+            return provenance.operator_origins(session, device_class, artifact, batch)
+
+    def stage_origins(
+        self, device_class: str, executor: ExecutorOptions, combined_block: Digest, batch: int
+    ) -> dict[str, Origin]:
+        """Per measured stage of a combined block, by its stage string, where its time comes from."""
+        with self.database.read() as session:
+            return provenance.stage_origins(session, device_class, executor, combined_block, batch)
+
+    def schedules_of(self, device_class: str, combined_block: Digest, batch: int) -> list[FoundBy]:
+        """Every schedule that was found for a combined block of a device class, by scheduler."""
+        with self.database.read() as session:
+            return provenance.schedules_of(session, device_class, combined_block, batch)
+
+    def trials_of(self, plans: Iterable[Digest], environment: str) -> list[TrialInfo]:
+        """Trials of these plans on any device of a class, newest first."""
+        with self.database.read() as session:
+            return provenance.trials_of(session, plans, environment)
+
+    def device_of(self, plan: Digest) -> DeviceId | None:
+        """The device that was asked last to run a plan, else the last one for which it was looked at."""
+        with self.database.read() as session:
+            return provenance.device_of(session, plan)
+
+    def plan_names(self, plans: Iterable[Digest]) -> dict[Digest, str]:
+        """The names of those plans that were kept, the oldest one of each."""
+        with self.database.read() as session:
+            return dict(provenance.plan_names(session, plans))
 
     @contextmanager
     def replan_view(self) -> Iterator[ReplanView]:

@@ -4,7 +4,7 @@ Somebody waits for the answer to an alarm. So nothing but the columns that count
 each costs the interpreter's lock twice, which other threads of the planner hold.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +12,7 @@ import msgspec
 from sqlalchemy import and_, bindparam, select
 from sqlalchemy.orm import Session
 
+from planner.costs.operators import OperatorCost
 from planner.replan.settings import ReplanSettings
 from planner.store import costs, replans, stages
 from planner.store.tables import (
@@ -25,7 +26,6 @@ from planner.store.tables import (
 )
 from shared.ids import DeviceId, Digest
 from shared.messages.control import Alarm
-from shared.messages.telemetry import OperatorTiming
 from shared.plan import ExecutorOptions
 from shared.search.costs import MeasuredStage
 
@@ -117,14 +117,10 @@ class ReplanView:
         """(plan, structure) of the device's re-plans that did not gain there since then."""
         return replans.barred(self._session, device, environment, since_us)
 
-    def operator_costs(
-        self, device_class: str, artifact: Digest, batch: int = 1
-    ) -> dict[int, OperatorTiming]:
+    def operator_costs(self, device_class: str, artifact: Digest, batch: int = 1) -> dict[int, OperatorCost]:
         """Measured operators of an artifact on a device class."""
         return costs.operator_costs(self._session, device_class, artifact, batch)
 
-    def stage_costs(
-        self, device_class: str, executor: ExecutorOptions, batches: Iterable[int]
-    ) -> list[MeasuredStage]:
-        """Measured stages of a device class."""
-        return stages.stage_costs(self._session, device_class, executor, batches)
+    def stage_costs(self, device_class: str, executor: ExecutorOptions) -> list[MeasuredStage]:
+        """Measured stages of a device class, the newest first."""
+        return stages.stage_costs(self._session, device_class, executor)

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from planner.store.database import Database
 from planner.store.history import span_from
-from planner.store.tables import DeviceRow, EventRow, RollupRow, TelemetryRow
+from planner.store.tables import ConsideredPlanRow, DeviceRow, EventRow, RollupRow, TelemetryRow
 from planner.store.writer import Writer
 from planner.telemetry.rollup import (
     KINDS,
@@ -85,7 +85,8 @@ def tidy(database: Database, writer: Writer, keep: Retention, now_us: int) -> It
                 yield from _repeat(writer, step)
         yield 0
     if before_us := _before(now_us, keep.hours_s):
-        yield from _repeat(writer, lambda session: _delete_events(session, before_us))
+        yield from _repeat(writer, lambda session: _delete_older(session, EventRow, before_us))
+        yield from _repeat(writer, lambda session: _delete_older(session, ConsideredPlanRow, before_us))
 
 
 def _old(
@@ -274,10 +275,12 @@ def _add(session: Session, device: DeviceId, width: Width, spans: dict[SpanKey, 
         row.rows, row.body = both.rows, encode_data(both.data)
 
 
-def _delete_events(session: Session, before_us: int) -> int:
-    oldest = select(EventRow.id).where(EventRow.at_us < before_us).order_by(EventRow.at_us).limit(CHUNK)
+def _delete_older(session: Session, table: type[EventRow | ConsideredPlanRow], before_us: int) -> int:
+    """Delete the oldest rows of a table that is numbered as it grows."""
+    (number,) = table.__table__.primary_key
+    oldest = select(number).where(table.at_us < before_us).order_by(table.at_us).limit(CHUNK)
     # `session.execute` of a delete returns a CursorResult, which its annotation does not say.
     result: Any = session.execute(
-        delete(EventRow).where(EventRow.id.in_(oldest)).execution_options(synchronize_session=False)
+        delete(table).where(number.in_(oldest)).execution_options(synchronize_session=False)
     )
     return int(result.rowcount)

@@ -4,7 +4,7 @@ A stage's key is what it computes, whatever plan it came from: the device class,
 batch, the digest of its combined block, and its own text.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Final
@@ -22,20 +22,29 @@ from shared.ids import DeviceId, Digest
 from shared.messages.control import Desired
 from shared.messages.telemetry import StageProfileResult
 from shared.plan import ExecutorOptions, Plan, decode_plan
-from shared.schedule import Stage, StageSchedule
-from shared.search.costs import MeasuredStage, combined_digest
+from shared.schedule import Stage, StageSchedule, joint_stage
+from shared.search.costs import MeasuredStage, Members, combined_digest
 from shared.stage_string import parse, to_string
 
-Members = tuple[tuple[Digest, int, int], ...]
-"""Per member of a combined block the artifact, its first operator, and one past its last."""
-
 _MEMBERS: Final = msgspec.msgpack.Decoder(Members)
-_STAGES: Final = select(
-    StageCostRow.members, StageCostRow.batch, StageCostRow.stage, StageCostRow.median_us
-).where(
-    StageCostRow.device_class == bindparam("there"),
-    StageCostRow.executor == bindparam("under"),
-    StageCostRow.batch.in_(bindparam("batches", expanding=True)),
+MOST_STAGES: Final = 2_000
+"""The newest that a search reads of a device class: what they teach is known long before."""
+
+_STAGES: Final = (
+    select(
+        StageCostRow.members,
+        StageCostRow.batch,
+        StageCostRow.stage,
+        StageCostRow.median_us,
+        StageCostRow.runs,
+        StageCostRow.measured_at_us,
+    )
+    .where(
+        StageCostRow.device_class == bindparam("there"),
+        StageCostRow.executor == bindparam("under"),
+    )
+    .order_by(StageCostRow.measured_at_us.desc(), StageCostRow.combined_block, StageCostRow.stage_digest)
+    .limit(MOST_STAGES)
 )
 _parsed = lru_cache(maxsize=4096)(parse)  # every re-plan reads all stages of its class
 
@@ -52,11 +61,18 @@ def next_request(session: Session) -> int:
 
 
 def request_stages(
-    session: Session, device: DeviceId, plan: str, *, budget_s: float, now_us: int
+    session: Session,
+    device: DeviceId,
+    plan: str,
+    *,
+    combined_blocks: Sequence[int] = (),
+    budget_s: float,
+    now_us: int,
 ) -> tuple[int, Desired]:
     """Ask a device to measure a plan's stages; returns the request's number, and what is desired now.
 
-    Part of desired state, so it takes a generation, decided by "profile".
+    Of all its combined blocks, or of those named. Part of desired state, so it takes a generation, decided by
+    "profile".
 
     Raises:
         InputError: there is no such device or plan, or the device is revoked.
@@ -69,6 +85,7 @@ def request_stages(
             request=request,
             device=device,
             plan=name,
+            combined_blocks=msgspec.msgpack.encode(combined_blocks),
             budget_s=budget_s,
             requested_at_us=now_us,
             environment="",
@@ -79,10 +96,11 @@ def request_stages(
     return request, push(session, Push(device=device, plan=None, decided_by="profile"), now_us)
 
 
-def store_stages(
-    session: Session, device: DeviceId, result: StageProfileResult, measured_at_us: int, now_us: int
-) -> None:
-    """Keep part of a stage profile; a plan that this database does not know has nothing to keep it under."""
+def store_stages(session: Session, device: DeviceId, result: StageProfileResult, now_us: int) -> None:
+    """Keep part of a stage profile; a plan that this database does not know has nothing to keep it under.
+
+    As with operators, measured is when it arrives.
+    """
     request = session.get(StageProfileRow, result.request)
     if request is not None and request.device == device:
         request.environment, request.reason = result.environment, result.reason
@@ -98,9 +116,10 @@ def store_stages(
     members, batch = combined_block_key(session, plan, result.combined_block)
     device_class = known_device(session, device).device_class
     for timing in result.timings:
-        if timing.stage >= len(schedule.stages):
+        stage = joint_stage(schedule.stages[timing.stage : timing.stage + timing.stages])
+        if stage is None:
             continue
-        text = stage_text(schedule.stages[timing.stage])
+        text = stage_text(stage)
         session.merge(
             StageCostRow(
                 device_class=device_class,
@@ -114,7 +133,7 @@ def store_stages(
                 spread_us=timing.spread_us,
                 runs=timing.runs,
                 measured_on=device,
-                measured_at_us=measured_at_us,
+                measured_at_us=now_us,
             )
         )
 
@@ -138,21 +157,20 @@ def combined_block_key(session: Session, plan: Plan, combined_block: int) -> tup
     return tuple(parts), batch
 
 
-def stage_costs(
-    session: Session, device_class: str, executor: ExecutorOptions, batches: Iterable[int]
-) -> list[MeasuredStage]:
-    """Every measured stage of a device class under these options, at one of these batches."""
-    rows = session.connection().execute(
-        _STAGES,
-        {"there": device_class, "under": executor_key(executor), "batches": list(set(batches))},
-    )
+def stage_costs(session: Session, device_class: str, executor: ExecutorOptions) -> list[MeasuredStage]:
+    """Measured stages of a device class under these options, the newest first, MOST_STAGES at most."""
+    rows = session.connection().execute(_STAGES, {"there": device_class, "under": executor_key(executor)})
     found = []
-    for members, batch, stage, median_us in rows:
+    for members, batch, stage, median_us, runs, measured_at_us in rows:
         schedule = _parsed(stage)
         if isinstance(schedule, StageSchedule) and len(schedule.stages) == 1:
             (parsed,) = schedule.stages
             known = _MEMBERS.decode(members)
-            found.append(MeasuredStage(known, batch, parsed.groups, median_us / 1e6, parsed.merge))
+            found.append(
+                MeasuredStage(
+                    known, batch, parsed.groups, median_us / 1e6, parsed.merge, runs, measured_at_us
+                )
+            )
     return found
 
 

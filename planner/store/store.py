@@ -19,8 +19,20 @@ from planner.dispatch.ports import (
     ReportRecord,
     TelemetryWrite,
 )
+from planner.replan.considered import Considered
 from planner.replan.settings import Note, ReplanSettings
-from planner.store import costs, desired, devices, plans, replans, retention, schema, stages, telemetry
+from planner.store import (
+    considered,
+    costs,
+    desired,
+    devices,
+    plans,
+    replans,
+    retention,
+    schema,
+    stages,
+    telemetry,
+)
 from planner.store.desired import Push
 from planner.store.devices import enrolled_after
 from planner.store.reading import ReadStore
@@ -217,6 +229,22 @@ class Store(ReadStore):
         now_us, rows = self._clock.wall_us(), tuple(found)
         self.writer.run(lambda session: costs.keep_schedules(session, device_class, scheduler, rows, now_us))
 
+    def keep_considered(
+        self,
+        found: Iterable[Considered],
+        *,
+        device_class: str,
+        device: DeviceId | None = None,
+        replan: int | None = None,
+    ) -> None:
+        """Keep what one search or re-plan looked at, for `stageloom plan explain`."""
+        now_us, rows = self._clock.wall_us(), tuple(found)
+        self.writer.run(
+            lambda session: considered.keep(
+                session, rows, replan=replan, device=device, device_class=device_class, now_us=now_us
+            )
+        )
+
     def push(
         self,
         device: DeviceId,
@@ -297,15 +325,26 @@ class Store(ReadStore):
             )
         )
 
-    def request_stages(self, device: DeviceId, plan: str, *, budget_s: float = 10.0) -> tuple[int, Desired]:
+    def request_stages(
+        self, device: DeviceId, plan: str, *, combined_blocks: Sequence[int] = (), budget_s: float = 10.0
+    ) -> tuple[int, Desired]:
         """Ask a device to measure a plan's stages; returns the request's number and what is desired now.
+
+        Of all its combined blocks, or of those named.
 
         Raises:
             InputError: there is no such device or plan, or the device is revoked.
         """
         now_us = self._clock.wall_us()
         return self.writer.run(
-            lambda session: stages.request_stages(session, device, plan, budget_s=budget_s, now_us=now_us)
+            lambda session: stages.request_stages(
+                session,
+                device,
+                plan,
+                combined_blocks=combined_blocks,
+                budget_s=budget_s,
+                now_us=now_us,
+            )
         )
 
     # -- what the re-planner needs --------------------------------------------------------------------------

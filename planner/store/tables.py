@@ -185,12 +185,16 @@ class ScheduleRow(Table):
 
 
 class StageProfileRow(Table):
-    """A plan whose stages a device was asked to measure; numbered together with `profiles`."""
+    """A plan whose stages a device was asked to measure; numbered together with `profiles`.
+
+    `combined_blocks`: those wanted, a list in msgpack; empty: all.
+    """
 
     __tablename__ = "stage_profiles"
     request: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     device: Mapped[str] = mapped_column(_NAME, ForeignKey("devices.name"), index=True)
     plan: Mapped[str] = mapped_column(_NAME, ForeignKey("plans.name"))
+    combined_blocks: Mapped[bytes]
     budget_s: Mapped[float]
     requested_at_us: Mapped[int]
     answered_at_us: Mapped[int | None]
@@ -292,6 +296,32 @@ class TrialRow(Table):
     __table_args__ = (Index("trials_by_candidate", "device", "candidate"),)
 
 
+class ConsideredPlanRow(Table):
+    """A plan that a search found or a re-plan looked at: `planner.replan.considered.Considered`.
+
+    The plan itself is among `plans` only if it was kept. `replan` is empty for an operator's search.
+    """
+
+    __tablename__ = "considered_plans"
+    number: Mapped[int] = mapped_column(_AUTO, primary_key=True)
+    at_us: Mapped[int] = mapped_column(index=True)
+    replan: Mapped[int | None]
+    device: Mapped[str | None] = mapped_column(_NAME)
+    device_class: Mapped[str] = mapped_column(String(128))
+    serves: Mapped[str] = mapped_column(_DIGEST)
+    digest: Mapped[str] = mapped_column(_DIGEST)
+    scheduler: Mapped[str]
+    how: Mapped[str] = mapped_column(String(32))
+    verdict: Mapped[str] = mapped_column(String(32))
+    blocks: Mapped[int]
+    members_max: Mapped[int]
+    busy: Mapped[float | None]
+    predicted: Mapped[float | None]
+    measured: Mapped[bool]
+    search_s: Mapped[float | None]
+    __table_args__ = (Index("considered_plans_by_models", "serves", "number"),)
+
+
 class ReplanSettingRow(Table):
     """Whether and how the planner re-plans one device; without a row the defaults hold."""
 
@@ -361,6 +391,22 @@ class EventRow(Table):
     device: Mapped[str | None] = mapped_column(_NAME)
     code: Mapped[str]
     text: Mapped[str]
+
+
+class PredictionRow(Table):
+    """What the twin predicted of a plan on a device, for comparison with what was measured later."""
+
+    __tablename__ = "predictions"
+    prediction: Mapped[int] = mapped_column(_AUTO, primary_key=True)
+    device: Mapped[str | None] = mapped_column(_NAME)
+    plan: Mapped[str] = mapped_column(_NAME)
+    digest: Mapped[str] = mapped_column(_DIGEST)
+    twin: Mapped[str]  # where its step times are from
+    arrivals: Mapped[str]  # and its load
+    seconds: Mapped[float]
+    figures: Mapped[str]  # JSON: name to number
+    made_at_us: Mapped[int]
+    __table_args__ = (Index("predictions_by_plan", "device", "digest", "made_at_us"),)
 
 
 class CheckpointRow(Table):

@@ -63,9 +63,9 @@ def append(session: Session, writes: Sequence[TelemetryWrite], now_us: int) -> N
         )
     for device, row in new:
         if isinstance(row.data, ProfileResult):
-            store_profile(session, device, row.data, row.at_us, now_us)
+            store_profile(session, device, row.data, now_us)
         elif isinstance(row.data, StageProfileResult):
-            store_stages(session, device, row.data, row.at_us, now_us)
+            store_stages(session, device, row.data, now_us)
         elif isinstance(row.data, TrialEnded | PlanActivated):
             take_in(session, device, row)
         elif isinstance(row.data, StateChange) and row.data.state in _FINAL:

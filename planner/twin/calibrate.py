@@ -45,7 +45,8 @@ SAMPLE_SPREAD: Final = 0.02
 
 NOISE_QUANTILES: Final = 33
 _LEAST_S: Final = 1e-7  # an operator that takes less is taken to take this, where times are compared
-_TURNS: Final = 50  # of the active set that keeps unknowns from falling below 0
+_TURNS: Final = 200  # of the active set that keeps unknowns from falling below 0
+_LEAST_PULL: Final = 1e-9  # of the gradient, relatively, at which it ends
 
 
 class StepSample(NamedTuple):
@@ -224,18 +225,27 @@ class _Items:
 def least_squares(
     matrix: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """The x >= 0 with matrix x near wanted: unknowns that come out below 0 are held at 0, the rest again."""
+    """The x >= 0 with matrix x near wanted (an active set, after Lawson and Hanson 1974).
+
+    Unknowns that come out below 0 are held at 0, and let go again where that would bring x nearer.
+    """
     scale = np.linalg.norm(matrix, axis=0)
     scale[scale == 0.0] = 1.0
+    scaled = matrix / scale
     free = np.ones(matrix.shape[1], dtype=bool)
     found = np.zeros(matrix.shape[1])
     for _ in range(_TURNS):
         found[:] = 0.0
-        found[free] = np.linalg.lstsq(matrix[:, free] / scale[free], wanted, rcond=None)[0]
+        found[free] = np.linalg.lstsq(scaled[:, free], wanted, rcond=None)[0]
         below = free & (found < 0.0)
-        if not below.any():
+        if below.any():
+            free &= ~below
+            continue
+        pull = np.where(free, 0.0, scaled.T @ (wanted - scaled @ found))
+        strongest = int(np.argmax(pull))
+        if pull[strongest] <= _LEAST_PULL * np.linalg.norm(wanted):
             break
-        free &= ~below
+        free[strongest] = True
     held: npt.NDArray[np.float64] = np.maximum(found, 0.0) / scale
     return held
 

@@ -14,10 +14,13 @@ its stages and `step_s`. Its share is the work of its operators over its seconds
 which an operator would need the whole device: its roofline on a GPU, its threads over the cores on a CPU.
 
 An operator that was measured at batch B takes, at another batch bucket b, its time times the ratio of the
-estimates at b and at B. A stage of several groups that was measured whole takes what was measured.
+estimates at b and at B. A stage that was measured whole, with all members at their largest batch, takes what
+was measured; others what the model of the device class predicts, where stages have taught it anything
+(`shared.search.interference`), scaled by batch as their operators are.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Final, NamedTuple, TypeAlias
 
@@ -37,6 +40,9 @@ from shared.search.makespan import launch_list_s
 
 Part: TypeAlias = tuple[Digest, Graph, Block, int]
 """A member of a combined block: artifact, graph, block, and the batch that its operators were measured at."""
+
+MAX_BLOCKS: Final = 8192
+"""Combined blocks whose times are kept; a training meets many more. Those used longest ago go first."""
 
 LEAST_SHARE: Final = 1e-6
 """Of a step of which no operator computes anything."""
@@ -83,10 +89,12 @@ class StepTimes:
             plan.barrier,
             plan.executor,
         )
-        found = self._blocks.get(key)
+        found = self._blocks.pop(key, None)
         if found is None:
             found = BlockTimes(self, parts, bound.combined[index].graph, combined, plan)
-            self._blocks[key] = found
+            if len(self._blocks) >= MAX_BLOCKS:
+                del self._blocks[next(iter(self._blocks))]
+        self._blocks[key] = found  # now the last to be forgotten
         return found
 
     def operators(self, part: Part, bucket: int, threads: int) -> tuple[tuple[float, float], ...]:
@@ -179,14 +187,23 @@ class BlockTimes:
 
     @cached_property
     def _measured(self) -> dict[tuple[Group, ...], float]:
-        """Stages of several groups that were measured whole, with all their members at the largest batch.
+        """Stages that were measured whole, with all their members at the largest batch.
 
-        A single group shares its item with the stages around it, so its measurement is not its own.
+        Those of one group that follow each other were measured as one, and run as one.
         """
         costs = self._times.costs
         digest = combined_digest((artifact, block.start, block.stop) for artifact, _, block, _ in self._parts)
         known = costs.stages_of.get((digest, max(batch for *_, batch in self._parts)), ())
-        return {stage.groups: stage.seconds for stage in known if len(stage.groups) > 1 and not stage.merge}
+        return {stage.groups: stage.seconds for stage in known if not stage.merge}
+
+    @cached_property
+    def _learned(self) -> StageCosts | None:
+        """What the model of the device class says of this block's stages; None where it knows nothing."""
+        costs = self._times.costs
+        if costs.interference is None or not costs.interference.samples:
+            return None
+        parts = [(artifact, graph, block) for artifact, graph, block, _ in self._parts]
+        return replace(costs.for_members(parts, batch=max(batch for *_, batch in self._parts)), measured=())
 
     def items(self, mask: int) -> LaunchList:
         """What a step of these members runs."""
@@ -204,12 +221,32 @@ class BlockTimes:
         bucket_of = dict(zip(bits(mask), buckets, strict=True))
         by_stage: dict[int, StageParts] = {}
         for item in self.items(mask):
-            parts = by_stage.setdefault(item.stage, StageParts([], [], 0.0))
-            parts.groups.append(item.ops)
+            parts = by_stage.setdefault(item.stage, StageParts([], [], 0.0, 0.0, item.merge))
+            parts.groups.append(tuple(sorted(item.ops)))
             parts.items_s.append(self._item_s(item, seconds, bucket_of[item.member]))
-            work_s = parts.work_s + sum(works[op] for op in item.ops)
-            by_stage[item.stage] = parts._replace(work_s=work_s)
+            by_stage[item.stage] = parts._replace(
+                work_s=parts.work_s + sum(works[op] for op in item.ops),
+                operators_s=parts.operators_s + sum(seconds[op] for op in item.ops),
+            )
         return list(by_stage.values())
+
+    def stage_s(self, mask: int, buckets: tuple[int, ...]) -> dict[int, float]:
+        """Seconds of each stage by its number in the schedule, ascending; empty ones are left out.
+
+        As in `shared.stage_times` an item over several stages counts for its first. Empty for a schedule
+        whose stages do not end one after another.
+        """
+        if not self.staged:
+            return {}
+        full = self._full(mask, buckets)
+        numbers = sorted({item.stage for item in self.items(mask)})
+        stages = self.stages(mask, buckets)
+        return {number: self._stage_s(one, full) for number, one in zip(numbers, stages, strict=True)}
+
+    def _full(self, mask: int, buckets: tuple[int, ...]) -> bool:
+        """Whether all members are active at the batch that they were measured at."""
+        bucket_of = dict(zip(bits(mask), buckets, strict=True))
+        return all(bucket_of.get(m) == batch for m, (*_, batch) in enumerate(self._parts))
 
     @property
     def staged(self) -> bool:
@@ -221,8 +258,7 @@ class BlockTimes:
         if not self.staged:
             seconds, works = self._operators_s(mask, buckets)
             return _step_time(self._fluid_s(mask, buckets, seconds, works) + overhead_s, sum(works))
-        bucket_of = dict(zip(bits(mask), buckets, strict=True))
-        full = all(bucket_of.get(m) == batch for m, (*_, batch) in enumerate(self._parts))
+        full = self._full(mask, buckets)
         stages = self.stages(mask, buckets)
         total_s = sum(self._stage_s(stage, full) for stage in stages)
         return _step_time(total_s + overhead_s, sum(stage.work_s for stage in stages))
@@ -263,12 +299,15 @@ class BlockTimes:
         return total_s + device.item_s
 
     def _stage_s(self, stage: "StageParts", full: bool) -> float:
-        rates = self._times.costs.rates
-        if len(stage.items_s) == 1:
-            return stage.items_s[0]
-        measured_s = self._measured.get(tuple(stage.groups)) if full else None
+        rates, groups = self._times.costs.rates, tuple(stage.groups)
+        measured_s = self._measured.get(groups) if full and not stage.merge else None
         if measured_s is not None:
             return measured_s
+        if self._learned is not None and not stage.merge:
+            alone_s = sum(self._learned.operators_s[op] for group in groups for op in group)
+            return self._learned.stage_s(groups) * (stage.operators_s / alone_s if alone_s > 0.0 else 1.0)
+        if len(stage.items_s) == 1:
+            return stage.items_s[0]
         return stage.least_s + rates.contention * (stage.total_s - stage.least_s) + rates.barrier_s
 
 
@@ -278,6 +317,8 @@ class StageParts(NamedTuple):
     groups: list[Group]
     items_s: list[float]
     work_s: float
+    operators_s: float  # all operators alone, without what items cost beside them
+    merge: bool
 
     @property
     def total_s(self) -> float:

@@ -133,7 +133,7 @@ class Window:
     def queue_variance(self, measure: Measure = Measure.WORK) -> float:
         """Variance over the queues (`shared.policy.queues`), mean over the glances; 0 without any.
 
-        Queued work counts with each model's `service_s` in this window.
+        Queued work counts with each model's `service_s` in this window, or the others' mean without one.
         """
         if not self.glances:
             return 0.0
@@ -157,8 +157,14 @@ class Window:
     def _counted(self, glance: EngineGlance, measure: Measure) -> list[float]:
         if measure is Measure.TASKS:
             return [float(queue.queued) for queue in glance.queues]
-        service_s = {model.name: model.service_s for model in self.models}
+        service_s = self._services_s()
         return [queue.queued * service_s.get(queue.name, 0.0) for queue in glance.queues]
+
+    def _services_s(self) -> dict[str, float]:
+        """Device seconds of one task; a model of which none completed, which may be starved, has the mean."""
+        known = [model.service_s for model in self.models if model.service_s > 0.0]
+        mean_s = math.fsum(known) / len(known) if known else 0.0
+        return {model.name: model.service_s or mean_s for model in self.models}
 
     def rows(self) -> list[RowData]:
         """What an agent's telemetry says of it; the queues as they were at the last glance."""
@@ -181,7 +187,7 @@ class Window:
                 rows.append(model.histogram)
             elif model.latencies_s:
                 rows.append(histogram_of(model.name, [round(one * 1e6) for one in model.latencies_s]))
-        service_s = {model.name: model.service_s for model in self.models}
+        service_s = self._services_s()
         for queue in self.glances[-1].queues if self.glances else ():
             work_us = round(queue.queued * service_s.get(queue.name, 0.0) * 1e6)
             rows.append(QueueSample(queue.name, queue.queued, work_us, round(queue.oldest_age_s * 1e6)))
@@ -204,3 +210,90 @@ class Window:
 def _quantile(values: Sequence[float], fraction: float) -> float:
     ordered = sorted(values)
     return ordered[max(math.ceil(fraction * len(ordered)) - 1, 0)] if ordered else 0.0
+
+
+def join(windows: Sequence[Window]) -> Window:
+    """Windows of one device that follow each other, as one; of the last one's plan.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not windows:
+        raise ValueError("no window to join")
+    names = dict.fromkeys(model.name for window in windows for model in window.models)
+    used = [window.used_s for window in windows if window.used_s is not None]
+    return Window(
+        plan=windows[-1].plan,
+        began_s=windows[0].began_s,
+        seconds=sum(window.seconds for window in windows),
+        busy_s=sum(window.busy_s for window in windows),
+        used_s=sum(used) if len(used) == len(windows) else None,
+        models=tuple(
+            _join_models([m for window in windows for m in window.models if m.name == n]) for n in names
+        ),
+        steps=_join_steps([step for window in windows for step in window.steps]),
+        glances=tuple(glance for window in windows for glance in window.glances),
+        open_before=windows[0].open_before,
+        open_after=windows[-1].open_after,
+    )
+
+
+def _join_models(parts: Sequence[ModelWindow]) -> ModelWindow:
+    histograms = [part.histogram for part in parts if part.histogram is not None]
+    return ModelWindow(
+        name=parts[0].name,
+        submitted=sum(part.submitted for part in parts),
+        ended=add_counts([part.ended for part in parts]),
+        queued=parts[-1].queued,
+        busy_s=sum(part.busy_s for part in parts),
+        latencies_s=tuple(one for part in parts for one in part.latencies_s),
+        histogram=add_histograms(histograms) if histograms else None,
+    )
+
+
+def _join_steps(steps: Sequence[StepsWindow]) -> tuple[StepsWindow, ...]:
+    by_program: dict[tuple[int, int], list[StepsWindow]] = {}
+    for step in steps:
+        by_program.setdefault((step.combined, step.mask), []).append(step)
+    return tuple(
+        StepsWindow(
+            combined=combined,
+            mask=mask,
+            count=sum(one.count for one in found),
+            sum_s=sum(one.sum_s for one in found),
+            max_s=max(one.max_s for one in found),
+        )
+        for (combined, mask), found in sorted(by_program.items())
+    )
+
+
+def add_counts(counts: Sequence[Counts]) -> Counts:
+    """All together."""
+    return Counts(
+        completed=sum(one.completed for one in counts),
+        refused=sum(one.refused for one in counts),
+        failed=sum(one.failed for one in counts),
+        cancelled=sum(one.cancelled for one in counts),
+        expired=sum(one.expired for one in counts),
+    )
+
+
+def add_histograms(histograms: Sequence[LatencyHistogram]) -> LatencyHistogram:
+    """One model's, all together.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not histograms:
+        raise ValueError("no histogram to add up")
+    counts: dict[int, int] = {}
+    for histogram in histograms:
+        for bucket, count in histogram.buckets:
+            counts[bucket] = counts.get(bucket, 0) + count
+    return LatencyHistogram(
+        histograms[0].model,
+        sum(one.count for one in histograms),
+        sum(one.sum_us for one in histograms),
+        max(one.max_us for one in histograms),
+        tuple(sorted(counts.items())),
+    )

@@ -3,16 +3,16 @@
 Whatever changes a slot touches combined blocks; `refresh` works out their moves again, `issue_next` runs one.
 """
 
-import math
-
 from shared.engine.choice import Chooser
 from shared.engine.programs import Program, ProgramStatus
 from shared.engine.records import Instance, StepRecord, TaskRecord
-from shared.engine.slots import NO_LANE, CombinedState, InFlight, PlanState, Touched
-from shared.engine.steps import Action, DropInstance, IssueStep, PrepareProgram, Step, StepMember
+from shared.engine.slots import NO_LANE, CombinedState, InFlight, PlanState, Slot, Touched
+from shared.engine.steps import Action, DropInstance, IssueStep, PrepareProgram, ReleasePlan, Step, StepMember
 from shared.engine.swap import find_place, move_to
 from shared.ids import StepId
 from shared.plan import Wait
+
+_NEVER = float("inf")
 
 
 class Board:
@@ -21,6 +21,7 @@ class Board:
     __slots__ = (
         "_max_preparing",
         "_max_programs",
+        "capacity",
         "chooser",
         "fallback_steps",
         "in_flight",
@@ -41,14 +42,22 @@ class Board:
         self.in_flight: InFlight = {}
         self.lanes: list[int] = [0]  # steps in flight per lane
         self.max_load = 1  # the deepest run-ahead of any plan so far
+        self.capacity = 1  # steps in flight in all lanes, at most
         self.out: list[Action] = []
         self.steps = 0  # issued so far
         self.touched: Touched = {}
 
-    def add_lanes(self, plan: PlanState) -> None:
+    def add(self, plan: PlanState) -> None:
         """Make room for the steps of one more plan."""
         self.lanes.extend([0] * (plan.lanes - len(self.lanes)))
         self.max_load = max(self.max_load, plan.run_ahead)
+        self.capacity = len(self.lanes) * self.max_load
+        self.chooser.add(plan)
+
+    def remove(self, plan: PlanState) -> None:
+        """Nothing is left on this plan: its programs and slots can be freed."""
+        self.chooser.remove(plan)
+        self.out.append(ReleasePlan(plan.key))
 
     # What could run
 
@@ -57,12 +66,14 @@ class Board:
         touched, chooser = self.touched, self.chooser
         while touched:
             combined, _ = touched.popitem()
-            moves = combined.moves = combined.find_moves()
+            present = combined.ready | combined.empty
+            moves = combined.moves = combined.find_moves(present) if present else 0
             if self.timed:
                 self.timed.pop(combined, None)
             if not moves:
-                combined.since_s = math.inf
-                chooser.dismiss(combined)
+                combined.since_s = _NEVER
+                if combined.rivals is not None:
+                    chooser.dismiss(combined)
             elif moves != combined.full and combined.plan.waits and self._must_wait(combined, now):
                 chooser.dismiss(combined)
             elif moves & combined.ready:
@@ -75,7 +86,7 @@ class Board:
         """Under `wait: all` always, under `timeout` until it is over."""
         if combined.plan.wait is Wait.ALL:
             return True
-        if combined.since_s == math.inf:
+        if combined.since_s == _NEVER:
             combined.since_s = now
         if now >= combined.since_s + combined.plan.wait_timeout_s:
             return False
@@ -84,12 +95,11 @@ class Board:
 
     def _shift(self, combined: CombinedState) -> None:
         """Only dead instances would move: they travel on without a step."""
-        for position in combined.order:
-            if combined.moves >> position & 1:
-                instance = combined.held[position]
-                assert instance is not None
-                instance.track.advance(instance, self.touched)
-        combined.since_s = math.inf
+        for slot in combined.order:
+            if combined.moves & slot.bit:
+                assert slot.instance is not None
+                slot.advance(slot.instance, self.touched)
+        combined.since_s = _NEVER
 
     def end_waits(self, now: float) -> None:
         """Look again at the combined blocks that have waited for members long enough."""
@@ -100,7 +110,7 @@ class Board:
     @property
     def next_wait_s(self) -> float:
         """When the next combined block has waited long enough; infinity without one."""
-        return min((c.since_s + c.plan.wait_timeout_s for c in self.timed), default=math.inf)
+        return min((c.since_s + c.plan.wait_timeout_s for c in self.timed), default=_NEVER)
 
     def loosen(self, plan: PlanState) -> None:
         """From now on the plan waits for nobody, until it is empty: it drains, or it is superseded."""
@@ -108,85 +118,74 @@ class Board:
             return
         plan.loose = True
         for combined in plan.combined:
-            combined.since_s = math.inf
+            combined.since_s = _NEVER
             self.touched[combined] = None
-            for instance in list(combined.held):
-                if instance is not None and not instance.live:
-                    instance.track.vacate(instance, self.touched)
+            for slot in combined.slots:
+                if slot.instance is not None and not slot.instance.live:
+                    slot.vacate(self.touched)
 
     # Issuing
 
     def issue_next(self, now: float) -> bool:
         """Issue one step into the least loaded lane that can take one."""
-        if not self.chooser.runnable:
-            return False
         lanes = self.lanes
-        order = (0,) if len(lanes) == 1 else sorted(range(len(lanes)), key=lanes.__getitem__)
-        for lane in order:
-            if lanes[lane] >= self.max_load:
-                return False
-            combined = self.chooser.choose(lane, lanes[lane], now)
-            if combined is not None:
-                self._issue(combined, lane, now)
-                return True
-        return False
+        lane = 0
+        if len(lanes) == 1:
+            combined = self.chooser.choose(0, lanes[0], now) if lanes[0] < self.max_load else None
+        else:
+            for lane in sorted(range(len(lanes)), key=lanes.__getitem__):
+                if lanes[lane] >= self.max_load:
+                    return False
+                combined = self.chooser.choose(lane, lanes[lane], now)
+                if combined is not None:
+                    break
+        if combined is None:
+            return False
+        self._issue(combined, lane, now)
+        return True
 
     def _issue(self, combined: CombinedState, lane: int, now: float) -> None:
         step_id = StepId(self.steps)
         self.steps += 1
-        plan = combined.plan
-        record = StepRecord(combined, lane)
-        active = combined.moves & combined.ready
-        program = combined.programs.find(active, combined.buckets(active))
-        fallback = program.status is not ProgramStatus.READY
-        if fallback:
-            self.fallback_steps += 1
-            self._ask(plan, program)
+        plan, moves = combined.plan, combined.moves
+        active = moves & combined.ready
+        program = combined.at_one.get(active) or combined.program(active)
+        in_flight, touched = self.in_flight, self.touched
         after: set[StepId] = set()
-        members = tuple(self._advance(combined, active, step_id, record, after, now))
-        self.in_flight[step_id] = record
+        ran: list[tuple[Instance, Slot]] = []
+        members: list[StepMember] = []
+        last = False
+        for slot in combined.order:  # downstream first; the dead ones travel along
+            bit = slot.bit
+            if not moves & bit:
+                continue
+            instance = slot.instance
+            assert instance is not None
+            if active & bit:
+                staged = slot.access(step_id, in_flight, after)
+                instance.started = True
+                instance.ready_s = now
+                ran.append((instance, slot))
+                members.append(
+                    StepMember(slot.position, slot.member, instance.id, instance.task_ids, slot.last, staged)
+                )
+                if slot.last:
+                    last = True
+            slot.advance(instance, touched)
+        in_flight[step_id] = StepRecord(combined, lane, ran, last, plan.alone)
         plan.steps += 1
         combined.lane = lane
         combined.in_flight += 1
         combined.runs += 1
         combined.active_sum += len(members)
-        combined.since_s = math.inf
+        combined.since_s = _NEVER
         self.lanes[lane] += 1
-        self.touched[combined] = None
+        touched[combined] = None
+        if not program.ready:
+            self.fallback_steps += 1
+            self._ask(plan, program)
         waits = tuple(sorted(after)) if after else ()
-        self.out.append(IssueStep(Step(step_id, lane, program.key, members, waits, fallback)))
-
-    def _advance(
-        self,
-        combined: CombinedState,
-        active: int,
-        step_id: StepId,
-        record: StepRecord,
-        after: set[StepId],
-        now: float,
-    ) -> list[StepMember]:
-        """Move all members of a step on, downstream first; the dead ones travel along."""
-        members = []
-        moves, held = combined.moves, combined.held
-        in_flight, touched = self.in_flight, self.touched
-        for position in combined.order:
-            if not moves >> position & 1:
-                continue
-            instance = held[position]
-            assert instance is not None
-            track, block = instance.track, instance.block
-            if active >> position & 1:
-                staged = track.access(block, step_id, in_flight, after)
-                instance.started = True
-                instance.steps.append(step_id)
-                instance.ready_s = now
-                record.members.append((instance, track, block))
-                last = block + 1 == track.blocks
-                members.append(
-                    StepMember(position, track.members[block], instance.id, instance.task_ids, last, staged)
-                )
-            track.advance(instance, touched)
-        return members
+        self.out.append(IssueStep(Step(step_id, lane, program.key, tuple(members), waits, not program.ready)))
 
     def _ask(self, plan: PlanState, program: Program) -> None:
         """Have a program prepared that a step just lacked, within the bounds."""
@@ -197,7 +196,7 @@ class Board:
         ):
             plan.preparing += 1
             plan.programs += 1
-            program.status = ProgramStatus.PREPARING
+            program.settle(ProgramStatus.PREPARING)
             program.on_demand = True
             self.out.append(PrepareProgram(program.key))
 
@@ -216,13 +215,14 @@ class Board:
         combined.in_flight -= 1
         if not combined.in_flight:
             combined.lane = NO_LANE
+            if combined.rivals is not None:
+                self.chooser.unbind(combined)
         self.lanes[record.lane] -= 1
         for plan in record.holds:
             plan.steps -= 1
-        for instance, track, block in record.members:
-            instance.steps.remove(step_id)
-            if instance.track is track and instance.passed <= block:
-                instance.passed = block + 1
+        for instance, slot in record.members:
+            if instance.passed <= slot.block and instance.track is slot.track:
+                instance.passed = slot.block + 1
         return record
 
     def drop_row(self, instance: Instance, entry: TaskRecord) -> None:
@@ -235,8 +235,7 @@ class Board:
         elif not instance.started:
             instance.rows.remove(entry)
             instance.fit()
-            track = instance.track
-            self.touched[track.home[instance.block]] = None
+            self.touched[instance.track.slots[instance.block].home] = None
 
     def bury(self, instance: Instance, *, failed: bool = False) -> None:
         """No task of the instance is left: it goes no further, or travels on empty where others wait."""
@@ -244,20 +243,21 @@ class Board:
         instance.live = 0
         unfinished = instance.block < instance.track.blocks
         if instance.started and (unfinished or failed):
-            waits = {*instance.steps, *(step for step in instance.moved_after if step in self.in_flight)}
+            waits = {step for step, record in self.in_flight.items() if record.carries(instance)}
+            waits.update(step for step in instance.moved_after if step in self.in_flight)
             self.out.append(DropInstance(instance.id, tuple(sorted(waits))))
         if not unfinished:
             return
-        track, block = instance.track, instance.block
-        if track.plan.waits:
-            track.leave(block, self.touched)
-            track.enter(block, instance, self.touched)
+        slot = instance.track.slots[instance.block]
+        if slot.home.plan.waits:
+            slot.leave(self.touched)
+            slot.enter(instance, self.touched)
         else:
-            track.vacate(instance, self.touched)
+            slot.vacate(self.touched)
 
     def move_over(self, old: PlanState, new: PlanState) -> None:
         """Let every instance of a superseded plan that can go over do so, the oldest first."""
-        instances = [i for combined in old.combined for i in combined.held if i is not None]
+        instances = [s.instance for c in old.combined for s in c.slots if s.instance is not None]
         for instance in sorted(instances, key=lambda i: i.id):
             place = find_place(instance, new)
             if place is not None:

@@ -7,15 +7,13 @@ A task lives through: submitted -> queued -> (shared: in the buffers) -> launche
 -> its blocks issued one after another -> the last block's step ended. It can end at any of these points.
 """
 
-import math
-
 from shared.bound import BoundPlan
 from shared.engine.board import Board
 from shared.engine.launcher import Launcher
 from shared.engine.ledger import Ledger
 from shared.engine.programs import ProgramStatus
 from shared.engine.records import Instance
-from shared.engine.slots import ModelState, PlanState, Track
+from shared.engine.slots import PlanState, Track
 from shared.engine.stats import (
     EngineGlance,
     EngineStats,
@@ -33,10 +31,11 @@ from shared.engine.steps import (
     PlanKey,
     PrepareProgram,
     ProgramKey,
-    ReleasePlan,
     Task,
 )
 from shared.ids import StepId, TaskId
+
+_NEVER = float("inf")
 
 
 class EngineCore:
@@ -53,6 +52,7 @@ class EngineCore:
         self._active: PlanState | None = None
         self._draining = False
         self._next_instance = 0
+        self._launch_s = _NEVER  # the next launch that is allowed and finds a free slot 0; see `_launch`
 
     # Plans
 
@@ -66,13 +66,13 @@ class EngineCore:
             raise ValueError(f"plan {key} is loaded already")
         out = self._begin(now)
         plan = self._plans[key] = PlanState(key, bound)
-        self._board.add_lanes(plan)
+        self._board.add(plan)
         for combined in plan.combined:
             models = [bound.models[member.model] for member in bound.combined[combined.index].members]
             largest = tuple(model.buckets[-1] for model in models)
             for buckets in dict.fromkeys((largest, (1,) * combined.size)):
                 program = combined.programs.find(combined.full, buckets)
-                program.status = ProgramStatus.PREPARING
+                program.settle(ProgramStatus.PREPARING)
                 plan.programs += 1
                 out.append(PrepareProgram(program.key))
         return self._end(now)
@@ -144,7 +144,7 @@ class EngineCore:
 
     def _release(self, plan: PlanState) -> None:
         del self._plans[plan.key]
-        self._ledger.out.append(ReleasePlan(plan.key))
+        self._board.remove(plan)
 
     # Programs
 
@@ -163,7 +163,7 @@ class EngineCore:
             program = plan.combined[key.combined].programs.find(key.mask, key.buckets)
             if program.on_demand and program.status is ProgramStatus.PREPARING:
                 plan.preparing -= 1
-            program.status = status
+            program.settle(status)
         return self._end(now)
 
     # Tasks
@@ -199,17 +199,18 @@ class EngineCore:
             ValueError: the step is not in flight.
         """
         record = self._board.retire(step_id)
-        self._begin(now)
-        for instance, track, block in record.members:
-            if instance.over:
-                continue
-            if error is not None:
-                self._board.bury(instance, failed=True)
-                self._end_rows(instance, track, Outcome.FAILED, error)
-            elif block + 1 == track.blocks:
-                instance.over = True
-                self._end_rows(instance, track, Outcome.COMPLETED, "")
-        return self._end(now)
+        out = self._begin(now)
+        if record.last or error is not None:
+            for instance, slot in record.members:
+                if instance.over:
+                    continue
+                if error is not None:
+                    self._board.bury(instance, failed=True)
+                    self._end_rows(instance, slot.track, Outcome.FAILED, error)
+                elif slot.last:
+                    instance.over = True
+                    self._end_rows(instance, slot.track, Outcome.COMPLETED, "")
+        return self._end(now, stirred=bool(out))
 
     def _end_rows(self, instance: Instance, track: Track, outcome: Outcome, reason: str) -> None:
         for row in instance.rows:
@@ -223,15 +224,12 @@ class EngineCore:
 
     def next_wakeup(self, now: float) -> float | None:
         """When `tick` must be called at the latest if nothing else happens; None for never."""
-        wakeup = self._ledger.next_deadline_s
+        wakeup = self._ledger.next_deadline_s if self._ledger.deadlines else _NEVER
         if self._board.timed:
             wakeup = min(wakeup, self._board.next_wait_s)
-        if self._launching:
-            for launcher in self._ledger.launchers.values():
-                target = launcher.target
-                if target is not None and target.free_tracks and launcher.queue.launchable:
-                    wakeup = min(wakeup, launcher.due_s())
-        return None if wakeup == math.inf else max(wakeup, now)
+        if self._launch_s < wakeup and self._launching:
+            wakeup = self._launch_s
+        return None if wakeup == _NEVER else max(wakeup, now)
 
     # What it says of itself
 
@@ -291,11 +289,11 @@ class EngineCore:
     def glance(self, now: float) -> EngineGlance:
         """The queues at this instant; forgets the tightest deadline that it tells."""
         active, ledger = self._active, self._ledger
-        tightest_s, ledger.tightest_s = ledger.tightest_s, math.inf
+        tightest_s, ledger.tightest_s = ledger.tightest_s, _NEVER
         return EngineGlance(
             now,
             None if active is None else active.key,
-            None if tightest_s == math.inf else tightest_s,
+            None if tightest_s == _NEVER else tightest_s,
             tuple(
                 queue_glance(launcher, active, self._board.in_flight, now)
                 for launcher in ledger.launchers.values()
@@ -308,28 +306,41 @@ class EngineCore:
     def _begin(self, now: float) -> list[Action]:
         """A new list of actions; what has expired ends before anything else happens."""
         out: list[Action] = []
-        self._ledger.out = self._board.out = out
-        self._ledger.expire(now)
+        ledger = self._ledger
+        ledger.out = self._board.out = out
+        if ledger.deadlines:
+            ledger.expire(now)
         if self._board.timed:
             self._board.end_waits(now)
         return out
 
-    def _end(self, now: float) -> list[Action]:
-        """Settle the plans, launch and issue what can be, then hand out the actions."""
+    def _end(self, now: float, *, stirred: bool = True) -> list[Action]:
+        """Settle the plans, launch and issue what can be, then hand out the actions.
+
+        `stirred`: something may have changed in a queue or a launcher.
+        """
         board = self._board
         active = self._active
-        alone = active is not None and len(self._plans) == 1 and not active.loose
-        launching = self._launching
+        alone = launching = False
+        if active is not None and not active.loose:
+            alone = len(self._plans) == 1
+            launching = not self._draining
         while True:
             if not alone:
                 self._settle()
-                launching = self._launching
+                launching, stirred = self._launching, True
             if board.touched:
                 board.refresh(now)
-            if launching:
-                self._launch(now)
-            if not board.issue_next(now) and not (launching and self._launch_early(now)):
+            if launching and active is not None:
+                if stirred or active.vacated or self._launch_s <= now:
+                    self._launch(active, now)
+                    stirred = False
+            if len(board.in_flight) >= board.capacity:
                 return board.out
+            if not board.issue_next(now):
+                if not launching or self._launch_s == _NEVER or not self._launch_early(now):
+                    return board.out
+                stirred = True
 
     def _settle(self) -> None:
         """Move instances over to the active plan, release plans that ran empty, end a plan's looseness."""
@@ -350,19 +361,31 @@ class EngineCore:
         """Whether launches may happen. A plan that lost its rounds to a drain runs empty first."""
         return self._active is not None and not self._draining and not self._active.loose
 
-    def _launch(self, now: float) -> None:
-        """Launch everything that is due and finds a free slot 0."""
-        for launcher in self._ledger.launchers.values():
-            target = launcher.target
-            while (
-                target is not None
-                and target.free_tracks
-                and launcher.queue.launchable
-                and launcher.due_s() <= now
-            ):
-                self._launch_one(launcher, target, now)
-        if self._board.touched:
+    def _launch(self, active: PlanState, now: float) -> None:
+        """Launch everything that is due and finds a free slot 0; note when the next launch will be."""
+        active.vacated = False
+        launchers = self._ledger.launchers.values()
+        launched, self._launch_s = False, _NEVER
+        for launcher in launchers:
+            if launcher.queue.launchable:
+                due_s = self._due_s(launcher)
+                while due_s <= now:
+                    self._launch_one(launcher, now)
+                    launched, due_s = True, self._due_s(launcher)
+                if due_s < self._launch_s:
+                    self._launch_s = due_s
+        if launched:
             self._board.refresh(now)
+            # A shared task that was launched has made room in buffers that were looked at before.
+            self._launch_s = min(map(self._due_s, launchers))
+
+    @staticmethod
+    def _due_s(launcher: Launcher, *, early: bool = False) -> float:
+        """From when on it may launch, given a free slot 0; infinity without one or with nothing to launch."""
+        target = launcher.target
+        if not launcher.queue.launchable or target is None or not target.free_tracks:
+            return _NEVER
+        return launcher.due_s(early=early)
 
     def _launch_early(self, now: float) -> bool:
         """With an idle lane, launch the one task or batch that is nearest to its turn."""
@@ -371,24 +394,26 @@ class EngineCore:
             return False
         nearest: Launcher | None = None
         for launcher in self._ledger.launchers.values():
-            target = launcher.target
-            if target is None or not target.free_tracks or launcher.due_s(early=True) > now:
-                continue
-            if nearest is None or launcher.next_s < nearest.next_s:
+            if self._due_s(launcher, early=True) <= now and (
+                nearest is None or launcher.next_s < nearest.next_s
+            ):
                 nearest = launcher
-        if nearest is None or nearest.target is None:
+        if nearest is None:
             return False
-        self._launch_one(nearest, nearest.target, now)
+        self._launch_one(nearest, now)
         return True
 
-    def _launch_one(self, launcher: Launcher, target: ModelState, now: float) -> None:
+    def _launch_one(self, launcher: Launcher, now: float) -> None:
+        target = launcher.target
+        assert target is not None
         rows = launcher.take(now)
         free = target.free_tracks
         track = target.tracks[(free & -free).bit_length() - 1]
         instance = Instance(InstanceId(self._next_instance), track, rows, now)
         self._next_instance += 1
-        track.occupy(0, instance)
-        track.enter(0, instance, self._board.touched)
+        first = track.slots[0]
+        first.occupy(instance)
+        first.enter(instance, self._board.touched)
         track.plan.population += 1
         left_buffer = False
         for row in rows:

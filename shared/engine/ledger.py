@@ -21,9 +21,9 @@ class Ledger:
     """
 
     __slots__ = (
-        "_deadlines",
         "_drop_row",
         "closed",
+        "deadlines",
         "ended",
         "launchers",
         "line",
@@ -35,7 +35,7 @@ class Ledger:
 
     def __init__(self, drop_row: Callable[[Instance, TaskRecord], None]) -> None:
         self._drop_row = drop_row
-        self._deadlines: list[tuple[float, int, TaskRecord]] = []
+        self.deadlines: list[tuple[float, int, TaskRecord]] = []  # a heap; some have ended
         self.closed = False  # shutting down: every task that comes is refused
         self.ended = dict.fromkeys(Outcome, 0)
         self.launchers: dict[str, Launcher] = {}
@@ -53,26 +53,24 @@ class Ledger:
         if now >= entry.deadline_s:
             self.finish(entry, Outcome.EXPIRED, Code.EXPIRED, "its deadline had passed when it came")
         elif self._admit(entry) and entry.deadline_s != math.inf:
-            heappush(self._deadlines, (entry.deadline_s, entry.seq, entry))
+            heappush(self.deadlines, (entry.deadline_s, entry.seq, entry))
             self.tightest_s = min(self.tightest_s, entry.deadline_s - now)
 
     def expire(self, now: float) -> None:
         """End every task whose deadline has come."""
-        deadlines = self._deadlines
-        if not deadlines:
-            return
+        deadlines = self.deadlines
         while deadlines and deadlines[0][0] <= now:
             entry = heappop(deadlines)[2]
             if not entry.ended:
                 self.finish(entry, Outcome.EXPIRED, Code.EXPIRED, "its deadline passed before its result")
         if len(deadlines) > 2 * len(self.tasks) + _SLACK:
-            self._deadlines = [item for item in deadlines if not item[2].ended]
-            heapify(self._deadlines)
+            self.deadlines = [item for item in deadlines if not item[2].ended]
+            heapify(self.deadlines)
 
     @property
     def next_deadline_s(self) -> float:
         """The earliest deadline of a task that has not ended; infinity without one."""
-        deadlines = self._deadlines
+        deadlines = self.deadlines
         while deadlines and deadlines[0][2].ended:
             heappop(deadlines)
         return deadlines[0][0] if deadlines else math.inf

@@ -4,7 +4,7 @@ from enum import Enum
 
 from shared.engine.steps import PlanKey, ProgramKey
 
-_MAX_REMEMBERED = 4096  # programs remembered per combined block; the others are looked at anew each time
+MAX_REMEMBERED = 4096  # programs remembered per combined block; the others are looked at anew each time
 
 
 class ProgramStatus(Enum):
@@ -19,12 +19,18 @@ class ProgramStatus(Enum):
 class Program:
     """A program and how far it is."""
 
-    __slots__ = ("key", "on_demand", "status")
+    __slots__ = ("key", "on_demand", "ready", "status")
 
     def __init__(self, key: ProgramKey) -> None:
         self.key = key
         self.on_demand = False  # asked for when a step needed it, not when the plan was loaded
         self.status = ProgramStatus.UNASKED
+        self.ready = False  # the status is READY: asked in every step
+
+    def settle(self, status: ProgramStatus) -> None:
+        """It was prepared, or that failed."""
+        self.status = status
+        self.ready = status is ProgramStatus.READY
 
 
 class ProgramTable:
@@ -43,6 +49,6 @@ class ProgramTable:
         found = self._programs.get(pair)
         if found is None:
             found = Program(ProgramKey(self._plan, self._combined, mask, buckets))
-            if len(self._programs) < _MAX_REMEMBERED:
+            if len(self._programs) < MAX_REMEMBERED:
                 self._programs[pair] = found
         return found

@@ -3,11 +3,13 @@
 import math
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from shared.engine.steps import InstanceId, Outcome, PlanKey, Task
 from shared.ids import StepId, TaskId
 
 if TYPE_CHECKING:
-    from shared.engine.slots import CombinedState, PlanState, Track
+    from shared.engine.slots import CombinedState, PlanState, Slot, Track
 
 
 class TaskRecord:
@@ -56,7 +58,6 @@ class Instance:
         "ready_s",
         "rows",
         "started",
-        "steps",
         "task_ids",
         "track",
     )
@@ -72,7 +73,6 @@ class Instance:
         self.started = False  # block 0 was issued: rows are fixed from then on
         self.rows = rows
         self.live = len(rows)  # rows whose task has not ended; 0 means that the instance is dead
-        self.steps: list[StepId] = []  # in flight
         self.bucket = 1
         self.task_ids: tuple[TaskId, ...] = ()
         self.deadline_s = math.inf
@@ -91,13 +91,15 @@ class Instance:
         self.bucket = self.track.bound.bucket_for(len(rows))
 
 
-class StepRecord:
+class StepRecord(Struct):
     """A step in flight."""
 
-    __slots__ = ("combined", "holds", "lane", "members")
+    combined: "CombinedState"
+    lane: int
+    members: "list[tuple[Instance, Slot]]"  # with the slot of the block that it runs
+    last: bool  # some member runs its model's last block
+    holds: "tuple[PlanState, ...]"  # plans that must outlive this step
 
-    def __init__(self, combined: "CombinedState", lane: int) -> None:
-        self.combined = combined
-        self.lane = lane
-        self.members: list[tuple[Instance, Track, int]] = []  # with where it was and the block that it runs
-        self.holds: list[PlanState] = [combined.plan]  # plans that must outlive this step
+    def carries(self, instance: Instance) -> bool:
+        """Whether the instance is one of its members."""
+        return any(one is instance for one, _ in self.members)

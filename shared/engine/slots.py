@@ -5,14 +5,17 @@ reads each slot (`Step.after`). Everything here is a table lookup or a bit opera
 """
 
 import math
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from shared.bound import BoundModel, BoundPlan
-from shared.engine.programs import ProgramTable
+from shared.engine.programs import MAX_REMEMBERED, Program, ProgramTable
 from shared.engine.records import Instance, StepRecord
 from shared.engine.steps import PlanKey
 from shared.ids import StepId
 from shared.plan import Member, Wait
+
+if TYPE_CHECKING:
+    from shared.engine.choice import Rank, Rivals
 
 InFlight: TypeAlias = dict[StepId, StepRecord]
 """The steps in flight, by id."""
@@ -23,148 +26,180 @@ Touched: TypeAlias = "dict[CombinedState, None]"
 """Combined blocks whose moves must be worked out again, in a fixed order."""
 
 
-class Track:
-    """One replica of one model: its slots, and which instance holds each.
+class Slot:
+    """What one block of one replica finds made when it runs: who holds it, and who stands at the block.
 
-    Slot b holds what block b finds made when it runs. An instance at block b holds slot b and every earlier
-    slot in which a tensor lies that block b or a later one reads.
+    An instance at block b holds slot b and every earlier slot in which a tensor lies that block b or a later
+    one reads. `PlanState` links the slots; links are looked up in every step, hence so many.
     """
 
     __slots__ = (
-        "bits",
-        "blocks",
-        "bound",
+        "ahead",
+        "behind",
+        "bit",
+        "block",
         "frees",
         "holder",
         "holds",
         "home",
-        "members",
-        "model",
-        "plan",
+        "instance",
+        "last",
+        "member",
         "position",
         "readers",
         "reads",
-        "replica",
+        "track",
         "writers",
     )
+
+    def __init__(self, track: "Track", block: int) -> None:
+        self.track = track
+        self.block = block
+        self.last = block + 1 == track.blocks
+        self.member = Member(track.model.index, track.replica, block)
+        self.ahead: Slot | None = None  # of the next block
+        self.behind: Slot | None = None  # of the block before
+        self.reads: tuple[Slot, ...] = ()  # what the block reads
+        self.frees: tuple[Slot, ...] = ()  # what nobody reads once the block was issued
+        self.holds: tuple[Slot, ...] = ()  # what an instance at the block holds
+        self.holder: Instance | None = None
+        self.instance: Instance | None = None  # that stands at the block
+        self.writers: list[StepId] = []  # made what lies in the slot
+        self.readers: list[StepId] = []  # read it since
+        self.home: CombinedState  # the block's combined block,
+        self.position = 0  # its place among the members there,
+        self.bit = 1  # and the place's bit
+
+    def occupy(self, instance: Instance) -> None:
+        """Give the free slot to an instance: the block before it can no longer run another one."""
+        self.holder = instance
+        behind = self.behind
+        if behind is not None:
+            behind.home.next_free &= ~behind.bit
+        else:
+            self.track.model.free_tracks &= ~(1 << self.track.replica)
+
+    def release(self, touched: "Touched") -> None:
+        """Free the slot in logical time."""
+        self.holder = None
+        behind = self.behind
+        if behind is not None:
+            home = behind.home
+            home.next_free |= behind.bit
+            if behind.instance is not None:
+                touched[home] = None
+        else:
+            track = self.track
+            track.model.free_tracks |= 1 << track.replica
+            track.plan.vacated = True
+
+    def enter(self, instance: Instance, touched: "Touched") -> None:
+        """The instance's input for the block is ready."""
+        home = self.home
+        self.instance = instance
+        if instance.live:
+            home.ready |= self.bit
+        else:
+            home.empty |= self.bit
+        touched[home] = None
+
+    def leave(self, touched: "Touched") -> None:
+        """The instance is no longer at the block."""
+        home = self.home
+        self.instance = None
+        home.ready &= ~self.bit
+        home.empty &= ~self.bit
+        touched[home] = None
+
+    def advance(self, instance: Instance, touched: "Touched") -> None:
+        """Move the instance one block on in logical time: slots only, no data.
+
+        The same as `leave`, `release` of what the block frees, and `occupy` and `enter` ahead, written out:
+        it is the hottest path of the engine.
+        """
+        home, bit = self.home, self.bit
+        self.instance = None
+        if instance.live:
+            home.ready ^= bit
+        else:
+            home.empty ^= bit
+        touched[home] = None
+        for slot in self.frees:
+            behind = slot.behind
+            if behind is None:
+                slot.release(touched)
+            else:
+                slot.holder = None
+                behind.home.next_free |= behind.bit
+                if behind.instance is not None:
+                    touched[behind.home] = None
+        instance.block = self.block + 1
+        ahead = self.ahead
+        if ahead is None:
+            self.track.plan.population -= 1
+            return
+        ahead.holder = ahead.instance = instance
+        home.next_free &= ~bit
+        home = ahead.home
+        if instance.live:
+            home.ready |= ahead.bit
+        else:
+            home.empty |= ahead.bit
+        touched[home] = None
+
+    def access(self, step: StepId, in_flight: InFlight, after: set[StepId]) -> bool:
+        """Note what running the block in `step` reads and overwrites; `after` collects what it must wait for.
+
+        Returns whether a member that was noted before, in the same step, reads the slot that is overwritten.
+        Members must be noted downstream first, before `advance`.
+        """
+        if self.behind is None:
+            self.overwrite(step, in_flight, after)
+        for slot in self.reads:
+            for writer in slot.writers:
+                if writer in in_flight:
+                    after.add(writer)
+            slot.readers.append(step)
+        ahead = self.ahead
+        return ahead is not None and ahead.overwrite(step, in_flight, after)
+
+    def overwrite(self, step: StepId, in_flight: InFlight, after: set[StepId]) -> bool:
+        """New content: wait for the readers of the old one, or for its writer where nobody read it."""
+        readers = self.readers
+        for before in readers or self.writers:
+            if before in in_flight:
+                after.add(before)
+        self.writers = [step]
+        self.readers = []
+        return step in readers
+
+    def vacate(self, touched: "Touched") -> None:
+        """Take the instance out of the block and free all that it holds."""
+        self.leave(touched)
+        for slot in self.holds:
+            slot.release(touched)
+        self.track.plan.population -= 1
+
+
+class Track:
+    """One replica of one model: its slots, by block."""
+
+    __slots__ = ("blocks", "bound", "model", "plan", "replica", "slots")
 
     def __init__(self, plan: "PlanState", model: "ModelState", replica: int) -> None:
         self.plan = plan
         self.model = model
         self.replica = replica
         self.bound = model.bound
-        count = len(self.bound.blocks)
+        self.blocks = len(self.bound.blocks)
+        self.slots = tuple(Slot(self, block) for block in range(self.blocks))
         last = self.bound.slot_readers
-        self.blocks = count
-        self.members = tuple(Member(model.index, replica, block) for block in range(count))
-        self.reads = self.bound.slot_reads
-        self.frees = tuple(tuple(s for s in range(count) if last[s] == b) for b in range(count))
-        self.holds = tuple(tuple(s for s in range(b + 1) if last[s] >= b) for b in range(count))
-        self.holder: list[Instance | None] = [None] * count
-        self.writers: list[list[StepId]] = [[] for _ in range(count)]  # made what lies in the slot
-        self.readers: list[list[StepId]] = [[] for _ in range(count)]  # read it since
-        self.home: list[CombinedState] = []  # per block its combined block, filled by PlanState
-        self.position: list[int] = []  # its position there
-        self.bits: list[int] = []  # and the position's bit
-
-    def occupy(self, slot: int, instance: Instance) -> None:
-        """Give a free slot to an instance: the block before it can no longer run another one."""
-        self.holder[slot] = instance
-        if slot:
-            self.home[slot - 1].next_free &= ~self.bits[slot - 1]
-        else:
-            self.model.free_tracks &= ~(1 << self.replica)
-
-    def release(self, slot: int, touched: "Touched") -> None:
-        """Free a slot in logical time."""
-        self.holder[slot] = None
-        if slot:
-            home = self.home[slot - 1]
-            home.next_free |= self.bits[slot - 1]
-            touched[home] = None
-        else:
-            self.model.free_tracks |= 1 << self.replica
-
-    def enter(self, block: int, instance: Instance, touched: "Touched") -> None:
-        """The instance's input for `block` is ready."""
-        home = self.home[block]
-        home.held[self.position[block]] = instance
-        if instance.live:
-            home.ready |= self.bits[block]
-        else:
-            home.empty |= self.bits[block]
-        touched[home] = None
-
-    def leave(self, block: int, touched: "Touched") -> None:
-        """The instance is no longer at `block`."""
-        home = self.home[block]
-        home.held[self.position[block]] = None
-        home.ready &= ~self.bits[block]
-        home.empty &= ~self.bits[block]
-        touched[home] = None
-
-    def advance(self, instance: Instance, touched: "Touched") -> None:
-        """Move the instance one block on in logical time: slots only, no data.
-
-        The same as `leave`, `release` of what the block frees, `occupy` and `enter`, written out: it is the
-        hottest path of the engine.
-        """
-        block = instance.block
-        home, bit = self.home[block], self.bits[block]
-        home.held[self.position[block]] = None
-        home.ready &= ~bit
-        home.empty &= ~bit
-        touched[home] = None
-        for slot in self.frees[block]:
-            self.release(slot, touched)
-        following = instance.block = block + 1
-        if following == self.blocks:
-            self.plan.population -= 1
-            return
-        self.holder[following] = instance
-        home.next_free &= ~bit
-        ahead = self.home[following]
-        ahead.held[self.position[following]] = instance
-        if instance.live:
-            ahead.ready |= self.bits[following]
-        else:
-            ahead.empty |= self.bits[following]
-        touched[ahead] = None
-
-    def access(self, block: int, step: StepId, in_flight: InFlight, after: set[StepId]) -> bool:
-        """Note what running `block` in `step` reads and overwrites; `after` collects what it must wait for.
-
-        Returns whether a member that was noted before, in the same step, reads the slot that is overwritten.
-        Members must be noted downstream first, before `advance`.
-        """
-        writers, readers = self.writers, self.readers
-        if block == 0:
-            self.overwrite(0, [step], in_flight, after)
-        for slot in self.reads[block]:
-            for writer in writers[slot]:
-                if writer in in_flight:
-                    after.add(writer)
-            readers[slot].append(step)
-        if block + 1 == self.blocks:
-            return False
-        staged = step in readers[block + 1]
-        self.overwrite(block + 1, [step], in_flight, after)
-        return staged
-
-    def overwrite(self, slot: int, writers: list[StepId], in_flight: InFlight, after: set[StepId]) -> None:
-        """New content: wait for the readers of the old one, or for its writer where nobody read it."""
-        for step in self.readers[slot] or self.writers[slot]:
-            if step in in_flight:
-                after.add(step)
-        self.writers[slot] = writers
-        self.readers[slot] = []
-
-    def vacate(self, instance: Instance, touched: "Touched") -> None:
-        """Take an instance out of its block and free all that it holds."""
-        self.leave(instance.block, touched)
-        for slot in self.holds[instance.block]:
-            self.release(slot, touched)
-        self.plan.population -= 1
+        for block, slot in enumerate(self.slots):
+            if block:
+                slot.behind, self.slots[block - 1].ahead = self.slots[block - 1], slot
+            slot.reads = tuple(self.slots[s] for s in self.bound.slot_reads[block])
+            slot.frees = tuple(one for one in self.slots if last[one.block] == block)
+            slot.holds = tuple(one for one in self.slots[: block + 1] if last[one.block] >= block)
 
 
 class ModelState:
@@ -185,16 +220,15 @@ class CombinedState:
 
     __slots__ = (
         "active_sum",
+        "at_one",
         "chain",
         "empty",
         "full",
-        "held",
         "in_flight",
         "index",
         "lane",
-        "lanes",
         "last_choice",
-        "max_skips",
+        "late_s",
         "most_skips",
         "moves",
         "next_free",
@@ -206,76 +240,94 @@ class CombinedState:
         "programs",
         "rank",
         "ready",
-        "run_ahead",
+        "rivals",
         "runs",
         "since_s",
+        "since_turn",
         "size",
-        "skips",
+        "slots",
         "stride",
         "total_skips",
-        "urgent_s",
     )
 
-    def __init__(self, plan: "PlanState", index: int, members: tuple[Member, ...]) -> None:
+    def __init__(self, plan: "PlanState", index: int, slots: tuple[Slot, ...]) -> None:
         self.plan = plan
-        self.lanes, self.run_ahead, self.max_skips = plan.lanes, plan.run_ahead, plan.max_skips
         self.index = index
-        self.size = len(members)
+        self.size = len(slots)
         self.full = (1 << self.size) - 1
+        self.slots = slots  # by position
+        for position, slot in enumerate(slots):
+            slot.home, slot.position, slot.bit = self, position, 1 << position
         # Downstream first, so that a slot is freed before the block upstream of it fills it again.
-        self.order = sorted(range(self.size), key=lambda p: (-members[p].block, members[p]))
-        self.chain = self._chain(plan, members)
-        self.held: list[Instance | None] = [None] * self.size
+        self.order = tuple(sorted(slots, key=lambda slot: (-slot.block, slot.member)))
+        self.chain = self._chain()
         self.ready = 0  # members whose slot is ready
         self.empty = 0  # members with a dead instance that travels on (wait: all, timeout)
         self.next_free = self.full  # members whose next slot is free
         self.moves = 0  # members that would move if the block ran now
         self.programs = ProgramTable(plan.key, index)
+        self.at_one: dict[int, Program] = {}  # those that `program` found, by mask, where every batch is one
         self.lane = NO_LANE  # of the steps in flight
         self.in_flight = 0
         self.since_s = math.inf  # when a member first could move, while others are waited for
-        self.urgent_s = math.inf  # from then on it is overdue, or its oldest instance past half its time
-        self.rank: tuple[float, ...] = ()
-        self.skips = 0  # times passed over since it could run
-        self.overdue_seq = 0  # the choice at which skips reached the bound, 0 before that
+        self.rivals: Rivals | None = None  # those it stands in line with; None while it cannot run
+        self.rank: Rank | None = None  # its place in that line
+        self.since_turn = 0  # the rivals' turns when it had been passed over 0 times
+        self.late_s = math.inf  # when its oldest instance is past half its time
+        self.overdue_seq = 0  # the choice at which it was passed over max_skips times, 0 before that
         self.last_choice = 0  # the choice that took it last
         self.passes = 0.0  # runs over weight, for StepChoice.WEIGHTED
         models = plan.bound.plan.models
-        single = all(models[member.model].batch == 1 for member in members)
+        single = all(models[slot.member.model].batch == 1 for slot in slots)
         self.ones = [(1,) * count for count in range(self.size + 1)] if single else None
-        self.stride = 1.0 / sum(models[member.model].weight for member in members)
+        self.stride = 1.0 / sum(models[slot.member.model].weight for slot in slots)
         self.runs = 0
         self.active_sum = 0
         self.total_skips = 0
         self.most_skips = 0
 
-    def _chain(self, plan: "PlanState", members: tuple[Member, ...]) -> list[tuple[int, int]]:
+    def _chain(self) -> list[tuple[int, int]]:
         """Pairs (own bit, bit of the member whose run frees the next slot), downstream first."""
-        at = {member: position for position, member in enumerate(members)}
         pairs = []
-        for position in self.order:
-            member = members[position]
-            last = plan.bound.models[member.model].slot_readers
-            if member.block + 1 < len(last):
-                freer = at.get(member._replace(block=last[member.block + 1]))
-                if freer is not None:
-                    pairs.append((1 << position, 1 << freer))
+        for slot in self.order:
+            if slot.ahead is not None:
+                track = slot.track
+                freer = track.slots[track.bound.slot_readers[slot.block + 1]]
+                if freer in self.slots:
+                    pairs.append((slot.bit, freer.bit))
         return pairs
+
+    @property
+    def skips(self) -> int:
+        """Times passed over since it could run."""
+        return 0 if self.rivals is None else self.rivals.turns - self.since_turn
+
+    @property
+    def input_ratio(self) -> float:
+        """Active members over members, if it ran now."""
+        return (self.moves & self.ready).bit_count() / self.size
 
     def buckets(self, active: int) -> tuple[int, ...]:
         """The batch buckets of the active members, ascending by position."""
         ones = self.ones
         if ones is not None:
             return ones[active.bit_count()]
-        return tuple(i.bucket for p, i in enumerate(self.held) if i is not None and active >> p & 1)
+        instances = [slot.instance for slot in self.slots if active & slot.bit]
+        return tuple([instance.bucket for instance in instances if instance is not None])
 
-    def find_moves(self) -> int:
-        """The members that are active, and the empty ones that would travel on with them.
+    def program(self, active: int) -> Program:
+        """The program for these active members."""
+        program = self.programs.find(active, self.buckets(active))
+        if self.ones is not None and len(self.at_one) < MAX_REMEMBERED:
+            self.at_one[active] = program
+        return program
+
+    def find_moves(self, present: int) -> int:
+        """The members among the `present` that are active, and the empty ones that would travel on with them.
 
         A member is active if its slot is ready and its next slot is free, or is freed by another active
         member. Only the instance at block `slot_readers[b]` can hold slot b while it is there.
         """
-        present = self.ready | self.empty
         moves = present & self.next_free
         if moves != present:
             for bit, freer in self.chain:
@@ -285,17 +337,18 @@ class CombinedState:
 
     def oldest(self) -> Instance:
         """The oldest instance among the members that would move; dead ones only where all are."""
-        held = self.held
-        best: Instance | None = None
         mask = self.moves & self.ready or self.moves
-        while mask:
+        low = mask & -mask
+        best = self.slots[low.bit_length() - 1].instance
+        assert best is not None
+        mask ^= low
+        while mask:  # seldom: most masks have one bit
             low = mask & -mask
-            instance = held[low.bit_length() - 1]
+            instance = self.slots[low.bit_length() - 1].instance
             assert instance is not None
-            if best is None or instance.id < best.id:
+            if instance.id < best.id:
                 best = instance
             mask ^= low
-        assert best is not None
         return best
 
 
@@ -303,6 +356,7 @@ class PlanState:
     """A loaded plan."""
 
     __slots__ = (
+        "alone",
         "bound",
         "combined",
         "kept",
@@ -315,16 +369,19 @@ class PlanState:
         "precedence",
         "preparing",
         "programs",
+        "rivals",
         "run_ahead",
         "step_choice",
         "steps",
         "superseded",
+        "vacated",
         "wait",
         "wait_timeout_s",
     )
 
     def __init__(self, key: PlanKey, bound: BoundPlan) -> None:
         self.key = key
+        self.alone = (self,)  # what most of its steps hold
         self.bound = bound
         self.precedence = float(key)  # of its combined blocks: those of an older plan go first
         self.lanes = bound.plan.lanes
@@ -334,13 +391,11 @@ class PlanState:
         self.wait = bound.plan.wait
         self.wait_timeout_s = bound.plan.wait_timeout_us * 1e-6
         self.models = [ModelState(self, index, model) for index, model in enumerate(bound.models)]
-        self.combined = [CombinedState(self, i, c.members) for i, c in enumerate(bound.combined)]
-        for model in self.models:
-            for track in model.tracks:
-                homes = [bound.home[member] for member in track.members]
-                track.home = [self.combined[index] for index, _ in homes]
-                track.position = [position for _, position in homes]
-                track.bits = [1 << position for _, position in homes]
+        self.combined = [
+            CombinedState(self, index, tuple(self._slot(member) for member in combined.members))
+            for index, combined in enumerate(bound.combined)
+        ]
+        self.rivals: list[Rivals] = []  # by lane, the last one of no lane; filled by the chooser
         self.population = 0  # instances that still have a block to be issued
         self.programs = 0  # asked for so far
         self.preparing = 0  # asked for on demand and not there yet
@@ -348,6 +403,10 @@ class PlanState:
         self.superseded = False  # was active, is no longer
         self.kept = False  # stays loaded though superseded: it is to be activated again
         self.loose = False  # acts as `wait: none`: while draining or superseded, until it is empty
+        self.vacated = False  # some slot 0 was freed since launches were last looked at
+
+    def _slot(self, member: Member) -> Slot:
+        return self.models[member.model].tracks[member.replica].slots[member.block]
 
     @property
     def waits(self) -> bool:

@@ -150,12 +150,13 @@ def progress_of(plan: PlanState, name: str, in_flight: InFlight) -> tuple[int, .
     tracks = plan.models[index].tracks
     masks = dict.fromkeys(tracks, 0)
     for track in tracks:
-        for block, home in enumerate(track.home):
-            instance = home.held[track.position[block]]
+        for slot in track.slots:
+            instance = slot.instance
             if instance is not None and not instance.over:
                 masks[track] |= 1 << instance.passed
     for record in in_flight.values():
-        for instance, track, _ in record.members:
+        for instance, slot in record.members:
+            track = slot.track
             if track in masks and instance.track is track and not instance.over:
                 masks[track] |= 1 << instance.passed
     return tuple(masks.values())

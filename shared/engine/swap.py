@@ -44,7 +44,7 @@ def find_place(instance: Instance, plan: PlanState) -> tuple[Track, int] | None:
     if block is None:
         return None
     for track in model.tracks:
-        if all(track.holder[slot] is None for slot in track.holds[block]):
+        if all(slot.holder is None for slot in track.slots[block].holds):
             return track, block
     return None
 
@@ -63,40 +63,41 @@ def move_to(
     old, old_block = instance.track, instance.block
     new, block = place
     after: set[StepId] = set()
-    left = old.holds[old_block]
-    taken = new.holds[block]
+    stood, stands = old.slots[old_block], new.slots[block]
+    left, taken = stood.holds, stands.holds
     if instance.started:
         for slot in left:
-            after.update(step for step in old.writers[slot] if step in in_flight)
+            after.update(step for step in slot.writers if step in in_flight)
         for slot in taken:
-            after.update(step for step in new.readers[slot] or new.writers[slot] if step in in_flight)
+            after.update(step for step in slot.readers or slot.writers if step in in_flight)
     stand_ins = sorted(after)
-    old.vacate(instance, touched)
+    stood.vacate(touched)
     new.plan.population += 1
     instance.track = new
     instance.block = block
     instance.passed = block
     for slot in taken:
-        new.occupy(slot, instance)
-        if slot:  # the block before it can no longer run another instance
-            touched[new.home[slot - 1]] = None
-    new.enter(block, instance, touched)
+        slot.occupy(instance)
+        if slot.behind is not None:  # the block before it can no longer run another instance
+            touched[slot.behind.home] = None
+    stands.enter(instance, touched)
     if not instance.started:
         return None
     for slot in left:
-        old.readers[slot].extend(stand_ins)
+        slot.readers.extend(stand_ins)
     for slot in taken:
-        new.writers[slot] = list(stand_ins)
-        new.readers[slot] = []
+        slot.writers = list(stand_ins)
+        slot.readers = []
     for step in stand_ins:
         for plan in (old.plan, new.plan):
-            if plan not in in_flight[step].holds:
-                in_flight[step].holds.append(plan)
+            record = in_flight[step]
+            if plan not in record.holds:
+                record.holds += (plan,)
                 plan.steps += 1
     instance.moved_after = tuple(stand_ins)
     return MoveInstance(
         instance.id,
-        (old.plan.key, old.members[old_block]),
-        (new.plan.key, new.members[block]),
+        (old.plan.key, stood.member),
+        (new.plan.key, stands.member),
         tuple(stand_ins),
     )

@@ -230,11 +230,16 @@ class DeviceProfileReply(Message, frozen=True, kw_only=True, tag="device_profile
 
 
 class StageProfileCreate(Message, frozen=True, kw_only=True, tag="stage_profile_create"):
-    """Have a device measure the stages of a plan; takes a generation. Answered as a profile is."""
+    """Have a device measure the stages of a plan; takes a generation. Answered as a profile is.
+
+    `unsure_only`: the combined blocks with stages that neither a measurement nor the model of the device's
+    class is sure of; where there is none nothing is asked, and the answer has no request and generation 0.
+    """
 
     device: DeviceName
     plan: Name
     budget_s: Annotated[float, Meta(gt=0.0, le=3600.0)] = 10.0
+    unsure_only: bool = False
 
 
 class DeviceReplanRequest(Message, frozen=True, kw_only=True, tag="device_replan_request"):
@@ -304,7 +309,8 @@ class PlanCreateRequest(Message, frozen=True, kw_only=True, tag="plan_create_req
     `plan` None names it by the first characters of its digest. `combination` and `members_max` (H) are
     those of `shared.search.compose`, `r` and `s` the limits of a stage. `policy` names a rival policy of
     `shared.search.rivals`, which decides some of the rest. With `budget_s` the search looks on
-    for so long and answers with the best so far. `ticket` is what `PlanCancelRequest` names. The rest are
+    for so long and answers with the best so far. `ticket` is what `PlanCancelRequest` names. `optimistic`:
+    what nobody is sure of costs the least that it may, so the answer is what is worth measuring. The rest are
     rules of the plan.
     """
 
@@ -328,6 +334,7 @@ class PlanCreateRequest(Message, frozen=True, kw_only=True, tag="plan_create_req
     barrier: Barrier = Barrier.FULL
     budget_s: Annotated[float, Meta(gt=0.0, le=3600.0)] | None = None
     ticket: Count = 0
+    optimistic: bool = False
 
 
 class PlanCancelRequest(Message, frozen=True, kw_only=True, tag="plan_cancel_request"):

@@ -88,10 +88,15 @@ class ProfileRequest(Struct, frozen=True):
     budget_s: Annotated[float, Meta(gt=0.0, le=3600.0)] = 20.0
 
 
+MAX_PROFILED: Final = 256
+"""Combined blocks that a request may name; one about more is about all."""
+
+
 class StageProfileRequest(Struct, frozen=True, kw_only=True):
     """Measure every stage of a plan, each combined block run alone with all its members active.
 
-    The plan need not run and is not activated; `budget_s` bounds the time spent.
+    The plan need not run and is not activated; `budget_s` bounds the time spent. `combined_blocks` are those
+    that hold stages the planner is not sure of; empty: all.
     """
 
     request: Count
@@ -99,6 +104,7 @@ class StageProfileRequest(Struct, frozen=True, kw_only=True):
     plan: PlanBytes
     artifacts: Annotated[tuple[ArtifactNeed, ...], Meta(max_length=64)]
     budget_s: Annotated[float, Meta(gt=0.0, le=3600.0)] = 10.0
+    combined_blocks: Annotated[tuple[SmallCount, ...], Meta(max_length=MAX_PROFILED)] = ()
 
 
 class Desired(Message, frozen=True, kw_only=True, tag="desired"):

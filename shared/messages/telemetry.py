@@ -166,12 +166,16 @@ class DifferenceSample(Struct, frozen=True, tag=10, array_like=True):
 
 
 class StageTiming(Struct, frozen=True, array_like=True):
-    """One stage of a schedule: median, and the half distance between the 16th and 84th percentile."""
+    """One stage of a schedule: median, and the half distance between the 16th and 84th percentile.
+
+    `stages` of one group that follow each other run as one: then this is the time of all of them.
+    """
 
     stage: SmallCount
     median_us: Real
     spread_us: Real
     runs: SmallCount
+    stages: SmallCount = 1
 
 
 class StageProfileResult(Struct, frozen=True, tag=11, array_like=True):

@@ -9,6 +9,10 @@
 A merged stage may do its operators' work in less: each counts with its cheapest merge, on the path as a whole
 and in the sum by its share. Where a whole stage was measured to take less than its formula says, both bounds
 shrink by the largest such factor, so that they stay bounds. Barriers count as nothing.
+
+Where the model of a device class predicts (`shared.search.interference`), all that is certain of a stage is
+that it takes its longest group's seconds, times the least share of them that the model allows: capacity is
+then the number of groups.
 """
 
 from dataclasses import dataclass
@@ -45,7 +49,7 @@ def lower_bounds(graph: CombinedGraph, costs: StageCosts, limits: Limits) -> Low
     if costs.work_s and costs.contention < 1.0:
         both = zip(costs.operators_s, costs.work_s, strict=True)
         device_s = [work_s + costs.contention * (alone_s - work_s) for alone_s, work_s in both]
-    for ops, seconds in costs.merges:
+    for ops, seconds in costs.merged_s.items():
         for op in ops:
             path_s[op] = min(path_s[op], seconds)
             share_s[op] = min(share_s[op], seconds / len(ops))
@@ -54,6 +58,11 @@ def lower_bounds(graph: CombinedGraph, costs: StageCosts, limits: Limits) -> Low
     for before, seconds in zip(graph.predecessors, path_s, strict=True):
         ends_s.append(seconds + max((ends_s[op] for op in bits(before)), default=0.0))
     most = min(width(graph), limits.s or graph.size)
+    if costs.interference is not None:
+        learned = costs.interference
+        known = ((costs.terms(groups).longest, seconds) for groups, seconds in costs.measured)
+        factor = min([1.0, learned.least, *(seconds / longest for longest, seconds in known if longest)])
+        return LowerBounds(factor * max(ends_s), factor * sum(share_s) / most)
     # Beyond contention 1 side by side is slower than in turn, and one group at a time is the best.
     capacity = max(most / (1.0 + costs.contention * (most - 1)), 1.0)
     formulas = ((costs.formula_s(groups), seconds) for groups, seconds in costs.measured)

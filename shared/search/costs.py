@@ -1,49 +1,48 @@
-"""What operators and stages cost, in seconds.
+"""What a device class's operators cost, in seconds, and what was measured of its stages.
 
 Operators: measured on the device where a measurement is there, keyed by artifact and operator; else a
 roofline estimate (`shared.search.analytic`).
 
 Merged launches: estimated by `shared.search.merging` until they were measured.
 
-Stages: IOS (Ding et al. 2021, section 3) measures every stage it meets; TOP keeps those measurements. Until
-a stage has one, its groups cost
-
-    least + contention * (total - least) + barrier,    least = max(longest, work)
-
-over the groups' sums; `work` is the seconds that the whole device would need for the operators, where that is
-known, and else nothing. `contention` 0 means that groups never slow each other down while there is room, 1
-that they run as if one after another; both ends are exact, what lies between is a straight line and nothing
-more. Where stages were measured, `fitted` makes the line fit them.
+Stages: `shared.search.stage_costs`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import median
-from typing import Final, NamedTuple
+from typing import NamedTuple, TypeAlias
 
+from shared.bitmask import mask_of
 from shared.blocks import Block
 from shared.digest import digest_of, digest_to_raw
 from shared.errors import InputError
 from shared.graph import Graph
-from shared.ids import Digest, OpId
-from shared.schedule import Group, Stage, StageSchedule
+from shared.ids import Digest, OpId, TensorId
+from shared.schedule import Group
 from shared.search import analytic
 from shared.search.analytic import DeviceRates
+from shared.search.interference import Interference
 from shared.search.merging import mergeable, merged_work
+from shared.search.stage_costs import StageCosts as StageCosts
+from shared.search.stage_costs import Traits
+
+Members: TypeAlias = tuple[tuple[Digest, int, int], ...]
+"""Per member of a combined block the artifact, its first operator, and one past its last."""
+
+MemberOf: TypeAlias = tuple[Digest, Graph, Block]
 
 
 class MeasuredStage(NamedTuple):
-    """One stage of a combined block as a device measured it, at the largest batch of its members.
+    """One stage of a combined block as a device measured it, at the largest batch of its members."""
 
-    `members`: per member the artifact, its first operator, and one past its last.
-    """
-
-    members: tuple[tuple[Digest, int, int], ...]
+    members: Members
     batch: int
     groups: tuple[Group, ...]
     seconds: float
     merge: bool = False
+    samples: int = 0  # runs behind it
+    measured_at_us: int = 0  # wall clock
 
 
 def combined_digest(members: Iterable[tuple[Digest, int, int]]) -> Digest:
@@ -51,87 +50,28 @@ def combined_digest(members: Iterable[tuple[Digest, int, int]]) -> Digest:
     return digest_of([[digest_to_raw(artifact), start, stop] for artifact, start, stop in members])
 
 
-@dataclass(frozen=True)
-class StageCosts:
-    """The costs of one combined block."""
+class Provenance(NamedTuple):
+    """Where a measured operator's seconds come from."""
 
-    operators_s: tuple[float, ...]  # per operator of the combined graph [num_ops]
-    contention: float = 1.0
-    barrier_s: float = 0.0
-    merges: tuple[tuple[Group, float], ...] = ()
-    """Operators, ascending, that may become one launch (IOS, section 3.2), and its seconds, estimated or
-    measured. A combined graph says which may merge, and holds no tensors to tell what that costs."""
-
-    work_s: tuple[float, ...] = ()
-    """Per operator what the whole device would need for it, at most its own seconds [num_ops]; empty: one
-    operator is not known to leave room for another."""
-
-    measured: tuple[tuple[tuple[Group, ...], float], ...] = ()
-    """Stages that were measured whole, by their groups in canonical order, and their seconds."""
-
-    measured_merges: tuple[Group, ...] = ()
-    """The `merges` whose seconds were measured."""
-
-    @cached_property
-    def merged_s(self) -> Mapping[Group, float]:
-        """`merges` to look up."""
-        return dict(self.merges)
-
-    @cached_property
-    def measured_s(self) -> Mapping[tuple[Group, ...], float]:
-        """`measured` to look up."""
-        return dict(self.measured)
-
-    def stage_s(self, groups: Sequence[Group]) -> float:
-        """Seconds of one stage: the measurement, or the formula where there is none.
-
-        A stage of a single group has no barrier to pay for.
-        """
-        known = self.measured_s.get(tuple(groups)) if self.measured else None
-        return self.formula_s(groups) if known is None else known
-
-    def formula_s(self, groups: Sequence[Group]) -> float:
-        """Seconds of one stage by the formula alone."""
-        sums = [sum(self.operators_s[op] for op in group) for group in groups]
-        if len(sums) == 1:
-            return sums[0]
-        least = max(sums)
-        if self.work_s:
-            least = max(least, sum(self.work_s[op] for group in groups for op in group))
-        return least + self.contention * (sum(sums) - least) + self.barrier_s
-
-    def one_stage_s(self, stage: Stage) -> float:
-        """Seconds of a stage as it is to run.
-
-        Raises:
-            KeyError: it merges operators that are not among `merges`.
-        """
-        if stage.merge:
-            return self.merged_s[tuple(sorted(stage.operators))]
-        return self.stage_s(stage.groups)
-
-    def is_measured(self, stage: Stage) -> bool:
-        """Whether the stage's seconds were measured as a whole."""
-        if stage.merge:
-            return tuple(sorted(stage.operators)) in self.measured_merges
-        return stage.groups in self.measured_s
-
-    def schedule_s(self, schedule: StageSchedule) -> float:
-        """Seconds of all stages, one after another.
-
-        Raises:
-            KeyError: a stage merges operators that are not among `merges`.
-        """
-        return sum(self.one_stage_s(stage) for stage in schedule.stages)
+    samples: int
+    measured_at_us: int  # wall clock
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostTable:
-    """Operator costs of one device class."""
+    """Operator costs of one device class, and what is known of stages."""
 
     measured_s: Mapping[tuple[Digest, OpId], float] = field(default_factory=dict)
     rates: DeviceRates = field(default_factory=DeviceRates)
     stages: tuple[MeasuredStage, ...] = ()
+    provenance: Mapping[tuple[Digest, OpId], Provenance] = field(default_factory=dict)
+    """Of `measured_s`, where it is known."""
+
+    fresh_since_us: int = 0
+    """What was measured before that is stale: it counts until it is measured again, and is asked for."""
+
+    interference: Interference | None = None
+    optimism: float = 0.0  # see `StageCosts.optimism`
 
     @cached_property
     def stages_of(self) -> Mapping[tuple[Digest, int], tuple[MeasuredStage, ...]]:
@@ -171,7 +111,7 @@ class CostTable:
         one_s = analytic.roofline_s(self.rates, *merged_work(graph, ops), elements)
         return scale * one_s + self.rates.barrier_s
 
-    def for_members(self, members: Sequence[tuple[Digest, Graph, Block]], *, batch: int = 1) -> StageCosts:
+    def for_members(self, members: Sequence[MemberOf], *, batch: int = 1) -> StageCosts:
         """The costs of a combined block, numbered as `shared.blocks.combine` numbers its operators.
 
         `batch` is the largest of its members'.
@@ -185,6 +125,7 @@ class CostTable:
             for stage in known
             if stage.merge
         }
+        old = [stage for stage in known if stage.measured_at_us < self.fresh_since_us]
         return StageCosts(
             tuple(
                 self.operator_s(artifact, graph, OpId(op))
@@ -197,16 +138,55 @@ class CostTable:
             merges=tuple(({**dict(self._merges(members)), **measured_merges}).items()),
             measured=tuple((stage.groups, stage.seconds) for stage in known if not stage.merge),
             measured_merges=tuple(measured_merges),
+            stale=tuple((stage.groups, stage.merge) for stage in old),
+            guessed=self._guessed(members) if self.interference is not None else 0,
+            interference=self.interference,
+            traits=self.traits(members, batch) if self.interference is not None else (),
+            launch_s=self.rates.launch_s,
+            optimism=self.optimism,
         )
 
-    def _works_s(self, members: Sequence[tuple[Digest, Graph, Block]]) -> tuple[float, ...]:
+    def traits(self, members: Sequence[MemberOf], batch: int = 1) -> tuple[Traits, ...]:
+        """What the model of a device class reads of every operator of a combined block. [num_ops]"""
+        found: list[Traits] = []
+        for member, (_, graph, block) in enumerate(members):
+            shift = len(found) - block.start
+            scale = batch / self.rates.bytes_per_s
+            for op in block.operators:
+                operator = graph.operators[op]
+                reads = tuple(
+                    (
+                        graph.producer[tensor] + shift if graph.producer[tensor] in block.operators else -1,
+                        graph.tensors[tensor].nbytes * scale,
+                    )
+                    for tensor in operator.inputs
+                )
+                makes = tuple(
+                    (_readers(graph, tensor, block, shift), graph.tensors[tensor].nbytes * scale)
+                    for tensor in operator.outputs
+                )
+                moved_s = operator.weight_bytes / self.rates.bytes_per_s + sum(
+                    seconds for _, seconds in (*reads, *makes)
+                )
+                found.append(Traits(member, moved_s, reads, makes))
+        return tuple(found)
+
+    def _guessed(self, members: Sequence[MemberOf]) -> int:
+        known = [
+            (artifact, OpId(op)) in self.measured_s
+            for artifact, _, block in members
+            for op in block.operators
+        ]
+        return mask_of(op for op, measured in enumerate(known) if not measured)
+
+    def _works_s(self, members: Sequence[MemberOf]) -> tuple[float, ...]:
         return tuple(
             self.work_s(artifact, graph, OpId(op))
             for artifact, graph, block in members
             for op in block.operators
         )
 
-    def _merges(self, members: Sequence[tuple[Digest, Graph, Block]]) -> Iterator[tuple[Group, float]]:
+    def _merges(self, members: Sequence[MemberOf]) -> Iterator[tuple[Group, float]]:
         """Every merge that a search may choose, in the combined graph's numbering, with its estimate."""
         offset = 0
         for artifact, graph, block in members:
@@ -216,31 +196,8 @@ class CostTable:
             offset += len(block.operators)
 
 
-LEAST_STAGES_TO_FIT: Final = 3
-
-
-def fitted(table: CostTable) -> CostTable:
-    """The table with the contention under which the formula gives the measured stages, their median.
-
-    Only stages of several groups whose operators were all measured tell. Never below 0; above 1 where groups
-    hinder each other so much that one after another is faster. Fewer than three such stages change nothing.
-    """
-    found = []
-    for stage in table.stages:
-        operators = [
-            (artifact, OpId(op)) for artifact, start, stop in stage.members for op in range(start, stop)
-        ]
-        times = [table.measured_s.get(operator) for operator in operators]
-        if (
-            stage.merge
-            or len(stage.groups) < 2
-            or any(times[op] is None for group in stage.groups for op in group)
-        ):
-            continue
-        sums = [sum(times[op] or 0.0 for op in group) for group in stage.groups]
-        beside = sum(sums) - max(sums)
-        if beside > 0.0:
-            found.append((stage.seconds - max(sums) - table.rates.barrier_s) / beside)
-    if len(found) < LEAST_STAGES_TO_FIT:
-        return table
-    return replace(table, rates=replace(table.rates, contention=max(median(found), 0.0)))
+def _readers(graph: Graph, tensor: TensorId, block: Block, shift: int) -> int:
+    readers = graph.consumers[tensor]
+    if tensor in graph.outputs or any(reader not in block.operators for reader in readers):
+        return -1
+    return mask_of(reader + shift for reader in readers)

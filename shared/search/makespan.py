@@ -11,7 +11,7 @@ from collections.abc import Set
 
 from shared.blocks import CombinedGraph
 from shared.launch_list import Item, LaunchList, lower
-from shared.schedule import Schedule, StageSchedule
+from shared.schedule import Schedule, StageSchedule, StreamSchedule
 from shared.search.costs import StageCosts
 
 
@@ -23,7 +23,12 @@ def schedule_s(schedule: Schedule, graph: CombinedGraph, costs: StageCosts) -> f
     """
     if isinstance(schedule, StageSchedule):
         return costs.schedule_s(schedule)
-    return launch_list_s(lower(schedule, graph, (1 << graph.num_members) - 1), costs)
+    return streams_s(schedule, graph, costs, (1 << graph.num_members) - 1)
+
+
+def streams_s(schedule: StreamSchedule, graph: CombinedGraph, costs: StageCosts, mask: int) -> float:
+    """As `schedule_s`, with the members of `mask` active."""
+    return launch_list_s(lower(schedule, graph, mask), costs)
 
 
 def launch_list_s(items: LaunchList, costs: StageCosts) -> float:

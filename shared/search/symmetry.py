@@ -14,8 +14,9 @@ from shared.search.costs import StageCosts
 
 
 def by_operators_alone(costs: StageCosts) -> bool:
-    """Whether stages cost what their operators and merges say: none is known as a whole, nor may be."""
-    return type(costs) is StageCosts and not costs.measured
+    """Whether stages cost what their operators and merges say: none is known as a whole, nor may be, and
+    no model reads more of an operator than its seconds."""
+    return type(costs) is StageCosts and not costs.measured and costs.interference is None
 
 
 def exchangeable(graph: CombinedGraph, costs: StageCosts) -> list[list[int]]:

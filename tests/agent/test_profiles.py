@@ -63,7 +63,7 @@ class Desk:
 
 
 def stage_times(combined: int, last: bool, step_us: float = 1000.0) -> StageTimes:
-    return StageTimes(2, PLAN.digest, combined, ((0, step_us, 1.0, 9),), step_us, last)
+    return StageTimes(2, PLAN.digest, combined, ((0, step_us, 1.0, 9, 1),), step_us, last)
 
 
 def test_requests_wait_for_the_engine_and_are_answered_once() -> None:
@@ -90,7 +90,7 @@ def test_a_long_combined_block_is_told_in_rows_that_fit() -> None:
     it = Desk()
     it.desk.engine_ready()
     it.desk.wanted(STAGES)
-    times = tuple((stage, 1e6 + stage / 3, 0.123456789, 9) for stage in range(150))
+    times = tuple((stage, 1e6 + stage / 3, 0.123456789, 9, 1) for stage in range(150))
     it.desk.stage_times(StageTimes(2, PLAN.digest, 0, times, 5.0, True, "cut off"))
     rows = [row for row in it.rows if isinstance(row, StageProfileResult)]
     assert [len(row.timings) for row in rows] == [64, 64, 22]

@@ -10,6 +10,12 @@ import pytest
     ("missing", "program", "arguments", "remedy"),
     [
         ("sqlalchemy", "planner.cli.app", ["model", "list"], "pip install 'stageloom[planner,onnx]'"),
+        (
+            "matplotlib",
+            "planner.cli.app",
+            ["plan", "compare", "--model", "a", "--plot", "a.svg"],
+            "pip install 'stageloom[plot]'",
+        ),
         ("onnx", "edge_agent.cli", ["verify", "a.onnx", "--schedule", "greedy"], "stageloom[edge,onnx]"),
     ],
 )

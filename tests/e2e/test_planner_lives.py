@@ -217,7 +217,7 @@ def test_wrong_key_is_named_within_five_seconds_on_either_side(own_fleet: Fleet,
         device.until_seen(lambda s: s["online"], "it to connect")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.full), signal.SIGTERM])
 def test_planner_told_to_stop_leaves_nothing_running_and_devices_go_on(
     device: Device, fleet: Fleet, number: signal.Signals
 ) -> None:

@@ -5,7 +5,7 @@ from shared.engine.choice import Chooser
 from shared.engine.core import EngineCore
 from shared.engine.launcher import Launcher
 from shared.engine.records import Instance
-from shared.engine.slots import CombinedState, ModelState, PlanState, Track
+from shared.engine.slots import CombinedState, PlanState, Track
 from shared.plan import StepChoice, Wait
 
 
@@ -16,7 +16,20 @@ class SpyChooser(Chooser):
         super().__init__()
         self.passed_over: dict[CombinedState, int] = {}
         self.worst: dict[CombinedState, int] = {}
+        self.plans: list[PlanState] = []  # loaded
+        self.released: list[PlanState] = []
         self.population = 0  # combined blocks of all loaded plans, at most, since the last choice of each
+
+    def add(self, plan: PlanState) -> None:
+        """A plan was loaded."""
+        super().add(plan)
+        self.plans.append(plan)
+
+    def remove(self, plan: PlanState) -> None:
+        """It is released."""
+        super().remove(plan)
+        self.plans.remove(plan)
+        self.released.append(plan)
 
     def dismiss(self, combined: CombinedState) -> None:
         """What it was passed over for is gone."""
@@ -27,9 +40,12 @@ class SpyChooser(Chooser):
         """Check the choice against the rules, worked out the slow way."""
         could = [
             c
-            for c in self.runnable
-            if (not c.in_flight or c.lane == lane) and load < c.plan.run_ahead and lane < c.plan.lanes
+            for plan in self.plans
+            for c in runnable(plan)
+            if (not c.in_flight or c.lane == lane) and load < plan.run_ahead and lane < plan.lanes
         ]
+        for c in could:
+            assert c.skips == self.passed_over.get(c, 0), "what it was passed over was miscounted"
         due = [c for c in could if c.skips >= c.plan.max_skips]
         late = [c for c in could if _late(c, now)]
         ratios = {c: (c.moves & c.ready).bit_count() / c.size for c in could}
@@ -55,8 +71,13 @@ class SpyChooser(Chooser):
         return chosen
 
 
+def runnable(plan: PlanState) -> list[CombinedState]:
+    """The combined blocks that could run if a lane took them."""
+    return [combined for combined in plan.combined if combined.rivals is not None]
+
+
 def _late(combined: CombinedState, now: float) -> bool:
-    active = [combined.held[p] for p in bits(combined.moves & combined.ready)]
+    active = [combined.slots[p].instance for p in bits(combined.moves & combined.ready)]
     oldest = min((i for i in active if i is not None), key=lambda i: i.id)
     return now >= (oldest.ready_s + oldest.deadline_s) / 2
 
@@ -70,13 +91,14 @@ class SpyCore(EngineCore):
         self.launches: list[tuple[float, str, int]] = []  # when, model, tasks
         self._allowed_s: dict[str, float] = {}
 
-    def _launch_one(self, launcher: Launcher, target: ModelState, now: float) -> None:
-        plan = target.bound.plan
+    def _launch_one(self, launcher: Launcher, now: float) -> None:
+        assert launcher.target is not None
+        plan = launcher.target.bound.plan
         if now < self._allowed_s.get(launcher.name, now):
             assert plan.work_conserving, "a strict model was launched before its interval was over"
             assert 0 in self._board.lanes, "launched early without an idle lane"
         before = launcher.launched
-        super()._launch_one(launcher, target, now)
+        super()._launch_one(launcher, now)
         taken = launcher.launched - before
         assert 1 <= taken <= plan.batch
         self.launches.append((now, launcher.name, taken))
@@ -89,6 +111,9 @@ class SpyCore(EngineCore):
 
     def audit(self, now: float) -> None:
         """Check everything that the core keeps incrementally."""
+        assert self.spy.plans == self.plans
+        for plan in self.spy.released:
+            assert not runnable(plan), "a released plan still has what could run"
         self.spy.population = max(self.spy.population, sum(len(p.combined) for p in self.plans))
         for plan in self.plans:
             for model in plan.models:
@@ -96,7 +121,7 @@ class SpyCore(EngineCore):
                     _audit_track(track)
             for combined in plan.combined:
                 self._audit_combined(combined, now)
-            inside = {i.id for c in plan.combined for i in c.held if i is not None}
+            inside = {s.instance.id for c in plan.combined for s in c.slots if s.instance is not None}
             assert plan.population == len(inside)
             assert plan.steps == sum(plan in record.holds for record in self._board.in_flight.values())
             assert not (plan.superseded and plan.empty), "a plan that ran empty was not released"
@@ -121,12 +146,12 @@ class SpyCore(EngineCore):
         waits = combined.plan.wait is not Wait.NONE and not combined.plan.loose
         if not waits:
             assert not combined.empty, "a dead instance was not freed"
-            assert (combined in self.spy.runnable) == bool(active)
+            assert (combined.rivals is not None) == bool(active)
         elif combined.moves == combined.full:
-            assert (combined in self.spy.runnable) == bool(active)
+            assert (combined.rivals is not None) == bool(active)
             assert active, "dead instances did not travel on"
         elif combined.plan.wait is Wait.ALL:
-            assert combined not in self.spy.runnable
+            assert combined.rivals is None
 
     def _audit_lanes(self) -> None:
         loads = [0] * len(self._board.lanes)
@@ -136,7 +161,8 @@ class SpyCore(EngineCore):
             lanes_of.setdefault(record.combined, set()).add(record.lane)
         assert loads == self._board.lanes
         assert all(len(lanes) == 1 for lanes in lanes_of.values()), "a combined block is in two lanes"
-        for combined in self.spy.runnable:
+        for combined in (c for plan in self.plans for c in runnable(plan)):
+            assert combined.rivals is combined.plan.rivals[combined.lane]
             for lane in range(combined.plan.lanes):
                 free = not combined.in_flight or combined.lane == lane
                 assert not free or loads[lane] >= combined.plan.run_ahead, "a lane was left without work"
@@ -157,19 +183,19 @@ def _audit_track(track: Track) -> None:
     """One instance per block, and each slot held by exactly the instance that still needs it."""
     readers = track.bound.slot_readers
     holder: list[Instance | None] = [None] * track.blocks
-    for block in range(track.blocks):
-        instance = track.home[block].held[track.position[block]]
+    for block, slot in enumerate(track.slots):
+        instance, home, bit = slot.instance, slot.home, slot.bit
+        assert home.slots[slot.position] is slot and bit == 1 << slot.position
         if instance is None:
+            assert not (home.ready | home.empty) & bit
             continue
         assert instance.block == block and instance.track is track
-        bit = 1 << track.position[block]
-        home = track.home[block]
         assert bool(home.ready & bit) == bool(instance.live) != bool(home.empty & bit)
-        for slot in range(block + 1):
-            if readers[slot] >= block:
-                assert holder[slot] is None, "two instances hold one slot"
-                holder[slot] = instance
-    assert holder == track.holder
+        for held in range(block + 1):
+            if readers[held] >= block:
+                assert holder[held] is None, "two instances hold one slot"
+                holder[held] = instance
+    assert holder == [slot.holder for slot in track.slots]
     assert bool(track.model.free_tracks >> track.replica & 1) == (holder[0] is None)
 
 
@@ -179,18 +205,17 @@ def _slow_moves(combined: CombinedState) -> int:
     while True:
         kept = 0
         for position in bits(moving):
-            instance = combined.held[position]
-            assert instance is not None
-            track, following = instance.track, instance.block + 1
-            if following == track.blocks or track.holder[following] is None:
+            slot = combined.slots[position]
+            assert slot.instance is not None
+            ahead = slot.ahead
+            if ahead is None or ahead.holder is None:
                 kept |= 1 << position
                 continue
-            ahead = track.holder[following]
-            assert ahead is not None
-            frees = track.bound.slot_readers[following] == ahead.block
-            if frees and track.home[ahead.block] is combined:
-                if moving >> track.position[ahead.block] & 1:
-                    kept |= 1 << position
+            track = slot.track
+            reader = track.slots[ahead.holder.block]
+            frees = track.bound.slot_readers[ahead.block] == reader.block
+            if frees and reader.home is combined and moving & reader.bit:
+                kept |= 1 << position
         if kept == moving:
             return moving
         moving = kept

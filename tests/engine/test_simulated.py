@@ -15,10 +15,9 @@ import pytest
 from msgspec import structs
 
 from shared.bound import BoundPlan
-from shared.engine.choice import Chooser
+from shared.engine.choice import Rivals
 from shared.engine.launcher import Launcher
-from shared.engine.records import Instance
-from shared.engine.slots import CombinedState, Touched, Track
+from shared.engine.slots import Slot, Touched
 from shared.engine.steps import Action, IssueStep, MoveInstance, Outcome
 from tests.engine.memory import Wrong
 from tests.engine.played import PlayedEngine
@@ -147,10 +146,10 @@ def test_memory_notices_a_read_that_the_core_does_not_know_of() -> None:
 
 
 def test_audit_notices_starvation(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never_overdue(self: Chooser, candidates: list[CombinedState], chosen: CombinedState) -> None:
-        """Forget who was passed over."""
+    def never_overdue(self: Rivals) -> None:
+        self.turns += 1
 
-    monkeypatch.setattr(Chooser, "_pass_over", never_overdue)
+    monkeypatch.setattr(Rivals, "take_turn", never_overdue)
     assert "passed over" in _first_caught(AssertionError, Scenario)
 
 
@@ -165,13 +164,14 @@ def test_audit_notices_a_launch_before_its_time(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_audit_notices_a_slot_that_is_never_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Track.vacate
+    honest = Slot.vacate
 
-    def leaky(self: Track, instance: Instance, touched: Touched) -> None:
-        honest(self, instance, touched)
-        self.holder[0] = instance
+    def leaky(self: Slot, touched: Touched) -> None:
+        instance = self.instance
+        honest(self, touched)
+        self.track.slots[0].holder = instance
 
-    monkeypatch.setattr(Track, "vacate", leaky)
+    monkeypatch.setattr(Slot, "vacate", leaky)
     _first_caught(AssertionError, Scenario)
 
 

@@ -21,7 +21,7 @@ import pytest
 from benchmarks import zoo
 from benchmarks.contract import cases
 from benchmarks.contract.cases import SCHEDULES, Case
-from benchmarks.contract.compare import TOLERANCE, Outcome, Wave, compare
+from benchmarks.contract.compare import TOLERANCE, Outcome, Wave, compare, loaded
 from benchmarks.contract.schedules import bound_of, plan_of
 from benchmarks.contract.subjects import LARGE, LIGHT, Subject, onnx_subject, zoo_subject
 from edge_agent.executor.base import Executor
@@ -38,7 +38,7 @@ from shared.search.compose import ModelChoice
 from shared.search.job import SearchJob, run_search
 from shared.search.rivals import policies, policy
 
-COMPUTING = [name for name in EXECUTORS if name not in ("null", "torch_cuda")]
+COMPUTING = [name for name in EXECUTORS if name not in ("null", "onnx_cuda", "torch_cuda")]
 """Executors that compute on any machine."""
 
 ZOO = tuple(zoo.ZOO)
@@ -76,15 +76,7 @@ def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
 
 
 def agrees(executor: Executor, case: Case, repeats: int) -> Outcome:
-    found = compare(
-        executor,
-        case.bound,
-        case.subjects,
-        repeats=repeats,
-        tasks=case.tasks,
-        fallback=case.fallback,
-        models=case.models or None,
-    )
+    found = case.run(executor, repeats=repeats)
     assert min(one.pair.sensitivity for one in case.subjects) > MIN_SENSITIVITY
     assert found.difference <= TOLERANCE, (case.name, found.worst)
     assert found.stable and found.agrees, case.name
@@ -162,15 +154,18 @@ def test_every_mask_of_a_combined_block_equals_the_whole_models(
 ) -> None:
     seen = list(cases.masks([subject(name) for name in TRIO], schedule, executor.name))
     assert len(seen) == 2 * (2**3 - 1)
-    for case in seen:
-        agrees(executor, case, repeats)
+    with loaded(executor, seen[0].bound, seen[0].subjects):
+        for case in seen:
+            agrees(executor, case, repeats)
 
 
 @pytest.mark.parametrize("repeats", [2, MANY])
 @pytest.mark.parametrize("schedule", ["merged", pytest.param("random_stages", marks=pytest.mark.full)])
 def test_rows_of_a_padded_batch_equal_single_runs(schedule: str, repeats: int, executor: Executor) -> None:
-    for case in cases.batches(subject("squeezenet_bypass"), schedule, executor.name):
-        agrees(executor, case, repeats)
+    seen = list(cases.batches(subject("squeezenet_bypass"), schedule, executor.name))
+    with loaded(executor, seen[0].bound, seen[0].subjects):
+        for case in seen:
+            agrees(executor, case, repeats)
 
 
 def test_replicas_in_one_combined_block_keep_their_instances_apart(executor: Executor) -> None:
@@ -254,7 +249,7 @@ def test_a_stale_slot_is_found(block: int, executor: Executor, monkeypatch: pyte
 def test_null_runs_every_operator_once_in_an_order_that_obeys_the_graph(schedule: str) -> None:
     for case in cases.masks([subject(name) for name in TRIO], schedule, "null"):
         null = NullExecutor()
-        compare(null, case.bound, case.subjects, repeats=1, fallback=case.fallback, models=case.models)
+        case.run(null, repeats=1)
         (record,) = null.history
         graph = case.bound.combined[0].graph
         seen = 0
@@ -290,4 +285,4 @@ def test_plans_of_rival_policies_equal_the_whole_models(name: str, executor: Exe
     plan = run_search(found.plan(job), lambda: 0.0)
     bound = bound_of(plan, [one.artifact for one in subjects])
     tasks = min(model.batch for model in plan.models)
-    agrees(executor, Case(name, tuple(subjects), bound, tasks=tasks), 2)
+    agrees(executor, Case(name, tuple(subjects), lambda: bound, tasks=tasks), 2)

@@ -9,8 +9,8 @@ from benchmarks.contract.schedules import StepMaker, bound_of, plan_of
 from edge_agent.executor.base import NOT_TIMED, TimingRequest
 from edge_agent.executor.onnx import OnnxExecutor
 from edge_agent.executor.onnx_parts import ModelParts
-from edge_agent.executor.onnx_sessions import SessionCache, SessionKey, weight_bytes
-from edge_agent.executor.onnx_timing import summary
+from edge_agent.executor.onnx_sessions import Session, SessionCache, SessionKey, Values, weight_bytes
+from edge_agent.executor.onnx_timing import summary, windows
 from shared.engine.steps import InstanceId, PlanKey
 from shared.errors import ExecutorError
 from shared.plan import ExecutorOptions, Member, Plan
@@ -118,3 +118,31 @@ def test_spread_of_an_operator_is_half_the_distance_of_its_16th_and_84th_percent
     assert (one.median_us, one.spread_us) == pytest.approx((50.0, 34.0))
     assert one.runs == 101
     assert summary([1.0]).spread_us == 0.0
+
+
+def test_operators_are_loaded_in_windows_of_bounded_weights_and_each_once(onnx: OnnxExecutor) -> None:
+    """Else a profile would hold a model's weights twice."""
+    graph = artifact_of("squeezenet").graph
+    sizes = [operator.weight_bytes for operator in graph.operators]
+    for limit_bytes in (0, max(sizes), sum(sizes) // 3, sum(sizes)):
+        found = list(windows(graph, limit_bytes))
+        assert [op for window in found for op in window] == list(range(len(sizes)))
+        for window in found:
+            assert sum(sizes[op] for op in window) <= limit_bytes or sum(sizes[op] > 0 for op in window) == 1
+    assert len(list(windows(graph, sum(sizes)))) == 1
+
+
+def test_operators_take_turns_so_that_none_finds_its_data_in_the_cache(
+    onnx: OnnxExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, ran = artifact_of("squeezenet"), []
+    run = Session.run
+
+    def noted(self: Session, values: Values) -> None:
+        ran.append(self.outputs)
+        run(self, values)
+
+    monkeypatch.setattr(Session, "run", noted)
+    onnx.time_operators(model, TimingRequest(repeats=2), lambda: True)
+    once = [tuple(operator.outputs) for operator in model.graph.operators]
+    assert ran == once * 3, "one round to warm up, then the two that count"

@@ -2,11 +2,13 @@
 
 import random
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 
-from edge_agent.executor.streams import StreamPool, assign
+from edge_agent.executor.streams import StreamPool, _Run, assign
 
 
 @dataclass(frozen=True)
@@ -44,19 +46,86 @@ def test_items_run_once_and_after_what_they_wait_for(seed: int, max_threads: int
         assert all(place[before] < place[index] for before in (*item.waits, *earlier))
 
 
-def test_the_first_stream_runs_on_the_callers_thread() -> None:
+def test_two_groups_run_side_by_side_the_first_on_the_callers_thread() -> None:
     pool = StreamPool()
     pool.grow(1)
     names: dict[int, int] = {}
+    both = threading.Barrier(2, timeout=30.0)
 
     def note(item: int) -> None:
         names[item] = threading.get_ident()
+        both.wait()
 
     try:
-        pool.run(assign([_Item(0, ()), _Item(1, ()), _Item(0, (1,))], 2), note)
+        pool.run(assign([_Item(0, ()), _Item(1, ())], 2), note)
     finally:
         pool.close()
-    assert names[0] == names[2] == threading.get_ident() != names[1]
+    assert names[0] == threading.get_ident() != names[1]
+
+
+def test_a_group_whose_helper_has_not_woken_runs_on_the_callers_thread() -> None:
+    """1. Another run keeps the only helper. 2. A stage of two groups ends without it."""
+    pool = StreamPool()
+    pool.grow(1)
+    busy, release = threading.Event(), threading.Event()
+    plan = assign([_Item(0, ()), _Item(1, ())], 2)
+    caller = threading.get_ident()
+
+    def hold(item: int) -> None:
+        if item:
+            busy.set()
+        assert release.wait(30.0)
+
+    holder = threading.Thread(target=pool.run, args=(plan, hold))
+    holder.start()
+    assert busy.wait(30.0)
+    names: list[int] = []
+    try:
+        pool.run(plan, lambda item: names.append(threading.get_ident()))
+    finally:
+        release.set()
+        holder.join()
+        pool.close()
+    assert names == [caller, caller]
+
+
+def test_whoever_ends_a_stage_goes_on_with_the_next() -> None:
+    """1. The caller has ended its group and sleeps. 2. The helper ends the other one and begins item 2."""
+    pool = StreamPool()
+    pool.grow(1)
+    begun = threading.Event()
+    names: dict[int, int] = {}
+
+    def body(item: int) -> None:
+        names[item] = threading.get_ident()
+        if item == 0:
+            assert begun.wait(30.0)
+        if item == 1:
+            begun.set()
+            assert _until(lambda: run.asleep)
+
+    plan = assign([_Item(0, ()), _Item(1, ()), _Item(0, (0, 1))], 2)
+    run = _Run(plan, body, pool._call)
+    try:
+        run.lead()
+    finally:
+        pool.close()
+    assert names[0] == threading.get_ident()
+    assert names[1] == names[2] != names[0]
+
+
+def _until(condition: Callable[[], bool]) -> bool:
+    deadline_s = time.monotonic() + 30.0
+    while not condition():
+        if time.monotonic() > deadline_s:
+            return False
+    return True
+
+
+def test_without_helpers_a_run_ends_all_the_same() -> None:
+    ran: list[int] = []
+    StreamPool().run(assign([_Item(0, ()), _Item(1, ()), _Item(2, (0, 1))], 3), ran.append)
+    assert ran == [0, 1, 2]
 
 
 @pytest.mark.parametrize("broken", range(4))

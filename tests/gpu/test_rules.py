@@ -233,6 +233,22 @@ def test_p10_the_issue_order_changes_no_bit(executor: TorchGraphExecutor, model:
     assert logits(executor, again, inputs).tobytes() == first.tobytes()
 
 
+def test_p10_kernels_say_what_they_need_of_a_multiprocessor(device: CudaDevice) -> None:
+    pytest.importorskip("cuda.bindings.driver")
+    left, made = (torch.ones(512, 512, device="cuda") for _ in range(2))
+    stream = device.capture_streams(1)[0]
+    device.launch(stream, lambda: torch.mm(left, left, out=made))  # loads what a capture must not
+    device.synchronize(device.record(stream))
+    made.zero_()
+    device.settle()
+    of = device.multiprocessor()
+    for work in (lambda: torch.mm(left, left, out=made), lambda: made.add_(1.0)):
+        needs = device.block_needs(stream, work)
+        assert needs and all(0.0 < one.shares(of).demand <= 1.0 for one in needs)
+        assert all(one.registers > 0 and one.threads >= 32 for one in needs)
+    assert not made.any(), "nothing ran"
+
+
 def test_p11_the_current_stream_is_restored_and_a_graph_replayed_before_use(
     executor: TorchGraphExecutor, device: CudaDevice, model: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:

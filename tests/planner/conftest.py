@@ -1,5 +1,6 @@
-"""A running planner per test module: starting one costs most of a second."""
+"""A running planner per test module: starting one costs most of a second of a processor."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,16 +8,37 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from tests.planner.processes import PlannerProcess
+from shared.ids import Digest
+from tests.planner.processes import PlannerProcess, ok
+
+
+@pytest.fixture(scope="module")
+def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlannerProcess]:
+    """`stageloom up`, shared: tests name their own devices and plans, and leave it running."""
+    process = PlannerProcess(tmp_path_factory.mktemp("shared") / "home")
+    yield process
+    process.stop()
 
 
 @pytest.fixture
-def planner(tmp_path: Path) -> Iterator[PlannerProcess]:
-    """`stageloom up` on an empty data directory."""
+def own_planner(tmp_path: Path) -> Iterator[PlannerProcess]:
+    """`stageloom up` on an empty data directory, for a test that ends it."""
     process = PlannerProcess(tmp_path / "home")
     yield process
     if process.process.poll() is None:
         process.stop()
+
+
+@pytest.fixture(scope="module")
+def branches(planner: PlannerProcess, model_file: Path) -> Digest:
+    """The model `branches` of the shared planner."""
+    return add_model(planner, model_file)
+
+
+def add_model(planner: PlannerProcess, file: Path) -> Digest:
+    """Import `branches` with one row."""
+    arguments = ("model", "add", str(file), "--name", "branches", "--shape", "x=1x8", "--json")
+    return Digest(json.loads(ok(planner.home, *arguments))["digest"])
 
 
 @pytest.fixture(scope="session")

@@ -19,9 +19,10 @@ BOOT = 77
 class FakeDevice:
     """Enrols with a token, then sends what a test wants and reads the answers."""
 
-    def __init__(self, token: str, name: str = "nano") -> None:
+    def __init__(self, token: str, name: str = "nano", device_class: str = "cpu-test") -> None:
         self.token = parse_token(token)
         self.name = DeviceId(name)
+        self.device_class = device_class
         self._public, self._secret = zmq.curve_keypair()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
@@ -60,7 +61,7 @@ class FakeDevice:
             public_key=self._public.decode(),
             device=self.name,
             agent_version="0.1.0",
-            device_class="cpu-test",
+            device_class=self.device_class,
         )
         self.send("enrol", enrol.TO_PLANNER, request)
         return self.receive("enrol", enrol.TO_DEVICE)
@@ -71,7 +72,7 @@ class FakeDevice:
             boot=BOOT,
             connection=1,
             agent_version="0.1.0",
-            device_class="cpu-test",
+            device_class=self.device_class,
             report=report or control.Report(),
         )
         self.send("control", control.TO_PLANNER, message)

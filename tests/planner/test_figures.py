@@ -9,9 +9,10 @@ import tomllib
 
 from planner import __version__
 from planner.costs.measured import cost_table
+from planner.costs.operators import OperatorCost
 from planner.telemetry.rates import model_rates
 from shared.ids import DeviceId, Digest, OpId
-from shared.messages.telemetry import OperatorTiming, QueueSample, Row, TaskCounters, histogram_of
+from shared.messages.telemetry import QueueSample, Row, TaskCounters, histogram_of
 from tests.store.helpers import chain
 
 NANO = DeviceId("nano")
@@ -35,7 +36,7 @@ def test_rates_of_two_models_in_closed_form() -> None:
 
 def test_a_measured_operator_replaces_its_estimate_and_no_other() -> None:
     graph, artifact = chain("relu", 3), Digest("ab" * 32)
-    table = cost_table([(artifact, {1: OperatorTiming(1, 250.0, 1.0, 9)})])
+    table = cost_table([(artifact, {1: OperatorCost(1, 250.0, 1.0, 9, 5)})])
     assert table.operator_s(artifact, graph, OpId(1)) == pytest.approx(250e-6)
     assert table.operator_s(artifact, graph, OpId(0)) == table.estimate_s(graph, OpId(0))
     assert table.operator_s(Digest("cd" * 32), graph, OpId(1)) == table.estimate_s(graph, OpId(1))

@@ -22,6 +22,7 @@ from shared.messages.telemetry import (
     histogram_of,
 )
 from shared.plan import decode_plan
+from tests.planner.conftest import add_model
 from tests.planner.fake_device import BOOT, FakeDevice
 from tests.planner.processes import PlannerProcess, ok, stageloom, until
 
@@ -30,25 +31,19 @@ def _json(home: Path, *arguments: str) -> Any:
     return json.loads(ok(home, *arguments, "--json"))
 
 
-def _device(planner: PlannerProcess, name: str = "nano") -> FakeDevice:
+def _device(planner: PlannerProcess, name: str) -> FakeDevice:
     device = FakeDevice(ok(planner.home, "device", "token"), name)
     assert isinstance(device.enrol(), enrol.EnrolReply)
     device.hello()
     return device
 
 
-def _add_model(planner: PlannerProcess, file: Path) -> Digest:
-    added = _json(planner.home, "model", "add", str(file), "--name", "branches", "--shape", "x=1x8")
-    return Digest(added["digest"])
-
-
 def test_a_model_becomes_a_plan_that_a_device_gets_with_its_artifact(
-    planner: PlannerProcess, model_file: Path, tmp_path: Path
+    planner: PlannerProcess, branches: Digest, tmp_path: Path
 ) -> None:
     """The whole way: import, enrol, plan, push, fetch, report, history."""
     home = planner.home
-    digest = _add_model(planner, model_file)
-    with _device(planner) as device:
+    with _device(planner, "nano") as device:
         made = _json(
             home,
             *("plan", "create", "--device", "nano", "--model", "branches:replicas=2"),
@@ -60,7 +55,7 @@ def test_a_model_becomes_a_plan_that_a_device_gets_with_its_artifact(
         assert (plan.digest, plan.models[0].replicas) == (made["digest"], 2)
         blob = tmp_path / "fetched"
         blob.write_bytes(device.fetch(desired.artifacts[0]))
-        assert len(open_artifact(blob, digest).graph.operators) == 3
+        assert len(open_artifact(blob, branches).graph.operators) == 3
         report = control.Report(
             revision=1,
             epoch=1,
@@ -79,9 +74,9 @@ def test_a_model_becomes_a_plan_that_a_device_gets_with_its_artifact(
     assert "combined branches#1.0" in ok(home, "plan", "show", plan.digest[:8])
 
 
-def test_a_plan_is_searched_by_ios_within_its_limits(planner: PlannerProcess, model_file: Path) -> None:
+@pytest.mark.usefixtures("branches")
+def test_a_plan_is_searched_by_ios_within_its_limits(planner: PlannerProcess) -> None:
     # Nothing was measured, so groups are taken not to overlap: one group of all, where the limits allow it.
-    _add_model(planner, model_file)
     for name, limits, schedule in (("free", (), "0-2"), ("bound", ("-r", "1", "-s", "1"), "0..2")):
         create = ("plan", "create", "--model", "branches", "--scheduler", "ios", "--name", name)
         assert _json(planner.home, *create, *limits)["scheduler"] == "ios"
@@ -89,32 +84,32 @@ def test_a_plan_is_searched_by_ios_within_its_limits(planner: PlannerProcess, mo
 
 
 def test_telemetry_is_acknowledged_after_commit_and_a_repeat_is_stored_once(planner: PlannerProcess) -> None:
-    with _device(planner) as device:
+    with _device(planner, "sender") as device:
         samples = [QueueSample("branches", number, 0, 0) for number in range(10)]
         for _ in range(2):
             ack = device.rows(0, samples)
             assert isinstance(ack, telemetry.TelemetryAck) and ack.ledgers == (Ledger(BOOT, 10, 0),)
-        look = _json(planner.home, "watch", "--count", "1")
+        look = _json(planner.home, "watch", "sender", "--count", "1")
         assert look["telemetry"] == {"produced": 10, "stored": 10, "dropped": 0, "lost": 0}
 
 
 def test_kill_of_the_planner_loses_no_acknowledged_row_and_the_device_stays_enrolled(
-    planner: PlannerProcess,
+    own_planner: PlannerProcess,
 ) -> None:
     """1. rows are acknowledged; 2. kill -9; 3. a new planner on the same data has them all, and the key."""
-    with _device(planner) as device:
+    with _device(own_planner, "nano") as device:
         for first in range(0, 100, 20):
             device.rows(first, [QueueSample("branches", n, 0, 0) for n in range(first, first + 20)])
-    assert planner.stop(signal.SIGKILL) == -signal.SIGKILL
-    again = PlannerProcess(planner.home)
-    assert again.ready["public_key"] == planner.ready["public_key"]
+    assert own_planner.stop(signal.SIGKILL) == -signal.SIGKILL
+    again = PlannerProcess(own_planner.home)
+    assert again.ready["public_key"] == own_planner.ready["public_key"]
     assert _json(again.home, "watch", "--count", "1")["telemetry"]["stored"] == 100
     assert [info["device"] for info in _json(again.home, "device", "list")] == ["nano"]
     assert again.stop() == 0
 
 
 def test_what_runs_on_a_device_is_seen_live(planner: PlannerProcess) -> None:
-    with _device(planner) as device:
+    with _device(planner, "watched") as device:
         device.rows(
             0,
             [
@@ -124,64 +119,66 @@ def test_what_runs_on_a_device_is_seen_live(planner: PlannerProcess) -> None:
             ],
         )
         device.heartbeat()
-        look = _json(planner.home, "watch", "nano", "--count", "1")
+        look = _json(planner.home, "watch", "watched", "--count", "1")
         (rate,) = look["rates"]
         assert (rate["throughput_per_s"], rate["queued"]) == (10.0, 4)
         assert 0.8 < rate["latency_p50_ms"] < 1.2
-        lines = ok(planner.home, "watch").splitlines()
-        assert [line.split("\t")[0] for line in lines] == ["device", "nano"]
+        head, *lines = ok(planner.home, "watch").splitlines()
+        assert head.split("\t")[0] == "device"
+        assert "watched" in [line.split("\t")[0] for line in lines]
 
 
 def test_a_revoked_device_is_refused_at_its_next_message(planner: PlannerProcess) -> None:
-    with _device(planner) as device:
+    with _device(planner, "leaver") as device:
         device.rows(0, [QueueSample("branches", 0, 0, 0)])
-        ok(planner.home, "device", "revoke", "nano")
+        ok(planner.home, "device", "revoke", "leaver")
         device.heartbeat()
         refused = device.expect("control", control.TO_DEVICE, Refused)
         assert refused.code is RefusalCode.REVOKED
         assert device.rows(1, [QueueSample("branches", 1, 0, 0)]).code is RefusalCode.REVOKED
-    assert _json(planner.home, "device", "list")[0]["revoked"]
-    ok(planner.home, "device", "token", "nano")  # a revoked name may join again
+    assert _json(planner.home, "device", "show", "leaver")["revoked"]
+    ok(planner.home, "device", "token", "leaver")  # a revoked name may join again
 
 
 def test_a_used_token_enrols_nobody_else(planner: PlannerProcess) -> None:
     token = ok(planner.home, "device", "token")
-    with FakeDevice(token) as first, FakeDevice(token, "other") as second:
+    with FakeDevice(token, "first") as first, FakeDevice(token, "other") as second:
         assert isinstance(first.enrol(), enrol.EnrolReply)
         assert second.enrol().code is RefusalCode.TOKEN_USED
 
 
-def test_a_profile_on_request_becomes_costs_that_plans_use(planner: PlannerProcess, model_file: Path) -> None:
+def test_a_profile_on_request_becomes_costs_that_plans_use(planner: PlannerProcess, branches: Digest) -> None:
     home = planner.home
-    digest = _add_model(planner, model_file)
-    with _device(planner) as device:
-        asked = _json(home, "device", "profile", "nano", "--no-wait", "--budget", "5")
+    with _device(planner, "measured") as device:
+        asked = _json(home, "device", "profile", "measured", "--no-wait", "--budget", "5")
         desired = device.expect("control", control.TO_DEVICE, control.Desired)
         (request,) = desired.profiles
         assert (request.request, request.artifact.digest, desired.plan_digest) == (
             asked["requests"][0],
-            digest,
+            branches,
             None,
         )
         timings = tuple(OperatorTiming(op, 100.0, 1.0, 9) for op in range(3))
-        device.rows(0, [ProfileResult(request.request, digest, 1, "cpu-test", timings, True)])
-        costs = _json(home, "device", "profile", "nano", "--no-wait")
+        device.rows(0, [ProfileResult(request.request, branches, 1, "cpu-test", timings, True)])
+        costs = _json(home, "device", "profile", "measured", "--no-wait")
         assert costs["generation"] == 2
-    assert [entry["decided_by"] for entry in _json(home, "plan", "history")] == ["profile", "profile"]
+    assert [entry["decided_by"] for entry in _json(home, "plan", "history", "measured")] == [
+        "profile",
+        "profile",
+    ]
 
 
-def test_profile_waits_for_the_results_and_prints_them(planner: PlannerProcess, model_file: Path) -> None:
-    digest = _add_model(planner, model_file)
-    with _device(planner) as device:
+def test_profile_waits_for_the_results_and_prints_them(planner: PlannerProcess, branches: Digest) -> None:
+    with _device(planner, "timed") as device:
 
         def answer() -> None:
             (request,) = device.expect("control", control.TO_DEVICE, control.Desired).profiles
             timings = tuple(OperatorTiming(op, 100.0, 1.0, 9) for op in range(3))
-            device.rows(0, [ProfileResult(request.request, digest, 1, "cpu-test", timings, True)])
+            device.rows(0, [ProfileResult(request.request, branches, 1, "cpu-test", timings, True)])
 
         thread = threading.Thread(target=answer)
         thread.start()
-        (row,) = _json(planner.home, "device", "profile", "nano", "--model", "branches")
+        (row,) = _json(planner.home, "device", "profile", "timed", "--model", "branches")
         thread.join()
     assert (row["model"], row["measured"], row["total_us"]) == ("branches", 3, 300.0)
 
@@ -195,12 +192,12 @@ def test_a_second_planner_on_the_same_data_is_refused(planner: PlannerProcess) -
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_it_cleanly_and_leaves_nothing_running(
-    planner: PlannerProcess, number: signal.Signals
+    own_planner: PlannerProcess, number: signal.Signals
 ) -> None:
-    assert planner.stop(number) == 0
-    assert not (planner.home / "admin.sock").exists()
-    assert "Traceback" not in planner.log()
-    done = stageloom(planner.home, "status")
+    assert own_planner.stop(number) == 0
+    assert not (own_planner.home / "admin.sock").exists()
+    assert "Traceback" not in own_planner.log()
+    done = stageloom(own_planner.home, "status")
     assert (done.returncode, done.stderr.count("\n")) == (4, 1)
 
 
@@ -217,13 +214,13 @@ def test_an_address_in_use_is_one_line(planner: PlannerProcess, tmp_path: Path) 
     assert "cannot be bound" in done.stderr
 
 
-def test_readers_work_while_the_planner_is_down(planner: PlannerProcess, model_file: Path) -> None:
-    _add_model(planner, model_file)
-    ok(planner.home, "plan", "create", "--model", "branches", "--name", "first")
-    with _device(planner):
-        until(lambda: _json(planner.home, "device", "list")[0]["online"])
-    planner.stop()
-    home = planner.home
+def test_readers_work_while_the_planner_is_down(own_planner: PlannerProcess, model_file: Path) -> None:
+    add_model(own_planner, model_file)
+    ok(own_planner.home, "plan", "create", "--model", "branches", "--name", "first")
+    with _device(own_planner, "nano"):
+        until(lambda: _json(own_planner.home, "device", "list")[0]["online"])
+    own_planner.stop()
+    home = own_planner.home
     assert [info["model"] for info in _json(home, "model", "list")] == ["branches"]
     assert [info["plan"] for info in _json(home, "plan", "list")] == ["first"]
     assert _json(home, "device", "list")[0]["online"] is None

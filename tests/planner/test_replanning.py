@@ -3,6 +3,7 @@
 import json
 import signal
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,31 @@ from tests.e2e.fleet import four_free_ports
 from tests.planner.fake_device import BOOT, FakeDevice
 from tests.planner.processes import PlannerProcess, ok, until
 
-ENVIRONMENT = "cpu-test"
+SETTINGS = '[planner]\ndead_after_s = 600\nsearch = "local"\n'
+"""These devices never say that they live, and no test here is about Ray."""
+_NUMBERS = count(1)
+
+
+def stock(home: Path, model_file: Path) -> None:
+    """One model, and its first plan."""
+    ok(home, "model", "add", str(model_file), "--name", "branches", "--shape", "x=2x8")
+    ok(home, "plan", "create", "--model", "branches", "--executor", "null", "--name", "first")
+
+
+def new_device(home: Path) -> FakeDevice:
+    """Of a class of its own, so that it shares no costs with any other."""
+    name = f"device-{next(_NUMBERS)}"
+    return FakeDevice(ok(home, "device", "token").strip(), name, device_class=name)
 
 
 class Rig:
-    """A planner with one model and one device that runs its first plan."""
+    """A device that runs its planner's first plan."""
 
-    def __init__(self, planner: PlannerProcess, device: FakeDevice, model_file: Path) -> None:
+    def __init__(self, planner: PlannerProcess, device: FakeDevice) -> None:
         self.home, self.device = planner.home, device
         self.next_row = 0
-        ok(self.home, "model", "add", str(model_file), "--name", "branches", "--shape", "x=2x8")
         device.enrol()
         device.hello()
-        ok(self.home, "plan", "create", "--model", "branches", "--executor", "null", "--name", "first")
         ok(self.home, "plan", "push", device.name, "first")
         self.first = self.desired()
         self.profiled()
@@ -58,7 +71,7 @@ class Rig:
         """Say what the operators cost: two that take 1 ms each, and a cheap sum."""
         times = tuple(OperatorTiming(op, us, 1.0, 9) for op, us in enumerate((1000.0, 1000.0, 10.0)))
         artifact = self.first.artifacts[0].digest
-        self.rows(ProfileResult(999, artifact, 1, ENVIRONMENT, times, True))
+        self.rows(ProfileResult(999, artifact, 1, self.device.device_class, times, True))
 
     def alarm(self, number: int, plan: Digest | None, *, queued: int = 8, at_us: int = 1_000_000) -> None:
         """Fire, and read on until it is acknowledged; a plan that comes first is kept in `pushed`."""
@@ -81,8 +94,8 @@ class Rig:
         assert (ack.boot, ack.number) == (BOOT, number)
 
     def replans(self) -> list[dict[str, Any]]:
-        """What `stageloom replans` says, newest first."""
-        found: list[dict[str, Any]] = json.loads(ok(self.home, "replans", "--json"))
+        """What `stageloom replans` says of the device, newest first."""
+        found: list[dict[str, Any]] = json.loads(ok(self.home, "replans", self.device.name, "--json"))
         return found
 
     def ended(self, desired: control.Desired, verdict: str, state: DeviceState, **figures: Any) -> None:
@@ -110,16 +123,22 @@ class Rig:
         self.rows(ended, change, at_us=3_000_000)
 
 
+@pytest.fixture(scope="module")
+def planner(tmp_path_factory: pytest.TempPathFactory, model_file: Path) -> Iterator[PlannerProcess]:
+    """One for all tests that leave it running."""
+    folder = tmp_path_factory.mktemp("replanning")
+    (folder / "planner.toml").write_text(SETTINGS)
+    process = PlannerProcess(folder / "home", "--config", str(folder / "planner.toml"))
+    stock(process.home, model_file)
+    yield process
+    process.stop()
+
+
 @pytest.fixture
-def rig(tmp_path: Path, model_file: Path) -> Iterator[Rig]:
-    """This device never says that it lives, and no test here is about Ray."""
-    config = tmp_path / "planner.toml"
-    config.write_text('[planner]\ndead_after_s = 600\nsearch = "local"\n')
-    planner = PlannerProcess(tmp_path / "home", "--config", str(config))
-    token = ok(planner.home, "device", "token").strip()
-    with FakeDevice(token) as device:
-        yield Rig(planner, device, model_file)
-    planner.stop()
+def rig(planner: PlannerProcess) -> Iterator[Rig]:
+    """A new device."""
+    with new_device(planner.home) as device:
+        yield Rig(planner, device)
 
 
 def test_an_alarm_is_stored_acknowledged_and_answered_with_a_plan_whose_trial_is_recorded(rig: Rig) -> None:
@@ -147,6 +166,12 @@ def test_an_alarm_is_stored_acknowledged_and_answered_with_a_plan_whose_trial_is
     assert compared["trial"]["verdict"] == "commit" and compared["predicted_ratio"] > 0.0
     assert "verdict   commit by trial" in ok(rig.home, "plan", "compare", rig.device.name)
     assert replan["plan"] in ok(rig.home, "replans", rig.device.name)
+    explained = json.loads(ok(rig.home, "plan", "explain", rig.device.name, "--json"))
+    assert explained["digest"] == pushed.plan_digest
+    assert explained["decided"]["replan"]["replan"] == replan["replan"]
+    assert explained["decided"]["trial"]["verdict"] == "commit"
+    looked_at = {one["digest"]: one["last"]["verdict"] for one in explained["others"]}
+    assert looked_at[pushed.plan_digest] == "taken" and len(looked_at) > 1
 
 
 def test_a_repeated_alarm_is_acknowledged_again_and_begins_nothing(rig: Rig) -> None:
@@ -163,13 +188,14 @@ def test_kill_9_before_an_alarm_is_acknowledged_leaves_one_replan_for_it(
     """The device sends again what was not acknowledged; what was stored before the kill counts once."""
     home = tmp_path / "home"
     settings = tmp_path / "planner.toml"
-    settings.write_text('[planner]\ndead_after_s = 600\nsearch = "local"\n')
+    settings.write_text(SETTINGS)
     address = ("--listen", f"127.0.0.1:{four_free_ports()}", "--config", str(settings))
     monkeypatch.setenv(failpoint.VARIABLE, "planner.alarm.ack=kill@1")
     planner = PlannerProcess(home, *address)
     monkeypatch.delenv(failpoint.VARIABLE)
-    with FakeDevice(ok(home, "device", "token").strip()) as device:
-        rig = Rig(planner, device, model_file)
+    stock(home, model_file)
+    with new_device(home) as device:
+        rig = Rig(planner, device)
         rig.alarm(1, rig.first.plan_digest)
         assert planner.ended() == -signal.SIGKILL
         assert len(rig.replans()) == 1, "it is stored before it is acknowledged"
@@ -254,7 +280,7 @@ def test_a_proven_plan_is_pushed_at_once_when_it_is_predicted_to_be_the_best(rig
     wide = rig.desired()
     assert wide.plan_digest is not None
     stages = (StageTiming(0, 900.0, 1.0, 9), StageTiming(1, 10.0, 1.0, 9))  # both branches in less than one
-    rig.rows(StageProfileResult(998, wide.plan_digest, 0, ENVIRONMENT, stages, 910.0, True))
+    rig.rows(StageProfileResult(998, wide.plan_digest, 0, rig.device.device_class, stages, 910.0, True))
     rig.ended(wide, "commit", DeviceState.COMMITTED, ratio=1.9, low=1.8, high=2.0, pairs=8)
     rig.alarm(1, rig.first.plan_digest)
     rig.acknowledged(1)

@@ -7,6 +7,7 @@ import pytest
 
 from planner.cluster.run import search
 from planner.replan.compare import block_pairs, drift
+from planner.replan.considered import Verdict, serves
 from planner.replan.decide import decide, proven_at_once
 from planner.replan.observation import Observation
 from planner.replan.policy import How, PlainPolicy, Proposal
@@ -17,7 +18,8 @@ from shared.plan import Plan
 from shared.policy.plain import Load
 from shared.search.analytic import DeviceRates
 from shared.search.compose import Combination, ModelChoice, compose
-from shared.search.costs import CostTable, MeasuredStage, fitted
+from shared.search.costs import CostTable, MeasuredStage
+from shared.search.fitting import fitted, samples
 from shared.search.job import SearchJob, run_search
 from tests.search.graphs import CHAIN, DIAMOND, model
 
@@ -95,10 +97,14 @@ def test_a_measured_stage_counts_instead_of_the_formula_and_makes_the_prediction
 
 def test_contention_is_fitted_to_measured_stages_once_three_tell() -> None:
     members = ((LEFT[0], 0, 4),)
-    two = tuple(MeasuredStage(members, 1, ((1,), (2,)), 1.25) for _ in range(2))
-    assert fitted(replace(SECOND_EACH, stages=two)).rates.contention == 1.0
-    three = (*two, MeasuredStage(members, 1, ((0,), (1,)), 1.5))
-    assert fitted(replace(SECOND_EACH, stages=three)).rates.contention == pytest.approx(0.25)
+    stages = (
+        MeasuredStage(members, 1, ((0, 1),), 2.0),
+        MeasuredStage(members, 1, ((0, 1), (2,)), 2.25),
+        MeasuredStage(members, 1, ((1,), (2,)), 1.25),
+    )
+    two, many = (samples(replace(SECOND_EACH, stages=known), GRAPHS) for known in (stages[:2], stages * 50))
+    assert fitted(two, RATES)[0].contention == 1.0
+    assert fitted(many, RATES)[0].contention == pytest.approx(0.25, abs=0.05)
 
 
 def test_a_proven_plan_goes_at_once_only_if_nothing_at_hand_is_predicted_to_cost_less() -> None:
@@ -132,6 +138,42 @@ def test_what_was_barred_is_not_pushed_under_other_launch_intervals_either() -> 
 def test_the_incumbents_own_plan_is_no_proposal_and_the_reason_says_so() -> None:
     decision = decide(seen(), [Proposal(plan_of(), How.SEARCH, "sequential")])
     assert decision.proposal is None and "equal to the plan that runs" in decision.reason
+
+
+def test_every_proposal_is_told_with_what_became_of_it() -> None:
+    """1. The same plan as the incumbent. 2. One that was barred. 3. Two that gain, of which one is taken."""
+    wide = plan_of("greedy")
+    barred = replace(wide, lanes=2)
+    best, behind = replace(wide, lanes=3), replace(wide, lanes=4)
+    now = seen(costs=measured(wide, [1.0, 1.1, 1.0]), barred=((barred.digest, barred.structure),))
+    proposals = [Proposal(one, How.SEARCH, "greedy") for one in (plan_of(), barred, best, behind)]
+    decision = decide(now, proposals)
+    assert decision.proposal is not None and decision.proposal.plan == best
+    told = {one.plan: one for one in decision.considered}
+    assert [told[one.plan.digest].verdict for one in proposals] == [
+        Verdict.SAME,
+        Verdict.BARRED,
+        Verdict.TAKEN,
+        Verdict.BEHIND,
+    ]
+    assert told[best.digest].predicted == decision.predicted == told[behind.digest].predicted
+    assert told[plan_of().digest].predicted == 1.0 and told[best.digest].scheduler == "greedy"
+    assert {one.serves for one in decision.considered} == {serves(wide)}
+
+
+def test_plans_over_the_same_models_serve_alike_whatever_else_differs() -> None:
+    assert serves(plan_of()) == serves(plan_of("greedy", Combination.ALIGNED))
+    one = plan_of()
+    assert serves(one) != serves(replace(one, models=one.models[:1]))
+    renamed = tuple(replace(model, name=f"my-{model.name}") for model in one.models)
+    assert serves(one) != serves(replace(one, models=renamed))
+
+
+def test_streams_are_predicted_as_they_run_and_not_as_a_sum() -> None:
+    """A diamond of four seconds: its two branches overlap where nothing hinders them."""
+    free = replace(SECOND_EACH, rates=replace(RATES, contention=0.0))
+    assert predict(plan_of("nimble"), GRAPHS, free, [LOADS[0]]).busy == pytest.approx(0.1 * 3.0)
+    assert predict(plan_of("nimble"), GRAPHS, SECOND_EACH, [LOADS[0]]).busy == pytest.approx(0.1 * 4.0)
 
 
 def test_every_search_of_the_plain_policy_gives_a_legal_plan_over_the_same_models() -> None:

@@ -18,7 +18,6 @@ from edge_agent.link import events as link
 from edge_agent.link import fetch as fetching
 from edge_agent.link.artifacts import ArtifactFolder
 from edge_agent.link.core import LinkConfig, LinkCore
-from edge_agent.link.spool import Spool
 from edge_agent.link.statefile import load_state, save_state
 from edge_agent.plan_actions import (
     Action,
@@ -53,6 +52,7 @@ from shared.messages import telemetry
 from shared.messages.control import Origin
 from tests.sim.engine import KILLED, STOPPED, EngineProcess
 from tests.sim.library import KnownPlan
+from tests.sim.spool import WatchedSpool
 
 if TYPE_CHECKING:
     from tests.sim.world import World
@@ -114,7 +114,7 @@ class Agent:
         wall_s = world.wall_us() * 1e-6 - world.now_s
         self.core = LinkCore(state, config=LinkConfig(boot=boot, wall_s=wall_s))
         self.fetcher = fetching.FetchCore(chunk_bytes=CHUNK_BYTES, again_after_s=2.0)
-        self.spool = Spool(self.home / "spool", boot=boot, limit_bytes=SPOOL_BYTES, write=self._write)
+        self.spool = WatchedSpool(self.home / "spool", boot=boot, limit_bytes=SPOOL_BYTES, write=self._write)
         self.artifacts = ArtifactFolder(self.home / "artifacts")
         self.store = ArtifactStore(self.home / "artifacts")
         self._checker = PlanChecker(self.store)

@@ -56,6 +56,7 @@ class Watch:
         self._desired: Pair = (0, 0)
         self._revision = (0, 0)  # boot and revision of the stored report
         self._report: Report | None = None  # the stored one that was checked last
+        self._audited: dict[str, tuple[int, int, int]] = {}  # by agent: what its books were checked at
         self.lost: Counter[int] = Counter()  # by boot a mask of rows that an older database has not
         self.states: set[DeviceState] = set()
         self.tasks = 0
@@ -175,6 +176,7 @@ class Watch:
 
     def restored(self) -> None:
         """The planner's database is an older one."""
+        self._audited.clear()
         self._desired = (0, 0)
         self._revision = (0, 0)
 
@@ -211,6 +213,10 @@ class Watch:
     def _check_books(self, agent: "Agent") -> None:
         """produced = stored + dropped + spooled, row by row; what an older database lost is named as such."""
         masks = self._world.store.masks
+        books = (agent.life, agent.spool.changes, self._world.store.written)
+        if self._audited.get(agent.name) == books:
+            return
+        self._audited[agent.name] = books
         for boot, (produced, dropped, spooled) in agent.spool.masks().items():
             kept = masks.get(boot, 0) | spooled
             if kept & dropped:

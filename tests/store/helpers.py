@@ -2,9 +2,12 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from planner.dispatch.ports import EnrolAttempt, StoredRow, TelemetryWrite
+from planner.replan.considered import Considered, Verdict
 from planner.store.store import Store
 from shared.artifact import pack_artifact
 from shared.clock import ManualClock
@@ -62,6 +65,24 @@ def small_plan(store: Store, name: str = "relu") -> Plan:
     info = store.named_models([name])[0]
     graph = store.load_artifact(info.digest).graph
     return compose([ModelChoice(name=name, artifact=info.digest, graph=graph)])
+
+
+def looked_at(text: str, **changes: Any) -> Considered:
+    """A plan that a re-plan looked at, of the models that `text` stands for."""
+    made = Considered(
+        plan=digest_bytes([text.encode(), b"plan"]),
+        serves=digest_bytes([text.encode()]),
+        scheduler="ios r=3",
+        how="search",
+        verdict=Verdict.WORSE,
+        blocks=4,
+        members_max=2,
+        busy=0.25,
+        predicted=1.125,
+        measured=True,
+        search_s=None,
+    )
+    return replace(made, **changes)
 
 
 def row(sequence: int, data: RowData | None = None, boot: int = 7, kind: RowKind | None = None) -> StoredRow:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.costs.measured import STALE_S
 from planner.dispatch.ports import TelemetryWrite
 from planner.replan.observing import observe, without_costs
 from planner.replan.settings import Note, ReplanSettings
@@ -141,11 +142,14 @@ def test_an_unknown_plan_or_replan_is_named(rig: Rig) -> None:
         observe(rig.store, NANO, rig.replan(paced(rig.runs, 9)), T0_US)
 
 
-def test_models_without_costs_are_named_until_they_are_measured(rig: Rig) -> None:
+def test_models_without_costs_are_named_until_they_are_measured_and_a_month_later(rig: Rig) -> None:
     number = rig.replan(rig.runs)
-    assert without_costs(rig.store, number) == ["relu"]
+    assert without_costs(rig.store, number, T0_US) == ["relu"]
     rig.profiled()
-    assert without_costs(rig.store, number) == []
+    assert without_costs(rig.store, number, T0_US) == []
+    later_us = T0_US + round(STALE_S * 1e6)
+    assert without_costs(rig.store, number, later_us) == []
+    assert without_costs(rig.store, number, later_us + 1) == ["relu"]
 
 
 def test_an_alarm_begins_a_replan_once_and_what_it_pushes_is_noted(rig: Rig) -> None:

@@ -31,7 +31,7 @@ from shared.messages.telemetry import (
     encode_row,
     histogram_of,
 )
-from tests.store.helpers import NANO, T0_US, enrol, finish, start, write_of
+from tests.store.helpers import NANO, T0_US, enrol, finish, looked_at, start, write_of
 
 HOUR_S = 3600
 DAY_S = 24 * HOUR_S
@@ -312,3 +312,15 @@ def test_old_events_go_too(store: Store, clock: ManualClock) -> None:
     tidy(store)
     with store.database.read() as session:
         assert session.scalars(select(EventRow.code)).all() == ["revoked"]
+
+
+def test_plans_that_were_looked_at_go_with_the_oldest_telemetry(store: Store, clock: ManualClock) -> None:
+    """More than one step's worth of old ones go, and what was looked at since stays."""
+    old, new = looked_at("a"), looked_at("b")
+    store.keep_considered([old] * (CHUNK + 1), device_class="cpu", device=NANO, replan=1)
+    clock.advance(11 * DAY_S)
+    store.keep_considered([new], device_class="cpu", device=NANO, replan=2)
+    tidy(store)
+    (left,) = store.considered(new.serves, "cpu")
+    assert (left.considered, left.replan, left.device) == (new, 2, NANO)
+    assert store.considered(old.serves, "cpu") == []

@@ -11,7 +11,7 @@ from shared.plan import CombinedBlock, Member, ModelPlan, Plan
 from shared.schedule import Stage, StageSchedule
 from shared.search.costs import MeasuredStage
 from tests.shared.test_merge import same, siblings
-from tests.store.helpers import NANO, enrol, row
+from tests.store.helpers import NANO, T0_US, enrol, row
 
 
 def stored(sequence: int, result: StageProfileResult) -> StoredRow:
@@ -38,11 +38,11 @@ def test_a_merge_and_the_same_operators_side_by_side_keep_times_of_their_own(
     store.append_telemetry([TelemetryWrite(NANO, tuple(rows), (Ledger(7, 2, 0),))])
     reading = ReadStore.open(tmp_path, database_url)
     try:
-        found = reading.stage_costs("cpu-2-core", plan.executor, [1])
+        found = reading.stage_costs("cpu-2-core", plan.executor)
     finally:
         reading.close()
     whole = ((digest, 0, 2),)
-    assert sorted(found, key=lambda one: one.seconds) == [
-        MeasuredStage(whole, 1, both, 30e-6, merge=True),
-        MeasuredStage(whole, 1, both, 50e-6, merge=False),
+    assert sorted(found, key=lambda one: -one.seconds) == [
+        MeasuredStage(whole, 1, both, 50e-6, merge=False, samples=9, measured_at_us=T0_US),
+        MeasuredStage(whole, 1, both, 30e-6, merge=True, samples=9, measured_at_us=T0_US),
     ]

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from planner.replan.predict import block_costs, step_s
 from planner.twin.times import StepTimes, border_bytes, estimate
 from shared.bound import BoundPlan, bind
 from shared.graph import Graph
@@ -13,6 +14,7 @@ from shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan
 from shared.schedule import Launch, Schedule, StreamSchedule, stage_schedule
 from shared.search.analytic import DeviceRates
 from shared.search.costs import CostTable, MeasuredStage
+from shared.search.fitting import fitted, samples
 from tests.search.graphs import DIAMOND, model
 from tests.twin.cases import device
 
@@ -140,13 +142,38 @@ def test_weights_are_read_once_for_a_batch() -> None:
     assert estimate(heavy, OpId(0), rates, 3)[0] == pytest.approx(1000 + 3 * row_bytes)
 
 
-def test_a_stage_of_several_groups_that_was_measured_takes_what_was_measured() -> None:
+def test_a_stage_that_was_measured_takes_what_was_measured() -> None:
+    """Also the run of several stages of one group, which are one item; not a part of it."""
     bound, graphs = diamonds(FORKED)
     (artifact,) = graphs
-    known = MeasuredStage(((artifact, 0, 4),), 1, ((1,), (2,)), 0.0055)
-    alone = MeasuredStage(((artifact, 0, 4),), 1, ((0,),), 9.0)  # its item's, which here is another one
-    table = replace(costs(graphs), stages=(known, alone))
+    members = ((artifact, 0, 4),)
+    forked = MeasuredStage(members, 1, ((1,), (2,)), 0.0055)
+    whole = MeasuredStage(members, 1, ((0, 1, 2, 3),), 0.008)
+    table = replace(costs(graphs), stages=(forked, whole))
     assert seconds_of(bound, StepTimes(device(), table)) == pytest.approx(0.001 + 0.0055 + 0.003)
+    sequential, _ = diamonds(SEQUENTIAL)
+    assert seconds_of(sequential, StepTimes(device(), table)) == pytest.approx(0.008)
+    part = replace(table, stages=(MeasuredStage(members, 1, ((0,),), 9.0),))
+    assert seconds_of(sequential, StepTimes(device(), part)) == pytest.approx(0.010)
+
+
+def test_what_stages_taught_of_the_device_class_prices_the_others() -> None:
+    """As the searches price them, and scaled by batch as the operators are."""
+    bound, graphs = diamonds(FORKED, batch=2)
+    (artifact,) = graphs
+    taught = [
+        MeasuredStage(((artifact, 0, 4),), 2, groups, seconds)
+        for groups, seconds in ((((1,), (2,)), 0.0058), (((1,),), 0.0041), (((0, 1, 2, 3),), 0.0099))
+    ]
+    table = replace(costs(graphs, flop_per_s=1.0, launch_s=1e-6, contention=0.3), stages=tuple(taught))
+    rates, learned = fitted(samples(table, graphs), table.rates)
+    table = replace(table, rates=rates, interference=learned, stages=())
+    known = block_costs(bound, 0, table)
+    expected = step_s(known, bound.combined[0].graph, FORKED, 1)
+    times = StepTimes(device(), table)
+    assert learned.samples == 3
+    assert seconds_of(bound, times, 1, (2,)) == pytest.approx(expected)
+    assert seconds_of(bound, times, 1, (1,)) == pytest.approx(expected / 2)
 
 
 def test_borders_count_what_others_read_or_make() -> None:
@@ -157,6 +184,29 @@ def test_borders_count_what_others_read_or_make() -> None:
     bound, graphs = diamonds(SEQUENTIAL)
     times = StepTimes(device(border_s_per_byte=1e-4), costs(graphs))
     assert seconds_of(bound, times) == pytest.approx(0.010 + 32e-4)
+
+
+def test_the_stages_of_a_step_are_told_apart() -> None:
+    """The last two stages of a sequential end are one item, which counts for the first of them."""
+    bound, graphs = diamonds(FORKED)
+    times = StepTimes(device(cores=8, step_s=0.01), costs(graphs, contention=0.5))
+    assert times.of_plan(bound).blocks[0].stage_s(1, (1,)) == pytest.approx({0: 0.001, 1: 0.005, 2: 0.003})
+    sequential, _ = diamonds(SEQUENTIAL)
+    assert times.of_plan(sequential).blocks[0].stage_s(1, (1,)) == pytest.approx({0: 0.010})
+    data, _ = diamonds(FORKED, barrier=Barrier.DATA)
+    assert times.of_plan(data).blocks[0].stage_s(1, (1,)) == {}
+
+
+def test_only_so_many_blocks_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.twin.times.MAX_BLOCKS", 2)
+    (one, graphs), (two, _) = diamonds(FORKED), diamonds(SEQUENTIAL)
+    three, _ = diamonds(stage_schedule([[[0]], [[2]], [[1]], [[3]]]))
+    times = StepTimes(device(), costs(graphs))
+    first, second = times.of_plan(one).blocks[0], times.of_plan(two).blocks[0]
+    assert times.of_plan(one).blocks[0] is first
+    times.of_plan(three)
+    assert times.of_plan(one).blocks[0] is first
+    assert times.of_plan(two).blocks[0] is not second
 
 
 def test_plans_share_the_times_of_equal_combined_blocks() -> None:

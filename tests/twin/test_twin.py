@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ from shared.bound import BoundPlan
 from shared.errors import PlanError
 from shared.plan import QueuePlan, QueueRule
 from shared.policy.queues import Measure
-from tests.engine.plans import chains
+from tests.engine.plans import chains, models_of, with_models
 from tests.twin.cases import device, measured
 
 Load = Mapping[str, Process]
@@ -75,7 +76,7 @@ def test_the_mean_wait_under_poisson_arrivals_is_that_of_an_md1_queue(load: floa
     bound = chains(1, fields={"queue": QueuePlan(max_tasks=100_000)})
     rate = load / 0.01
     window = deployed(bound, {"a": 0.01}, {"a": Poisson(rate_per_s=rate)}, seed=11).run(
-        10_000 / rate, sample_at_s=()
+        6_000 / rate, sample_at_s=()
     )
     waits = [latency - 0.01 for latency in window.models[0].latencies_s]
     means = [math.fsum(waits[i::20]) / len(waits[i::20]) for i in range(20)]  # to see the spread, roughly
@@ -95,8 +96,8 @@ def test_a_pipeline_of_lanes_has_the_throughput_of_its_slowest_block() -> None:
         toy = device(cores=2)
         twin = Twin(measured(bound, {"a": 0.01}, toy), load)
         twin.deploy(bound)
-        rates.append(twin.run(10.0).throughput_per_s)
-    assert rates == [pytest.approx(100.0, abs=0.2), pytest.approx(200.0, abs=0.4)]
+        rates.append(twin.run(3.0, sample_at_s=()).throughput_per_s)
+    assert rates == [pytest.approx(100.0, abs=0.4), pytest.approx(200.0, abs=0.8)]
 
 
 @pytest.mark.parametrize("rule", QueueRule)
@@ -189,6 +190,21 @@ def test_the_queues_are_looked_at_when_asked() -> None:
     assert samples[-1].deviation == (-1.5, 1.5)
     assert window.queue_variance(Measure.TASKS) == pytest.approx(1.5**2 / 4)
     assert window.queue_variance() == pytest.approx((1.5 * window.models[1].service_s) ** 2 / 4)
+
+
+def test_the_queue_of_a_starved_model_counts_with_the_others_service() -> None:
+    """b's launches are an hour apart, so that only its first task runs, and that before the window."""
+    strict = models_of([1, 1], launch_interval_us=3_600_000_000, work_conserving=False)
+    bound = with_models([replace(strict[0], launch_interval_us=0), strict[1]])
+    load: Load = {"a": Periodic(rate_per_s=10.0), "b": Periodic(rate_per_s=10.0)}
+    twin = deployed(bound, {"a": 0.02, "b": 0.01}, load)
+    twin.run(1.0)
+    window = twin.run(1.0, sample_at_s=[0.99])
+    assert [model.ended.completed for model in window.models] == [10, 0]
+    (glance,) = window.glances
+    queued = glance.queues[1].queued
+    assert queued > 10
+    assert window.queue_variance() == pytest.approx((queued * 0.02 / 2) ** 2)
 
 
 def test_what_a_window_tells_as_telemetry_says_the_same() -> None:

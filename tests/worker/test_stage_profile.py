@@ -10,12 +10,14 @@ from edge_agent.executor.idle import IdleTime
 from edge_agent.executor.null import NullExecutor
 from edge_agent.executor.onnx import OnnxExecutor
 from edge_agent.worker.profiling import stage_reports
-from edge_agent.worker.stage_profile import Alone, BlockTimes, profile_stages
+from edge_agent.worker.stage_profile import Alone, BlockTimes, joined, profile_stages
 from shared.artifact import Artifact
 from shared.bound import BoundPlan, bind
 from shared.digest import digest_bytes
+from shared.errors import ExecutorError
 from shared.launch_list import lower
 from shared.plan import ExecutorOptions, Member
+from shared.schedule import StageSchedule, stage_schedule
 from shared.search.compose import ModelChoice, compose
 from shared.stage_times import stage_spans
 from tests.executor.models import artifact_of
@@ -137,7 +139,7 @@ def test_what_was_measured_is_reported_in_parts_and_only_the_last_one_ends_it() 
     first, last = stage_reports(8, plan, times, "time was up")
     assert (first.combined, first.last) == (0, False)
     assert first.step_us == pytest.approx(2000.0)
-    assert [(stage, runs) for stage, _, _, runs in first.times] == [(0, 3), (4, 3)]
+    assert [(stage, runs) for stage, _, _, runs, _ in first.times] == [(0, 3), (4, 3)]
     assert first.times[1][1] == pytest.approx(700.0)
     assert (last.combined, last.last, last.reason) == (2, True, "time was up")
     (nothing,) = stage_reports(8, plan, [BlockTimes()], "")
@@ -156,3 +158,44 @@ def test_stage_spans_are_from_the_first_begin_to_the_last_end(model: Artifact) -
             assert spans[stage] == (min(t[1] for t in of_stage), max(t[2] for t in of_stage))
         assert stage_spans(items, times[1:]) is None, "cut off"
         assert stage_spans(items, [*times, (len(items), 0.0, 1.0)]) is None, "of another mask"
+
+
+def test_only_the_combined_blocks_that_were_named_are_timed(model: Artifact) -> None:
+    bound, executor = bound_plan(model, "null"), NullExecutor()
+    wanted = (1, 3)
+    found = profile_stages(bound, {model.digest: model}, executor, Alone(executor), always(), 2, wanted)
+    assert [index for index, block in enumerate(found) if block.step_s] == list(wanted)
+    with pytest.raises(ExecutorError, match="no combined block 99"):
+        profile_stages(bound, {model.digest: model}, executor, Alone(executor), always(), 2, (99,))
+
+
+def test_blocks_in_turn_find_instances_at_their_borders_so_that_each_runs_once_a_round(
+    model: Artifact,
+) -> None:
+    """A round over B blocks is B steps, not B (B + 1) / 2."""
+    bound, executor = bound_plan(model, "null"), NullExecutor()
+    profiled(model, bound, executor, always(), 3)
+    assert len(executor.history) == 4 * len(bound.combined)
+
+
+def test_stages_of_one_group_that_run_as_one_are_told_as_one(model: Artifact) -> None:
+    """Else the first of them would seem to take what all of them take."""
+    member = Member(0, 0, 0)
+    graph = graph_of([model], [()], [member])
+    in_turn = [[[op]] for op in range(graph.size)]
+    bound = bound_of(plan_of([model], [()], [[member]], [stage_schedule(in_turn)]), [model])
+    executor = NullExecutor()
+    (found,) = profiled(model, bound, executor, always(), 2)
+    assert found.stages == {0: graph.size} and list(found.stage_s) == [0]
+    (told,) = stage_reports(1, digest_bytes([b"plan"]), [found], "")
+    assert [(stage, stages) for stage, _, _, _, stages in told.times] == [(0, graph.size)]
+
+
+def test_a_stage_of_groups_ends_the_stages_that_run_as_one(model: Artifact) -> None:
+    for combined in bound_plan(model).combined:
+        schedule = combined.plan.schedule
+        assert isinstance(schedule, StageSchedule)
+        together = joined(lower(schedule, combined.graph, combined.full_mask), schedule)
+        for first, count in together.items():
+            assert all(len(stage.groups) == 1 for stage in schedule.stages[first : first + count])
+            assert first + count == len(schedule.stages) or len(schedule.stages[first + count].groups) > 1

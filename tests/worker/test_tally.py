@@ -35,6 +35,17 @@ def test_sums_are_kept_apart_by_mask_and_start_anew_when_taken() -> None:
     assert tally.take() == ()
 
 
+def test_batches_of_any_size_under_one_mask_are_one_sum() -> None:
+    tally = Tally()
+    for tasks, taken_s in ((1, 0.5), (4, 0.25), (4, 1.0)):
+        tally.step_issued(0.0)
+        tally.step_ended(_step(4, tasks=tasks), StepResult(1.0, 1.0 + taken_s), 2.0)
+    (one,) = tally.take()
+    assert (one.steps, one.tasks, one.busy_s) == (3, 9, 1.75)
+    assert (one.shortest_s, one.longest_s) == (0.25, 1.0)
+    assert tally.take() == ()
+
+
 def test_a_report_of_very_many_combined_blocks_is_split_and_fits_a_message() -> None:
     tally = Tally()
     for combined in range(MAX_COMBINED + 3):

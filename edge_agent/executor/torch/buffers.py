@@ -11,8 +11,9 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from edge_agent.executor.on_device.slots import staged
 from edge_agent.executor.torch.layout import Kind
-from edge_agent.executor.torch.recipe import Part, Recipe, Role, Value, changes_form, form_of, staged
+from edge_agent.executor.torch.recipe import Part, Recipe, Role, Value, changes_form, form_of
 from edge_agent.lowering.dtypes import TORCH_OF_NAME
 from edge_agent.lowering.model import LoweredModel
 from edge_agent.lowering.node import Spec

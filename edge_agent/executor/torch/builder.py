@@ -7,24 +7,28 @@ what it found per thread. Only the last capture is bound to the plan's own buffe
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 import torch
 
 from edge_agent.executor.torch.buffers import ScratchBuffers
 from edge_agent.executor.torch.device import Device, Event, Graph, Pool, Stream
-from edge_agent.executor.torch.kernels import KernelChoices
+from edge_agent.executor.torch.kernels import USUAL_FLOP_PER_BYTE, Instruments, KernelChoices
 from edge_agent.executor.torch.launching import Marks, issue_program
 from edge_agent.executor.torch.layout import Kind
 from edge_agent.executor.torch.loaded import LoadedPlan
 from edge_agent.executor.torch.program import Program
 from edge_agent.executor.torch.recipe import Recipe, Value
+from edge_agent.lowering.dtypes import Precision
 from edge_agent.lowering.model import ModelLowering
 from shared.engine.steps import ProgramKey
 
 log = logging.getLogger(__name__)
 
 _FORM_GAIN = 0.98  # one stream must take less than this of what several take, or the schedule stays
+
+_COPIES = 4  # how many times a product's matrix a measured copy is, so that no cache holds it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +39,7 @@ class Effort:
     laps: int = 7  # per kernel
     launches_per_lap: int = 10
     form_rounds: int = 15  # several streams against one; 0: the schedule stays as it is
+    product_side: int = 2048  # of the matrices whose product says what the device reaches; 0: not measured
 
 
 @dataclass(slots=True)
@@ -58,6 +63,7 @@ class Builder:
         self._device = device
         self._choices = choices
         self._effort = effort
+        self._balance: dict[Precision, float] = {}
 
     def build(self, plan: LoadedPlan, key: ProgramKey, pool: Pool) -> Built:
         """The program for a key, warmed up and captured.
@@ -141,12 +147,46 @@ class Builder:
             return
         program = self._scratch(plan, recipe)
         self._warm(program)
+        instruments = Instruments(self._timer, self._demand, self._flop_per_byte(plan.precision))
         for index in todo:
             unit = recipe.units[index]
             assert unit is not None
             reads, makes = program.arguments(index)
             lowering, batch = self._model(plan, recipe, index)
-            self._choices.measure(lowering, batch, unit, reads, makes, self._timer)
+            self._choices.measure(lowering, batch, unit, reads, makes, instruments)
+
+    def _demand(self, launch: Callable[[], object]) -> float:
+        """The largest share of a multiprocessor that a block of any of its kernels takes (Opara)."""
+        try:
+            needs = self._device.block_needs(self._device.capture_streams(1)[0], launch)
+        except RuntimeError as error:  # the driver's: the order is no reason to go without the program
+            log.warning("a kernel's demand stays unknown: %s", error)
+            return 0.0
+        of = self._device.multiprocessor()
+        return max((one.shares(of).demand for one in needs), default=0.0)
+
+    def _flop_per_byte(self, precision: Precision) -> float:
+        """What the device computes in a large product for every byte that a large copy moves; once each."""
+        if not self._effort.product_side:
+            return USUAL_FLOP_PER_BYTE
+        if precision not in self._balance:
+            try:
+                found = self._measured_balance(precision)
+            except torch.OutOfMemoryError:
+                found = USUAL_FLOP_PER_BYTE
+            log.info("balance precision=%s flop_per_byte=%.1f", precision.value, found)
+            self._balance[precision] = found
+        return self._balance[precision]
+
+    def _measured_balance(self, precision: Precision) -> float:
+        side, device = self._effort.product_side, self._device.torch_device
+        dtype = torch.float16 if precision is Precision.FP16 else torch.float32
+        left, right, product = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(3))
+        source, target = (torch.ones(_COPIES * side * side, device=device) for _ in range(2))
+        self._device.settle()
+        product_s = median(self._timer(partial(torch.mm, left, right, out=product)))
+        copy_s = median(self._timer(partial(target.copy_, source)))
+        return (2 * side**3 / product_s) / (2 * source.nbytes / copy_s)
 
     def _model(self, plan: LoadedPlan, recipe: Recipe, call: int) -> tuple[ModelLowering, int]:
         position = _position(recipe, call)

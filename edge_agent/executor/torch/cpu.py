@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from edge_agent.executor.base import GroupTime, Rows, StepResult
+from edge_agent.executor.on_device.feeds import bucket_of, check_feeds
 from edge_agent.executor.order import StepOrder
 from edge_agent.executor.streams import MAX_THREADS, StreamPool
 from edge_agent.executor.torch.executor import TorchExecutor, landing_rows, one_line, split_rows
-from edge_agent.executor.torch.loaded import LoadedPlan, bucket_of
+from edge_agent.executor.torch.loaded import LoadedPlan
 from edge_agent.executor.torch.moves import PendingMoves
 from edge_agent.executor.torch.operator_times import Lap
 from edge_agent.executor.torch.program import Program
@@ -53,7 +54,7 @@ class TorchCpuExecutor(TorchExecutor):
         plan = self._plans[program.plan]
         with torch.inference_mode():
             built = plan.bind(plan.recipe_for(program))
-        self._pool.grow(plan.bound.plan.lanes * min(len(built.threading.items) - 1, MAX_THREADS))
+        self._pool.grow(plan.bound.plan.lanes * min(built.threading.threads - 1, MAX_THREADS))
         self._programs[program] = built
 
     def issue(self, step: Step, feeds: Mapping[InstanceId, Rows]) -> None:
@@ -62,7 +63,7 @@ class TorchCpuExecutor(TorchExecutor):
         Raises:
             ExecutorError: an input is missing or has the wrong shape or type.
         """
-        self._check_feeds(step, feeds)
+        check_feeds(self._plans[step.program.plan].bound, step, feeds)
         self._order.issue(step)
         self._issued[step.id] = (step, feeds)
 

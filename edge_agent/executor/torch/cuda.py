@@ -21,8 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from edge_agent.executor.on_device.streams import MAX_GROUP_STREAMS, MAX_STREAMS
 from edge_agent.executor.torch.device import Event, Graph, Launch, Pool, Stream
-from edge_agent.executor.torch.streams import MAX_GROUP_STREAMS, MAX_STREAMS
+from edge_agent.executor.torch.footprints import block_needs, driver
+from edge_agent.lowering.dtypes import use_tf32
+from edge_agent.utilisation.kernels import BlockNeeds, Multiprocessor
 from shared.errors import ExecutorError
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -124,19 +127,21 @@ class CudaDevice:
     def capture(self, pool: Pool, streams: Sequence[Stream], body: Callable[[], None]) -> Graph:
         """As `Device`; an error inside ends the capture and is raised."""
         graph = torch.cuda.CUDAGraph()
-        _forget_workspaces()
-        try:
-            with torch.cuda.stream(streams[0]):
-                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-                try:
-                    body()
-                except BaseException:
-                    _abandon(graph)
-                    raise
-                graph.capture_end()
-        finally:
-            _forget_workspaces()
+        _capture(graph, pool, streams[0], body)
         return graph
+
+    def block_needs(self, stream: Stream, work: Launch) -> Sequence[BlockNeeds]:
+        """As `Device`: captured and thrown away. torch hands graphs out since 2.8."""
+        cuda = driver()
+        if cuda is None or not hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph"):
+            return ()
+        graph: Any = torch.cuda.CUDAGraph(keep_graph=True)
+        _capture(graph, self.new_pool(), stream, lambda: self.launch(stream, work))
+        return block_needs(cuda, graph.raw_cuda_graph())
+
+    def multiprocessor(self) -> Multiprocessor:
+        """As `Device`; what torch does not know keeps a Hopper's values."""
+        return multiprocessor(self.torch_device)
 
     def replay(self, stream: Stream, graph: Graph) -> None:
         """As `Device`."""
@@ -181,9 +186,7 @@ class CudaDevice:
 
     def use_tf32(self, on: bool) -> None:
         """As `Device` (P8)."""
-        backends: Any = torch.backends  # whose stubs do not know these settings
-        for place in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn):
-            place.fp32_precision = "tf32" if on else "ieee"
+        use_tf32(on)
 
     def reserved_bytes(self) -> int:
         """As `Device`."""
@@ -213,6 +216,32 @@ def _spin(cycles: int) -> None:
 
 def _forget_workspaces() -> None:
     torch._C._cuda_clearCublasWorkspaces()
+
+
+def _capture(graph: torch.cuda.CUDAGraph, pool: Pool, stream: Stream, body: Callable[[], None]) -> None:
+    """Capture what `body` issues; it begins and joins on the stream."""
+    _forget_workspaces()
+    try:
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                body()
+            except BaseException:
+                _abandon(graph)
+                raise
+            graph.capture_end()
+    finally:
+        _forget_workspaces()
+
+
+def multiprocessor(device: torch.device) -> Multiprocessor:
+    """What the blocks on one multiprocessor of a CUDA device share."""
+    usual, found = Multiprocessor(), torch.cuda.get_device_properties(device)
+    return Multiprocessor(
+        registers=getattr(found, "regs_per_multiprocessor", usual.registers),
+        shared_bytes=getattr(found, "shared_memory_per_multiprocessor", usual.shared_bytes),
+        threads=getattr(found, "max_threads_per_multi_processor", usual.threads),
+    )
 
 
 def _abandon(graph: torch.cuda.CUDAGraph) -> None:

@@ -11,6 +11,8 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from edge_agent.utilisation.kernels import BlockNeeds, Multiprocessor
+
 Launch: TypeAlias = Callable[[], object]
 
 
@@ -70,6 +72,12 @@ class Device(Protocol):
 
     def replay(self, stream: Stream, graph: Graph) -> None:
         """Launch a graph on a stream."""
+
+    def block_needs(self, stream: Stream, work: Launch) -> Sequence[BlockNeeds]:
+        """Of every kernel that `work` would launch; nothing runs. Empty where the device cannot say."""
+
+    def multiprocessor(self) -> Multiprocessor:
+        """What the blocks on one of its multiprocessors share."""
 
     def host_bytes(self, nbytes: int) -> Tensor:
         """Host memory that the device copies to and from asynchronously. [nbytes], uint8"""

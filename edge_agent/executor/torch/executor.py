@@ -185,27 +185,6 @@ class TorchExecutor:
 
     # Tensors in and out
 
-    def _check_feeds(self, step: Step, feeds: Mapping[InstanceId, Rows]) -> None:
-        """Raises:
-        ExecutorError: inputs are missing or have another shape or type than the graph's.
-        """
-        plan = self._plans[step.program.plan]
-        for member in step.members:
-            if member.member.block:
-                continue
-            graph = plan.bound.models[member.member.model].graph
-            rows = feeds.get(member.instance, ())
-            if len(rows) != len(member.tasks):
-                raise ExecutorError(f"step {step.id} begins instance {member.instance} without its inputs")
-            for described in (graph.tensors[t] for t in graph.inputs):
-                for row in rows:
-                    array = row[described.name]
-                    if array.shape != described.shape or array.dtype.name != described.dtype:
-                        raise ExecutorError(
-                            f"input {described.name!r} is {array.dtype} {list(array.shape)}, "
-                            f"not {described.dtype} {list(described.shape)}"
-                        )
-
     def _crossing(self, plan: LoadedPlan, step: Step, member: StepMember) -> dict[str, Tensor]:
         """The border behind a member's block as the tasks' rows, by name: views of buffers on the device."""
         model = plan.bound.models[member.member.model]

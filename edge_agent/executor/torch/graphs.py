@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from edge_agent.executor.base import GroupTime, Rows, StepResult
+from edge_agent.executor.on_device.feeds import bucket_of, check_feeds
+from edge_agent.executor.on_device.host_memory import HostMemory
 from edge_agent.executor.torch.builder import Builder, Built, Effort
 from edge_agent.executor.torch.device import Device, Event, Pool, Stream
 from edge_agent.executor.torch.executor import TorchExecutor, landing_rows, one_line, split_rows
 from edge_agent.executor.torch.graph_cache import GraphCache
-from edge_agent.executor.torch.host_memory import HostMemory
 from edge_agent.executor.torch.launching import Marks, issue_program
-from edge_agent.executor.torch.loaded import LoadedPlan, bucket_of
+from edge_agent.executor.torch.loaded import LoadedPlan
 from edge_agent.executor.torch.operator_times import Lap
 from edge_agent.executor.torch.program import Program
 from edge_agent.lowering.dtypes import TORCH_OF_NAME, Precision
@@ -84,7 +85,7 @@ class TorchGraphExecutor(TorchExecutor):
     ) -> None:
         super().__init__(device.torch_device, channels_last=channels_last)
         self._on = device
-        self._host = HostMemory(device)
+        self._host = HostMemory(device.host_bytes)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="programs")
         self._builder = Builder(device, self.choices, effort)
         self._cache: GraphCache[ProgramKey] = GraphCache(graph_bytes)
@@ -224,7 +225,7 @@ class TorchGraphExecutor(TorchExecutor):
         Raises:
             ExecutorError: an input is wrong, an instance lost its tensors, or a launch failed.
         """
-        self._check_feeds(step, feeds)
+        check_feeds(self._plans[step.program.plan].bound, step, feeds)
         self._check_members(step)
         plan = self._plans[step.program.plan]
         streams = self._streams(plan, step.lane)
@@ -395,7 +396,7 @@ class TorchGraphExecutor(TorchExecutor):
             if issued.built is not None and issued.traced:
                 issued.built.tracing = False
             for piece in issued.lent:
-                self._host.give(piece)
+                self._host.give(piece.numel(), piece)
         return result
 
     def _check_unbroken(self, step: Step) -> None:

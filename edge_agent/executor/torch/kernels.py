@@ -25,8 +25,21 @@ log = logging.getLogger(__name__)
 Timer = Callable[[Callable[[], object]], Sequence[float]]
 """Runs a launch again and again and returns the seconds that each took."""
 
-MEMORY_BOUND_FLOP_PER_BYTE = 20.0
-"""Below it an operator is taken to wait for memory until a measurement says otherwise."""
+USUAL_FLOP_PER_BYTE = 20.0
+"""What a device computes for every byte that it moves, where that was not measured."""
+
+
+def _unknown(launch: Callable[[], object]) -> float:
+    return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Instruments:
+    """What can be measured of a launch."""
+
+    timer: Timer
+    demand: Callable[[Callable[[], object]], float] = _unknown  # the largest share of a multiprocessor
+    flop_per_byte: float = USUAL_FLOP_PER_BYTE  # that the device reaches; less leaves it waiting for memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,37 +105,51 @@ class KernelChoices:
         unit: Unit,
         reads: Sequence[Tensor],
         makes: Sequence[Tensor],
-        timer: Timer,
+        instruments: Instruments,
     ) -> Choice:
-        """Time every alternative of a unit on these tensors, keep the fastest; a second call is free."""
+        """Time every alternative of a unit on these tensors, keep the fastest and ask what it demands; a
+        second call is free."""
         known = self.choice(lowering, batch, unit.ops)
         if known is not None:
             return known
+        timer = instruments.timer
         seconds = tuple((one.name, median(timer(_bound(one, reads, makes)))) for one in unit.alternatives)
         choice = Choice(min(seconds, key=lambda pair: pair[1])[0], seconds)
+        best = next(one for one in unit.alternatives if one.name == choice.name)
+        nature = Nature(
+            seconds=dict(seconds)[choice.name],
+            memory_bound=is_memory_bound(lowering, batch, unit, instruments.flop_per_byte),
+            demand=instruments.demand(_bound(best, reads, makes)),
+        )
         log.info(
-            "kernel artifact=%s batch=%d operators=%s chosen=%s us=%s",
+            "kernel artifact=%s batch=%d operators=%s chosen=%s us=%s memory_bound=%s demand=%.2f",
             lowering.artifact.digest[:12],
             batch,
             list(unit.ops),
             choice.name,
             {name: round(took * 1e6, 1) for name, took in seconds},
+            nature.memory_bound,
+            nature.demand,
         )
-        nature = nature_of(lowering, batch, unit, dict(seconds)[choice.name])
         with self._lock:
             self._chosen.setdefault(_key(lowering, batch), {})[unit.ops] = choice
             self._natures.setdefault(_key(lowering, batch), {})[unit.ops[0]] = nature
         return choice
 
 
-def nature_of(lowering: ModelLowering, batch: int, unit: Unit, seconds: float) -> Nature:
-    """Seconds as measured; memory-bound if it computes little for the bytes that it moves."""
+def is_memory_bound(lowering: ModelLowering, batch: int, unit: Unit, flop_per_byte: float) -> bool:
+    """Whether it computes less for the bytes that it moves than the device could meanwhile.
+
+    The shares that it reaches of the device's two rates compare as these do: its time is in both.
+    """
     graph = lowering.artifact.graph
     flop = batch * sum(graph.operators[op].flop for op in unit.ops)
     weights = sum(graph.operators[op].weight_bytes for op in unit.ops)
     tensors = sum(graph.tensors[t].nbytes for t in (*unit.inputs, *unit.outputs))
     moved = weights + batch * tensors
-    return Nature(seconds=seconds, memory_bound=flop < MEMORY_BOUND_FLOP_PER_BYTE * moved)
+    if lowering.precision is Precision.FP16:
+        moved //= 2  # the graph counts four bytes an element
+    return flop < flop_per_byte * moved
 
 
 def _bound(one: Alternative, reads: Sequence[Tensor], makes: Sequence[Tensor]) -> Callable[[], object]:

@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from edge_agent.executor.on_device.feeds import bucket_of
+from edge_agent.executor.on_device.streams import streams_per_lane
 from edge_agent.executor.torch.buffers import Memory, PlanBuffers
 from edge_agent.executor.torch.issue_order import Nature
 from edge_agent.executor.torch.kernels import KernelChoices
 from edge_agent.executor.torch.program import Program, bind_recipe
 from edge_agent.executor.torch.recipe import Recipe, make_recipe
-from edge_agent.executor.torch.streams import streams_per_lane
 from edge_agent.lowering.dtypes import Precision
 from edge_agent.lowering.model import ModelLowering
 from edge_agent.lowering.unit import Unit
@@ -110,9 +111,3 @@ class LoadedPlan:
     def alone(self, step: Step, member: StepMember) -> Program:
         """What runs one member by itself, on one stream."""
         return self._alone[step.program.combined, member.position, bucket_of(step, member)]
-
-
-def bucket_of(step: Step, member: StepMember) -> int:
-    """The batch that the member's program was built for."""
-    rank = (step.program.mask & ((1 << member.position) - 1)).bit_count()
-    return step.program.buckets[rank]

@@ -11,14 +11,14 @@ from itertools import groupby
 from math import prod
 from typing import NamedTuple, TypeAlias
 
+from edge_agent.executor.on_device.slots import staged
+from edge_agent.executor.on_device.streams import fold_streams
 from edge_agent.executor.torch.issue_order import Nature, issue_order
 from edge_agent.executor.torch.layout import Call, Form, Kind, Layout, lay_out
-from edge_agent.executor.torch.streams import fold_streams
 from edge_agent.lowering.dtypes import TORCH_OF_NAME
 from edge_agent.lowering.model import LoweredModel
 from edge_agent.lowering.node import Spec
 from edge_agent.lowering.unit import Unit
-from shared.bitmask import bits
 from shared.blocks import Block
 from shared.bound import BoundCombined, BoundModel, BoundPlan
 from shared.ids import OpId, TensorId
@@ -93,16 +93,6 @@ class Recipe:
     def capturable(self) -> bool:
         """Whether all of it runs on the device: what waits for the host cannot be captured."""
         return not any(unit.foreign for unit in self.units if unit is not None)
-
-
-def staged(combined: BoundCombined, models: Sequence[BoundModel], mask: int, position: int) -> bool:
-    """Whether another active member reads the slot that this one's result goes to."""
-    own = combined.members[position]
-    return any(
-        own.block + 1 in models[other.model].slot_reads[other.block]
-        for other in (combined.members[at] for at in bits(mask))
-        if (other.model, other.replica) == (own.model, own.replica) and other.block > own.block
-    )
 
 
 def make_recipe(

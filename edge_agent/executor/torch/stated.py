@@ -7,9 +7,10 @@ place), so that what it takes is at most this, but for scratch memory inside ker
 from functools import lru_cache
 from math import prod
 
+from edge_agent.executor.on_device.slots import staged
+from edge_agent.executor.on_device.streams import fold_streams, streams_per_lane
 from edge_agent.executor.torch.layout import Call, Form, Kind, lay_out
-from edge_agent.executor.torch.recipe import staged, with_ends
-from edge_agent.executor.torch.streams import fold_streams, streams_per_lane
+from edge_agent.executor.torch.recipe import with_ends
 from edge_agent.lowering.dtypes import Precision
 from shared.bound import BoundCombined, BoundModel, BoundPlan
 from shared.ids import Digest, OpId, TensorId

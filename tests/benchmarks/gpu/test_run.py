@@ -17,6 +17,7 @@ import torch
 from benchmarks.gpu.device import Cpu
 from benchmarks.gpu.plans import Knowledge
 from benchmarks.gpu.printing import readable
+from benchmarks.gpu.provider_rows import PROVIDERS
 from benchmarks.gpu.results import Deadline, Results
 from benchmarks.gpu.run import Run
 from benchmarks.gpu.settings import PARTS, quick_settings
@@ -55,6 +56,8 @@ def test_all_parts_run_on_the_host_and_no_row_fails(tmp_path: Path) -> None:
     reasons = {row["name"]: row["skipped"] for row in rows if "skipped" in row}
     for name in ("the 33rd stream", "connections", "child graphs", "conditional nodes", "kernel intervals"):
         assert "needs CUDA" in reasons[name]
+    for provider in PROVIDERS:
+        assert reasons[f"squeezenet, {provider.row}"].endswith((f"without {provider.name}", "needs CUDA"))
     figures = results.report.figures
     assert figures["correctness.fp32.wrong_variants"] == 0.0
     assert figures["correctness.stable.squeezenet"] == figures["correctness.stable.mix"] == 1.0

@@ -10,7 +10,7 @@ from edge_agent.executor.torch.executor import TorchExecutor
 from edge_agent.executor.torch.graphs import TorchGraphExecutor
 from tests.executor.torch.simulated import SimulatedDevice
 
-QUICK = Effort(warm_runs=1, laps=1, launches_per_lap=1, form_rounds=0)
+QUICK = Effort(warm_runs=1, laps=1, launches_per_lap=1, form_rounds=0, product_side=0)
 
 
 def simulated(seed: int = 0, effort: Effort = QUICK) -> TorchGraphExecutor:

@@ -5,9 +5,7 @@ order happens in both orders sooner or later. It also refuses what CUDA forbids:
 captured for anything else, to end a capture that has not joined, to replay graphs of one pool at once.
 """
 
-import random
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,41 +14,23 @@ import torch
 from torch import Tensor
 
 from edge_agent.executor.torch.device import Launch
+from edge_agent.utilisation.kernels import BlockNeeds, Multiprocessor
+from tests.executor.simulated_streams import Entry, SimulatedEvent, SimulatedStream, SimulatedStreams
 
 MAX_RUNNING, MAX_PREPARING = 32, 17
 
 
-class SimulatedEvent:
-    """A point in a stream; while captured, the node that it stands for."""
+class CapturedEvent(SimulatedEvent):
+    """A node of the graph that is being captured."""
 
-    def __init__(self, timed: bool) -> None:
-        self.timed = timed
-        self.recorded = 0  # how often it was put into a stream
-        self.come = 0  # how often it has come
-        self.at_s = 0.0
-        self.node: int | None = None
-        self.owner: SimulatedGraph | None = None
+    def __init__(self, owner: "SimulatedGraph", node: int) -> None:
+        super().__init__(timed=False)
+        self.owner = owner
+        self.node = node
 
 
-@dataclass(slots=True)
-class _Work:
-    run: Launch
-
-
-@dataclass(slots=True)
-class _Record:
-    event: SimulatedEvent
-
-
-@dataclass(slots=True)
-class _Wait:
-    event: SimulatedEvent
-    count: int
-
-
-@dataclass(slots=True)
-class _Replay:
-    graph: "SimulatedGraph"
+class Replay(Entry):
+    """A graph in a stream."""
 
 
 @dataclass
@@ -64,107 +44,96 @@ class SimulatedGraph:
     replays: int = 0
 
 
-class SimulatedStream:
-    """What was put into a stream and has not happened."""
+class CapturableStream(SimulatedStream):
+    """A stream that may be part of a capture."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.queue: deque[_Work | _Record | _Wait | _Replay] = deque()
+        super().__init__(name)
         self.capture: SimulatedGraph | None = None
         self.tail: set[int] = set()  # while captured: what the next node comes after
 
 
-class SimulatedDevice:
+class SimulatedDevice(SimulatedStreams):
     """See the module's text. `ignore_waits` and `ignore_captured` leave out every n-th wait between streams,
     outside and inside captures: defects that must be found."""
 
     def __init__(self, seed: int, *, ignore_waits: int = 0, ignore_captured: int = 0) -> None:
+        super().__init__(seed, ignore_waits=ignore_waits)
         self.torch_device = torch.device("cpu")
-        self.rng = random.Random(seed)
         self.captures: list[SimulatedGraph] = []
+        self.needs: Callable[[Launch], Sequence[BlockNeeds]] = lambda work: ()  # as the test says
         self.replays = 0
-        self.eager_launches = 0
-        self.waits = 0
-        self.sleeps = 0
-        self.free = 1 << 40
         self.most_ahead = 0  # replays that were issued and had not begun, at most
         self.tf32: bool | None = None
         self.capturers: set[int] = set()  # threads
-        self._ignore_waits = ignore_waits
         self._ignore_captured = ignore_captured
         self._captured_waits = 0
-        self._running = [SimulatedStream(f"run-{i}") for i in range(MAX_RUNNING)]
-        self._preparing = [SimulatedStream(f"prepare-{i}") for i in range(MAX_PREPARING)]
-        self._favourite = self._running[0]
+        self._running = [CapturableStream(f"run-{i}") for i in range(MAX_RUNNING)]
+        self._preparing = [CapturableStream(f"prepare-{i}") for i in range(MAX_PREPARING)]
         self._capturing: SimulatedGraph | None = None
         self._capturer = 0
-        self._lock = threading.RLock()
         self._preparer = threading.Lock()
-        self._now_s = 0.0
 
     # Streams
 
-    def lane_streams(self, first: int, count: int) -> Sequence[SimulatedStream]:
+    def lane_streams(self, first: int, count: int) -> Sequence[CapturableStream]:
         assert 0 <= first and first + count <= MAX_RUNNING, "P15: a lane has streams that there are not"
         return self._running[first : first + count]
 
-    def capture_streams(self, count: int) -> Sequence[SimulatedStream]:
+    def capture_streams(self, count: int) -> Sequence[CapturableStream]:
         assert count <= 8
         return self._preparing[:count]
 
-    def profiling_streams(self, count: int) -> Sequence[SimulatedStream]:
+    def profiling_streams(self, count: int) -> Sequence[CapturableStream]:
         assert count <= 8
         return self._preparing[8 : 8 + count]
 
-    def moving_stream(self) -> SimulatedStream:
+    def moving_stream(self) -> CapturableStream:
         return self._preparing[16]
 
+    def every_stream(self) -> Sequence[CapturableStream]:
+        return self._running + self._preparing
+
     def launch(self, stream: SimulatedStream, work: Launch) -> None:
+        assert isinstance(stream, CapturableStream)
         with self._lock:
             if stream.capture is not None:
                 self._add_node(stream, work)
             else:
                 self._not_while_capturing(stream)
-                self.eager_launches += 1
-                stream.queue.append(_Work(work))
+                super().launch(stream, work)
 
     def record(
         self, stream: SimulatedStream, *, timed: bool = False, external: bool = False
     ) -> SimulatedEvent:
+        assert isinstance(stream, CapturableStream)
         with self._lock:
-            event = SimulatedEvent(timed)
             if stream.capture is None:
                 self._not_while_capturing(stream)
-                event.recorded += 1
-                stream.queue.append(_Record(event))
-            elif external:
-                self._add_node(stream, lambda: self._come(event))
-                event.recorded = 1
-            else:
-                event.owner = stream.capture
-                event.node = self._add_node(stream, lambda: None)
+                return super().record(stream, timed=timed)
+            if not external:
+                return CapturedEvent(stream.capture, self._add_node(stream, lambda: None))
+            event = SimulatedEvent(timed)
+            self._add_node(stream, lambda: self.come(event))
+            event.recorded = 1
             return event
 
     def wait(self, stream: SimulatedStream, event: SimulatedEvent) -> None:
+        assert isinstance(stream, CapturableStream)
         with self._lock:
-            if event.owner is None:
-                self.waits += 1
-                if self._ignore_waits and self.waits % self._ignore_waits == 0:
-                    return
-            else:
-                self._captured_waits += 1
-                assert event.owner is self._capturing, "an event of one capture is waited for in another"
-                assert event.node is not None
-                if stream.capture is None:
-                    assert not stream.queue, "a stream joins a capture with work of its own"
-                    stream.capture, stream.tail = event.owner, set()
-                if not self._ignore_captured or self._captured_waits % self._ignore_captured:
-                    stream.tail.add(event.node)
+            if not isinstance(event, CapturedEvent):
+                assert stream.capture is None, "a capture waits for something outside"
+                super().wait(stream, event)
                 return
-            assert stream.capture is None, "a capture waits for something outside"
-            stream.queue.append(_Wait(event, event.recorded))
+            self._captured_waits += 1
+            assert event.owner is self._capturing, "an event of one capture is waited for in another"
+            if stream.capture is None:
+                assert not stream.queue, "a stream joins a capture with work of its own"
+                stream.capture, stream.tail = event.owner, set()
+            if not self._ignore_captured or self._captured_waits % self._ignore_captured:
+                stream.tail.add(event.node)
 
-    def _add_node(self, stream: SimulatedStream, work: Launch) -> int:
+    def _add_node(self, stream: CapturableStream, work: Launch) -> int:
         graph = stream.capture
         assert graph is not None and self._capturer == threading.get_ident()
         graph.nodes.append(work)
@@ -172,7 +141,7 @@ class SimulatedDevice:
         stream.tail = {len(graph.nodes) - 1}
         return len(graph.nodes) - 1
 
-    def _not_while_capturing(self, stream: SimulatedStream) -> None:
+    def _not_while_capturing(self, stream: CapturableStream) -> None:
         """A stream that belongs to the capture thread takes nothing else meanwhile."""
         if self._capturing is not None and self._capturer == threading.get_ident():
             raise AssertionError(f"a launch on {stream.name} is left out of the capture")
@@ -183,7 +152,7 @@ class SimulatedDevice:
         return object()
 
     def capture(
-        self, pool: object, streams: Sequence[SimulatedStream], body: Callable[[], None]
+        self, pool: object, streams: Sequence[CapturableStream], body: Callable[[], None]
     ) -> SimulatedGraph:
         with self._lock:
             assert self._capturing is None, "two captures at once"
@@ -202,7 +171,7 @@ class SimulatedDevice:
         self.captures.append(graph)
         return graph
 
-    def _joined(self, graph: SimulatedGraph, stream: SimulatedStream) -> bool:
+    def _joined(self, graph: SimulatedGraph, stream: CapturableStream) -> bool:
         seen: set[int] = set()
         todo = list(stream.tail)
         while todo:
@@ -212,51 +181,23 @@ class SimulatedDevice:
                 todo += graph.before[node]
         return len(seen) == len(graph.nodes)
 
-    def replay(self, stream: SimulatedStream, graph: SimulatedGraph) -> None:
+    def replay(self, stream: CapturableStream, graph: SimulatedGraph) -> None:
         with self._lock:
             self.replays += 1
             graph.replays += 1
-            stream.queue.append(_Replay(graph))
-            waiting = sum(isinstance(op, _Replay) for s in self._running for op in s.queue)
+            stream.queue.append(Replay(lambda: self._advance(graph)))
+            waiting = sum(isinstance(entry, Replay) for s in self._running for entry in s.queue)
             self.most_ahead = max(self.most_ahead, waiting)
 
-    # Running
+    def block_needs(self, stream: CapturableStream, work: Launch) -> Sequence[BlockNeeds]:
+        return self.needs(work)
+
+    def multiprocessor(self) -> Multiprocessor:
+        return Multiprocessor()
 
     def synchronize(self, event: SimulatedEvent) -> None:
-        with self._lock, torch.inference_mode():
-            while event.come < event.recorded:
-                self._step()
-            for _ in range(self.rng.randint(0, 8)):
-                if not self._step(idle=True):
-                    break
-
-    def _step(self, *, idle: bool = False) -> bool:
-        """Let one thing happen that may happen; False if nothing can."""
-        able = [s for s in self._running + self._preparing if s.queue and self._can(s.queue[0])]
-        if not able:
-            assert idle, "the device hangs: an event is waited for that never comes"
-            return False
-        stream = self._choose(able)
-        head = stream.queue[0]
-        self._now_s += 1e-6
-        if isinstance(head, _Replay):
-            if not self._advance(head.graph):
-                return True
-        elif isinstance(head, _Work):
-            head.run()
-        elif isinstance(head, _Record):
-            self._come(head.event)
-        stream.queue.popleft()
-        return True
-
-    def _choose(self, able: list[SimulatedStream]) -> SimulatedStream:
-        """One stream stays ahead of the others for a while: fair choices would hide what is missing."""
-        if self._favourite not in able or self.rng.random() < 0.02:
-            self._favourite = self.rng.choice(able)
-        return self._favourite if self.rng.random() < 0.9 else self.rng.choice(able)
-
-    def _can(self, head: _Work | _Record | _Wait | _Replay) -> bool:
-        return not isinstance(head, _Wait) or head.event.come >= head.count
+        with torch.inference_mode():
+            super().synchronize(event)
 
     def _advance(self, graph: SimulatedGraph) -> bool:
         """Run one node of a graph; True if that was its last."""
@@ -274,27 +215,13 @@ class SimulatedDevice:
         graph.running = None
         return True
 
-    def _come(self, event: SimulatedEvent) -> None:
-        event.come += 1
-        event.at_s = self._now_s
-
     def settle(self) -> None:
         pass
-
-    def elapsed_s(self, first: SimulatedEvent, second: SimulatedEvent) -> float:
-        assert first.timed and second.timed and first.come and second.come
-        return second.at_s - first.at_s
 
     # The rest
 
     def host_bytes(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8)
-
-    def sleep(self, stream: SimulatedStream, seconds: float) -> None:
-        with self._lock:
-            self.sleeps += 1
-            for _ in range(self.rng.randint(0, 5)):
-                self.launch(stream, lambda: None)
 
     def preparing(self) -> threading.Lock:
         return self._preparer
@@ -308,6 +235,3 @@ class SimulatedDevice:
 
     def reserved_bytes(self) -> int:
         return len(self.captures) << 20
-
-    def free_bytes(self) -> int:
-        return self.free

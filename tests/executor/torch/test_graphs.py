@@ -180,7 +180,7 @@ def test_p11_a_program_is_replayed_once_before_its_plan_serves(model: Artifact) 
 def test_a_plan_that_does_not_fit_on_the_device_is_refused(
     executor: TorchGraphExecutor, model: Artifact
 ) -> None:
-    device_of(executor).free = 1 << 16
+    device_of(executor).free_now = 1 << 16
     with pytest.raises(ExecutorError, match="MiB of device memory"):
         streamed(executor, model)
     assert executor.held_bytes == 0
@@ -278,9 +278,9 @@ def test_groups_are_timed_by_a_graph_of_their_own_once_tracing_was_seen(
     for number in (1, 2):
         step = steps.step(0, {0: (InstanceId(number), 1)})
         executor.prepare(step.program)
-        launches = device.eager_launches
+        launches = device.launches
         executor.issue(step, {InstanceId(number): [random_inputs(model.graph, number)]})
-        traced.append(device.eager_launches - launches)
+        traced.append(device.launches - launches)
         result = executor.wait(step.id)
         assert [group.item for group in result.groups] == list(range(len(result.groups)))
         assert {group.stream for group in result.groups} > {0}

@@ -6,10 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edge_agent.executor.torch.kernels import KernelChoices, nature_of
+from edge_agent.executor.torch.issue_order import Nature
+from edge_agent.executor.torch.kernels import Instruments, KernelChoices, is_memory_bound
 from edge_agent.lowering.dtypes import Precision
 from edge_agent.lowering.model import ModelLowering
 from edge_agent.lowering.unit import Alternative, Unit
+from edge_agent.utilisation.kernels import Kernel, Rates, operator_resources
 from tests.executor.models import artifact_of
 
 
@@ -52,15 +54,15 @@ def test_the_alternative_with_the_lowest_median_is_chosen(
 ) -> None:
     unit, choices = _with_two_ways(lowering), KernelChoices()
     with caplog.at_level(logging.INFO):
-        choice = choices.measure(lowering, 1, unit, [], [], Clock(*medians))
+        choice = choices.measure(lowering, 1, unit, [], [], Instruments(Clock(*medians)))
     assert choice.name == (wanted or unit.alternatives[0].name)
     assert f"chosen={choice.name}" in caplog.text and "'other'" in caplog.text
 
 
 def test_a_choice_is_made_once_and_used_from_then_on(lowering: ModelLowering) -> None:
     unit, choices, clock = _with_two_ways(lowering), KernelChoices(), Clock(3.0, 2.0)
-    first = choices.measure(lowering, 1, unit, [], [], clock)
-    assert choices.measure(lowering, 1, unit, [], [], clock) == first
+    first = choices.measure(lowering, 1, unit, [], [], Instruments(clock))
+    assert choices.measure(lowering, 1, unit, [], [], Instruments(clock)) == first
     assert clock.asked == 2
     assert choices.choice(lowering, 2, unit.ops) is None, "another batch is another shape"
 
@@ -68,9 +70,33 @@ def test_a_choice_is_made_once_and_used_from_then_on(lowering: ModelLowering) ->
 def test_an_operator_that_computes_little_for_its_bytes_is_memory_bound(lowering: ModelLowering) -> None:
     graph = lowering.artifact.graph
     units = lowering.at_batch(1).units
-    kinds = {graph.operators[unit.ops[0]].kind: nature_of(lowering, 1, unit, 1e-5) for unit in units}
-    assert kinds["MaxPool"].memory_bound and kinds["MaxPool"].seconds == 1e-5
+    kinds = {graph.operators[u.ops[0]].kind: is_memory_bound(lowering, 1, u, 20.0) for u in units}
+    assert kinds["MaxPool"]
     wide = artifact_of("squeezenet", width=1.0)
     full = ModelLowering(wide, device=torch.device("cpu"), precision=Precision.FP32, channels_last=False)
-    found = [nature_of(full, 8, unit, 1e-5) for unit in full.at_batch(8).units]
-    assert not all(one.memory_bound for one in found)
+    assert not all(is_memory_bound(full, 8, unit, 20.0) for unit in full.at_batch(8).units)
+
+
+def test_what_bounds_an_operator_is_the_larger_of_the_shares_that_it_reaches(
+    lowering: ModelLowering,
+) -> None:
+    """As the benchmark judges it, from the time and the two rates of a device."""
+    graph = lowering.artifact.graph
+    rates = Rates(flop_per_s=3e12, bytes_per_s=4e11)
+    for op, unit in enumerate(lowering.at_batch(1).units):
+        kernel = Kernel("k", 0.0, 12.5, 7, 1, threads=64)
+        found = operator_resources(graph, {op: [kernel]}, rates, runs=1, item_bytes=4)[op]
+        assert is_memory_bound(lowering, 1, unit, 3e12 / 4e11) == (found.bound == "memory")
+
+
+def test_the_chosen_kernels_demand_is_asked_for_and_kept(lowering: ModelLowering) -> None:
+    unit, choices, asked = _with_two_ways(lowering), KernelChoices(), []
+
+    def demand(launch: object) -> float:
+        asked.append(launch)
+        return 0.75
+
+    choices.measure(lowering, 1, unit, [], [], Instruments(Clock(3.0, 2.0), demand, 1e9))
+    (nature,) = choices.natures(lowering, 1).values()
+    assert nature == Nature(seconds=2.0, memory_bound=True, demand=0.75)
+    assert len(asked) == 1, "of the fastest alternative alone"

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from edge_agent.executor.torch.happens_before import launches_before
-from edge_agent.executor.torch.memory_plan import (
+from edge_agent.executor.on_device.happens_before import launches_before
+from edge_agent.executor.on_device.memory_plan import (
     ALIGNMENT_BYTES,
     Lifetime,
     MemoryPlan,

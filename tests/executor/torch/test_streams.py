@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from edge_agent.executor.torch.happens_before import items_before
-from edge_agent.executor.torch.streams import MAX_STREAMS, fold_streams, streams_per_lane
+from edge_agent.executor.on_device.happens_before import items_before
+from edge_agent.executor.on_device.streams import MAX_STREAMS, fold_streams, streams_per_lane
 from shared.launch_list import Item
 from shared.plan import MAX_LANES
 from tests.executor.torch.lists import random_items

@@ -2,21 +2,21 @@
 
 import threading
 from collections import defaultdict
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
-from torch import Tensor
-
-from edge_agent.executor.torch.device import Device
+Piece = TypeVar("Piece")
 
 
-class HostMemory:
-    """Pieces by size; one is made when none is free. Thread-safe.
+class HostMemory(Generic[Piece]):
+    """Pieces by size; `make` makes one of so many bytes when none is free. Thread-safe.
 
     Making a piece is slow (it is pinned), so a plan's are made when it is loaded, and never given up.
     """
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._free: dict[int, list[Tensor]] = defaultdict(list)
+    def __init__(self, make: Callable[[int], Piece]) -> None:
+        self._make = make
+        self._free: dict[int, list[Piece]] = defaultdict(list)
         self._lock = threading.Lock()
 
     def reserve(self, nbytes: int, count: int) -> None:
@@ -24,17 +24,17 @@ class HostMemory:
         with self._lock:
             pieces = self._free[nbytes]
             while len(pieces) < count:
-                pieces.append(self._device.host_bytes(nbytes))
+                pieces.append(self._make(nbytes))
 
-    def take(self, nbytes: int) -> Tensor:
-        """A piece that nobody else has. [nbytes], uint8"""
+    def take(self, nbytes: int) -> Piece:
+        """A piece that nobody else has."""
         with self._lock:
             pieces = self._free[nbytes]
             if pieces:
                 return pieces.pop()
-        return self._device.host_bytes(nbytes)
+        return self._make(nbytes)
 
-    def give(self, piece: Tensor) -> None:
+    def give(self, nbytes: int, piece: Piece) -> None:
         """The device has ended with it."""
         with self._lock:
-            self._free[piece.numel()].append(piece)
+            self._free[nbytes].append(piece)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from edge_agent.executor.torch.happens_before import items_before
+from edge_agent.executor.on_device.happens_before import items_before
 from shared.launch_list import Item, LaunchList
 
 MAX_GROUP_STREAMS = 8

@@ -1,0 +1,1 @@
+"""Every scheduler on every network; see `__main__.py`."""

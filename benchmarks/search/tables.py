@@ -1,0 +1,74 @@
+"""The tables of docs/schedulers/README.md, from what a run of `benchmarks.search --json` printed.
+
+    python -m benchmarks.search.tables docs/results/FILE.json
+
+A test holds the page to the run that it names.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.search.subjects import MIX
+
+ORDER = (
+    *("sequential", "greedy", "wavefront", "nimble", "opara"),
+    *("ios", "ios_parallel", "ios_merge", "ios_rooted", "beam", "gpg", "brute"),
+)
+SMALL = {
+    "squeezenet_bypass": "SqueezeNet with bypass",
+    "googlenet": "GoogLeNet",
+    "inception_v3_299": "Inception V3 (299 pixels)",
+    "resnet50": "ResNet-50",
+}
+LARGE = {
+    "randwire": "RandWire",
+    "nasnet_large": "NASNet-A Large",
+    **{"+".join(MIX[:n]): name for n, name in ((2, "two members"), (3, "three"), (4, "four"))},
+}
+
+Row = Mapping[str, Any]
+
+
+def tables(rows: Sequence[Row]) -> Iterator[str]:
+    """Markdown: per group of networks one table of seconds and gaps, and one of shapes."""
+    found = {(row["network"], row["scheduler"]): row for row in rows}
+    for networks in (SMALL, LARGE):
+        for cell in (_seconds, _shape):
+            lines = [
+                f"| scheduler | {' | '.join(networks.values())} |",
+                f"| --- |{' --- |' * len(networks)}",
+                *(
+                    f"| {scheduler} | {' | '.join(cell(found[name, scheduler]) for name in networks)} |"
+                    for scheduler in ORDER
+                ),
+            ]
+            yield "\n".join(lines)
+
+
+def _seconds(row: Row) -> str:
+    gaps = [row["over_bound"], row["over_optimum"]]
+    shown = [f"{100.0 * gap:.1f} %" for gap in gaps if gap is not None]
+    return ", ".join([f"{row['predicted_ms']:.3f}", *shown])
+
+
+def _shape(row: Row) -> str:
+    if row["stages"] is None:
+        return f"{row['streams_max']} streams"
+    return f"{row['stages']} stages, {row['groups_max']} groups"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.search.tables", description=__doc__)
+    parser.add_argument("file", type=Path, metavar="FILE", help="what `benchmarks.search --json` printed")
+    rows = json.loads(parser.parse_args(argv).file.read_text(encoding="utf-8"))["rows"]
+    print("\n\n".join(tables(rows)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""Every call that needs CUDA, through cuda-bindings. Reviewed against cuda-bindings 13.5.
+
+The runtime of cuda-bindings and the one that onnxruntime brings along share the device's primary context, so
+that a stream or an address of one is good for the other. Streams are non-blocking: the default stream, which
+libraries fall back to, orders nothing here.
+"""
+
+import ctypes
+import importlib
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from edge_agent.executor.onnx_cuda.device import PROFILING, Event, Stream
+from shared.errors import ExecutorError
+
+PROVIDER = "CUDAExecutionProvider"
+_BINDINGS = "cuda.bindings.runtime"
+
+
+def why_not() -> tuple[str, str]:
+    """Why this process cannot run sessions on CUDA, and what to do about it; empty where it can."""
+    if PROVIDER not in onnxruntime.get_available_providers():
+        return (
+            f"onnxruntime {onnxruntime.__version__} was built without {PROVIDER}",
+            "pip uninstall onnxruntime, then pip install 'stageloom[edge,onnx-gpu]'",
+        )
+    try:
+        runtime = importlib.import_module(_BINDINGS)
+    except ImportError as error:
+        return f"cuda-bindings cannot be loaded: {error}", "pip install 'stageloom[edge,onnx-gpu]'"
+    failed, count = runtime.cudaGetDeviceCount()
+    if failed != runtime.cudaError_t.cudaSuccess or not count:
+        return (
+            f"CUDA finds no usable GPU ({_name(runtime, failed)})",
+            "install a driver, or use another executor",
+        )
+    return "", ""
+
+
+class CudaOrtDevice:
+    """CUDA device 0 as `device.OrtDevice`; CUDA_VISIBLE_DEVICES says which one that is."""
+
+    kind = "cuda"
+    number = 0
+
+    def __init__(self) -> None:
+        """Raises:
+        ExecutorError: there is no CUDA device, or something that it takes is missing.
+        """
+        cause, remedy = why_not()
+        if cause:
+            raise ExecutorError(f"executor 'onnx_cuda' cannot run here: {cause}", remedy=remedy)
+        if hasattr(onnxruntime, "preload_dlls"):  # CUDA and cuDNN from wheels, where they came as such
+            onnxruntime.preload_dlls()
+        self._cuda: Any = importlib.import_module(_BINDINGS)
+        self._call(self._cuda.cudaSetDevice, self.number)
+        flags = self._cuda.cudaStreamNonBlocking
+        self._streams = [
+            self._call(self._cuda.cudaStreamCreateWithFlags, flags) for _ in range(PROFILING + 1)
+        ]
+        self._pause = ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p).value
+
+    def _call(self, function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:
+        """The results of a CUDA call.
+
+        Raises:
+            ExecutorError: it failed.
+        """
+        error, *results = function(*arguments)
+        if error != self._cuda.cudaError_t.cudaSuccess:
+            raise ExecutorError(f"{function.__name__} failed: {_name(self._cuda, error)}")
+        return results[0] if len(results) == 1 else tuple(results)
+
+    # Streams and events
+
+    def stream(self, number: int) -> Stream:
+        """As `OrtDevice`."""
+        return self._streams[number]
+
+    def provider(self, stream: Stream, *, tf32: bool) -> tuple[str, Mapping[str, str]]:
+        """As `OrtDevice`. onnxruntime's own default is TF32; its arenas grow by powers of two."""
+        return PROVIDER, {
+            "device_id": str(self.number),
+            "user_compute_stream": str(int(stream)),
+            "use_tf32": str(int(tf32)),
+            "arena_extend_strategy": "kSameAsRequested",
+        }
+
+    def launch(self, stream: Stream, work: Callable[[], object]) -> None:
+        """As `OrtDevice`: a session knows its stream."""
+        work()
+
+    def copy(self, stream: Stream, target: int, source: int, nbytes: int) -> None:
+        """As `OrtDevice`; the addresses say in which direction."""
+        if nbytes:
+            kind = self._cuda.cudaMemcpyKind.cudaMemcpyDefault
+            self._call(self._cuda.cudaMemcpyAsync, target, source, nbytes, kind, stream)
+
+    def record(self, stream: Stream, *, timed: bool = False) -> Event:
+        """As `OrtDevice`. Whoever waits for it sleeps: an edge device has few cores to spin on."""
+        event = _Event(self._cuda, self._call, timed=timed)
+        self._call(self._cuda.cudaEventRecord, event.handle, stream)
+        return event
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """As `OrtDevice`."""
+        self._call(self._cuda.cudaStreamWaitEvent, stream, event.handle, 0)
+
+    def synchronize(self, event: Event) -> None:
+        """As `OrtDevice`."""
+        self._call(self._cuda.cudaEventSynchronize, event.handle)
+
+    def elapsed_s(self, first: Event, second: Event) -> float:
+        """As `OrtDevice`; CUDA answers in milliseconds."""
+        return float(self._call(self._cuda.cudaEventElapsedTime, first.handle, second.handle)) / 1e3
+
+    def sleep(self, stream: Stream, seconds: float) -> None:
+        """As `OrtDevice`: the host sleeps in the stream's stead, and the stream waits for that."""
+        self._call(self._cuda.cudaLaunchHostFunc, stream, self._pause, int(seconds * 1e6))
+
+    # Memory
+
+    def allocate(self, nbytes: int) -> int:
+        """As `OrtDevice`; cudaMalloc aligns to 256 bytes."""
+        address = self._call(self._cuda.cudaMalloc, nbytes)
+        self._call(self._cuda.cudaMemset, address, 0, nbytes)
+        self._call(self._cuda.cudaStreamSynchronize, 0)
+        return int(address)
+
+    def free(self, address: int) -> None:
+        """As `OrtDevice`."""
+        self._call(self._cuda.cudaFree, address)
+
+    def host_bytes(self, nbytes: int) -> np.ndarray:
+        """As `OrtDevice`: pinned memory, which is kept for ever."""
+        address = self._call(self._cuda.cudaHostAlloc, max(1, nbytes), self._cuda.cudaHostAllocDefault)
+        return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(int(address)))
+
+    def free_bytes(self) -> int:
+        """As `OrtDevice`."""
+        free, _ = self._call(self._cuda.cudaMemGetInfo)
+        return int(free)
+
+
+class _Event:
+    """A CUDA event that is destroyed with the last reference to it."""
+
+    def __init__(self, runtime: Any, call: Callable[..., Any], *, timed: bool) -> None:
+        flags = runtime.cudaEventBlockingSync | (0 if timed else runtime.cudaEventDisableTiming)
+        self._destroy = runtime.cudaEventDestroy
+        self.handle = call(runtime.cudaEventCreateWithFlags, flags)
+
+    def __del__(self) -> None:
+        handle = getattr(self, "handle", None)
+        if handle is not None:
+            self._destroy(handle)
+
+
+def _name(runtime: ModuleType, error: Any) -> str:
+    """CUDA's name of an error."""
+    _, name = runtime.cudaGetErrorName(error)
+    return bytes(name).decode() if isinstance(name, bytes) else str(name)

@@ -1,0 +1,222 @@
+"""`stageloom plan explain`: what a plan does, what that costs and how it is known, what else there was."""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of
+from planner.cli.output import emit, emit_json, emit_table, pair, progress, when
+from planner.cli.replans import interval
+
+if TYPE_CHECKING:
+    from planner.explain.block import Beside, BlockExplained, Line
+    from planner.explain.decided import Decided
+    from planner.explain.others import Other
+    from planner.explain.plan import PlanExplained
+    from shared.messages.admin import TrialInfo
+
+_NO_TRIAL = {
+    "first": "no trial: nothing comparable ran",
+    "now": "no trial: an operator ordered it at once",
+    "proven": "no trial: it had won one there before",
+    "guard": "no trial: only launch intervals changed",
+}
+_MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86_400.0
+
+
+def explain(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="PLAN|DEVICE",
+            help="A plan's name, or 8 or more characters of its digest; or a device, for the plan it has.",
+        ),
+    ],
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="D",
+            help="With a PLAN: use this device's costs. Default: the last it was made for or given to.",
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = "",
+    json: Json = False,
+) -> None:
+    """Say why a plan is as it is: its schedules in words, what they cost, and what else was tried.
+
+    Of each combined block its stages, or its streams: `|` stands between what runs side by side, `+` between
+    what runs as one launch. Then what each is predicted to take and how that is known, the best first:
+
+    \b
+    measured    this stage was measured as a whole
+    fitted      its operators were; what they cost together is fitted to other measured stages
+    operators   its operators were; side by side they are taken to hinder each other fully
+    analytic    estimated from shapes, some operator at least
+    unsure      worth measuring, or measured too long ago
+
+    Then how far that is above what no schedule can beat (the bound), and above the cheapest stages there are
+    (the optimum, where the block is small enough to know); and other schedules of the block under the same
+    costs. In the end the plans over the same models that searches found or re-plans looked at.
+
+    \b
+    stageloom plan explain shop-7                 # the plan that shop-7 should run
+    stageloom plan explain inception --device shop-7
+    stageloom plan explain 3f2a9c01 --json | jq '.others[] | select(.this | not)'
+    """
+    from planner.explain.plan import explain as explained
+    from planner.explain.plan import subject_of
+    from planner.store.reading import ReadStore
+
+    store = ReadStore.open(data_dir_of(data_dir), database_url)
+    try:
+        said = explained(store, *subject_of(store, subject, device))
+    finally:
+        store.close()
+    if json:
+        emit_json(said)
+        return
+    emit("\n".join(_lines(said, time.time())))
+    _print_others(said)
+
+
+def _lines(said: "PlanExplained", now_s: float) -> Iterator[str]:
+    found = f"found by {said.scheduler} at {when(said.created_at_us)} UTC"
+    yield f"plan {said.plan} ({said.digest[:12]}), {found}"
+    yield f"serves {', '.join(said.models)}"
+    if said.device_class:
+        yield (
+            f"costs of {said.device} ({said.device_class}): {said.operators_measured} of {said.operators} "
+            f"operators and {said.stages_measured} stages measured, a model fitted to {said.fitted_to}"
+        )
+    else:
+        yield "costs are estimates: no device was named, and none was asked to run it"
+    yield f"predicted {said.predicted_ms:.3f} ms for one task of each model"
+    for sentence in sentences(said):
+        yield f"why: {sentence}"
+    for block in said.blocks:
+        yield ""
+        yield from _block(block, now_s)
+
+
+def sentences(said: "PlanExplained") -> Iterator[str]:
+    """Who decided, what was predicted, what the device found."""
+    if not said.device:
+        yield "nobody decided yet: no device was asked to run it"
+        return
+    if said.decided is None:
+        yield f"nobody decided yet: {said.device} was never asked to run it"
+        return
+    yield _decision(said.device, said.decided)
+    if said.decided.trial is not None:
+        yield _trial(said.decided.trial)
+    if said.active == said.digest:
+        yield f"{said.device} runs it now"
+    elif said.active is not None:
+        yield f"{said.device} now runs {said.active[:12]}"
+
+
+def _decision(device: str, known: "Decided") -> str:
+    entry = known.generation
+    generation = pair(entry.epoch, entry.generation)
+    if known.replan is not None:
+        replan = known.replan
+        said = (
+            f"re-plan {replan.replan} ({replan.cause} {replan.value:.3g}, threshold {replan.threshold:.3g}) "
+            f"pushed it to {device} as generation {generation}"
+        )
+        if replan.predicted is not None:
+            said += f", predicted at {replan.predicted:.3f} of the cost of what ran"
+        return said + (f"; {known.left} other plans were looked at" if known.left else "")
+    who = {"operator": "an operator", "local": f"{device} itself"}.get(entry.decided_by, entry.decided_by)
+    state = f"; {entry.state}" + (f" ({entry.reason})" if entry.reason else "") if entry.state else ""
+    return f"{who} decided that {device} should run it, generation {generation}{state}"
+
+
+def _trial(trial: "TrialInfo") -> str:
+    if trial.how in _NO_TRIAL:
+        said = _NO_TRIAL[trial.how]
+    else:
+        against = f" against {trial.control[:12]}" if trial.control else ""
+        ratio = interval(trial.ratio, trial.ratio_low, trial.ratio_high)
+        said = f"the device's trial{against}: {trial.verdict}" + (
+            f", {ratio} as good over {trial.pairs} pairs" if ratio else ", nothing measured"
+        )
+    return said + (f" ({trial.reason})" if trial.reason else "")
+
+
+def _block(block: "BlockExplained", now_s: float) -> Iterator[str]:
+    parts = f"{block.lines[-1].last + 1} stages" if block.streams is None else f"{block.streams} streams"
+    yield f"combined block {block.index}: {block.members}, {block.operators} operators in {parts}"
+    for line in block.lines:
+        number = f"{line.first}" if line.first == line.last else f"{line.first}..{line.last}"
+        merged = " (one launch)" if line.merge else ""
+        yield f"  {number:>9}  {line.predicted_us:10.1f} us  {_source(line, now_s):36}  {line.text}{merged}"
+    optimum = "" if block.over_optimum is None else f", {_percent(block.over_optimum)} over the optimum"
+    measured = "" if block.step_us is None else f"; measured {block.step_us:.1f} us as a whole"
+    gaps = f"{_percent(block.over_bound)} over the bound{optimum}"
+    yield f"  predicted {block.predicted_us:.1f} us, {gaps}{measured}"
+    yield f"  beside it: {', '.join(_beside(block.beside))}"
+
+
+def _source(line: "Line", now_s: float) -> str:
+    said = line.source.value + ("" if line.sure else ", unsure")
+    if line.measured_at_us is None or line.runs is None:
+        return said
+    return f"{said}, {line.runs} runs, {age_text(now_s - line.measured_at_us / 1e6)} ago"
+
+
+def _beside(others: "Sequence[Beside]") -> Iterator[str]:
+    """Each schedule once, with all that found it, the cheapest first."""
+    by_schedule: dict[str, list[Beside]] = {}
+    for one in others:
+        by_schedule.setdefault(one.stage_string, []).append(one)
+    for same in by_schedule.values():
+        one, names = same[0], " = ".join(other.scheduler for other in same)
+        sign = "+" if one.over_this >= 0.0 else "-"
+        cost = f"{one.predicted_us:.1f} us ({sign}{_percent(abs(one.over_this))})"
+        yield f"{names}: {'this one' if one.same else cost}"
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.1f} %"
+
+
+def age_text(seconds: float) -> str:
+    """How long, in the largest unit of which there is one; a device's clock may be ahead."""
+    for unit_s, name in ((_DAY_S, "d"), (_HOUR_S, "h"), (_MINUTE_S, "min")):
+        if seconds >= unit_s:
+            return f"{seconds / unit_s:.0f} {name}"
+    return f"{max(seconds, 0.0):.0f} s"
+
+
+def _print_others(said: "PlanExplained") -> None:
+    progress("\nplans over the same models, the cheapest first; ms of the device for one task of each model:")
+    emit_table(
+        (
+            *("plan", "how", "scheduler", "blocks", "predicted ms", "measured ms", "then", "trial"),
+            *("what became of it", "at (UTC)"),
+        ),
+        [_other(one) for one in said.others],
+        empty="no search of this planner is on record",
+    )
+
+
+def _other(one: "Other") -> tuple[object, ...]:
+    last = one.last
+    trial = one.trial
+    ratio = "" if trial is None else interval(trial.ratio, trial.ratio_low, trial.ratio_high)
+    return (
+        (one.name or one.digest[:12]) + (" (this)" if one.this else ""),
+        last.how,
+        last.scheduler,
+        f"{last.blocks} of up to {last.members_max}",
+        "" if one.now_ms is None else f"{one.now_ms:.3f}",
+        "" if one.steps_ms is None else f"{one.steps_ms:.3f}",
+        "" if last.predicted is None else f"{last.predicted:.3f} of the incumbent",
+        "" if trial is None else f"{trial.verdict} {ratio}".strip(),
+        last.verdict.sentence,
+        when(one.at_us),
+    )

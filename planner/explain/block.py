@@ -1,0 +1,299 @@
+"""One combined block in words: its stages, what each costs and how that is known, and other schedules of it.
+
+Pure: what the store knows comes in.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from planner.costs.origins import FoundBy, Origin
+from planner.replan.predict import block_costs
+from shared.bound import BoundPlan
+from shared.errors import PlanError
+from shared.legality import violations
+from shared.schedule import Group, Schedule, Stage, StageSchedule, StreamSchedule
+from shared.search.comparison import bound_s, gap, optimum_s
+from shared.search.costs import CostTable, StageCosts
+from shared.search.greedy import greedy
+from shared.search.interface import Budget, Limits
+from shared.search.makespan import schedule_s
+from shared.search.sequential import sequential
+from shared.stage_string import parse, to_string
+
+EXACT_EXPANSIONS: Final = 20_000
+"""How much the optimum may cost to find: a second or so."""
+
+_CHAIN: Final = 3
+"""Single operators in a row that are told as one line."""
+
+
+class Source(str, Enum):
+    """How a stage's predicted seconds are known, the best first."""
+
+    MEASURED = "measured"  # this stage, as a whole
+    FITTED = "fitted"  # its operators; what they cost together is fitted to other stages
+    OPERATORS = "operators"  # its operators; what they cost together is the formula's default
+    ANALYTIC = "analytic"  # from shapes, some operator at least
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One stage, or several of one operator each in a row; `first` and `last` number them from 0.
+
+    Of a schedule of streams a line is a stream: its operators in launch order, and what they take alone.
+    """
+
+    first: int
+    last: int
+    text: str
+    merge: bool
+    predicted_us: float
+    source: Source
+    sure: bool  # it need not be measured (again)
+    measured_at_us: int | None  # the oldest measurement in it; None where there is an estimate in it
+    runs: int | None  # the fewest
+    measured_on: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """Another schedule of the same block under the same costs; `found_at_us` None: made just now."""
+
+    scheduler: str
+    stage_string: str
+    predicted_us: float
+    over_this: float
+    same: bool
+    found_at_us: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockExplained:
+    """A combined block of a plan. `over_optimum` None: too large to know, or no stages.
+
+    `step_us`: what whole steps took when a device last measured this plan's stages.
+    """
+
+    index: int
+    members: str
+    operators: int
+    stage_string: str
+    lines: tuple[Line, ...]
+    streams: int | None  # None: stages
+    predicted_us: float
+    bound_us: float
+    over_bound: float
+    optimum_us: float | None
+    over_optimum: float | None
+    step_us: float | None
+    beside: tuple[Beside, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What the store knows of one combined block."""
+
+    operators: Sequence[Origin | None]  # per operator of the combined graph [num_ops]
+    stages: Mapping[str, Origin]
+    found: Sequence[FoundBy]
+    step_us: float | None
+
+
+def explain_block(bound: BoundPlan, index: int, table: CostTable, known: Known) -> BlockExplained:
+    """A combined block in words."""
+    combined = bound.combined[index]
+    graph, schedule = combined.graph, combined.plan.schedule
+    costs = block_costs(bound, index, table)
+    predicted_s = schedule_s(schedule, graph, costs)
+    least_s = bound_s(schedule, (graph, costs), Limits())
+    best_s = None
+    if isinstance(schedule, StageSchedule):
+        best_s = optimum_s([(graph, costs)], Limits(), Budget(expansions=EXACT_EXPANSIONS))
+    names = _names(bound, index)
+    if isinstance(schedule, StageSchedule):
+        lines = _lines(schedule, costs, known, names)
+    else:
+        lines = _streams(schedule, costs, known, names)
+    return BlockExplained(
+        index=index,
+        members=" + ".join(
+            f"{bound.models[m.model].plan.name}#{m.replica}.{m.block}" for m in combined.plan.members
+        ),
+        operators=graph.size,
+        stage_string=to_string(schedule),
+        lines=tuple(lines),
+        streams=None if isinstance(schedule, StageSchedule) else len(lines),
+        predicted_us=1e6 * predicted_s,
+        bound_us=1e6 * least_s,
+        over_bound=gap(predicted_s, least_s),
+        optimum_us=None if best_s is None else 1e6 * best_s,
+        over_optimum=None if best_s is None else gap(predicted_s, best_s),
+        step_us=known.step_us,
+        beside=tuple(_beside(bound, index, costs, known.found, predicted_s)),
+    )
+
+
+def _names(bound: BoundPlan, index: int) -> list[str]:
+    """The operators' names in the file, with the model's where several are combined. [num_ops]"""
+    members = bound.combined[index].plan.members
+    found = []
+    for member in members:
+        model = bound.models[member.model]
+        prefix = f"{model.plan.name}:" if len(members) > 1 else ""
+        found += [
+            f"{prefix}{model.graph.operators[op].name or model.graph.operators[op].kind}"
+            for op in model.blocks[member.block].operators
+        ]
+    return found
+
+
+def _lines(schedule: StageSchedule, costs: StageCosts, known: Known, names: Sequence[str]) -> list[Line]:
+    """The stages as they run: those that become one launch of one group are one line."""
+    lines: list[Line] = []
+    row: list[Line] = []
+    first = 0
+    for stage in costs.runs(schedule.stages):
+        last = first
+        while sum(len(one.operators) for one in schedule.stages[first : last + 1]) < len(stage.operators):
+            last += 1
+        line = _line(first, last, stage, costs, known, names)
+        first = last + 1
+        if len(stage.operators) == 1 and (not row or row[-1].source is line.source):
+            row.append(line)
+            continue
+        lines += _joined(row)
+        row = [line] if len(stage.operators) == 1 else []
+        lines += [] if row else [line]
+    return lines + _joined(row)
+
+
+def _streams(schedule: StreamSchedule, costs: StageCosts, known: Known, names: Sequence[str]) -> list[Line]:
+    """One line per stream."""
+    streams: dict[int, list[int]] = {}
+    for launch in schedule.launches:
+        streams.setdefault(launch.stream, []).append(launch.op)
+    lines = []
+    for stream, ops in sorted(streams.items()):
+        measured = [origin for op in ops if (origin := known.operators[op]) is not None]
+        whole = len(measured) == len(ops)
+        lines.append(
+            Line(
+                first=stream,
+                last=stream,
+                text=_text(tuple(ops), names),
+                merge=False,
+                predicted_us=1e6 * sum(costs.operators_s[op] for op in ops),
+                source=Source.OPERATORS if whole else Source.ANALYTIC,
+                sure=whole,
+                **_oldest(measured if whole else []),
+            )
+        )
+    return lines
+
+
+def _oldest(origins: Sequence[Origin]) -> dict[str, Any]:
+    """The fields of a line that tell of its measurements; without any it is an estimate."""
+    return {
+        "measured_at_us": min((one.measured_at_us for one in origins), default=None),
+        "runs": min((one.runs for one in origins), default=None),
+        "measured_on": ", ".join(dict.fromkeys(one.measured_on for one in origins)),
+    }
+
+
+def _joined(row: Sequence[Line]) -> list[Line]:
+    """Single operators one after another as one line, if they are many."""
+    if len(row) < _CHAIN:
+        return list(row)
+    times = [line.measured_at_us for line in row]
+    runs = [line.runs for line in row if line.runs is not None]
+    return [
+        Line(
+            first=row[0].first,
+            last=row[-1].last,
+            text=_chain(row[0].text, row[-1].text),
+            merge=False,
+            predicted_us=sum(line.predicted_us for line in row),
+            source=row[0].source,
+            sure=all(line.sure for line in row),
+            measured_at_us=min((at for at in times if at is not None), default=None),
+            runs=min(runs, default=None),
+            measured_on=", ".join(dict.fromkeys(line.measured_on for line in row if line.measured_on)),
+        )
+    ]
+
+
+def _line(first: int, last: int, stage: Stage, costs: StageCosts, known: Known, names: Sequence[str]) -> Line:
+    origin = known.stages.get(to_string(StageSchedule((stage,))))
+    origins = [origin] if origin is not None else [known.operators[op] for op in stage.operators]
+    measured = [one for one in origins if one is not None]
+    whole = len(measured) == len(origins)
+    if costs.is_measured(stage):
+        source = Source.MEASURED
+    elif not whole:
+        source = Source.ANALYTIC
+    elif len(stage.operators) > 1 and costs.interference is not None and costs.interference.samples:
+        source = Source.FITTED
+    else:
+        source = Source.OPERATORS
+    text = (" + " if stage.merge else " | ").join(_text(group, names) for group in stage.groups)
+    if last - first >= _CHAIN:
+        text = _chain(names[stage.operators[0]], names[stage.operators[-1]])
+    return Line(
+        first=first,
+        last=last,
+        text=text,
+        merge=stage.merge,
+        predicted_us=1e6 * costs.one_stage_s(stage),
+        source=source,
+        sure=costs.is_sure(stage),
+        **_oldest(measured if whole else []),
+    )
+
+
+def _chain(first: str, last: str) -> str:
+    return f"{first} ... {last}, one after another"
+
+
+def _text(group: Group, names: Sequence[str]) -> str:
+    return ", ".join(names[op] for op in group)
+
+
+def _beside(
+    bound: BoundPlan, index: int, costs: StageCosts, found: Sequence[FoundBy], this_s: float
+) -> list[Beside]:
+    """`sequential` and `greedy`, and whatever the device class has kept of this block, cheapest first."""
+    combined = bound.combined[index]
+    graph, own = combined.graph, combined.plan.schedule
+    limits, budget = Limits(), Budget()
+    others: list[tuple[str, Schedule, int | None]] = [
+        ("sequential", sequential(graph, costs, limits, budget), None),
+        ("greedy", greedy(graph, costs, limits, budget), None),
+    ]
+    for one in found:
+        try:
+            schedule = parse(one.stage_string)
+        except PlanError:
+            continue
+        if violations(schedule, graph):
+            continue  # kept by a version that counted operators otherwise
+        others = [other for other in others if other[0] != one.scheduler]
+        others.append((one.scheduler, schedule, one.found_at_us))
+    beside = []
+    for scheduler, schedule, at_us in others:
+        try:
+            seconds = schedule_s(schedule, graph, costs)
+        except KeyError:
+            continue  # it merges what is no merge under these costs
+        beside.append(
+            Beside(
+                scheduler=scheduler,
+                stage_string=to_string(schedule),
+                predicted_us=1e6 * seconds,
+                over_this=gap(seconds, this_s),
+                same=schedule == own,
+                found_at_us=at_us,
+            )
+        )
+    return sorted(beside, key=lambda one: (one.predicted_us, one.scheduler))

@@ -1,0 +1,182 @@
+"""A whole plan in words: what the store knows of it, gathered for one device class."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from planner.costs.measured import device_costs
+from planner.costs.schedules import combined_block_digest
+from planner.explain.block import BlockExplained, Known, explain_block
+from planner.explain.decided import Decided, decided
+from planner.explain.others import Evidence, Other, others
+from planner.replan.considered import serves
+from planner.replan.predict import predict
+from planner.store.considered import KeptConsidered
+from planner.store.reading import ReadStore
+from shared.bound import BoundPlan, bind
+from shared.errors import InputError, StageloomError
+from shared.ids import DeviceId, Digest, OpId
+from shared.messages.admin import DeviceInfo, PlanInfo
+from shared.messages.telemetry import RowKind, StageProfileResult
+from shared.plan import Plan, decode_plan
+from shared.search.costs import CostTable
+
+_LOOKED_AT: Final = 1000  # newest rows
+_HISTORY: Final = 1000
+
+_Steps = dict[tuple[Digest, int], float]
+"""Microseconds of whole steps by (plan, combined block), as a device measured them last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanExplained:
+    """`device` and `device_class` say whose costs these are; empty where only estimates are known.
+
+    `predicted_ms`: busy device milliseconds for one task of each model.
+    """
+
+    plan: str
+    digest: Digest
+    scheduler: str
+    created_at_us: int
+    models: tuple[str, ...]
+    device: str
+    device_class: str
+    contention: float
+    fitted_to: int  # measured stages of the class that say what operators cost together
+    operators: int
+    operators_measured: int
+    stages_measured: int
+    predicted_ms: float
+    decided: Decided | None
+    active: Digest | None  # what the device runs now
+    blocks: tuple[BlockExplained, ...]
+    others: tuple[Other, ...]
+
+
+def subject_of(store: ReadStore, name: str, device: str | None) -> tuple[PlanInfo, DeviceInfo | None]:
+    """The plan and the device that are meant: `name` is a device's, for what it should run, or a plan's.
+
+    Raises:
+        InputError: there is neither, the device should run nothing, or two devices are named.
+    """
+    if device is None and any(one.device == name for one in store.devices(device=DeviceId(name))):
+        meant = store.device(DeviceId(name))
+        digest = meant.desired_plan or meant.report.active
+        if digest is None:
+            raise InputError(f"{name} has no plan", remedy="push one with `stageloom plan push`")
+        return store.plan(digest), meant
+    info = store.plan(name)
+    where = DeviceId(device) if device is not None else store.device_of(info.digest)
+    return info, None if where is None else store.device(where)
+
+
+def explain(store: ReadStore, info: PlanInfo, device: DeviceInfo | None) -> PlanExplained:
+    """The plan in words, under the costs of the device's class, or under estimates where there is none.
+
+    Raises:
+        InputError: an artifact of the plan is not here any more.
+    """
+    plan = decode_plan(info.wire, info.digest)
+    device_class = "" if device is None else device.device_class
+    graphs = {model.artifact: store.graph(model.artifact) for model in plan.models}
+    bound = bind(plan, graphs)
+    table = _costs(store, plan, device_class)
+    steps = {} if device is None else _steps(store, device.device)
+    blocks = tuple(
+        explain_block(
+            bound,
+            index,
+            table,
+            _known(store, bound, index, device_class, steps),
+        )
+        for index in range(len(plan.combined))
+    )
+    looked_at = store.considered(serves(plan), device_class, limit=_LOOKED_AT)
+    operators = {(one, OpId(op)) for one, graph in graphs.items() for op in range(len(graph.operators))}
+    return PlanExplained(
+        plan=info.plan,
+        digest=info.digest,
+        scheduler=info.scheduler,
+        created_at_us=info.created_at_us,
+        models=info.models,
+        device="" if device is None else device.device,
+        device_class=device_class,
+        contention=table.rates.contention,
+        fitted_to=0 if table.interference is None else table.interference.samples,
+        operators=len(operators),
+        operators_measured=sum(1 for key in operators if key in table.measured_s),
+        stages_measured=len(table.stages),
+        predicted_ms=1e3 * predict(plan, graphs, table, ()).busy,
+        decided=None if device is None else _decided(store, info.digest, device.device, looked_at),
+        active=None if device is None else device.report.active,
+        blocks=blocks,
+        others=tuple(_others(store, info.digest, looked_at, device_class, steps)),
+    )
+
+
+def _costs(store: ReadStore, plan: Plan, device_class: str) -> CostTable:
+    if not device_class:
+        return CostTable()
+    models = [(model.artifact, model.batch) for model in plan.models]
+    return device_costs(store, device_class, plan.executor, models, graph_of=store.graph)
+
+
+def _known(store: ReadStore, bound: BoundPlan, index: int, device_class: str, steps: _Steps) -> Known:
+    """What is known of one combined block."""
+    plan, combined = bound.plan, bound.combined[index]
+    batch = max(plan.models[m.model].batch for m in combined.plan.members)
+    graphs = {model.plan.artifact: model.graph for model in bound.models}
+    digest = combined_block_digest(combined.plan, plan.models, graphs)
+    origins = []
+    for member in combined.plan.members:
+        model = bound.models[member.model]
+        measured = store.operator_origins(device_class, model.plan.artifact, batch)
+        origins += [measured.get(op) for op in model.blocks[member.block].operators]
+    return Known(
+        operators=origins,
+        stages=store.stage_origins(device_class, plan.executor, digest, batch),
+        found=store.schedules_of(device_class, digest, batch) if device_class else [],
+        step_us=steps.get((plan.digest, index)),
+    )
+
+
+def _steps(store: ReadStore, device: DeviceId) -> _Steps:
+    rows = store.telemetry(device, [RowKind.STAGE_PROFILE_RESULT])
+    return {
+        (row.data.plan, row.data.combined_block): row.data.step_us
+        for row in rows
+        if isinstance(row.data, StageProfileResult) and row.data.step_us > 0.0
+    }
+
+
+def _decided(
+    store: ReadStore, plan: Digest, device: DeviceId, looked_at: Sequence[KeptConsidered]
+) -> Decided | None:
+    history, _ = store.history(device, limit=_HISTORY)
+    return decided(plan, history, store.replans(device), store.trials(device), looked_at)
+
+
+def _others(
+    store: ReadStore,
+    this: Digest,
+    looked_at: Sequence[KeptConsidered],
+    device_class: str,
+    steps: _Steps,
+) -> list[Other]:
+    digests = list(dict.fromkeys(one.considered.plan for one in looked_at))
+    names = dict(store.plan_names(digests))
+    now_s: dict[Digest, float] = {}
+    steps_s: dict[Digest, float] = {}
+    for digest in names:
+        plan = decode_plan(store.plan(digest).wire, digest)
+        graphs = {model.artifact: store.graph(model.artifact) for model in plan.models}
+        try:
+            now_s[digest] = predict(plan, graphs, _costs(store, plan, device_class), ()).busy
+        except StageloomError:
+            continue  # its artifact is gone, or it is not legal for this version
+        taken = [steps.get((digest, index)) for index in range(len(plan.combined))]
+        if None not in taken:
+            steps_s[digest] = sum(us for us in taken if us is not None) / 1e6
+    trials = store.trials_of(digests, device_class) if device_class else []
+    return others(this, looked_at, Evidence(names=names, now_s=now_s, steps_s=steps_s, trials=trials))

@@ -1,0 +1,221 @@
+"""Between telemetry and the twin: arrivals to replay, and what was measured as a `Window`. Pure.
+
+Telemetry counts arrivals per interval and does not keep their times; inside an interval they are taken to lie
+evenly spread at random, which is what Poisson arrivals would.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from planner.twin.arrivals import Recorded
+from planner.twin.window import ModelWindow, StepsWindow, Window, add_counts, add_histograms
+from shared.engine.stats import Counts, EngineGlance, QueueGlance
+from shared.errors import InputError
+from shared.ids import Digest
+from shared.messages.telemetry import (
+    LatencyHistogram,
+    PlanActivated,
+    QueueSample,
+    Row,
+    StepTimings,
+    TaskCounters,
+)
+from shared.plan import Plan
+
+_PLAN_CHARS = 16
+
+
+def recorded_arrivals(
+    rows: Sequence[Row], names: Sequence[str], seed: int = 0
+) -> tuple[dict[str, Recorded], float]:
+    """Arrivals by model, and the seconds that the counters cover.
+
+    Raises:
+        InputError: no counter of these models is among the rows.
+    """
+    counted = [(row.at_us, row.data) for row in rows if isinstance(row.data, TaskCounters)]
+    mine = [(at_us, data) for at_us, data in counted if data.model in names]
+    if not mine:
+        raise InputError(
+            "the device counted no task of this plan's models", remedy="give --rate or --recording"
+        )
+    begin_us = min(at_us - data.interval_us for at_us, data in mine)
+    end_us = max(at_us for at_us, _ in mine)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    rng = np.random.default_rng(seed)
+    for at_us, data in mine:
+        first_s = (at_us - data.interval_us - begin_us) * 1e-6
+        spread_s = rng.random(data.submitted) * data.interval_us * 1e-6
+        times[data.model] += (first_s + spread_s).tolist()
+    found = {name: Recorded(times_s=tuple(sorted(one))) for name, one in times.items()}
+    return found, (end_us - begin_us) * 1e-6
+
+
+def active_spans(rows: Sequence[Row], plan: Digest) -> list[tuple[int, int]]:
+    """From when to when this plan was active, by the device's clock in microseconds, oldest first.
+
+    `rows`: `PlanActivated` and others, oldest first; the newest row ends the last span.
+    """
+    spans: list[tuple[int, int]] = []
+    since_us: int | None = None
+    for row in rows:
+        if not isinstance(row.data, PlanActivated):
+            continue
+        if since_us is None and row.data.plan == plan:
+            since_us = row.at_us
+        elif since_us is not None and row.data.plan != plan:
+            spans.append((since_us, row.at_us))
+            since_us = None
+    if since_us is not None and rows[-1].at_us > since_us:
+        spans.append((since_us, rows[-1].at_us))
+    return spans
+
+
+def measured_window(rows: Sequence[Row], plan: Plan, begin_us: int, end_us: int) -> Window | None:
+    """What a device measured of a plan between two moments of its clock; None if no interval lies there.
+
+    Whole intervals only: rows whose interval began before `begin_us` are left out. Glances have the queues
+    and no progress, which telemetry lacks; `used_s` is not known.
+    """
+    cut_us = max(_cut(rows, begin_us, end_us), default=begin_us)
+    inside = [row for row in rows if cut_us < row.at_us <= end_us]
+    counters: dict[str, list[TaskCounters]] = {}
+    histograms: dict[str, list[LatencyHistogram]] = {}
+    covered_us = 0
+    for row in inside:
+        if isinstance(row.data, TaskCounters):
+            counters.setdefault(row.data.model, []).append(row.data)
+            covered_us = max(covered_us, sum(one.interval_us for one in counters[row.data.model]))
+        elif isinstance(row.data, LatencyHistogram):
+            histograms.setdefault(row.data.model, []).append(row.data)
+    if not covered_us:
+        return None
+    steps = [one.data for one in inside if isinstance(one.data, StepTimings)]
+    mine = [one for one in steps if one.plan == plan.digest[:_PLAN_CHARS]]
+    busy_s = _busy_s(mine, plan)
+    glances = _glances(inside)
+    last = {queue.name: queue.queued for queue in glances[-1].queues} if glances else {}
+    models = tuple(
+        ModelWindow(
+            name=name,
+            submitted=sum(one.submitted for one in found),
+            ended=add_counts([_counts(one) for one in found]),
+            queued=last.get(name, 0),
+            busy_s=busy_s.get(name, 0.0),
+            histogram=add_histograms(histograms[name]) if histograms.get(name) else None,
+        )
+        for name, found in counters.items()
+    )
+    return Window(
+        plan=plan.digest,
+        began_s=begin_us * 1e-6,
+        seconds=covered_us * 1e-6,
+        busy_s=sum(one.sum_us for one in mine) * 1e-6,
+        used_s=None,
+        models=models,
+        steps=_steps(mine),
+        glances=glances,
+        open_before=0,
+        open_after=sum(last.values()),
+    )
+
+
+def _cut(rows: Sequence[Row], begin_us: int, end_us: int) -> Iterator[int]:
+    """When the intervals ended that began before `begin_us`; what was sent with them is of these, too."""
+    for row in rows:
+        began_us = row.at_us - row.data.interval_us if isinstance(row.data, TaskCounters) else row.at_us
+        if began_us < begin_us <= row.at_us <= end_us:
+            yield row.at_us
+
+
+def _counts(row: TaskCounters) -> Counts:
+    return Counts(
+        completed=row.completed,
+        refused=row.refused,
+        failed=row.failed,
+        cancelled=row.cancelled,
+        expired=row.expired,
+    )
+
+
+def _busy_s(steps: Sequence[StepTimings], plan: Plan) -> dict[str, float]:
+    """Per model its part of the steps: a step's time is shared equally by the members that ran in it."""
+    found: dict[str, float] = {}
+    for one in steps:
+        if one.combined_block >= len(plan.combined):
+            continue
+        members = plan.combined[one.combined_block].members
+        names = [plan.models[m.model].name for at, m in enumerate(members) if one.mask >> at & 1]
+        for name in names:
+            found[name] = found.get(name, 0.0) + one.sum_us * 1e-6 / len(names)
+    return found
+
+
+def _steps(steps: Sequence[StepTimings]) -> tuple[StepsWindow, ...]:
+    by_program: dict[tuple[int, int], list[StepTimings]] = {}
+    for one in steps:
+        by_program.setdefault((one.combined_block, one.mask), []).append(one)
+    return tuple(
+        StepsWindow(
+            combined=combined,
+            mask=mask,
+            count=sum(one.count for one in found),
+            sum_s=sum(one.sum_us for one in found) * 1e-6,
+            max_s=max(one.max_us for one in found) * 1e-6,
+        )
+        for (combined, mask), found in sorted(by_program.items())
+    )
+
+
+def _glances(rows: Sequence[Row]) -> tuple[EngineGlance, ...]:
+    by_moment: dict[int, dict[str, QueueSample]] = {}
+    for row in rows:
+        if isinstance(row.data, QueueSample):
+            by_moment.setdefault(row.at_us, {})[row.data.model] = row.data
+    return tuple(
+        EngineGlance(at_us * 1e-6, None, None, tuple(map(_queue, samples.values())))
+        for at_us, samples in sorted(by_moment.items())
+    )
+
+
+def _queue(sample: QueueSample) -> QueueGlance:
+    return QueueGlance(sample.model, 0, sample.tasks, sample.oldest_age_us * 1e-6, 0, 0)
+
+
+def figures(window: Window) -> dict[str, float]:
+    """What of a window is predicted, kept and compared: `MODEL.NAME` of each model, and `NAME` of all.
+
+    `steps_running` is the mean number of steps that run at a time, which every device can tell.
+    """
+    found = {
+        "throughput_per_s": window.throughput_per_s,
+        "p50_ms": 1e3 * window.latency_s(0.5),
+        "p99_ms": 1e3 * window.p99_s,
+        "mean_latency_ms": 1e3 * window.mean_latency_s,
+        "steps_running": sum(one.sum_s for one in window.steps) / window.seconds,
+        "queue_variance_s2": window.queue_variance(),
+    }
+    if window.used_s is not None:
+        found["utilisation"] = window.utilisation
+    for model in window.models:
+        queued = [q.queued for glance in window.glances for q in glance.queues if q.name == model.name]
+        found |= {
+            f"{model.name}.arrivals_per_s": model.submitted / window.seconds,
+            f"{model.name}.throughput_per_s": model.ended.completed / window.seconds,
+            f"{model.name}.p50_ms": 1e3 * model.latency_s(0.5),
+            f"{model.name}.p99_ms": 1e3 * model.latency_s(0.99),
+            f"{model.name}.queued_mean": sum(queued) / len(queued) if queued else 0.0,
+            f"{model.name}.queued_max": float(max(queued, default=0)),
+            f"{model.name}.lost": float(model.ended.refused + model.ended.expired + model.ended.failed),
+        }
+    return found
+
+
+def relative_errors(predicted: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
+    """Predicted over measured, less 1, of every figure that both have and that was not measured as 0."""
+    return {
+        name: predicted[name] / value - 1.0
+        for name, value in measured.items()
+        if name in predicted and value > 0.0
+    }

@@ -1,0 +1,145 @@
+"""Step times of a device that the planner knows: from the costs of its class and what it served.
+
+The costs are those that plans are searched with. Where the device served plans that the store knows, one lane
+at a time, the twin is fitted to their steps (`planner.twin.calibrate`), so that what a session or a launch
+costs beyond its operators is in it.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from planner.costs.measured import device_costs
+from planner.store.reading import ReadStore
+from planner.twin.calibrate import Calibrated, Measured, StepSample, calibrate
+from planner.twin.device_file import DeviceFile, cpu_device, load_device
+from planner.twin.times import StepTimes
+from shared.bound import BoundPlan, bind
+from shared.errors import InputError
+from shared.graph import Graph
+from shared.ids import DeviceId, Digest
+from shared.messages.telemetry import RowKind, StepTimings
+from shared.plan import Plan, decode_plan
+from shared.search.costs import CostTable
+
+_PLAN_CHARS: Final = 16
+_LEAST_STEPS: Final = 20
+_MOST_ROWS: Final = 20_000
+_CORES: Final = re.compile(r" x(\d+)\b")
+_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "nano": ("Jetson Nano",),
+    "tx2": ("Jetson TX2", "quill"),
+    "xavier_nx": ("Xavier NX",),
+    "orin_nx": ("Orin NX",),
+    "a100": ("A100",),
+    "h100": ("H100",),
+}
+
+
+_ON_GPU: Final = ("torch_cuda", "onnx_cuda")
+
+
+def base_device(device_class: str, executor: str) -> DeviceFile:
+    """The device file to begin with for a device class: by its GPU's name, or a CPU of its cores.
+
+    A class that is named after a GPU does not tell its cores: an executor on its CPU is taken to have one.
+
+    Raises:
+        InputError: the class names a GPU that no device file is for.
+    """
+    hardware = device_class.partition(";")[0]
+    if executor not in _ON_GPU:
+        cores = _CORES.search(hardware)
+        return cpu_device(int(cores.group(1)) if cores else 1)
+    for name, words in _WORDS.items():
+        if any(word.lower() in hardware.lower() for word in words):
+            return load_device(name)
+    raise InputError(f"no device file is for {hardware!r}", remedy="name one with --twin")
+
+
+def stored_times(
+    store: ReadStore, device: DeviceId, bound: BoundPlan, base: DeviceFile | None = None
+) -> tuple[StepTimes, str]:
+    """Step times of a device for a plan, and in a few words where they are from.
+
+    Raises:
+        InputError: there is no such device, or no device file for its class.
+    """
+    device_class = store.device(device).device_class
+    known = base or base_device(device_class, bound.plan.executor.name)
+    models = [(model.artifact, model.batch) for model in bound.plan.models]
+    costs = device_costs(store, device_class, bound.plan.executor, models, graph_of=store.graph)
+    if not costs.measured_s:
+        return StepTimes.derived(known, bound.plan.executor.precision), f"derived from {known.name}"
+    fitted = _fitted(store, device, known, costs, bound)
+    if fitted is not None:
+        times = StepTimes(fitted.device, replace(fitted.costs, stages=costs.stages))
+        return times, f"measured on {device}, fitted to {len(fitted.errors)} programs that it served"
+    rates = known.rates(bound.plan.executor.precision)
+    learned = costs.interference is not None and costs.interference.samples > 0
+    table = replace(costs, rates=costs.rates if learned else rates)
+    return StepTimes(known, table), f"operators measured on {device_class.partition(';')[0]}"
+
+
+def _fitted(
+    store: ReadStore, device: DeviceId, base: DeviceFile, costs: CostTable, bound: BoundPlan
+) -> Calibrated | None:
+    samples = served_steps(store, device, bound)
+    complete = [one for one in samples if _measured(costs, one)]
+    if not complete:
+        return None
+    source = f"steps that {device} served"
+    try:
+        return calibrate(base, Measured(operators=costs.measured_s, steps=complete, source=source))
+    except InputError:  # nothing but parallel groups was served: the costs as they are must do
+        return None
+
+
+def _measured(costs: CostTable, sample: StepSample) -> bool:
+    """Every operator of the step has a time."""
+    combined = sample.bound.combined[sample.combined]
+    return all(
+        (sample.bound.plan.models[member.model].artifact, op) in costs.measured_s
+        for at, member in enumerate(combined.members)
+        if sample.mask >> at & 1
+        for op in sample.bound.models[member.model].blocks[member.block].operators
+    )
+
+
+def served_steps(store: ReadStore, device: DeviceId, like: BoundPlan) -> list[StepSample]:
+    """Mean seconds of the programs that a device served, of plans with one lane and batch 1.
+
+    Plans of other executor options than those of `like` are left out, as are programs of a few steps.
+    """
+    rows = store.telemetry(device, [RowKind.STEP_TIMINGS], limit=_MOST_ROWS)
+    plans = {plan.digest[:_PLAN_CHARS]: decode_plan(plan.wire) for plan in store.plans(limit=1_000_000)}
+    sums: dict[tuple[str, int, int], tuple[int, int]] = {}
+    for row in rows:
+        if isinstance(row.data, StepTimings):
+            key = (row.data.plan, row.data.combined_block, row.data.mask)
+            count, total_us = sums.get(key, (0, 0))
+            sums[key] = count + row.data.count, total_us + row.data.sum_us
+    bounds: dict[str, BoundPlan | None] = {}
+    found = []
+    for (name, combined, mask), (count, total_us) in sums.items():
+        if name not in bounds:
+            bounds[name] = _usable(store, plans.get(name), like)
+        bound = bounds[name]
+        if bound is None or count < _LEAST_STEPS or combined >= len(bound.combined):
+            continue
+        buckets = (1,) * mask.bit_count()
+        found.append(StepSample(bound, combined, mask, buckets, total_us / count * 1e-6))
+    return found
+
+
+def _usable(store: ReadStore, plan: Plan | None, like: BoundPlan) -> BoundPlan | None:
+    if plan is None or plan.lanes != 1 or plan.executor != like.plan.executor:
+        return None
+    if any(model.batch != 1 for model in plan.models):
+        return None
+    try:
+        graphs: dict[Digest, Graph] = {model.artifact: store.graph(model.artifact) for model in plan.models}
+    except InputError:  # an artifact whose file is gone
+        return None
+    return bind(plan, graphs)

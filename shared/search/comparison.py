@@ -1,0 +1,177 @@
+"""Schedulers side by side on the same combined blocks: cost, gaps, search time, shape.
+
+A schedule's *gap* is how much longer it is predicted to take than what none can beat (`shared.search.bounds`)
+and, where dynamic programming ends within the budget, than the cheapest stage schedule within r and s. Both
+as shares: 0 is as good as can be. Streams may lie below the optimum, as no barrier stands between them.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shared.blocks import CombinedGraph
+from shared.schedule import Schedule, StageSchedule
+from shared.search.bounds import lower_bounds
+from shared.search.costs import StageCosts
+from shared.search.endings import GroupRule, TooManyError
+from shared.search.interface import Budget, Limits
+from shared.search.ios import exact
+from shared.search.isomorphism import Shared, form
+from shared.search.makespan import schedule_s
+from shared.search.registry import scheduler as find_scheduler
+from shared.search.registry import searches
+from shared.search.sequential import sequential
+from shared.search.stages import Stages, Strategy
+
+Block = tuple[CombinedGraph, StageCosts]
+"""What a scheduler is given of one combined block."""
+
+_ROUNDING = 9  # decimals of a gap: two equal sums of seconds differ by less
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Combined blocks that run one after another, such as a network."""
+
+    name: str
+    blocks: tuple[Block, ...]
+    optimum_s: float | None  # None: not known within the budget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """`streams_max` None: stages. `stages` and `groups_max` None: streams, in some block at least."""
+
+    stages: int | None
+    groups_max: int | None
+    streams_max: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """One scheduler on one subject; all seconds are sums over its blocks."""
+
+    subject: str
+    scheduler: str
+    schedules: tuple[Schedule, ...]  # [num_blocks]
+    predicted_s: float
+    bound_s: float
+    optimum_s: float | None
+    search_s: float
+
+    @property
+    def over_bound(self) -> float:
+        """The gap to what none can beat."""
+        return gap(self.predicted_s, self.bound_s)
+
+    @property
+    def over_optimum(self) -> float | None:
+        """The gap to the cheapest stages; None where they are not known."""
+        return None if self.optimum_s is None else gap(self.predicted_s, self.optimum_s)
+
+    @property
+    def shape(self) -> Shape:
+        """Stages, groups, streams."""
+        return shape(self.schedules)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What runs of a standing's schedules took on a device, seconds."""
+
+    median_s: float
+    quartiles_s: tuple[float, float] | None = None
+    runs: int | None = None
+    over_sequential: float | None = None  # median over rounds, each against `sequential` in the same round
+
+
+def subject(name: str, blocks: Iterable[Block], limits: Limits, budget: Budget) -> Subject:
+    """Blocks to compare on, with the optimum where the budget suffices for it."""
+    known = tuple(blocks)
+    return Subject(name, known, optimum_s(known, limits, budget))
+
+
+def standing(
+    of: Subject,
+    scheduler: str,
+    limits: Limits,
+    budget: Budget,
+    now: Callable[[], float],
+    checkpoint: bytes = b"",
+) -> Standing:
+    """What a scheduler makes of a subject; isomorphic blocks are searched once, as in a plan.
+
+    `now` gives seconds of any clock that does not go back; `checkpoint` is a trained policy for a scheduler
+    that takes one.
+
+    Raises:
+        SettingError: there is no such scheduler.
+    """
+    search = find_scheduler(scheduler, checkpoint)
+    if searches(scheduler):
+        search = Shared(search)
+    begun_s = now()
+    schedules = tuple(search(graph, costs, limits, budget) for graph, costs in of.blocks)
+    return judged(of, scheduler, schedules, limits, now() - begun_s)
+
+
+def judged(
+    of: Subject, scheduler: str, schedules: tuple[Schedule, ...], limits: Limits, search_s: float
+) -> Standing:
+    """The standing of schedules that were found already, one per block of the subject."""
+    both = list(zip(schedules, of.blocks, strict=True))
+    return Standing(
+        subject=of.name,
+        scheduler=scheduler,
+        schedules=schedules,
+        predicted_s=sum(schedule_s(schedule, graph, costs) for schedule, (graph, costs) in both),
+        bound_s=sum(bound_s(schedule, block, limits) for schedule, block in both),
+        optimum_s=of.optimum_s,
+        search_s=search_s,
+    )
+
+
+def bound_s(schedule: Schedule, block: Block, limits: Limits) -> float:
+    """Seconds that no schedule of this kind can beat; s does not bind streams."""
+    graph, costs = block
+    return lower_bounds(graph, costs, limits if isinstance(schedule, StageSchedule) else Limits()).seconds
+
+
+def optimum_s(blocks: Iterable[Block], limits: Limits, budget: Budget) -> float | None:
+    """Seconds of the cheapest stage schedules together; None: not known within the budget per block.
+
+    Dynamic programming adds stages up. Under the model of a device class, stages of one group that follow
+    each other are one launch and may cost less than that: `sequential`, which has the most of them, counts.
+    """
+    known: dict[tuple[Any, ...], float] = {}
+    total_s = 0.0
+    for graph, costs in blocks:
+        key = form(graph, costs).key
+        if key not in known:
+            stages = Stages(graph, costs, limits, GroupRule.CONNECTED, Strategy.BOTH)
+            try:
+                best = stages.schedule(exact(stages, budget.expansions))
+            except TooManyError:
+                return None
+            in_turn = sequential(graph, costs, limits, budget)
+            known[key] = min(costs.schedule_s(best), costs.schedule_s(in_turn))
+        total_s += known[key]
+    return total_s
+
+
+def gap(seconds: float, least_s: float) -> float:
+    """How much longer, as a share of the least; 0 where there is nothing to gain."""
+    return round(seconds / least_s - 1.0, _ROUNDING) + 0.0 if least_s > 0.0 else 0.0
+
+
+def shape(schedules: Sequence[Schedule]) -> Shape:
+    """Stages and the most groups of one, or the most streams of a block."""
+    stages = [stage for one in schedules if isinstance(one, StageSchedule) for stage in one.stages]
+    streams = [
+        len({launch.stream for launch in one.launches})
+        for one in schedules
+        if not isinstance(one, StageSchedule)
+    ]
+    if streams:
+        return Shape(stages=None, groups_max=None, streams_max=max(streams))
+    return Shape(stages=len(stages), groups_max=max(len(stage.groups) for stage in stages), streams_max=None)

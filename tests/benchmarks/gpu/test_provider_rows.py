@@ -1,0 +1,90 @@
+"""onnxruntime's rows of the table: what runs, how, and what is said of those that cannot."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from benchmarks.gpu.device import Cpu
+from benchmarks.gpu.provider_rows import PROVIDERS, Provider, model_bytes, options_of, variant, why_not
+from tests.benchmarks.gpu.tiny import subject_of
+
+CPU = Provider("onnxruntime CPU", "CPUExecutionProvider")
+
+
+class _Cuda(Cpu):
+    """As the rows see CUDA."""
+
+    kind = "cuda"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.torch = torch.device("cuda", 0)
+
+
+def test_a_bound_session_answers_as_the_reference_does_and_follows_its_input() -> None:
+    subject, device = subject_of("squeezenet"), Cpu()
+    found, error = variant(device, subject, CPU, "fp32", device.streams[-1])
+    assert error < 1e-4 and found.key == ("squeezenet", "onnxruntime CPU")
+    image, logits = found.run.tensors  # type: ignore[attr-defined]
+    image.zero_()
+    found.run()
+    assert subject.error_of(logits) > 1e-2, "the binding holds the memory, not what lay there"
+
+
+def test_half_precision_is_inside_and_costs_no_more_than_it_may() -> None:
+    subject, device = subject_of("squeezenet"), Cpu()
+    model = onnx.load_model_from_string(model_bytes(CPU, subject, "fp16"))
+    assert {one.data_type for one in model.graph.initializer if one.dims} == {onnx.TensorProto.FLOAT16}
+    kinds = [one.type.tensor_type.elem_type for one in (*model.graph.input, *model.graph.output)]
+    assert kinds == [onnx.TensorProto.FLOAT] * 2
+    _, error = variant(device, subject, CPU, "fp16", device.streams[-1])
+    assert 0 < error < 2e-2
+
+
+def test_a_provider_that_converts_by_itself_gets_the_model_as_it_is() -> None:
+    subject = subject_of("squeezenet")
+    assert model_bytes(replace(CPU, converts=True), subject, "fp16") == subject.artifact.onnx_bytes()
+
+
+@pytest.mark.parametrize("provider", PROVIDERS, ids=[one.row for one in PROVIDERS])
+def test_every_row_names_its_stream_and_its_precision(provider: Provider) -> None:
+    stream: Any = SimpleNamespace(cuda_stream=4711)
+    options = {p: options_of(provider, _Cuda(), stream, p) for p in ("fp16", "tf32", "fp32")}
+    assert {one["user_compute_stream"] for one in options.values()} == {"4711"}
+    assert all(provider.options.items() <= one.items() for one in options.values())
+    assert len({tuple(sorted(one.items())) for one in options.values()}) == 2
+    assert all(isinstance(value, str) for one in options.values() for value in one.values())
+
+
+def test_a_row_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, tensorrt = PROVIDERS[0], PROVIDERS[-1]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [cuda.name])
+    assert why_not(cuda, Cpu()) == "needs CUDA"
+    assert why_not(cuda, _Cuda()) == ""
+    assert why_not(tensorrt, _Cuda()).endswith("was built without TensorrtExecutionProvider")
+    monkeypatch.setattr("benchmarks.gpu.provider_rows.find_spec", lambda name: None)
+    assert why_not(cuda, _Cuda()) == "onnxruntime is not installed"
+
+
+def test_a_provider_that_was_replaced_is_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime takes the processor where it cannot make a provider, and only its log says so."""
+    landed = SimpleNamespace(get_providers=lambda: ["CPUExecutionProvider"])
+    monkeypatch.setattr(onnxruntime, "InferenceSession", lambda *args, **kwargs: landed)
+    device = Cpu()
+    with pytest.raises(RuntimeError, match="took CPUExecutionProvider instead of CUDAExecutionProvider"):
+        variant(device, subject_of("squeezenet"), PROVIDERS[0], "fp32", device.streams[-1])
+
+
+def test_logits_of_every_run_land_in_the_same_memory() -> None:
+    subject, device = subject_of("squeezenet"), Cpu()
+    found, _ = variant(device, subject, CPU, "fp32", device.streams[-1])
+    _, logits = found.run.tensors  # type: ignore[attr-defined]
+    before = logits.clone()
+    logits.zero_()
+    found.run()
+    assert torch.equal(logits, before)

@@ -1,0 +1,62 @@
+"""How the suite is spread over processes: `make test` runs it under pytest-xdist, a file in one process."""
+
+import gc
+import os
+from pathlib import Path
+
+import pytest
+
+LONGEST_FIRST = (
+    "sim/test_worlds.py",
+    "e2e/test_planner_lives.py",
+    "test_bad_input.py",
+    "executor/test_contract.py",
+    "e2e/test_agent_lives.py",
+    "agent/test_agent_process.py",
+    "verify/test_models.py",
+    "planner/test_planner_process.py",
+    "planner/test_replanning.py",
+    "store/test_retention.py",
+    "verify/test_defects.py",
+    "sim/test_mutations.py",
+    "store/test_telemetry.py",
+    "e2e/test_failpoints.py",
+    "e2e/test_serving.py",
+    "store/test_schema.py",
+    "cluster/test_pools.py",
+    "learning/test_training.py",
+    "architecture/test_imports.py",
+    "importer/test_zoo.py",
+)
+"""Files that take longest: one begun last would run alone, with every other processor idle."""
+
+_HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """One process more than there are processors: many tests wait for processes of their own."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    return len(os.sched_getaffinity(0)) + 1
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Files are handed out in the order in which they were collected, not by their number of tests."""
+    gc.disable()  # until all is collected: what is imported stays
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a process of several, the longest files first."""
+    if hasattr(config, "workerinput"):
+        place = {_HERE / name: index for index, name in enumerate(LONGEST_FIRST)}
+        items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: the collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()

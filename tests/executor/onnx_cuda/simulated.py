@@ -1,0 +1,88 @@
+"""A device for sessions without hardware: its memory is the host's, its sessions compute on the processor.
+
+Memory that was never given is never touched unnoticed: an address must lie inside a piece that is allocated,
+and a piece is given back once.
+"""
+
+import ctypes
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from edge_agent.executor.onnx_cuda.device import PROFILING
+from edge_agent.executor.onnx_cuda.executor import OnnxDeviceExecutor
+from tests.executor.simulated_streams import SimulatedStream, SimulatedStreams
+
+_ALIGNMENT = 256
+
+
+class SimulatedOrtDevice(SimulatedStreams):
+    """As `OrtDevice`; see the module's text."""
+
+    kind = "cpu"
+    number = 0
+
+    def __init__(self, seed: int = 0, *, ignore_waits: int = 0) -> None:
+        super().__init__(seed, ignore_waits=ignore_waits)
+        self._streams = [SimulatedStream(f"stream-{number}") for number in range(PROFILING + 1)]
+        self._pieces: dict[int, tuple[np.ndarray, int]] = {}
+        self._pinned: list[np.ndarray] = []
+        self.tf32: set[bool] = set()  # what sessions were made with
+        self.used: set[SimulatedStream] = set()  # streams that something was launched on
+        self.most_ahead = 0  # entries that were held back at once
+
+    def every_stream(self) -> Sequence[SimulatedStream]:
+        return self._streams
+
+    def stream(self, number: int) -> SimulatedStream:
+        return self._streams[number]
+
+    def provider(self, stream: SimulatedStream, *, tf32: bool) -> tuple[str, Mapping[str, str]]:
+        self.tf32.add(tf32)
+        return "CPUExecutionProvider", {}
+
+    def launch(self, stream: SimulatedStream, work: object) -> None:
+        assert callable(work)
+        self.used.add(stream)
+        super().launch(stream, work)
+        self.most_ahead = max(self.most_ahead, sum(len(s.queue) for s in self._streams))
+
+    def copy(self, stream: SimulatedStream, target: int, source: int, nbytes: int) -> None:
+        for address in (target, source):
+            assert self._holds(address, nbytes), "a copy leaves the memory that was allocated"
+        super().launch(stream, lambda: ctypes.memmove(target, source, nbytes))
+
+    def _holds(self, address: int, nbytes: int) -> bool:
+        pieces = [(begin, size) for begin, (_, size) in self._pieces.items()]
+        pieces += [(piece.ctypes.data, piece.nbytes) for piece in self._pinned]
+        return any(begin <= address and address + nbytes <= begin + size for begin, size in pieces)
+
+    def allocate(self, nbytes: int) -> int:
+        room = np.zeros(nbytes + _ALIGNMENT, np.uint8)
+        address = -(-room.ctypes.data // _ALIGNMENT) * _ALIGNMENT
+        self._pieces[address] = (room, nbytes)
+        return address
+
+    def free(self, address: int) -> None:
+        del self._pieces[address]
+
+    @property
+    def held(self) -> int:
+        """Bytes that are allocated."""
+        return sum(size for _, size in self._pieces.values())
+
+    def host_bytes(self, nbytes: int) -> np.ndarray:
+        self._pinned.append(np.empty(nbytes, np.uint8))
+        return self._pinned[-1]
+
+
+def simulated(seed: int = 0, *, ignore_waits: int = 0) -> OnnxDeviceExecutor:
+    """`onnx_cuda` without CUDA."""
+    return OnnxDeviceExecutor(SimulatedOrtDevice(seed, ignore_waits=ignore_waits))
+
+
+def device_of(executor: OnnxDeviceExecutor) -> SimulatedOrtDevice:
+    """The device behind an executor."""
+    device = executor._on
+    assert isinstance(device, SimulatedOrtDevice)
+    return device

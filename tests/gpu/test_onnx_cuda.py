@@ -1,0 +1,106 @@
+"""`onnx_cuda` on a real device: the same rules as on simulated streams."""
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.contract.schedules import StepMaker, graph_of, plan_of, random_streams
+from edge_agent.executor.base import TimingRequest
+from edge_agent.executor.onnx_cuda.cuda import PROVIDER, CudaOrtDevice, why_not
+from edge_agent.executor.onnx_cuda.executor import OnnxDeviceExecutor
+from shared.artifact import Artifact
+from shared.engine.steps import InstanceId
+from shared.launch_list import Barrier
+from shared.plan import ExecutorOptions
+from tests.executor.models import artifact_of, random_inputs
+from tests.executor.torch.steps import KEY, answer_of, halves, load, members, run, wrong
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+REPLAYS = 100
+
+
+@pytest.fixture
+def executor() -> Iterator[OnnxDeviceExecutor]:
+    """On CUDA, or a reason why there is none."""
+    cause, remedy = why_not()
+    if cause:
+        pytest.skip(f"{cause}; {remedy}")
+    made = OnnxDeviceExecutor(CudaOrtDevice())
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def model() -> Artifact:
+    """A model with branches, of full width."""
+    return artifact_of("googlenet", width=1.0, side=224)
+
+
+def _streamed(executor: OnnxDeviceExecutor, model: Artifact, precision: str = "fp32") -> StepMaker:
+    schedule = random_streams(graph_of([model], [()], members(1)), random.Random(1))
+    plan = plan_of([model], [()], [members(1)], [schedule], barrier=Barrier.DATA)
+    options = ExecutorOptions(name="onnx_cuda", precision=precision)
+    return StepMaker(KEY, load(executor, replace(plan, executor=options), [model]))
+
+
+def _logits(executor: OnnxDeviceExecutor, steps: StepMaker, number: int, model: Artifact) -> np.ndarray:
+    instance, inputs = InstanceId(number), random_inputs(model.graph, 7)
+    rows = run(executor, steps.step(0, {0: (instance, 1)}), {instance: [inputs]})[instance]
+    return np.array(rows[0]["logits"])
+
+
+def test_answers_are_bit_stable_under_random_delays_on_every_stream(
+    executor: OnnxDeviceExecutor, model: Artifact
+) -> None:
+    steps = _streamed(executor, model)
+    rng = random.Random(3)
+    executor.pause = lambda: time.sleep(rng.random() * 1e-3)
+    made = [_logits(executor, steps, number, model) for number in range(1, REPLAYS + 1)]
+    assert not wrong(model, random_inputs(model.graph, 7), [{"logits": made[0]}])
+    assert len({one.tobytes() for one in made}) == 1
+
+
+def test_sessions_run_on_cuda_and_on_several_streams(executor: OnnxDeviceExecutor, model: Artifact) -> None:
+    _streamed(executor, model)
+    sessions = executor._cache._sessions
+    assert {one.session.get_providers()[0] for one in sessions.values()} == {PROVIDER}
+    assert len({key.stream for key in sessions}) > 2
+
+
+def test_steps_are_launched_while_the_device_still_works_on_the_last(
+    executor: OnnxDeviceExecutor, model: Artifact
+) -> None:
+    """The first step is held up on the device; the second is launched all the same, and both are right."""
+    plan = plan_of([model], [halves(model)], [[m] for m in members(2)])
+    steps = StepMaker(KEY, load(executor, plan, [model]))
+    one, inputs = InstanceId(1), random_inputs(model.graph, 1)
+    first = steps.step(0, {0: (one, 1)})
+    second = steps.step(1, {0: (one, 1)}, after=[first.id])
+    for step in (first, second):
+        executor.prepare(step.program)
+    executor._on.sleep(executor._on.stream(0), 0.5)
+    executor.issue(first, {one: [inputs]})
+    executor.issue(second, {})
+    ends = [executor._launched[step.id].result().ended for step in (first, second)]
+    cuda = executor._on._cuda  # type: ignore[attr-defined]
+    assert [cuda.cudaEventQuery(end.handle)[0] for end in ends] == [cuda.cudaError_t.cudaErrorNotReady] * 2
+    executor.wait(first.id)
+    assert not wrong(model, inputs, executor.wait(second.id).outputs[one])
+
+
+def test_answers_with_tf32_are_near(executor: OnnxDeviceExecutor, model: Artifact) -> None:
+    steps = _streamed(executor, model, "tf32")
+    wanted = answer_of(model, random_inputs(model.graph, 7))
+    made = _logits(executor, steps, 1, model)
+    assert np.linalg.norm(made - wanted) / np.linalg.norm(wanted) < 1e-2
+
+
+def test_every_operator_has_a_time(executor: OnnxDeviceExecutor, model: Artifact) -> None:
+    times = executor.time_operators(model, TimingRequest(repeats=3), lambda: True)
+    assert len(times) == len(model.graph.operators)
+    assert all(time.runs == 3 and time.median_us > 0 for time in times)

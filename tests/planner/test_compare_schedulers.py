@@ -1,0 +1,166 @@
+"""`stageloom plan compare --model`: every scheduler on models of the store, gaps, trials, measurements."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from planner.cli import compare_schedulers
+from planner.cli.comparison_plot import save
+from shared.ids import DeviceId
+from shared.messages import admin
+from shared.messages.control import Origin
+from shared.messages.telemetry import StageProfileResult, StageTiming, TrialEnded
+from shared.search.comparison import Measured, Standing
+from shared.search.registry import schedulers
+from tests.planner.processes import ok
+from tests.planner.world import World
+from tests.store.helpers import NANO
+
+MEASURED = "measured, % over sequential"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path / "home")
+    yield made
+    made.store.close()
+
+
+def compared(world: World, *arguments: str) -> dict[str, dict[str, Any]]:
+    """What `--json` says, by scheduler."""
+    said = json.loads(ok(world.home, "plan", "compare", "--model", "diamond", *arguments, "--json"))
+    return {one["scheduler"]: one for one in said}
+
+
+def side_by_side(world: World) -> None:
+    """Operators take 100 us; greedy's two branches were measured at 120 us side by side."""
+    world.profiled()
+    plan = world.kept("greedy")
+    timings = tuple(StageTiming(at, us, 1.0, 5) for at, us in enumerate((100.0, 120.0, 100.0)))
+    world.tells(StageProfileResult(2, plan.digest, 0, "env", timings, 333.0, True))
+
+
+def test_every_scheduler_is_compared_and_no_planner_need_run(world: World) -> None:
+    found = compared(world)
+    assert found.keys() == set(schedulers())
+    assert all(one["over_bound"] >= 0.0 and one["measured_ms"] is None for one in found.values())
+    assert found["ios"]["over_optimum"] == 0.0
+
+
+def test_a_devices_costs_decide_the_order_and_its_measurements_and_trials_stand_beside(world: World) -> None:
+    side_by_side(world)
+    plan = world.plan("greedy")
+    world.tells(
+        TrialEnded(
+            epoch=1,
+            generation=1,
+            origin=Origin.PLANNER,
+            how="trial",
+            verdict="commit",
+            candidate=plan.digest,
+            control=None,
+            ratio=1.2,
+            ratio_low=1.1,
+            ratio_high=1.3,
+            pairs=9,
+            began_us=1,
+            decided_us=2,
+            reason="",
+        )
+    )
+    chosen = ("--scheduler", "greedy", "--scheduler", "sequential", "--scheduler", "nimble")
+    found = compared(world, "--device", NANO, *chosen)
+    assert next(iter(found)) == "greedy", "the cheapest comes first"
+    assert found["greedy"]["plan"] == plan.digest
+    assert found["greedy"]["predicted_ms"] == pytest.approx(0.32)
+    assert found["greedy"]["measured_ms"] == pytest.approx(0.333)
+    assert found["greedy"]["trial"]["verdict"] == "commit"
+    assert found["sequential"]["over_optimum"] == pytest.approx(0.25)
+    assert (found["sequential"]["measured_ms"], found["sequential"]["trial"]) == (None, None)
+    assert found["nimble"]["streams_max"] == 2 and found["nimble"]["stages"] is None
+    table = ok(world.home, "plan", "compare", "--model", "diamond", "--device", NANO, *chosen)
+    assert "commit 1.200 (1.100 to 1.300)" in table.splitlines()[1]
+
+
+def test_measure_has_every_plan_measured_once_and_costs_what_was_measured_since(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planner and a device are played: each search is answered with the plan, each plan takes 700 us."""
+    world.profiled()
+    asked: list[str] = []
+
+    def search(folder: Path, request: admin.PlanCreateRequest) -> admin.PlanReply:
+        plan = world.plan(request.scheduler)
+        return admin.PlanReply(
+            plan=world.store.add_plan(request.scheduler, plan, request.scheduler), search_s=0.5
+        )
+
+    def measure(folder: Path, device: DeviceId, plan: str, *, budget_s: float) -> None:
+        asked.append(plan)
+        digest = world.store.plan(plan).digest
+        world.tells(
+            StageProfileResult(len(asked), digest, 0, "env", (StageTiming(0, 50.0, 1.0, 5),), 700.0, True)
+        )
+
+    monkeypatch.setattr(compare_schedulers, "search", search)
+    monkeypatch.setattr(compare_schedulers, "measure_stages", measure)
+    names = ("sequential", "greedy", "wavefront", "nimble")
+    chosen = [word for name in names for word in ("--scheduler", name)]
+    found = compared(world, "--device", NANO, "--measure", "5", *chosen)
+    assert len(asked) == len({one["plan"] for one in found.values()}) < len(names) + 1
+    assert all(one["measured_ms"] == pytest.approx(0.7) for one in found.values())
+    assert all(one["search_ms"] == 500.0 for one in found.values())
+    assert found["sequential"]["predicted_ms"] < 0.36, "its first stage takes 50 us now, and not 100"
+
+
+def test_the_picture_names_every_scheduler_and_equal_values_give_equal_bytes(tmp_path: Path) -> None:
+    drawn = [
+        (standing_of("net", "ios", 1.0), Measured(median_s=2.0, quartiles_s=(1.5, 2.5))),
+        (standing_of("net", "sequential", 1.5), Measured(median_s=3.0)),
+        (standing_of("net+other", "ios", 3.0), None),
+    ]
+    pictures = []
+    for name in ("a.svg", "b.svg"):
+        save(drawn, tmp_path / name)
+        pictures.append((tmp_path / name).read_bytes())
+    assert pictures[0] == pictures[1]
+    texts = {one.text for one in ElementTree.fromstring(pictures[0]).iter() if one.tag.endswith("text")}
+    assert {"ios", "sequential", "net", "+ other", MEASURED} <= texts
+    save([(one, None) for one, _ in drawn], tmp_path / "estimates.svg")
+    assert MEASURED not in (tmp_path / "estimates.svg").read_text()
+
+
+def standing_of(subject: str, scheduler: str, seconds: float) -> Standing:
+    """A scheduler that takes some seconds where one is the least there is."""
+    return Standing(
+        subject=subject,
+        scheduler=scheduler,
+        schedules=(),
+        predicted_s=seconds,
+        bound_s=1.0,
+        optimum_s=None,
+        search_s=0.1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("plan", "compare"), "name a DEVICE or a --model"),
+        (("plan", "compare", "nano", "--model", "diamond"), "--model compares schedulers"),
+        (("plan", "compare", "--model", "diamond", "--measure", "1"), "--measure needs a device"),
+        (("plan", "compare", "--model", "diamond", "--scheduler", "best"), "there is no scheduler 'best'"),
+        (("plan", "compare", "--model", "diamond", "--plot", "a.doc"), "names no format"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_one_line(
+    world: World, arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from planner.cli.app import execute
+
+    assert execute([*arguments, "--data-dir", str(world.home)]) == 2
+    assert said in capsys.readouterr().err

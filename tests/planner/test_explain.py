@@ -1,0 +1,187 @@
+"""`stageloom plan explain`: schedules in words, sources of costs, what else was looked at, who decided."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.replan.considered import Verdict, considered
+from planner.replan.settings import Note
+from shared.ids import Digest
+from shared.messages.control import Alarm, ModelLoad, Origin
+from shared.messages.telemetry import (
+    StageProfileResult,
+    StageTiming,
+    TrialEnded,
+)
+from tests.planner.processes import ok, stageloom
+from tests.planner.world import World
+from tests.store.helpers import NANO
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path / "home")
+    yield made
+    made.store.close()
+
+
+def test_without_a_device_costs_are_estimates_and_nobody_decided(world: World) -> None:
+    world.store.add_plan("greedy", world.plan("greedy"), "greedy")
+    said = world.explained("greedy")
+    (block,) = said["blocks"]
+    assert {line["source"] for line in block["lines"]} == {"analytic"}
+    assert all(line["measured_at_us"] is None for line in block["lines"])
+    assert said["decided"] is None and said["device"] == ""
+    assert "no device was asked to run it" in ok(world.home, "plan", "explain", "greedy")
+
+
+def test_a_plan_is_explained_by_the_costs_of_the_device_that_it_was_made_for(world: World) -> None:
+    world.kept("greedy")
+    world.profiled()
+    said = world.explained("greedy")
+    assert said["device"] == NANO and said["operators_measured"] == 4 and said["decided"] is None
+    assert "nano was never asked to run it" in ok(world.home, "plan", "explain", "greedy")
+
+
+def test_streams_are_told_one_by_one_and_predicted_together(world: World) -> None:
+    """Two branches of 100 us hinder each other fully, so streams take what operators take, and one wait."""
+    world.kept("nimble")
+    world.profiled()
+    (block,) = world.explained("nimble")["blocks"]
+    assert block["streams"] == len(block["lines"]) == 2 and block["over_optimum"] is None
+    assert sum(line["predicted_us"] for line in block["lines"]) == pytest.approx(400.0)
+    assert block["predicted_us"] >= 400.0 and {line["source"] for line in block["lines"]} == {"operators"}
+
+
+def test_a_stage_says_how_its_cost_is_known_and_how_often_it_was_measured(world: World) -> None:
+    """Greedy's middle stage runs two operators side by side: measured as a whole it is quicker."""
+    plan = world.kept("greedy")
+    world.profiled()
+    before = world.explained("greedy", "--device", NANO)
+    assert [line["source"] for line in before["blocks"][0]["lines"]] == ["operators"] * 3
+    assert before["operators_measured"] == before["operators"] == 4
+    assert before["predicted_ms"] == pytest.approx(0.4, rel=0.1)
+    timings = tuple(StageTiming(at, us, 1.0, 5) for at, us in enumerate((100.0, 120.0, 100.0)))
+    world.tells(StageProfileResult(2, plan.digest, 0, "env", timings, 333.0, True))
+    (block,) = world.explained("greedy", "--device", NANO)["blocks"]
+    middle = block["lines"][1]
+    assert (middle["source"], middle["runs"], middle["measured_on"]) == ("measured", 5, NANO)
+    assert middle["predicted_us"] == pytest.approx(120.0)
+    assert block["predicted_us"] == pytest.approx(320.0) and block["step_us"] == 333.0
+    assert "measured 333.0 us as a whole" in ok(world.home, "plan", "explain", "greedy", "--device", NANO)
+
+
+def test_gaps_are_to_the_bound_and_to_the_cheapest_stages(world: World) -> None:
+    """Measured side by side in 120 us, the middle stage makes greedy the optimum; sequential is above."""
+    greedy = world.kept("greedy")
+    world.kept("sequential")
+    world.profiled()
+    timings = tuple(StageTiming(at, us, 1.0, 5) for at, us in enumerate((100.0, 120.0, 100.0)))
+    world.tells(StageProfileResult(2, greedy.digest, 0, "env", timings, 333.0, True))
+    (block,) = world.explained("sequential", "--device", NANO)["blocks"]
+    assert block["predicted_us"] == pytest.approx(400.0)
+    assert block["over_optimum"] == pytest.approx(400.0 / 320.0 - 1.0)
+    assert block["over_bound"] >= block["over_optimum"]
+    beside = {one["scheduler"]: one for one in block["beside"]}
+    assert beside["sequential"]["same"] and not beside["greedy"]["same"]
+    assert beside["greedy"]["over_this"] == pytest.approx(320.0 / 400.0 - 1.0)
+    assert beside["greedy"]["found_at_us"] is not None
+    (best,) = world.explained("greedy", "--device", NANO)["blocks"]
+    assert best["over_optimum"] == 0.0
+
+
+def test_plans_over_the_same_models_are_listed_once_with_prediction_measurement_and_trial(
+    world: World,
+) -> None:
+    """1. Two plans are searched, one of them twice. 2. The device measures one. 3. A trial rejects it."""
+    first, wide = world.kept("sequential"), world.kept("greedy")
+    world.kept("greedy")
+    world.profiled()
+    world.store.push(NANO, "sequential", decided_by="operator")
+    desired = world.store.push(NANO, "greedy", decided_by="operator")
+    timings = tuple(StageTiming(at, 100.0, 1.0, 5) for at in range(3))
+    world.tells(
+        StageProfileResult(2, wide.digest, 0, "env", timings, 350.0, True),
+        TrialEnded(
+            epoch=desired.epoch,
+            generation=desired.generation,
+            origin=Origin.PLANNER,
+            how="trial",
+            verdict="reject",
+            candidate=wide.digest,
+            control=first.digest,
+            ratio=0.9,
+            ratio_low=0.85,
+            ratio_high=0.95,
+            pairs=9,
+            began_us=1,
+            decided_us=2,
+            reason="slower",
+        ),
+    )
+    said = world.explained(NANO)  # a device: what it should run
+    assert said["plan"] == "greedy" and said["decided"]["trial"]["verdict"] == "reject"
+    others = {one["name"]: one for one in said["others"]}
+    assert others["greedy"]["this"] and others["greedy"]["times"] == 2
+    assert others["greedy"]["steps_ms"] == pytest.approx(0.35)
+    assert others["sequential"]["now_ms"] == pytest.approx(0.4, rel=0.1)
+    assert others["sequential"]["trial"] is None and others["sequential"]["steps_ms"] is None
+    text = ok(world.home, "plan", "explain", NANO)
+    assert "why: an operator decided that nano should run it" in text
+    assert "reject, 0.900 (0.850 to 0.950) as good over 9 pairs (slower)" in text
+
+
+def test_a_replan_says_what_it_looked_at_and_left(world: World) -> None:
+    """A plan that was not kept is listed all the same, with what was predicted of it then."""
+    world.store.push(
+        NANO,
+        world.store.add_plan("first", world.plan("sequential"), "sequential").plan,
+        decided_by="operator",
+    )
+    loads = (ModelLoad("diamond", 10.0, 400.0, 3, 1),)
+    replan = world.store.record_alarm(
+        NANO,
+        Alarm(
+            boot=7,
+            number=1,
+            at_us=1,
+            cause="variance",
+            value=0.5,
+            threshold=0.1,
+            plan=None,
+            loads=loads,
+            samples=(),
+        ),
+    )
+    assert replan is not None
+    taken, left = world.plan("greedy"), replace(world.plan("greedy"), lanes=2)
+
+    desired = world.store.push_replan(
+        NANO,
+        replan,
+        taken,
+        scheduler="ios",
+        above=(1, 1),
+        note=Note(structure=taken.structure, how="search", predicted=0.8),
+    )
+    assert desired is not None
+    rows = [
+        considered(taken, Verdict.TAKEN, scheduler="ios", how="search", predicted=0.8),
+        considered(left, Verdict.WORSE, scheduler="ios", how="search", predicted=1.1),
+    ]
+    world.store.keep_considered(rows, device_class="cpu-2-core", device=NANO, replan=replan)
+    said = world.explained(NANO)
+    assert said["decided"]["replan"]["predicted"] == 0.8 and said["decided"]["left"] == 1
+    others = {Digest(one["digest"]): one for one in said["others"]}
+    assert others[left.digest]["name"] == "" and others[left.digest]["now_ms"] is None
+    assert others[left.digest]["last"]["verdict"] == "worse"
+    text = ok(world.home, "plan", "explain", NANO)
+    assert f"re-plan {replan} (variance 0.5, threshold 0.1) pushed it to nano" in text
+    assert "1 other plans were looked at" in text and "1.100 of the incumbent" in text
+
+
+def test_a_name_that_is_neither_plan_nor_device_is_refused_in_one_line(world: World) -> None:
+    done = stageloom(world.home, "plan", "explain", "nothing")
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1

@@ -1,0 +1,90 @@
+"""`stageloom plan create --measure`: a real planner process, a device that measures by a law of its own."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from shared.messages import control
+from shared.messages.telemetry import StageProfileResult, StageTiming
+from shared.plan import decode_plan
+from shared.schedule import StageSchedule
+from tests.planner.processes import PlannerProcess, ok
+from tests.planner.test_replanning import SETTINGS, Rig, new_device, stock
+
+
+@pytest.fixture
+def rig(tmp_path: Path, model_file: Path) -> Iterator[Rig]:
+    (tmp_path / "planner.toml").write_text(SETTINGS)
+    planner = PlannerProcess(tmp_path / "home", "--config", str(tmp_path / "planner.toml"))
+    stock(planner.home, model_file)
+    with new_device(planner.home) as device:
+        yield Rig(planner, device)
+    planner.stop()
+
+
+class Measuring(threading.Thread):
+    """Answers every stage profile: groups side by side take what the longest of them takes."""
+
+    def __init__(self, rig: Rig) -> None:
+        super().__init__(daemon=True)
+        self._rig = rig
+        self.answered: list[int] = []
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        while not self.ended.is_set():
+            if not self._rig.device.socket("control").poll(200):
+                continue
+            desired = self._rig.device.receive("control", control.TO_DEVICE)
+            wanted = getattr(desired, "stage_profile", None)
+            if wanted is not None and wanted.request not in self.answered:
+                self.answered.append(wanted.request)
+                self._rig.rows(*answers(wanted, self._rig.device.device_class))
+
+
+def answers(wanted: control.StageProfileRequest, environment: str) -> Iterator[Any]:
+    operators_us = (1000.0, 1000.0, 10.0)
+    blocks = wanted.combined_blocks or range(len(decode_plan(wanted.plan).combined))
+    for index in blocks:
+        schedule = decode_plan(wanted.plan).combined[index].schedule
+        assert isinstance(schedule, StageSchedule)
+        times = tuple(
+            StageTiming(at, max(sum(operators_us[op] for op in group) for group in stage.groups), 1.0, 9)
+            for at, stage in enumerate(schedule.stages)
+        )
+        yield StageProfileResult(
+            wanted.request, wanted.plan_digest, index, environment, times, 2000.0, index == blocks[-1]
+        )
+
+
+def test_what_could_still_win_is_measured_wins_and_is_not_asked_for_again(rig: Rig) -> None:
+    """1. The formula sees no gain in it. 2. It is hoped for and measured. 3. It is chosen, and sure."""
+    create = (
+        *("plan", "create", "--model", "branches", "--executor", "null", "--device", rig.device.name),
+        *("--scheduler", "ios", "--json"),
+    )
+    before = json.loads(ok(rig.home, *create))
+    measuring = Measuring(rig)
+    measuring.start()
+    try:
+        chosen = json.loads(ok(rig.home, *create, "--measure", "5"))
+        first = list(measuring.answered)
+        again = json.loads(ok(rig.home, *create, "--measure", "5"))
+    finally:
+        measuring.ended.set()
+        measuring.join()
+    assert groups(before) == 1 and groups(chosen) == 2
+    assert first and measuring.answered == first, "the second time nothing was asked"
+    assert again["digest"] == chosen["digest"]
+
+
+def groups(made: dict[str, Any]) -> int:
+    """The most groups of a stage of a plan's first combined block."""
+    schedule = decode_plan(msgspec.convert(made["wire"], bytes)).combined[0].schedule
+    assert isinstance(schedule, StageSchedule)
+    return max(len(stage.groups) for stage in schedule.stages)

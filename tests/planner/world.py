@@ -1,0 +1,86 @@
+"""A planner's data with one small model and one device, written without any process."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from planner.costs.schedules import found_schedules
+from planner.dispatch.ports import TelemetryWrite
+from planner.replan.considered import Verdict, considered
+from planner.replan.predict import predict
+from planner.store.store import Store
+from shared.artifact import pack_artifact
+from shared.clock import ManualClock
+from shared.graph import Graph
+from shared.messages.telemetry import (
+    Ledger,
+    OperatorTiming,
+    ProfileResult,
+    RowData,
+    RowKind,
+    StageProfileResult,
+    TrialEnded,
+)
+from shared.plan import Plan
+from shared.search.compose import ModelChoice, compose
+from shared.search.costs import CostTable
+from tests.planner.processes import ok
+from tests.search.graphs import DIAMOND, model
+from tests.store.helpers import NANO, enrol, row
+
+KINDS = {
+    ProfileResult: RowKind.PROFILE_RESULT,
+    StageProfileResult: RowKind.STAGE_PROFILE_RESULT,
+    TrialEnded: RowKind.TRIAL_ENDED,
+}
+
+
+class World:
+    """A store with one model, a diamond of four operators of 100 us each, and one device."""
+
+    def __init__(self, home: Path) -> None:
+        home.mkdir()
+        self.home, self.clock, self.rows = home, ManualClock(), 0
+        self.store = Store(home, clock=self.clock)
+        _, graph = model("diamond", DIAMOND)
+        self.digest, blob = pack_artifact(graph, b"diamond")
+        (home / "diamond.artifact").write_bytes(blob)
+        self.store.add_model("diamond", home / "diamond.artifact", self.digest)
+        self.graph: Graph = self.store.graph(self.digest)
+        enrol(self.store)
+
+    def plan(self, scheduler: str) -> Plan:
+        """The model under a scheduler, with nothing measured."""
+        choice = ModelChoice(name="diamond", artifact=self.digest, graph=self.graph)
+        return compose([choice], scheduler=scheduler)
+
+    def kept(self, scheduler: str, verdict: Verdict = Verdict.FOUND) -> Plan:
+        """A plan that an operator searched for the device's class."""
+        plan = self.plan(scheduler)
+        self.store.add_plan(scheduler, plan, scheduler)
+        graphs = {self.digest: self.graph}
+        self.store.keep_schedules("cpu-2-core", scheduler, found_schedules(plan, graphs))
+        prediction = predict(plan, graphs, CostTable(), ())
+        looked_at = considered(
+            plan, verdict, scheduler=scheduler, how="operator", prediction=prediction, search_s=0.5
+        )
+        self.store.keep_considered([looked_at], device_class="cpu-2-core", device=NANO)
+        return plan
+
+    def tells(self, *data: RowData) -> None:
+        """Telemetry of the device."""
+        rows = []
+        for one in data:
+            rows.append(row(self.rows, one, kind=KINDS[type(one)]))
+            self.rows += 1
+        self.store.append_telemetry([TelemetryWrite(NANO, tuple(rows), (Ledger(7, self.rows, 0),))])
+
+    def profiled(self) -> None:
+        """Every operator takes 100 us."""
+        times = tuple(OperatorTiming(op, 100.0, 1.0, 9) for op in range(4))
+        self.tells(ProfileResult(1, self.digest, 1, "env", times, True))
+
+    def explained(self, *arguments: str) -> dict[str, Any]:
+        """What `--json` says."""
+        found: dict[str, Any] = json.loads(ok(self.home, "plan", "explain", *arguments, "--json"))
+        return found

@@ -1,0 +1,216 @@
+"""What a planner asks a device to measure: stages that nobody is sure of, and nothing else."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.admin.handler import AdminHandler
+from planner.costs import measured
+from planner.costs.measured import STALE_S, device_costs
+from planner.costs.operators import OperatorCost
+from planner.costs.unsure import unsure_blocks
+from planner.dispatch.ports import TelemetryWrite
+from planner.store.store import Store
+from shared.artifact import pack_artifact
+from shared.bound import bind
+from shared.clock import ManualClock
+from shared.errors import InputError
+from shared.graph import Graph
+from shared.ids import DeviceId, Digest
+from shared.messages import admin
+from shared.messages.control import Desired
+from shared.messages.telemetry import (
+    Ledger,
+    OperatorTiming,
+    ProfileResult,
+    RowData,
+    RowKind,
+    StageProfileResult,
+    StageTiming,
+)
+from shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan
+from shared.schedule import Stage, StageSchedule
+from shared.search.analytic import DeviceRates
+from shared.search.costs import MeasuredStage
+from shared.search.fitting import fitted
+from shared.search.interference import Interference, Sample
+from tests.shared.test_merge import siblings
+from tests.store.helpers import NANO, enrol, row
+
+CLASS = "cpu-2-core"
+OPERATORS = 6
+WIDE = StageSchedule((Stage(((0,), (1,), (2,))), Stage(((3,),)), Stage(((4,),)), Stage(((5,),))))
+
+
+class QuietFleet:
+    """Remembers what devices would be told."""
+
+    def __init__(self) -> None:
+        self.told: list[Desired] = []
+
+    def desired_changed(self, device: DeviceId, desired: Desired) -> None:
+        self.told.append(desired)
+
+
+class Planner:
+    """A store with one model and one plan of it, and the handler of its admin socket."""
+
+    def __init__(self, store: Store, clock: ManualClock, folder: Path) -> None:
+        self.store, self.fleet = store, QuietFleet()
+        unused: Any = None
+        fleet: Any = self.fleet
+        self.handler = AdminHandler(store, fleet, clock, unused)
+        enrol(store)
+        self.artifact, blob = pack_artifact(siblings(*[None] * OPERATORS), b"wide")
+        (folder / "wide.artifact").write_bytes(blob)
+        store.add_model("wide", folder / "wide.artifact", self.artifact)
+        self.plan = plan_of(self.artifact, WIDE)
+        store.add_plan("plan", self.plan, "ios")
+        self._sequence = 0
+
+    def ask(self, *, unsure_only: bool = True) -> tuple[int, ...]:
+        """Numbers of the requests that came of it."""
+        wanted = admin.StageProfileCreate(device=NANO, plan="plan", unsure_only=unsure_only)
+        reply = self.handler.handle(wanted)
+        assert isinstance(reply, admin.DeviceProfileReply)
+        return reply.requests
+
+    def answered(self, kind: RowKind, *data: RowData) -> None:
+        """A device's answers arrive."""
+        rows = [row(self._sequence + at, one, kind=kind) for at, one in enumerate(data)]
+        self._sequence += len(rows)
+        self.store.append_telemetry([TelemetryWrite(NANO, tuple(rows), (Ledger(7, self._sequence, 0),))])
+
+    def operators(self) -> None:
+        """All operators were measured: 1 ms each."""
+        times = tuple(OperatorTiming(op, 1000.0, 1.0, 9) for op in range(OPERATORS))
+        self.answered(RowKind.PROFILE_RESULT, ProfileResult(99, self.artifact, 1, CLASS, times, True))
+
+    def stages(self, request: int, *times: StageTiming) -> None:
+        """Stages of the plan were measured."""
+        result = StageProfileResult(request, self.plan.digest, 0, CLASS, times, 4000.0, True)
+        self.answered(RowKind.STAGE_PROFILE_RESULT, result)
+
+
+def plan_of(artifact: Digest, *schedules: StageSchedule) -> Plan:
+    """Replicas of a model, each by its own schedule."""
+    model = ModelPlan(name="wide", artifact=artifact, replicas=len(schedules))
+    combined = tuple(CombinedBlock((Member(0, at, 0),), one) for at, one in enumerate(schedules))
+    return Plan(models=(model,), combined=combined)
+
+
+@pytest.fixture
+def planner(store: Store, clock: ManualClock, tmp_path: Path) -> Planner:
+    return Planner(store, clock, tmp_path)
+
+
+def test_a_profile_asks_nothing_once_all_is_sure_and_asks_again_when_it_is_old(
+    planner: Planner, clock: ManualClock
+) -> None:
+    """1. Nothing is known: asked. 2. Measured: not asked, no generation. 3. A month later: asked again."""
+    planner.operators()
+    (request,) = planner.ask()
+    (told,) = planner.fleet.told
+    assert told.stage_profile is not None and told.stage_profile.combined_blocks == (0,)
+    assert told.stage_profile.request == request
+    planner.stages(request, StageTiming(0, 1500.0, 1.0, 9), StageTiming(1, 2900.0, 1.0, 9, 3))
+    assert planner.ask() == () and len(planner.fleet.told) == 1
+    clock.advance(STALE_S + 60.0)
+    assert planner.ask() == (request + 1,)
+
+
+def test_an_operators_own_wish_is_carried_out_however_sure_the_planner_is(planner: Planner) -> None:
+    planner.operators()
+    planner.stages(5, StageTiming(0, 1500.0, 1.0, 9), StageTiming(1, 2900.0, 1.0, 9, 3))
+    assert planner.ask() == ()
+    assert len(planner.ask(unsure_only=False)) == 1
+    told = planner.fleet.told[-1]
+    assert told.stage_profile is not None and told.stage_profile.combined_blocks == ()
+
+
+def test_stages_that_ran_as_one_are_kept_as_the_one_group_that_they_were(planner: Planner) -> None:
+    planner.operators()
+    planner.stages(5, StageTiming(1, 2900.0, 1.0, 9, 3), StageTiming(0, 1500.0, 1.0, 9, 2))
+    (found,) = planner.store.stage_costs(CLASS, planner.plan.executor)
+    assert found.groups == ((3, 4, 5),)
+    assert found.seconds == pytest.approx(2.9e-3)
+
+
+# What a device class learned
+
+
+class Known:
+    """Measurements of one device class: every operator takes 1 ms; stages by a law."""
+
+    def __init__(self, stages: Sequence[MeasuredStage]) -> None:
+        self.stages = list(stages)
+
+    def operator_costs(self, device_class: str, artifact: Digest, batch: int = 1) -> dict[int, OperatorCost]:
+        return {op: OperatorCost(op, 1000.0, 1.0, 9, 1) for op in range(OPERATORS)}
+
+    def stage_costs(self, device_class: str, executor: ExecutorOptions) -> list[MeasuredStage]:
+        return self.stages if device_class == CLASS else []
+
+
+TEACHER, PUPIL = Digest("aa" * 32), Digest("bb" * 32)
+GRAPH = siblings(*[None] * OPERATORS)
+
+
+def graph_of(artifact: Digest) -> Graph:
+    if artifact not in (TEACHER, PUPIL):
+        raise InputError("it was removed")
+    return GRAPH
+
+
+def lessons(artifact: Digest) -> list[MeasuredStage]:
+    """Stages of up to three groups of an artifact; what runs beside the longest takes a third."""
+    rng, found = random.Random(8), []
+    for _ in range(60):
+        ops = rng.sample(range(OPERATORS), rng.randint(1, 3))
+        groups = tuple((op,) for op in sorted(ops))
+        seconds = 1e-3 * (1.0 + (len(ops) - 1) / 3.0) * rng.uniform(0.98, 1.02)
+        found.append(MeasuredStage(((artifact, 0, OPERATORS),), 1, groups, seconds, samples=9))
+    return found
+
+
+def test_what_one_model_taught_serves_another_of_the_same_class_and_of_no_other() -> None:
+    known = Known(lessons(TEACHER))
+    bound = bind(plan_of(PUPIL, WIDE), {PUPIL: GRAPH})
+    taught = device_costs(known, CLASS, ExecutorOptions(), [(PUPIL, 1)], graph_of=graph_of)
+    assert taught.stages == (), "they are another model's"
+    assert unsure_blocks(bound, taught) == ()
+    stranger = device_costs(known, "another", ExecutorOptions(), [(PUPIL, 1)], graph_of=graph_of)
+    assert unsure_blocks(bound, stranger) == (0,)
+
+
+def test_replicas_that_run_alike_are_asked_for_once() -> None:
+    other = StageSchedule((Stage(((0,), (1,))), Stage(((2,), (3,))), Stage(((4,), (5,)))))
+    bound = bind(plan_of(PUPIL, WIDE, other, WIDE), {PUPIL: GRAPH})
+    costs = device_costs(Known([]), CLASS, ExecutorOptions(), [(PUPIL, 1)], graph_of=graph_of)
+    assert unsure_blocks(bound, costs) == (0, 1)
+
+
+def test_the_stages_of_a_removed_model_teach_nothing_and_stop_nothing() -> None:
+    known = Known(lessons(Digest("cc" * 32)))
+    costs = device_costs(known, CLASS, ExecutorOptions(), [(PUPIL, 1)], graph_of=graph_of)
+    assert costs.interference is not None and costs.interference.samples == 0
+
+
+def test_a_class_is_fitted_again_only_when_it_measured_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits: list[int] = []
+
+    def counted(taught: Sequence[Sample], rates: DeviceRates) -> tuple[DeviceRates, Interference]:
+        fits.append(len(taught))
+        return fitted(taught, rates)
+
+    monkeypatch.setattr(measured, "fitted", counted)
+    known = Known(lessons(TEACHER))
+    executor = ExecutorOptions(intra_op_threads=7)
+    for _ in range(3):
+        device_costs(known, CLASS, executor, [(PUPIL, 1)], graph_of=graph_of)
+    known.stages.append(MeasuredStage(((TEACHER, 0, OPERATORS),), 1, ((0,), (5,)), 1.3e-3))
+    device_costs(known, CLASS, executor, [(TEACHER, 1)], graph_of=graph_of)
+    assert fits == [60, 61]

@@ -1,0 +1,185 @@
+"""Calibration finds again what a device was made of, and says how well it fits."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from planner.twin.calibrate import (
+    Beside,
+    Measured,
+    StepSample,
+    calibrate,
+    least_squares,
+    noise_quantiles,
+)
+from planner.twin.device_file import DeviceFile, Kind, cpu_device, device_toml, parse_device
+from planner.twin.lanes import noise_factors
+from planner.twin.overlap import slowdown
+from planner.twin.times import StepTimes
+from shared.bound import BoundPlan, bind
+from shared.errors import InputError
+from shared.graph import Graph
+from shared.ids import Digest, OpId
+from shared.plan import CombinedBlock, Member, ModelPlan, Plan
+from shared.schedule import StageSchedule, stage_schedule
+from shared.search.costs import CostTable
+from tests.search.graphs import model
+
+FORKS = [[], [0], [0], [1, 2], [3], [3], [4, 5], [6]]
+"""Two diamonds in a row, and one more operator."""
+
+
+def library() -> dict[str, tuple[Digest, Graph]]:
+    return {name: model(name, FORKS, cuts=(1, 3, 4, 6, 7)) for name in ("a", "b")}
+
+
+def cut_plan(cuts: tuple[int, ...], forked: bool) -> BoundPlan:
+    """Both models cut there, every block alone; `forked`: what is independent runs side by side."""
+    found = library()
+    models = tuple(
+        ModelPlan(name=name, artifact=artifact, cuts=cuts) for name, (artifact, _) in found.items()
+    )
+    combined = []
+    for index in range(len(models)):
+        for block, (start, stop) in enumerate(pairwise((0, *cuts, len(FORKS)))):
+            schedule = _schedule(start, stop, forked)
+            combined.append(CombinedBlock((Member(index, 0, block),), schedule))
+    return bind(Plan(models=models, combined=tuple(combined)), dict(found.values()))
+
+
+def _schedule(start: int, stop: int, forked: bool) -> StageSchedule:
+    stages: list[list[list[int]]] = []
+    for op in range(start, stop):
+        if forked and stages and op in (2, 5) and op - 1 >= start:
+            stages[-1].append([op - start])
+        else:
+            stages.append([[op - start]])
+    return stage_schedule(stages)
+
+
+ALONE = [0.0010, 0.0030, 0.0020, 0.0008, 0.0025, 0.0012, 0.0040, 0.0005]
+INSIDE = {"a": 0.7, "b": 0.9}
+"""What an operator inside an item takes of what it takes alone."""
+
+
+def truth() -> tuple[DeviceFile, CostTable]:
+    base = replace(
+        cpu_device(2),
+        item_s=0.0004,
+        border_s_per_byte=2e-6,
+        groups_interference=0.3,
+        barrier_s=0.0002,
+        step_s=0.0001,
+    )
+    inside = {
+        (artifact, OpId(op)): ALONE[op] * INSIDE[name]
+        for name, (artifact, _) in library().items()
+        for op in range(len(FORKS))
+    }
+    return base, CostTable(measured_s=inside, rates=base.rates())
+
+
+def samples(plans: list[BoundPlan], noise: float = 0.0, seed: int = 0) -> list[StepSample]:
+    device, costs = truth()
+    rng, found = np.random.default_rng(seed), []
+    for bound in plans:
+        times = StepTimes(device, costs).of_plan(bound)
+        for index in range(len(bound.combined)):
+            seconds = times.step(index, 1, (1,)).seconds - device.step_s
+            found.append(StepSample(bound, index, 1, (1,), seconds * (1 + noise * rng.standard_normal())))
+    return found
+
+
+def operators() -> dict[tuple[Digest, OpId], float]:
+    return {(artifact, OpId(op)): ALONE[op] for artifact, _ in library().values() for op in range(len(FORKS))}
+
+
+CALIBRATED_ON = [
+    cut_plan((), False),
+    cut_plan((1, 3, 4, 6, 7), False),
+    cut_plan((4,), False),
+    cut_plan((), True),
+    cut_plan((4,), True),
+]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+def test_steps_of_plans_that_were_not_measured_are_predicted(noise: float) -> None:
+    measured = Measured(
+        operators=operators(), steps=samples(CALIBRATED_ON, noise), step_s=0.0001, source="a test"
+    )
+    found = calibrate(cpu_device(2), measured)
+    assert max(map(abs, found.errors)) < 0.02 + 3 * noise
+    for cuts, forked in (((3,), False), ((1, 6), False), ((3, 4), True), ((7,), True)):
+        bound = cut_plan(cuts, forked)
+        predicted = found.times.of_plan(bound)
+        expected = StepTimes(*truth()).of_plan(bound)
+        for index in range(len(bound.combined)):
+            ratio = predicted.step(index, 1, (1,)).seconds / expected.step(index, 1, (1,)).seconds
+            assert ratio == pytest.approx(1.0, abs=0.05 + 2 * noise)
+
+
+def test_what_groups_cost_is_found_once_items_are() -> None:
+    measured = Measured(operators=operators(), steps=samples(CALIBRATED_ON), source="a test")
+    device = calibrate(cpu_device(2), measured).device
+    assert device.groups_interference == pytest.approx(0.3, abs=0.15)
+    assert device.barrier_s == pytest.approx(0.0002, abs=0.0002)
+    sequential = Measured(operators=operators(), steps=samples(CALIBRATED_ON[:3]), source="a test")
+    base = replace(cpu_device(2), groups_interference=0.77)
+    assert calibrate(base, sequential).device.groups_interference == 0.77
+
+
+@pytest.mark.parametrize("interference", [0.0, 0.4, 1.3])
+def test_the_lanes_interference_is_what_explains_steps_beside_others(interference: float) -> None:
+    beside = [
+        Beside(t * slowdown([share, share], interference), t, share)
+        for t, share in ((0.01, 0.5), (0.02, 0.3), (0.005, 0.8))
+    ]
+    measured = Measured(operators=operators(), steps=samples(CALIBRATED_ON), beside=beside, source="a test")
+    assert calibrate(cpu_device(2), measured).device.lanes_interference == pytest.approx(interference)
+
+
+def test_noise_is_kept_as_quantiles_with_a_mean_of_one() -> None:
+    rng = np.random.default_rng(3)
+    spreads = np.exp(rng.normal(0.0, 0.2, 5000))
+    found = noise_quantiles(list(spreads))
+    assert list(found) == sorted(found)
+    drawn = np.array(noise_factors(found, 1))
+    assert drawn.mean() == pytest.approx(1.0, abs=0.02)
+    assert np.quantile(drawn, 0.9) == pytest.approx(np.quantile(spreads, 0.9) / spreads.mean(), rel=0.05)
+    assert noise_quantiles([1.0] * 10) == ()
+
+
+def test_a_fitted_device_is_measured_and_its_file_says_where() -> None:
+    measured = Measured(
+        operators=operators(),
+        steps=samples(CALIBRATED_ON),
+        spreads=[0.9 + 0.01 * one for one in range(60)],
+        step_s=0.0003,
+        task_s=0.0002,
+        source="steps that shop-7 served on 2026-11-21",
+    )
+    device = calibrate(cpu_device(2), measured).device
+    assert device.kind is Kind.MEASURED
+    assert (device.step_s, device.task_s) == (0.0003, 0.0002)
+    assert device.sources["item_s"] == device.sources["noise"] == measured.source
+    assert device.sources["launch_s"] == cpu_device(2).sources["launch_s"]
+    assert parse_device(device_toml(device), "again") == device
+
+
+def test_nothing_to_fit_is_refused() -> None:
+    with pytest.raises(InputError, match="no step was measured"):
+        calibrate(cpu_device(2), Measured(operators=operators(), steps=[], source="a test"))
+    unknown = Measured(operators={}, steps=samples(CALIBRATED_ON[:1]), source="a test")
+    with pytest.raises(InputError, match="was not measured"):
+        calibrate(cpu_device(2), unknown)
+
+
+def test_least_squares_keeps_unknowns_from_falling_below_zero() -> None:
+    """x - y = 1 and y = -1 in the plane: held at y = 0, the rest is x = 1."""
+    found = least_squares(np.array([[1.0, -1.0], [0.0, 1.0]]), np.array([1.0, -1.0]))
+    assert found.tolist() == pytest.approx([1.0, 0.0])
+    exact = least_squares(np.array([[2.0, 0.0], [0.0, 1e-6]]), np.array([4.0, 3e-6]))
+    assert exact.tolist() == pytest.approx([2.0, 3.0])

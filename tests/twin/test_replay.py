@@ -1,0 +1,107 @@
+"""From telemetry to arrivals and windows, and what predictions are compared by."""
+
+import pytest
+
+from planner.twin.arrivals import Periodic
+from planner.twin.reference import Twin
+from planner.twin.replay import active_spans, figures, measured_window, recorded_arrivals, relative_errors
+from planner.twin.window import join
+from shared.errors import InputError
+from shared.ids import Digest
+from shared.messages.control import Origin
+from shared.messages.telemetry import PlanActivated, QueueSample, Row, RowData, TaskCounters
+from tests.engine.plans import chains
+from tests.twin.cases import measured
+
+SECOND = 1_000_000
+
+
+def counters(model: str, submitted: int, interval_us: int = SECOND) -> TaskCounters:
+    return TaskCounters(model, interval_us, submitted, submitted, 0, 0, 0, 0)
+
+
+def test_arrivals_lie_in_the_interval_that_counted_them() -> None:
+    rows = [
+        Row(11 * SECOND, counters("a", 30)),
+        Row(12 * SECOND, counters("a", 5)),
+        Row(12 * SECOND, counters("b", 7, 2 * SECOND)),
+        Row(13 * SECOND, counters("other", 99)),
+    ]
+    found, covered_s = recorded_arrivals(rows, ["a", "b"], seed=1)
+    assert covered_s == pytest.approx(2.0)
+    first, second = (sum(low <= at < low + 1.0 for at in found["a"].times_s) for low in (0.0, 1.0))
+    assert (first, second) == (30, 5)
+    assert len(found["b"].times_s) == 7
+    assert found == recorded_arrivals(rows, ["a", "b"], seed=1)[0] != recorded_arrivals(rows, ["a", "b"])[0]
+    with pytest.raises(InputError, match="counted no task of this plan's models"):
+        recorded_arrivals(rows, ["nobody"])
+
+
+def test_a_plan_is_active_from_its_activation_to_the_next_plans() -> None:
+    mine, other = Digest("a" * 64), Digest("b" * 64)
+    active = [(1, mine), (4, other), (6, mine), (7, mine)]
+    rows = [Row(at, PlanActivated(plan, Origin.PLANNER, 1, at)) for at, plan in active]
+    rows += [Row(9, QueueSample("a", 0, 0, 0))]
+    assert active_spans(rows, mine) == [(1, 4), (6, 9)]
+    assert active_spans(rows, other) == [(4, 6)]
+    assert active_spans(rows, Digest("c" * 64)) == []
+    assert active_spans([], mine) == []
+
+
+def test_telemetry_of_a_window_reads_back_as_the_window() -> None:
+    """What a twin's window tells as rows, read as what a device measured, gives the same figures."""
+    bound = chains(2, 1)
+    twin = Twin(
+        measured(bound, {"a": 0.004, "b": 0.006}),
+        {"a": Periodic(rate_per_s=20.0), "b": Periodic(rate_per_s=40.0, offset_s=0.01)},
+    )
+    twin.deploy(bound)
+    windows = [twin.run(1.0) for _ in range(4)]
+    rows: list[Row] = []
+    for second, window in enumerate(windows, 1):
+        rows += [Row(second * SECOND, data) for data in window.rows()]
+    read = measured_window(rows, bound.plan, SECOND, 4 * SECOND)  # the first interval began before it
+    assert read is not None
+    whole = join(windows[1:])
+    assert read.seconds == pytest.approx(3.0)
+    assert [model.ended for model in read.models] == [model.ended for model in whole.models]
+    assert [(one.combined, one.mask, one.count) for one in read.steps] == [
+        (one.combined, one.mask, one.count) for one in whole.steps
+    ]
+    predicted, found = figures(whole), figures(read)
+    assert "utilisation" in predicted and "utilisation" not in found
+    errors = relative_errors(predicted, found)
+    assert errors["throughput_per_s"] == pytest.approx(0.0)
+    assert abs(errors["a.p50_ms"]) < 0.2  # the width of a histogram's bucket
+    assert errors["mean_latency_ms"] == pytest.approx(0.0, abs=0.05)
+
+
+def test_an_interval_that_began_before_the_plan_does_not_count() -> None:
+    bound = chains(1)
+    rows: list[tuple[int, RowData]] = [(SECOND, counters("a", 9)), (2 * SECOND, counters("a", 4))]
+    found = measured_window([Row(*one) for one in rows], bound.plan, SECOND // 2, 2 * SECOND)
+    assert found is not None and found.completed == 4 and found.seconds == 1.0
+    assert measured_window([Row(*one) for one in rows], bound.plan, 3 * SECOND // 2, 2 * SECOND) is None
+
+
+def test_windows_join_to_the_window_over_all_of_them() -> None:
+    bound = chains(2, 2)
+    load = {"a": Periodic(rate_per_s=60.0), "b": Periodic(rate_per_s=50.0)}
+    seconds = {"a": 0.004, "b": 0.005}
+    parts, whole = [Twin(measured(bound, seconds), load) for _ in range(2)]
+    for twin in (parts, whole):
+        twin.deploy(bound)
+    joined = join([parts.run(0.5, sample_at_s=[0.2]) for _ in range(4)])
+    once = whole.run(2.0, sample_at_s=[0.2, 0.7, 1.2, 1.7])
+    for one, other in zip(joined.models, once.models, strict=True):
+        assert one.latencies_s == pytest.approx(other.latencies_s)
+        assert (one.submitted, one.ended, one.queued) == (other.submitted, other.ended, other.queued)
+    assert joined.seconds == pytest.approx(once.seconds)
+    assert joined.busy_s == pytest.approx(once.busy_s)
+    assert [(one.combined, one.count) for one in joined.steps] == [
+        (one.combined, one.count) for one in once.steps
+    ]
+    assert [glance.queues for glance in joined.glances] == [glance.queues for glance in once.glances]
+    assert (joined.open_before, joined.open_after) == (once.open_before, once.open_after)
+    with pytest.raises(ValueError, match="no window"):
+        join([])

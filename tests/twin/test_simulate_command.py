@@ -1,0 +1,218 @@
+"""`stageloom simulate` and `stageloom predictions`, from the store's plans, costs and telemetry."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.cli.app import execute
+from planner.dispatch.ports import StoredRow, TelemetryWrite
+from planner.store import predictions
+from planner.store.store import Store
+from planner.twin.stored import base_device
+from shared.clock import ManualClock
+from shared.errors import ExitCode, InputError
+from shared.ids import DeviceId, Digest
+from shared.messages.control import Origin
+from shared.messages.telemetry import (
+    KIND_OF,
+    Ledger,
+    OperatorTiming,
+    PlanActivated,
+    ProfileResult,
+    RowData,
+    StepTimings,
+    TaskCounters,
+    histogram_of,
+)
+from shared.plan import Plan
+from tests.store.helpers import NANO, add_model, enrol, row, small_plan
+
+SECOND = 1_000_000
+
+
+class Home:
+    """A planner's data with a device, a model of four operators and its sequential plan."""
+
+    def __init__(self, path: Path, clock: ManualClock) -> None:
+        self.path = path / "home"
+        self.path.mkdir()
+        self.store = Store(self.path, clock=clock)
+        enrol(self.store)
+        self.artifact: Digest = add_model(self.store, path)
+        self.plan: Plan = small_plan(self.store)
+        self.store.add_plan("tuned", self.plan, "sequential")
+        self._sequence = 0
+
+    def send(self, at_us: int, *rows: RowData) -> None:
+        """Telemetry of the device, `at_us` after the beginning."""
+        made = []
+        for data in rows:
+            one = row(at_us, data, kind=KIND_OF[type(data)])
+            made.append(StoredRow(7, self._sequence, one.at_us, one.kind, one.body, data))
+            self._sequence += 1
+        ledger = Ledger(7, self._sequence, 0)
+        self.store.append_telemetry([TelemetryWrite(NANO, tuple(made), (ledger,))])
+
+    def profile(self, seconds: float) -> None:
+        """The device measured every operator."""
+        (request,), _ = self.store.request_profile(NANO, ["relu"])
+        timings = tuple(OperatorTiming(op, 1e6 * seconds, 0.0, 5) for op in range(4))
+        self.send(0, ProfileResult(request, self.artifact, 1, "here", timings, True))
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def home(tmp_path: Path, clock: ManualClock) -> Home:
+    return Home(tmp_path, clock)
+
+
+def run(
+    home: Home, capsys: pytest.CaptureFixture[str], *arguments: str, code: int = ExitCode.OK
+) -> tuple[str, str]:
+    assert execute([*arguments, "--data-dir", str(home.path)]) == code
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+def simulated(home: Home, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    out, _ = run(home, capsys, "simulate", "tuned", *arguments, "--json")
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def test_a_plan_is_simulated_on_a_device_file(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    found = simulated(
+        home, capsys, "--twin", "tx2", "--rate", "relu=50", "--arrivals", "periodic", "--seconds", "4"
+    )
+    assert found["predicted"]["throughput_per_s"] == pytest.approx(50.0, abs=0.3)
+    assert found["predicted"]["relu.queued_mean"] == 0.0
+    assert 0.0 < found["predicted"]["utilisation"] < 0.1
+    assert (found["twin"], found["device"]) == ("derived from tx2", None)
+    assert found["arrivals"] == "periodic: relu 50/s"
+    assert found["number"] == 1
+    out, err = run(home, capsys, "simulate", "tuned", "--twin", "tx2", "--rate", "relu=50", "--no-keep")
+    assert out.splitlines()[0].startswith("model\tarrivals/s")
+    assert "60 s simulated" in err and "kept" not in err
+
+
+def test_what_arrived_at_a_device_is_replayed_on_what_it_measured(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Operators of 1 ms; 30 and then 60 tasks a second for 2 s each."""
+    home.profile(0.001)
+    for second in range(1, 5):
+        arrived = 30 if second < 3 else 60
+        home.send(second * SECOND, TaskCounters("relu", SECOND, arrived, arrived, 0, 0, 0, 0))
+    found = simulated(home, capsys, "--device", str(NANO), "--twin", "nano")
+    assert found["seconds"] == pytest.approx(4.0)
+    assert found["predicted"]["relu.arrivals_per_s"] == pytest.approx(45.0)
+    assert found["predicted"]["p50_ms"] == pytest.approx(4.0, rel=0.2)
+    assert "operators measured on" in found["twin"]
+    assert found["arrivals"] == f"the last 4 s of {NANO}"
+    assert simulated(home, capsys, "--device", str(NANO), "--twin", "nano")["predicted"] == found["predicted"]
+
+
+def test_served_steps_of_a_known_plan_are_what_the_twin_is_fitted_to(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Operators of 1 ms alone, but a step of all four took 2 ms: the session saves half."""
+    home.profile(0.001)
+    home.send(SECOND, StepTimings(home.plan.digest[:16], 0, 1, 500, 500 * 2000, 3000))
+    found = simulated(
+        home, capsys, "--device", str(NANO), "--twin", "nano", "--rate", "relu=10", "--arrivals", "periodic"
+    )
+    assert found["predicted"]["p50_ms"] == pytest.approx(2.0, rel=0.05)
+    assert "fitted to 1 programs that it served" in found["twin"]
+
+
+def test_a_recording_is_replayed_from_a_file(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "arrivals.json"
+    path.write_text(json.dumps({"relu": [0.0, 0.1, 0.1, 1.9]}))
+    found = simulated(home, capsys, "--twin", "nano", "--recording", str(path), "--seconds", "2")
+    assert found["predicted"]["relu.arrivals_per_s"] == pytest.approx(2.0)
+    for text, why in (
+        ("[1]", "no table of lists"),
+        ('{"relu": ["x"]}', "no table of lists"),
+        ("{", "cannot be read as JSON"),
+        ('{"other": [0.1]}', "the plan has no model 'other'"),
+        ('{"relu": [0.2, 0.1]}', "sort them"),
+    ):
+        path.write_text(text)
+        _, err = run(
+            home, capsys, "simulate", "tuned", "--twin", "nano", "--recording", str(path), code=ExitCode.USAGE
+        )
+        assert why in err
+
+
+def test_what_cannot_be_simulated_says_why(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    cases: list[tuple[list[str], str]] = [
+        (["--twin", "nano"], "nothing says what arrives"),
+        (["--rate", "relu=1"], "nothing says what device"),
+        (["--twin", "nano", "--rate", "relu"], "is not MODEL=PER_S"),
+        (["--twin", "nano", "--rate", "relu=-1"], "is not MODEL=PER_S"),
+        (["--twin", "nano", "--rate", "other=1"], "the plan has no model 'other'"),
+        (["--twin", "tx3", "--rate", "relu=1"], "there is no device file 'tx3'"),
+        (["--twin", "nano", "--device", "nobody"], "nobody"),
+        (["--twin", "nano", "--device", "nano"], "counted no task of this plan's models"),
+        (["--twin", "nano", "--rate", "relu=1", "--recording", "x.json"], "both --rate and --recording"),
+    ]
+    for arguments, why in cases:
+        _, err = run(home, capsys, "simulate", "tuned", *arguments, code=ExitCode.USAGE)
+        assert why in err
+    assert home.store.predictions() == []
+
+
+def test_a_prediction_is_shown_beside_what_was_measured_since(
+    home: Home, clock: ManualClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1. a prediction is kept; 2. the plan runs for three seconds; 3. both stand side by side."""
+    figures = {"throughput_per_s": 55.0, "p50_ms": 4.0, "p99_ms": 8.0, "steps_running": 0.2}
+    made = predictions.Prediction(
+        device=NANO,
+        plan="tuned",
+        digest=home.plan.digest,
+        twin="toy",
+        arrivals="some",
+        seconds=3.0,
+        figures=figures,
+        made_at_us=clock.wall_us(),
+    )
+    assert predictions.keep(home.store.database, made) == 1
+    assert [one.figures for one in home.store.predictions(NANO)] == [figures]
+    assert home.store.predictions(DeviceId("another")) == []
+    out, _ = run(home, capsys, "predictions", "--json")
+    assert json.loads(out)["measured"] is None
+    home.send(SECOND, PlanActivated(home.plan.digest, Origin.PLANNER, 1, 1))
+    for second in (2, 3, 4):
+        home.send(
+            second * SECOND,
+            TaskCounters("relu", SECOND, 50, 50, 0, 0, 0, 0),
+            histogram_of("relu", [5000] * 50),
+            StepTimings(home.plan.digest[:16], 0, 1, 50, 50 * 5000, 6000),
+        )
+    out, _ = run(home, capsys, "predictions", "--device", str(NANO), "--json")
+    found = json.loads(out)
+    assert found["measured"]["throughput_per_s"] == pytest.approx(50.0)
+    assert found["measured"]["steps_running"] == pytest.approx(0.25)
+    assert found["relative_errors"]["throughput_per_s"] == pytest.approx(0.1)
+    assert found["relative_errors"]["steps_running"] == pytest.approx(-0.2)
+    out, _ = run(home, capsys, "predictions")
+    assert "throughput_per_s\t55\t50\t10" in out
+
+
+def test_a_device_class_begins_with_the_file_of_its_gpu_or_a_cpu_of_its_cores() -> None:
+    xavier = "NVIDIA Jetson Xavier NX Developer Kit; onnxruntime-1.2; fp32"
+    assert base_device(xavier, "torch_cuda").name == "xavier_nx"
+    assert base_device(xavier, "onnx").cores == 1
+    assert base_device("NVIDIA A100-SXM4-40GB, driver 550; torch-2.5; fp32", "onnx_cuda").name == "a100"
+    assert base_device("AMD EPYC x2; onnxruntime-1.2; fp32", "onnx").cores == 2
+    with pytest.raises(InputError, match="no device file is for"):
+        base_device("NVIDIA Voodoo; torch-2.5; fp32", "torch_cuda")
