@@ -2,11 +2,12 @@
 
     course = Course(problem, settings, seed)
     while (work := course.next_work()) is not None:
-        course.take(work, run(problem, table, settings, work))      # anywhere, in any process
+        course.take(work, run(problem, course.table, settings, work))
 
-With several workers `next_work` is asked as often as there is room; it gives None while the course waits for
-results, and `done` once there is nothing more. Work that was lost (a killed worker) is handed out again by
-`lost`. In one process, one after another, equal seeds give equal courses, interrupted or not.
+Work may be done in any process, with a `problem.table()` of its own. With several workers `next_work` is asked
+as often as there is room; it gives None while the course waits for results, and `done` says that there is
+nothing more. Work that was lost (a killed worker) is handed out again by `lost`. In one process, one after
+another, equal seeds give equal courses, interrupted or not.
 
 1. The rivals' plans (`seeds`) are evaluated: the best is the best so far, and where the actors start.
 2. They are run, some with noise on their actions, until there are enough transitions to learn from.
@@ -67,6 +68,7 @@ class Course:
     def __init__(self, problem: Problem, settings: Settings, seed: int) -> None:
         self.problem, self.settings, self.seed = problem, settings, seed
         self.learner = Learner(problem.space, settings, seed)
+        self.table = problem.table()  # all that any worker found; the only worker's own in one process
         self.candidates = Candidates(problem.space, problem.loads, problem.template.lanes)
         self.seeds: tuple[Seed, ...] = seeds(problem.space)
         self.history: list[Progress] = []
@@ -143,6 +145,7 @@ class Course:
 
     def take(self, work: Work, done: Done) -> Progress | None:
         """Learn from a result; a validation where it was one. A result that comes twice counts once."""
+        self.table.put(done.schedules)
         if self._out.pop(work.number, None) is None:
             return None
         if isinstance(done.found, Transitions):
@@ -285,6 +288,7 @@ class Course:
             "seed": self.seed,
             "settings": self.settings.plain(),
             "candidates": self.candidates.saved(),
+            "schedules": self.table.saved(),
             "history": [one.plain() for one in self.history],
             "policy": None if self.policy is None else self.policy.plain(),
             "fresh": {name: row.plain() for name, row in self.fresh.items()},
@@ -328,6 +332,7 @@ class Course:
 
     def _restore(self, plain: dict[str, Any], tensors: dict[str, Any]) -> None:
         self.candidates.restore(plain["candidates"])
+        self.table.restore(plain["schedules"])
         self.history = [
             Progress(**{**one, "policy": Row(**one["policy"]), "best": Row(**one["best"])})
             for one in plain["history"]

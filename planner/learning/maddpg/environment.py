@@ -1,7 +1,7 @@
 """One step of TOP's decision process (V-B): an action row becomes a plan, the device runs, samples follow."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,10 +10,10 @@ from planner.learning.maddpg.problem import Problem
 from planner.learning.maddpg.rewards import FIGURES_BEFORE_LATENCY, Doubles, Floats, figures_of
 from planner.learning.maddpg.schedules import ScheduleTable
 from planner.learning.maddpg.settings import Settings, Superblocks
-from shared.bound import BoundPlan, bind
+from shared.bound import BoundPlan
 from shared.engine.stats import EngineGlance
 from shared.policy.maddpg.combining import combine_blocks
-from shared.policy.maddpg.decide import plan_of, read_actions
+from shared.policy.maddpg.decide import Decision, plan_of, read_actions
 from shared.policy.maddpg.features import state_of
 from shared.policy.queues import deviations
 from shared.policy.samples import Sample, progress_bits
@@ -32,12 +32,25 @@ class Step:
 
 
 class Environment:
-    """A device with its arrivals, from empty queues on."""
+    """A device with its arrivals, from empty queues on.
 
-    def __init__(self, problem: Problem, table: ScheduleTable, settings: Settings, seed: int) -> None:
+    `thorough`: schedules are searched for where they are not known, and not just made quickly.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        table: ScheduleTable,
+        settings: Settings,
+        seed: int,
+        *,
+        thorough: bool = False,
+    ) -> None:
+        self._thorough = thorough
         self._problem, self._table, self._settings = problem, table, settings
         self._device = problem.make_device(seed)
         self._samples: tuple[Sample, ...] = ()
+        self._running: object = None  # what of a decision the running plan follows from
 
     @property
     def state(self) -> Floats:
@@ -51,7 +64,12 @@ class Environment:
         if asked.excess and settings.superblocks is Superblocks.PAPER:
             nothing = (0.0,) * (FIGURES_BEFORE_LATENCY + space.num_models)
             return Step(tuple(actions), nothing, asked.excess / space.bins, False, None, self.state)
-        self._device.deploy(bound_plan(self._problem, self._table, actions))
+        decision = read_actions(space, actions, self._problem.loads, self._problem.template.lanes)
+        plan = decision.combination.combined, decision.intervals_us
+        if plan != self._running:
+            bound = bound_decision(self._problem, self._table, decision, thorough=self._thorough)
+            self._device.deploy(bound)
+            self._running = plan
         every_s = settings.step_s / space.samples
         window = self._device.run(
             settings.step_s, sample_at_s=[every_s * (at + 1) for at in range(space.samples)]
@@ -63,9 +81,19 @@ class Environment:
 
 
 def bound_plan(problem: Problem, table: ScheduleTable, actions: Sequence[float]) -> BoundPlan:
-    """The plan of an action row, under the problem's mean load."""
+    """The plan of an action row, under the problem's mean load, its schedules searched for."""
     decision = read_actions(problem.space, actions, problem.loads, problem.template.lanes)
-    return bind(plan_of(problem.template, decision, table.schedule_of), problem.graphs)
+    return bound_decision(problem, table, decision, thorough=True)
+
+
+def bound_decision(
+    problem: Problem, table: ScheduleTable, decision: Decision, *, thorough: bool
+) -> BoundPlan:
+    """The plan of a decision, as `shared.bound.bind` has it, without checking again what was checked."""
+    combined = tuple(table.bound(members, thorough=thorough) for members in decision.combination.combined)
+    plan = plan_of(problem.template, decision, [one.plan for one in combined])
+    pairs = zip(problem.bound_models, plan.models, strict=True)
+    return BoundPlan(plan, tuple(replace(bound, plan=model) for bound, model in pairs), combined)
 
 
 def samples_of(glances: Sequence[EngineGlance], service_s: Sequence[float]) -> tuple[Sample, ...]:

@@ -6,9 +6,12 @@ from functools import cached_property
 from math import fsum
 
 from planner.learning.maddpg.device import MakeDevice
+from planner.learning.maddpg.schedules import ScheduleTable
+from shared.bound import BoundModel, bind
 from shared.graph import Graph
 from shared.ids import Digest, OpId
 from shared.plan import Plan
+from shared.policy.maddpg.book import Blocks
 from shared.policy.maddpg.decide import require_own
 from shared.policy.maddpg.space import Space
 from shared.policy.plain import Load
@@ -72,6 +75,15 @@ class Problem:
             )
             for model in self.template.models
         )
+
+    @cached_property
+    def bound_models(self) -> tuple[BoundModel, ...]:
+        """The models with their graphs and blocks, as `shared.bound.bind` has them. [W]"""
+        return bind(self.template, self.graphs).models
+
+    def table(self) -> ScheduleTable:
+        """An empty stage_dict; every worker fills its own."""
+        return ScheduleTable(Blocks(self.template.models, self.graphs), self.costs)
 
     @cached_property
     def loads(self) -> tuple[Load, ...]:

@@ -1,8 +1,9 @@
 """stage_dict (TOP, algorithm 1 line 11): schedules of combined blocks by digest, found when first needed.
 
-A step of training meets a dozen new combined blocks, so what is not known is scheduled quickly: the cheapest
-of `sequential`, `greedy` and a small `beam`. Any time later a longer search may better an entry (`searched`,
-in another process where there is one); an entry only ever gets cheaper.
+A step of training meets a dozen new combined blocks, so what is not known is scheduled quickly at first: the
+cheaper of `sequential` and `greedy`. Once a block is asked for again and again, or its plan is evaluated, a
+small `beam` looks at it. Any time later a longer search may better an entry (`searched`, in another process
+where there is one); an entry only ever gets cheaper.
 
 Seconds are the cost model's, of the whole combined block. A step with fewer active members runs the schedule
 restricted to them: plans carry one schedule per combined block.
@@ -10,10 +11,13 @@ restricted to them: plans carry one schedule per combined block.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
-from shared.plan import Member
+from shared.bound import BoundCombined
+from shared.errors import PlanError
+from shared.legality import violations
+from shared.plan import CombinedBlock, Member
 from shared.policy.maddpg.book import BlockKey, Blocks, Book
 from shared.schedule import StageSchedule
 from shared.search.beam import beam
@@ -21,8 +25,13 @@ from shared.search.costs import CostTable
 from shared.search.greedy import greedy
 from shared.search.interface import Budget, Limits, Scheduler
 from shared.search.sequential import sequential
+from shared.stage_string import parse, to_string
 
-QUICK: Final = Budget(expansions=200)
+SEARCH: Final = Budget(expansions=200)
+SEARCHED_AFTER: Final = 3
+"""Times that a block is asked for."""
+
+_BOUND: Final = 10_000  # combined blocks that are kept ready
 TOP_LIMITS: Final = Limits(r=3, s=8)
 
 
@@ -32,6 +41,7 @@ class Entry:
 
     schedule: StageSchedule
     seconds: float  # by the cost model, all members active
+    searched: bool = True  # or made quickly
 
 
 @dataclass
@@ -42,22 +52,38 @@ class ScheduleTable:
     costs: CostTable
     limits: Limits = TOP_LIMITS
     entries: dict[BlockKey, Entry] = field(default_factory=dict)
+    _bound: dict[tuple[Member, ...], BoundCombined] = field(default_factory=dict)
     _used: Counter[tuple[Member, ...]] = field(default_factory=Counter)
     _new: dict[BlockKey, Entry] = field(default_factory=dict)
 
-    def find(self, members: tuple[Member, ...]) -> Entry:
-        """The entry of these members, made quickly where there is none."""
+    def find(self, members: tuple[Member, ...], *, thorough: bool = False) -> Entry:
+        """The entry of these members; where there is none, made quickly unless `thorough` asks for more."""
         self._used[members] += 1
         key = self.blocks.key(members)
         found = self.entries.get(key)
-        if found is None:
-            found = self.searched(members, (sequential, greedy, beam), QUICK)
-            self.entries[key] = self._new[key] = found
+        if found is None and not thorough:
+            quick = self.searched(members, (sequential, greedy), SEARCH)
+            found = self.entries[key] = self._new[key] = replace(quick, searched=False)
+        elif found is None or (not found.searched and (thorough or self._used[members] >= SEARCHED_AFTER)):
+            found = self.entries[key] = self._new[key] = self.searched(members, (beam,), SEARCH)
         return found
 
-    def schedule_of(self, members: tuple[Member, ...]) -> StageSchedule:
-        """The schedule of these members."""
-        return self.find(members).schedule
+    def bound(self, members: tuple[Member, ...], *, thorough: bool = False) -> BoundCombined:
+        """The combined block of these members, checked once.
+
+        Raises:
+            PlanError: the entry's schedule is not legal, which is a scheduler's mistake.
+        """
+        schedule = self.find(members, thorough=thorough).schedule
+        found = self._bound.get(members)
+        if found is None or found.plan.schedule is not schedule:
+            found = BoundCombined(CombinedBlock(members, schedule), self.blocks.graph(members))
+            if problems := violations(schedule, found.graph):
+                raise PlanError(f"the schedule of {members} is not legal: {problems[0].detail}")
+            if len(self._bound) >= _BOUND:
+                self._bound.clear()
+            self._bound[members] = found
+        return found
 
     def searched(self, members: tuple[Member, ...], how: Sequence[Scheduler], budget: Budget) -> Entry:
         """The cheapest that these schedulers find; changes nothing.
@@ -80,7 +106,7 @@ class ScheduleTable:
         better = {
             key: entry
             for key, entry in entries.items()
-            if key not in self.entries or entry.seconds < self.entries[key].seconds
+            if key not in self.entries or _better(entry, self.entries[key])
         }
         self.entries.update(better)
         return bool(better)
@@ -98,3 +124,32 @@ class ScheduleTable:
         """What a policy takes along: all entries, or those of some combined blocks."""
         keys = self.entries if combined is None else {self.blocks.key(members) for members in combined}
         return Book({key: self.entries[key].schedule for key in keys})
+
+    def saved(self) -> dict[str, Any]:
+        """For JSON; what is new since `taken_new` is not told apart."""
+        return {
+            "entries": [
+                [digest, batch, to_string(entry.schedule), entry.seconds, entry.searched]
+                for (digest, batch), entry in self.entries.items()
+            ],
+            "used": [[[list(member) for member in members], count] for members, count in self._used.items()],
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on where `saved` was.
+
+        Raises:
+            PlanError: a schedule that is none.
+            TypeError: one of streams.
+        """
+        for digest, batch, text, seconds, searched in saved["entries"]:
+            schedule = parse(text)
+            if not isinstance(schedule, StageSchedule):
+                raise TypeError(f"{text[:40]} has no stages")
+            self.entries[digest, batch] = Entry(schedule, seconds, searched)
+        for members, count in saved["used"]:
+            self._used[tuple(Member(*member) for member in members)] = count
+
+
+def _better(one: Entry, other: Entry) -> bool:
+    return (one.seconds, not one.searched) < (other.seconds, not other.searched)

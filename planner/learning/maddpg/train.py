@@ -14,7 +14,6 @@ from planner.learning.maddpg.schedules import ScheduleTable
 from planner.learning.maddpg.settings import Settings
 from planner.learning.maddpg.work import Evaluate, Row, run
 from shared.plan import Plan
-from shared.policy.maddpg.book import Blocks
 from shared.policy.maddpg.checkpoint import Checkpoint, encode
 from shared.policy.maddpg.network import MaddpgNetwork
 from shared.search.beam import beam
@@ -42,11 +41,6 @@ class Trained:
     ended: str  # "done", "time", "interrupted"
 
 
-def table_of(problem: Problem) -> ScheduleTable:
-    """An empty stage_dict for a problem; every worker fills its own."""
-    return ScheduleTable(Blocks(problem.template.models, problem.graphs), problem.costs)
-
-
 def train(
     problem: Problem,
     settings: Settings,
@@ -69,7 +63,7 @@ def train(
     torch.set_num_threads(1)  # seeds side by side gain more than threads inside one
     began_s = clock()
     course = Course(problem, settings, seed) if state is None else Course.restored(problem, state)
-    table = table_of(problem)
+    table = course.table
     ended, longest_s, polished = "done", 0.0, False
     while not course.done:
         try:
@@ -95,7 +89,7 @@ def train(
         if course.stopped and not polished and course.candidates.best is not None:
             polish(problem, table, course.candidates.best.actions)
             polished = True
-    return _trained(course, table, clock() - began_s, ended)
+    return _trained(course, clock() - began_s, ended)
 
 
 def polish(problem: Problem, table: ScheduleTable, actions: tuple[float, ...]) -> None:
@@ -104,11 +98,11 @@ def polish(problem: Problem, table: ScheduleTable, actions: tuple[float, ...]) -
         table.put({table.blocks.key(block.members): table.searched(block.members, (beam,), _THOROUGH)})
 
 
-def _trained(course: Course, table: ScheduleTable, train_s: float, ended: str) -> Trained:
+def _trained(course: Course, train_s: float, ended: str) -> Trained:
     best = course.candidates.best
     plan_row, policy_row = course.plan_row, course.policy_row
     assert best is not None and plan_row is not None and policy_row is not None
-    problem = course.problem
+    problem, table = course.problem, course.table
     provenance = provenance_of(course, ended)
     network = MaddpgNetwork(course.policy_weights, problem.space.agents)
     book = table.book(table.most_used(BOOK))

@@ -115,7 +115,7 @@ def evaluate(problem: Problem, table: ScheduleTable, settings: Settings, work: E
     network = None if work.weights is None else MaddpgNetwork(work.weights, problem.space.agents)
     rows = []
     for seed in work.seeds:
-        environment = Environment(problem, table, settings, seed)
+        environment = Environment(problem, table, settings, seed, thorough=True)
         steps: list[Step] = []
         for _ in range(work.steps + 1):
             actions = work.row if network is None else clipped_row(network.actions(environment.state))

@@ -3,7 +3,7 @@
 TOP, algorithm 1 lines 31 to 38. Replicas, batches, cuts, lanes and rules stay the incumbent's.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shared.bound import bind
@@ -23,8 +23,6 @@ from shared.schedule import Schedule
 from shared.search.costs import StageCosts
 from shared.search.interface import Budget, Limits
 from shared.search.sequential import sequential
-
-ScheduleOf = Callable[[tuple[Member, ...]], Schedule]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +53,13 @@ def decide(
     return read_actions(space, network.actions(state_of(space, samples)).tolist(), loads, lanes)
 
 
-def plan_of(template: Plan, decision: Decision, schedule_of: ScheduleOf) -> Plan:
-    """The template with the decision's combined blocks and launch intervals."""
+def plan_of(template: Plan, decision: Decision, combined: Sequence[CombinedBlock]) -> Plan:
+    """The template with the decision's launch intervals, and its combined blocks as they were scheduled."""
     pairs = zip(template.models, decision.intervals_us, strict=True)
     return replace(
         template,
         models=tuple(replace(model, launch_interval_us=interval_us) for model, interval_us in pairs),
-        combined=tuple(
-            CombinedBlock(members, schedule_of(members)) for members in decision.combination.combined
-        ),
+        combined=tuple(combined),
     )
 
 
@@ -113,6 +109,7 @@ def replanned(
         found = book.schedules.get(blocks.key(members))
         return found or sequential(blocks.graph(members), StageCosts(()), Limits(), Budget())
 
-    made = plan_of(plan, decision, schedule_of)
+    combined = decision.combination.combined
+    made = plan_of(plan, decision, [CombinedBlock(members, schedule_of(members)) for members in combined])
     bind(made, graphs)
     return made

@@ -6,7 +6,7 @@ import pytest
 from planner.learning.maddpg.candidates import Candidates, better
 from planner.learning.maddpg.course import FRESH_SEED, VALIDATION_SEED, Course
 from planner.learning.maddpg.seeds import seeds
-from planner.learning.maddpg.train import table_of, train
+from planner.learning.maddpg.train import train
 from planner.learning.maddpg.work import Collect, Evaluate, Row, Work, run
 from shared.errors import DecodeError
 from shared.plan import Member
@@ -33,10 +33,9 @@ def row(throughput_per_s: float, p99_s: float, spread: float = 0.0) -> Row:
 
 def followed(course: Course, steps: int) -> list[Work]:
     """One worker does so many pieces of work."""
-    table = table_of(PROBLEM)
     done: list[Work] = []
     while len(done) < steps and (work := course.next_work()) is not None:
-        course.take(work, run(PROBLEM, table, course.settings, work))
+        course.take(work, run(PROBLEM, course.table, course.settings, work))
         done.append(work)
     return done
 
@@ -84,6 +83,7 @@ def test_an_interrupted_training_goes_on_bit_by_bit() -> None:
         assert second.history == whole.history
         assert second.fresh == whole.fresh
         assert second.candidates == whole.candidates
+        assert second.table.saved() == whole.table.saved()
         for name, values in whole.policy_weights.items():
             assert (second.policy_weights[name] == values).all()
 
@@ -104,7 +104,7 @@ def test_a_killed_workers_episode_is_collected_by_another_and_a_late_result_coun
     followed(course, len(course.seeds) + 1)
     one, other = course.next_work(), course.next_work()
     assert isinstance(one, Collect) and isinstance(other, Collect) and one.seed != other.seed
-    table = table_of(PROBLEM)
+    table = PROBLEM.table()
     result = run(PROBLEM, table, SMALL, one)
     course.lost(one)
     course.take(one, result)  # late: the work was given up

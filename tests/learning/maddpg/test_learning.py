@@ -10,7 +10,7 @@ from planner.learning.maddpg.learner import Learner
 from planner.learning.maddpg.replay import Transitions
 from planner.learning.maddpg.rewards import Floats
 from planner.learning.maddpg.settings import Scale, Settings, Start
-from planner.learning.maddpg.train import table_of, train
+from planner.learning.maddpg.train import train
 from planner.learning.maddpg.work import Collect, collect, run
 from shared.plan import Member
 from shared.policy.maddpg.checkpoint import decode
@@ -70,7 +70,7 @@ def test_the_policy_learns_to_combine_from_a_start_that_does_not() -> None:
     settings = replace(SMALL, start=Start.ALONE, transitions=240, replay=240, noise=0.3, actor_every=1)
     where = problem(0.3)
     course = Course(where, settings, seed=1)
-    table = table_of(where)
+    table = where.table()
     while (work := course.next_work()) is not None and course.transitions < settings.transitions:
         course.take(work, run(where, table, settings, work))
     first, last = course.history[0].policy, course.history[-1].policy
@@ -85,7 +85,7 @@ def test_the_papers_superblocks_run_nothing_and_end_no_episode() -> None:
     where = problem()
     settings = Settings.paper(step_s=1.0)
     row = (0.0, 0.0, 0.5, 0.5, 0.5, 0.9)
-    found = collect(where, table_of(where), settings, Collect(number=0, seed=0, steps=3, rows=(row,)))
+    found = collect(where, where.table(), settings, Collect(number=0, seed=0, steps=3, rows=(row,)))
     assert not found.ran.any() and (found.figures == 0.0).all()
     assert found.actions[0].tolist() == pytest.approx(row)  # as asked for, not as split
     assert (found.following == found.states).all()
@@ -94,7 +94,7 @@ def test_the_papers_superblocks_run_nothing_and_end_no_episode() -> None:
 def test_what_ran_is_stored_and_not_what_was_asked_for() -> None:
     where = problem()
     row = (0.0, 0.0, 0.6, 0.6, 0.6, 0.9)
-    found = collect(where, table_of(where), SMALL, Collect(number=0, seed=0, steps=1, rows=(row,)))
+    found = collect(where, where.table(), SMALL, Collect(number=0, seed=0, steps=1, rows=(row,)))
     assert found.ran.all() and found.excess.tolist() == [0.25]
     assert found.actions[0].tolist() == pytest.approx((0.0, 0.0, 0.6, 0.6, 0.375, 0.9))
 
@@ -103,14 +103,14 @@ def test_queues_are_carried_over_within_an_episode() -> None:
     """1.6 times slower than the arrivals: what waits grows from step to step."""
     where = problem(1.6)
     together = (0.0, 0.0, 0.1, 0.4, 0.1, 0.4)
-    found = collect(where, table_of(where), SMALL, Collect(number=0, seed=0, steps=4, rows=(together,)))
+    found = collect(where, where.table(), SMALL, Collect(number=0, seed=0, steps=4, rows=(together,)))
     assert list(found.figures[:, 3]) == sorted(found.figures[:, 3])
     assert (found.states[1:] == found.following[:-1]).all()
 
 
 def test_members_of_one_combined_block_are_named_in_the_plans_order() -> None:
     where = problem()
-    table = table_of(where)
+    table = where.table()
     collect(
         where,
         table,

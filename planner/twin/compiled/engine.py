@@ -1,0 +1,207 @@
+"""`shared.engine.core` on records, and `planner.twin.reference`'s order of events around it.
+
+# A record knows its fields' types only when it is compiled.
+# mypy: disable-error-code="no-any-return"
+
+At one instant steps end first, then tasks arrive, then time-outs pass, then the queues are looked at.
+"""
+
+from collections.abc import Sequence
+
+from planner.twin.compiled.board import (
+    issue_next,
+    refresh,
+    retire,
+    settle,
+)
+from planner.twin.compiled.device import end_next, hand_over, pass_time
+from planner.twin.compiled.jit import jit, jit_entry
+from planner.twin.compiled.layout import (
+    COMPLETED,
+    DONE,
+    ENDS_FULL,
+    LACKS_DURATION,
+    NEVER,
+    NOBODY,
+    READY,
+    TRACE_FULL,
+    Records,
+    World,
+)
+from planner.twin.compiled.ledger import (
+    activate,
+    due_s,
+    expire,
+    launch,
+    launch_early,
+    log_end,
+    next_deadline_s,
+    submit,
+)
+from planner.twin.compiled.slots import forget, touch
+
+
+@jit_entry
+def run(memory: Sequence[World], arrivals: Records, samples: Records, end_s: float, deploy: int) -> int:
+    """Let things happen before `end_s`; why it stopped. It goes on where it stopped when called again.
+
+    `arrivals`: ascending [num_arrivals]; `samples`: when to look, what was seen [num_samples, num_models].
+    With a plan in `deploy`, and not `NOBODY`, new launches go to that first; its records are filled.
+    """
+    w = memory[0]
+    clock = w.clock[0]
+    if deploy != NOBODY:
+        tick(w, clock.now_s)
+        activate(w, deploy, clock.now_s)
+        end_event(w, clock.now_s)
+    while True:
+        if not hand_over(w, clock.now_s):
+            return LACKS_DURATION
+        if clock.open + 1 > len(w.ends) - clock.ends:
+            return ENDS_FULL
+        if clock.traces and len(w.trace) - clock.traced < w.riders.size:
+            return TRACE_FULL
+        if not next_event(w, arrivals, samples, end_s):
+            break
+    pass_time(w, end_s)
+    clock.now_s = end_s
+    while clock.sample < len(samples) and samples[clock.sample, 0].at_s <= end_s:
+        look(w, samples)
+    return DONE
+
+
+@jit
+def next_event(w: World, arrivals: Records, samples: Records, end_s: float) -> bool:
+    """Let the next thing happen; false if that is not before `end_s`."""
+    clock = w.clock[0]
+    arrival_s = wakeup_s = sample_s = NEVER
+    if clock.arrival < len(arrivals):
+        arrival_s = arrivals[clock.arrival].at_s
+    wakeup_s = next_wakeup_s(w, clock.now_s)
+    if clock.sample < len(samples):
+        sample_s = samples[clock.sample, 0].at_s
+    at_s = min(clock.next_end_s, arrival_s, wakeup_s, sample_s)
+    if at_s >= end_s:
+        return False
+    clock.now_s = at_s
+    if at_s == clock.next_end_s:
+        step_done(w, end_next(w), at_s)
+    elif at_s == arrival_s:
+        begin_event(w, at_s)
+        submit(w, arrivals[clock.arrival].model, clock.next_task, at_s)
+        clock.next_task += 1
+        clock.arrival += 1
+        end_event(w, at_s)
+    elif at_s == wakeup_s:
+        tick(w, at_s)
+    else:
+        look(w, samples)
+    return True
+
+
+@jit
+def tick(w: World, now: float) -> None:
+    """Time has passed."""
+    begin_event(w, now)
+    end_event(w, now)
+
+
+@jit
+def step_done(w: World, at: int, now: float) -> None:
+    """A step ended, and with their last block the tasks of its members."""
+    step = w.steps[at]
+    taken_s = now - step.began_s
+    tally = w.tallies[step.tally]
+    tally.count += 1
+    tally.sum_s += taken_s
+    tally.max_s = max(tally.max_s, taken_s)
+    for i in range(step.num_riders):
+        w.models[w.tracks[w.riders[at, i].track].model].busy_s += taken_s / step.num_riders
+    retire(w, at)
+    begin_event(w, now)
+    key = w.plans[w.combined[step.combined].plan].key
+    for i in range(step.num_riders):
+        rider = w.riders[at, i]
+        instance = w.instances[rider.instance]
+        if not instance.over and rider.block + 1 == w.tracks[rider.track].blocks:
+            instance.over = 1
+            last = instance.begin + instance.count
+            for row in range(last - instance.live, last):
+                log_end(w, instance.model, w.rows[rider.instance, row], COMPLETED, key, now)
+        forget(w, rider.instance)
+    end_event(w, now)
+
+
+@jit
+def begin_event(w: World, now: float) -> None:
+    """What has expired ends before anything else happens."""
+    clock = w.clock[0]
+    if clock.deadlines:
+        expire(w, now)
+    if clock.timed:
+        for c in range(clock.num_combined):
+            home = w.combined[c]
+            if home.timed and now >= home.since_s + w.plans[home.plan].wait_timeout_s:
+                touch(w, c)
+
+
+@jit
+def end_event(w: World, now: float) -> None:
+    """Settle the plans, launch and issue what can be; programs that were asked for are ready after it."""
+    clock = w.clock[0]
+    alone = clock.loaded == 1
+    while True:
+        if not alone:
+            settle(w)
+        refresh(w, now)
+        if clock.active == NOBODY:
+            return
+        launch(w, now)
+        refresh(w, now)
+        if not issue_next(w, now) and not launch_early(w, now):
+            break
+    if clock.asked:
+        while clock.asked:
+            clock.asked -= 1
+            w.times[w.asked[clock.asked]].status = READY
+        for p in range(w.clock[0].num_plans):
+            w.plans[p].preparing = 0
+
+
+@jit
+def next_wakeup_s(w: World, now: float) -> float:
+    """When a tick is due at the latest if nothing else happens."""
+    clock = w.clock[0]
+    wakeup = NEVER
+    if clock.deadlines:
+        wakeup = next_deadline_s(w)
+    if clock.timed:
+        for c in range(clock.num_combined):
+            home = w.combined[c]
+            if home.timed:
+                wakeup = min(wakeup, home.since_s + w.plans[home.plan].wait_timeout_s)
+    for model in range(w.clock[0].num_models):
+        launcher = w.models[model]
+        if launcher.queued and w.targets[launcher.target].free:
+            wakeup = min(wakeup, due_s(w, model, False))
+    return max(wakeup, now)
+
+
+@jit
+def look(w: World, samples: Records) -> None:
+    """Note the queues, and in which blocks instances physically are."""
+    clock = w.clock[0]
+    for model in range(w.clock[0].num_models):
+        launcher = w.models[model]
+        sample = samples[clock.sample, model]
+        sample.queued, sample.arrived, sample.progress = launcher.queued, launcher.arrived, 0
+        sample.tightest_s = clock.tightest_s
+        sample.oldest_age_s = 0.0
+        if launcher.queued:
+            sample.oldest_age_s = sample.at_s - w.queues[model, launcher.head].arrived_s
+    for i in range(w.clock[0].num_instances):
+        instance = w.instances[i]
+        if instance.used and not instance.over and w.tracks[instance.track].plan == clock.active:
+            samples[clock.sample, instance.model].progress |= 1 << instance.passed
+    clock.tightest_s = NEVER
+    clock.sample += 1

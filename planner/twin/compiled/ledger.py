@@ -1,0 +1,231 @@
+"""`shared.engine.ledger`, `launcher` and `queues` on records: tasks come, are launched, expire, and end."""
+
+# A record knows its fields' types only when it is compiled.
+# mypy: disable-error-code="no-any-return"
+
+from planner.twin.compiled.board import bury, loosen
+from planner.twin.compiled.jit import jit
+from planner.twin.compiled.layout import (
+    COMPLETED,
+    EXPIRED,
+    NEVER,
+    NOBODY,
+    REFUSED,
+    Records,
+    World,
+)
+from planner.twin.compiled.slots import enter, occupy, touch
+
+
+@jit
+def log_end(w: World, model: int, row: Records, outcome: int, key: int, now: float) -> None:
+    """A task ended. `key` is that of the plan whose step completed it, else `NOBODY`."""
+    launcher = w.models[model]
+    clock = w.clock[0]
+    if outcome == COMPLETED:
+        launcher.completed += 1
+    elif outcome == REFUSED:
+        launcher.refused += 1
+    else:
+        launcher.expired += 1
+    end = w.ends[clock.ends]
+    end.at_s, end.arrived_s, end.key = now, row.arrived_s, key
+    end.model, end.task, end.outcome = model, row.task, outcome
+    clock.ends += 1
+    clock.open -= 1
+
+
+@jit
+def drop_first(w: World, model: int) -> None:
+    """Forget the oldest task of a queue."""
+    launcher = w.models[model]
+    launcher.head = (launcher.head + 1) % w.queues.shape[1]
+    launcher.queued -= 1
+
+
+@jit
+def submit(w: World, model: int, task: int, now: float) -> None:
+    """Take in a task, or refuse it; the ring has a place beyond the queue's bound."""
+    clock = w.clock[0]
+    launcher = w.models[model]
+    row = w.queues[model, (launcher.head + launcher.queued) % w.queues.shape[1]]
+    row.arrived_s, row.task = now, task
+    clock.open += 1
+    launcher.arrived += 1
+    if launcher.queued >= launcher.max_tasks:
+        if not launcher.drop_oldest or not launcher.max_tasks:
+            log_end(w, model, row, REFUSED, NOBODY, now)
+            return
+        log_end(w, model, w.queues[model, launcher.head], REFUSED, NOBODY, now)
+        drop_first(w, model)
+    launcher.queued += 1
+    if launcher.deadline_s != NEVER:
+        clock.tightest_s = min(clock.tightest_s, now + launcher.deadline_s - now)
+
+
+@jit
+def due_s(w: World, model: int, early: bool) -> float:
+    """From when on a launch is allowed, slots aside; with `early` the spacing may not count."""
+    launcher = w.models[model]
+    if not launcher.queued:
+        return NEVER
+    spaced = -NEVER if early and launcher.work_conserving else launcher.next_s
+    if launcher.queued >= launcher.batch:
+        return spaced
+    return max(spaced, w.queues[model, launcher.head].arrived_s + launcher.delay_s)
+
+
+@jit
+def launch(w: World, now: float) -> None:
+    """Launch everything that is due and finds a free slot 0."""
+    for model in range(w.clock[0].num_models):
+        launcher = w.models[model]
+        while launcher.queued and w.targets[launcher.target].free and due_s(w, model, False) <= now:
+            launch_one(w, model, now)
+
+
+@jit
+def launch_early(w: World, now: float) -> bool:
+    """With an idle lane, launch the one task or batch that is nearest to its turn."""
+    idle = False
+    for lane in range(w.plans[w.clock[0].active].lanes):
+        idle |= w.lanes[lane].load == 0
+    if not idle:
+        return False
+    nearest = NOBODY
+    for model in range(w.clock[0].num_models):
+        launcher = w.models[model]
+        if not w.targets[launcher.target].free or due_s(w, model, True) > now:
+            continue
+        if nearest == NOBODY or launcher.next_s < w.models[nearest].next_s:
+            nearest = model
+    if nearest == NOBODY:
+        return False
+    launch_one(w, nearest, now)
+    return True
+
+
+@jit
+def launch_one(w: World, model: int, now: float) -> None:
+    """Take the tasks of one launch out of the queue, into slot 0 of the first free replica."""
+    clock = w.clock[0]
+    launcher = w.models[model]
+    target = w.targets[launcher.target]
+    replica = 0
+    while not target.free >> replica & 1:
+        replica += 1
+    index = 0
+    while w.instances[index].used:
+        index += 1
+    instance = w.instances[index]
+    count = min(launcher.batch, launcher.queued)
+    for i in range(count):
+        source, row = w.queues[model, launcher.head], w.rows[index, i]
+        row.arrived_s, row.task = source.arrived_s, source.task
+        drop_first(w, model)
+    launcher.next_s = now + launcher.interval_s * count
+    launcher.launched += count
+    instance.used, instance.on_board, instance.over, instance.started = 1, 1, 0, 0
+    instance.id, instance.model, instance.steps = clock.next_instance, model, 0
+    instance.track, instance.block, instance.passed = target.first_track + replica, 0, 0
+    instance.ready_s, instance.begin, instance.count, instance.live = now, 0, count, count
+    clock.next_instance += 1
+    fit(w, index, target.batch)
+    at = w.tracks[instance.track].first_slot
+    occupy(w, at, index)
+    enter(w, at, index)
+    w.plans[target.plan].population += 1
+
+
+@jit
+def fit(w: World, index: int, batch: int) -> None:
+    """Work out what follows from the rows: the bucket, its level, and the deadlines."""
+    instance = w.instances[index]
+    level, size = 0, 1
+    while size < instance.count:
+        size *= 2
+        level += 1
+    instance.level = level
+    instance.bucket = min(size, batch)
+    oldest = w.rows[index, instance.begin]
+    instance.deadline_s = instance.expires_s = oldest.arrived_s + w.models[instance.model].deadline_s
+
+
+@jit
+def expire(w: World, now: float) -> None:
+    """End every task whose deadline has come."""
+    for model in range(w.clock[0].num_models):
+        launcher = w.models[model]
+        while launcher.queued and w.queues[model, launcher.head].arrived_s + launcher.deadline_s <= now:
+            log_end(w, model, w.queues[model, launcher.head], EXPIRED, NOBODY, now)
+            drop_first(w, model)
+    for index in range(w.clock[0].num_instances):
+        instance = w.instances[index]
+        while instance.used and not instance.over and instance.expires_s <= now:
+            drop_row(w, index, now)
+
+
+@jit
+def drop_row(w: World, index: int, now: float) -> None:
+    """The oldest task of an instance ends before its result; all of a model live equally long."""
+    instance = w.instances[index]
+    first = instance.begin + instance.count - instance.live
+    log_end(w, instance.model, w.rows[index, first], EXPIRED, NOBODY, now)
+    instance.live -= 1
+    if not instance.live:
+        bury(w, index)
+    elif instance.started:
+        instance.expires_s = w.rows[index, first + 1].arrived_s + w.models[instance.model].deadline_s
+    else:
+        instance.begin += 1
+        instance.count -= 1
+        track = w.tracks[instance.track]
+        fit(w, index, w.targets[track.target].batch)
+        touch(w, w.slots[track.first_slot + instance.block].home)
+
+
+@jit
+def next_deadline_s(w: World) -> float:
+    """The earliest deadline of a task that has not ended."""
+    earliest = NEVER
+    for model in range(w.clock[0].num_models):
+        launcher = w.models[model]
+        if launcher.queued:
+            earliest = min(earliest, w.queues[model, launcher.head].arrived_s + launcher.deadline_s)
+    for index in range(w.clock[0].num_instances):
+        instance = w.instances[index]
+        if instance.used and not instance.over:
+            earliest = min(earliest, instance.expires_s)
+    return earliest
+
+
+@jit
+def activate(w: World, index: int, now: float) -> None:
+    """Launch into this plan from now on; what waits follows its rules and bounds."""
+    clock = w.clock[0]
+    before = clock.active
+    clock.active = index
+    if before != NOBODY:
+        w.plans[before].superseded = 1
+        loosen(w, before)
+    for model in range(w.clock[0].num_models):
+        launcher = w.models[model]
+        launcher.target = w.plans[index].first_target + model
+        target = w.targets[launcher.target]
+        launcher.batch, launcher.work_conserving = target.batch, target.work_conserving
+        launcher.interval_s, launcher.delay_s = target.interval_s, target.delay_s
+        launcher.max_tasks, launcher.drop_oldest = target.max_tasks, target.drop_oldest
+        while launcher.queued > launcher.max_tasks:
+            if launcher.drop_oldest:
+                log_end(w, model, w.queues[model, launcher.head], REFUSED, NOBODY, now)
+                drop_first(w, model)
+            else:
+                log_end(
+                    w,
+                    model,
+                    w.queues[model, (launcher.head + launcher.queued - 1) % w.queues.shape[1]],
+                    REFUSED,
+                    NOBODY,
+                    now,
+                )
+                launcher.queued -= 1

@@ -1,0 +1,160 @@
+"""Room for plans, steps and instances in the world's memory, which grows by a factor when a plan needs more.
+
+A plan has an area: a run of records in each of the arrays that belong to plans. The area of a plan that was
+released is used again where the next one fits into it.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from planner.twin.compiled import layout
+from planner.twin.compiled.layout import MAX_BITS, NEVER, NOBODY, Records, World
+from planner.twin.compiled.tables import Tables
+from shared.errors import PlanError
+
+Room = dict[str, int]
+
+MAX_SCALE: Final = 1 << 10
+_GROWTH: Final = 4
+
+_AREAS: Final = ("targets", "tracks", "slots", "links", "combined", "members", "pairs", "times")
+
+
+@dataclass(frozen=True)
+class Area:
+    """Where one plan's records are: the first and the number of each kind, by the array's name."""
+
+    first: Room
+    room: Room
+
+
+class Memory:
+    """The world of one twin. `block` is what the kernels get, `world` the same as arrays."""
+
+    def __init__(self, num_models: int, interference: float, noise: npt.NDArray[np.float64]) -> None:
+        """A device without plans. `noise`: factors, by step; at most `layout`'s number of them."""
+        self._allot(1)
+        self._need({"models": num_models})
+        clock = self.world.clock[0]
+        clock.num_models, clock.num_noise = num_models, len(noise)
+        clock.active, clock.slow, clock.interference = NOBODY, 1.0, interference
+        clock.next_end_s, clock.next_ending, clock.tightest_s = NEVER, NOBODY, NEVER
+        self.world.noise[: len(noise)] = noise
+        self.world.models.next_s = -NEVER
+        self.world.models.deadline_s = NEVER
+        self.areas: list[Area] = []
+
+    def _allot(self, scale: int) -> None:
+        self._scale = scale
+        self.block: Records = layout.records(layout.memory_type(scale), 1)
+        self.world: World = layout.views(self.block)
+        self.world.lanes.running = self.world.lanes.pending = NOBODY
+
+    def copy(self) -> "Memory":
+        """The same, to go on by itself."""
+        other = object.__new__(Memory)
+        other._scale = self._scale
+        other.block = self.block.copy()
+        other.world = layout.views(other.block)
+        other.areas = list(self.areas)
+        return other
+
+    def double(self) -> None:
+        """Have more room of everything.
+
+        Raises:
+            PlanError: there is much already.
+        """
+        if self._scale >= MAX_SCALE:
+            raise PlanError("the plan is too large for the compiled twin", remedy="use the reference twin")
+        before = self.world
+        self._allot(_GROWTH * self._scale)
+        for name, old, new in zip(World._fields, before, self.world, strict=True):
+            if name != "queues":
+                new[tuple(slice(length) for length in old.shape)] = old
+        for model, launcher in enumerate(self.world.models):
+            order = (launcher.head + np.arange(launcher.queued)) % before.queues.shape[1]
+            if launcher.queued:
+                self.world.queues[model, : launcher.queued] = before.queues[model, order]
+            launcher.head = 0
+
+    def _need(self, lengths: Room, columns: Room | None = None) -> None:
+        """Grow until arrays have so many rows, and some so many columns."""
+        while any(len(getattr(self.world, name)) < length for name, length in lengths.items()) or any(
+            getattr(self.world, name).shape[1] < length for name, length in (columns or {}).items()
+        ):
+            self.double()
+
+    def place(self, tables: Tables, *, lanes: int, run_ahead: int) -> int:
+        """Write a plan's records into an area that is free; its index.
+
+        Raises:
+            PlanError: the plan is too large, or too many are in flight.
+        """
+        index = self._area_for(room_of(tables))
+        clock = self.world.clock[0]
+        clock.max_load = max(int(clock.max_load), run_ahead)
+        clock.num_lanes = max(int(clock.num_lanes), lanes)
+        clock.num_steps = clock.num_lanes * clock.max_load
+        if clock.num_steps > MAX_BITS:
+            raise PlanError(
+                f"{clock.num_lanes} lanes of {clock.max_load} steps are more than {MAX_BITS} steps",
+                remedy="deploy it on a twin that had no deeper plan before",
+            )
+        members = int(tables.combined.num_members.max())
+        columns = {
+            "queues": int(tables.targets.max_tasks.max()) + 1,
+            "riders": members,
+            "rows": int(tables.targets.batch.max()),
+        }
+        num_slots = sum(area.room["slots"] for area in self.areas)
+        self._need({"instances": num_slots + int(clock.num_steps) * members}, columns)
+        clock = self.world.clock[0]
+        clock.num_instances = max(int(clock.num_instances), num_slots + int(clock.num_steps) * members)
+        self._write(index, tables)
+        return index
+
+    def _area_for(self, room: Room) -> int:
+        for index, area in enumerate(self.areas):
+            if not self.world.plans[index].loaded and all(area.room[name] >= room[name] for name in room):
+                return index
+        if len(self.areas) == MAX_BITS:
+            raise PlanError("too many plans are in flight on the twin", remedy="let it run between deploys")
+        first = {name: sum(area.room[name] for area in self.areas) for name in room}
+        self._need({"plans": len(self.areas) + 1, **{name: first[name] + room[name] for name in room}})
+        self.areas.append(Area(first, room))
+        clock = self.world.clock[0]
+        clock.num_plans = len(self.areas)
+        clock.num_combined = first["combined"] + room["combined"]
+        return len(self.areas) - 1
+
+    def _write(self, index: int, tables: Tables) -> None:
+        """Write a plan's records; indices count from the world's first records then."""
+        first = self.areas[index].first
+        plan = tables.plan[0]
+        plan.first_combined, plan.first_slot = first["combined"], first["slots"]
+        plan.first_target = first["targets"]
+        tables.targets.plan = tables.tracks.plan = tables.combined.plan = index
+        tables.targets.first_track += first["tracks"]
+        tables.tracks.target += first["targets"]
+        tables.tracks.first_slot += first["slots"]
+        tables.slots.track += first["tracks"]
+        tables.slots.home += first["combined"]
+        for name in ("first_freed", "first_read", "first_held"):
+            tables.slots[name] += first["links"]
+        tables.combined.first_member += first["members"]
+        tables.combined.first_pair += first["pairs"]
+        tables.combined.first_time += first["times"]
+        tables.members.slot += first["slots"]
+        self.world.plans[index] = plan
+        for name in _AREAS[:-1]:
+            records = getattr(tables, name)
+            getattr(self.world, name)[first[name] : first[name] + len(records)] = records
+
+
+def room_of(tables: Tables) -> Room:
+    """How many records of each kind a plan needs."""
+    return {name: tables.num_times if name == "times" else len(getattr(tables, name)) for name in _AREAS}

@@ -1,0 +1,136 @@
+"""`shared.engine.slots` on records: how instances enter, hold and leave slots in logical time."""
+
+# A record knows its fields' types only when it is compiled.
+# mypy: disable-error-code="no-any-return"
+
+from planner.twin.compiled.jit import jit
+from planner.twin.compiled.layout import NOBODY, Records, World
+
+
+@jit
+def touch(w: World, combined: int) -> None:
+    """The moves of a combined block must be worked out again."""
+    home = w.combined[combined]
+    if not home.touched:
+        home.touched = 1
+        clock = w.clock[0]
+        w.touched[clock.touched] = combined
+        clock.touched += 1
+
+
+@jit
+def occupy(w: World, at: int, instance: int) -> None:
+    """Give a free slot to an instance: the block before it can no longer run another one."""
+    slot = w.slots[at]
+    slot.holder = instance
+    if slot.block:
+        before = w.slots[at - 1]
+        w.combined[before.home].next_free &= ~before.bit
+    else:
+        track = w.tracks[slot.track]
+        w.targets[track.target].free &= ~(1 << track.replica)
+
+
+@jit
+def release(w: World, at: int) -> None:
+    """Free a slot in logical time."""
+    slot = w.slots[at]
+    slot.holder = NOBODY
+    if slot.block:
+        before = w.slots[at - 1]
+        w.combined[before.home].next_free |= before.bit
+        touch(w, before.home)
+    else:
+        track = w.tracks[slot.track]
+        w.targets[track.target].free |= 1 << track.replica
+
+
+@jit
+def enter(w: World, at: int, instance: int) -> None:
+    """The instance's input for the slot's block is ready."""
+    slot = w.slots[at]
+    home = w.combined[slot.home]
+    slot.held = instance
+    if w.instances[instance].live:
+        home.ready |= slot.bit
+    else:
+        home.empty |= slot.bit
+    touch(w, slot.home)
+
+
+@jit
+def leave(w: World, at: int) -> None:
+    """No instance is at the slot's block any longer."""
+    slot = w.slots[at]
+    home = w.combined[slot.home]
+    slot.held = NOBODY
+    home.ready &= ~slot.bit
+    home.empty &= ~slot.bit
+    touch(w, slot.home)
+
+
+@jit
+def advance(w: World, index: int) -> None:
+    """Move an instance one block on in logical time."""
+    instance = w.instances[index]
+    track = w.tracks[instance.track]
+    at = track.first_slot + instance.block
+    slot = w.slots[at]
+    leave(w, at)
+    for i in range(slot.first_freed, slot.first_freed + slot.num_freed):
+        release(w, track.first_slot + w.links[i].block)
+    instance.block += 1
+    if instance.block == track.blocks:
+        instance.on_board = 0
+        w.plans[track.plan].population -= 1
+        return
+    occupy(w, at + 1, index)
+    enter(w, at + 1, index)
+
+
+@jit
+def vacate(w: World, index: int) -> None:
+    """Take an instance out of its block and free all that it holds."""
+    instance = w.instances[index]
+    track = w.tracks[instance.track]
+    at = track.first_slot + instance.block
+    slot = w.slots[at]
+    leave(w, at)
+    for i in range(slot.first_held, slot.first_held + slot.num_held):
+        release(w, track.first_slot + w.links[i].block)
+    instance.on_board = 0
+    w.plans[track.plan].population -= 1
+    forget(w, index)
+
+
+@jit
+def forget(w: World, index: int) -> None:
+    """Give an instance's record back once it is over, in no block, and no step runs it."""
+    instance = w.instances[index]
+    if instance.over and not instance.on_board and not instance.steps:
+        instance.used = 0
+
+
+@jit
+def access(w: World, track: Records, block: int, step: int) -> int:
+    """Note what running `block` reads and overwrites; the steps that it must wait for, as a mask.
+
+    What is overwritten waits for the readers of the old content, or for its writers where nobody reads it.
+    Only steps in flight are in the masks: `retire` takes them out.
+    """
+    bit = 1 << step
+    after = 0
+    if block == 0:
+        slot = w.slots[track.first_slot]
+        after |= slot.readers or slot.writers
+        slot.writers, slot.readers = bit, 0
+    slot = w.slots[track.first_slot + block]
+    for i in range(slot.first_read, slot.first_read + slot.num_read):
+        read = w.slots[track.first_slot + w.links[i].block]
+        after |= read.writers
+        read.readers |= bit
+    if block + 1 < track.blocks:
+        slot = w.slots[track.first_slot + block + 1]
+        after |= slot.readers or slot.writers
+        slot.writers, slot.readers = bit, 0
+    return after & ~bit

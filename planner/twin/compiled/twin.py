@@ -1,0 +1,341 @@
+"""The twin on compiled kernels: the same calls and windows as `planner.twin.reference.Twin`, much faster.
+
+What it can do less: tasks that several models share, and plans whose models differ from one deployment to the
+next. Cuts, replicas, batches, lanes, rules and partitions may differ. Everything else is the same, step by
+step and bit by bit, which a property test holds against the engine core itself.
+
+Importing this module imports numba; the first `run` compiles (seconds), later processes read the machine code
+from the user's cache.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from planner.twin.arrivals import Process
+from planner.twin.compiled import engine, layout
+from planner.twin.compiled.layout import NOBODY, Records, World
+from planner.twin.compiled.placing import Memory
+from planner.twin.compiled.tables import loaded_programs, plan_tables, program_of
+from planner.twin.compiled.tape import Tape
+from planner.twin.lanes import noise_factors
+from planner.twin.times import BlockTimes, PlanTimes, StepTimes
+from planner.twin.window import ModelWindow, StepsWindow, Window
+from shared.bound import BoundPlan
+from shared.engine.stats import Counts, EngineGlance, QueueGlance
+from shared.engine.steps import PlanKey
+from shared.errors import InputError, PlanError
+from shared.ids import Digest
+
+SAMPLE_EVERY_S: Final = 0.1
+
+
+class CompiledTwin:
+    """A simulated device; satisfies `planner.twin.interface.Device`.
+
+    `arrivals`, `seed` and `deadlines_s` are those of the reference twin. With `prepared` all programs are
+    ready when their plan is deployed; else each after its first step, as in the reference. With `trace` every
+    step is kept until `take_trace`.
+    """
+
+    def __init__(
+        self,
+        times: StepTimes,
+        arrivals: Mapping[str, Process],
+        *,
+        seed: int = 0,
+        deadlines_s: Mapping[str, float] | None = None,
+        prepared: bool = False,
+        trace: bool = False,
+    ) -> None:
+        self.times = times
+        self._sources = tuple(arrivals)
+        self._tape = Tape(arrivals, seed)
+        self._deadlines_s = dict(deadlines_s or {})
+        self._prepared = prepared
+        self._traces = trace
+        self._noise = np.array(noise_factors(times.device.noise, seed), np.float64)
+        self._known: dict[BlockTimes, Records] = {}
+        self._memory: Memory | None = None
+        self._plans: list[tuple[BoundPlan, PlanTimes]] = []
+        self.ended: Records = layout.records(layout.END, 0)
+        """Tasks that ended in the last window and in the deployments before it, in order (`layout.END`)."""
+        self._ends: list[Records] = []
+        self._trace: list[Records] = []
+        self._next_key = 0
+        self._names: tuple[str, ...] = ()
+        self._models: tuple[tuple[str, Digest], ...] = ()
+        self._executors: dict[tuple[str, str], int] = {}
+        self._active: int = NOBODY
+        self._arrivals: Records = layout.records(layout.ARRIVAL, 0)
+        self._samples = _samples((), 1)
+
+    @property
+    def now_s(self) -> float:
+        """The virtual clock."""
+        return 0.0 if self._memory is None else float(self._memory.world.clock[0].now_s)
+
+    @property
+    def state(self) -> World:
+        """All that changes, and what the plans fix: to be read.
+
+        Raises:
+            PlanError: no plan was deployed.
+        """
+        return self._deployed().world
+
+    def _deployed(self) -> Memory:
+        if self._memory is None:
+            raise PlanError("nothing is deployed on the twin", remedy="deploy a plan first")
+        return self._memory
+
+    def copy(self) -> "CompiledTwin":
+        """A twin that goes on from here by itself; both see the same arrivals."""
+        other = copy.copy(self)
+        if self._memory is not None:
+            other._memory = self._memory.copy()
+        other._plans, other._ends, other._trace = list(self._plans), list(self._ends), list(self._trace)
+        return other
+
+    def deploy(self, bound: BoundPlan) -> None:
+        """Send new launches to this plan (`EngineCore.activate`); it costs no time.
+
+        Raises:
+            PlanError: the plan serves other models than the first one, or is too large for the kernels.
+            InputError: tasks arrive for a model that no plan has.
+        """
+        models = tuple((model.name, model.artifact) for model in bound.plan.models)
+        options = bound.plan.executor
+        executor = self._executors.setdefault((options.name, options.precision), len(self._executors))
+        tables = plan_tables(bound, self._next_key, executor)
+        if self._memory is None:
+            self._models = models
+            self._memory = self._first_memory(tuple(name for name, _ in models))
+        elif models != self._models:
+            raise PlanError("the plan serves other models than the twin began with", remedy="use a new twin")
+        memory = self._memory
+        index = memory.place(tables, lanes=bound.plan.lanes, run_ahead=bound.plan.run_ahead)
+        times = self.times.of_plan(bound)
+        self._plans[index : index + 1] = [(bound, times)]
+        self._fill_times(index)
+        self._next_key += 1
+        clock = memory.world.clock[0]
+        clock.loaded += 1
+        self._go_on(float(clock.now_s), index)
+        self._active = index
+
+    def _first_memory(self, names: tuple[str, ...]) -> Memory:
+        if strangers := [source for source in self._sources if source not in names]:
+            raise InputError(f"tasks arrive for {strangers[0]!r}, which the plan does not serve")
+        self._names = names
+        memory = Memory(len(names), self.times.device.lanes_interference, self._noise)
+        clock = memory.world.clock[0]
+        clock.traces = self._traces
+        for model, name in zip(memory.world.models, names, strict=False):
+            if name in self._deadlines_s:
+                model.deadline_s = self._deadlines_s[name]
+                clock.deadlines = 1
+        return memory
+
+    def _fill_times(self, index: int) -> None:
+        """Write down what is known of the plan's steps, NaN for the others."""
+        memory = self._deployed()
+        world = memory.world
+        bound, times = self._plans[index]
+        first = memory.areas[index].first["times"]
+        programs = 0
+        for combined, block in enumerate(times.blocks):
+            known = self._known.get(block)
+            loaded = loaded_programs(bound, combined)
+            programs += len(loaded)
+            if known is None:
+                size = _num_programs(bound, combined)
+                known = layout.records(layout.TIME, size)
+                known.alone_s = np.nan
+                known.status = layout.READY if self._prepared else layout.UNASKED
+                known.status[list(loaded)] = layout.READY
+                self._known[block] = known
+            world.times[first : first + len(known)] = known
+            first += len(known)
+        world.plans[index].programs = programs
+
+    # Running
+
+    def run(self, seconds: float, *, sample_at_s: Sequence[float] | None = None) -> Window:
+        """Go on for `seconds`; see `Device.run`.
+
+        Raises:
+            PlanError: no plan was deployed.
+        """
+        world = self.state
+        before = _Counters(world)
+        begin_s = before.now_s
+        end_s = begin_s + seconds
+        if sample_at_s is None:
+            sample_at_s = [SAMPLE_EVERY_S * (one + 1) for one in range(int(seconds / SAMPLE_EVERY_S + 1e-9))]
+        self._open_window([begin_s + at_s for at_s in sample_at_s], end_s)
+        self._go_on(end_s, NOBODY)
+        return self._window(before, end_s)
+
+    def _open_window(self, samples_s: Sequence[float], end_s: float) -> None:
+        """Set out what comes in a window, and count anew."""
+        world = self.state
+        clock = world.clock[0]
+        times_s, sources = self._tape.between(int(clock.next_task), end_s)
+        self._arrivals = layout.records(layout.ARRIVAL, len(times_s))
+        self._arrivals.at_s = times_s
+        self._arrivals.model = np.array([self._names.index(name) for name in self._sources], np.int64)[
+            sources
+        ]
+        self._samples = _samples(samples_s, len(self._names))
+        clock.arrival = clock.sample = 0
+        world.tallies.fill(0)
+        world.models.busy_s = 0.0
+
+    def _go_on(self, end_s: float, deploy: int) -> None:
+        """Run the kernels, and give them what they stop for."""
+        memory = self._deployed()
+        while True:
+            stopped = self._kernels(memory, end_s, deploy)
+            deploy = NOBODY
+            clock = memory.world.clock[0]
+            if stopped == layout.LACKS_DURATION:
+                self._work_out(memory.world.steps[clock.lacking])
+                continue
+            self._ends.append(memory.world.ends[: clock.ends].copy())
+            self._trace.append(memory.world.trace[: clock.traced].copy())
+            clock.ends = clock.traced = 0
+            if stopped == layout.DONE:
+                return
+            if clock.open + 1 > len(memory.world.ends):
+                memory.double()
+
+    def _kernels(self, memory: Memory, end_s: float, deploy: int) -> int:
+        """Let the kernels run; why they stopped."""
+        return engine.run(memory.block, self._arrivals, self._samples, end_s, deploy)
+
+    def _work_out(self, step: Any) -> None:
+        """What the steps of a program take, which was met for the first time."""
+        world = self.state
+        home = world.combined[step.combined]
+        bound, times = self._plans[home.plan]
+        number = int(step.time - home.first_time)
+        mask, buckets = program_of(bound, int(home.index), number)
+        row = world.times[step.time]
+        row.alone_s, row.share = times.step(int(home.index), mask, buckets)
+        row.apart_s, row.apart_share = times.step(int(home.index), mask, buckets, fallback=True)
+        known = self._known[times.blocks[home.index]][number]
+        known.alone_s, known.share = row.alone_s, row.share
+        known.apart_s, known.apart_share = row.apart_s, row.apart_share
+
+    # What happened
+
+    def _window(self, before: "_Counters", end_s: float) -> Window:
+        after = _Counters(self.state)
+        ends = np.concatenate(self._ends)
+        self.ended, self._ends = ends.view(np.recarray), []
+        completed = ends[ends["outcome"] == layout.COMPLETED]
+        latencies_s = completed["at_s"] + self.times.device.task_s - completed["arrived_s"]
+        busy_s = self.state.models["busy_s"].tolist()
+        models = tuple(
+            ModelWindow(
+                name=name,
+                submitted=after.arrived[index] - before.arrived[index],
+                ended=Counts(
+                    completed=after.completed[index] - before.completed[index],
+                    refused=after.refused[index] - before.refused[index],
+                    expired=after.expired[index] - before.expired[index],
+                ),
+                queued=after.queued[index],
+                busy_s=busy_s[index],
+                latencies_s=tuple(latencies_s[completed["model"] == index].tolist()),
+            )
+            for index, name in enumerate(self._names)
+        )
+        return Window(
+            plan=self._plans[self._active][0].plan.digest,
+            began_s=before.now_s,
+            seconds=end_s - before.now_s,
+            busy_s=after.busy_s - before.busy_s,
+            used_s=after.used_s - before.used_s,
+            models=models,
+            steps=self._steps(),
+            glances=self._glances(),
+            open_before=before.open,
+            open_after=after.open,
+        )
+
+    def _steps(self) -> tuple[StepsWindow, ...]:
+        """Of the active plan alone, as an agent reports them."""
+        world = self.state
+        bound, _ = self._plans[self._active]
+        area = self._deployed().areas[self._active]
+        first = area.first["times"]
+        tallies = world.tallies[first : first + area.room["times"]].view(np.ndarray)
+        firsts = world.combined.first_time[area.first["combined"] :][: len(bound.combined)] - first
+        steps = []
+        for at in np.flatnonzero(tallies["count"]):
+            combined = int(np.searchsorted(firsts, at, side="right")) - 1
+            mask, _ = program_of(bound, combined, int(at - firsts[combined]))
+            sum_s, max_s, count = tallies[at].item()
+            steps.append(StepsWindow(combined=combined, mask=mask, count=count, sum_s=sum_s, max_s=max_s))
+        return tuple(sorted(steps, key=lambda one: (one.combined, one.mask)))
+
+    def _glances(self) -> tuple[EngineGlance, ...]:
+        clock = self.state.clock[0]
+        active = PlanKey(int(self.state.plans[self._active].key))
+        blocks = [model.num_blocks for model in self._plans[self._active][0].plan.models]
+        seen = self._samples[: clock.sample].view(np.ndarray)
+        fields = ("at_s", "tightest_s", "arrived", "queued", "oldest_age_s", "progress")
+        glances = []
+        for rows in zip(*(seen[name].tolist() for name in fields), strict=True):
+            (at_s, *_), (tightest_s, *_), *queues = rows
+            known_s = None if tightest_s == layout.NEVER else tightest_s
+            glances.append(
+                EngineGlance(
+                    at_s,
+                    active,
+                    known_s,
+                    tuple(
+                        QueueGlance(name, arrived, queued, age_s, num_blocks, progress)
+                        for name, num_blocks, arrived, queued, age_s, progress in zip(
+                            self._names, blocks, *queues, strict=True
+                        )
+                    ),
+                )
+            )
+        return tuple(glances)
+
+    def take_trace(self) -> Records:
+        """The members of all steps that were issued since the last call, in order (`layout.TRACE`)."""
+        taken: Records = np.concatenate([np.zeros(0, layout.TRACE), *self._trace]).view(np.recarray)
+        self._trace = []
+        return taken
+
+
+def _samples(at_s: Sequence[float], num_models: int) -> Records:
+    """What is to be seen at these times. [num_samples, num_models]"""
+    samples = layout.records(layout.SAMPLE, len(at_s), num_models)
+    samples.at_s = np.array(at_s).reshape(-1, 1)
+    return samples
+
+
+class _Counters:
+    """What counts up, at one instant."""
+
+    def __init__(self, world: World) -> None:
+        clock, models = world.clock[0], world.models
+        self.now_s = float(clock.now_s)
+        self.busy_s, self.used_s, self.open = float(clock.busy_s), float(clock.used_s), int(clock.open)
+        self.arrived, self.queued = models["arrived"].tolist(), models["queued"].tolist()
+        self.completed, self.refused = models["completed"].tolist(), models["refused"].tolist()
+        self.expired = models["expired"].tolist()
+
+
+def _num_programs(bound: BoundPlan, combined: int) -> int:
+    size = 1
+    for member in bound.combined[combined].members:
+        size *= 1 + len(bound.models[member.model].buckets)
+    return size

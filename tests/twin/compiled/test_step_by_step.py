@@ -1,0 +1,201 @@
+"""The compiled twin does what the engine core does, step by step and bit by bit."""
+
+from collections.abc import Callable
+
+import pytest
+
+from planner.twin.arrivals import Periodic
+from planner.twin.compiled import layout
+from planner.twin.compiled.twin import CompiledTwin
+from planner.twin.device_file import load_device
+from shared.engine.steps import Outcome
+from shared.plan import QueuePlan
+from tests.engine.plans import chains
+from tests.twin.compiled.plain import PlainTwin, plain_kernels
+from tests.twin.compiled.worlds import TracedTwin, World, lengthened, random_world
+
+_OUTCOMES = {
+    Outcome.COMPLETED: layout.COMPLETED,
+    Outcome.REFUSED: layout.REFUSED,
+    Outcome.EXPIRED: layout.EXPIRED,
+}
+
+
+class Differ(AssertionError):
+    """The twins did not do the same."""
+
+
+def play(world: World, make: Callable[..., CompiledTwin], *, prepared: bool = False) -> int:
+    """Run a world on both twins and compare all that they do; the number of steps."""
+    reference = TracedTwin(world, prepared=prepared)
+    twin = make(
+        world.times,
+        world.arrivals,
+        seed=world.seed,
+        deadlines_s=world.deadlines_s,
+        prepared=prepared,
+        trace=True,
+    )
+    for bound, seconds in world.plans:
+        reference.deploy(bound)
+        twin.deploy(bound)
+        samples_s = [0.0, seconds / 4, seconds / 2, seconds]
+        expected = reference.run(seconds, sample_at_s=samples_s)
+        found = twin.run(seconds, sample_at_s=samples_s)
+        compare_steps(reference, twin)
+        compare_endings(reference, twin)
+        if found != expected:
+            raise Differ(f"windows differ: {found} is not {expected}")
+    return reference.stats.steps
+
+
+def compare_steps(reference: TracedTwin, twin: CompiledTwin) -> None:
+    """Time, lane, combined block, mask, dependencies, members, instances and tasks of every step."""
+    issued = [
+        (
+            now,
+            key,
+            step.id,
+            step.lane,
+            step.program.combined,
+            step.program.mask,
+            len(step.after),
+            member.instance,
+            member.member.replica,
+            member.member.block,
+            member.tasks[0],
+            len(member.tasks),
+        )
+        for now, step in reference.issued
+        for key in [step.program.plan]
+        for member in step.members
+    ]
+    reference.issued.clear()
+    traced = [
+        (
+            row.at_s,
+            row.key,
+            row.step,
+            row.lane,
+            row.combined,
+            row.active,
+            row.after,
+            row.instance,
+            row.track,
+            row.block,
+            row.task,
+            row.tasks,
+        )
+        for row in twin.take_trace()
+    ]
+    for number, (found, expected) in enumerate(zip(traced, issued, strict=False)):
+        if found != expected:
+            raise Differ(f"member {number} of the steps: {found} is not {expected}")
+    if len(traced) != len(issued):
+        raise Differ(f"{len(traced)} members of steps are not {len(issued)}")
+
+
+def compare_endings(reference: TracedTwin, twin: CompiledTwin) -> None:
+    """When and how every task ended; tasks that end at one instant have no order."""
+    expected = sorted((now, int(one.task), _OUTCOMES[one.outcome]) for now, one in reference.ended)
+    reference.ended.clear()
+    found = sorted((end.at_s, end.task, end.outcome) for end in twin.ended)
+    if found != expected:
+        raise Differ(f"endings differ: {found[:3]}... is not {expected[:3]}...")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_step_and_ending_is_that_of_the_engine_core(seed: int) -> None:
+    """The kernels' text, uncompiled."""
+    play(random_world(seed), PlainTwin)
+
+
+def test_every_step_is_that_of_the_engine_core_where_all_programs_are_ready() -> None:
+    play(random_world(7), PlainTwin, prepared=True)
+
+
+def test_queues_grow_with_what_waits_in_them() -> None:
+    """A plan whose queue is longer than the memory's rings, while tasks wait."""
+    small, large = (
+        chains(
+            1,
+            fields={"queue": QueuePlan(max_tasks=tasks), "launch_interval_us": 400, "work_conserving": False},
+        )
+        for tasks in (200, 600)
+    )
+    world = World(
+        load_device("nano"), {"a": Periodic(rate_per_s=2.0**16)}, {}, ((small, 2.0**-8), (large, 2.0**-10)), 0
+    )
+    play(world, PlainTwin)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("first", range(1000, 1400, 20))
+def test_every_step_is_that_of_the_engine_core_in_many_worlds(first: int) -> None:
+    assert sum(play(random_world(seed), PlainTwin) for seed in range(first, first + 20)) > 50
+
+
+@pytest.mark.timeout(900)  # the first time it compiles, on however loaded a machine
+def test_machine_code_does_what_the_engine_core_does() -> None:
+    assert sum(play(random_world(seed), CompiledTwin) for seed in range(24)) > 1000
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_machine_code_does_what_the_engine_core_does_for_long() -> None:
+    steps = sum(play(lengthened(random_world(seed), 50.0), CompiledTwin) for seed in range(100, 200))
+    assert steps > 100_000
+
+
+DEFECTS = {
+    "the newest instance wins a tie": (
+        "choice",
+        "return ours.tie < theirs.tie",
+        "return ours.tie > theirs.tie",
+    ),
+    "overdue one step late": ("choice", "home.skips == home.max_skips", "home.skips > home.max_skips"),
+    "a slot is free before its last reader": (
+        "slots",
+        "w.links[i].block)\n    instance.block",
+        "0)\n    instance.block",
+    ),
+    "spacing counts launches, not tasks": ("ledger", "launcher.interval_s * count", "launcher.interval_s"),
+    "the queue holds one more": (
+        "ledger",
+        "launcher.queued >= launcher.max_tasks",
+        "launcher.queued > launcher.max_tasks",
+    ),
+    "early launches though strict": ("ledger", "early and launcher.work_conserving", "early"),
+    "the youngest moves first": (
+        "board",
+        "instance.id < w.instances[best].id",
+        "instance.id > w.instances[best].id",
+    ),
+    "a step waits for no reader": (
+        "slots",
+        "after |= slot.readers or slot.writers\n        slot.writers, slot.readers = bit, 0\n    slot",
+        "slot.writers, slot.readers = bit, 0\n    slot",
+    ),
+    "the fullest lane first": (
+        "board",
+        "range(w.clock[0].max_load)",
+        "range(w.clock[0].max_load - 1, -1, -1)",
+    ),
+    "arrivals before endings": (
+        "engine",
+        "if at_s == clock.next_end_s:",
+        "if at_s == clock.next_end_s and at_s != arrival_s:",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_planted_defect_is_caught(name: str) -> None:
+    kernel, before, after = DEFECTS[name]
+
+    class Defective(PlainTwin):
+        run_kernels = staticmethod(plain_kernels({kernel: (before, after)}))
+
+    with pytest.raises(Differ):
+        for seed in (0, 13):
+            play(random_world(seed), Defective)
