@@ -18,6 +18,7 @@ import pickle
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,12 @@ def _pairs(
             models,
             effort,
             folder=folder / name / workload.name,
-            told=lambda line, where=where: progress(f"{where}: {line}"),
+            told=partial(_tell, where),
         )
+
+
+def _tell(where: str, line: str) -> None:
+    progress(f"{where}: {line}")
 
 
 def _choice(name: str, graph: Graph) -> ModelChoice:

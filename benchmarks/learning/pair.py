@@ -6,8 +6,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from planner.learning.maddpg.twins import TwinDevices
-
 from benchmarks.learning.contestants import (
     CHOICE_SEEDS,
     FRESH_SEEDS,
@@ -19,15 +17,18 @@ from benchmarks.learning.contestants import (
 )
 from benchmarks.learning.training import trained
 from benchmarks.learning.workloads import MEMBERS_MAX, Workload
-from planner.contest.judge import Course
+from planner.contest.judge import Course, judge
 from planner.contest.worth import Worth, better, spread_of
+from planner.learning.maddpg.environment import bound_plan
 from planner.learning.maddpg.problem import Problem
+from planner.learning.maddpg.seeds import seeds
 from planner.learning.maddpg.settings import Settings
-from planner.learning.maddpg.train import Trained, table_of
+from planner.learning.maddpg.train import Trained
+from planner.learning.maddpg.twins import TwinDevices
 from planner.twin.device_file import DeviceFile
-from shared.plan import QueuePlan
+from shared.plan import Plan, QueuePlan
 from shared.policy.maddpg.checkpoint import decode
-from shared.search.compose import ModelChoice, compose
+from shared.search.compose import ModelChoice, Rules, compose
 from shared.search.costs import CostTable
 
 QUEUE = QueuePlan(max_tasks=4096)
@@ -46,10 +47,15 @@ class Effort:
     settings: Settings = field(default_factory=Settings)
 
 
-def problem_of(device: DeviceFile, workload: Workload, models: Sequence[ModelChoice]) -> Problem:
-    """What is learned: the papers' blocks of these models on one lane."""
+def problem_of(
+    device: DeviceFile, workload: Workload, models: Sequence[ModelChoice], structure: Plan | None = None
+) -> Problem:
+    """What is learned: combined blocks and launch intervals of the structure, by default the papers' blocks.
+
+    A structure is all of a plan that is not learned: cuts, replicas, batches, lanes and rules.
+    """
     costs = CostTable(rates=device.rates())
-    template = compose([replace(model, partition="paper") for model in models], costs=costs)
+    template = structure or compose([replace(model, partition="paper") for model in models], costs=costs)
     return Problem.of(
         template,
         device_class=f"twin {device.name}",
@@ -59,6 +65,57 @@ def problem_of(device: DeviceFile, workload: Workload, models: Sequence[ModelCho
         make_device=TwinDevices(device, costs, workload.arrivals()),
         members_max=MEMBERS_MAX[device.name],
     )
+
+
+def structures(rival: Plan, models: Sequence[ModelChoice]) -> tuple[Plan, ...]:
+    """What may be learned on: the best rival's structure, and the same over the papers' blocks."""
+    plans = [rival]
+    if any(
+        model.cuts != dict(choice.graph.partitions)["paper"]
+        for model, choice in zip(rival.models, models, strict=True)
+    ):
+        finer = [
+            replace(
+                choice,
+                partition="paper",
+                replicas=model.replicas,
+                batch=model.batch,
+                batch_max_delay_us=model.batch_max_delay_us,
+            )
+            for model, choice in zip(rival.models, models, strict=True)
+        ]
+        rules = Rules(
+            run_ahead=rival.run_ahead,
+            step_choice=rival.step_choice,
+            wait=rival.wait,
+            wait_timeout_us=rival.wait_timeout_us,
+            max_skips=rival.max_skips,
+            barrier=rival.barrier,
+        )
+        plans.append(compose(finer, lanes=rival.lanes, executor=rival.executor, rules=rules))
+    return tuple(plans)
+
+
+def chosen_problem(
+    device: DeviceFile,
+    workload: Workload,
+    models: Sequence[ModelChoice],
+    rival: Plan,
+    course: Course,
+) -> Problem:
+    """The structure that is learned on: the one on which a plan that nobody learned is worth most."""
+    best: tuple[Worth, Problem] | None = None
+    for structure in structures(rival, models):
+        problem = problem_of(device, workload, models, structure)
+        table = problem.table()
+        for seed in seeds(problem.space):
+            worth = judge(
+                bound_plan(problem, table, seed.actions), problem.make_device, course, problem.service_s
+            )
+            if best is None or better(worth, best[0]):
+                best = worth, problem
+    assert best is not None
+    return best[1]
 
 
 def run_pair(
@@ -79,6 +136,7 @@ def run_pair(
     problem = problem_of(device, workload, models)
     choice, fresh = (Course(seeds=seeds, windows=WINDOWS) for seeds in (CHOICE_SEEDS, FRESH_SEEDS))
     against = rivals(problem, models, choice, fresh, told)
+    problem = chosen_problem(device, workload, models, _best(against, lambda one: one.chosen_by).plan, choice)
     found = trained(
         problem,
         effort.settings,
@@ -95,7 +153,7 @@ def run_pair(
     where = {"device": device.name, "workload": workload.name}
     rows = [{**where, **one.row()} for one in against]
     rows += [
-        {**where, "planner": "maddpg", "partition": "paper", **rounded(policy_fresh)},
+        {**where, "planner": "maddpg", "partition": _cuts(problem, models), **rounded(policy_fresh)},
         {**where, "planner": "planner", "of": planner.planner, **rounded(planner.fresh)},
     ]
     pair = {
@@ -112,11 +170,17 @@ def run_pair(
     return pair
 
 
+def _cuts(problem: Problem, models: Sequence[ModelChoice]) -> str:
+    """The name of the partition that a policy was learned on."""
+    offered = dict(models[0].graph.partitions)
+    return next(name for name, cuts in offered.items() if cuts == problem.template.models[0].cuts)
+
+
 def _policies(
     problem: Problem, found: Sequence[Trained], settings: Settings, choice: Course, fresh: Course
 ) -> tuple[Worth, Worth]:
     """All seeds' policies on either arrivals, each with the schedules that it takes along."""
-    table = table_of(problem)
+    table = problem.table()
     networks = [decode(one.checkpoint).network for one in found]
     return (
         judged_policy(problem, table, settings, networks, choice),
@@ -127,7 +191,7 @@ def _policies(
 def _learned(problem: Problem, one: Trained, choice: Course, fresh: Course) -> Contestant:
     return Contestant(
         planner="maddpg's best plan",
-        partition="paper",
+        partition="",
         plan=one.plan,
         chosen_by=judged(problem, one.plan, choice),
         fresh=judged(problem, one.plan, fresh),

@@ -35,7 +35,7 @@ class Workload:
         """Their names."""
         return tuple(name for name, _ in self.rates)
 
-    def arrivals(self) -> dict[str | tuple[str, ...], Process]:
+    def arrivals(self) -> dict[str, Process]:
         """Per model."""
         return {name: Periodic(rate_per_s=rate, jitter_s=JITTER / rate) for name, rate in self.rates}
 

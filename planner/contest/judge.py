@@ -1,14 +1,11 @@
 """How much a plan is worth on a simulated device: the same arrivals for every plan, from empty queues on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner.contest.worth import Figures, Worth, figures_of, worth_of
-from planner.twin.interface import Device
+from planner.twin.interface import Device, MakeDevice
 from shared.bound import BoundPlan
-
-MakeDevice = Callable[[int], Device]
-"""A fresh device with the arrivals of a seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
