@@ -1,7 +1,7 @@
 """One device seen three ways: the twin, an engine in this process, an agent over the wire."""
 
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, TypeAlias
 
 from planner.twin.window import Window
 from shared.bound import BoundPlan
@@ -33,3 +33,7 @@ class Device(Protocol):
         that cannot choose looks when it does.
         """
         ...
+
+
+MakeDevice: TypeAlias = Callable[[int], Device]
+"""A fresh device, with empty queues and the arrivals of a seed. Picklable, as workers make their own."""
