@@ -4,9 +4,9 @@
 
 Random stages, of one to four groups, of the zoo's blocks and of pairs of blocks of two networks, run on the
 agent's onnx executor under its own profile (`edge_agent.worker.stage_profile`): all of them in turn, again
-and again, in two passes, as often as the time allows. Operators are measured by the agent's operator profile,
-before, between and behind the passes. A time is the lower decile of its runs: what else the machine does only
-adds to it.
+and again, as often as the time allows, every other turn for the first of two passes. Operators are measured
+by the agent's operator profile, before, between and behind the turns. A time is the lower decile of its runs:
+what else the machine does only adds to it.
 
 Each network is held out in turn: the model is fitted to the stages of the first pass in which the network has
 no part (`shared.search.fitting`), and predicts those in which it has.
@@ -28,7 +28,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from math import isfinite
+from math import ceil, isfinite
 from pathlib import Path
 from statistics import correlation, median, quantiles
 from typing import Any
@@ -41,7 +41,7 @@ from edge_agent.executor.idle import IdleTime
 from edge_agent.executor.onnx import OnnxExecutor
 from edge_agent.executor.onnx_timing import operator_runs
 from edge_agent.worker.config import WorkerConfig
-from edge_agent.worker.stage_profile import Alone, joined, profile_stages
+from edge_agent.worker.stage_profile import Alone, BlockTimes, joined, profile_stages
 from shared.artifact import Artifact, open_artifact
 from shared.blocks import Block, CombinedGraph
 from shared.bound import BoundPlan
@@ -62,7 +62,8 @@ from shared.search.stages import Stages, Strategy
 SEED = 20_261_121
 PACKAGES = ("onnxruntime", "numpy", "msgspec", "msgpack")
 MOST_GROUPS = 4
-LEAST_SHARE_S = 2.0  # of the time, for one pass of one plan
+TURNS = 4  # every other one belongs to the first pass: what the machine does meanwhile falls on both
+LEAST_SHARE_S = 1.0  # of the time, for one turn of one plan
 DRAWS = 8  # of endings per stage; the one whose number of groups is nearest to the one wanted is taken
 
 
@@ -92,7 +93,7 @@ class Drawn:
     networks: tuple[str, ...]
     members: Members
     groups: tuple[Group, ...]
-    runs: list[list[float]] = field(default_factory=list)
+    runs: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
 
     def seconds(self, at: int) -> float:
         """What it took in a pass."""
@@ -173,23 +174,28 @@ def measured(
     plans = drawn_plans(artifacts, effort)
     stages = [_stages(names, bound) for names, bound in plans]
     operators: dict[tuple[Digest, OpId], list[float]] = {}
-    bar = Bar(3 * len(artifacts) + 2 * len(plans))
+    bar = Bar((TURNS + 1) * len(artifacts) + TURNS * len(plans))
+    repeats = ceil(2 * effort.runs / TURNS)
     ends_s = time.monotonic() + effort.limit_s
-    for turn in range(3):
+    for turn in range(TURNS + 1):
         for name, artifact in artifacts.items():
             bar.step(f"operators of {name}")
-            request = TimingRequest(repeats=effort.runs, limit_s=60.0, wall_s=120.0)
+            request = TimingRequest(repeats=repeats, limit_s=60.0, wall_s=120.0)
             for op, runs in enumerate(operator_runs(artifact, request, lambda: True)):
                 operators.setdefault((artifact.digest, OpId(op)), []).extend(runs)
-        if turn == 2:
+        if turn == TURNS:
             break
         for (names, bound), drawn in zip(plans, stages, strict=True):
-            bar.step(f"stages of {' and '.join(names)}, pass {turn + 1}")
+            bar.step(f"stages of {' and '.join(names)}, turn {turn + 1}")
             share_s = max((ends_s - time.monotonic()) / bar.left, LEAST_SHARE_S)
-            _measure(executor, bound, [artifacts[name] for name in names], drawn, effort.runs, share_s)
+            blocks = _measure(executor, bound, [artifacts[name] for name in names], repeats, share_s)
+            for block, of_block in zip(blocks, drawn, strict=True):
+                times = [seconds for _, seconds in sorted(block.stage_s.items())]
+                for one, seconds in zip(of_block, times, strict=bool(times)):
+                    one.runs[turn % 2].extend(seconds)
     executor.close()
     bar.end()
-    in_both = [one for plan in stages for block in plan for one in block if len(one.runs) == 2]
+    in_both = [one for plan in stages for block in plan for one in block if all(one.runs)]
     return in_both, {operator: lower_decile(runs) for operator, runs in operators.items()}
 
 
@@ -218,21 +224,12 @@ def _stages(names: tuple[str, ...], bound: BoundPlan) -> list[list[Drawn]]:
 
 
 def _measure(
-    executor: OnnxExecutor,
-    bound: BoundPlan,
-    artifacts: Sequence[Artifact],
-    drawn: Sequence[Sequence[Drawn]],
-    runs: int,
-    limit_s: float,
-) -> None:
-    """Blocks that the time was too short for get no runs."""
+    executor: OnnxExecutor, bound: BoundPlan, artifacts: Sequence[Artifact], runs: int, limit_s: float
+) -> list[BlockTimes]:
+    """Blocks that the time was too short for have no runs."""
     moments = IdleTime(lambda: True, own_s=limit_s, wall_s=limit_s)
     held = {artifact.digest: artifact for artifact in artifacts}
-    blocks = profile_stages(bound, held, executor, Alone(executor), moments, runs)
-    for block, stages in zip(blocks, drawn, strict=True):
-        times = [taken for _, taken in sorted(block.stage_s.items())]
-        for one, taken in zip(stages, times, strict=bool(times)):
-            one.runs.append(taken)
+    return profile_stages(bound, held, executor, Alone(executor), moments, runs)
 
 
 def lower_decile(runs: Sequence[float]) -> float:
