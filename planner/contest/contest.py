@@ -1,13 +1,13 @@
 """The best plan so far, at any time, and whether it still is on arrivals that did not choose it. Pure.
 
-Entrant 0 is the first valid plan: it is there before anything is judged, and it is the answer whenever nothing
-else proved better. The others are searched and judged elsewhere, a few at a time; every event gives back what
-is to be done now. In the end the best so far and entrant 0 are judged once more, on fresh arrivals: a plan
-that is chosen among many by the arrivals it was lucky with loses there, and entrant 0 is the answer.
+Entrant 0 is the first valid plan: it is there before anything is judged, and it is the answer whenever
+nothing else proved better. The others are searched and judged elsewhere, a few at a time; every event gives
+back what is to be done now. In the end the best so far and entrant 0 are judged once more, on fresh arrivals:
+a plan that is chosen among many by the arrivals it was lucky with loses there, and entrant 0 is the answer.
 
 Time: no task begins or goes on once what is left of the budget is needed for the last look, which is taken to
-last as long as the slowest task so far, and at most a quarter of the budget. The last look itself may go on for
-`RECHECK_S`, if the budget ends sooner.
+last as long as the slowest task so far, and at most a quarter of the budget. The last look itself may go on
+for `RECHECK_S`, if the budget ends sooner.
 """
 
 from collections.abc import Mapping
@@ -64,7 +64,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """`fresh`: worth of the best so far and of entrant 0 on fresh arrivals; empty where `unchecked` says why."""
+    """The answer. `fresh`: the worth of the best so far and of entrant 0 on fresh arrivals.
+
+    It is empty where `unchecked` says why nobody looked again; entrant 0 is the answer then.
+    """
 
     entrant: int
     fresh: Mapping[int, Worth]

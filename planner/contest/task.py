@@ -1,7 +1,7 @@
 """What a worker does for a contest: search an entrant's plan and judge it, or judge a plan again.
 
-All a worker needs travels as plain values. Which twin it simulates on is decided by the work: the compiled one
-takes a second to import, and as long as the reference one takes for a few thousand steps.
+All a worker needs travels as plain values. Which twin it simulates on is decided by the work: importing the
+compiled one takes as long as the reference one takes for a few thousand steps.
 """
 
 import time
@@ -26,7 +26,7 @@ _WORTH_COMPILED: Final = 5_000  # steps
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """A device, what arrives there, and how it is looked at. `arrivals`: by model, for each seed of a course."""
+    """A device and what arrives there. `arrivals`: by model, for each seed of the courses."""
 
     times: StepTimes
     arrivals: Mapping[int, Mapping[str, Process]]
