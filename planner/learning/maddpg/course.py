@@ -146,6 +146,7 @@ class Course:
     def take(self, work: Work, done: Done) -> Progress | None:
         """Learn from a result; a validation where it was one. A result that comes twice counts once."""
         self.table.put(done.schedules)
+        self.table.asked_elsewhere(done.asked)
         if self._out.pop(work.number, None) is None:
             return None
         if isinstance(done.found, Transitions):
