@@ -4,9 +4,9 @@
     while (work := course.next_work()) is not None:
         course.take(work, run(problem, course.table, settings, work))
 
-Work may be done in any process, with a `problem.table()` of its own. With several workers `next_work` is asked
-as often as there is room; it gives None while the course waits for results, and `done` says that there is
-nothing more. Work that was lost (a killed worker) is handed out again by `lost`. In one process, one after
+Work may be done in any process, with a `problem.table()` of its own. With several workers `next_work` is
+asked as often as there is room; it gives None while the course waits for results, and `done` says that there
+is nothing more. Work that was lost (a killed worker) is handed out again by `lost`. In one process, one after
 another, equal seeds give equal courses, interrupted or not.
 
 1. The rivals' plans (`seeds`) are evaluated: the best is the best so far, and where the actors start.
