@@ -13,6 +13,7 @@ import queue
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
@@ -142,11 +143,9 @@ def _serve(there: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the planner ends us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.nice(5)  # serving comes first
-    while True:
-        try:
+    with suppress(EOFError, OSError):
+        while True:
             there.send_bytes(_answer(there.recv_bytes()))
-        except (EOFError, OSError):
-            return
 
 
 def _answer(body: bytes) -> bytes:

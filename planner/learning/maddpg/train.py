@@ -1,7 +1,7 @@
 """A training from beginning to end, with one learner in this process."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ BOOK = 4096
 """Schedules that a policy takes along: those that were needed most."""
 
 _THOROUGH = Budget(expansions=5_000)
-_EVALUATIONS = 16
+_EVALUATIONS, _LEAST_EVALUATIONS = 16, 4
 _LAST_EVALUATIONS = 5  # as long as so many others: two of twice the seeds, and the last searches
 
 
@@ -38,6 +38,7 @@ class Trained:
     plan: Plan  # the best plan that was met
     plan_row: Row  # on arrivals that chose neither it nor the policy
     policy_row: Row  # the same of the policy alone
+    seed_rows: Mapping[str, Row]  # of the rivals' plans, by the seeds' names, on the arrivals that chose
     history: tuple[Progress, ...]
     transitions: int
     updates: int
@@ -75,7 +76,7 @@ def train(
     workers: Workers = Here(course) if pool is None else Actors(course, pool)
     ended, polished = "done", False
     given_s: dict[int, float] = {}
-    took_s: deque[float] = deque(maxlen=_EVALUATIONS)  # the first ones compile; they are not counted for ever
+    took_s: deque[float] = deque(maxlen=_EVALUATIONS)
     while not course.done:
         try:
             while workers.room and (work := course.next_work()) is not None:
@@ -99,13 +100,18 @@ def train(
             course.abandon()
             course.stop()
         left_s = float("inf") if budget_s is None else began_s + budget_s - clock()
-        if left_s < _LAST_EVALUATIONS * max(took_s, default=0.0) and not course.stopped:
+        if left_s < _LAST_EVALUATIONS * _usual(took_s) and not course.stopped:
             ended = "time"
             course.stop()
         if course.stopped and not polished and course.candidates.best is not None:
             polish(problem, course.table, course.candidates.best.actions)
             polished = True
     return _trained(course, clock() - began_s, ended)
+
+
+def _usual(took_s: Sequence[float]) -> float:
+    """What an evaluation takes; a worker's first, which starts a process and compiles, is not usual."""
+    return sorted(took_s)[len(took_s) // 4] if len(took_s) >= _LEAST_EVALUATIONS else 0.0
 
 
 def polish(problem: Problem, table: ScheduleTable, actions: tuple[float, ...]) -> None:
@@ -127,6 +133,7 @@ def _trained(course: Course, train_s: float, ended: str) -> Trained:
         plan=bound_plan(problem, table, best.actions).plan,
         plan_row=plan_row,
         policy_row=policy_row,
+        seed_rows=course.seed_rows,
         history=tuple(course.history),
         transitions=course.transitions,
         updates=course.learner.updates,
@@ -146,6 +153,7 @@ def provenance_of(course: Course, ended: str) -> dict[str, Any]:
         "transitions": course.transitions,
         "updates": course.learner.updates,
         "policy": None if course.policy_row is None else course.policy_row.plain(),
+        "rivals": {name: row.plain() for name, row in course.seed_rows.items()},
         "best_plan": None if course.plan_row is None else course.plan_row.plain(),
         "ended": ended,
         "versions": {"torch": torch.__version__.split("+")[0], "numpy": np.__version__},
