@@ -1,7 +1,7 @@
 """What a rollout actor runs, in a process of its own: no torch, and nothing is kept that could not be lost.
 
 An actor keeps its problem, and its schedules with it, from one piece of work to the next. One that is new to
-the training (a worker that took another's place) begins with empty ones.
+the training (a worker that took another's place) begins with those that there were when the run began.
 """
 
 import pickle
@@ -16,9 +16,12 @@ from planner.learning.maddpg.work import Done, Work, run
 from shared.policy.maddpg.book import BlockKey
 
 
-def task_of(problem: Problem, settings: Settings) -> bytes:
-    """What all work of a training has in common; equal bytes find the problem that an actor has kept."""
-    return pickle.dumps((problem, settings))
+def task_of(problem: Problem, settings: Settings, table: ScheduleTable) -> bytes:
+    """What all work of a run has in common; equal bytes find the problem that an actor has kept.
+
+    `table` is where its own begins: a run that goes on goes on with the schedules that it had.
+    """
+    return pickle.dumps((problem, settings, table.saved()))
 
 
 def rollout(task: bytes, work: Work, schedules: Mapping[BlockKey, Entry]) -> Done:
@@ -30,5 +33,9 @@ def rollout(task: bytes, work: Work, schedules: Mapping[BlockKey, Entry]) -> Don
 
 @lru_cache(maxsize=1)
 def _kept(task: bytes) -> tuple[Problem, Settings, ScheduleTable]:
-    problem, settings = pickle.loads(task)  # from the learner, which started this process or joined its Ray
-    return problem, settings, problem.table()
+    # From the learner, which started this process or joined its Ray.
+    problem, settings, saved = pickle.loads(task)
+    table = problem.table()
+    table.restore(saved)
+    table.taken_asked()  # the learner knows
+    return problem, settings, table

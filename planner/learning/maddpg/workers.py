@@ -65,7 +65,7 @@ class Actors:
 
     def __init__(self, course: Course, pool: SearchPool) -> None:
         self._course, self._pool = course, pool
-        self._task = task_of(course.problem, course.settings)
+        self._task = task_of(course.problem, course.settings, course.table)
         self._given: dict[Future[Done], Work] = {}
         self._lost = 0  # since the last result
 
