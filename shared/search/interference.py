@@ -10,9 +10,9 @@ unknown size, and now and then large (Huber's weights, reweighted until they sta
 
 The doubt about a stage has two parts: what stages like those measured scatter by, and how little the
 measured ones say of this one. The first is scaled so that nine of ten measured stages lie within their own
-doubt when their whole network is left out of the fit (`shared.search.calibration`). The second grows where no
-measured stage was: more groups, or other proportions. A stage with more groups or operators than any measured one, or far
-longer or shorter than all, is never sure.
+doubt when their whole network is left out of the fit (`shared.search.calibration`). The second grows where
+no measured stage was: more groups, or other proportions. A stage with more groups or operators than any
+measured one, or far longer or shorter than all, is never sure.
 
 A prediction never leaves what was seen: its ratio to the longest group is never below, its ratio to all
 groups in turn never above those of the measured stages, but for the outermost fiftieth of them. So it is
@@ -27,7 +27,7 @@ from math import inf, sqrt
 from operator import mul
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shared.search.calibration import LEAST_SAMPLES, NORMAL, PRIOR_SCATTER, Regression, calibrated
+from shared.search.calibration import LEAST_SAMPLES, NORMAL, PRIOR_SCATTER, Lessons, Regression, calibrated
 
 if TYPE_CHECKING:
     import numpy as np
@@ -203,19 +203,19 @@ def fit(
             samples=0,
         )
     seconds = np.array([sample.seconds for sample in known])
-    rows = np.array([sample.terms[:-2] for sample in known]) / seconds[:, None]  # [num_samples, num_terms]
-    found = Regression(rows, prior, precision)
-    networks = [sample.networks for sample in known]
-    jitter_s, width = calibrated(found, rows, seconds, networks, (prior, precision), launch_s)
-    longest, total = rows[:, 0], rows[:, 0] + rows[:, 1]  # over the measured seconds
+    terms = np.array([sample.terms[:-2] for sample in known])  # [num_samples, num_terms]
+    found = Regression(terms, seconds, prior, precision)
+    lessons = Lessons(terms, seconds, [sample.networks for sample in known], prior, precision)
+    jitter_s, width = calibrated(found, lessons, launch_s)
+    longest, total = terms[:, 0], terms[:, 0] + terms[:, 1]
     return Interference(
         coefficients=tuple(map(float, found.coefficients)),
         covariance=_rows(found.covariance),
         scatter=found.scatter / (1.0 + jitter_s / float(np.median(seconds))),
         jitter_s=jitter_s,
         width=width,
-        least=min(float(np.quantile(1.0 / longest, _OUTERMOST)), 1.0),
-        most=max(float(np.quantile(1.0 / total, 1.0 - _OUTERMOST)), 1.0),
+        least=min(float(np.quantile(seconds / longest, _OUTERMOST)), 1.0),
+        most=max(float(np.quantile(seconds / total, 1.0 - _OUTERMOST)), 1.0),
         groups=max(sample.terms.groups for sample in known),
         operators=max(sample.terms.operators for sample in known),
         span_s=(float(seconds.min()), float(seconds.max())),
