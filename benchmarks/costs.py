@@ -5,7 +5,7 @@
 Random stages, of one to four groups, of the zoo's blocks and of pairs of blocks of two networks, run on the
 agent's onnx executor under its own profile (`edge_agent.worker.stage_profile`): all of them in turn, again
 and again, in two passes. Operators are measured by the agent's operator profile, before, between and behind
-the passes. A time is the lower quartile of its runs: what else the machine does only adds to it.
+the passes. A time is the lower decile of its runs: what else the machine does only adds to it.
 
 Each network is held out in turn: the model is fitted to the stages of the first pass in which the network has
 no part (`shared.search.fitting`), and predicts those in which it has.
@@ -89,7 +89,7 @@ class Drawn:
 
     def seconds(self, at: int) -> float:
         """What it took in a pass."""
-        return lower_quartile(self.runs[at])
+        return lower_decile(self.runs[at])
 
 
 def main() -> None:
@@ -182,7 +182,7 @@ def measured(
     executor.close()
     bar.end()
     return [one for drawn in stages for one in drawn], {
-        operator: lower_quartile(runs) for operator, runs in operators.items()
+        operator: lower_decile(runs) for operator, runs in operators.items()
     }
 
 
@@ -220,9 +220,9 @@ def _measure(
         one.runs.append(taken)
 
 
-def lower_quartile(runs: Sequence[float]) -> float:
+def lower_decile(runs: Sequence[float]) -> float:
     """Of at least one run."""
-    return quantiles(runs, n=4, method="inclusive")[0] if len(runs) > 1 else runs[0]
+    return quantiles(runs, n=10, method="inclusive")[0] if len(runs) > 1 else runs[0]
 
 
 # What is predicted

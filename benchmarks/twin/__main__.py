@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks import zoo
 from benchmarks.report import Report, arguments, emit, progress, spread
 from benchmarks.twin.engine_device import EngineDevice
-from benchmarks.twin.measuring import Collected, busy_per_task_s, operator_times
+from benchmarks.twin.measuring import Collected, busy_per_task_s, operator_times, whole_times
 from benchmarks.twin.plans import Trial, calibration, sample
 from edge_agent.worker.config import WorkerConfig
 from planner.twin.arrivals import Periodic, Recorded
@@ -82,7 +82,7 @@ class Servings:
             with EngineDevice(self._artifacts, trial.arrivals, seed=SEED) as device:
                 device.deploy(trial.bound)
                 device.warm_up()
-                device.run(self._seconds / 4, sample_at_s=())  # masks that occur get their programs
+                device.run(self._seconds / 8, sample_at_s=())  # masks that occur get their programs
                 device.drained()
                 window = device.run(self._seconds)
                 self.windows.setdefault(trial.name, []).append(window)
@@ -104,12 +104,9 @@ def accuracy(report: Report, workload: Mapping[str, Artifact], *, quick: bool) -
     """Serve, fit, predict, compare."""
     seconds, count, repeats = (1.0, 6, 3) if quick else (4.0, 24, 9)
     collected = Collected(operator_times(workload, repeats))
-    alone_s = {
-        name: 0.8 * sum(t for (digest, _), t in collected.operators.items() if digest == artifact.digest)
-        for name, artifact in workload.items()
-    }
     by_digest = {artifact.digest: artifact for artifact in workload.values()}
     plans, rng = calibration(workload), Random(SEED)
+    alone_s = whole_times(plans[0][1], by_digest)
     trials = sample(workload, alone_s, count, SEED)
     servings = Servings(workload, seconds)
     for turn in range(3):
@@ -121,15 +118,17 @@ def accuracy(report: Report, workload: Mapping[str, Artifact], *, quick: bool) -
     predicted = {
         trial.name: predict(calibrated, trial, servings.arrived[trial.name], seconds) for trial in trials
     }
-    rows = []
-    for trial in trials:
-        first, again = servings.windows[trial.name]
-        rows.append(row(trial.name, first, again, predicted[trial.name]))
+    both = [(first, again) for first, again in (servings.windows[trial.name] for trial in trials)]
+    rows = [
+        row(trial.name, first, again, predicted[trial.name])
+        for trial, (first, again) in zip(trials, both, strict=True)
+    ]
     report.add(
         {
             **figures(rows, "predicted", ""),
             **figures(rows, "again", "floor_"),
             "plans": float(count),
+            "plans_saturated": float(sum(first.busy_s > 0.95 * first.seconds for first, _ in both)),
             "calibration_median_relative_error": median(abs(one) for one in calibrated.errors),
             "step_overhead_us": 1e6 * calibrated.device.step_s,
             "task_overhead_us": 1e6 * calibrated.device.task_s,

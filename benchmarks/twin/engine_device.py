@@ -13,11 +13,11 @@ from edge_agent.executor.onnx import OnnxExecutor
 from edge_agent.worker.shell import EngineShell
 from edge_agent.worker.tasks import TaskEnd
 from planner.twin.arrivals import ArrivalStream, Process
-from planner.twin.reference import SAMPLE_EVERY_S
-from planner.twin.window import ModelWindow, StepsWindow, Window
+from planner.twin.interface import usual_samples
+from planner.twin.window import ModelWindow, StepsWindow, Window, counts_between
 from shared.artifact import Artifact
 from shared.bound import BoundPlan
-from shared.engine.stats import Counts, EngineGlance, EngineStats, QueueGlance
+from shared.engine.stats import EngineGlance, EngineStats, QueueGlance
 from shared.engine.steps import Outcome, Step
 from shared.ids import Digest
 
@@ -71,14 +71,14 @@ class EngineDevice:
         """Run a few tasks of every model, so that the first window finds warm caches."""
         for _ in range(tasks):
             for future in [self._shell.submit(name, inputs) for name, inputs in self._inputs.items()]:
-                future.result()
+                future.result(timeout=60.0)
         self.drained()
 
     def run(self, seconds: float, *, sample_at_s: Sequence[float] | None = None) -> Window:
         """See `Device.run`. Tasks are submitted by this thread, as near to their time as it wakes."""
         assert self._bound is not None
         if sample_at_s is None:
-            sample_at_s = [SAMPLE_EVERY_S * (one + 1) for one in range(int(seconds / SAMPLE_EVERY_S + 1e-9))]
+            sample_at_s = usual_samples(seconds)
         coming = deque(
             sorted(
                 (at_s - self._run_s, name)
@@ -107,9 +107,15 @@ class EngineDevice:
         return self._window(before, after, began_s, ended_s, tuple(glances))
 
     def drained(self, timeout_s: float = 60.0) -> None:
-        """Wait until every task has ended."""
+        """Wait until every task has ended.
+
+        Raises:
+            RuntimeError: some never do; the message shows the engine.
+        """
         until_s = time.monotonic() + timeout_s
-        while self._shell.stats().open_tasks and time.monotonic() < until_s:
+        while (stats := self._shell.stats()).open_tasks:
+            if time.monotonic() > until_s:
+                raise RuntimeError(f"tasks did not end in {timeout_s:.0f} s: {stats}")
             time.sleep(0.01)
 
     @property
@@ -183,7 +189,7 @@ class EngineDevice:
                 ModelWindow(
                     name=model.name,
                     submitted=sum(name == model.name for name, _ in self._submitted),
-                    ended=_since(model.ended, earlier[model.name].ended),
+                    ended=counts_between(earlier[model.name].ended, model.ended),
                     queued=model.queued,
                     busy_s=sum(
                         (one.ended_s - one.began_s) * one.models.count(index) / len(one.models)
@@ -216,16 +222,6 @@ def _glance(stats: EngineStats, bound: BoundPlan) -> EngineGlance:
         arrived = model.ended.total + model.queued + model.launched
         queues.append(QueueGlance(model.name, arrived, model.queued, model.oldest_age_s, blocks, progress))
     return EngineGlance(stats.now_s, stats.active, None, tuple(queues))
-
-
-def _since(after: Counts, before: Counts) -> Counts:
-    return Counts(
-        completed=after.completed - before.completed,
-        refused=after.refused - before.refused,
-        failed=after.failed - before.failed,
-        cancelled=after.cancelled - before.cancelled,
-        expired=after.expired - before.expired,
-    )
 
 
 def _steps_of(steps: Sequence[StepSpan]) -> tuple[StepsWindow, ...]:

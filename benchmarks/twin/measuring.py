@@ -15,8 +15,11 @@ from shared.artifact import Artifact
 from shared.bound import BoundPlan
 from shared.ids import Digest, OpId
 
-OVERLOAD = 1.5
-"""Of the device: some step is always due, so that what lies between two steps is overhead."""
+OVERLOAD = 1.4
+"""Of a lane: some step is always due, so that what lies between two steps is overhead."""
+
+SECOND_LANE = 0.5
+"""How much more is asked of two lanes: they hinder each other, and submitting takes its part of a core."""
 
 LOW_LOAD = 0.15
 LONGEST_GAP_S = 0.005
@@ -36,6 +39,18 @@ def operator_times(workload: Mapping[str, Artifact], repeats: int) -> dict[tuple
                 found[artifact.digest, OpId(op)] = time.median_us * 1e-6
     executor.close()
     return found
+
+
+def whole_times(bound: BoundPlan, artifacts: Mapping[Digest, Artifact], tasks: int = 15) -> dict[str, float]:
+    """About what a task of each model takes by itself, of a plan with whole models: to set rates by."""
+    with EngineDevice(artifacts, {}) as device:
+        device.deploy(bound)
+        device.warm_up(tasks)
+        steps = device.steps
+    return {
+        model.plan.name: median(one.ended_s - one.began_s for one in steps if one.models == (index,))
+        for index, model in enumerate(bound.models)
+    }
 
 
 def rates(bound: BoundPlan, alone_s: Mapping[str, float], load: float) -> dict[str, Process]:
@@ -70,7 +85,7 @@ class Collected:
         for name, bound in plans:
             say(f"calibration: {name}")
             self.bounds[name] = bound
-            load = OVERLOAD * bound.plan.lanes
+            load = OVERLOAD * (1.0 + SECOND_LANE * (bound.plan.lanes - 1))
             with EngineDevice(artifacts, rates(bound, alone_s, load)) as device:
                 device.deploy(bound)
                 device.warm_up()

@@ -1,10 +1,18 @@
 """One device seen three ways: the twin, an engine in this process, an agent over the wire."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, TypeAlias
 
 from planner.twin.window import Window
 from shared.bound import BoundPlan
+
+SAMPLE_EVERY_S: Final = 0.1
+"""As often as an agent looks at its queues."""
+
+
+def usual_samples(seconds: float) -> list[float]:
+    """When a device looks at its queues in a window of so many seconds where nobody says when."""
+    return [SAMPLE_EVERY_S * (one + 1) for one in range(int(seconds / SAMPLE_EVERY_S + 1e-9))]
 
 
 class Device(Protocol):
@@ -25,3 +33,7 @@ class Device(Protocol):
         that cannot choose looks when it does.
         """
         ...
+
+
+MakeDevice: TypeAlias = Callable[[int], Device]
+"""A fresh device, with empty queues and the arrivals of a seed. Picklable, as workers make their own."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from planner.twin.lanes import Lanes
-from planner.twin.window import ModelWindow, StepsWindow, Window
+from planner.twin.window import ModelWindow, StepsWindow, Window, counts_between
 from shared.bound import BoundPlan
 from shared.engine.core import EngineCore
 from shared.engine.stats import Counts, EngineGlance, EngineStats
@@ -65,7 +65,7 @@ class Record:
             ModelWindow(
                 name=model.name,
                 submitted=self._submitted.get(model.name, 0),
-                ended=_since(model.ended, earlier.get(model.name, Counts())),
+                ended=counts_between(earlier.get(model.name, Counts()), model.ended),
                 queued=model.queued,
                 busy_s=self._busy_s.get(model.name, 0.0),
                 latencies_s=tuple(self._latencies_s.get(model.name, ())),
@@ -92,14 +92,3 @@ class Record:
             for (key, combined, mask), taken in sorted(self._steps.items())
             if key == active
         )
-
-
-def _since(after: Counts, before: Counts) -> Counts:
-    """What was counted in between."""
-    return Counts(
-        completed=after.completed - before.completed,
-        refused=after.refused - before.refused,
-        failed=after.failed - before.failed,
-        cancelled=after.cancelled - before.cancelled,
-        expired=after.expired - before.expired,
-    )

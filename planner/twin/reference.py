@@ -10,11 +10,11 @@ the queues are looked at; equal events come in order of their number.
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import numpy as np
 
 from planner.twin.arrivals import ArrivalStream, Process
+from planner.twin.interface import usual_samples
 from planner.twin.lanes import Lanes
 from planner.twin.record import Record
 from planner.twin.times import PlanTimes, StepTimes
@@ -34,8 +34,6 @@ from shared.engine.steps import (
 )
 from shared.errors import PlanError
 from shared.ids import TaskId
-
-SAMPLE_EVERY_S: Final = 0.1
 
 
 class Twin:
@@ -97,7 +95,7 @@ class Twin:
             raise PlanError("nothing is deployed on the twin", remedy="deploy a plan first")
         begin_s, end_s = self.now_s, self.now_s + seconds
         if sample_at_s is None:
-            sample_at_s = [SAMPLE_EVERY_S * (one + 1) for one in range(int(seconds / SAMPLE_EVERY_S + 1e-9))]
+            sample_at_s = usual_samples(seconds)
         samples = deque(min(begin_s + at_s, end_s) for at_s in sample_at_s)
         for source in self._sources:
             source.look_ahead(end_s)

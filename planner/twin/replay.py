@@ -9,7 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from planner.twin.arrivals import Recorded
-from planner.twin.window import ModelWindow, StepsWindow, Window, add_counts, add_histograms
+from planner.twin.window import (
+    PLAN_CHARS,
+    ModelWindow,
+    StepsWindow,
+    Window,
+    add_counts,
+    add_histograms,
+)
 from shared.engine.stats import Counts, EngineGlance, QueueGlance
 from shared.errors import InputError
 from shared.ids import Digest
@@ -22,8 +29,6 @@ from shared.messages.telemetry import (
     TaskCounters,
 )
 from shared.plan import Plan
-
-_PLAN_CHARS = 16
 
 
 def recorded_arrivals(
@@ -92,7 +97,7 @@ def measured_window(rows: Sequence[Row], plan: Plan, begin_us: int, end_us: int)
     if not covered_us:
         return None
     steps = [one.data for one in inside if isinstance(one.data, StepTimings)]
-    mine = [one for one in steps if one.plan == plan.digest[:_PLAN_CHARS]]
+    mine = [one for one in steps if one.plan == plan.digest[:PLAN_CHARS]]
     busy_s = _busy_s(mine, plan)
     glances = _glances(inside)
     last = {queue.name: queue.queued for queue in glances[-1].queues} if glances else {}

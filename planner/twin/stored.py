@@ -15,6 +15,7 @@ from planner.store.reading import ReadStore
 from planner.twin.calibrate import Calibrated, Measured, StepSample, calibrate
 from planner.twin.device_file import DeviceFile, cpu_device, load_device
 from planner.twin.times import StepTimes
+from planner.twin.window import PLAN_CHARS
 from shared.bound import BoundPlan, bind
 from shared.errors import InputError
 from shared.graph import Graph
@@ -23,7 +24,6 @@ from shared.messages.telemetry import RowKind, StepTimings
 from shared.plan import Plan, decode_plan
 from shared.search.costs import CostTable
 
-_PLAN_CHARS: Final = 16
 _LEAST_STEPS: Final = 20
 _MOST_ROWS: Final = 20_000
 _CORES: Final = re.compile(r" x(\d+)\b")
@@ -113,7 +113,7 @@ def served_steps(store: ReadStore, device: DeviceId, like: BoundPlan) -> list[St
     Plans of other executor options than those of `like` are left out, as are programs of a few steps.
     """
     rows = store.telemetry(device, [RowKind.STEP_TIMINGS], limit=_MOST_ROWS)
-    plans = {plan.digest[:_PLAN_CHARS]: decode_plan(plan.wire) for plan in store.plans(limit=1_000_000)}
+    plans = {plan.digest[:PLAN_CHARS]: decode_plan(plan.wire) for plan in store.plans(limit=1_000_000)}
     sums: dict[tuple[str, int, int], tuple[int, int]] = {}
     for row in rows:
         if isinstance(row.data, StepTimings):

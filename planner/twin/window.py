@@ -7,6 +7,7 @@ an agent would have sent of it.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from shared.engine.stats import Counts, EngineGlance
 from shared.ids import Digest
@@ -23,7 +24,8 @@ from shared.messages.telemetry import (
 from shared.policy.queues import Measure, variance
 from shared.policy.samples import Sample, progress_bits
 
-_PLAN_CHARS = 16
+PLAN_CHARS: Final = 16
+"""Of a plan's digest, by which rows of steps name it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +195,7 @@ class Window:
             rows.append(QueueSample(queue.name, queue.queued, work_us, round(queue.oldest_age_s * 1e6)))
         rows += [
             StepTimings(
-                self.plan[:_PLAN_CHARS],
+                self.plan[:PLAN_CHARS],
                 one.combined,
                 one.mask,
                 one.count,
@@ -264,6 +266,17 @@ def _join_steps(steps: Sequence[StepsWindow]) -> tuple[StepsWindow, ...]:
             max_s=max(one.max_s for one in found),
         )
         for (combined, mask), found in sorted(by_program.items())
+    )
+
+
+def counts_between(before: Counts, after: Counts) -> Counts:
+    """What was counted between two instants."""
+    return Counts(
+        completed=after.completed - before.completed,
+        refused=after.refused - before.refused,
+        failed=after.failed - before.failed,
+        cancelled=after.cancelled - before.cancelled,
+        expired=after.expired - before.expired,
     )
 
 

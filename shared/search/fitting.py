@@ -39,16 +39,21 @@ def _readable(table: CostTable, stage: MeasuredStage, graphs: Mapping[Digest, Gr
 
 
 LEAST_STAGES_TO_FIT: Final = 3
+"""Fewer say more about themselves than about others: the formula stays."""
 
 
 def fitted(taught: Sequence[Sample], rates: DeviceRates) -> tuple[DeviceRates, Interference]:
     """The model of a device class, and its rates with what the model says of streams.
 
-    Streams have no stages to predict: their simulation gets the model's contention and barrier, unless fewer
-    than three measured stages stand behind them.
+    Streams have no stages to predict: their simulation gets the model's contention and barrier.
     """
-    learned = fit(taught, contention=rates.contention, barrier_s=rates.barrier_s, launch_s=rates.launch_s)
-    if learned.samples < LEAST_STAGES_TO_FIT:
+    learned = fit(
+        taught if len(taught) >= LEAST_STAGES_TO_FIT else (),
+        contention=rates.contention,
+        barrier_s=rates.barrier_s,
+        launch_s=rates.launch_s,
+    )
+    if not learned.samples:
         return rates, learned
     return replace(
         rates,

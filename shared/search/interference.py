@@ -11,8 +11,8 @@ unknown size, and now and then large (Huber's weights, reweighted until they sta
 The doubt about a stage has two parts: what stages like those measured scatter by, and how little the
 measured ones say of this one. The first is scaled so that nine of ten measured stages lie within their own
 doubt when they are left out of the fit (closed form by leverage). The second grows where no measured stage
-was: more groups, or other proportions. A stage with more groups than any measured one, or far longer or
-shorter than all, is never sure.
+was: more groups, or other proportions. A stage with more groups or operators than any measured one, or far
+longer or shorter than all, is never sure.
 
 A prediction never leaves what was seen: its ratio to the longest group is never below, its ratio to all
 groups in turn never above those of the measured stages, but for the outermost fiftieth of them. So it is
@@ -75,7 +75,7 @@ TERMS: Final = Terms._fields[:-2]
 PRIOR_MEANS: Final = {"longest": 1.0}
 """Coefficients as long as nothing is measured; those of `rest` and `meet` come from the formula."""
 
-PRIOR_SPREADS: Final = {"longest": 0.3, "rest": 0.5, "two": 0.5, "four": 0.5, "stage": 3.0, "meet": 3.0}
+PRIOR_SPREADS: Final = {"longest": 0.15, "rest": 0.5, "two": 0.5, "four": 0.5, "stage": 3.0, "meet": 3.0}
 """Their standard deviations; 1 where none is named."""
 
 
@@ -140,6 +140,7 @@ class Interference:
     least: float  # of a prediction over the longest group; at most 1
     most: float  # of a prediction over all groups in turn; at least 1, inf where nothing was measured
     groups: int  # the most that a measured stage has
+    operators: int  # likewise
     span_s: tuple[float, float]  # shortest and longest measured stage
     samples: int
 
@@ -157,7 +158,7 @@ class Interference:
         if terms.operators == 1 and self.samples < LEAST_SAMPLES:
             return 0.0
         seconds = self.seconds(terms)
-        if seconds <= 0.0 or terms.groups > self.groups:
+        if seconds <= 0.0 or terms.groups > self.groups or terms.operators > self.operators:
             return inf
         unknown = self._unknown(terms) / seconds**2
         return sqrt((self.width * self._scatter(seconds)) ** 2 + _NORMAL**2 * unknown)
@@ -195,7 +196,8 @@ def fit(
     """
     import numpy as np
 
-    prior = np.array([_prior_mean(name, contention, barrier_s / launch_s) for name in TERMS])
+    meet = barrier_s / launch_s if launch_s else 0.0
+    prior = np.array([_prior_mean(name, contention, meet) for name in TERMS])
     precision = np.diag([PRIOR_SPREADS.get(name, 1.0) ** -2 for name in TERMS])
     known = [sample for sample in samples if sample.seconds > 0.0 and sample.terms.longest > 0.0]
     if not known:
@@ -208,6 +210,7 @@ def fit(
             least=1.0,
             most=inf,
             groups=1,
+            operators=1,
             span_s=(0.0, 0.0),
             samples=0,
         )
@@ -225,6 +228,7 @@ def fit(
         least=min(float(np.quantile(1.0 / longest, _OUTERMOST)), 1.0),
         most=max(float(np.quantile(1.0 / total, 1.0 - _OUTERMOST)), 1.0),
         groups=max(sample.terms.groups for sample in known),
+        operators=max(sample.terms.operators for sample in known),
         span_s=(float(seconds.min()), float(seconds.max())),
         samples=len(known),
     )

@@ -92,6 +92,7 @@ def test_it_is_unsure_beyond_what_was_measured() -> None:
     found = taught(straight, most=3)
     assert not found.sure(stage([1e-3] * 4)), "more groups than any measured stage"
     assert not found.sure(stage([1.0, 1.0])), "a hundred times as long"
+    assert not found.sure(stage([1e-3], operators=4)), "more operators than any measured stage"
     assert found.doubt(stage([1e-3] * 4)) == inf
 
 

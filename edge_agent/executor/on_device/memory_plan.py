@@ -18,6 +18,22 @@ ALIGNMENT_BYTES = 256
 """What cudaMalloc guarantees, and more than any kernel's vector loads need."""
 
 
+_MEMBERS_WITH_ALL_MASKS = 4
+
+
+def masks_to_hold(members: int) -> tuple[int, ...]:
+    """The masks that an arena must have room for: all of several members, up to four members' (TOP's H).
+
+    Fewer active members can need more than all: what separated two tensors in time may be gone, and greedy
+    placing knows no order between its results. Of more members only the full mask counts; one of the others
+    that does not fit runs its members one after another.
+    """
+    full = (1 << members) - 1
+    if members > _MEMBERS_WITH_ALL_MASKS:
+        return (full,)
+    return tuple(mask for mask in range(full, 0, -1) if mask & (mask - 1) or mask == full)
+
+
 @dataclass(frozen=True, slots=True)
 class Lifetime:
     """A piece of memory: how much, and which launches write or read it."""

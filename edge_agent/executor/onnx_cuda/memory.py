@@ -40,7 +40,7 @@ class PlanMemory:
 
     def check(self, recipe: Recipe) -> None:
         """Raises:
-        ExecutorError: the recipe needs more than the plan's full masks do.
+        ExecutorError: the recipe needs more than the plan has room for.
         """
         if recipe.arena_bytes > self._room[recipe.combined]:
             raise ExecutorError(

@@ -12,11 +12,12 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from edge_agent.executor.on_device.happens_before import launches_before
-from edge_agent.executor.on_device.memory_plan import ALIGNMENT_BYTES, Lifetime, plan_memory
+from edge_agent.executor.on_device.memory_plan import ALIGNMENT_BYTES, Lifetime, masks_to_hold, plan_memory
 from edge_agent.executor.on_device.slots import staged
 from edge_agent.executor.on_device.streams import MAX_STREAMS, fold_streams, streams_per_lane
 from edge_agent.executor.onnx_program import CombinedPrograms
 from edge_agent.executor.onnx_sessions import SessionKey, borders
+from shared.bitmask import bits
 from shared.bound import BoundModel, BoundPlan
 from shared.ids import TensorId
 from shared.launch_list import Item, lower
@@ -169,8 +170,13 @@ class PlanRecipes:
 
     @cached_property
     def arena_bytes(self) -> tuple[int, ...]:
-        """Per combined block what its full mask needs, or a member alone where that is more."""
+        """Per combined block what any of its masks needs, or a member alone where that is more."""
         needed = [recipe.arena_bytes for recipe in self.full]
+        for index, combined in enumerate(self.bound.combined):
+            members = combined.members
+            for mask in masks_to_hold(len(members))[1:]:
+                largest = {p: self.bound.models[members[p].model].buckets[-1] for p in bits(mask)}
+                needed[index] = max(needed[index], self.recipe(index, largest).arena_bytes)
         for (index, _, _), recipe in self.alone.items():
             needed[index] = max(needed[index], recipe.arena_bytes)
         return tuple(needed)

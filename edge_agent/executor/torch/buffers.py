@@ -118,7 +118,7 @@ class PlanBuffers:
         """As `Memory`.
 
         Raises:
-            ExecutorError: the recipe needs more than the plan's full masks do.
+            ExecutorError: the recipe needs more than the plan has room for.
         """
         found = self._arenas[recipe.combined]
         if recipe.arena_bytes > self.arena_room(recipe):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from edge_agent.executor.on_device.feeds import bucket_of
+from edge_agent.executor.on_device.memory_plan import masks_to_hold
 from edge_agent.executor.on_device.streams import streams_per_lane
 from edge_agent.executor.torch.buffers import Memory, PlanBuffers
 from edge_agent.executor.torch.issue_order import Nature
@@ -60,8 +61,10 @@ class LoadedPlan:
         for (index, _, _), recipe in alone.items():
             needed[index] = max(needed[index], recipe.arena_bytes)
         for index, combined in enumerate(bound.combined):
-            buckets = {p: bound.models[m.model].buckets[-1] for p, m in enumerate(combined.members)}
-            needed[index] = max(needed[index], self.recipe(index, buckets).arena_bytes)
+            largest_of = {p: bound.models[m.model].buckets[-1] for p, m in enumerate(combined.members)}
+            for mask in masks_to_hold(len(combined.members)):
+                buckets = {position: largest_of[position] for position in bits(mask)}
+                needed[index] = max(needed[index], self.recipe(index, buckets).arena_bytes)
         self.buffers = PlanBuffers(bound, largest, device, needed)
         self._alone = {place: bind_recipe(recipe, self.buffers) for place, recipe in alone.items()}
 

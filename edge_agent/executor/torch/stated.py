@@ -7,6 +7,7 @@ place), so that what it takes is at most this, but for scratch memory inside ker
 from functools import lru_cache
 from math import prod
 
+from edge_agent.executor.on_device.memory_plan import masks_to_hold
 from edge_agent.executor.on_device.slots import staged
 from edge_agent.executor.on_device.streams import fold_streams, streams_per_lane
 from edge_agent.executor.torch.layout import Call, Form, Kind, lay_out
@@ -72,9 +73,12 @@ def _border_bytes(model: BoundModel) -> int:
 
 
 def _arena_bytes(bound: BoundPlan, combined: BoundCombined) -> int:
-    """What the full mask needs at its largest batch, or a member alone where that is more."""
-    full = lower(combined.plan.schedule, combined.graph, combined.full_mask, barrier=bound.plan.barrier)
-    needed = _laid_out(bound, combined, fold_streams(full, streams_per_lane(bound.plan.lanes)))
+    """What any mask needs at its largest batch, or a member alone where that is more."""
+    needed = 0
+    for mask in masks_to_hold(len(combined.members)):
+        items = lower(combined.plan.schedule, combined.graph, mask, barrier=bound.plan.barrier)
+        folded = fold_streams(items, streams_per_lane(bound.plan.lanes))
+        needed = max(needed, _laid_out(bound, combined, folded))
     for position in range(len(combined.members)):
         one = lower(combined.plan.schedule, combined.graph, 1 << position, barrier=bound.plan.barrier)
         needed = max(needed, _laid_out(bound, combined, fold_streams(one, 1)))

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.learning.maddpg.device import Window
 from planner.learning.maddpg.problem import Problem
 from planner.learning.maddpg.rewards import FIGURES_BEFORE_LATENCY, Doubles, Floats, figures_of
 from planner.learning.maddpg.schedules import ScheduleTable
 from planner.learning.maddpg.settings import Settings, Superblocks
+from planner.twin.window import Window
 from shared.bound import BoundPlan
 from shared.engine.stats import EngineGlance
 from shared.policy.maddpg.combining import combine_blocks

@@ -44,7 +44,7 @@ class Learner:
         self.critics = Stack.drawn(len(space.agents), (width, *settings.critics, 1), self.random)
         self._own = torch.zeros(len(space.agents), space.action_width, dtype=torch.bool)
         self._own[self.actors.places[0], torch.arange(space.action_width)] = True
-        self._start = torch.zeros(space.action_width)  # logits
+        self._aim = torch.full((space.action_width,), 0.5)
         if settings.start is not Start.PAPER:
             self.start_at(alone_actions(space))
         self._make_targets()
@@ -60,9 +60,12 @@ class Learner:
         """Have the actors say this action row at first; before the first update only."""
         assert self.updates == 0, "actors that have learned do not start again"
         self.actors.start_at(actions)
-        stack = self.actors.stack
-        self._start = stack.biases[-1].detach()[self.actors.places[0], 0, self.actors.places[1]].clone()
+        self.aim(actions)
         self._make_targets()
+
+    def aim(self, actions: tuple[float, ...]) -> None:
+        """Pull the actors towards this action row from now on; see `Settings.pull`."""
+        self._aim = torch.tensor(actions, dtype=torch.float32).clamp(0.01, 0.99)
 
     def add(self, new: Transitions) -> None:
         """Take in transitions; once there are enough to learn from, freeze the z-scores on them."""
@@ -134,8 +137,8 @@ class Learner:
         rows = torch.cat([states.expand(len(mixed), *states.shape), mixed], dim=2)
         worth = self.critics.frozen()(rows)
         size = worth.detach().abs().mean(dim=(1, 2), keepdim=True) + 1e-6
-        drift = (logits - self._start).square().mean()
-        loss = -(worth / size).mean(dim=(1, 2)).sum() + self.settings.logit_decay * drift
+        off = (torch.sigmoid(logits) - self._aim) * self.space.bins  # in intervals
+        loss = -(worth / size).mean(dim=(1, 2)).sum() + self.settings.pull * off.square().mean()
         self._step(0, loss)
         return float(-worth.detach().mean())
 
@@ -179,7 +182,7 @@ class Learner:
         torch.save(
             {
                 "plain": json.dumps(plain),
-                "start": self._start,
+                "aim": self._aim,
                 "stacks": {name: stack.saved() for name, stack in self._stacks().items()},
                 "optimisers": [one.state_dict() for one in self._optimisers],
                 "replay": arrays,
@@ -213,7 +216,7 @@ class Learner:
             stack.restore(saved["stacks"][name])
         for one, state in zip(self._optimisers, saved["optimisers"], strict=True):
             one.load_state_dict(state)
-        self._start = saved["start"]
+        self._aim = saved["aim"]
         self.updates = plain["updates"]
         self.normaliser = None if plain["normaliser"] is None else Normaliser.restored(plain["normaliser"])
         self.random.bit_generator.state = plain["random"]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import fsum
 
-from planner.learning.maddpg.device import MakeDevice
 from planner.learning.maddpg.schedules import ScheduleTable
+from planner.twin.interface import MakeDevice
 from shared.bound import BoundModel, bind
 from shared.graph import Graph
 from shared.ids import Digest, OpId

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.learning.maddpg.device import Window
 from planner.learning.maddpg.settings import Gain, Scale, Settings
+from planner.twin.window import Window
 from shared.policy.queues import variance
 
 Floats = NDArray[np.float32]

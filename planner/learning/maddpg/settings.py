@@ -47,7 +47,7 @@ class Settings:
     actor_after: int = 100  # updates of the critics before the first one of the actors
     gamma: float = 0.95
     learning_rate: float = 1e-3
-    actor_learning_rate: float = 1e-3
+    actor_learning_rate: float = 1e-4  # the paper: as the critics'
     batch: int = 100
     replay: int = 2000
     target_rate: float = 0.01  # how fast the target networks follow
@@ -63,11 +63,14 @@ class Settings:
     actors: tuple[int, int] = (500, 128)
     critics: tuple[int, int, int] = (1024, 512, 300)
     start: Start = Start.BEST_SEED
-    logit_decay: float = 1e-3  # pull of the actors' outputs, before the sigmoid, to where they started
+    pull: float = 1.0
+    """Weight of the mean square of what the actors are off the best plan so far, in intervals, beside the
+    worth that the critics see, as a share of its size; 0: they follow the critics alone, as in the paper."""
+
     seed_share: float = 0.5  # of `learn_from` that are rivals' plans as they are; the rest has noise
-    noise: float = 0.15  # standard deviation, at first,
+    noise: float = 0.1  # standard deviation, at first,
     noise_end: float = 0.03  # and at last
-    noise_share: float = 0.25  # of an action row's numbers that get noise in a step
+    noise_share: float = 0.1  # of an action row's numbers that get noise in a step
     step_s: float = 1.0  # seconds of the device per transition (TOP runs 10 s)
     episode_steps: int = 20
     validate_every: int = 200  # transitions
@@ -98,7 +101,8 @@ class Settings:
             "log_variance": False,
             "superblocks": Superblocks.PAPER,
             "start": Start.PAPER,
-            "logit_decay": 0.0,
+            "pull": 0.0,
+            "actor_learning_rate": 1e-3,
             "seed_share": 0.0,
             "step_s": 10.0,
         }

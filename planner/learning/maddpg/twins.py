@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from planner.learning.maddpg.device import Device
 from planner.twin.arrivals import Process
 from planner.twin.device_file import DeviceFile
+from planner.twin.interface import Device
 from planner.twin.reference import Twin
 from planner.twin.times import StepTimes
 from shared.search.costs import CostTable

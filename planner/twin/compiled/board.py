@@ -253,18 +253,24 @@ def bury(w: World, index: int) -> None:
 
 @jit
 def settle(w: World) -> None:
-    """Move instances over to the active plan, and release superseded plans that ran empty."""
+    """Move instances over to the active plan, release superseded plans that ran empty; the oldest first."""
     clock = w.clock[0]
-    for p in range(w.clock[0].num_plans):
-        plan = w.plans[p]
-        if not plan.loaded:
-            continue
+    last = NOBODY
+    while True:
+        oldest_plan = NOBODY  # that comes after the last one; areas are in no order
+        for p in range(clock.num_plans):
+            key = w.plans[p].key
+            if w.plans[p].loaded and key > last and (oldest_plan == NOBODY or key < w.plans[oldest_plan].key):
+                oldest_plan = p
+        if oldest_plan == NOBODY:
+            return
+        plan = w.plans[oldest_plan]
+        last = plan.key
         if plan.superseded and plan.population:
-            move_over(w, p)
-        if not plan.population and not plan.steps:
-            if plan.superseded:
-                plan.loaded = 0
-                clock.loaded -= 1
+            move_over(w, oldest_plan)
+        if plan.superseded and not plan.population and not plan.steps:
+            plan.loaded = 0
+            clock.loaded -= 1
 
 
 @jit

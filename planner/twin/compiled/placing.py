@@ -36,6 +36,7 @@ class Memory:
 
     def __init__(self, num_models: int, interference: float, noise: npt.NDArray[np.float64]) -> None:
         """A device without plans. `noise`: factors, by step; at most `layout`'s number of them."""
+        self._most_members = 0  # of any combined block so far
         self._allot(1)
         self._need({"models": num_models})
         clock = self.world.clock[0]
@@ -56,7 +57,7 @@ class Memory:
     def copy(self) -> "Memory":
         """The same, to go on by itself."""
         other = object.__new__(Memory)
-        other._scale = self._scale
+        other._scale, other._most_members = self._scale, self._most_members
         other.block = self.block.copy()
         other.world = layout.views(other.block)
         other.areas = list(self.areas)
@@ -94,26 +95,28 @@ class Memory:
         Raises:
             PlanError: the plan is too large, or too many are in flight.
         """
-        index = self._area_for(room_of(tables))
         clock = self.world.clock[0]
-        clock.max_load = max(int(clock.max_load), run_ahead)
-        clock.num_lanes = max(int(clock.num_lanes), lanes)
-        clock.num_steps = clock.num_lanes * clock.max_load
-        if clock.num_steps > MAX_BITS:
+        max_load = max(int(clock.max_load), run_ahead)
+        num_lanes = max(int(clock.num_lanes), lanes)
+        num_steps = num_lanes * max_load
+        if num_steps > MAX_BITS:
             raise PlanError(
-                f"{clock.num_lanes} lanes of {clock.max_load} steps are more than {MAX_BITS} steps",
+                f"{num_lanes} lanes of {max_load} steps are more than {MAX_BITS} steps",
                 remedy="deploy it on a twin that had no deeper plan before",
             )
-        members = int(tables.combined.num_members.max())
+        index = self._area_for(room_of(tables))
+        members = int(tables.combined["num_members"].max())
         columns = {
-            "queues": int(tables.targets.max_tasks.max()) + 1,
+            "queues": int(tables.targets["max_tasks"].max()) + 1,
             "riders": members,
-            "rows": int(tables.targets.batch.max()),
+            "rows": int(tables.targets["batch"].max()),
         }
-        num_slots = sum(area.room["slots"] for area in self.areas)
-        self._need({"instances": num_slots + int(clock.num_steps) * members}, columns)
+        self._most_members = max(self._most_members, members)
+        num_instances = sum(area.room["slots"] for area in self.areas) + num_steps * self._most_members
+        self._need({"instances": num_instances}, columns)
         clock = self.world.clock[0]
-        clock.num_instances = max(int(clock.num_instances), num_slots + int(clock.num_steps) * members)
+        clock.max_load, clock.num_lanes, clock.num_steps = max_load, num_lanes, num_steps
+        clock.num_instances = max(int(clock.num_instances), num_instances)
         self._write(index, tables)
         return index
 
@@ -134,22 +137,28 @@ class Memory:
     def _write(self, index: int, tables: Tables) -> None:
         """Write a plan's records; indices count from the world's first records then."""
         first = self.areas[index].first
-        plan = tables.plan[0]
-        plan.first_combined, plan.first_slot = first["combined"], first["slots"]
-        plan.first_target = first["targets"]
-        tables.targets.plan = tables.tracks.plan = tables.combined.plan = index
-        tables.targets.first_track += first["tracks"]
-        tables.tracks.target += first["targets"]
-        tables.tracks.first_slot += first["slots"]
-        tables.slots.track += first["tracks"]
-        tables.slots.home += first["combined"]
-        for name in ("first_freed", "first_read", "first_held"):
-            tables.slots[name] += first["links"]
-        tables.combined.first_member += first["members"]
-        tables.combined.first_pair += first["pairs"]
-        tables.combined.first_time += first["times"]
-        tables.members.slot += first["slots"]
-        self.world.plans[index] = plan
+        for kind, field, shift in (
+            ("plan", "first_combined", first["combined"]),
+            ("plan", "first_slot", first["slots"]),
+            ("plan", "first_target", first["targets"]),
+            ("targets", "plan", index),
+            ("targets", "first_track", first["tracks"]),
+            ("tracks", "plan", index),
+            ("tracks", "target", first["targets"]),
+            ("tracks", "first_slot", first["slots"]),
+            ("slots", "track", first["tracks"]),
+            ("slots", "home", first["combined"]),
+            ("slots", "first_freed", first["links"]),
+            ("slots", "first_read", first["links"]),
+            ("slots", "first_held", first["links"]),
+            ("combined", "plan", index),
+            ("combined", "first_member", first["members"]),
+            ("combined", "first_pair", first["pairs"]),
+            ("combined", "first_time", first["times"]),
+            ("members", "slot", first["slots"]),
+        ):
+            getattr(tables, kind)[field] += shift
+        self.world.plans[index] = tables.plan[0]
         for name in _AREAS[:-1]:
             records = getattr(tables, name)
             getattr(self.world, name)[first[name] : first[name] + len(records)] = records

@@ -1,6 +1,7 @@
 """A bound plan as records: what the kernels read of it, as it is before the first launch."""
 
 import math
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ from planner.twin.compiled import layout
 from planner.twin.compiled.layout import MAX_BITS, NEVER, NOBODY, Records
 from shared.bound import BoundModel, BoundPlan
 from shared.errors import PlanError
-from shared.plan import Member, QueueRule, StepChoice, Wait
+from shared.plan import MAX_LANES, Member, QueueRule, StepChoice, Wait
 
 MAX_PROGRAMS_PER_BLOCK: Final = 1 << 16
 """Masks of one combined block times the buckets of its members: its times are a dense table."""
@@ -88,13 +89,15 @@ def _filled(kind: "np.dtype[np.void]", rows: list[_Row]) -> Records:
     filled = np.zeros(len(rows), kind)
     for name in rows[0] if rows else ():
         filled[name] = [row[name] for row in rows]
-    return filled.view(np.recarray)
+    return filled
 
 
 def _check(bound: BoundPlan) -> None:
     plan = bound.plan
-    if plan.lanes * plan.run_ahead > MAX_BITS:
-        raise PlanError(f"{plan.lanes} lanes of {plan.run_ahead} steps are more than {MAX_BITS} steps")
+    if plan.lanes > MAX_LANES or plan.lanes * plan.run_ahead > MAX_BITS:
+        raise PlanError(
+            f"{plan.lanes} lanes of {plan.run_ahead} steps are more than {MAX_LANES} or {MAX_BITS} steps"
+        )
     for model in plan.models:
         if max(model.replicas, model.num_blocks) > MAX_BITS:
             raise PlanError(f"model {model.name!r} has more than {MAX_BITS} replicas or blocks")
@@ -170,17 +173,20 @@ def _tracks(
 
 
 def _listed(links: list[_Row], model: BoundModel, block: int) -> _Row:
-    """Append which slots a block frees, reads and holds, and say where; see `shared.engine.slots.Track`."""
-    last = model.slot_readers
+    """Append which slots a block frees, reads and holds, and say where."""
     row: _Row = {}
-    for name, found in (
-        ("freed", [s for s in range(len(last)) if last[s] == block]),
-        ("read", list(model.slot_reads[block])),
-        ("held", [s for s in range(block + 1) if last[s] >= block]),
-    ):
+    lists = _slots_of(model.slot_readers, block)
+    for name, found in zip(("freed", "held", "read"), (*lists, model.slot_reads[block]), strict=True):
         row[f"first_{name}"], row[f"num_{name}"] = len(links), len(found)
         links.extend({"block": s} for s in found)
     return row
+
+
+@lru_cache(maxsize=4096)
+def _slots_of(last: tuple[int, ...], block: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Which slots a block frees, and which an instance at it holds; see `shared.engine.slots.Track`."""
+    freed = tuple(slot for slot in range(len(last)) if last[slot] == block)
+    return freed, tuple(slot for slot in range(block + 1) if last[slot] >= block)
 
 
 def _combined(

@@ -9,8 +9,9 @@ from the user's cache.
 """
 
 import copy
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from planner.twin.compiled.layout import NOBODY, Records, World
 from planner.twin.compiled.placing import Memory
 from planner.twin.compiled.tables import loaded_programs, plan_tables, program_of
 from planner.twin.compiled.tape import Tape
+from planner.twin.interface import usual_samples
 from planner.twin.lanes import noise_factors
 from planner.twin.times import BlockTimes, PlanTimes, StepTimes
 from planner.twin.window import ModelWindow, StepsWindow, Window
@@ -28,8 +30,6 @@ from shared.engine.stats import Counts, EngineGlance, QueueGlance
 from shared.engine.steps import PlanKey
 from shared.errors import InputError, PlanError
 from shared.ids import Digest
-
-SAMPLE_EVERY_S: Final = 0.1
 
 
 class CompiledTwin:
@@ -174,8 +174,8 @@ class CompiledTwin:
         begin_s = before.now_s
         end_s = begin_s + seconds
         if sample_at_s is None:
-            sample_at_s = [SAMPLE_EVERY_S * (one + 1) for one in range(int(seconds / SAMPLE_EVERY_S + 1e-9))]
-        self._open_window([begin_s + at_s for at_s in sample_at_s], end_s)
+            sample_at_s = usual_samples(seconds)
+        self._open_window([min(begin_s + at_s, end_s) for at_s in sample_at_s], end_s)
         self._go_on(end_s, NOBODY)
         return self._window(before, end_s)
 
@@ -191,12 +191,15 @@ class CompiledTwin:
         ]
         self._samples = _samples(samples_s, len(self._names))
         clock.arrival = clock.sample = 0
-        world.tallies.fill(0)
+        area = self._deployed().areas[-1]
+        world.tallies[: area.first["times"] + area.room["times"]] = 0
         world.models.busy_s = 0.0
 
     def _go_on(self, end_s: float, deploy: int) -> None:
         """Run the kernels, and give them what they stop for."""
         memory = self._deployed()
+        while memory.world.clock[0].open + 1 > len(memory.world.ends):  # all may end in one event
+            memory.double()
         while True:
             stopped = self._kernels(memory, end_s, deploy)
             deploy = NOBODY
@@ -274,12 +277,14 @@ class CompiledTwin:
         area = self._deployed().areas[self._active]
         first = area.first["times"]
         tallies = world.tallies[first : first + area.room["times"]].view(np.ndarray)
-        firsts = world.combined.first_time[area.first["combined"] :][: len(bound.combined)] - first
+        ran = np.flatnonzero(tallies["count"])
+        firsts = (
+            world.combined["first_time"][area.first["combined"] :][: len(bound.combined)] - first
+        ).tolist()
         steps = []
-        for at in np.flatnonzero(tallies["count"]):
-            combined = int(np.searchsorted(firsts, at, side="right")) - 1
-            mask, _ = program_of(bound, combined, int(at - firsts[combined]))
-            sum_s, max_s, count = tallies[at].item()
+        for at, (sum_s, max_s, count) in zip(ran.tolist(), tallies[ran].tolist(), strict=True):
+            combined = bisect_right(firsts, at) - 1
+            mask, _ = program_of(bound, combined, at - firsts[combined])
             steps.append(StepsWindow(combined=combined, mask=mask, count=count, sum_s=sum_s, max_s=max_s))
         return tuple(sorted(steps, key=lambda one: (one.combined, one.mask)))
 

@@ -9,6 +9,7 @@ from edge_agent.executor.on_device.memory_plan import (
     ALIGNMENT_BYTES,
     Lifetime,
     MemoryPlan,
+    masks_to_hold,
     plan_memory,
     shared_wrongly,
 )
@@ -150,3 +151,11 @@ def test_offsets_are_aligned_and_bounded() -> None:
     assert all(offset % ALIGNMENT_BYTES == 0 for offset in plan.offsets)
     assert max(o + p.nbytes for o, p in zip(plan.offsets, pieces, strict=True)) <= plan.nbytes
     assert _overlapping(plan, pieces) == []
+
+
+def test_an_arena_has_room_for_every_mask_of_up_to_four_members() -> None:
+    assert masks_to_hold(1) == (0b1,)
+    assert masks_to_hold(2) == (0b11,)
+    assert masks_to_hold(3) == (0b111, 0b110, 0b101, 0b011)
+    assert len(masks_to_hold(4)) == 11
+    assert masks_to_hold(5) == (0b11111,)

@@ -77,7 +77,7 @@ def test_a_critic_moves_towards_its_target_and_the_printed_form_away_from_it() -
 
 def test_each_actor_is_moved_by_its_own_critic_and_through_its_own_actions_alone() -> None:
     """Critic 1 likes every action high, the others like nothing: only agent 1 moves, and upwards."""
-    made = learner(replace(TINY, logit_decay=0.0))
+    made = learner(replace(TINY, pull=0.0))
     agents, width = len(SPACE.agents), SPACE.state_width + SPACE.action_width
     weight = torch.zeros(agents, width, 1)
     weight[1, SPACE.state_width :, 0] = 1.0

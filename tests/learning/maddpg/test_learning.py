@@ -27,9 +27,9 @@ BANDIT = Settings(
     actor_learning_rate=1e-3,
     actors=(16, 16),
     critics=(64, 48, 32),
-    actor_after=100,
+    actor_after=300,
     actor_every=1,
-    logit_decay=1e-2,
+    pull=0.0,
     latency=Scale.PLAIN,
     start=Start.ALONE,
 )
@@ -48,7 +48,7 @@ def test_a_bandits_known_optimum_is_learned() -> None:
     best = np.array([0.3, 0.7, 0.25, 0.8, 0.6], np.float32)
     learner = Learner(space(2, 1), BANDIT, seed=0)
     learner.add(bandit(400, best, np.random.default_rng(0)))
-    learner.update(450)
+    learner.update(600)
     network = MaddpgNetwork(learner.policy_weights(), learner.space.agents)
     found = network.actions(np.zeros(learner.space.state_width, np.float32))
     assert np.abs(found - best).max() < 0.12
@@ -67,7 +67,17 @@ def test_blocks_are_combined_where_that_pays_and_only_there(factor: float, membe
 
 def test_the_policy_learns_to_combine_from_a_start_that_does_not() -> None:
     """From every block alone, the actors have to move blocks into one interval by equation 4."""
-    settings = replace(SMALL, start=Start.ALONE, transitions=240, replay=240, noise=0.3, actor_every=1)
+    settings = replace(
+        SMALL,
+        start=Start.ALONE,
+        transitions=240,
+        replay=240,
+        noise=0.3,
+        noise_share=0.5,
+        actor_learning_rate=1e-3,
+        pull=0.0,
+        actor_every=1,
+    )
     where = problem(0.3)
     course = Course(where, settings, seed=1)
     table = where.table()

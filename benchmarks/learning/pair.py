@@ -1,0 +1,268 @@
+"""One device under one workload: rivals, trainings, the planner's choice, and other interference."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.learning.contestants import (
+    CHOICE_SEEDS,
+    FRESH_SEEDS,
+    Contestant,
+    judged,
+    judged_policy,
+    rivals,
+    rounded,
+)
+from benchmarks.learning.training import trained
+from benchmarks.learning.workloads import MEMBERS_MAX, Workload
+from planner.contest.judge import Course, judge
+from planner.contest.worth import Worth, better, spread_of
+from planner.learning.maddpg.environment import bound_plan
+from planner.learning.maddpg.problem import Problem
+from planner.learning.maddpg.seeds import seeds
+from planner.learning.maddpg.settings import Settings
+from planner.learning.maddpg.train import Trained
+from planner.learning.maddpg.twins import TwinDevices
+from planner.twin.device_file import DeviceFile
+from shared.plan import Plan, QueuePlan
+from shared.policy.maddpg.checkpoint import decode
+from shared.search.compose import ModelChoice, Rules, compose
+from shared.search.costs import CostTable
+
+QUEUE = QueuePlan(max_tasks=4096)
+"""Deep enough that nothing is refused within an evaluation: a queue that grows is seen to grow."""
+
+INTERFERENCE = (0.5, 1.5)
+WINDOWS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much is spent on one pair."""
+
+    seeds: tuple[int, ...] = (1, 2, 3)
+    budget_s: float = 600.0  # of all trainings of the pair together
+    settings: Settings = field(default_factory=Settings)
+
+
+def problem_of(
+    device: DeviceFile, workload: Workload, models: Sequence[ModelChoice], structure: Plan | None = None
+) -> Problem:
+    """What is learned: combined blocks and launch intervals of the structure, by default the papers' blocks.
+
+    A structure is all of a plan that is not learned: cuts, replicas, batches, lanes and rules.
+    """
+    costs = CostTable(rates=device.rates())
+    template = structure or compose([replace(model, partition="paper") for model in models], costs=costs)
+    return Problem.of(
+        template,
+        device_class=f"twin {device.name}",
+        graphs={model.artifact: model.graph for model in models},
+        costs=costs,
+        arrivals_per_s=[rate for _, rate in workload.rates],
+        make_device=TwinDevices(device, costs, workload.arrivals()),
+        members_max=MEMBERS_MAX[device.name],
+    )
+
+
+def structures(rival: Plan, models: Sequence[ModelChoice]) -> tuple[Plan, ...]:
+    """What may be learned on: the best rival's structure, and the same over the papers' blocks."""
+    plans = [rival]
+    if any(
+        model.cuts != dict(choice.graph.partitions)["paper"]
+        for model, choice in zip(rival.models, models, strict=True)
+    ):
+        finer = [
+            replace(
+                choice,
+                partition="paper",
+                replicas=model.replicas,
+                batch=model.batch,
+                batch_max_delay_us=model.batch_max_delay_us,
+            )
+            for model, choice in zip(rival.models, models, strict=True)
+        ]
+        rules = Rules(
+            run_ahead=rival.run_ahead,
+            step_choice=rival.step_choice,
+            wait=rival.wait,
+            wait_timeout_us=rival.wait_timeout_us,
+            max_skips=rival.max_skips,
+            barrier=rival.barrier,
+        )
+        plans.append(compose(finer, lanes=rival.lanes, executor=rival.executor, rules=rules))
+    return tuple(plans)
+
+
+def chosen_problem(
+    device: DeviceFile,
+    workload: Workload,
+    models: Sequence[ModelChoice],
+    rival: Plan,
+    course: Course,
+) -> Problem:
+    """The structure that is learned on: the one on which a plan that nobody learned is worth most."""
+    best: tuple[Worth, Problem] | None = None
+    for structure in structures(rival, models):
+        problem = problem_of(device, workload, models, structure)
+        table = problem.table()
+        for seed in seeds(problem.space):
+            worth = judge(
+                bound_plan(problem, table, seed.actions), problem.make_device, course, problem.service_s
+            )
+            if best is None or better(worth, best[0]):
+                best = worth, problem
+    assert best is not None
+    return best[1]
+
+
+def run_pair(
+    device: DeviceFile,
+    workload: Workload,
+    models: Sequence[ModelChoice],
+    effort: Effort,
+    *,
+    folder: Path,
+    told: Callable[[str], None],
+) -> dict[str, Any]:
+    """The rows and figures of one pair; from its file where it was done before."""
+    done = folder / "pair.json"
+    if done.exists():
+        kept: dict[str, Any] = json.loads(done.read_text())
+        return kept
+    folder.mkdir(parents=True, exist_ok=True)
+    problem = problem_of(device, workload, models)
+    choice, fresh = (Course(seeds=seeds, windows=WINDOWS) for seeds in (CHOICE_SEEDS, FRESH_SEEDS))
+    against = rivals(problem, models, choice, fresh, told)
+    problem = chosen_problem(device, workload, models, _best(against, lambda one: one.chosen_by).plan, choice)
+    found = trained(
+        problem,
+        effort.settings,
+        effort.seeds,
+        budget_s=effort.budget_s,
+        folder=folder,
+        told=told,
+    )
+    policy_chosen, policy_fresh = _policies(problem, found, effort.settings, choice, fresh)
+    learned = [_learned(problem, one, choice, fresh) for one in found]
+    best_rival = _best(against, lambda one: one.fresh)
+    planner = _best([*against, *learned], lambda one: one.chosen_by)
+    told(f"planner: {planner.planner}; best rival: {best_rival.planner}")
+    where = {"device": device.name, "workload": workload.name}
+    rows = [{**where, **one.row()} for one in against]
+    rows += [
+        {**where, "planner": "maddpg", "partition": _cuts(problem, models), **rounded(policy_fresh)},
+        {**where, "planner": "planner", "of": planner.planner, **rounded(planner.fresh)},
+    ]
+    pair = {
+        "rows": rows,
+        "verdict": _verdict(against, best_rival, planner, policy_fresh),
+        "policy_when_chosen": rounded(policy_chosen),
+        "trainings": [_training(one) for one in found],
+        "interference": [
+            _other_interference(device, workload, models, factor, planner, best_rival, fresh)
+            for factor in INTERFERENCE
+        ],
+    }
+    done.write_text(json.dumps(pair))
+    return pair
+
+
+def _cuts(problem: Problem, models: Sequence[ModelChoice]) -> str:
+    """The name of the partition that a policy was learned on."""
+    offered = dict(models[0].graph.partitions)
+    return next(name for name, cuts in offered.items() if cuts == problem.template.models[0].cuts)
+
+
+def _policies(
+    problem: Problem, found: Sequence[Trained], settings: Settings, choice: Course, fresh: Course
+) -> tuple[Worth, Worth]:
+    """All seeds' policies on either arrivals, each with the schedules that it takes along."""
+    table = problem.table()
+    networks = [decode(one.checkpoint).network for one in found]
+    return (
+        judged_policy(problem, table, settings, networks, choice),
+        judged_policy(problem, table, settings, networks, fresh),
+    )
+
+
+def _learned(problem: Problem, one: Trained, choice: Course, fresh: Course) -> Contestant:
+    return Contestant(
+        planner="maddpg's best plan",
+        partition="",
+        plan=one.plan,
+        chosen_by=judged(problem, one.plan, choice),
+        fresh=judged(problem, one.plan, fresh),
+        search_s=one.train_s,
+    )
+
+
+def _best(those: Sequence[Contestant], worth: Callable[[Contestant], Worth]) -> Contestant:
+    found = those[0]
+    for one in those[1:]:
+        if better(worth(one), worth(found)):
+            found = one
+    return found
+
+
+def _verdict(
+    against: Sequence[Contestant], best_rival: Contestant, planner: Contestant, policy: Worth
+) -> dict[str, Any]:
+    """What the issue asks of this pair."""
+    synchronised = next((one.fresh for one in against if one.planner == "synchronised"), None)
+    return {
+        "best_rival": best_rival.planner,
+        "planner_over_best_rival": _over(planner.fresh, best_rival.fresh),
+        "planner_holds": not better(best_rival.fresh, planner.fresh)
+        or _equal(planner.fresh, best_rival.fresh),
+        "maddpg_over_best_rival": _over(policy, best_rival.fresh),
+        "maddpg_holds": not better(best_rival.fresh, policy) or _equal(policy, best_rival.fresh),
+        "maddpg_variance_growth_per_s": policy.variance_growth,
+        "synchronised_variance_growth_per_s": None if synchronised is None else synchronised.variance_growth,
+    }
+
+
+def _over(one: Worth, other: Worth) -> float:
+    return round(one.throughput_per_s / other.throughput_per_s, 4)
+
+
+def _equal(one: Worth, other: Worth) -> bool:
+    """In throughput and p99, within spread."""
+    gain = abs(one.throughput_per_s - other.throughput_per_s)
+    longer_s = one.p99_s - other.p99_s
+    return gain <= spread_of(one, other) and longer_s <= max(one.p99_spread, other.p99_spread)
+
+
+def _training(one: Trained) -> dict[str, Any]:
+    return {
+        "train_s": round(one.train_s, 1),
+        "transitions": one.transitions,
+        "updates": one.updates,
+        "ended": one.ended,
+        "curve": [
+            [progress.transitions, progress.policy.throughput_per_s, progress.best.throughput_per_s]
+            for progress in one.history
+        ],
+    }
+
+
+def _other_interference(
+    device: DeviceFile,
+    workload: Workload,
+    models: Sequence[ModelChoice],
+    factor: float,
+    planner: Contestant,
+    best_rival: Contestant,
+    course: Course,
+) -> dict[str, Any]:
+    """The same plans where groups and lanes disturb each other less or more than was planned for."""
+    other = replace(
+        device,
+        groups_interference=device.groups_interference * factor,
+        lanes_interference=device.lanes_interference * factor,
+    )
+    problem = problem_of(other, workload, models)
+    chosen, rival = (judged(problem, one.plan, course) for one in (planner, best_rival))
+    return {"factor": factor, "planner_over_best_rival": _over(chosen, rival), **rounded(chosen)}

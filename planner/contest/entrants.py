@@ -1,0 +1,88 @@
+"""Who takes part: rival policies and per-model schedulers, each as the search for its plan. Pure.
+
+The policies are those of `shared.search.rivals`. Per-model schedulers (IOS, Opara, Nimble and the rest) run
+every block alone under TOP's limits. Each enters once per partition that all its models offer, because where
+a model is cut is the plan's to choose: a policy is worth what its best partition is worth.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from shared.plan import ExecutorOptions
+from shared.search.compose import Combination, ModelChoice, Rules
+from shared.search.costs import CostTable
+from shared.search.interface import Limits
+from shared.search.job import SearchJob
+from shared.search.rivals import policies
+
+PER_MODEL: Final = ("ios", "opara", "nimble")
+"""Schedulers of one model's operators that the papers compare with."""
+
+TOP_LIMITS: Final = Limits(r=3, s=8)
+_JOINT: Final = frozenset({"synchronised", "shared_input"})
+_WHOLE: Final = "whole"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entrant:
+    """One policy under one partition."""
+
+    policy: str
+    partition: str
+    job: SearchJob
+
+    @property
+    def name(self) -> str:
+        """For people: the policy, and where the models are cut."""
+        return f"{self.policy}, {self.partition}"
+
+
+def entrants(
+    models: Sequence[ModelChoice],
+    costs: CostTable,
+    *,
+    executor: ExecutorOptions | None = None,
+    limits: Limits = TOP_LIMITS,
+    policy_names: Sequence[str] = (),
+) -> tuple[Entrant, ...]:
+    """All, or those of some policies; `sequential` first, so that there is a valid plan at once.
+
+    A joint graph of one model is that model alone, so joint policies need two; one of whole models is more
+    than a search over stages can look at, so they take part under the other partitions.
+    """
+    names = ["sequential", *sorted(set(policies()) - {"sequential"}), *PER_MODEL]
+    wanted = [name for name in names if not policy_names or name in policy_names]
+    basis = SearchJob(
+        models=tuple(models),
+        costs=costs,
+        limits=limits,
+        executor=executor or ExecutorOptions(),
+        rules=Rules(),
+    )
+    found = []
+    for name in wanted:
+        for partition in _partitions(models):
+            if name in _JOINT and (len(models) < 2 or partition == _WHOLE):
+                continue
+            chosen = tuple(replace(model, partition=partition) for model in models)
+            job = _job(replace(basis, models=chosen), name)
+            found.append(Entrant(policy=name, partition=partition, job=job))
+    return tuple(found)
+
+
+def _job(basis: SearchJob, name: str) -> SearchJob:
+    """The search for the plan of a policy or of a per-model scheduler."""
+    if name in PER_MODEL:
+        return replace(basis, scheduler=name, combination=Combination.ALONE)
+    policy = policies()[name]
+    return policy.plan(replace(basis, scheduler=policy.scheduler))
+
+
+def _partitions(models: Sequence[ModelChoice]) -> Iterator[str]:
+    """Names that every model offers, whole models first; `base` only where there is no better one."""
+    offered = [[name for name, _ in model.graph.partitions] for model in models]
+    common = [name for name in offered[0] if all(name in row for row in offered)]
+    yield from (name for name in (_WHOLE, "paper") if name in common)
+    if "paper" not in common:
+        yield from (name for name in common if name != _WHOLE)

@@ -1,0 +1,106 @@
+"""What a plan is worth: the figures that plans are compared by, with their spreads over arrivals. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, fsum
+from typing import Any, Final
+
+from planner.twin.window import Window
+from shared.policy.queues import variance
+
+LEAST_SPREAD: Final = 0.005
+"""Of the throughput: less of a difference is none, whatever the seeds say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What one device did with one seed's arrivals."""
+
+    throughput_per_s: float
+    p99_s: float  # 0 where nothing completed
+    utilisation: float
+    queue_variance: float  # of queued work in s^2, mean over the glances
+    variance_growth: float  # s^2 per second: the second half's mean less the first's, over half the time
+    met: float  # share of the tasks that came that were completed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worth:
+    """Means over the seeds; a spread is half of the highest less the lowest."""
+
+    throughput_per_s: float
+    throughput_spread: float
+    p99_s: float
+    p99_spread: float
+    utilisation: float
+    utilisation_spread: float
+    queue_variance: float
+    queue_variance_spread: float
+    variance_growth: float
+    met: float
+
+    def plain(self) -> dict[str, Any]:
+        """The fields by name."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def better(one: Worth, other: Worth) -> bool:
+    """More throughput, or, where that is equal within spread, a shorter p99."""
+    gain = one.throughput_per_s - other.throughput_per_s
+    if abs(gain) > spread_of(one, other):
+        return gain > 0.0
+    return one.p99_s < other.p99_s
+
+
+def spread_of(one: Worth, other: Worth) -> float:
+    """A difference in throughput up to this is none."""
+    return max(one.throughput_spread, other.throughput_spread, LEAST_SPREAD * other.throughput_per_s)
+
+
+def figures_of(windows: Sequence[Window], service_s: Sequence[float]) -> Figures:
+    """Of consecutive windows of one device.
+
+    `service_s`: device seconds of a task, per model, the same for all plans: what a plan gains must not make
+    its queues count less.
+    """
+    seconds = fsum(window.seconds for window in windows)
+    work = [
+        variance([queue.queued * one_s for queue, one_s in zip(glance.queues, service_s, strict=True)])
+        for window in windows
+        for glance in window.glances
+    ]
+    latencies = sorted(one for window in windows for model in window.models for one in model.latencies_s)
+    came = sum(model.submitted for window in windows for model in window.models)
+    completed = sum(window.completed for window in windows)
+    return Figures(
+        throughput_per_s=completed / seconds,
+        p99_s=latencies[max(ceil(0.99 * len(latencies)) - 1, 0)] if latencies else 0.0,
+        utilisation=fsum(window.utilisation * window.seconds for window in windows) / seconds,
+        queue_variance=fsum(work) / len(work) if work else 0.0,
+        variance_growth=_growth(work) / (seconds / 2),
+        met=completed / came if came else 1.0,
+    )
+
+
+def worth_of(figures: Sequence[Figures]) -> Worth:
+    """Over the seeds."""
+    means = {name: fsum(getattr(one, name) for one in figures) / len(figures) for name in Figures.__slots__}
+    spreads = {
+        name: (max(getattr(one, name) for one in figures) - min(getattr(one, name) for one in figures)) / 2
+        for name in ("throughput_per_s", "p99_s", "utilisation", "queue_variance")
+    }
+    return Worth(
+        throughput_spread=spreads["throughput_per_s"],
+        p99_spread=spreads["p99_s"],
+        utilisation_spread=spreads["utilisation"],
+        queue_variance_spread=spreads["queue_variance"],
+        **means,
+    )
+
+
+def _growth(work: Sequence[float]) -> float:
+    """Mean of the later half less mean of the earlier one."""
+    half = len(work) // 2
+    if not half:
+        return 0.0
+    return fsum(work[-half:]) / half - fsum(work[:half]) / half

@@ -1,0 +1,61 @@
+"""Who takes part in a comparison, and that every plan of theirs runs."""
+
+import pytest
+
+from planner.contest.entrants import PER_MODEL, entrants
+from planner.contest.judge import Course, judge
+from planner.twin.arrivals import Periodic
+from planner.twin.reference import Twin
+from planner.twin.times import StepTimes
+from shared.bound import bind
+from shared.plan import Wait
+from shared.search.costs import CostTable
+from shared.search.job import run_search
+from shared.search.rivals import policies
+from tests.search.test_rivals import LEFT, RIGHT, choice
+from tests.twin.cases import device
+
+TOY = device(launch_s=1e-3)
+COSTS = CostTable(rates=TOY.rates())
+BOTH = (choice(LEFT), choice(RIGHT))
+
+
+def test_every_policy_and_every_per_model_scheduler_takes_part() -> None:
+    assert {one.policy for one in entrants(BOTH, COSTS)} == set(policies()) | set(PER_MODEL)
+
+
+def test_sequential_comes_first_so_that_there_is_a_plan_at_once() -> None:
+    first = entrants(BOTH, COSTS)[0]
+    assert (first.policy, first.partition) == ("sequential", "whole")
+
+
+def test_a_joint_graph_needs_two_models_and_a_partition() -> None:
+    joint = {"synchronised", "shared_input"}
+    assert not joint & {one.policy for one in entrants(BOTH[:1], COSTS)}
+    assert "whole" not in {one.partition for one in entrants(BOTH, COSTS) if one.policy in joint}
+
+
+def test_policies_can_be_chosen_by_name() -> None:
+    assert {one.policy for one in entrants(BOTH, COSTS, policy_names=["ios", "batching"])} == {
+        "ios",
+        "batching",
+    }
+
+
+@pytest.mark.parametrize("entrant", entrants(BOTH, COSTS), ids=lambda one: one.name)
+def test_every_entrant_serves_a_light_load_whole(entrant: object) -> None:
+    """All tasks are served, but by a plan that waits for the rarer model."""
+    job = entrant.job  # type: ignore[attr-defined]
+    plan = run_search(job, lambda: 0.0)
+    bound = bind(plan, {model.artifact: model.graph for model in BOTH})
+    times = StepTimes(TOY, COSTS)
+    arrivals = {BOTH[0].name: Periodic(rate_per_s=10.0), BOTH[1].name: Periodic(rate_per_s=20.0)}
+    course = Course(seeds=(1, 2), warm_up_s=1.0, window_s=1.0, windows=3)
+    worth = judge(bound, lambda seed: Twin(times, arrivals, seed=seed), course, [0.01, 0.01])
+    expected = 20.0 if plan.wait is Wait.ALL else 30.0
+    assert worth.throughput_per_s == pytest.approx(expected, abs=0.7)
+    assert (worth.variance_growth > 0.0) is (plan.wait is Wait.ALL)
+
+
+def test_a_course_counts_what_it_simulates() -> None:
+    assert Course(seeds=(1, 2, 3), warm_up_s=2.0, window_s=0.5, windows=8).simulated_s == 18.0

@@ -1,0 +1,83 @@
+"""Figures of windows, and which of two plans is better."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.contest.worth import Figures, Worth, better, figures_of, worth_of
+from planner.twin.arrivals import Periodic
+from planner.twin.reference import Twin
+from tests.engine.plans import chains
+from tests.twin.cases import measured
+
+SOME = Worth(
+    throughput_per_s=100.0,
+    throughput_spread=1.0,
+    p99_s=0.1,
+    p99_spread=0.01,
+    utilisation=0.5,
+    utilisation_spread=0.0,
+    queue_variance=0.0,
+    queue_variance_spread=0.0,
+    variance_growth=0.0,
+    met=1.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "wins"),
+    [
+        ({"throughput_per_s": 101.5}, True),
+        ({"throughput_per_s": 98.5, "p99_s": 0.01}, False),
+        ({"throughput_per_s": 100.9, "p99_s": 0.11}, False),
+        ({"throughput_per_s": 99.1, "p99_s": 0.09}, True),
+        ({"throughput_per_s": 102.0, "throughput_spread": 3.0, "p99_s": 0.11}, False),
+    ],
+)
+def test_throughput_decides_and_p99_where_it_is_equal_within_spread(
+    changed: dict[str, float], wins: bool
+) -> None:
+    assert better(replace(SOME, **changed), SOME) is wins
+
+
+def test_a_tiny_difference_is_none_even_where_all_seeds_agree() -> None:
+    exact = replace(SOME, throughput_spread=0.0)
+    assert not better(replace(exact, throughput_per_s=100.4, p99_s=0.2), exact)
+
+
+def test_figures_of_a_saturated_model_are_those_of_its_queue() -> None:
+    """Two models of which one is overloaded: service 0.5 s, a task every 0.25 s; the other idles."""
+    bound = chains(1, 1)
+    arrivals = {"a": Periodic(rate_per_s=4.0), "b": Periodic(rate_per_s=0.001, offset_s=1e6)}
+    twin = Twin(measured(bound, {"a": 0.5, "b": 0.5}), arrivals)
+    twin.deploy(bound)
+    windows = [twin.run(1.0) for _ in range(8)]
+    found = figures_of(windows, [0.5, 0.5])
+    assert found.throughput_per_s == pytest.approx(15 / 8)  # the first ends after 0.5 s
+    assert found.utilisation == pytest.approx(1.0)
+    assert found.met == pytest.approx(15 / 32)
+    assert found.variance_growth > 0.0
+    # Two tasks a second are left over; the one that runs and the one that is next are not in the queue.
+    waiting = [max(2 * (at / 10) - 2, 0.0) for at in range(80)]
+    assert found.queue_variance == pytest.approx(
+        sum((tasks * 0.5 / 2) ** 2 for tasks in waiting) / 80, rel=0.05
+    )
+
+
+def test_nothing_that_came_is_nothing_missed() -> None:
+    bound = chains(1)
+    twin = Twin(measured(bound, {"a": 0.5}), {"a": Periodic(rate_per_s=0.1, offset_s=1e6)})
+    twin.deploy(bound)
+    found = figures_of([twin.run(1.0)], [0.5])
+    assert (found.throughput_per_s, found.p99_s, found.met) == (0.0, 0.0, 1.0)
+
+
+def test_spreads_are_half_of_the_range_over_seeds() -> None:
+    one = Figures(
+        throughput_per_s=10.0, p99_s=0.1, utilisation=0.5, queue_variance=1.0, variance_growth=0.0, met=1.0
+    )
+    other = replace(one, throughput_per_s=14.0, p99_s=0.3)
+    worth = worth_of([one, other])
+    assert (worth.throughput_per_s, worth.throughput_spread) == (12.0, 2.0)
+    assert [worth.p99_s, worth.p99_spread] == pytest.approx([0.2, 0.1])
+    assert worth.queue_variance_spread == 0.0
