@@ -71,6 +71,7 @@ def host(pipe: Connection, workers: int, address: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.nice(5)  # serving comes first
+    os.dup2(2, 1)  # Ray says what it says on stdout, which is for the planner's data
     try:
         ray = _start(workers, address)
     except ImportError as error:

@@ -124,6 +124,18 @@ def test_a_killed_worker_is_replaced_and_the_training_ends_with_all_its_transiti
     assert printed["ended"] == "done" and printed["transitions"] == 420
 
 
+def test_a_killed_ray_actor_loses_nothing_but_its_work(home: Path, tmp_path: Path) -> None:
+    """While Ray starts, plain processes do the work; the actor of Ray is killed while it does some."""
+    training = Training(home, tmp_path / "out", *LONG, "--ray-address", "local")
+    below = until(
+        lambda: [p for p in descendants(training.process.pid) if _runs_rollouts(p)], timeout_s=START_S
+    )
+    os.kill(below[0], signal.SIGKILL)
+    printed, _ = training.result()
+    assert printed["ended"] == "done" and printed["transitions"] == 420
+    assert [one["transitions"] for one in history(tmp_path / "out")][-1] == 420
+
+
 def test_ctrl_c_keeps_the_best_so_far_and_leaves_no_process(home: Path, tmp_path: Path) -> None:
     """Ctrl-C reaches every process of the terminal's group."""
     training = Training(home, tmp_path / "out", *LONG)
@@ -151,6 +163,13 @@ def test_a_training_does_not_notice_that_the_planner_was_killed_and_keeps_its_po
     store = Store(home)
     assert store.newest_checkpoint("maddpg", store.devices()[0].device_class) is not None
     store.close()
+
+
+def _runs_rollouts(pid: int) -> bool:
+    try:
+        return b"ray::rollout" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _is_worker(pid: int) -> bool:

@@ -10,20 +10,17 @@ import pytest
 
 from planner.cluster.processes import ProcessPool
 from planner.learning.maddpg.course import Course
-from planner.learning.maddpg.rollout import _kept, rollout, task_of
+from planner.learning.maddpg.rollout import rollout, task_of
+from planner.learning.maddpg.schedules import SEARCHED_AFTER
 from planner.learning.maddpg.train import train
 from planner.learning.maddpg.work import Collect, Evaluate, run
 from planner.learning.maddpg.workers import LOST_MOST, Actors
 from shared.errors import UnavailableError
 from shared.policy.maddpg.checkpoint import decode
-from shared.search.analytic import DEVICES
-from shared.search.costs import CostTable
 from tests.learning.maddpg.deadly import EPISODE, FRESH, VALIDATION, deaths
 from tests.learning.maddpg.toy import SMALL, problem
-from tests.learning.pools import InlinePool
 
 PROBLEM = problem()
-WIDE = replace(PROBLEM, costs=CostTable(rates=DEVICES["a100"]))  # a search finds what being quick does not
 QUICK = replace(SMALL, transitions=40, validate_every=20)
 
 
@@ -96,15 +93,18 @@ def test_an_actor_keeps_its_schedules_and_tells_of_each_once() -> None:
     assert first.asked == again.asked and set(first.asked.values()) == {1}
 
 
-def test_a_run_that_goes_on_with_one_worker_is_the_run_that_was_not_interrupted() -> None:
-    """Each run has a worker of its own, which begins with the schedules that the run had."""
-    states: list[bytes] = []
-    whole = train(WIDE, QUICK, 4, clock=lambda: 0.0, pool=InlinePool(), save=states.append)
-    assert len(states) > 2
-    _kept.cache_clear()
-    again = train(WIDE, QUICK, 4, clock=lambda: 0.0, pool=InlinePool(), state=states[1])
-    assert again.history == whole.history
-    assert again.checkpoint == whole.checkpoint
+def test_an_actor_of_a_run_that_goes_on_begins_with_the_runs_schedules_and_counts() -> None:
+    """Asked for twice before the interruption, a block is searched for when it is asked for once more."""
+    row = (0.0, 0.0, 0.1, 0.4, 0.1, 0.4)
+    work = Collect(number=0, seed=0, steps=1, rows=(row,))
+    table = PROBLEM.table()
+    for _ in range(SEARCHED_AFTER - 2):
+        run(PROBLEM, table, SMALL, work)
+    assert not rollout(task_of(PROBLEM, SMALL, table), work, {}).schedules
+    run(PROBLEM, table, SMALL, work)
+    found = rollout(task_of(PROBLEM, SMALL, table), work, {})
+    assert found.schedules and all(entry.searched for entry in found.schedules.values())
+    assert set(found.asked.values()) == {1}, "the learner has counted the others"
 
 
 def test_a_plan_is_evaluated_with_the_schedules_that_the_learner_has() -> None:
