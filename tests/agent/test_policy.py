@@ -7,9 +7,10 @@ from random import Random
 import pytest
 
 from edge_agent.alarms import Fired
-from edge_agent.link.events import PlanRef, PlansMade, RunnablePlan
+from edge_agent.link.events import ArtifactGone, PlanRef, PlansMade, RunnablePlan
 from edge_agent.local_planner import LocalPlanner
 from edge_agent.policy import PolicyDesk, differs, in_order
+from edge_agent.store import ArtifactStore
 from shared.digest import digest_bytes
 from shared.graph import Graph
 from shared.ids import Digest
@@ -128,12 +129,18 @@ class Told:
 
     def __init__(self, path: Path | None, device_class: str = "toy") -> None:
         self.plans: list[PlansMade] = []
+        self.gone: list[Digest] = []
         self.notes: list[tuple[str, str]] = []
         found = PolicyDesk(GRAPHS.get, lambda: device_class)
         note = lambda code, text: self.notes.append((code, text))  # noqa: E731
-        self.planner = LocalPlanner(Immediate(), found, self.plans.append, note)  # type: ignore[arg-type]
-        if path is not None:
-            self.planner.load(path)
+        self.planner = LocalPlanner(Immediate(), found, self._tell, note, path)  # type: ignore[arg-type]
+        self.planner.start()
+
+    def _tell(self, event: PlansMade | ArtifactGone) -> None:
+        if isinstance(event, PlansMade):
+            self.plans.append(event)
+        else:
+            self.gone.append(event.digest)
 
 
 def test_the_policys_plan_is_offered_before_the_plain_one_and_said_to_be_its_when_it_runs(
@@ -168,3 +175,36 @@ def test_nothing_to_change_withdraws_what_was_offered() -> None:
     told = Told(None)
     told.planner.fired(fired(queued=0), None)
     assert told.plans == [PlansMade(())]
+
+
+def test_the_planners_policy_goes_before_the_devices_own_which_comes_back_when_none_is_named(
+    tmp_path: Path,
+) -> None:
+    store, digest = ArtifactStore(tmp_path), digest_bytes([POLICY])
+    store.path(digest).write_bytes(POLICY)
+    (tmp_path / "own").write_bytes(b"no policy")
+    told = Told(tmp_path / "own")
+    assert told.planner.status is not None and told.planner.status.refused
+    told.planner.use(digest, store)
+    assert told.planner.status.digest == digest and not told.planner.status.refused
+    assert told.planner.needed() == {digest}
+    told.planner.use(None, store)
+    assert told.planner.status.digest == "" and told.planner.needed() == frozenset()
+
+
+def test_a_policy_that_is_named_no_more_is_not_asked(tmp_path: Path) -> None:
+    store, digest = ArtifactStore(tmp_path), digest_bytes([POLICY])
+    store.path(digest).write_bytes(POLICY)
+    told = Told(None)
+    told.planner.use(digest, store)
+    told.planner.use(None, store)
+    told.planner.fired(fired(), RUNNING)
+    assert told.planner.status is None and len(told.plans[-1].plans) == 1
+
+
+def test_a_policy_that_was_damaged_on_disk_is_removed_so_that_it_is_fetched_again(tmp_path: Path) -> None:
+    store, digest = ArtifactStore(tmp_path), digest_bytes([POLICY])
+    store.path(digest).write_bytes(POLICY[:-1] + b"x")
+    told = Told(None)
+    told.planner.use(digest, store)
+    assert told.gone == [digest] and not store.path(digest).exists()
