@@ -7,10 +7,11 @@ from msgspec import structs
 
 from edge_agent.alarms import Fired
 from edge_agent.background import Background
-from edge_agent.link.events import PlansMade, RunnablePlan
+from edge_agent.link.events import ArtifactGone, PlansMade, RunnablePlan
 from edge_agent.local_plans import plain_plan
-from edge_agent.policy import PolicyAnswer, PolicyDesk
+from edge_agent.policy import DAMAGED, PolicyAnswer, PolicyDesk
 from edge_agent.status import PolicyStatus
+from edge_agent.store import ArtifactStore
 from shared.ids import Digest
 
 
@@ -21,20 +22,51 @@ class LocalPlanner:
         self,
         background: Background,
         desk: PolicyDesk,
-        tell: Callable[[PlansMade], None],
+        tell: Callable[[PlansMade | ArtifactGone], None],
         note: Callable[[str, str], None],
+        own: Path | None = None,
     ) -> None:
+        """`own`: a policy of this device, for as long as the planner names none."""
         self.status: PolicyStatus | None = None
         self._background = background
         self._desk = desk
         self._tell = tell
         self._note = note
+        self._own = own
         self._holds = False
+        self._wanted: Digest | None = None  # of the planner's
         self._newest: Digest | None = None  # plan that the policy made
 
-    def load(self, path: Path) -> None:
-        """Take the policy in a file; the status says what came of it."""
-        self._background.run(lambda: self._desk.load(path), self._loaded)
+    def start(self) -> None:
+        """Take the device's own policy, if it has one; the status says what came of it."""
+        if self._own is not None and self._wanted is None:
+            self._load(self._own, None)
+
+    def use(self, digest: Digest | None, store: ArtifactStore) -> None:
+        """The planner names a policy, which lies in the store, or none."""
+        self._wanted = digest
+        if digest is not None:
+            self._load(store.path(digest), digest)
+        elif self._own is not None:
+            self.start()
+        else:
+            self._background.run(self._desk.drop, lambda _: None)
+            self.status, self._holds = None, False
+
+    def needed(self) -> frozenset[Digest]:
+        """What must stay in the store."""
+        return frozenset() if self._wanted is None else frozenset((self._wanted,))
+
+    def _load(self, path: Path, digest: Digest | None) -> None:
+        def loaded(found: PolicyStatus) -> None:
+            if digest != self._wanted:
+                return  # another one is on its way
+            self._loaded(found)
+            if digest is not None and found.refused == DAMAGED:
+                path.unlink(missing_ok=True)
+                self._tell(ArtifactGone(digest))
+
+        self._background.run(lambda: self._desk.load(path, digest), loaded)
 
     def fired(self, fired: Fired, running: RunnablePlan | None) -> None:
         """A trigger fired; the link is told what to run instead, at once where no policy has to be asked."""

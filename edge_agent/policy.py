@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from edge_agent.alarms import Fired
 from edge_agent.link.events import RunnablePlan
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from shared.policy.maddpg.checkpoint import Checkpoint
 
 _log = logging.getLogger(__name__)
+
+
+DAMAGED: Final = "its bytes have another digest"
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class PolicyDesk:
             raw = _read(path)
             found = digest_bytes([raw])
             if digest is not None and found != digest:
-                return PolicyStatus(digest=digest, refused="its bytes have another digest")
+                return PolicyStatus(digest=digest, refused=DAMAGED)
             from shared.policy.maddpg.checkpoint import decode
 
             self._found = decode(raw)
@@ -62,6 +65,10 @@ class PolicyDesk:
             return PolicyStatus(digest=digest or "", refused=str(error))
         except ImportError as error:
             return PolicyStatus(digest=digest or "", refused=f"numpy is not installed: {error}")
+
+    def drop(self) -> None:
+        """There is none."""
+        self._found = None
 
     def plan(self, fired: Fired, running: RunnablePlan) -> PolicyAnswer:
         """What to run instead of the running plan, from the samples that led to the trigger."""

@@ -156,6 +156,7 @@ class Agent:
             PolicyDesk(self._checker.graph, self._machine.environment),
             self._link.tell,
             self._note,
+            Path(config.policy) if config.policy else None,
         )
         self._service: ServiceTimes = ServiceTimes(())
         self._alarms = Alarms(
@@ -197,8 +198,7 @@ class Agent:
         self.loop.call_every(self.config.stats_interval_s, self._count)
         self.loop.call_every(self.config.trace_interval_s, self._sample_steps)
         self.loop.call_every(self.config.machine_interval_s, lambda: self._record(self._machine.look()))
-        if self.config.policy:
-            self._local.load(Path(self.config.policy))
+        self._local.start()
         for problem in self._problems:
             _log.warning("%s", problem)
             self._record([Event("state", problem[:512])])
@@ -461,7 +461,7 @@ class Agent:
         """Remove artifacts that nothing here names; before an attempt has ended the link may hold others."""
         if not self._settled:
             return
-        keep = self._plans.needed() | self._profiles.needed()
+        keep = self._plans.needed() | self._profiles.needed() | self._local.needed()
         gone = self.artifacts.collect(keep, downloads=downloads)
         for digest in gone:
             self._link.tell(link.ArtifactGone(digest))
@@ -486,6 +486,8 @@ class Agent:
                     self._do(self._plans.activate(attempt, plan, guarded=guarded))
                 case link.AbandonPlan(attempt):
                     self._do(self._plans.abandon(attempt))
+                case link.UsePolicy(digest):
+                    self._local.use(digest, self.artifacts)
                 case link.RunProfile(request):
                     self._profiles.wanted(request)
                 case link.RunStageProfile(stages):

@@ -75,6 +75,7 @@ class LinkCore:
         self._staged: ev.PlanStaged | None = None  # what the manager said of the attempt's plan
         self._fetch_asked_s: dict[Digest, float] = {}
         self._profiles_asked: set[int] = set()
+        self._policy_used: Digest | None = None  # the policy that the agent was told of
         self._alarms = AlarmBox(config.boot)
         self._local = local.LocalPlans(wait_s=config.local_wait_s, again_s=config.local_again_s)
 
@@ -131,6 +132,7 @@ class LinkCore:
                 self._present.add(digest)
             case ev.ArtifactGone(digest):
                 self._present.discard(digest)
+                self._policy_used = None if digest == self._policy_used else self._policy_used
             case ev.FetchFailed(digest, reason):
                 return self._fetch_failed(digest, reason)
             case ev.ManagerRestarted():
@@ -407,6 +409,7 @@ class LinkCore:
         if now_s < self._storage_blocked_until_s:
             return []
         actions = self._told(now_s) + self._next_step(now_s) + self._local_step(now_s) + self._profiles(now_s)
+        actions += self._policy(now_s)
         if self.welcomed and self.state.revision != self._stored_revision:
             overdue = now_s - self._reported_sent_s >= self._heartbeat_interval_s
             if self.state.revision != self._sent_revision or overdue:
@@ -510,6 +513,17 @@ class LinkCore:
                 self._fetch_asked_s[need.digest] = now_s
                 actions.append(ev.FetchArtifact(need))
         return actions
+
+    def _policy(self, now_s: float) -> list[ev.Action]:
+        """Fetch the policy that is desired, then say which one to plan with."""
+        need = self.state.desired.policy if self.state.desired else None
+        if need is not None and need.digest not in self._present:
+            return self._fetch([control.ArtifactNeed("policy", need.digest, need.size_bytes)], now_s)
+        wanted = need.digest if need is not None else None
+        if wanted == self._policy_used:
+            return []
+        self._policy_used = wanted
+        return [ev.UsePolicy(wanted)]
 
     def _profiles(self, now_s: float) -> list[ev.Action]:
         desired = self.state.desired

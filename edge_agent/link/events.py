@@ -400,6 +400,13 @@ class AbandonPlan:
 
 
 @dataclass(frozen=True)
+class UsePolicy:
+    """Plan with this policy, which lies whole among the artifacts; None: with none of the planner's."""
+
+    digest: Digest | None
+
+
+@dataclass(frozen=True)
 class RunProfile:
     request: ProfileRequest
 
@@ -438,6 +445,7 @@ Action = (
     | ActivatePlan
     | RestorePlan
     | AbandonPlan
+    | UsePolicy
     | RunProfile
     | RunStageProfile
     | Record
