@@ -94,6 +94,28 @@ def _at(value: Any, path: str) -> Any:
     return value
 
 
+_UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+
+
+def duration_s(text: str | None, option: str) -> float | None:
+    """Seconds of `30s`, `2m`, `1h`, `500ms` or a plain number; None of None.
+
+    Raises:
+        InputError: not of that form, or not above 0.
+    """
+    if text is None:
+        return None
+    number = text.rstrip("smh")
+    unit_s = _UNITS_S.get(text[len(number) :], 0.0)
+    try:
+        seconds = float(number) * unit_s
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < float("inf"):
+        raise InputError(f"{option} {text[:80]!r} is not a duration", remedy="write it like 30s or 2m")
+    return seconds
+
+
 def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
     """`NAME=AxBxC` to a shape per input.
 

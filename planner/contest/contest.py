@@ -184,7 +184,8 @@ class Contest:
         drops: list[Action] = [Drop(entrant) for entrant in self._running]
         self._running.clear()
         if not self.curve:
-            self._end(0, {}, "nothing was judged in time")
+            reason = next(iter(self.failures.values()), "")
+            self._end(0, {}, f"nothing was judged: {reason}" if reason else "nothing was judged in time")
             return drops
         self.phase = Phase.RECHECKING
         self._recheck_until_s = max(self._began_s + self._budget_s, now_s + RECHECK_S)

@@ -24,14 +24,14 @@ PER_MODEL: Final = ("ios", "opara", "nimble")
 SEARCHES: Final[Mapping[str, tuple[str, Combination]]] = MappingProxyType(
     {
         "beam": ("beam", Combination.ALONE),
-        "aligned ios": ("ios", Combination.ALIGNED),
-        "aligned beam": ("beam", Combination.ALIGNED),
+        "aligned-ios": ("ios", Combination.ALIGNED),
+        "aligned-beam": ("beam", Combination.ALIGNED),
     }
 )
 """Scheduler and combination of our own searches, by name; the joint ones never wait for a model."""
 
 TOP_LIMITS: Final = Limits(r=3, s=8)
-_JOINT: Final = frozenset({"synchronised", "shared_input", "aligned ios", "aligned beam"})
+_JOINT: Final = frozenset({"synchronised", "shared_input", "aligned-ios", "aligned-beam"})
 _WHOLE: Final = "whole"
 
 
