@@ -143,7 +143,9 @@ class LinkCore:
                 self._active_told = event
             case ev.AlarmRaised():
                 self._alarms.take(event)
-                self._local.offer(event, self.state.attempt, now_s)
+                self._local.alarm(event.cause, self.state.attempt, now_s)
+            case ev.PlansMade(plans):
+                self._local.made(plans)
             case ev.ProfileAnswered(request):
                 return self._answered(request)
             case ev.PersistFailed(reason):
@@ -211,7 +213,7 @@ class LinkCore:
         if known is not None:
             actions.append(ev.AbandonPlan((known.epoch, known.generation)))
         rows = trials.abandoned(self.state, "a newer plan is desired", self._wall_us(now_s))
-        before, ended = local.abandoned(self.state)
+        before, ended = local.abandoned(self.state, "a newer plan is desired", self._wall_us(now_s))
         actions += ended
         wanted = {one.request for one in desired.profiles}
         if desired.stage_profile is not None:
@@ -296,6 +298,8 @@ class LinkCore:
         environment = self._environment
         if environment is None or environment == self.state.environment:
             return actions
+        kept, ended = local.environment_changed(self.state, self._wall_us(now_s))
+        actions += self._become(kept) + ended
         ends_trial = self.state.state in (DeviceState.STAGED, DeviceState.TRIAL)
         actions += self._apply(trials.environment_changed(self.state, environment, self._wall_us(now_s)))
         return actions + ([ev.AbandonPlan(self.state.attempt)] if ends_trial else [])
@@ -427,7 +431,7 @@ class LinkCore:
             now_s=now_s,
         )
         actions = self._become(begun) if begun is not None else []
-        state, asked = self._local.step(self.state)
+        state, asked = self._local.step(self.state, self._wall_us(now_s))
         return actions + self._become(state) + asked
 
     def _next_step(self, now_s: float) -> list[ev.Action]:

@@ -262,7 +262,7 @@ class ProfileAnswered:
 
 @dataclass(frozen=True)
 class AlarmRaised:
-    """A trigger fired. `local` is the plan that would be run without the planner; None: none that differs."""
+    """A trigger fired; `PlansMade` follows."""
 
     at_us: int
     cause: str
@@ -271,7 +271,13 @@ class AlarmRaised:
     plan: Digest | None
     loads: tuple[ModelLoad, ...]
     samples: tuple[AlarmSample, ...]
-    local: RunnablePlan | None = None
+
+
+@dataclass(frozen=True)
+class PlansMade:
+    """What would be run without the planner, for the newest alarm, best first; empty: nothing."""
+
+    plans: tuple[RunnablePlan, ...]
 
 
 @dataclass(frozen=True)
@@ -304,6 +310,7 @@ Event = (
     | EnvironmentChanged
     | ProfileAnswered
     | AlarmRaised
+    | PlansMade
     | PersistFailed
     | Tick
 )

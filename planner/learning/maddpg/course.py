@@ -251,11 +251,11 @@ class Course:
             self.fresh[work.name] = row
             return None
         if work.weights is None:
+            if self.candidates.judged(work.row, row) and self.settings.pull and self.transitions:
+                self.learner.aim(work.row)
             name = work.name.removeprefix(f"{_PLAN}, ")
             if any(name == one.name for one in self.seeds):
                 self.seed_rows[name] = row
-            if self.candidates.judged(work.row, row) and self.settings.pull and self.transitions:
-                self.learner.aim(work.row)
             if self.settings.start is Start.BEST_SEED and self._seeds_are_judged():
                 self._start()
             return None
