@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from planner.learning.maddpg.course import Course
     from planner.learning.maddpg.work import Row
 
-_BAR: Final = 30
+_BAR: Final = 20
 _CURVE: Final = 40
 _LEVELS: Final = "▁▂▃▄▅▆▇█"
 _EVERY_S: Final = 0.2  # between two drawings
@@ -37,7 +37,7 @@ def worth(row: "Row") -> str:
     """A row's figures with their spread."""
     return (
         f"{row.throughput_per_s:.1f} ±{row.throughput_spread:.1f} tasks/s, "
-        f"p99 {1000.0 * row.p99_s:.1f} ±{1000.0 * row.p99_spread:.1f} ms"
+        f"p99 {1000.0 * row.p99_s:.3g} ±{1000.0 * row.p99_spread:.2g} ms"
     )
 
 

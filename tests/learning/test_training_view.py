@@ -19,7 +19,7 @@ def test_a_curve_runs_from_its_lowest_to_its_highest() -> None:
 
 
 def test_a_bar_is_never_more_than_full() -> None:
-    assert bar(0.5) == "[###############...............]  50 %"
+    assert bar(0.5) == "[##########..........]  50 %"
     assert bar(7.0).endswith("100 %") and "." not in bar(7.0)
 
 
