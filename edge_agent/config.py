@@ -52,6 +52,7 @@ class AgentConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     )
     alarm_cooldown_s: Seconds = 10.0  # between two alarms
     local_wait_s: Seconds = 5.0  # for a connected planner's answer to an alarm, before a local plan is tried
+    policy: str = ""  # a checkpoint of `stageloom train maddpg` to re-plan with alone; empty: the planner's
     profile_wall_s: Seconds = 600.0  # for a measurement in pauses, before a busy device gives it up
     silent_engine_s: Seconds = 30.0  # an engine process that reports nothing for so long is killed
     drain_s: Seconds = 5.0  # how long tasks may finish when the agent is told to stop

@@ -17,6 +17,7 @@ Order: TypeAlias = (
     | events.TrialRecorded
     | events.ActivatePlan
     | events.AbandonPlan
+    | events.UsePolicy
     | events.RunProfile
     | events.RunStageProfile
 )

@@ -1,6 +1,6 @@
-"""What the agent makes of a trigger that fired: the alarm for the planner, and a plan of its own. Pure.
+"""What the agent makes of a trigger that fired: the alarm for the planner, and plans of its own. Pure.
 
-Whether the plan made here may run is the link core's to say, which knows the autonomy that the planner
+Whether a plan made here may run is the link core's to say, which knows the autonomy that the planner
 granted and whether it answers; see `edge_agent.link.local`.
 """
 
@@ -12,7 +12,7 @@ from edge_agent.link.events import AlarmRaised, PlanRef, RunnablePlan
 from edge_agent.telemetry import row_name
 from shared.errors import PlanError
 from shared.messages.control import AlarmSample, ModelLoad, Origin
-from shared.plan import decode_plan
+from shared.plan import Plan, decode_plan
 from shared.policy.plain import plain_replan
 
 _log = logging.getLogger(__name__)
@@ -48,23 +48,30 @@ def alarm_raised(fired: Fired, running: RunnablePlan | None, at_us: int) -> Alar
             )
             for sample in fired.firing.samples
         ),
-        local=_replanned(fired, running),
     )
 
 
-def _replanned(fired: Fired, running: RunnablePlan | None) -> RunnablePlan | None:
-    """The running plan with launch intervals for these loads; None where none would change."""
-    if running is None:
-        return None
+def decoded(running: RunnablePlan) -> Plan | None:
+    """The running plan; None where it cannot be read."""
     try:
-        before = _decoded(running.wire, running.ref.digest)
+        return _decoded(running.wire, running.ref.digest)
     except PlanError as error:
         _log.error("the running plan cannot be read: %s", error)
         return None
-    plan = plain_replan(before, fired.loads)
-    if plan is before:
-        return None
+
+
+def runnable(plan: Plan, running: RunnablePlan) -> RunnablePlan:
+    """A plan made from the one that runs, of the same artifacts."""
     return RunnablePlan(PlanRef(plan.digest, Origin.LOCAL), plan.wire, running.artifacts)
+
+
+def plain_plan(fired: Fired, running: RunnablePlan | None) -> RunnablePlan | None:
+    """The running plan with launch intervals for these loads; None where none would change."""
+    before = None if running is None else decoded(running)
+    if running is None or before is None:
+        return None
+    plan = plain_replan(before, fired.loads)
+    return None if plan is before else runnable(plan, running)
 
 
 def _mask(blocks: tuple[int, ...]) -> int:

@@ -52,7 +52,7 @@ class PlanChecker:
         try:
             decoded = decode_plan(plan.wire, digest)
             for needed in dict.fromkeys(model.artifact for model in decoded.models):
-                if (graph := self._graph(needed)) is None:
+                if (graph := self.graph(needed)) is None:
                     damaged.add(needed)
                 else:
                     graphs[needed] = graph
@@ -69,7 +69,8 @@ class PlanChecker:
             _log.exception("plan %s cannot be checked", digest[:12])
             return PlanUnusable(digest, f"it cannot be checked: {type(error).__name__}: {error}")
 
-    def _graph(self, digest: Digest) -> Graph | None:
+    def graph(self, digest: Digest) -> Graph | None:
+        """A whole artifact's; one that is damaged is removed, and has none."""
         store = self._store
         try:
             before = _file_state(store.path(digest))

@@ -9,6 +9,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from random import Random
 from typing import TypeAlias
 
@@ -29,6 +30,7 @@ from edge_agent.ingest.messages import ModelInfo
 from edge_agent.ingest.paths import runtime_directory
 from edge_agent.link import events as link
 from edge_agent.links import Link
+from edge_agent.local_planner import LocalPlanner
 from edge_agent.local_plans import alarm_raised
 from edge_agent.loop import READ, Loop
 from edge_agent.plan_actions import (
@@ -49,10 +51,18 @@ from edge_agent.plan_actions import (
 from edge_agent.plan_check import PlanChecker, PlanUnusable
 from edge_agent.plan_facts import PlanFacts
 from edge_agent.plans import PlanManager
+from edge_agent.policy import PolicyDesk
 from edge_agent.probation import ProbationConfig
 from edge_agent.profiles import ProfileDesk
 from edge_agent.recordings import Recordings
-from edge_agent.status import AgentStatus, EngineStatus, plan_status, queue_status, task_totals, trial_status
+from edge_agent.status import (
+    AgentStatus,
+    EngineStatus,
+    plan_status,
+    queue_status,
+    task_totals,
+    trial_status,
+)
 from edge_agent.store import ArtifactStore
 from edge_agent.supervisor import Supervisor
 from edge_agent.telemetry import ServiceTimes, engine_rows, task_rows, trace_row
@@ -138,8 +148,16 @@ class Agent:
             self._engine.shut_down()
             raise
         self._problems += problems
+        self._machine = MachineWatch(this_machine())
         self._background = Background(self.loop)
         self._checker = PlanChecker(self.artifacts)  # used on the background's thread only
+        self._local = LocalPlanner(
+            self._background,
+            PolicyDesk(self._checker.graph, self._machine.environment),
+            self._link.tell,
+            self._note,
+            Path(config.policy) if config.policy else None,
+        )
         self._service: ServiceTimes = ServiceTimes(())
         self._alarms = Alarms(
             AlarmSettings(
@@ -148,7 +166,6 @@ class Agent:
                 cooldown_s=config.alarm_cooldown_s,
             )
         )
-        self._machine = MachineWatch(this_machine())
         self._profiles = ProfileDesk(
             self._engine,
             self.artifacts.path,
@@ -181,6 +198,7 @@ class Agent:
         self.loop.call_every(self.config.stats_interval_s, self._count)
         self.loop.call_every(self.config.trace_interval_s, self._sample_steps)
         self.loop.call_every(self.config.machine_interval_s, lambda: self._record(self._machine.look()))
+        self._local.start()
         for problem in self._problems:
             _log.warning("%s", problem)
             self._record([Event("state", problem[:512])])
@@ -293,6 +311,7 @@ class Agent:
             ),
             plan=plan_status(active.ref, self._plans.models) if active else None,
             trial=trial_status(self._plans, self.loop.now()),
+            policy=self._local.status,
             last_pause_ms=None if pause_s is None else round(pause_s * 1e3, 1),
             link=self._link.status(),
             queues=queue_status(self._stats, self._plans.models) if self._stats else (),
@@ -409,6 +428,7 @@ class Agent:
             case Activated(ref, attempt):
                 _log.info("plan %s is active", ref.digest[:12])
                 self._record([PlanActivated(ref.digest, ref.origin, *attempt)])
+                self._local.activated(ref.digest)
             case UnloadPlan(key):
                 self._engine.unload(key)
             case StartEngine(delay_s):
@@ -441,7 +461,7 @@ class Agent:
         """Remove artifacts that nothing here names; before an attempt has ended the link may hold others."""
         if not self._settled:
             return
-        keep = self._plans.needed() | self._profiles.needed()
+        keep = self._plans.needed() | self._profiles.needed() | self._local.needed()
         gone = self.artifacts.collect(keep, downloads=downloads)
         for digest in gone:
             self._link.tell(link.ArtifactGone(digest))
@@ -466,6 +486,8 @@ class Agent:
                     self._do(self._plans.activate(attempt, plan, guarded=guarded))
                 case link.AbandonPlan(attempt):
                     self._do(self._plans.abandon(attempt))
+                case link.UsePolicy(digest):
+                    self._local.use(digest, self.artifacts)
                 case link.RunProfile(request):
                     self._profiles.wanted(request)
                 case link.RunStageProfile(stages):
@@ -501,6 +523,7 @@ class Agent:
             return
         running = self._plans.plan_of(PlanKey(seen.key))
         self._link.tell(alarm_raised(fired, running, round(time.time() * 1e6)))
+        self._local.fired(fired, running)
         firing = fired.firing
         values = f"{firing.value:.6g}, above {firing.threshold:.6g}"
         self._note("alarm", f"{firing.cause.value} is {values}: the planner is asked for another plan")

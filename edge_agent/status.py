@@ -51,6 +51,13 @@ class LinkStatus(Struct, frozen=True, kw_only=True):
     telemetry_spooled: int = 0
 
 
+class PolicyStatus(Struct, frozen=True, kw_only=True):
+    """The learned policy that plans here while the planner is away; `refused`: why it does not."""
+
+    digest: str = ""
+    refused: str = ""
+
+
 class QueueStatus(Struct, frozen=True, kw_only=True):
     """One model's queue when the engine last told."""
 
@@ -84,6 +91,7 @@ class AgentStatus(Struct, frozen=True, kw_only=True):
     engine: EngineStatus
     plan: PlanStatus | None
     trial: TrialStatus | None
+    policy: PolicyStatus | None
     last_pause_ms: float | None  # in which nothing was launched, as two plans did not fit into memory
     link: LinkStatus
     queues: tuple[QueueStatus, ...]

@@ -65,6 +65,7 @@ PlanAction = (
     | ev.ActivatePlan
     | ev.RestorePlan
     | ev.AbandonPlan
+    | ev.UsePolicy
     | ev.RunProfile
     | ev.RunStageProfile
 )

@@ -75,6 +75,7 @@ class LinkCore:
         self._staged: ev.PlanStaged | None = None  # what the manager said of the attempt's plan
         self._fetch_asked_s: dict[Digest, float] = {}
         self._profiles_asked: set[int] = set()
+        self._policy_used: Digest | None = None  # the policy that the agent was told of
         self._alarms = AlarmBox(config.boot)
         self._local = local.LocalPlans(wait_s=config.local_wait_s, again_s=config.local_again_s)
 
@@ -131,6 +132,7 @@ class LinkCore:
                 self._present.add(digest)
             case ev.ArtifactGone(digest):
                 self._present.discard(digest)
+                self._policy_used = None if digest == self._policy_used else self._policy_used
             case ev.FetchFailed(digest, reason):
                 return self._fetch_failed(digest, reason)
             case ev.ManagerRestarted():
@@ -143,7 +145,9 @@ class LinkCore:
                 self._active_told = event
             case ev.AlarmRaised():
                 self._alarms.take(event)
-                self._local.offer(event, self.state.attempt, now_s)
+                self._local.alarm(event.cause, self.state.attempt, now_s)
+            case ev.PlansMade(plans):
+                self._local.made(plans)
             case ev.ProfileAnswered(request):
                 return self._answered(request)
             case ev.PersistFailed(reason):
@@ -211,7 +215,7 @@ class LinkCore:
         if known is not None:
             actions.append(ev.AbandonPlan((known.epoch, known.generation)))
         rows = trials.abandoned(self.state, "a newer plan is desired", self._wall_us(now_s))
-        before, ended = local.abandoned(self.state)
+        before, ended = local.abandoned(self.state, "a newer plan is desired", self._wall_us(now_s))
         actions += ended
         wanted = {one.request for one in desired.profiles}
         if desired.stage_profile is not None:
@@ -296,6 +300,8 @@ class LinkCore:
         environment = self._environment
         if environment is None or environment == self.state.environment:
             return actions
+        kept, ended = local.environment_changed(self.state, self._wall_us(now_s))
+        actions += self._become(kept) + ended
         ends_trial = self.state.state in (DeviceState.STAGED, DeviceState.TRIAL)
         actions += self._apply(trials.environment_changed(self.state, environment, self._wall_us(now_s)))
         return actions + ([ev.AbandonPlan(self.state.attempt)] if ends_trial else [])
@@ -403,6 +409,7 @@ class LinkCore:
         if now_s < self._storage_blocked_until_s:
             return []
         actions = self._told(now_s) + self._next_step(now_s) + self._local_step(now_s) + self._profiles(now_s)
+        actions += self._policy(now_s)
         if self.welcomed and self.state.revision != self._stored_revision:
             overdue = now_s - self._reported_sent_s >= self._heartbeat_interval_s
             if self.state.revision != self._sent_revision or overdue:
@@ -427,7 +434,7 @@ class LinkCore:
             now_s=now_s,
         )
         actions = self._become(begun) if begun is not None else []
-        state, asked = self._local.step(self.state)
+        state, asked = self._local.step(self.state, self._wall_us(now_s))
         return actions + self._become(state) + asked
 
     def _next_step(self, now_s: float) -> list[ev.Action]:
@@ -506,6 +513,17 @@ class LinkCore:
                 self._fetch_asked_s[need.digest] = now_s
                 actions.append(ev.FetchArtifact(need))
         return actions
+
+    def _policy(self, now_s: float) -> list[ev.Action]:
+        """Fetch the policy that is desired, then say which one to plan with."""
+        need = self.state.desired.policy if self.state.desired else None
+        if need is not None and need.digest not in self._present:
+            return self._fetch([control.ArtifactNeed("policy", need.digest, need.size_bytes)], now_s)
+        wanted = need.digest if need is not None else None
+        if wanted == self._policy_used:
+            return []
+        self._policy_used = wanted
+        return [ev.UsePolicy(wanted)]
 
     def _profiles(self, now_s: float) -> list[ev.Action]:
         desired = self.state.desired

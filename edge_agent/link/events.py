@@ -262,7 +262,7 @@ class ProfileAnswered:
 
 @dataclass(frozen=True)
 class AlarmRaised:
-    """A trigger fired. `local` is the plan that would be run without the planner; None: none that differs."""
+    """A trigger fired; `PlansMade` follows."""
 
     at_us: int
     cause: str
@@ -271,7 +271,13 @@ class AlarmRaised:
     plan: Digest | None
     loads: tuple[ModelLoad, ...]
     samples: tuple[AlarmSample, ...]
-    local: RunnablePlan | None = None
+
+
+@dataclass(frozen=True)
+class PlansMade:
+    """What would be run without the planner, for the newest alarm, best first; empty: nothing."""
+
+    plans: tuple[RunnablePlan, ...]
 
 
 @dataclass(frozen=True)
@@ -304,6 +310,7 @@ Event = (
     | EnvironmentChanged
     | ProfileAnswered
     | AlarmRaised
+    | PlansMade
     | PersistFailed
     | Tick
 )
@@ -393,6 +400,13 @@ class AbandonPlan:
 
 
 @dataclass(frozen=True)
+class UsePolicy:
+    """Plan with this policy, which lies whole among the artifacts; None: with none of the planner's."""
+
+    digest: Digest | None
+
+
+@dataclass(frozen=True)
 class RunProfile:
     request: ProfileRequest
 
@@ -431,6 +445,7 @@ Action = (
     | ActivatePlan
     | RestorePlan
     | AbandonPlan
+    | UsePolicy
     | RunProfile
     | RunStageProfile
     | Record

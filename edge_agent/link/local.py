@@ -1,30 +1,32 @@
 """Plans that the device made itself, beside the desired one. Pure; states in, states and actions out.
 
-A trigger offers a plan. It is tried if the desired value's autonomy allows it, nothing else is being tried
-and the planner does not answer: at once while it is away, after `wait_s` while it is connected. The attempt
-goes the way of a desired plan (verified, staged, under guarded probation), so that a crash at any point is
-found at boot. It is never on trial: a plan made here differs in launch intervals, or is proven.
+A trigger fires, and a moment later come the plans that answer it, best first. The first that the desired
+value's autonomy allows and that did not fail here is tried if nothing else is and the planner does not
+answer: at once while it is away, after `wait_s` while it is connected. The attempt goes the way of a desired
+plan, so that a crash at any point is found at boot: verified, staged, then under the guard where it is proven
+or differs in launch intervals alone, else on trial, for which autonomy must be full.
 
 What comes of it: a plan that passes is last-known-good with origin local, and is told to the planner until
 the desired value changes. The planner adopts it by desiring the same digest, or desires another plan, which
-is then tried against it. One that fails is not tried again in this environment.
+is then tried against it. One that fails is not tried again in this environment; one that lost its trial is
+not tried again under other launch intervals either.
 """
 
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
 
 from edge_agent.link import events as ev
-from edge_agent.link.trials import Changed, Way, is_proven, proven_with
-from shared.engine.trial import TrialRecord, TrialResult, Verdict
+from edge_agent.link.trials import Changed, Way, is_proven, proven_with, structure_of
+from shared.engine.trial import TrialRecord, TrialResult, Verdict, found_at_boot
 from shared.ids import Digest
 from shared.messages import control
 from shared.messages.control import Autonomy, DeviceState, Origin
 from shared.messages.telemetry import TrialEnded
 
-_BARRED: Final = 16  # digests remembered
+_BARRED: Final = 32  # digests of plans and of structures remembered
 _SETTLED: Final = frozenset(
     {DeviceState.COMMITTED, DeviceState.REJECTED, DeviceState.NO_GAIN, DeviceState.ROLLED_BACK}
 )
@@ -32,12 +34,12 @@ _SETTLED: Final = frozenset(
 
 @dataclass(frozen=True)
 class _Offer:
-    """A plan that a trigger asks for, while `attempt` was the newest desired value."""
+    """What a trigger asks for, while `attempt` was the newest desired value."""
 
-    plan: ev.RunnablePlan
     cause: str
     attempt: ev.Attempt
     due_s: float  # while the planner is connected
+    plans: tuple[ev.RunnablePlan, ...] = ()  # best first; none before they are made
 
 
 class LocalPlans:
@@ -53,10 +55,14 @@ class LocalPlans:
 
     # -- from the offer to the attempt ----------------------------------------------------------------------
 
-    def offer(self, raised: ev.AlarmRaised, attempt: ev.Attempt, now_s: float) -> None:
-        """A trigger fired; a newer offer replaces an older one, and no plan withdraws it."""
-        plan = raised.local
-        self._offer = None if plan is None else _Offer(plan, raised.cause, attempt, now_s + self._wait_s)
+    def alarm(self, cause: str, attempt: ev.Attempt, now_s: float) -> None:
+        """A trigger fired; what an earlier one asked for is withdrawn."""
+        self._offer = _Offer(cause, attempt, now_s + self._wait_s)
+
+    def made(self, plans: tuple[ev.RunnablePlan, ...]) -> None:
+        """The plans that answer the newest trigger, best first."""
+        if self._offer is not None:
+            self._offer = replace(self._offer, plans=plans)
 
     def begin(
         self,
@@ -69,37 +75,33 @@ class LocalPlans:
     ) -> ev.LinkState | None:
         """The state with an attempt at what was offered; None while there is nothing to try."""
         offer = self._offer
-        if offer is None or (connected and now_s < offer.due_s):
+        if offer is None or not offer.plans or (connected and now_s < offer.due_s):
             return None
         if state.local is not None or state.state not in _SETTLED:
             if offer.attempt != attempt:
                 self._offer = None  # the planner has answered
             return None
         self._offer = None
-        autonomy = state.desired.autonomy if state.desired else Autonomy.OFF
-        digest = offer.plan.ref.digest
-        active = state.active.digest if state.active else None
-        if (
-            offer.attempt != attempt
-            or autonomy is Autonomy.OFF
-            or (autonomy is Autonomy.PROVEN and not is_proven(state, offer.plan))
-            or digest in state.barred
-            or digest == active
-            or any(need.digest not in present for need in offer.plan.artifacts)
-        ):
+        if offer.attempt != attempt:
             return None
+        found = next((one for one in offer.plans if _may_run(state, one, present)), None)
+        if found is None:
+            return None
+        rest = offer.plans[offer.plans.index(found) + 1 :]
+        self._offer = replace(offer, plans=rest)  # should this one not come to run
         counter = state.local_counter + 1
-        plan = msgspec.structs.replace(offer.plan, ref=ev.PlanRef(digest, Origin.LOCAL, counter))
+        plan = msgspec.structs.replace(found, ref=ev.PlanRef(found.ref.digest, Origin.LOCAL, counter))
         planned = ev.Planned(epoch=attempt[0], generation=attempt[1], cause=offer.cause)
         local = ev.LocalAttempt(plan=plan, planned=planned, state=DeviceState.RECEIVED)
         return msgspec.structs.replace(state, local=local, local_counter=counter)
 
-    def step(self, state: ev.LinkState) -> tuple[ev.LinkState, list[ev.Action]]:
+    def step(self, state: ev.LinkState, now_us: int) -> tuple[ev.LinkState, list[ev.Action]]:
         """What the attempt still lacks; asked once, until `forget`."""
         local = state.local
         if local is None:
             return state, []
-        if local.state is DeviceState.STAGED:
+        on_trial = local.way == Way.TRIAL.value
+        if local.state is DeviceState.STAGED and not on_trial:
             # The record is on disk before the plan runs: a crash from here on is found at boot.
             local = msgspec.structs.replace(local, state=DeviceState.PROBATION)
             state = msgspec.structs.replace(state, local=local, active=local.plan.ref)
@@ -107,13 +109,19 @@ class LocalPlans:
         if asked == self._asked:
             return state, []
         self._asked = asked
+        if local.state not in (DeviceState.RECEIVED, DeviceState.VERIFIED):
+            self._offer = None
         match local.state:
             case DeviceState.RECEIVED:
                 return state, [ev.VerifyPlan(local.attempt, local.plan)]
             case DeviceState.VERIFIED:
                 return state, [ev.StagePlan(local.attempt, local.plan)]
+            case DeviceState.STAGED:
+                return state, [ev.RunTrial(local.attempt, local.plan, state.environment, now_us)]
+            case DeviceState.TRIAL:
+                return state, [ev.TrialRecorded(local.attempt)]
             case _:
-                return state, [ev.ActivatePlan(local.attempt, local.plan, guarded=True)]
+                return state, [ev.ActivatePlan(local.attempt, local.plan, guarded=not on_trial)]
 
     def forget(self) -> None:
         """What was asked of the plan manager is lost, or its record did not reach the disk."""
@@ -149,6 +157,21 @@ class LocalPlans:
         )
 
 
+def _may_run(state: ev.LinkState, plan: ev.RunnablePlan, present: Container[Digest]) -> bool:
+    """Whether a plan made here may be tried: granted, not what runs, whole, and not failed before."""
+    digest, proven = plan.ref.digest, is_proven(state, plan)
+    match state.desired.autonomy if state.desired else Autonomy.OFF:
+        case Autonomy.OFF:
+            return False
+        case Autonomy.PROVEN if not proven:
+            return False
+    if digest in state.barred or (structure_of(plan) in state.barred and not proven):
+        return False
+    if state.active is not None and digest == state.active.digest:
+        return False
+    return all(need.digest in present for need in plan.artifacts)
+
+
 def outcome(state: ev.LinkState, event: ev.Outcome, now_us: int) -> Changed | None:
     """What the plan manager says of the local attempt; None if it says nothing of one that goes on."""
     local = state.local
@@ -160,6 +183,11 @@ def outcome(state: ev.LinkState, event: ev.Outcome, now_us: int) -> Changed | No
             return Changed(msgspec.structs.replace(state, local=verified))
         case ev.PlanStaged(), DeviceState.VERIFIED:
             return Changed(_staged(state, local, event, now_us))
+        case ev.TrialBegins(), DeviceState.STAGED:
+            begun = msgspec.structs.replace(local, state=DeviceState.TRIAL, record=event.record)
+            return Changed(msgspec.structs.replace(state, local=begun))
+        case ev.TrialDecided(), DeviceState.STAGED | DeviceState.TRIAL:
+            return _decided(state, local, event.result, now_us)
         case ev.ProbationPassed(), DeviceState.PROBATION:
             passed = msgspec.structs.replace(
                 state,
@@ -168,6 +196,8 @@ def outcome(state: ev.LinkState, event: ev.Outcome, now_us: int) -> Changed | No
                 planned=local.planned,
                 proven=proven_with(state, local.plan, holds=True),
             )
+            if local.way == Way.TRIAL.value:
+                return Changed(passed)  # its verdict was told
             kept = TrialResult(verdict=Verdict.COMMIT, reason="neither p99 nor the oldest age worsened")
             return Changed(passed, _row(local, kept, now_us))
         case ev.PlanRefused(), DeviceState.RECEIVED | DeviceState.VERIFIED | DeviceState.STAGED:
@@ -181,16 +211,31 @@ def at_boot(state: ev.LinkState, now_us: int) -> Changed:
     """An attempt found at boot is over; if its plan ran, it may be what stopped the agent."""
     if state.local is None:
         return Changed(state)
+    if state.local.state is DeviceState.TRIAL and state.local.record is not None:
+        return _decided(state, state.local, found_at_boot(state.local.record), now_us)
     if state.local.state is not DeviceState.PROBATION:
         return Changed(msgspec.structs.replace(state, local=None))
     return _failed(state, state.local, "the agent stopped while the plan made here was tried", now_us)
 
 
-def abandoned(state: ev.LinkState) -> tuple[ev.LinkState, list[ev.Action]]:
-    """A newer desired value ends the attempt; what runs runs on, and the desired plan is tried against it."""
-    if state.local is None:
+def abandoned(state: ev.LinkState, reason: str, now_us: int) -> tuple[ev.LinkState, list[ev.Action]]:
+    """Something matters more than the attempt: it ends, and what runs runs on. Actions for after that."""
+    local = state.local
+    if local is None:
         return state, []
-    return msgspec.structs.replace(state, local=None), [ev.AbandonPlan(state.local.attempt)]
+    rows: tuple[TrialEnded, ...] = ()
+    if local.state is DeviceState.TRIAL:
+        rows = _row(local, TrialResult(verdict=Verdict.ABANDONED, reason=reason), now_us)
+    ended: list[ev.Action] = [ev.AbandonPlan(local.attempt), *map(ev.Record, rows)]
+    return msgspec.structs.replace(state, local=None), ended
+
+
+def environment_changed(state: ev.LinkState, now_us: int) -> tuple[ev.LinkState, list[ev.Action]]:
+    """What is compared in another environment is no comparison."""
+    local = state.local
+    if local is None or local.state not in (DeviceState.STAGED, DeviceState.TRIAL):
+        return state, []
+    return abandoned(state, "the environment changed", now_us)
 
 
 def adopted(state: ev.LinkState, plan: ev.RunnablePlan) -> tuple[ev.LinkState, list[ev.Action]]:
@@ -214,14 +259,14 @@ def lost(state: ev.LinkState) -> ev.LinkState | None:
 
 
 def _staged(state: ev.LinkState, local: ev.LocalAttempt, staged: ev.PlanStaged, now_us: int) -> ev.LinkState:
-    """How it comes to run: under the guard, or not at all, since only the planner's plans are on trial."""
+    """How it comes to run: under the guard, on trial, or not at all where nothing comparable runs."""
     digest = local.plan.ref.digest
     if is_proven(state, local.plan):
         way = Way.PROVEN
-    elif staged.control is not None and staged.intervals_only:
-        way = Way.GUARD
-    else:
+    elif staged.control is None:
         return msgspec.structs.replace(state, local=None)
+    else:
+        way = Way.GUARD if staged.intervals_only else Way.TRIAL
     if staged.starves:
         return msgspec.structs.replace(state, local=None)
     record = TrialRecord(
@@ -234,27 +279,42 @@ def _staged(state: ev.LinkState, local: ev.LocalAttempt, staged: ev.PlanStaged, 
     return msgspec.structs.replace(state, local=local)
 
 
+def _decided(state: ev.LinkState, local: ev.LocalAttempt, result: TrialResult, now_us: int) -> Changed:
+    """The trial ended, or was refused. One without a verdict says nothing of the plan."""
+    rows = _row(local, result, now_us)
+    match result.verdict:
+        case Verdict.COMMIT:
+            won = msgspec.structs.replace(local, state=DeviceState.PROBATION)
+            return Changed(msgspec.structs.replace(state, local=won, active=local.plan.ref), rows)
+        case Verdict.ABANDONED:
+            return Changed(msgspec.structs.replace(state, local=None), rows)
+    lost = msgspec.structs.replace(state, proven=proven_with(state, local.plan, holds=False))
+    return Changed(_barred(lost, local.plan.ref.digest, structure_of(local.plan)), rows)
+
+
 def _failed(state: ev.LinkState, local: ev.LocalAttempt, reason: str, now_us: int) -> Changed:
     """It ran and is not to run again; last-known-good does."""
     digest = local.plan.ref.digest
     good = state.last_good
+    tried = (digest, structure_of(local.plan)) if local.way == Way.TRIAL.value else (digest,)
     back = msgspec.structs.replace(
-        _barred(state, digest),
+        _barred(state, *tried),
         active=good.ref if good else None,
         proven=state.proven if local.way == Way.GUARD.value else proven_with(state, local.plan, holds=False),
     )
     return Changed(back, _row(local, TrialResult(verdict=Verdict.REJECT, reason=reason), now_us))
 
 
-def _barred(state: ev.LinkState, digest: Digest) -> ev.LinkState:
-    """No attempt, and none at this plan again in this environment."""
-    return msgspec.structs.replace(state, local=None, barred=(*state.barred, digest)[-_BARRED:])
+def _barred(state: ev.LinkState, *failed: Digest) -> ev.LinkState:
+    """No attempt, and none at this plan or structure again in this environment."""
+    return msgspec.structs.replace(state, local=None, barred=(*state.barred, *failed)[-_BARRED:])
 
 
 def _row(local: ev.LocalAttempt, result: TrialResult, now_us: int) -> tuple[TrialEnded, ...]:
     record = local.record
     if record is None:
         return ()
+    low, high = result.interval if result.interval else (None, None)
     row = TrialEnded(
         local.planned.epoch,
         local.planned.generation,
@@ -263,10 +323,10 @@ def _row(local: ev.LocalAttempt, result: TrialResult, now_us: int) -> tuple[Tria
         result.verdict.value,
         local.plan.ref.digest,
         record.control or None,
-        None,
-        None,
-        None,
-        0,
+        result.ratio,
+        low,
+        high,
+        result.pairs,
         record.began_us,
         now_us,
         result.reason[:512],

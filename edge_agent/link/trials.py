@@ -63,7 +63,7 @@ def way_of(state: LinkState, staged: PlanStaged) -> Way:
 
 
 def only_measures(state: LinkState, desired: Desired) -> bool:
-    """Whether the newer value asks for measurements, of a device that has a verdict on its plan.
+    """Whether the newer value only asks for measurements or names another policy, its plan being judged.
 
     Such a request takes a generation of its own; trying a rejected plan again with each would never end. The
     same plan without a new request was pushed again by someone who wants it tried again.
@@ -72,10 +72,11 @@ def only_measures(state: LinkState, desired: Desired) -> bool:
     if known is None or state.state not in VERDICTS:
         return False
     same = (known.plan_digest, known.activation) == (desired.plan_digest, desired.activation)
+    policy = known.policy != desired.policy
     asked = {one.request for one in known.profiles}
     new = any(one.request not in asked for one in desired.profiles)
     stage = desired.stage_profile is not None and desired.stage_profile != known.stage_profile
-    return same and (new or stage)
+    return same and (new or stage or policy)
 
 
 def proven(state: LinkState, *, holds: bool) -> tuple[Proven, ...]:

@@ -79,6 +79,16 @@ class ArtifactNeed(Struct, frozen=True):
     size_bytes: PositiveBytes
 
 
+MAX_POLICY_BYTES: Final = 64 << 20
+
+
+class PolicyNeed(Struct, frozen=True):
+    """A learned policy that a device plans with while the planner is away: a checkpoint's bytes."""
+
+    digest: DigestText
+    size_bytes: Annotated[int, Meta(ge=1, le=MAX_POLICY_BYTES)]
+
+
 class ProfileRequest(Struct, frozen=True):
     """Measure every operator of an artifact at one batch size; `budget_s` bounds the time spent."""
 
@@ -111,7 +121,8 @@ class Desired(Message, frozen=True, kw_only=True, tag="desired"):
     """Planner to device: what it should run. `plan_digest` None: keep what runs, only the rest applies.
 
     `plan` is the plan's canonical wire form, whose digest is `plan_digest`; `profiles` and `stage_profile`
-    are all the measurements wanted, and a device skips those whose `request` it has answered.
+    are all the measurements wanted, and a device skips those whose `request` it has answered. `policy` is
+    what it may plan with alone, as far as `autonomy` goes; None: with launch intervals only.
     """
 
     epoch: Epoch
@@ -123,6 +134,7 @@ class Desired(Message, frozen=True, kw_only=True, tag="desired"):
     stage_profile: StageProfileRequest | None = None
     autonomy: Autonomy = Autonomy.OFF
     activation: Activation = Activation.TRIAL
+    policy: PolicyNeed | None = None
 
 
 class Report(Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ import pytest
 
 from edge_agent.alarms import Alarms, AlarmSettings, Fired
 from edge_agent.link.events import PlanRef, RunnablePlan
-from edge_agent.local_plans import alarm_raised
+from edge_agent.local_plans import alarm_raised, plain_plan
 from edge_agent.worker.messages import Glance, QueueGlance
 from shared.messages import control
 from shared.messages.control import Origin
@@ -154,12 +154,13 @@ def fired(**loads: tuple[float, float, int]) -> Fired:
     )
 
 
-def test_the_alarm_carries_a_local_plan_that_differs_in_launch_intervals_only() -> None:
-    event = alarm_raised(fired(a=(10.0, 0.01, 90), b=(10.0, 0.01, 0), c=(0.0, 0.01, 0)), running(), 5)
-    assert event.local is not None and event.plan == PLAN.digest
-    plan = decode_plan(event.local.wire, event.local.ref.digest)
+def test_an_alarm_is_answered_by_a_local_plan_that_differs_in_launch_intervals_only() -> None:
+    seen = fired(a=(10.0, 0.01, 90), b=(10.0, 0.01, 0), c=(0.0, 0.01, 0))
+    event, made = alarm_raised(seen, running(), 5), plain_plan(seen, running())
+    assert made is not None and event.plan == PLAN.digest
+    plan = decode_plan(made.wire, made.ref.digest)
     assert plan.combined == PLAN.combined and plan.models != PLAN.models
-    assert event.local.ref.origin is Origin.LOCAL
+    assert made.ref.origin is Origin.LOCAL
     message = control.Alarm(
         boot=1,
         number=1,
@@ -176,7 +177,7 @@ def test_the_alarm_carries_a_local_plan_that_differs_in_launch_intervals_only() 
     assert event.samples[0].progress == (0b01, 1, 0)
 
 
-def test_without_a_change_to_make_the_alarm_carries_no_plan() -> None:
+def test_without_a_change_to_make_there_is_no_local_plan() -> None:
     calm = fired(a=(10.0, 0.01, 0), b=(10.0, 0.01, 0))
-    assert alarm_raised(calm, running(), 5).local is None
+    assert plain_plan(calm, running()) is None and plain_plan(calm, None) is None
     assert alarm_raised(calm, None, 5).plan is None

@@ -231,6 +231,7 @@ def test_status_shows_a_trial_by_its_pairs_its_ratio_and_the_time_left() -> None
             engine=EngineStatus(pid=2, up=True, restarts=0),
             plan=None,
             trial=trial,
+            policy=None,
             last_pause_ms=pause_ms,
             link=LinkStatus(state="alone"),
             queues=(),

@@ -138,6 +138,7 @@ MESSAGES: tuple[Message, ...] = (
         ),
         autonomy=control.Autonomy.PROVEN,
         activation=control.Activation.NOW,
+        policy=control.PolicyNeed(Digest("ef" * 32), 4_194_304),
     ),
     control.Alarm(
         boot=BOOT,

@@ -7,8 +7,10 @@ import pytest
 from msgspec import structs
 
 from edge_agent.link import events as ev
+from edge_agent.link import local, trials
 from edge_agent.link.statefile import decode_state, encode_state
 from shared.digest import digest_bytes
+from shared.engine.trial import TrialRecord, TrialResult, Verdict
 from shared.messages import control
 from shared.messages.control import ArtifactNeed, Autonomy, DeviceState, Origin
 from shared.messages.telemetry import TrialEnded
@@ -43,8 +45,13 @@ def staged(attempt: ev.Attempt = FIRST, **fields: Any) -> ev.PlanStaged:
     return ev.PlanStaged(attempt, **(given | fields))
 
 
+def alarmed(driver: Driver, *plans: ev.RunnablePlan, after_s: float = 0.0) -> list[ev.Action]:
+    """A trigger fires, and these plans answer it."""
+    return driver.do(raised(), after_s=after_s) + driver.do(ev.PlansMade(plans), after_s=0.0)
+
+
 def on_probation(driver: Driver, plan: ev.RunnablePlan = LOCAL) -> list[ev.Action]:
-    driver.do(raised(local=plan))
+    alarmed(driver, plan)
     attempt = (ev.LOCAL_EPOCH, driver.core.state.local_counter)
     driver.do(ev.PlanVerified(attempt))
     return driver.do(staged(attempt))
@@ -72,7 +79,7 @@ def connected_for(driver: Driver, seconds: float) -> list[ev.Action]:
 
 def test_a_local_plan_goes_from_the_alarm_to_last_known_good_while_the_planner_is_away() -> None:
     driver = away()
-    assert "VerifyPlan" in kinds(driver.do(raised(local=LOCAL)))
+    assert "VerifyPlan" in kinds(alarmed(driver, LOCAL))
     assert "StagePlan" in kinds(driver.do(ev.PlanVerified(FIRST)))
     actions = driver.do(staged())
     assert kinds(actions).index("Persist") < kinds(actions).index("ActivatePlan"), "the record comes first"
@@ -110,19 +117,19 @@ def test_autonomy_bounds_what_runs_without_the_planner(autonomy: Autonomy, prove
         state = driver.disk
         known = (*state.proven, ev.Proven(LOCAL.ref.digest, state.environment))
         driver.core.state = structs.replace(state, proven=known)
-    assert ("VerifyPlan" in kinds(driver.do(raised(local=LOCAL)))) is runs
+    assert ("VerifyPlan" in kinds(alarmed(driver, LOCAL))) is runs
 
 
 def test_a_connected_planner_is_given_time_to_answer() -> None:
     driver = committed()
-    assert "VerifyPlan" not in kinds(driver.do(raised(local=LOCAL)))
+    assert "VerifyPlan" not in kinds(alarmed(driver, LOCAL))
     assert "VerifyPlan" not in kinds(connected_for(driver, 4.5))
     assert "VerifyPlan" in kinds(connected_for(driver, 0.6))
 
 
 def test_a_newer_desired_value_is_the_planners_answer_and_no_local_plan_follows() -> None:
     driver = committed()
-    driver.do(raised(local=LOCAL))
+    alarmed(driver, LOCAL)
     driver.do(ev.Received(desired(2, b"answer", autonomy=Autonomy.FULL)), after_s=1.0)
     driver.do(ev.PlanVerified((1, 2)))
     driver.do(ev.PlanStaged((1, 2)))
@@ -133,14 +140,14 @@ def test_a_newer_desired_value_is_the_planners_answer_and_no_local_plan_follows(
 
 def test_a_planner_that_goes_away_before_it_answers_is_not_waited_for() -> None:
     driver = committed()
-    driver.do(raised(local=LOCAL))
+    alarmed(driver, LOCAL)
     assert "VerifyPlan" in kinds(driver.do(ev.Lost(), after_s=1.0))
 
 
-def test_a_plan_that_needs_a_trial_or_would_starve_a_model_is_not_run_here() -> None:
-    for answer in (staged(intervals_only=False), staged(control=None), staged(starves="too slow")):
+def test_a_plan_that_nothing_compares_with_or_that_would_starve_a_model_is_not_run_here() -> None:
+    for answer in (staged(control=None), staged(starves="too slow")):
         driver = away()
-        driver.do(raised(local=LOCAL))
+        alarmed(driver, LOCAL)
         driver.do(ev.PlanVerified(FIRST))
         assert "ActivatePlan" not in kinds(driver.do(answer))
         assert driver.core.state.local is None and driver.core.report().origin is Origin.PLANNER
@@ -148,7 +155,7 @@ def test_a_plan_that_needs_a_trial_or_would_starve_a_model_is_not_run_here() -> 
 
 def test_a_plan_whose_artifacts_are_not_here_is_not_tried() -> None:
     needy = structs.replace(LOCAL, artifacts=(ArtifactNeed("m", digest_bytes([b"absent"]), 8),))
-    assert "VerifyPlan" not in kinds(away().do(raised(local=needy)))
+    assert "VerifyPlan" not in kinds(alarmed(away(), needy))
 
 
 def test_a_failed_local_plan_gives_way_to_what_ran_and_is_not_tried_again_in_this_environment() -> None:
@@ -160,18 +167,18 @@ def test_a_failed_local_plan_gives_way_to_what_ran_and_is_not_tried_again_in_thi
     assert (row.verdict, row.origin) == ("reject", Origin.LOCAL)
     report = driver.core.report()
     assert (report.active, report.origin, report.state) == (CONTROL, Origin.PLANNER, DeviceState.COMMITTED)
-    assert "VerifyPlan" not in kinds(driver.do(raised(local=LOCAL), after_s=60.0))
-    assert "VerifyPlan" in kinds(driver.do(raised(local=OTHER), after_s=60.0))
+    assert "VerifyPlan" not in kinds(alarmed(driver, LOCAL, after_s=60.0))
+    assert "VerifyPlan" in kinds(alarmed(driver, OTHER, after_s=60.0))
     driver.do(ev.PlanRefused((ev.LOCAL_EPOCH, 2), "it does not load"))
     driver.do(ev.EnvironmentChanged("another power mode"))
-    assert "VerifyPlan" in kinds(driver.do(raised(local=LOCAL)))
+    assert "VerifyPlan" in kinds(alarmed(driver, LOCAL))
 
 
 def test_a_late_answer_of_an_earlier_local_attempt_changes_nothing() -> None:
     driver = away()
     on_probation(driver)
     driver.do(ev.ProbationFailed(FIRST, "worse"))
-    driver.do(raised(local=OTHER))
+    alarmed(driver, OTHER)
     before = driver.core.state
     for late in (ev.ProbationPassed(FIRST), ev.PlanVerified(FIRST), staged(), ev.ProbationFailed(FIRST, "")):
         assert rows(driver.do(late)) == []
@@ -179,7 +186,7 @@ def test_a_late_answer_of_an_earlier_local_attempt_changes_nothing() -> None:
 
 
 def test_a_kill_at_any_point_of_a_local_attempt_leaves_last_known_good() -> None:
-    steps: list[ev.Event] = [raised(local=LOCAL), ev.PlanVerified(FIRST), staged()]
+    steps: list[ev.Event] = [raised(), ev.PlansMade((LOCAL,)), ev.PlanVerified(FIRST), staged()]
     for count in range(1, len(steps) + 1):
         driver = away()
         for event in steps[:count]:
@@ -193,7 +200,7 @@ def test_a_kill_at_any_point_of_a_local_attempt_leaves_last_known_good() -> None
         assert report.state is DeviceState.COMMITTED and report.revision >= driver.disk.revision
         ran = count == len(steps)
         assert [row.verdict for row in rows(revived.booted)] == ["reject"] * ran
-        assert ("VerifyPlan" in kinds(revived.do(raised(local=LOCAL)))) is not ran
+        assert ("VerifyPlan" in kinds(alarmed(revived, LOCAL))) is not ran
         assert revived.core.state.local_counter >= 1, "counters never fall"
 
 
@@ -237,7 +244,7 @@ def test_a_desired_value_that_names_the_local_plan_adopts_it_without_a_swap() ->
 
 
 def on_probation_connected(driver: Driver) -> None:
-    driver.do(raised(local=LOCAL))
+    alarmed(driver, LOCAL)
     connected_for(driver, 5.1)
     driver.do(ev.PlanVerified(FIRST))
     driver.do(staged())
@@ -275,14 +282,14 @@ def test_a_local_last_known_good_that_crashes_gives_way_to_the_desired_plan_whic
     (restored,) = [action for action in actions if isinstance(action, ev.RestorePlan)]
     assert restored.plan.ref.digest == CONTROL
     assert driver.state is DeviceState.COMMITTED
-    assert "VerifyPlan" not in kinds(driver.do(raised(local=LOCAL)))
+    assert "VerifyPlan" not in kinds(alarmed(driver, LOCAL))
 
 
 def test_nothing_is_tried_beside_an_attempt_at_the_desired_plan() -> None:
     driver = Driver().online()
     driver.do(ev.Received(desired(1, autonomy=Autonomy.FULL)))
     driver.do(ev.Lost())
-    driver.do(raised(local=LOCAL))
+    alarmed(driver, LOCAL)
     assert driver.core.state.local is None
     driver.do(ev.PlanVerified((1, 1)))
     driver.do(ev.PlanStaged((1, 1)))
@@ -292,9 +299,9 @@ def test_nothing_is_tried_beside_an_attempt_at_the_desired_plan() -> None:
 def test_a_full_disk_holds_a_local_attempt_up_and_it_goes_on_later() -> None:
     driver = away()
     driver.full = True
-    assert "ActivatePlan" not in kinds(driver.do(raised(local=LOCAL)))
+    assert "ActivatePlan" not in kinds(alarmed(driver, LOCAL))
     driver.full = False
-    driver.do(raised(local=LOCAL), after_s=6.0)
+    alarmed(driver, LOCAL, after_s=6.0)
     assert "StagePlan" in kinds(driver.do(ev.PlanVerified((ev.LOCAL_EPOCH, driver.disk.local_counter))))
 
 
@@ -313,3 +320,120 @@ def test_a_stage_profile_waits_for_its_artifacts_is_asked_once_and_not_again_whe
     assert "RunStageProfile" not in kinds(actions), "it was answered before the restart"
     driver.do(ev.Received(desired(2, stage_profile=wanted)))
     assert driver.core.state.answered == (9,), "a newer desired value that still names it"
+
+
+def on_trial(driver: Driver) -> TrialRecord:
+    """A plan of another structure, under the autonomy to try one, up to the moment before it runs."""
+    alarmed(driver, LOCAL)
+    driver.do(ev.PlanVerified(FIRST))
+    actions = driver.do(staged(intervals_only=False))
+    order = next(action for action in actions if isinstance(action, ev.RunTrial))
+    assert (order.attempt, order.plan.ref.digest) == (FIRST, LOCAL.ref.digest)
+    assert driver.core.report().active == CONTROL, "nothing runs but what ran"
+    record = TrialRecord(candidate=LOCAL.ref.digest, control=CONTROL, environment="env", began_us=1)
+    actions = driver.do(ev.TrialBegins(FIRST, record))
+    assert kinds(actions).index("Persist") < kinds(actions).index("TrialRecorded"), "the record comes first"
+    return record
+
+
+def decided(verdict: Verdict) -> ev.TrialDecided:
+    result = TrialResult(verdict=verdict, reason="measured", ratio=1.2, interval=(1.1, 1.3), pairs=9)
+    return ev.TrialDecided(FIRST, CONTROL, result)
+
+
+def test_a_local_plan_of_another_structure_wins_a_trial_before_it_is_last_known_good() -> None:
+    driver = away()
+    on_trial(driver)
+    actions = driver.do(decided(Verdict.COMMIT))
+    (row,) = rows(actions)
+    assert (row.how, row.verdict, row.origin, row.ratio, row.pairs) == (
+        "trial", "commit", Origin.LOCAL, 1.2, 9,
+    )  # fmt: skip
+    (activate,) = [action for action in actions if isinstance(action, ev.ActivatePlan)]
+    assert not activate.guarded and driver.core.report().active == LOCAL.ref.digest
+    assert driver.disk.last_good is not None and driver.disk.last_good.ref.digest == CONTROL
+    assert rows(driver.do(ev.ProbationPassed(FIRST))) == [], "its verdict was told"
+    good = driver.disk.last_good
+    assert good is not None and good.ref.digest == LOCAL.ref.digest
+
+
+@pytest.mark.parametrize("verdict", [Verdict.REJECT, Verdict.NO_GAIN, Verdict.REFUSED])
+def test_a_local_plan_that_lost_its_trial_is_not_offered_again_in_this_environment(verdict: Verdict) -> None:
+    driver = away()
+    on_trial(driver)
+    assert [row.verdict for row in rows(driver.do(decided(verdict)))] == [verdict.value]
+    report = driver.core.report()
+    assert (report.active, report.origin, report.state) == (CONTROL, Origin.PLANNER, DeviceState.COMMITTED)
+    assert "VerifyPlan" not in kinds(alarmed(driver, LOCAL, after_s=3600.0))
+    assert "VerifyPlan" in kinds(alarmed(driver, LOCAL, OTHER)), "the next best is"
+    assert driver.core.state.local is not None and driver.core.state.local.plan.wire == OTHER.wire
+
+
+def test_the_structure_that_lost_its_trial_is_not_offered_under_other_launch_intervals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    same = digest_bytes([b"structure"])
+    monkeypatch.setattr(trials, "structure_of", lambda plan: same)
+    monkeypatch.setattr(local, "structure_of", lambda plan: same)
+    driver = away()
+    driver.core.state = structs.replace(driver.core.state, proven=())
+    on_trial(driver)
+    driver.do(decided(Verdict.NO_GAIN))
+    assert "VerifyPlan" not in kinds(alarmed(driver, OTHER))
+
+
+def test_a_local_trial_without_a_verdict_says_nothing_of_the_plan() -> None:
+    driver = away()
+    on_trial(driver)
+    assert [row.verdict for row in rows(driver.do(decided(Verdict.ABANDONED)))] == ["abandoned"]
+    assert driver.core.state.local is None
+    assert "VerifyPlan" in kinds(alarmed(driver, LOCAL))
+
+
+def test_a_kill_during_a_local_trial_rejects_the_plan_at_the_next_start() -> None:
+    driver = away()
+    on_trial(driver)
+    revived = Driver(decode_state(encode_state(driver.disk)))
+    assert [(row.verdict, row.how) for row in rows(revived.booted)] == [("reject", "trial")]
+    assert revived.core.report().active == CONTROL
+    assert "VerifyPlan" not in kinds(alarmed(revived, LOCAL))
+
+
+def test_a_desired_value_or_another_environment_ends_a_local_trial_without_a_verdict() -> None:
+    for event in (
+        ev.Received(desired(2, b"newer", autonomy=Autonomy.FULL)),
+        ev.EnvironmentChanged("another power mode"),
+    ):
+        driver = committed()
+        alarmed(driver, LOCAL)
+        connected_for(driver, 5.1)
+        driver.do(ev.PlanVerified(FIRST))
+        driver.do(staged(intervals_only=False))
+        record = TrialRecord(candidate=LOCAL.ref.digest, control=CONTROL, environment="env", began_us=1)
+        driver.do(ev.TrialBegins(FIRST, record))
+        actions = driver.do(event)
+        assert ev.AbandonPlan(FIRST) in actions and driver.core.state.local is None
+        assert "abandoned" in [row.verdict for row in rows(actions)]
+        assert rows(driver.do(decided(Verdict.COMMIT))) == [], "its late verdict says nothing"
+
+
+def test_under_proven_autonomy_the_first_proven_plan_is_taken_and_not_a_better_unproven_one() -> None:
+    driver = away(Autonomy.PROVEN)
+    state = driver.disk
+    driver.core.state = structs.replace(
+        state, proven=(*state.proven, ev.Proven(OTHER.ref.digest, state.environment))
+    )
+    assert "VerifyPlan" in kinds(alarmed(driver, LOCAL, OTHER))
+    assert driver.core.state.local is not None and driver.core.state.local.plan.wire == OTHER.wire
+
+
+def test_plans_that_come_after_the_planner_has_answered_are_not_tried() -> None:
+    driver = committed()
+    driver.do(raised())
+    driver.do(ev.Received(desired(2, b"answer", autonomy=Autonomy.FULL)))
+    driver.do(ev.PlanVerified((1, 2)))
+    driver.do(ev.PlanStaged((1, 2)))
+    driver.do(ev.ProbationPassed((1, 2)))
+    driver.do(ev.PlansMade((LOCAL,)))
+    connected_for(driver, 60.0)
+    assert driver.core.state.local is None and driver.core.state.local_counter == 0

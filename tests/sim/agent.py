@@ -519,7 +519,8 @@ class Agent:
         """Queues diverge, and this plan would be run without the planner."""
         ref = link.PlanRef(plan.digest, Origin.LOCAL)
         local = link.RunnablePlan(ref, plan.wire, plan.needs)
-        self.tell(link.AlarmRaised(self.world.wall_us(), "variance", 2.0, 1.0, None, (), (), local))
+        self.tell(link.AlarmRaised(self.world.wall_us(), "variance", 2.0, 1.0, None, (), ()))
+        self.tell(link.PlansMade((local,)))
 
     # -- what the disk does by itself -----------------------------------------------------------------------
 

@@ -41,3 +41,14 @@ def arrays(space: Space, hidden: tuple[int, int] = (3, 2), seed: int = 0) -> dic
 def network(space: Space, seed: int = 0) -> MaddpgNetwork:
     """An untrained network."""
     return MaddpgNetwork(arrays(space, seed=seed), space.agents)
+
+
+def saying(space: Space, actions: tuple[float, ...]) -> MaddpgNetwork:
+    """A network that says this, whatever it sees. `actions`: [action_width], within (0, 1)"""
+    numbers = {name: np.zeros_like(values) for name, values in arrays(space).items()}
+    logits = np.log(np.array(actions) / (1.0 - np.array(actions)))
+    first = 0
+    for agent, count in enumerate(space.agents):
+        numbers[f"actor.{agent}.2.bias"] = logits[first : first + count].astype(np.float32)
+        first += count
+    return MaddpgNetwork(numbers, space.agents)

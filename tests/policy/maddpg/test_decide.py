@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from shared.blocks import combine, split
@@ -12,13 +11,12 @@ from shared.plan import Plan, Wait
 from shared.policy.maddpg.book import Blocks, Book
 from shared.policy.maddpg.combining import actions_of
 from shared.policy.maddpg.decide import decide, replanned
-from shared.policy.maddpg.network import MaddpgNetwork
 from shared.policy.maddpg.space import Space
 from shared.policy.plain import Load
 from shared.policy.samples import Sample
 from shared.schedule import stage_schedule
 from shared.search.compose import ModelChoice, compose
-from tests.policy.maddpg.cases import arrays
+from tests.policy.maddpg.cases import saying
 from tests.search.graphs import CHAIN, DIAMOND, model
 
 LEFT, RIGHT = model("left", DIAMOND, cuts=[1, 3]), model("right", CHAIN, cuts=[2])
@@ -37,19 +35,7 @@ LOADS = (
 )
 SAMPLES = (Sample(((1, 0, 0), (0, 1)), (0.1, -0.1)),)
 
-
-def saying(actions: tuple[float, ...]) -> MaddpgNetwork:
-    """A network that says this, whatever it sees."""
-    numbers = {name: np.zeros_like(values) for name, values in arrays(SPACE).items()}
-    logits = np.log(np.array(actions) / (1.0 - np.array(actions)))
-    first = 0
-    for agent, count in enumerate(SPACE.agents):
-        numbers[f"actor.{agent}.2.bias"] = logits[first : first + count].astype(np.float32)
-        first += count
-    return MaddpgNetwork(numbers, SPACE.agents)
-
-
-POLICY = saying((0.5, 0.5, *actions_of(SPACE, TOGETHER)))
+POLICY = saying(SPACE, (0.5, 0.5, *actions_of(SPACE, TOGETHER)))
 
 
 def test_the_plan_has_the_policys_blocks_and_intervals_and_all_else_of_the_incumbent() -> None:
@@ -115,6 +101,6 @@ def test_names_queues_and_executors_are_no_business_of_the_policy() -> None:
 
 def test_launcher_actions_are_read_in_the_models_order() -> None:
     ordered = (LOADS[1], LOADS[0])
-    decision = decide(SPACE, saying((0.01, 0.99, *actions_of(SPACE, TOGETHER))), SAMPLES, ordered)
+    decision = decide(SPACE, saying(SPACE, (0.01, 0.99, *actions_of(SPACE, TOGETHER))), SAMPLES, ordered)
     assert decision.intervals_us[0] == pytest.approx(4000 * (0.1 / 1.05 / 0.004) ** 0.01, rel=1e-3)
     assert decision.intervals_us[1] == pytest.approx(1000 * (0.01 / 1.05 / 0.001) ** 0.99, rel=1e-3)
