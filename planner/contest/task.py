@@ -1,7 +1,7 @@
 """What a worker does for a contest: search an entrant's plan and judge it, or judge a plan again.
 
-All a worker needs travels as plain values. Which twin it simulates on is decided by the work: importing the
-compiled one takes as long as the reference one takes for a few thousand steps.
+All a worker needs travels as plain values. Which twin it simulates on is decided by the work: the compiled one
+takes half a minute where its kernels were never compiled, the reference one some 0.1 ms a step.
 """
 
 import time
@@ -21,7 +21,7 @@ from shared.ids import Digest
 from shared.plan import Plan
 from shared.search.job import SearchJob, run_search
 
-_WORTH_COMPILED: Final = 5_000  # steps
+_WORTH_COMPILED: Final = 100_000  # steps
 
 
 @dataclass(frozen=True, kw_only=True)

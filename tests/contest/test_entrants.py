@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.contest.entrants import PER_MODEL, entrants
+from planner.contest.entrants import PER_MODEL, SEARCHES, entrants
 from planner.contest.judge import Course, judge
 from planner.twin.arrivals import Periodic
 from planner.twin.reference import Twin
@@ -24,6 +24,11 @@ def test_every_policy_and_every_per_model_scheduler_takes_part() -> None:
     assert {one.policy for one in entrants(BOTH, COSTS)} == set(policies()) | set(PER_MODEL)
 
 
+def test_searches_of_ours_take_part_where_they_are_asked_for() -> None:
+    asked = {one.policy for one in entrants(BOTH, COSTS, searches=True)}
+    assert asked == set(policies()) | set(PER_MODEL) | set(SEARCHES)
+
+
 def test_sequential_comes_first_so_that_there_is_a_plan_at_once() -> None:
     first = entrants(BOTH, COSTS)[0]
     assert (first.policy, first.partition) == ("sequential", "whole")
@@ -42,7 +47,7 @@ def test_policies_can_be_chosen_by_name() -> None:
     }
 
 
-@pytest.mark.parametrize("entrant", entrants(BOTH, COSTS), ids=lambda one: one.name)
+@pytest.mark.parametrize("entrant", entrants(BOTH, COSTS, searches=True), ids=lambda one: one.name)
 def test_every_entrant_serves_a_light_load_whole(entrant: object) -> None:
     """All tasks are served, but by a plan that waits for the rarer model."""
     job = entrant.job  # type: ignore[attr-defined]

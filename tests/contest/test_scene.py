@@ -1,0 +1,120 @@
+"""Where a contest takes place: whose times, whose arrivals, and what is said of them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from planner.admin.contests import CHOICE, FRESH, Contests, Held
+from planner.admin.scene import ASSUMED_LOAD, Staged, stage
+from planner.cluster.interface import SearchFuture
+from planner.contest.entrants import entrants
+from planner.twin.arrivals import Poisson, Recorded
+from shared.bound import bind
+from shared.clock import ManualClock
+from shared.errors import InputError, UnavailableError
+from shared.ids import DeviceId
+from shared.messages.admin import ArrivalRate
+from shared.messages.telemetry import RowKind, TaskCounters
+from shared.plan import Plan
+from shared.search.compose import ModelChoice
+from shared.search.job import run_search
+from tests.planner.world import KINDS, World
+from tests.store.helpers import NANO
+
+T = TypeVar("T")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """One model, one device."""
+    return World(tmp_path / "home")
+
+
+SEEDS = (*CHOICE.seeds, *FRESH.seeds)
+
+
+def _staged(world: World, rates: tuple[ArrivalRate, ...] = (), device: DeviceId | None = NANO) -> Staged:
+    first, graphs = world.plan("sequential"), {world.digest: world.graph}
+    return stage(world.store, device, bind(first, graphs), graphs, rates, SEEDS)
+
+
+def _held(world: World, pool: "Broken", *policies: str) -> tuple[Held, Plan, int]:
+    """A contest at five tasks a second, the plan it begins with, and how many take part."""
+    choice = ModelChoice(name="diamond", artifact=world.digest, graph=world.graph)
+    scene = _staged(world, (ArrivalRate(model="diamond", per_s=5.0),)).scene
+    taking_part = entrants((choice,), scene.times.costs, policy_names=policies, searches=True)
+    first = run_search(taking_part[0].job, lambda: 0.0)
+    held = Contests(pool, ManualClock()).hold(taking_part, first, scene, budget_s=60.0)
+    return held, first, len(taking_part)
+
+
+def test_arrivals_that_were_counted_are_drawn_anew_for_every_seed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(KINDS, TaskCounters, RowKind.TASK_COUNTERS)
+    world.tells(TaskCounters("diamond", 2_000_000, 30, 20, 0, 0, 0, 0))
+    staged = _staged(world)
+    assert staged.arrivals == f"the last 2 s of {NANO}"
+    one, other = (staged.scene.arrivals[seed]["diamond"] for seed in SEEDS[:2])
+    assert isinstance(one, Recorded) and isinstance(other, Recorded)
+    assert len(one.times_s) == len(other.times_s) == 30 and one.times_s != other.times_s
+    assert one.repeat_s == pytest.approx(2.0)
+
+
+def test_arrivals_that_nobody_knows_are_assumed_below_what_the_device_can_do_and_said_to_be(
+    world: World,
+) -> None:
+    staged = _staged(world)
+    assert staged.arrivals.startswith("assumed")
+    scene = staged.scene
+    assert scene.arrivals[SEEDS[0]]["diamond"] == Poisson(rate_per_s=ASSUMED_LOAD / scene.service_s[0])
+
+
+def test_a_device_that_nobody_named_is_assumed_and_said_to_be(world: World) -> None:
+    assert _staged(world, device=None).twin.startswith("assumed")
+
+
+def test_a_rate_of_another_model_is_refused_with_the_remedy(world: World) -> None:
+    with pytest.raises(InputError, match="no model 'other'"):
+        _staged(world, (ArrivalRate(model="other", per_s=1.0),))
+
+
+class Broken:
+    """A pool whose workers die, all but on the first `works` tasks."""
+
+    workers, where = 2, "nowhere"
+
+    def __init__(self, works: int) -> None:
+        self.works = works
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> "SearchFuture[T]":
+        """At once."""
+        future: SearchFuture[T] = SearchFuture()
+        self.works -= 1
+        if self.works >= 0:
+            future.settle(function(*arguments))
+        else:
+            future.fail(UnavailableError("a search process ended with code -9"))
+        return future
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+def test_workers_that_die_are_told_of_and_the_first_valid_plan_remains(world: World) -> None:
+    """Only the first entrant is judged; nobody can look again."""
+    held, first, size = _held(world, Broken(1))
+    assert list(held.contest.judged) == [0]
+    assert len(held.contest.failures) == size - 1
+    assert (held.outcome.entrant, held.plans) == (0, {0: first})
+    assert "ended with code -9" in held.outcome.unchecked
+
+
+def test_what_is_looked_at_again_has_other_arrivals(world: World) -> None:
+    assert not set(CHOICE.seeds) & set(FRESH.seeds)
+    held, _, _ = _held(world, Broken(99), "sequential", "ios")
+    _, before = held.contest.judged[0]
+    assert not held.outcome.unchecked
+    assert held.outcome.fresh[0].throughput_per_s != before.throughput_per_s
