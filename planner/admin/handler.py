@@ -65,6 +65,7 @@ class AdminHandler:
             admin.PlanShowRequest: self._plan_show,
             admin.PlanPushRequest: self._plan_push,
             admin.FleetPushRequest: self._fleet_push,
+            admin.PolicyAttachRequest: self._policy_attach,
             admin.PlanHistoryRequest: self._history,
             admin.WatchRequest: self._watch,
             admin.StatusRequest: self._status,
@@ -214,6 +215,9 @@ class AdminHandler:
             )
         )
         return _then(pushed, lambda desired: self._pushed(request.device, desired))
+
+    def _policy_attach(self, request: admin.PolicyAttachRequest) -> admin.AdminReply:
+        return self._pushed(request.device, self._store.attach_policy(request.device, request.policy))
 
     def _fleet_push(self, request: admin.FleetPushRequest) -> Future[admin.AdminReply]:
         done = self._store.push_fleet(

@@ -5,7 +5,19 @@ import sys
 
 import typer
 
-from planner.cli import backup, device, install, model, plan, replans, service, simulate, telemetry, train
+from planner.cli import (
+    backup,
+    device,
+    install,
+    model,
+    plan,
+    policy,
+    replans,
+    service,
+    simulate,
+    telemetry,
+    train,
+)
 from planner.cli.output import progress
 from shared.errors import ExitCode, StageloomError
 
@@ -52,6 +64,7 @@ app.command("predictions")(simulate.list_predictions)
 app.add_typer(device.app, name="device")
 app.add_typer(model.app, name="model")
 app.add_typer(plan.app, name="plan")
+app.add_typer(policy.app, name="policy")
 app.add_typer(train.app, name="train")
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]

@@ -8,7 +8,7 @@ from planner.admin.client import ask
 from planner.cli import contest
 from planner.cli import create_options as opt
 from planner.cli.choices import model_choice
-from planner.cli.options import DataDir, Json, checked, data_dir_of, duration_s
+from planner.cli.options import DataDir, Json, checked, data_dir_of, parse_duration
 from planner.cli.output import emit, emit_json, pair, progress
 from planner.cli.searching import search, search_and_measure
 from shared.errors import InputError
@@ -75,7 +75,7 @@ def create(
             f"nothing is searched under the policy {policy}, so measuring changes nothing",
             remedy="leave --measure out",
         )
-    budget_s = duration_s(budget, "--budget")
+    budget_s = None if budget is None else parse_duration(budget, "--budget")
     competing = budget_s is not None and policy is None and scheduler is None
     if competing and measure is not None:
         raise InputError("--measure is for one scheduler", remedy="name it with --scheduler")

@@ -34,8 +34,6 @@ Shapes = Annotated[
     ),
 ]
 
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
-
 R = TypeVar("R")
 
 
@@ -94,28 +92,6 @@ def _at(value: Any, path: str) -> Any:
     return value
 
 
-_UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
-
-
-def duration_s(text: str | None, option: str) -> float | None:
-    """Seconds of `30s`, `2m`, `1h`, `500ms` or a plain number; None of None.
-
-    Raises:
-        InputError: not of that form, or not above 0.
-    """
-    if text is None:
-        return None
-    number = text.rstrip("smh")
-    unit_s = _UNITS_S.get(text[len(number) :], 0.0)
-    try:
-        seconds = float(number) * unit_s
-    except ValueError:
-        seconds = 0.0
-    if not 0.0 < seconds < float("inf"):
-        raise InputError(f"{option} {text[:80]!r} is not a duration", remedy="write it like 30s or 2m")
-    return seconds
-
-
 def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
     """`NAME=AxBxC` to a shape per input.
 
@@ -152,17 +128,20 @@ def parse_rate(text: str, names: Sequence[str]) -> tuple[str, float]:
     return name, per_s
 
 
+_UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+
+
 def parse_duration(text: str, option: str) -> float:
-    """Seconds of `90`, `90s`, `10m` or `1.5h`.
+    """Seconds of `90`, `500ms`, `90s`, `10m` or `1.5h`.
 
     Raises:
         InputError: not of that form, or not above 0.
     """
-    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS_S else (text, "s")
+    number = text.rstrip("smh")
     try:
-        seconds = float(number) * _UNITS_S[unit]
+        seconds = float(number) * _UNITS_S.get(text[len(number) :], 0.0)
     except ValueError:
         seconds = 0.0
     if not 0.0 < seconds < float("inf"):
-        raise InputError(f"{option} {text!r} is no duration", remedy=f"write it like {option} 10m")
+        raise InputError(f"{option} {text[:80]!r} is no duration", remedy=f"write it like {option} 10m")
     return seconds

@@ -60,13 +60,26 @@ class Blobs:
                     incoming.unlink(missing_ok=True)
         return target.stat().st_size
 
+    def put_bytes(self, data: bytes, digest: Digest) -> int:
+        """`put_file` for a blob that is at hand.
+
+        Raises:
+            DecodeError, StorageError: as `put_file`.
+        """
+        with _os_errors(self.root):
+            self.root.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self.root, prefix=".incoming-") as source:
+                source.write(data)
+                source.flush()
+                return self.put_file(Path(source.name), digest)
+
     def remove(self, digest: Digest) -> None:
         """Delete a blob; absent is fine."""
         self.path(digest).unlink(missing_ok=True)
 
     def sweep(self) -> int:
         """Delete what an interrupted `put_file` left; returns the number of files."""
-        left = list(self.root.glob("*/.incoming-*"))
+        left = [*self.root.glob(".incoming-*"), *self.root.glob("*/.incoming-*")]
         for path in left:
             path.unlink(missing_ok=True)
         return len(left)

@@ -6,15 +6,18 @@ A training runs beside the planner, in a process of its own, and keeps its polic
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import select
+from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
 from planner.store.database import Database
 from planner.store.tables import CheckpointRow
 from shared.digest import digest_bytes
+from shared.errors import InputError
 from shared.ids import Digest
+
+_PREFIX: Final = 8  # characters of a digest that may stand for it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +108,32 @@ def fitting(session: Session, policy: str, device_class: str, artifacts: Sequenc
     chosen = next((one for one in found if json.loads(one.artifacts).keys() == wanted), found[0])
     body = session.scalar(select(row.body).where(row.digest == chosen.digest))
     return body or b""
+
+
+def body_of(session: Session, digest: Digest) -> bytes | None:
+    """A policy's bytes; None where there is none of this digest."""
+    return session.scalar(select(CheckpointRow.body).where(CheckpointRow.digest == digest))
+
+
+def named(session: Session, asked: str, device_class: str) -> Digest:
+    """The policy whose digest begins with `asked`, else the newest of that kind for the device class.
+
+    Raises:
+        InputError: there is none.
+    """
+    row = CheckpointRow
+    newest_first = row.trained_at_us.desc(), row.digest
+    if len(asked) >= _PREFIX:
+        wanted = row.digest.startswith(asked, autoescape=True)
+    else:
+        wanted = and_(row.policy == asked, row.device_class == device_class)
+    found = session.scalar(select(row.digest).where(wanted).order_by(*newest_first).limit(1))
+    if found is None:
+        raise InputError(
+            f"there is no policy {asked!r} for the device class {device_class!r}",
+            remedy="train one with `stageloom train maddpg`, or give 8 or more characters of its digest",
+        )
+    return Digest(found)
 
 
 def kept(session: Session, policy: str) -> list[KeptPolicy]:

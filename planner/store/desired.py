@@ -4,19 +4,20 @@ A push is a handful of statements, and the same handful for a thousand devices a
 many at once, or at the same time as others, shares them.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from sqlalchemy import BindParameter, Connection, bindparam, select
+from sqlalchemy import BindParameter, Connection, bindparam, func, select
 from sqlalchemy.orm import Session
 
 from planner.store.manyrows import insert_rows
 from planner.store.plans import named
 from planner.store.tables import (
     ArtifactRow,
+    CheckpointRow,
     DesiredRow,
     DeviceRow,
     GenerationRow,
@@ -34,6 +35,7 @@ from shared.messages.control import (
     Autonomy,
     Desired,
     LocalPlan,
+    PolicyNeed,
     ProfileRequest,
     StageProfileRequest,
 )
@@ -67,12 +69,16 @@ _LEVELS: Final = select(
     DesiredRow.plan,
     DesiredRow.autonomy,
     DesiredRow.activation,
+    DesiredRow.policy,
 ).where(DesiredRow.device.in_(_NAMES))
 _PLANS: Final = select(PlanRow.name, PlanRow.digest, PlanRow.wire).where(PlanRow.name.in_(_NAMES))
 _ARTIFACTS: Final = (
     select(ArtifactRow.digest, ArtifactRow.size_bytes, ModelRow.name)
     .outerjoin(ModelRow, ModelRow.digest == ArtifactRow.digest)
     .where(ArtifactRow.digest.in_(_NAMES))
+)
+_POLICIES: Final = select(CheckpointRow.digest, func.length(CheckpointRow.body)).where(
+    CheckpointRow.digest.in_(_NAMES)
 )
 _PROFILES_ASKED: Final = (
     select(
@@ -99,7 +105,7 @@ _STAGES_ASKED: Final = (
     .where(StageProfileRow.device.in_(_NAMES), StageProfileRow.answered_at_us.is_(None))
     .order_by(StageProfileRow.request)
 )
-_LEVEL: Final = ("epoch", "generation", "plan", "autonomy", "activation")
+_LEVEL: Final = ("epoch", "generation", "plan", "autonomy", "activation", "policy")
 _NEWER: Final = (
     f"ON CONFLICT (device) DO UPDATE SET version = {DesiredRow.__tablename__}.version + 1, "
     + ", ".join(f"{name} = excluded.{name}" for name in _LEVEL)
@@ -125,6 +131,7 @@ class Push:
     autonomy: Autonomy | None = None
     activation: Activation = Activation.TRIAL
     above_generation: int = 0
+    policy: str | None = None  # a checkpoint's digest; None leaves it as it was, empty takes it away
 
 
 class _Level(NamedTuple):
@@ -135,6 +142,7 @@ class _Level(NamedTuple):
     plan: str | None
     autonomy: str
     activation: str
+    policy: str | None
 
 
 class _Plan(NamedTuple):
@@ -224,13 +232,14 @@ def _permitted(one: Push, known: dict[str, bool], shelf: "_Shelf") -> "_Plan | N
 
 
 def _next(one: Push, before: _Level | None, wanted: _Plan | None, epoch: int) -> _Level:
-    before = before or _Level(epoch, 0, None, Autonomy.OFF.value, one.activation.value)
+    before = before or _Level(epoch, 0, None, Autonomy.OFF.value, one.activation.value, None)
     return _Level(
         epoch=epoch,
         generation=max(before.generation, one.above_generation) + 1,
         plan=wanted.name if wanted is not None else before.plan,
         autonomy=one.autonomy.value if one.autonomy is not None else before.autonomy,
         activation=one.activation.value if wanted is not None else before.activation,
+        policy=before.policy if one.policy is None else one.policy or None,
     )
 
 
@@ -304,6 +313,7 @@ def _whole(device: DeviceId, level: _Level, shelf: "_Shelf", asked: "_Asked") ->
         stage_profile=asked.stage_profiles.get(device),
         autonomy=Autonomy(level.autonomy),
         activation=Activation(level.activation),
+        policy=asked.policies.get(level.policy or ""),
     )
 
 
@@ -359,10 +369,14 @@ def _plan(name: str, digest: str, wire: bytes, sizes: dict[str, int], named_ones
 
 
 class _Asked:
-    """Measurements that devices were asked for and have not answered."""
+    """Policies that devices plan with, and measurements that they were asked for and have not answered."""
 
-    def __init__(self, connection: Connection, devices: Iterable[DeviceId], shelf: _Shelf) -> None:
-        names = {"names": list(devices)}
+    def __init__(self, connection: Connection, levels: Mapping[DeviceId, _Level], shelf: _Shelf) -> None:
+        names = {"names": list(levels)}
+        self.policies: dict[str, PolicyNeed] = {}
+        if wanted := {level.policy for level in levels.values() if level.policy}:
+            for digest, size_bytes in connection.execute(_POLICIES, {"names": sorted(wanted)}):
+                self.policies[digest] = PolicyNeed(Digest(digest), size_bytes)
         self.profiles: dict[str, tuple[ProfileRequest, ...]] = {}
         for device, request, model, artifact, size_bytes, batch, budget_s in connection.execute(
             _PROFILES_ASKED, names

@@ -22,6 +22,7 @@ from planner.dispatch.ports import (
 from planner.replan.considered import Considered
 from planner.replan.settings import Note, ReplanSettings
 from planner.store import (
+    checkpoints,
     considered,
     costs,
     desired,
@@ -161,7 +162,15 @@ class Store(ReadStore):
         try:
             return ArtifactFile(path, path.stat().st_size)
         except OSError:
+            return self._policy_file(digest)
+
+    def _policy_file(self, digest: Digest) -> ArtifactFile | None:
+        """A policy's, made of its row in the database when a device first asks."""
+        with self.database.read() as session:
+            body = checkpoints.body_of(session, digest)
+        if body is None:
             return None
+        return ArtifactFile(self.blobs.path(digest), self.blobs.put_bytes(body, digest))
 
     # -- what operators ask for -----------------------------------------------------------------------------
 
@@ -261,6 +270,22 @@ class Store(ReadStore):
         """
         one = Push(device=device, plan=plan, decided_by=decided_by, autonomy=autonomy, activation=activation)
         return self.push_soon(one).result()
+
+    def attach_policy(self, device: DeviceId, policy: str) -> Desired:
+        """Have a device plan alone with a policy from its next generation on; empty: with none.
+
+        Raises:
+            InputError: there is no such device or policy, or the device is revoked.
+        """
+        now_us = self._clock.wall_us()
+
+        def work(session: Session) -> Desired:
+            row = session.get(DeviceRow, device)
+            found = checkpoints.named(session, policy, row.device_class if row else "") if policy else ""
+            one = Push(device=device, plan=None, decided_by="operator", policy=found)
+            return desired.push(session, one, now_us)
+
+        return self.writer.run(work)
 
     def push_soon(self, one: Push) -> Future[Desired]:
         """Push for callers that have better things to do than to wait; see `Writer.submit`.

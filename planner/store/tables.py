@@ -101,6 +101,7 @@ class DesiredRow(Table):
     plan: Mapped[str | None] = mapped_column(_NAME, ForeignKey("plans.name"))
     autonomy: Mapped[str]
     activation: Mapped[str]  # of the plan, as it was pushed last
+    policy: Mapped[str | None] = mapped_column(_DIGEST)  # the checkpoint that the device may plan with alone
     version: Mapped[int] = mapped_column()
     __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
 

@@ -437,6 +437,14 @@ class PlanPushReply(Message, frozen=True, kw_only=True, tag="plan_push_reply"):
     generation: Generation
 
 
+class PolicyAttachRequest(Message, frozen=True, kw_only=True, tag="policy_attach_request"):
+    """Have a device plan alone with a policy: its digest's beginning or its kind; empty: with none. Answered
+    as a push."""
+
+    device: DeviceName
+    policy: ShortText
+
+
 class FleetPushRequest(Message, frozen=True, kw_only=True, tag="fleet_push_request"):
     """Desire a plan on many devices, in one transaction; `devices` empty: the next ones after `after` by
     name, of all that are not revoked."""
@@ -530,6 +538,7 @@ AdminRequest = (
     | PlanProgressRequest
     | PlanShowRequest
     | PlanPushRequest
+    | PolicyAttachRequest
     | FleetPushRequest
     | PlanHistoryRequest
     | WatchRequest

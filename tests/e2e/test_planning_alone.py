@@ -8,6 +8,9 @@ from edge_agent.device import device_class
 from edge_agent.link.statefile import load_state
 from edge_agent.planner_link import STATE_NAME
 from edge_agent.trial_settings import GuardSettings
+from planner.store import checkpoints
+from planner.store.reading import ReadStore
+from shared.ids import Digest
 from shared.plan import Plan, decode_plan
 from shared.policy.maddpg.checkpoint import Checkpoint, encode
 from shared.policy.maddpg.combining import actions_of
@@ -26,37 +29,55 @@ def running_plan(device: Device) -> Plan:
     return decode_plan(good.wire, good.ref.digest)
 
 
-def policy_for(plan: Plan, path: Path) -> str:
-    """A policy that leaves the blocks alone and launches as often as the device can."""
+def keep_policy(plan: Plan, home: Path) -> Digest:
+    """Kept as by a training: it leaves the blocks alone and launches as often as the device can."""
     space = Space.of(plan, device_class())
     alone = actions_of(space, [(member,) for member in space.members])
     launcher = (0.001,) * space.num_models
-    path.write_bytes(encode(Checkpoint(space, saying(space, (*launcher, *alone)))))
-    return str(path)
+    body = encode(Checkpoint(space, saying(space, (*launcher, *alone))))
+    provenance = {"models": {}, "settings": {}, "versions": {}, "validation_ratio": 1.0, "steps": 1}
+    store = ReadStore.open(home)
+    try:
+        return checkpoints.keep(
+            store.database,
+            body,
+            policy="maddpg",
+            device_class=space.device_class,
+            provenance=provenance,
+            curves=(),
+            now_us=1,
+        )
+    finally:
+        store.close()
 
 
 def test_with_the_planner_killed_the_agent_re_plans_with_its_policy_and_the_planner_adopts_it(
     device: Device, fleet: Fleet
 ) -> None:
     """1. A device that may re-plan by itself runs a plan whose launch intervals are far too long.
-    2. The planner is killed; a burst comes. The agent runs the plan of its policy, and says so.
-    3. The planner comes back on the same data and adopts that plan as the next generation.
+    2. A policy is attached: the device fetches it, without another trial of what it runs.
+    3. The planner is killed, and the agent restarts; a burst comes. It runs the plan of its policy, and
+       says so.
+    4. The planner comes back on the same data and adopts that plan as the next generation.
     """
     slow = f"interval={INTERVAL_S},strict=yes"
     models = ("--model", f"alpha:{slow}", "--model", f"beta:{slow}", "--scheduler", "sequential")
     pushed = fleet.make_plan("paced", *models)
+    guard = GuardSettings(length_s=1.0, min_tasks=10)
     device.start()
     fleet.do("plan", "push", device.name, "paced", "--now", "--autonomy", "full")
     device.until_seen(lambda seen: seen["report"]["state"] == "committed", "the plan to be committed")
-    policy = policy_for(running_plan(device), device.home / "policy")
-    device.running.stop()
-
-    guard = GuardSettings(length_s=1.0, min_tasks=10)
-    agent = device.start(policy=policy, guard=guard)
-    agent.until(lambda s: s.ready and s.policy is not None and not s.policy.refused, "the policy is read")
-    device.until_seen(lambda seen: seen["online"] and seen["report"]["active"] == pushed, "it is back")
+    policy = keep_policy(running_plan(device), fleet.home)
+    assert fleet.ask("policy", "attach", device.name, policy[:12])["generation"] == 2
+    device.running.until(lambda s: s.policy is not None and s.policy.digest == policy, "the policy is read")
+    device.until_seen(lambda seen: seen["report"]["generation"] == 2, "the device to have the generation")
+    assert device.seen()["report"]["state"] == "committed"
     fleet.end(signal.SIGKILL)
-    agent.until(lambda s: s.link.state != "connected", "the loss is noticed")
+    device.running.stop()
+    agent = device.start(guard=guard)
+    found = agent.until(lambda s: s.ready and s.policy is not None, "the policy is read again")
+    assert found.policy is not None and (found.policy.digest, found.policy.refused) == (policy, "")
+    assert found.plan is not None and found.plan.digest == pushed
     with Client(agent.socket) as client:
         futures = [client.submit("alpha", {"input": rows(1)[0]}) for _ in range(60)]
         found = agent.until(lambda s: s.plan is not None and s.plan.origin == "local", "it re-plans")
@@ -67,7 +88,7 @@ def test_with_the_planner_killed_the_agent_re_plans_with_its_policy_and_the_plan
 
     fleet.start()
     seen = device.until_seen(
-        lambda seen: seen["online"] and seen["report"]["generation"] == 2, "the local plan to be adopted"
+        lambda seen: seen["online"] and seen["report"]["generation"] == 3, "the local plan to be adopted"
     )
     made = running_plan(device)
     assert seen["report"]["active"] == made.digest == found.plan.digest != pushed

@@ -220,6 +220,7 @@ MESSAGES: tuple[Message, ...] = (
     admin.PlanShowRequest(plan="demo"),
     admin.PlanPushRequest(plan="demo", device=DEVICE),
     admin.PlanPushReply(epoch=2, generation=9),
+    admin.PolicyAttachRequest(device=DEVICE, policy="maddpg"),
     admin.FleetPushRequest(plan="demo", devices=(DEVICE,)),
     admin.FleetPushReply(
         pushed=(

@@ -104,7 +104,7 @@ def test_what_entrants_decide_cannot_be_asked_for(planner: PlannerProcess) -> No
         (("--budget", "3s", "--batch", "2"), "each decides batch of fork"),
         (("--budget", "3s", "--rate", "spoon=5"), "--rate names 'spoon'"),
         (("--budget", "3s", "--rate", "fork=no"), "is not MODEL=PER_S"),
-        (("--budget", "soon"), "is not a duration"),
+        (("--budget", "soon"), "is no duration"),
         (("--rate", "fork=5"), "--rate says what arrives in a contest"),
     ]:
         with contextlib.redirect_stderr(io.StringIO()) as said:

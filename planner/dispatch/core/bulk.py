@@ -68,4 +68,6 @@ class BulkCore:
 def _artifacts_of(desired: control.Desired | None) -> set[Digest]:
     if desired is None:
         return set()
-    return {need.digest for need in desired.artifacts} | {one.artifact.digest for one in desired.profiles}
+    policies = {desired.policy.digest} if desired.policy is not None else set()
+    profiled = {one.artifact.digest for one in desired.profiles}
+    return {need.digest for need in desired.artifacts} | profiled | policies
