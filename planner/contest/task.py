@@ -1,7 +1,7 @@
 """What a worker does for a contest: search an entrant's plan and judge it, or judge a plan again.
 
-All a worker needs travels as plain values. Which twin it simulates on is decided by the work: the compiled one
-takes half a minute where its kernels were never compiled, the reference one some 0.1 ms a step.
+All a worker needs travels as plain values. Which twin it simulates on is decided by the work: the compiled
+one takes half a minute where its kernels were never compiled, the reference one some 0.1 ms a step.
 """
 
 import time
