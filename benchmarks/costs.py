@@ -4,8 +4,9 @@
 
 Random stages, of one to four groups, of the zoo's blocks and of pairs of blocks of two networks, run on the
 agent's onnx executor under its own profile (`edge_agent.worker.stage_profile`): all of them in turn, again
-and again, in two passes. Operators are measured by the agent's operator profile, before, between and behind
-the passes. A time is the lower decile of its runs: what else the machine does only adds to it.
+and again, in two passes, as often as the time allows. Operators are measured by the agent's operator profile,
+before, between and behind the passes. A time is the lower decile of its runs: what else the machine does only
+adds to it.
 
 Each network is held out in turn: the model is fitted to the stages of the first pass in which the network has
 no part (`shared.search.fitting`), and predicts those in which it has.
@@ -61,6 +62,7 @@ from shared.search.stages import Stages, Strategy
 SEED = 20_261_121
 PACKAGES = ("onnxruntime", "numpy", "msgspec", "msgpack")
 MOST_GROUPS = 4
+LEAST_SHARE_S = 2.0  # of the time, for one pass of one plan
 DRAWS = 8  # of endings per stage; the one whose number of groups is nearest to the one wanted is taken
 
 
@@ -70,12 +72,17 @@ class Effort:
 
     networks: tuple[str, ...]
     schedules: int  # per block
-    runs: int  # per pass
+    runs: int  # per pass, at most
+    limit_s: float  # for all measurements; on a busy machine there are fewer runs
     width: float = 1.0
 
 
-FULL = Effort(("googlenet", "inception_v3", "squeezenet_bypass", "resnet50"), schedules=2, runs=14)
-QUICK = Effort(("googlenet", "squeezenet_bypass", "inception_v3"), schedules=1, runs=6, width=0.5)
+FULL = Effort(
+    ("googlenet", "inception_v3", "squeezenet_bypass", "resnet50"), schedules=2, runs=14, limit_s=240.0
+)
+QUICK = Effort(
+    ("googlenet", "squeezenet_bypass", "inception_v3"), schedules=1, runs=6, limit_s=60.0, width=0.5
+)
 
 
 @dataclass
@@ -164,10 +171,10 @@ def measured(
     """Every stage with its runs in two passes, and every operator's seconds."""
     executor = OnnxExecutor()
     plans = drawn_plans(artifacts, effort)
-    stages: list[list[Drawn]] = [_stages(names, bound) for names, bound in plans]
+    stages = [_stages(names, bound) for names, bound in plans]
     operators: dict[tuple[Digest, OpId], list[float]] = {}
-    steps = 3 * len(artifacts) + 2 * len(plans)
-    bar = Bar(steps)
+    bar = Bar(3 * len(artifacts) + 2 * len(plans))
+    ends_s = time.monotonic() + effort.limit_s
     for turn in range(3):
         for name, artifact in artifacts.items():
             bar.step(f"operators of {name}")
@@ -178,17 +185,17 @@ def measured(
             break
         for (names, bound), drawn in zip(plans, stages, strict=True):
             bar.step(f"stages of {' and '.join(names)}, pass {turn + 1}")
-            _measure(executor, bound, [artifacts[name] for name in names], drawn, effort.runs)
+            share_s = max((ends_s - time.monotonic()) / bar.left, LEAST_SHARE_S)
+            _measure(executor, bound, [artifacts[name] for name in names], drawn, effort.runs, share_s)
     executor.close()
     bar.end()
-    return [one for drawn in stages for one in drawn], {
-        operator: lower_decile(runs) for operator, runs in operators.items()
-    }
+    in_both = [one for plan in stages for block in plan for one in block if len(one.runs) == 2]
+    return in_both, {operator: lower_decile(runs) for operator, runs in operators.items()}
 
 
-def _stages(names: tuple[str, ...], bound: BoundPlan) -> list[Drawn]:
-    """The runs of every schedule, in the order in which their times come."""
-    found = []
+def _stages(names: tuple[str, ...], bound: BoundPlan) -> list[list[Drawn]]:
+    """The runs of every combined block's schedule, in the order in which their times come."""
+    blocks = []
     for combined in bound.combined:
         members: Members = tuple(
             (bound.models[m.model].plan.artifact, block.start, block.stop)
@@ -199,25 +206,33 @@ def _stages(names: tuple[str, ...], bound: BoundPlan) -> list[Drawn]:
         schedule = combined.plan.schedule
         assert isinstance(schedule, StageSchedule)
         together = joined(lower(schedule, combined.graph, combined.full_mask), schedule)
-        at = 0
+        at, found = 0, []
         while at < len(schedule.stages):
             count = together.get(at, 1)
             stage = joint_stage(schedule.stages[at : at + count])
             assert stage is not None
             found.append(Drawn(used, members, stage.groups))
             at += count
-    return found
+        blocks.append(found)
+    return blocks
 
 
 def _measure(
-    executor: OnnxExecutor, bound: BoundPlan, artifacts: Sequence[Artifact], drawn: Sequence[Drawn], runs: int
+    executor: OnnxExecutor,
+    bound: BoundPlan,
+    artifacts: Sequence[Artifact],
+    drawn: Sequence[Sequence[Drawn]],
+    runs: int,
+    limit_s: float,
 ) -> None:
-    moments = IdleTime(lambda: True, own_s=600.0, wall_s=600.0)
+    """Blocks that the time was too short for get no runs."""
+    moments = IdleTime(lambda: True, own_s=limit_s, wall_s=limit_s)
     held = {artifact.digest: artifact for artifact in artifacts}
     blocks = profile_stages(bound, held, executor, Alone(executor), moments, runs)
-    times = [taken for block in blocks for _, taken in sorted(block.stage_s.items())]
-    for one, taken in zip(drawn, times, strict=True):
-        one.runs.append(taken)
+    for block, stages in zip(blocks, drawn, strict=True):
+        times = [taken for _, taken in sorted(block.stage_s.items())]
+        for one, taken in zip(stages, times, strict=bool(times)):
+            one.runs.append(taken)
 
 
 def lower_decile(runs: Sequence[float]) -> float:
@@ -379,6 +394,11 @@ class Bar:
     def __init__(self, steps: int) -> None:
         self._steps = steps
         self._done = 0
+
+    @property
+    def left(self) -> int:
+        """Steps that have not ended."""
+        return self._steps - self._done + 1
 
     def step(self, what: str) -> None:
         """The next step begins."""

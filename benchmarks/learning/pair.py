@@ -215,9 +215,11 @@ def _verdict(
     return {
         "best_rival": best_rival.planner,
         "planner_over_best_rival": _over(planner.fresh, best_rival.fresh),
+        "planner_p99_over_best_rival": _p99_over(planner.fresh, best_rival.fresh),
         "planner_holds": not better(best_rival.fresh, planner.fresh)
         or _equal(planner.fresh, best_rival.fresh),
         "maddpg_over_best_rival": _over(policy, best_rival.fresh),
+        "maddpg_p99_over_best_rival": _p99_over(policy, best_rival.fresh),
         "maddpg_holds": not better(best_rival.fresh, policy) or _equal(policy, best_rival.fresh),
         "maddpg_variance_growth_per_s": policy.variance_growth,
         "synchronised_variance_growth_per_s": None if synchronised is None else synchronised.variance_growth,
@@ -226,6 +228,10 @@ def _verdict(
 
 def _over(one: Worth, other: Worth) -> float:
     return round(one.throughput_per_s / other.throughput_per_s, 4)
+
+
+def _p99_over(one: Worth, other: Worth) -> float:
+    return round(one.p99_s / other.p99_s, 4) if other.p99_s else 1.0
 
 
 def _equal(one: Worth, other: Worth) -> bool:

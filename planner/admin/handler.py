@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from planner import __version__
+from planner.admin import contest
+from planner.admin.contests import Contests
 from planner.admin.fleet import Fleet
 from planner.admin.search import scheduler_key, search_job, unsure_of
 from planner.admin.searches import Searches
@@ -44,6 +46,7 @@ class AdminHandler:
         self._fleet = fleet
         self._clock = clock
         self._searches = Searches(pool)
+        self._contests = Contests(pool, clock)
         self._started_s = clock.monotonic_s()
         self._handlers: dict[type, Callable[[Any], Answer]] = {
             admin.DeviceTokenRequest: self._token,
@@ -58,6 +61,7 @@ class AdminHandler:
             admin.ModelRemoveRequest: self._model_remove,
             admin.PlanCreateRequest: self._plan_create,
             admin.PlanCancelRequest: self._plan_cancel,
+            admin.PlanProgressRequest: self._plan_progress,
             admin.PlanShowRequest: self._plan_show,
             admin.PlanPushRequest: self._plan_push,
             admin.FleetPushRequest: self._fleet_push,
@@ -165,6 +169,8 @@ class AdminHandler:
         return admin.Done()
 
     def _plan_create(self, request: admin.PlanCreateRequest) -> admin.AdminReply:
+        if request.contest:
+            return contest.create(self._store, self._contests, self._clock, request)
         began_s = self._clock.monotonic_s()
         job = search_job(self._store, request)
         plan = self._searches.run(job, request.ticket)
@@ -188,8 +194,12 @@ class AdminHandler:
         return admin.PlanReply(plan=info, search_s=search_s)
 
     def _plan_cancel(self, request: admin.PlanCancelRequest) -> admin.AdminReply:
-        self._searches.cancel(request.ticket)
+        if not self._contests.stop(request.ticket):
+            self._searches.cancel(request.ticket)
         return admin.Done()
+
+    def _plan_progress(self, request: admin.PlanProgressRequest) -> admin.AdminReply:
+        return self._contests.progress(request.ticket)
 
     def _plan_show(self, request: admin.PlanShowRequest) -> admin.AdminReply:
         return admin.PlanReply(plan=self._store.plan(request.plan))

@@ -115,7 +115,8 @@ def _check_effect(request: PlanCreateRequest) -> None:
             remedy="use --wait timeout with --wait-timeout above 0, or neither",
         )
     for choice in request.models:
-        weighted = request.step_choice is StepChoice.WEIGHTED or request.policy == "proportional"
+        proportional = request.policy == "proportional" or request.contest  # where it takes part
+        weighted = request.step_choice is StepChoice.WEIGHTED or proportional
         if choice.weight > 1 and not weighted:
             raise InputError(
                 f"the weight of {choice.model} has no effect under step choice {request.step_choice.value}",

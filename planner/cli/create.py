@@ -5,9 +5,10 @@ from pathlib import Path
 import msgspec
 
 from planner.admin.client import ask
+from planner.cli import contest
 from planner.cli import create_options as opt
 from planner.cli.choices import model_choice
-from planner.cli.options import DataDir, Json, checked, data_dir_of
+from planner.cli.options import DataDir, Json, checked, data_dir_of, duration_s
 from planner.cli.output import emit, emit_json, pair, progress
 from planner.cli.searching import search, search_and_measure
 from shared.errors import InputError
@@ -43,6 +44,7 @@ def create(
     r: opt.LimitR = None,
     s: opt.LimitS = None,
     budget: opt.Budget = None,
+    rate: opt.Rate = None,
     measure: opt.Measure = None,
     push_it: opt.Push = False,
     data_dir: DataDir = None,
@@ -55,6 +57,7 @@ def create(
     stageloom plan create --model inception_v3 --partition paper --scheduler greedy --name inception
     stageloom plan create --model resnet50 --model squeezenet --policy synchronised --name joint
     stageloom plan create --model detector:batch=4,delay=0.02 --model alarm:queue=priority,queue-tasks=16
+    stageloom plan create --device shop-7 --model detector --model alarm --budget 30s --push
 
     \b
     The keys of --model NAME:KEY=VALUE,... :
@@ -72,6 +75,14 @@ def create(
             f"nothing is searched under the policy {policy}, so measuring changes nothing",
             remedy="leave --measure out",
         )
+    budget_s = duration_s(budget, "--budget")
+    competing = budget_s is not None and policy is None and scheduler is None
+    if competing and measure is not None:
+        raise InputError("--measure is for one scheduler", remedy="name it with --scheduler")
+    if rate and not competing:
+        raise InputError(
+            "--rate says what arrives in a contest", remedy="give --budget, and no --scheduler or --policy"
+        )
     for_all = {
         "partition": partition,
         "replicas": replicas,
@@ -79,9 +90,10 @@ def create(
         "batch_max_delay_s": batch_delay,
         "queue": queue,
     }
+    choices = tuple(model_choice(text, **for_all) for text in models)
     request = admin.PlanCreateRequest(
         plan=name,
-        models=tuple(model_choice(text, **for_all) for text in models),
+        models=choices,
         scheduler=scheduler or (find_policy(policy).scheduler if policy else "sequential"),
         policy=policy,
         device=DeviceId(device) if device is not None else None,
@@ -98,7 +110,9 @@ def create(
         run_ahead=run_ahead,
         max_skips=max_skips,
         barrier=barrier,
-        budget_s=budget,
+        budget_s=budget_s,
+        contest=competing,
+        rates=contest.rates(rate, [choice.model for choice in choices]),
     )
     _create(data_dir_of(data_dir), checked(request), measure, push=push_it, json=json)
 
@@ -107,7 +121,9 @@ def _create(
     folder: Path, request: admin.PlanCreateRequest, measure_s: float | None, *, push: bool, json: bool
 ) -> None:
     """Search, measure if wanted, push if wanted, tell."""
-    if measure_s is not None and request.device is not None:
+    if request.contest:
+        reply = contest.hold(folder, request)
+    elif measure_s is not None and request.device is not None:
         reply = search_and_measure(folder, request, request.device, budget_s=measure_s)
     else:
         reply = search(folder, request)
@@ -127,10 +143,13 @@ def _made(folder: Path, reply: admin.PlanReply, device: str | None, json: bool) 
             {
                 **msgspec.to_builtins(made),
                 "search_s": reply.search_s,
+                "contest": msgspec.to_builtins(reply.contest),
                 "pushed": {"epoch": pushed.epoch, "generation": pushed.generation} if pushed else None,
             }
         )
         return
+    if reply.contest is not None:
+        contest.tell(reply.contest)
     emit(made.plan)
     progress(
         f"plan with digest {made.digest[:12]} made in {1000 * reply.search_s:.0f} ms: "

@@ -86,8 +86,23 @@ Executor = Annotated[str, typer.Option(metavar="NAME", help="onnx or null.")]
 LimitR = Annotated[int | None, typer.Option("-r", metavar="N", help="Operators per group at most.")]
 LimitS = Annotated[int | None, typer.Option("-s", metavar="N", help="Groups per stage at most.")]
 Budget = Annotated[
-    float | None,
-    typer.Option("--budget", metavar="S", help="Search on for so long; the best so far wins."),
+    str | None,
+    typer.Option(
+        "--budget",
+        metavar="DURATION",
+        help=(
+            "Such as 30s or 2m. With --scheduler or --policy: search on for so long. Without: rivals and "
+            "searches compete on the device's twin; the best so far wins."
+        ),
+    ),
+]
+Rate = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rate",
+        metavar="MODEL=PER_S",
+        help="What arrives in such a contest. Repeatable. Default: what --device counted.",
+    ),
 ]
 Measure = Annotated[
     float | None,

@@ -52,7 +52,8 @@ def explain(
 
     \b
     measured    this stage was measured as a whole
-    fitted      its operators were; what they cost together is fitted to other measured stages
+    fitted      its operators were; what they cost together is fitted to other measured stages, nine of ten
+                of which take no more and no less than the share behind +-
     operators   its operators were; side by side they are taken to hinder each other fully
     analytic    estimated from shapes, some operator at least
     unsure      worth measuring, or measured too long ago
@@ -153,7 +154,7 @@ def _block(block: "BlockExplained", now_s: float) -> Iterator[str]:
     for line in block.lines:
         number = f"{line.first}" if line.first == line.last else f"{line.first}..{line.last}"
         merged = " (one launch)" if line.merge else ""
-        yield f"  {number:>9}  {line.predicted_us:10.1f} us  {_source(line, now_s):36}  {line.text}{merged}"
+        yield f"  {number:>9}  {line.predicted_us:10.1f} us  {_source(line, now_s):40}  {line.text}{merged}"
     optimum = "" if block.over_optimum is None else f", {_percent(block.over_optimum)} over the optimum"
     measured = "" if block.step_us is None else f"; measured {block.step_us:.1f} us as a whole"
     gaps = f"{_percent(block.over_bound)} over the bound{optimum}"
@@ -162,7 +163,8 @@ def _block(block: "BlockExplained", now_s: float) -> Iterator[str]:
 
 
 def _source(line: "Line", now_s: float) -> str:
-    said = line.source.value + ("" if line.sure else ", unsure")
+    doubt = "" if line.doubt is None else f" +-{100.0 * line.doubt:.0f} %"
+    said = line.source.value + doubt + ("" if line.sure else ", unsure")
     if line.measured_at_us is None or line.runs is None:
         return said
     return f"{said}, {line.runs} runs, {age_text(now_s - line.measured_at_us / 1e6)} ago"

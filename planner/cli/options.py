@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -32,6 +33,8 @@ Shapes = Annotated[
         "--shape", metavar="NAME=DIMS", help="Pin an input, such as images=1x3x640x640. Repeatable."
     ),
 ]
+
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 R = TypeVar("R")
 
@@ -91,6 +94,28 @@ def _at(value: Any, path: str) -> Any:
     return value
 
 
+_UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+
+
+def duration_s(text: str | None, option: str) -> float | None:
+    """Seconds of `30s`, `2m`, `1h`, `500ms` or a plain number; None of None.
+
+    Raises:
+        InputError: not of that form, or not above 0.
+    """
+    if text is None:
+        return None
+    number = text.rstrip("smh")
+    unit_s = _UNITS_S.get(text[len(number) :], 0.0)
+    try:
+        seconds = float(number) * unit_s
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < float("inf"):
+        raise InputError(f"{option} {text[:80]!r} is not a duration", remedy="write it like 30s or 2m")
+    return seconds
+
+
 def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
     """`NAME=AxBxC` to a shape per input.
 
@@ -107,3 +132,37 @@ def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
             raise InputError(f"--shape names {name!r} twice", remedy="give each input once")
         shapes[name] = tuple(int(part) for part in parts)
     return shapes
+
+
+def parse_rate(text: str, names: Sequence[str]) -> tuple[str, float]:
+    """`MODEL=PER_S` for `--rate`.
+
+    Raises:
+        InputError: not of that form, or the plan has no such model.
+    """
+    name, equals, value = text.rpartition("=")
+    try:
+        per_s = float(value)
+    except ValueError:
+        per_s = 0.0
+    if not equals or not 0.0 < per_s < float("inf"):
+        raise InputError(f"--rate {text!r} is not MODEL=PER_S", remedy="such as --rate resnet50=60")
+    if name not in names:
+        raise InputError(f"the plan has no model {name!r}", remedy=f"it has {', '.join(names)}")
+    return name, per_s
+
+
+def parse_duration(text: str, option: str) -> float:
+    """Seconds of `90`, `90s`, `10m` or `1.5h`.
+
+    Raises:
+        InputError: not of that form, or not above 0.
+    """
+    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS_S else (text, "s")
+    try:
+        seconds = float(number) * _UNITS_S[unit]
+    except ValueError:
+        seconds = 0.0
+    if not 0.0 < seconds < float("inf"):
+        raise InputError(f"{option} {text!r} is no duration", remedy=f"write it like {option} 10m")
+    return seconds

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of
+from planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of, parse_rate
 from planner.cli.output import emit_json, emit_table, progress, when
 from shared.errors import InputError
 
@@ -264,7 +264,7 @@ def _load(
     if recording is not None:
         return _from_file(recording, names, seconds)
     if rate:
-        rates = dict(_rate(text, names) for text in rate)
+        rates = dict(parse_rate(text, names) for text in rate)
         text = ", ".join(f"{name} {per_s:g}/s" for name, per_s in rates.items())
         processes = {name: _process(arrivals, per_s) for name, per_s in rates.items()}
         return _Load(processes, seconds or _DEFAULT_S, f"{arrivals.value}: {text}")
@@ -280,19 +280,6 @@ def _process(arrivals: Arrivals, per_s: float) -> "Process":
     from planner.twin.arrivals import Periodic, Poisson
 
     return Periodic(rate_per_s=per_s) if arrivals is Arrivals.PERIODIC else Poisson(rate_per_s=per_s)
-
-
-def _rate(text: str, names: list[str]) -> tuple[str, float]:
-    name, equals, value = text.rpartition("=")
-    try:
-        per_s = float(value)
-    except ValueError:
-        per_s = 0.0
-    if not equals or not 0.0 < per_s < float("inf"):
-        raise InputError(f"--rate {text!r} is not MODEL=PER_S", remedy="such as --rate resnet50=60")
-    if name not in names:
-        raise InputError(f"the plan has no model {name!r}", remedy=f"it has {', '.join(names)}")
-    return name, per_s
 
 
 def _from_file(path: Path, names: list[str], seconds: float | None) -> _Load:

@@ -1,4 +1,4 @@
-"""`stageloom train gpg`: learn to schedule the planner's models."""
+"""`stageloom train`; and `stageloom train gpg`: learn to schedule the planner's models."""
 
 import sys
 import time
@@ -9,6 +9,7 @@ import typer
 
 from planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of
 from planner.cli.output import emit, emit_json, progress
+from planner.cli.train_maddpg import maddpg
 from shared.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from shared.ids import Digest
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Train the learned policies.")
+
+app.command()(maddpg)
 
 _BAR = 30
 

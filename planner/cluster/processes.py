@@ -1,7 +1,8 @@
-"""Searches in processes of this machine: one fresh process each, so that a cancelled one simply ends.
+"""Searches in processes of this machine.
 
-Used while Ray starts and where it does not. A process costs about a quarter of a second to start, which a
-search is long enough to bear.
+Used while Ray starts and where it does not. By default each function has a fresh process, so that a cancelled
+one simply ends: it costs about a quarter of a second to start, which a search is long enough to bear. A
+training asks for thousands of short functions that begin with much the same; for those the processes stay.
 """
 
 import logging
@@ -12,7 +13,9 @@ import queue
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
 
 from planner.cluster.interface import SearchFuture
@@ -26,12 +29,16 @@ _Work = tuple[SearchFuture[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 class ProcessPool:
-    """Up to `workers` processes at a time; implements `SearchPool`."""
+    """Up to `workers` processes at a time; implements `SearchPool`.
+
+    `standing`: a process goes on with the next function, and what it keeps in its modules stays with it.
+    """
 
     where = "processes"
 
-    def __init__(self, workers: int = 1) -> None:
+    def __init__(self, workers: int = 1, *, standing: bool = False) -> None:
         self.workers = workers
+        self._standing = standing
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
@@ -71,50 +78,83 @@ class ProcessPool:
             self._open.discard(future)
 
     def _serve(self) -> None:
+        worker: _Worker | None = None
         while (work := self._queue.get()) is not None:
             future, function, arguments = work
-            if not future.cancelled():
-                self._run(future, function, arguments)
+            if future.cancelled():
+                continue
+            if worker is None:
+                try:
+                    worker = _Worker()
+                except Exception as error:
+                    log.exception("a search process does not start")
+                    future.fail(UnavailableError(f"a search process does not start: {error}"))
+                    continue
+            alive = worker.run(future, function, arguments)
+            if not alive or not self._standing or future.cancelled():
+                worker.end()
+                worker = None
+        if worker is not None:
+            worker.end()
 
-    def _run(
-        self, future: SearchFuture[Any], function: Callable[..., Any], arguments: tuple[Any, ...]
-    ) -> None:
+
+class _Worker:
+    """One process, seen from the thread that it works for."""
+
+    def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy ZeroMQ's and SQLite's threads
-        here, there = context.Pipe(duplex=False)
-        process = context.Process(target=_work, args=(there, function, arguments), daemon=True)
+        self._pipe, there = context.Pipe()
+        self._process: SpawnProcess = context.Process(target=_serve, args=(there,), daemon=True)
         try:
-            process.start()
-        except Exception as error:
-            log.exception("a search process does not start")
-            future.fail(UnavailableError(f"a search process does not start: {error}"))
-            return
+            self._process.start()
         finally:
             there.close()
-        future.stop = process.terminate
+
+    def run(
+        self, future: SearchFuture[Any], function: Callable[..., Any], arguments: tuple[Any, ...]
+    ) -> bool:
+        """Have it done; whether the process is still there."""
+        future.stop = self._process.terminate
         if future.cancelled():
-            process.terminate()
+            self._process.terminate()
         try:
-            ok, value = pickle.loads(here.recv_bytes())  # from a process of our own
+            body = pickle.dumps((function, arguments))
+        except Exception as error:
+            future.fail(error)
+            return True
+        try:
+            self._pipe.send_bytes(body)
+            ok, value = pickle.loads(self._pipe.recv_bytes())  # from a process of our own
         except (EOFError, OSError):
-            process.join()
-            future.fail(UnavailableError(f"a search process ended with code {process.exitcode}"))
-        else:
-            future.settle(value) if ok else future.fail(value)
-        finally:
-            here.close()
-            process.join()
+            self._process.join()
+            future.fail(UnavailableError(f"a search process ended with code {self._process.exitcode}"))
+            return False
+        future.settle(value) if ok else future.fail(value)
+        return True
+
+    def end(self) -> None:
+        """Leave nothing behind; it ends by itself where it has nothing to do."""
+        self._pipe.close()
+        self._process.join()
 
 
-def _work(there: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _serve(there: Connection) -> None:
+    """A worker: until the pipe ends, which it also does when the planner goes, however it goes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the planner ends us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.nice(5)  # serving comes first
+    with suppress(EOFError, OSError):
+        while True:
+            there.send_bytes(_answer(there.recv_bytes()))
+
+
+def _answer(body: bytes) -> bytes:
     try:
+        function, arguments = pickle.loads(body)
         answer = (True, function(*arguments))
     except Exception as error:
         answer = (False, error)
     try:
-        body = pickle.dumps(answer)
+        return pickle.dumps(answer)
     except Exception as error:
-        body = pickle.dumps((False, UnavailableError(f"the answer does not pickle: {error}")))
-    there.send_bytes(body)
+        return pickle.dumps((False, UnavailableError(f"the answer does not pickle: {error}")))

@@ -71,6 +71,7 @@ def host(pipe: Connection, workers: int, address: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.nice(5)  # serving comes first
+    os.dup2(2, 1)  # Ray says what it says on stdout, which is for the planner's data
     try:
         ray = _start(workers, address)
     except ImportError as error:
@@ -124,6 +125,7 @@ class _Tasks:
         self._pipe = pipe
         self._sending = threading.Lock()  # results arrive on Ray's own thread
         self._references: dict[int, Any] = {}
+        self._remote: dict[Any, Any] = {}  # Ray keeps every remote function that was ever made
 
     def serve(self) -> None:
         """Take messages until the planner closes the pipe."""
@@ -144,8 +146,10 @@ class _Tasks:
     def _submit(self, message: Submit) -> None:
         try:
             function, arguments = pickle.loads(message.work)  # from the planner, never from a device
-            # One try: a task that dies of memory takes its machine along if it is started again.
-            reference = self._ray.remote(max_retries=0, num_cpus=1)(function).remote(*arguments)
+            if function not in self._remote:
+                # One try: a task that dies of memory takes its machine along if it is started again.
+                self._remote[function] = self._ray.remote(max_retries=0, num_cpus=1)(function)
+            reference = self._remote[function].remote(*arguments)
         except Exception as error:
             failed = UnavailableError(f"Ray takes no task: {_line(error)}")
             self._send(Ended(message.task, False, failed))

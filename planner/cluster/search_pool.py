@@ -22,13 +22,16 @@ class AnytimePool:
     soon as it is there. With an address Ray is joined at once. Where it fails, one warning says why.
     """
 
-    def __init__(self, workers: int = 1, *, use_ray: bool = True, ray_address: str = "") -> None:
+    def __init__(
+        self, workers: int = 1, *, use_ray: bool = True, ray_address: str = "", standing: bool = False
+    ) -> None:
+        """`standing`: as `ProcessPool`; Ray's processes stay anyway."""
         self._workers = workers
         self._use_ray = use_ray
         self._address = ray_address
         self._lock = threading.Lock()
         self._closed = False
-        self._processes = ProcessPool(workers)
+        self._processes = ProcessPool(workers, standing=standing)
         self._ray: RayPool | None = None
         if use_ray and ray_address:
             self._ray = RayPool(workers, address=ray_address, failed=_warn)

@@ -2,11 +2,13 @@
 
 The policies are those of `shared.search.rivals`. Per-model schedulers (IOS, Opara, Nimble and the rest) run
 every block alone under TOP's limits. Each enters once per partition that all its models offer, because where
-a model is cut is the plan's to choose: a policy is worth what its best partition is worth.
+a model is cut is the plan's to choose: a policy is worth what its best partition is worth. Searches of ours
+over several models' blocks together, which no rival does, take part where they are asked for.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from shared.plan import ExecutorOptions
@@ -19,8 +21,17 @@ from shared.search.rivals import policies
 PER_MODEL: Final = ("ios", "opara", "nimble")
 """Schedulers of one model's operators that the papers compare with."""
 
+SEARCHES: Final[Mapping[str, tuple[str, Combination]]] = MappingProxyType(
+    {
+        "beam": ("beam", Combination.ALONE),
+        "aligned-ios": ("ios", Combination.ALIGNED),
+        "aligned-beam": ("beam", Combination.ALIGNED),
+    }
+)
+"""Scheduler and combination of our own searches, by name; the joint ones never wait for a model."""
+
 TOP_LIMITS: Final = Limits(r=3, s=8)
-_JOINT: Final = frozenset({"synchronised", "shared_input"})
+_JOINT: Final = frozenset({"synchronised", "shared_input", "aligned-ios", "aligned-beam"})
 _WHOLE: Final = "whole"
 
 
@@ -45,20 +56,25 @@ def entrants(
     executor: ExecutorOptions | None = None,
     limits: Limits = TOP_LIMITS,
     policy_names: Sequence[str] = (),
+    rules: Rules | None = None,
+    searches: bool = False,
 ) -> tuple[Entrant, ...]:
     """All, or those of some policies; `sequential` first, so that there is a valid plan at once.
 
     A joint graph of one model is that model alone, so joint policies need two; one of whole models is more
     than a search over stages can look at, so they take part under the other partitions.
+
+    `rules` hold where a policy decides nothing about them. With `searches` ours take part, too (`SEARCHES`).
     """
     names = ["sequential", *sorted(set(policies()) - {"sequential"}), *PER_MODEL]
+    names += SEARCHES if searches else ()
     wanted = [name for name in names if not policy_names or name in policy_names]
     basis = SearchJob(
         models=tuple(models),
         costs=costs,
         limits=limits,
         executor=executor or ExecutorOptions(),
-        rules=Rules(),
+        rules=rules or Rules(),
     )
     found = []
     for name in wanted:
@@ -75,6 +91,10 @@ def _job(basis: SearchJob, name: str) -> SearchJob:
     """The search for the plan of a policy or of a per-model scheduler."""
     if name in PER_MODEL:
         return replace(basis, scheduler=name, combination=Combination.ALONE)
+    if name in SEARCHES:
+        scheduler, combination = SEARCHES[name]
+        members_max = len(basis.models) if combination is Combination.ALIGNED else basis.members_max
+        return replace(basis, scheduler=scheduler, combination=combination, members_max=members_max)
     policy = policies()[name]
     return policy.plan(replace(basis, scheduler=policy.scheduler))
 

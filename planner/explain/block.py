@@ -6,6 +6,7 @@ Pure: what the store knows comes in.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from math import isfinite
 from typing import Any, Final
 
 from planner.costs.origins import FoundBy, Origin
@@ -52,6 +53,7 @@ class Line:
     predicted_us: float
     source: Source
     sure: bool  # it need not be measured (again)
+    doubt: float | None  # nine of ten such stages take so much more or less, as a share; None: not known
     measured_at_us: int | None  # the oldest measurement in it; None where there is an estimate in it
     runs: int | None  # the fewest
     measured_on: str
@@ -187,6 +189,7 @@ def _streams(schedule: StreamSchedule, costs: StageCosts, known: Known, names: S
                 predicted_us=1e6 * sum(costs.operators_s[op] for op in ops),
                 source=Source.OPERATORS if whole else Source.ANALYTIC,
                 sure=whole,
+                doubt=None,
                 **_oldest(measured if whole else []),
             )
         )
@@ -217,6 +220,7 @@ def _joined(row: Sequence[Line]) -> list[Line]:
             predicted_us=sum(line.predicted_us for line in row),
             source=row[0].source,
             sure=all(line.sure for line in row),
+            doubt=None,
             measured_at_us=min((at for at in times if at is not None), default=None),
             runs=min(runs, default=None),
             measured_on=", ".join(dict.fromkeys(line.measured_on for line in row if line.measured_on)),
@@ -248,8 +252,16 @@ def _line(first: int, last: int, stage: Stage, costs: StageCosts, known: Known, 
         predicted_us=1e6 * costs.one_stage_s(stage),
         source=source,
         sure=costs.is_sure(stage),
+        doubt=_doubt(stage, costs) if source is Source.FITTED else None,
         **_oldest(measured if whole else []),
     )
+
+
+def _doubt(stage: Stage, costs: StageCosts) -> float | None:
+    if stage.merge or costs.interference is None:
+        return None
+    doubt = costs.interference.doubt(costs.terms(stage.groups))
+    return doubt if isfinite(doubt) else None
 
 
 def _chain(first: str, last: str) -> str:

@@ -33,3 +33,4 @@ class Observation:
     settings: ReplanSettings = field(default_factory=ReplanSettings)
     environment: str = ""  # the device class that all of this is of
     checkpoint: bytes = b""  # a trained policy, for the scheduler that takes one
+    learned: bytes = b""  # one that proposes plans itself (maddpg)

@@ -68,6 +68,9 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
         barred=tuple(barred),
         settings=begun.settings,
         environment=environment,
+        learned=store.fitting_checkpoint(
+            "maddpg", environment, [model.artifact for model in incumbent.models]
+        ),
         checkpoint=trained_policy(store, environment) if begun.settings.scheduler == "gpg" else b"",
     )
 

@@ -23,6 +23,7 @@ class How(str, Enum):
     PROVEN = "proven"  # it won here before
     INTERVALS = "intervals"  # the incumbent with other launch intervals
     SEARCH = "search"
+    LEARNED = "learned"  # what a trained policy says
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Proposal:
 
     plan: Plan
     how: How
-    scheduler: str = ""  # for `How.SEARCH`: what found it
+    scheduler: str = ""  # for `How.SEARCH` and `How.LEARNED`: what found it
 
 
 class Policy(Protocol):
@@ -47,6 +48,10 @@ class Policy(Protocol):
 
     def after(self, seen: Observation, found: Sequence[tuple[SearchJob, Plan]]) -> Sequence[Proposal]:
         """Proposals from what the searches found."""
+        ...
+
+    def remark(self, seen: Observation) -> str:
+        """What the re-plan's record should say of the proposals besides; mostly empty."""
         ...
 
 
@@ -102,6 +107,10 @@ class PlainPolicy:
     def after(self, seen: Observation, found: Sequence[tuple[SearchJob, Plan]]) -> Sequence[Proposal]:
         """The plans found, with launch intervals for the loads."""
         return [Proposal(plain_replan(plan, seen.loads), How.SEARCH, job.scheduler) for job, plan in found]
+
+    def remark(self, seen: Observation) -> str:
+        """Nothing."""
+        return ""
 
 
 def _partitions(seen: Observation) -> list[tuple[ModelChoice, ...]]:

@@ -10,15 +10,17 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
+from dataclasses import replace
 from typing import Final
 
 from planner.admin.fleet import Fleet
 from planner.cluster.interface import SearchPool
 from planner.cluster.run import search
 from planner.replan.decide import Decision, decide, proven_at_once
+from planner.replan.learned import LearnedPolicy
 from planner.replan.observation import Observation
 from planner.replan.observing import observe, without_costs
-from planner.replan.policy import How, PlainPolicy, Policy, Proposal
+from planner.replan.policy import How, Policy, Proposal
 from planner.replan.settings import Note
 from planner.store.store import Store
 from shared.clock import Clock
@@ -55,7 +57,7 @@ class Replanner:
         self._fleet = fleet
         self._pool = pool
         self._clock = clock
-        self._policy = policy or PlainPolicy()
+        self._policy = policy or LearnedPolicy()
         self._profile_wait_s = profile_wait_s
         self._queue = due
         self._stopping = threading.Event()
@@ -107,7 +109,11 @@ class Replanner:
         if self._stopping.is_set():
             return
         proposals = [*self._policy.at_once(seen), *self._policy.after(seen, found)]
-        self._carry_out(seen, replan, decide(seen, proposals))
+        decision = decide(seen, proposals)
+        remark = self._policy.remark(seen)
+        if remark:
+            decision = replace(decision, reason=f"{decision.reason}; {remark}")
+        self._carry_out(seen, replan, decision)
 
     def _profile_first(self, device: DeviceId, replan: int) -> None:
         """Have a device measure models whose costs are unknown or stale; go on after a while regardless."""

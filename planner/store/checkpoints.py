@@ -116,6 +116,26 @@ def named(session: Session, asked: str, device_class: str) -> Digest:
     return Digest(found)
 
 
+def fitting(session: Session, policy: str, device_class: str, artifacts: Sequence[Digest]) -> bytes:
+    """The newest policy of a device class that was trained over just these models.
+
+    Where there is none, the class's newest, which says itself why it is not for them; b"" where there is
+    no policy of the class at all.
+    """
+    row = CheckpointRow
+    found = session.execute(
+        select(row.digest, row.artifacts)
+        .where(row.policy == policy, row.device_class == device_class)
+        .order_by(row.trained_at_us.desc(), row.digest)
+    ).all()
+    if not found:
+        return b""
+    wanted = set(artifacts)
+    chosen = next((one for one in found if json.loads(one.artifacts).keys() == wanted), found[0])
+    body = session.scalar(select(row.body).where(row.digest == chosen.digest))
+    return body or b""
+
+
 def kept(session: Session, policy: str) -> list[KeptPolicy]:
     """All policies of a kind, newest first, without their bytes."""
     row = CheckpointRow

@@ -5,6 +5,7 @@ from typing import Final
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
+from planner.store.database import Database
 from planner.store.tables import ArtifactRow, DesiredRow, GenerationRow, ModelRow, PlanRow
 from shared.errors import InputError
 from shared.graph import Graph
@@ -137,6 +138,15 @@ def named(session: Session, plan: Plan, scheduler: str, now_us: int) -> str:
     """The plan's name; one that nobody named gets the first characters of its digest."""
     known = session.scalars(select(PlanRow.name).where(PlanRow.digest == plan.digest).limit(1)).first()
     return known or _kept(session, plan.digest[:12], plan, scheduler, now_us).name
+
+
+def keep(database: Database, plan: Plan, *, scheduler: str, now_us: int) -> str:
+    """Keep a plan that was made beside the planner, in one short transaction; its name.
+
+    Raises:
+        StorageError: the database cannot be written.
+    """
+    return database.change(lambda session: named(session, plan, scheduler, now_us))
 
 
 def plan_info(session: Session, name: str) -> PlanInfo:

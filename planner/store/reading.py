@@ -178,6 +178,11 @@ class ReadStore:
         with self.database.read() as session:
             return checkpoints.newest(session, policy, device_class)
 
+    def fitting_checkpoint(self, policy: str, device_class: str, artifacts: Sequence[Digest]) -> bytes:
+        """A device class's newest trained policy over these models, else its newest; b"": none."""
+        with self.database.read() as session:
+            return checkpoints.fitting(session, policy, device_class, artifacts)
+
     def predictions(
         self, device: DeviceId | None = None, *, limit: int = 100
     ) -> list[predictions.Prediction]:

@@ -320,6 +320,9 @@ class ConsideredPlanRow(Table):
     predicted: Mapped[float | None]
     measured: Mapped[bool]
     search_s: Mapped[float | None]
+    judged_at_s: Mapped[float | None]
+    throughput_per_s: Mapped[float | None]
+    p99_s: Mapped[float | None]
     __table_args__ = (Index("considered_plans_by_models", "serves", "number"),)
 
 

@@ -303,6 +303,13 @@ class ModelChoice(Struct, frozen=True, kw_only=True):
     queue_max_bytes: Annotated[int, Meta(ge=1, le=1 << 40)] = 256 << 20
 
 
+class ArrivalRate(Struct, frozen=True, kw_only=True):
+    """Tasks of a model that arrive per second."""
+
+    model: Name
+    per_s: Annotated[float, Meta(gt=0.0, le=1e6)]
+
+
 class PlanCreateRequest(Message, frozen=True, kw_only=True, tag="plan_create_request"):
     """Search a plan; `device` names whose measured costs to use, none means estimates.
 
@@ -310,8 +317,10 @@ class PlanCreateRequest(Message, frozen=True, kw_only=True, tag="plan_create_req
     those of `shared.search.compose`, `r` and `s` the limits of a stage. `policy` names a rival policy of
     `shared.search.rivals`, which decides some of the rest. With `budget_s` the search looks on
     for so long and answers with the best so far. `ticket` is what `PlanCancelRequest` names. `optimistic`:
-    what nobody is sure of costs the least that it may, so the answer is what is worth measuring. The rest are
-    rules of the plan.
+    what nobody is sure of costs the least that it may, so the answer is what is worth measuring. With
+    `contest` rival policies and searches compete for `budget_s` on the device's twin, under `rates` or the
+    arrivals that it counted; they decide scheduler, policy, combination, lanes, waiting, cuts and batches.
+    The rest are rules of the plan.
     """
 
     plan: Name | None = None
@@ -335,12 +344,71 @@ class PlanCreateRequest(Message, frozen=True, kw_only=True, tag="plan_create_req
     budget_s: Annotated[float, Meta(gt=0.0, le=3600.0)] | None = None
     ticket: Count = 0
     optimistic: bool = False
+    contest: bool = False
+    rates: Annotated[tuple[ArrivalRate, ...], Meta(max_length=64)] = ()
 
 
 class PlanCancelRequest(Message, frozen=True, kw_only=True, tag="plan_cancel_request"):
-    """End the search of the `PlanCreateRequest` with this ticket, which then fails; unknown: nothing."""
+    """End the search of the `PlanCreateRequest` with this ticket, which then fails; unknown: nothing.
+
+    A contest does not fail but answers with its best so far.
+    """
 
     ticket: Annotated[int, Meta(ge=1, le=2**53)]
+
+
+class PlanProgressRequest(Message, frozen=True, kw_only=True, tag="plan_progress_request"):
+    """How far is the contest of the `PlanCreateRequest` with this ticket?"""
+
+    ticket: Annotated[int, Meta(ge=1, le=2**53)]
+
+
+class PlanProgressReply(Message, frozen=True, kw_only=True, tag="plan_progress_reply"):
+    """`size` entrants, 0 where no such contest is held now; `best` so far is empty until one was judged."""
+
+    done: SmallCount = 0
+    size: SmallCount = 0
+    elapsed_s: Seconds = 0.0
+    best: ShortText = ""
+    throughput_per_s: Seconds = 0.0
+    p99_s: Seconds = 0.0
+
+
+class ContestFigures(Struct, frozen=True, kw_only=True):
+    """What an entrant's plan was worth on the twin, `at_s` after the start; `led`: the best so far then."""
+
+    name: ShortText
+    at_s: Seconds
+    throughput_per_s: Seconds
+    p99_s: Seconds
+    utilisation: Seconds
+    met: Seconds
+    led: bool = False
+
+
+class ContestFailure(Struct, frozen=True, kw_only=True):
+    """An entrant without a plan, or whose plan could not be judged."""
+
+    name: ShortText
+    reason: Line
+
+
+class ContestInfo(Struct, frozen=True, kw_only=True):
+    """How a plan came out of a contest.
+
+    `twin` and `arrivals` say what it was judged by. Entrants that time did not suffice for are `left`.
+    `fresh` has the best so far and the first valid plan on arrivals that did not choose; it is empty where
+    `unchecked` says why, and the first valid plan is the `winner` then.
+    """
+
+    winner: ShortText
+    twin: Line
+    arrivals: Line
+    judged: Annotated[tuple[ContestFigures, ...], Meta(max_length=256)]
+    failed: Annotated[tuple[ContestFailure, ...], Meta(max_length=256)]
+    left: SmallCount
+    fresh: Annotated[tuple[ContestFigures, ...], Meta(max_length=2)]
+    unchecked: Line = ""
 
 
 class PlanReply(Message, frozen=True, kw_only=True, tag="plan_reply"):
@@ -348,6 +416,7 @@ class PlanReply(Message, frozen=True, kw_only=True, tag="plan_reply"):
 
     plan: PlanInfo
     search_s: Seconds = 0.0
+    contest: ContestInfo | None = None
 
 
 class PlanShowRequest(Message, frozen=True, kw_only=True, tag="plan_show_request"):
@@ -466,6 +535,7 @@ AdminRequest = (
     | ModelRemoveRequest
     | PlanCreateRequest
     | PlanCancelRequest
+    | PlanProgressRequest
     | PlanShowRequest
     | PlanPushRequest
     | PolicyAttachRequest
@@ -483,6 +553,7 @@ AdminReply = (
     | ModelReply
     | ModelListReply
     | PlanReply
+    | PlanProgressReply
     | PlanPushReply
     | FleetPushReply
     | PlanHistoryReply

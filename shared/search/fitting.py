@@ -23,7 +23,8 @@ def samples(table: CostTable, graphs: Mapping[Digest, Graph]) -> list[Sample]:
             known[key] = _readable(reading, stage, graphs)
         costs = known[key]
         if costs is not None and not stage.merge:
-            found.append(Sample(costs.terms(stage.groups), stage.seconds))
+            networks = tuple(sorted({artifact for artifact, _, _ in stage.members}))
+            found.append(Sample(costs.terms(stage.groups), stage.seconds, networks))
     return found
 
 

@@ -10,47 +10,33 @@ unknown size, and now and then large (Huber's weights, reweighted until they sta
 
 The doubt about a stage has two parts: what stages like those measured scatter by, and how little the
 measured ones say of this one. The first is scaled so that nine of ten measured stages lie within their own
-doubt when they are left out of the fit (closed form by leverage). The second grows where no measured stage
-was: more groups, or other proportions. A stage with more groups or operators than any measured one, or far
-longer or shorter than all, is never sure.
+doubt when their whole network is left out of the fit (`shared.search.calibration`). The second grows where
+no measured stage was: more groups, or other proportions. A stage with more groups or operators than any
+measured one, or far longer or shorter than all, is never sure.
 
 A prediction never leaves what was seen: its ratio to the longest group is never below, its ratio to all
 groups in turn never above those of the measured stages, but for the outermost fiftieth of them. So it is
 never negative, and with nothing measured it is the plain formula's.
 
-O(stages * terms^2) to fit, O(terms) to predict.
+O(networks * stages * terms^2) to fit, O(terms) to predict.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, inf, sqrt
+from math import inf, sqrt
 from operator import mul
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from shared.search.calibration import LEAST_SAMPLES, NORMAL, PRIOR_SCATTER, Lessons, Regression, calibrated
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import NDArray
-
-Floats: TypeAlias = "NDArray[np.float64]"
-"""Text at run time: numpy is imported only where arrays are touched."""
 
 SURE_WITHIN: Final = 0.25
 """Doubt up to which a prediction counts as sure: two equal groups gain a half side by side at most, and an
 error of less than half of that cannot turn the better choice around."""
 
-CONFIDENCE: Final = 0.9
-"""Share of stages that lie within their doubt."""
-
-LEAST_SAMPLES: Final = 20
-"""Below so many measured stages nothing is sure: a tenth of them would be less than two."""
-
-_NORMAL: Final = 1.645  # half-width of a normal distribution's inner 90 %, in standard deviations
-_HUBER: Final = 1.5  # residuals beyond so many standard deviations count less
-_ROUNDS: Final = 20
 _OUTERMOST: Final = 0.02
-_PRIOR_SCATTER: Final = 0.3  # what stages scatter by as long as little is measured,
-_PRIOR_COUNT: Final = 4  # as if so many stages had said so
-_JITTERS: Final = (0.0, 1.0, 3.0, 10.0)  # tried, in launches: small stages scatter more
 
 
 class Terms(NamedTuple):
@@ -95,6 +81,8 @@ class Sample(NamedTuple):
 
     terms: Terms
     seconds: float
+    networks: tuple[str, ...] = ()
+    """Those that have part in it, by any name. What stages of one network err by they share in part."""
 
 
 def stage_terms(groups: Sequence[GroupTerms], launch_s: float) -> Terms:
@@ -161,7 +149,7 @@ class Interference:
         if seconds <= 0.0 or terms.groups > self.groups or terms.operators > self.operators:
             return inf
         unknown = self._unknown(terms) / seconds**2
-        return sqrt((self.width * self._scatter(seconds)) ** 2 + _NORMAL**2 * unknown)
+        return sqrt((self.width * self._scatter(seconds)) ** 2 + NORMAL**2 * unknown)
 
     def sure(self, terms: Terms) -> bool:
         """Whether the prediction is good enough to choose by without measuring."""
@@ -204,9 +192,9 @@ def fit(
         return Interference(
             coefficients=tuple(map(float, prior)),
             covariance=_rows(np.linalg.inv(precision)),
-            scatter=_PRIOR_SCATTER,
+            scatter=PRIOR_SCATTER,
             jitter_s=0.0,
-            width=_NORMAL,
+            width=NORMAL,
             least=1.0,
             most=inf,
             groups=1,
@@ -215,18 +203,19 @@ def fit(
             samples=0,
         )
     seconds = np.array([sample.seconds for sample in known])
-    rows = np.array([sample.terms[:-2] for sample in known]) / seconds[:, None]  # [num_samples, num_terms]
-    found = _Regression(rows, prior, precision)
-    jitter_s, width = _calibrated(found, rows, seconds, launch_s)
-    longest, total = rows[:, 0], rows[:, 0] + rows[:, 1]  # over the measured seconds
+    terms = np.array([sample.terms[:-2] for sample in known])  # [num_samples, num_terms]
+    found = Regression(terms, seconds, prior, precision)
+    lessons = Lessons(terms, seconds, [sample.networks for sample in known], prior, precision)
+    jitter_s, width = calibrated(found, lessons, launch_s)
+    longest, total = terms[:, 0], terms[:, 0] + terms[:, 1]
     return Interference(
         coefficients=tuple(map(float, found.coefficients)),
         covariance=_rows(found.covariance),
         scatter=found.scatter / (1.0 + jitter_s / float(np.median(seconds))),
         jitter_s=jitter_s,
         width=width,
-        least=min(float(np.quantile(1.0 / longest, _OUTERMOST)), 1.0),
-        most=max(float(np.quantile(1.0 / total, 1.0 - _OUTERMOST)), 1.0),
+        least=min(float(np.quantile(seconds / longest, _OUTERMOST)), 1.0),
+        most=max(float(np.quantile(seconds / total, 1.0 - _OUTERMOST)), 1.0),
         groups=max(sample.terms.groups for sample in known),
         operators=max(sample.terms.operators for sample in known),
         span_s=(float(seconds.min()), float(seconds.max())),
@@ -234,59 +223,9 @@ def fit(
     )
 
 
-class _Regression:
-    """Coefficients under which the rows come to 1: terms over measured seconds, so errors are relative."""
-
-    def __init__(self, rows: Floats, prior: Floats, precision: Floats) -> None:
-        import numpy as np
-
-        weights = np.ones(len(rows))
-        self.scatter = _PRIOR_SCATTER
-        for _ in range(_ROUNDS):
-            weighted = rows * weights[:, None] / self.scatter**2
-            self.covariance = np.linalg.inv(weighted.T @ rows + precision)
-            self.coefficients = prior + self.covariance @ (weighted.T @ (1.0 - rows @ prior))
-            errors = np.abs(1.0 - rows @ self.coefficients)
-            spread = 1.4826 * float(np.median(errors))  # of normal errors the standard deviation
-            self.scatter = sqrt(
-                (_PRIOR_COUNT * _PRIOR_SCATTER**2 + len(rows) * spread**2) / (_PRIOR_COUNT + len(rows))
-            )
-            weights = np.minimum(1.0, _HUBER * self.scatter / np.maximum(errors, 1e-12))
-        self.unknown = np.einsum("ij,jk,ik->i", rows, self.covariance, rows)  # variance of each prediction
-        self.leverage = np.minimum(weights * self.unknown / self.scatter**2, 0.99)
-
-    def left_out(self, rows: Floats) -> tuple[Floats, Floats]:
-        """Each row's prediction by all others, and the variance of that; over the measured seconds."""
-        errors = (1.0 - rows @ self.coefficients) / (1.0 - self.leverage)
-        return 1.0 - errors, self.unknown / (1.0 - self.leverage)
-
-
-def _calibrated(found: _Regression, rows: Floats, seconds: Floats, launch_s: float) -> tuple[float, float]:
-    """(jitter_s, width) that cover CONFIDENCE of the stages left out, with the narrowest typical interval."""
-    import numpy as np
-
-    if len(rows) < LEAST_SAMPLES:
-        return 0.0, _NORMAL
-    predicted, unknown = found.left_out(rows)
-    predicted = np.maximum(predicted, 0.05)
-    errors = np.abs(1.0 - predicted) / predicted
-    best = (inf, 0.0, _NORMAL)
-    rank = (
-        min(ceil(CONFIDENCE * (len(rows) + 1)), len(rows)) - 1
-    )  # conformal: exchangeable stages are covered
-    for launches in _JITTERS:
-        jitter_s = launches * launch_s
-        scatter = found.scatter / (1.0 + jitter_s / float(np.median(seconds)))
-        spread = scatter * (1.0 + jitter_s / (predicted * seconds))
-        beyond = np.sqrt(np.maximum(errors**2 - _NORMAL**2 * unknown / predicted**2, 0.0))
-        width = float(np.sort(beyond / spread)[rank])
-        best = min(best, (width * float(np.median(spread)), jitter_s, width))
-    return best[1], best[2]
-
-
 def _prior_mean(name: str, contention: float, meet: float) -> float:
     return {"rest": contention, "meet": meet, **PRIOR_MEANS}.get(name, 0.0)
 
 
-def _rows(matrix: "NDArray[np.floating]") -> tuple[tuple[float, ...], ...]:
+def _rows(matrix: "np.ndarray[tuple[int, ...], np.dtype[np.floating]]") -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(map(float, row)) for row in matrix)

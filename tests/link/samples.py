@@ -58,6 +58,15 @@ MODEL_INFO = admin.ModelInfo(
     opaque=0,
     added_at_us=1_700_000_000_000_000,
 )
+CONTEST_FIGURES = admin.ContestFigures(
+    name="aligned-ios, paper",
+    at_s=1.25,
+    throughput_per_s=60.0,
+    p99_s=0.02,
+    utilisation=0.5,
+    met=1.0,
+    led=True,
+)
 PLAN_INFO = admin.PlanInfo(
     plan="demo",
     digest=PLAN,
@@ -191,8 +200,23 @@ MESSAGES: tuple[Message, ...] = (
     admin.ModelListReply(models=(MODEL_INFO,)),
     admin.ModelRemoveRequest(model="resnet50"),
     admin.PlanCreateRequest(plan="demo", models=(admin.ModelChoice(model="resnet50"),), device=DEVICE),
-    admin.PlanReply(plan=PLAN_INFO),
+    admin.PlanReply(
+        plan=PLAN_INFO,
+        contest=admin.ContestInfo(
+            winner="aligned-ios, paper",
+            twin="derived from nano",
+            arrivals="poisson: resnet50 60/s",
+            judged=(CONTEST_FIGURES,),
+            failed=(admin.ContestFailure(name="opara, whole", reason="a search process ended with code -9"),),
+            left=3,
+            fresh=(CONTEST_FIGURES,),
+        ),
+    ),
     admin.PlanCancelRequest(ticket=77),
+    admin.PlanProgressRequest(ticket=77),
+    admin.PlanProgressReply(
+        done=3, size=20, elapsed_s=1.5, best="sequential, whole", throughput_per_s=60.0, p99_s=0.02
+    ),
     admin.PlanShowRequest(plan="demo"),
     admin.PlanPushRequest(plan="demo", device=DEVICE),
     admin.PlanPushReply(epoch=2, generation=9),

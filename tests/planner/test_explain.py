@@ -6,15 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from planner.costs.origins import Origin as MeasuredOn
+from planner.explain.block import Known, Source, explain_block
 from planner.replan.considered import Verdict, considered
 from planner.replan.settings import Note
-from shared.ids import Digest
+from shared.bound import bind
+from shared.ids import Digest, OpId
 from shared.messages.control import Alarm, ModelLoad, Origin
 from shared.messages.telemetry import (
     StageProfileResult,
     StageTiming,
     TrialEnded,
 )
+from shared.search.costs import CostTable, MeasuredStage
+from shared.search.interference import GroupTerms, Sample, fit, stage_terms
 from tests.planner.processes import ok, stageloom
 from tests.planner.world import World
 from tests.store.helpers import NANO
@@ -71,6 +76,25 @@ def test_a_stage_says_how_its_cost_is_known_and_how_often_it_was_measured(world:
     assert middle["predicted_us"] == pytest.approx(120.0)
     assert block["predicted_us"] == pytest.approx(320.0) and block["step_us"] == 333.0
     assert "measured 333.0 us as a whole" in ok(world.home, "plan", "explain", "greedy", "--device", NANO)
+
+
+def test_a_prediction_says_its_doubt_and_a_measurement_has_none(world: World) -> None:
+    """1. Nobody is sure after three stages, but they say by how much. 2. Of the stage measured, nothing."""
+    artifact = world.digest
+    bound = bind(world.plan("greedy"), {artifact: world.graph})
+    pair = stage_terms([GroupTerms(1e-4, 0.0, 0.0, 0.0, 0.0, 1)] * 2, 2e-5)
+    table = CostTable(
+        measured_s={(artifact, OpId(op)): 1e-4 for op in range(4)},
+        interference=fit([Sample(pair, took_s) for took_s in (1.1e-4, 1.2e-4, 1.3e-4)], launch_s=2e-5),
+    )
+    alone = MeasuredOn(runs=5, spread_us=1.0, measured_on=NANO, measured_at_us=1)
+    known = Known(operators=[alone] * 4, stages={}, found=[], step_us=None)
+    predicted = explain_block(bound, 0, table, known).lines[1]
+    assert predicted.source is Source.FITTED and not predicted.sure
+    assert predicted.doubt is not None and 0.05 < predicted.doubt < 1.0
+    seen = replace(table, stages=(MeasuredStage(((artifact, 0, 4),), 1, ((1,), (2,)), 1.2e-4),))
+    measured = explain_block(bound, 0, seen, known).lines[1]
+    assert measured.source is Source.MEASURED and measured.doubt is None
 
 
 def test_gaps_are_to_the_bound_and_to_the_cheapest_stages(world: World) -> None:

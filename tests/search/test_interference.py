@@ -15,12 +15,12 @@ from shared.schedule import Stage, StageSchedule
 from shared.search.analytic import DeviceRates
 from shared.search.beam import beam
 from shared.search.bounds import lower_bounds
+from shared.search.calibration import LEAST_SAMPLES
 from shared.search.costs import CostTable, MeasuredStage
 from shared.search.fitting import samples
 from shared.search.greedy import greedy
 from shared.search.interface import Budget, Limits
 from shared.search.interference import (
-    LEAST_SAMPLES,
     GroupTerms,
     Interference,
     Sample,

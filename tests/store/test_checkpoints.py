@@ -74,3 +74,23 @@ def test_a_policy_that_cannot_be_used_leaves_the_search_the_packaged_one(
     assert "packaged policy" in caplog.text
     keep(store, packaged_checkpoint(), 2, "orin")
     assert trained_policy(store, "orin") == packaged_checkpoint()
+
+
+def test_a_policy_over_the_devices_own_models_comes_before_a_newer_one_over_others(store: Store) -> None:
+    """Where none fits the newest is given: it says itself why it has no say."""
+    mine, other = digest_bytes([b"mine"]), digest_bytes([b"other"])
+    assert store.fitting_checkpoint("maddpg", "orin", [mine]) == b""
+    for at_us, artifacts in ((1, [mine, other]), (2, [mine]), (3, [other])):
+        checkpoints.keep(
+            store.database,
+            b"at %d" % at_us,
+            policy="maddpg",
+            device_class="orin",
+            provenance={**PROVENANCE, "models": dict.fromkeys(artifacts, "name")},
+            curves=CURVES,
+            now_us=at_us,
+        )
+    assert store.fitting_checkpoint("maddpg", "orin", [mine]) == b"at 2"
+    assert store.fitting_checkpoint("maddpg", "orin", [other, mine]) == b"at 1"
+    assert store.fitting_checkpoint("maddpg", "orin", [digest_bytes([b"third"])]) == b"at 3"
+    assert store.fitting_checkpoint("maddpg", "nano", [mine]) == b""

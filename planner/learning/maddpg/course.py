@@ -71,6 +71,7 @@ class Course:
         self.table = problem.table()  # all that any worker found; the only worker's own in one process
         self.candidates = Candidates(problem.space, problem.loads, problem.template.lanes)
         self.seeds: tuple[Seed, ...] = seeds(problem.space)
+        self.seed_rows: dict[str, Row] = {}  # what the rivals' plans are worth, by the seeds' names
         self.history: list[Progress] = []
         self.policy: Row | None = None  # of the best policy so far
         self.policy_weights: Weights = self.learner.policy_weights()
@@ -146,6 +147,7 @@ class Course:
     def take(self, work: Work, done: Done) -> Progress | None:
         """Learn from a result; a validation where it was one. A result that comes twice counts once."""
         self.table.put(done.schedules)
+        self.table.asked_elsewhere(done.asked)
         if self._out.pop(work.number, None) is None:
             return None
         if isinstance(done.found, Transitions):
@@ -249,6 +251,9 @@ class Course:
             self.fresh[work.name] = row
             return None
         if work.weights is None:
+            name = work.name.removeprefix(f"{_PLAN}, ")
+            if any(name == one.name for one in self.seeds):
+                self.seed_rows[name] = row
             if self.candidates.judged(work.row, row) and self.settings.pull and self.transitions:
                 self.learner.aim(work.row)
             if self.settings.start is Start.BEST_SEED and self._seeds_are_judged():
@@ -289,6 +294,7 @@ class Course:
             "seed": self.seed,
             "settings": self.settings.plain(),
             "candidates": self.candidates.saved(),
+            "seed_rows": {name: row.plain() for name, row in self.seed_rows.items()},
             "schedules": self.table.saved(),
             "history": [one.plain() for one in self.history],
             "policy": None if self.policy is None else self.policy.plain(),
@@ -333,6 +339,7 @@ class Course:
 
     def _restore(self, plain: dict[str, Any], tensors: dict[str, Any]) -> None:
         self.candidates.restore(plain["candidates"])
+        self.seed_rows = {name: Row(**row) for name, row in plain["seed_rows"].items()}
         self.table.restore(plain["schedules"])
         self.history = [
             Progress(**{**one, "policy": Row(**one["policy"]), "best": Row(**one["best"])})

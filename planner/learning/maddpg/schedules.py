@@ -55,6 +55,7 @@ class ScheduleTable:
     _bound: dict[tuple[Member, ...], BoundCombined] = field(default_factory=dict)
     _used: Counter[tuple[Member, ...]] = field(default_factory=Counter)
     _new: dict[BlockKey, Entry] = field(default_factory=dict)
+    _told: Counter[tuple[Member, ...]] = field(default_factory=Counter)
 
     def find(self, members: tuple[Member, ...], *, thorough: bool = False) -> Entry:
         """The entry of these members; where there is none, made quickly unless `thorough` asks for more."""
@@ -115,6 +116,16 @@ class ScheduleTable:
         """What was found here since the last call: a worker sends it along with its results."""
         found, self._new = self._new, {}
         return found
+
+    def taken_asked(self) -> dict[tuple[Member, ...], int]:
+        """How often combined blocks were asked for here since the last call."""
+        found = self._used - self._told
+        self._told = self._used.copy()
+        return dict(found)
+
+    def asked_elsewhere(self, asked: Mapping[tuple[Member, ...], int]) -> None:
+        """Count what another table was asked for: what is needed most is needed anywhere."""
+        self._used.update(asked)
 
     def most_used(self, count: int) -> list[tuple[Member, ...]]:
         """Combined blocks that were asked for most often: those that a longer search should look at first."""

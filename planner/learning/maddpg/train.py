@@ -1,18 +1,21 @@
-"""A training in this process, from beginning to end."""
+"""A training from beginning to end, with one learner in this process."""
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from planner.cluster.interface import SearchPool
 from planner.learning.maddpg.course import Course, Progress
 from planner.learning.maddpg.environment import bound_plan
 from planner.learning.maddpg.problem import Problem
 from planner.learning.maddpg.schedules import ScheduleTable
 from planner.learning.maddpg.settings import Settings
-from planner.learning.maddpg.work import Evaluate, Row, run
+from planner.learning.maddpg.work import Evaluate, Row
+from planner.learning.maddpg.workers import Actors, Here, Workers
 from shared.plan import Plan
 from shared.policy.maddpg.checkpoint import Checkpoint, encode
 from shared.policy.maddpg.network import MaddpgNetwork
@@ -23,6 +26,7 @@ BOOK = 4096
 """Schedules that a policy takes along: those that were needed most."""
 
 _THOROUGH = Budget(expansions=5_000)
+_EVALUATIONS, _LEAST_EVALUATIONS = 16, 4
 _LAST_EVALUATIONS = 5  # as long as so many others: two of twice the seeds, and the last searches
 
 
@@ -34,6 +38,7 @@ class Trained:
     plan: Plan  # the best plan that was met
     plan_row: Row  # on arrivals that chose neither it nor the policy
     policy_row: Row  # the same of the policy alone
+    seed_rows: Mapping[str, Row]  # of the rivals' plans, by the seeds' names, on the arrivals that chose
     history: tuple[Progress, ...]
     transitions: int
     updates: int
@@ -51,28 +56,40 @@ def train(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     state: bytes | None = None,
     save: Callable[[bytes], None] = lambda state: None,
+    pool: SearchPool | None = None,
+    told: Callable[[Course], None] = lambda course: None,
 ) -> Trained:
     """Train to the end, or for about `budget_s` by `clock`, or until Ctrl-C; the best so far counts.
 
-    `state` is what `save` was given after a validation of an earlier run: that run goes on. Within the budget
-    equal seeds give equal results on the same machine, interrupted or not.
+    `state` is what `save` was given after a validation of an earlier run: that run goes on. Episodes and
+    evaluations run on the workers of `pool`, or here, one after another; `told` is called after each. Here,
+    or with one worker, equal seeds give equal results within the budget on the same machine, interrupted or
+    not.
 
     Raises:
         DecodeError: `state` is none, or of another problem.
+        UnavailableError: the pool's workers die again and again.
     """
     torch.set_num_threads(1)  # seeds side by side gain more than threads inside one
     began_s = clock()
     course = Course(problem, settings, seed) if state is None else Course.restored(problem, state)
-    table = course.table
-    ended, longest_s, polished = "done", 0.0, False
+    workers: Workers = Here(course) if pool is None else Actors(course, pool)
+    ended, polished = "done", False
+    given_s: dict[int, float] = {}
+    took_s: deque[float] = deque(maxlen=_EVALUATIONS)
     while not course.done:
         try:
-            work = course.next_work()
-            assert work is not None, "one worker is never kept waiting"
-            work_began_s = clock()
-            progress = course.take(work, run(problem, table, settings, work))
+            while workers.room and (work := course.next_work()) is not None:
+                given_s[work.number] = clock()
+                workers.give(work)
+            work, done = workers.take()
+            if done is None:
+                course.lost(work)
+                continue
+            progress = course.take(work, done)
             if isinstance(work, Evaluate):
-                longest_s = max(longest_s, clock() - work_began_s)
+                took_s.append(clock() - given_s[work.number])
+            told(course)
             if progress is not None:
                 on_progress(progress)
                 save(course.state())
@@ -83,13 +100,18 @@ def train(
             course.abandon()
             course.stop()
         left_s = float("inf") if budget_s is None else began_s + budget_s - clock()
-        if left_s < _LAST_EVALUATIONS * longest_s and not course.stopped:
+        if left_s < _LAST_EVALUATIONS * _usual(took_s) and not course.stopped:
             ended = "time"
             course.stop()
         if course.stopped and not polished and course.candidates.best is not None:
-            polish(problem, table, course.candidates.best.actions)
+            polish(problem, course.table, course.candidates.best.actions)
             polished = True
     return _trained(course, clock() - began_s, ended)
+
+
+def _usual(took_s: Sequence[float]) -> float:
+    """What an evaluation takes; a worker's first, which starts a process and compiles, is not usual."""
+    return sorted(took_s)[len(took_s) // 4] if len(took_s) >= _LEAST_EVALUATIONS else 0.0
 
 
 def polish(problem: Problem, table: ScheduleTable, actions: tuple[float, ...]) -> None:
@@ -111,6 +133,7 @@ def _trained(course: Course, train_s: float, ended: str) -> Trained:
         plan=bound_plan(problem, table, best.actions).plan,
         plan_row=plan_row,
         policy_row=policy_row,
+        seed_rows=course.seed_rows,
         history=tuple(course.history),
         transitions=course.transitions,
         updates=course.learner.updates,
@@ -130,6 +153,7 @@ def provenance_of(course: Course, ended: str) -> dict[str, Any]:
         "transitions": course.transitions,
         "updates": course.learner.updates,
         "policy": None if course.policy_row is None else course.policy_row.plain(),
+        "rivals": {name: row.plain() for name, row in course.seed_rows.items()},
         "best_plan": None if course.plan_row is None else course.plan_row.plain(),
         "ended": ended,
         "versions": {"torch": torch.__version__.split("+")[0], "numpy": np.__version__},

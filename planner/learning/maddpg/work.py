@@ -1,12 +1,12 @@
 """What a worker is asked for, and how it does it: pure functions of picklable values, on devices of its own.
 
-collect(problem, table, settings, Collect(...))   -> Rollout       one episode, for the replay
+collect(problem, table, settings, Collect(...))   -> Transitions      one episode, for the replay
 evaluate(problem, table, settings, Evaluate(...)) -> Row           how good a plan or a policy is
 run(problem, table, settings, work)               -> Done          either, with the schedules found on the way
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import fsum
 from typing import Any, TypeAlias
 
@@ -18,6 +18,7 @@ from planner.learning.maddpg.replay import Transitions
 from planner.learning.maddpg.rewards import Floats
 from planner.learning.maddpg.schedules import Entry, ScheduleTable
 from planner.learning.maddpg.settings import Settings
+from shared.plan import Member
 from shared.policy.maddpg.book import BlockKey
 from shared.policy.maddpg.network import MaddpgNetwork
 
@@ -75,6 +76,8 @@ class Done:
 
     found: Transitions | Row
     schedules: Mapping[BlockKey, Entry]  # that the worker's table lacked before
+    asked: Mapping[tuple[Member, ...], int] = field(default_factory=dict)
+    """How often the worker's own table was asked for which combined block, where it is not the course's."""
 
 
 def run(problem: Problem, table: ScheduleTable, settings: Settings, work: Work) -> Done:

@@ -1,0 +1,120 @@
+"""Where a contest takes place: the twin of a device, and what arrives there, each with where it is from."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import fsum
+from typing import Final, NamedTuple
+
+from planner.contest.task import Scene
+from planner.store.reading import ReadStore
+from planner.twin.arrivals import Poisson, Process
+from planner.twin.replay import recorded_arrivals
+from planner.twin.stored import base_device, stored_times
+from planner.twin.times import StepTimes
+from shared.bound import BoundPlan
+from shared.errors import InputError
+from shared.graph import Graph
+from shared.ids import DeviceId, Digest
+from shared.messages.admin import ArrivalRate
+from shared.messages.telemetry import RowKind
+
+RECORDED_S: Final = 60.0
+"""So much of a device's telemetry says what arrives."""
+
+ASSUMED_LOAD: Final = 0.8
+"""Of what one plain instance after another can do, where nothing says what arrives."""
+
+
+class Staged(NamedTuple):
+    """A scene, and in a few words where its times and its arrivals are from."""
+
+    scene: Scene
+    twin: str
+    arrivals: str
+
+
+def stage(
+    store: ReadStore,
+    device: DeviceId | None,
+    first: BoundPlan,
+    graphs: Mapping[Digest, Graph],
+    rates: Sequence[ArrivalRate],
+    seeds: Sequence[int],
+) -> Staged:
+    """The scene for plans of the models of `first`, a plan of single blocks with one task each.
+
+    Raises:
+        InputError: no twin of the device can be made, or only some models' arrivals are known.
+    """
+    if device is not None:
+        times, twin = stored_times(store, device, first)
+    else:
+        base = base_device("", first.plan.executor.name)
+        times = StepTimes.derived(base, first.plan.executor.precision)
+        twin = f"assumed, since no device was named: {base.title}"
+    service_s = _service_s(times, first)
+    arrivals, text = _arrivals(store, device, first, rates, service_s, seeds)
+    return Staged(Scene(times=times, arrivals=arrivals, graphs=graphs, service_s=service_s), twin, text)
+
+
+def _service_s(times: StepTimes, first: BoundPlan) -> tuple[float, ...]:
+    """Device seconds of one task alone, per model."""
+    steps = times.of_plan(first)
+    return tuple(
+        fsum(
+            steps.step(index, 1, (1,)).seconds
+            for index, block in enumerate(first.combined)
+            if block.members[0].model == model
+        )
+        for model in range(len(first.plan.models))
+    )
+
+
+def _arrivals(
+    store: ReadStore,
+    device: DeviceId | None,
+    first: BoundPlan,
+    rates: Sequence[ArrivalRate],
+    service_s: Sequence[float],
+    seeds: Sequence[int],
+) -> tuple[Mapping[int, Mapping[str, Process]], str]:
+    """Processes by model for each seed, and in words."""
+    names = [model.name for model in first.plan.models]
+    if rates:
+        given = {rate.model: rate.per_s for rate in rates}
+        _check(names, given)
+        text = ", ".join(f"{name} {given[name]:g}/s" for name in names)
+        return _poisson(given, seeds), f"poisson: {text}"
+    rows = [] if device is None else store.newest_telemetry(device, [RowKind.TASK_COUNTERS], _us(RECORDED_S))
+    counted = any(getattr(row.data, "model", None) in names and row.data.submitted for row in rows)  # type: ignore[union-attr]
+    if not counted:
+        per_s = ASSUMED_LOAD / fsum(service_s)
+        text = f"assumed, as none were given or counted: poisson, {per_s:.3g}/s of each model"
+        return _poisson(dict.fromkeys(names, per_s), seeds), text
+    by_seed: dict[int, Mapping[str, Process]] = {}
+    covered_s = 0.0
+    for seed in seeds:
+        found, covered_s = recorded_arrivals(rows, names, seed)
+        _check(names, {name: one.mean_per_s for name, one in found.items() if one.times_s})
+        repeat_s = covered_s + 1e-6  # behind the last arrival, however the sum is rounded
+        by_seed[seed] = {name: replace(one, repeat_s=repeat_s) for name, one in found.items()}
+    return by_seed, f"the last {covered_s:.0f} s of {device}"
+
+
+def _poisson(rates: Mapping[str, float], seeds: Sequence[int]) -> Mapping[int, Mapping[str, Process]]:
+    processes = {name: Poisson(rate_per_s=per_s) for name, per_s in rates.items()}
+    return dict.fromkeys(seeds, processes)
+
+
+def _check(names: Sequence[str], known: Mapping[str, float]) -> None:
+    """All of the plan's models, and no other."""
+    for name in known:
+        if name not in names:
+            raise InputError(f"the plan has no model {name!r}", remedy=f"it has {', '.join(names)}")
+    for name in names:
+        if name not in known:
+            raise InputError(f"nothing says how often {name} arrives", remedy=f"give --rate {name}=PER_S")
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1e6)

@@ -1,0 +1,289 @@
+"""`stageloom train maddpg`: learn launch intervals and block combination for a device, on its twin."""
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from planner.cli.choices import model_choice
+from planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of, parse_duration, parse_rate
+from planner.cli.output import emit, emit_json, progress
+from planner.cli.training_view import TrainingView, rival_rows, worth
+
+if TYPE_CHECKING:
+    from planner.learning.maddpg.settings import Settings
+    from planner.learning.maddpg.stored import StoredProblem
+    from planner.learning.maddpg.train import Trained
+    from planner.store.database import Database
+    from planner.store.reading import ReadStore
+
+LOCAL = "local"
+
+
+def maddpg(
+    device: Annotated[
+        str, typer.Option("--device", metavar="NAME", help="Learn for it, from what was measured there.")
+    ],
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", help="Such as 90s, 10m or 1h, in all; the best so far is kept.")
+    ] = "10m",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            metavar="NAME[:KEY=VALUE,...]",
+            help="A model to serve there, as for `plan create`. Default: those of the plan it runs.",
+        ),
+    ] = None,
+    partition: Annotated[
+        str, typer.Option(metavar="NAME", help="How --model is cut: whole, base, or paper.")
+    ] = "base",
+    twin: Annotated[
+        str,
+        typer.Option(
+            "--twin",
+            metavar="NAME|FILE",
+            help="A device file: nano, tx2, xavier_nx, orin_nx, a100, h100, or a path. Default: the class's.",
+        ),
+    ] = "",
+    rate: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rate", metavar="MODEL=PER_S", help="Arrivals of a model. Default: as the device counted."
+        ),
+    ] = None,
+    last: Annotated[
+        float,
+        typer.Option("--last", min=1.0, metavar="S", help="Count in so many seconds of its telemetry."),
+    ] = 600.0,
+    members_max: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=8, metavar="H", help="Blocks in a combined one. Default: TOP's for the twin."
+        ),
+    ] = None,
+    transitions: Annotated[int, typer.Option(min=20, help="Steps of experience; fewer end sooner.")] = 2000,
+    seed: Annotated[
+        int, typer.Option(min=0, max=10_000, help="With one worker, equal seeds give equal policies.")
+    ] = 0,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, max=1024, help="Rollout actors. Default: one less than there are cores."),
+    ] = None,
+    ray_address: Annotated[
+        str,
+        typer.Option(
+            "--ray-address",
+            metavar="HOST:PORT|local",
+            help="Have the actors on this Ray cluster, or a Ray of this machine. Default: plain processes.",
+        ),
+    ] = "",
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where the run, its curves and the policy go. Default: not kept."),
+    ] = None,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = "",
+    json: Json = False,
+) -> None:
+    """Train maddpg on the device's twin; keep the policy and the best plan found on the way.
+
+    The planner may run; the next re-plan of a device of this class takes the policy into account. Nothing is
+    pushed: a plan must win its trial on the device. Ctrl-C keeps the best so far. With --output a run that
+    was interrupted or killed goes on when the same command is given again, at most one validation earlier.
+
+    \b
+    stageloom train maddpg --device shop-7 --budget 10m --output training
+    stageloom train maddpg --device shop-7 --model resnet50 --model squeezenet:replicas=2 \\
+        --rate resnet50=30 --rate squeezenet=60 --twin nano --workers 4
+    """
+    from planner.learning.maddpg.settings import Settings
+    from planner.learning.maddpg.stored import Wanted, stored_problem
+    from planner.store.reading import ReadStore
+    from shared.ids import DeviceId
+
+    budget_s = parse_duration(budget, "--budget")
+    store = ReadStore.open(data_dir_of(data_dir), database_url)
+    try:
+        choices = tuple(model_choice(text, partition=partition) for text in model or ())
+        wanted = Wanted(
+            device=DeviceId(device),
+            models=choices,
+            twin=twin,
+            rates_per_s=dict(parse_rate(text, _names(store, wanted=choices, device=device)) for text in rate)
+            if rate
+            else None,
+            last_s=last,
+            members_max=members_max,
+        )
+        found = stored_problem(store, wanted)
+        settings = Settings(
+            transitions=transitions, learn_from=min(Settings().learn_from, max(transitions // 2, 1))
+        )
+        run = _Run(found, settings, seed, budget_s, workers or default_workers(), ray_address, output)
+        progress(f"twin: {found.times}; arrivals: {found.arrivals}; {run.about['blocks']} blocks")
+        trained = run.train()
+        digest, plan = _keep(store.database, found, trained)
+    finally:
+        store.close()
+    if output is not None:
+        _write(output, trained)
+    _tell(device, digest, plan, trained, found, json=json)
+
+
+def default_workers() -> int:
+    """One core is the learner's."""
+    return max((os.cpu_count() or 1) - 1, 1)
+
+
+def _names(store: "ReadStore", *, wanted: tuple[Any, ...], device: str) -> list[str]:
+    """The models that --rate may name."""
+    from planner.learning.maddpg.stored import running_plan
+    from shared.ids import DeviceId
+
+    if wanted:
+        return [choice.model for choice in wanted]
+    plan = running_plan(store, DeviceId(device))
+    return [] if plan is None else [one.name for one in plan.models]
+
+
+class _Run:
+    """One training, that may have begun earlier."""
+
+    def __init__(
+        self,
+        found: "StoredProblem",
+        settings: "Settings",
+        seed: int,
+        budget_s: float,
+        workers: int,
+        ray_address: str,
+        output: Path | None,
+    ) -> None:
+        self._problem, self._settings, self._seed = found.problem, settings, seed
+        self._budget_s, self._workers, self._ray_address = budget_s, workers, ray_address
+        self._output = output
+        space = found.problem.space
+        self.about: dict[str, Any] = {
+            "device_class": space.device_class,
+            "models": [[one.artifact, *one.cuts, one.replicas, one.batch] for one in space.models],
+            "blocks": space.bins,
+            "members_max": space.members_max,
+            "settings": settings.plain(),
+            "seed": seed,
+        }
+
+    def train(self) -> "Trained":
+        """Begin, or go on; to the end, the budget's or Ctrl-C's."""
+        from planner.cluster.search_pool import AnytimePool
+        from planner.learning.maddpg import kept_run
+        from planner.learning.maddpg.train import train
+
+        kept = None
+        if self._output is not None:
+            self._output.mkdir(parents=True, exist_ok=True)
+            kept = kept_run.load(self._output, self.about)
+        spent_s = kept.spent_s if kept else 0.0
+        if kept:
+            progress(f"going on after {spent_s:.0f} s of training")
+        began_s = time.monotonic()
+
+        def save(state: bytes) -> None:
+            if self._output is not None:
+                run = kept_run.KeptRun(spent_s + time.monotonic() - began_s, state)
+                kept_run.save(self._output, self.about, run)
+
+        address = "" if self._ray_address == LOCAL else self._ray_address
+        pool = AnytimePool(self._workers, use_ray=bool(self._ray_address), ray_address=address, standing=True)
+        where = f"{self._workers} worker{'s' if self._workers > 1 else ''}"
+        view = TrainingView(self._budget_s, spent_s, where)
+        try:
+            return train(
+                self._problem,
+                self._settings,
+                self._seed,
+                clock=time.monotonic,
+                budget_s=max(self._budget_s - spent_s, 0.0),
+                state=kept.state if kept else None,
+                save=save,
+                pool=pool,
+                told=view,
+            )
+        finally:
+            view.close()
+            pool.close()
+
+
+def _keep(database: "Database", found: "StoredProblem", trained: "Trained") -> tuple[str, str]:
+    """The policy's digest and the best plan's name, both in the store."""
+    from planner.store import checkpoints, plans
+    from shared.policy.maddpg.checkpoint import decode
+
+    now_us = time.time_ns() // 1000
+    provenance = decode(trained.checkpoint).provenance
+    template = found.problem.template
+    digest = checkpoints.keep(
+        database,
+        trained.checkpoint,
+        policy="maddpg",
+        device_class=found.problem.space.device_class,
+        provenance={
+            **provenance,
+            "models": {model.artifact: model.name for model in template.models},
+            "steps": trained.transitions,
+            "validation_ratio": _ratio(trained),
+        },
+        curves=[one.plain() for one in trained.history],
+        now_us=now_us,
+    )
+    return digest, plans.keep(database, trained.plan, scheduler="maddpg", now_us=now_us)
+
+
+def _ratio(trained: "Trained") -> float:
+    """What a task costs under the policy, over what it costs with every block alone."""
+    alone = rival_rows(trained.seed_rows).get("sequential")
+    if alone is None or not trained.policy_row.throughput_per_s > 0.0:
+        return 1.0
+    return alone.throughput_per_s / trained.policy_row.throughput_per_s
+
+
+def _write(output: Path, trained: "Trained") -> None:
+    import json as json_text
+
+    curves = json_text.dumps([one.plain() for one in trained.history], indent=1)
+    (output / "curves.json").write_text(curves + "\n", encoding="utf-8")
+    (output / "maddpg.checkpoint").write_bytes(trained.checkpoint)
+
+
+def _tell(
+    device: str, digest: str, plan: str, trained: "Trained", found: "StoredProblem", *, json: bool
+) -> None:
+    rows = {
+        **rival_rows(trained.seed_rows),
+        "policy": trained.policy_row,
+        "best plan": trained.plan_row,
+    }
+    if json:
+        emit_json(
+            {
+                "checkpoint": digest,
+                "plan": plan,
+                "ended": trained.ended,
+                "train_s": trained.train_s,
+                "transitions": trained.transitions,
+                "updates": trained.updates,
+                "twin": found.times,
+                "arrivals_per_s": list(found.problem.arrivals_per_s),
+                "rows": {name: row.plain() for name, row in rows.items()},
+            }
+        )
+        return
+    for name, row in rows.items():
+        emit(f"{name:<12} {worth(row)}")
+    emit(
+        f"{digest[:12]}: {trained.transitions} transitions in {trained.train_s:.0f} s, "
+        f"ended: {trained.ended}; plan {plan}"
+    )
+    progress(f"try the plan on the device: stageloom plan push {device} {plan}")

@@ -1,0 +1,135 @@
+"""What a terminal shows of a training of maddpg: a bar, the best so far beside its rivals, curves."""
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from planner.cli.output import progress
+
+if TYPE_CHECKING:
+    from planner.learning.maddpg.course import Course
+    from planner.learning.maddpg.work import Row
+
+_BAR: Final = 30
+_CURVE: Final = 40
+_LEVELS: Final = "▁▂▃▄▅▆▇█"
+_EVERY_S: Final = 0.2  # between two drawings
+
+
+def sparkline(values: Sequence[float], width: int = _CURVE) -> str:
+    """The newest `width` values as characters of eight heights, between their lowest and highest."""
+    shown = list(values)[-width:]
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    step = (high - low) / (len(_LEVELS) - 1)
+    return "".join(_LEVELS[round((value - low) / step) if step > 0.0 else 0] for value in shown)
+
+
+def bar(share: float) -> str:
+    """How far it is, `share` of 1."""
+    done = round(_BAR * min(max(share, 0.0), 1.0))
+    return f"[{'#' * done}{'.' * (_BAR - done)}] {100.0 * min(share, 1.0):3.0f} %"
+
+
+def worth(row: "Row") -> str:
+    """A row's figures with their spread."""
+    return (
+        f"{row.throughput_per_s:.1f} ±{row.throughput_spread:.1f} tasks/s, "
+        f"p99 {1000.0 * row.p99_s:.1f} ±{1000.0 * row.p99_spread:.1f} ms"
+    )
+
+
+def lines(course: "Course", spent_s: float, budget_s: float, where: str) -> list[str]:
+    """The whole picture."""
+    total = course.settings.transitions
+    share = max(course.transitions / total, spent_s / budget_s)
+    doing = "last look at the best" if course.stopped else f"{course.transitions} of {total} transitions"
+    shown = [f"{bar(share)} {doing}, {_clock(spent_s)} of {_clock(budget_s)}, {where}"]
+    rows = [(name, row) for name, row in rival_rows(course.seed_rows).items()]
+    if course.policy_row is not None:
+        rows.append(("policy", course.policy_row))
+    if course.plan_row is not None:
+        rows.append(("best plan", course.plan_row))
+    shown += [f"  {name:<12} {worth(row)}" for name, row in rows]
+    if len(course.history) > 1:
+        policy = [one.policy.throughput_per_s for one in course.history]
+        tails = [1000.0 * one.policy.p99_s for one in course.history]
+        best = [one.best.throughput_per_s for one in course.history]
+        shown.append(f"  policy's tasks/s  {_curve(policy)}")
+        shown.append(f"  policy's p99 ms   {_curve(tails)}")
+        shown.append(f"  best tasks/s      {_curve(best)}")
+    return shown
+
+
+def rival_rows(seed_rows: "dict[str, Row] | Any") -> "dict[str, Row]":
+    """Of the rivals' plans that were evaluated: every block alone, and the best of all."""
+    from planner.learning.maddpg.candidates import better
+
+    if not seed_rows:
+        return {}
+    found = {}
+    if "alone, fast" in seed_rows:
+        found["sequential"] = seed_rows["alone, fast"]
+    best = None
+    for row in seed_rows.values():
+        best = row if best is None or better(row, best) else best
+    assert best is not None
+    return {**found, "best rival": best}
+
+
+class TrainingView:
+    """Redraws itself on a terminal; elsewhere a line per validation."""
+
+    def __init__(self, budget_s: float, spent_s: float, where: str) -> None:
+        self._budget_s, self._where = budget_s, where
+        self._began_s = time.monotonic() - spent_s
+        self._drawn_s = float("-inf")
+        self._validated = -1
+        self._live: Any = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(stderr=True), auto_refresh=False)
+            self._live.start()
+
+    def __call__(self, course: "Course") -> None:
+        """After every piece of work."""
+        now_s = time.monotonic()
+        if self._live is None:
+            if len(course.history) > max(self._validated, 0):
+                self._validated = len(course.history)
+                self._line(course)
+            return
+        if now_s - self._drawn_s >= _EVERY_S:
+            self._drawn_s = now_s
+            self.draw(course)
+
+    def draw(self, course: "Course") -> None:
+        """Draw it now."""
+        from rich.text import Text
+
+        shown = lines(course, time.monotonic() - self._began_s, self._budget_s, self._where)
+        self._live.update(Text("\n".join(shown)), refresh=True)
+
+    def close(self) -> None:
+        """Leave the last picture."""
+        if self._live is not None:
+            self._live.stop()
+
+    def _line(self, course: "Course") -> None:
+        newest = course.history[-1]
+        progress(
+            f"{newest.transitions} of {course.settings.transitions} transitions: "
+            f"policy {worth(newest.policy)}; best plan {worth(newest.best)}"
+        )
+
+
+def _curve(values: Sequence[float]) -> str:
+    return f"{sparkline(values)}  {values[0]:.4g} -> {values[-1]:.4g}"
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -1,0 +1,132 @@
+"""A problem from what the planner's store knows of a device: its plan, its times, what arrives there."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from planner.admin.search import search_job
+from planner.learning.maddpg.problem import Problem
+from planner.learning.maddpg.twins import TwinDevices
+from planner.store.reading import ReadStore
+from planner.twin.arrivals import Poisson
+from planner.twin.device_file import load_device
+from planner.twin.replay import recorded_arrivals
+from planner.twin.stored import stored_times
+from shared.bound import bind
+from shared.errors import InputError
+from shared.ids import DeviceId
+from shared.messages.admin import ModelChoice, PlanCreateRequest
+from shared.messages.telemetry import RowKind
+from shared.plan import Plan, decode_plan
+from shared.search.job import run_search
+
+TOP_MEMBERS: Final[Mapping[str, int]] = {"nano": 2, "tx2": 2, "xavier_nx": 3, "a100": 4}
+"""H per device (TOP, section VI-B)."""
+
+OTHER_MEMBERS: Final = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What to train for."""
+
+    device: DeviceId
+    models: tuple[ModelChoice, ...] = ()  # none: those of the plan that the device runs, cut as there
+    twin: str = ""  # a device file to simulate instead of the one for the device's class
+    rates_per_s: Mapping[str, float] | None = None  # None: as the device counted
+    last_s: float = 600.0  # of its telemetry
+    members_max: int | None = None  # H; None: as TOP has it for the device
+
+
+@dataclass(frozen=True)
+class StoredProblem:
+    """A problem, and in words where its times and arrivals are from."""
+
+    problem: Problem
+    times: str
+    arrivals: str
+
+
+def stored_problem(store: ReadStore, wanted: Wanted) -> StoredProblem:
+    """What the store knows makes a problem.
+
+    Arrivals are Poisson at the rates that were given or counted: training, validation and the last look
+    need arrivals that differ by seed, which a recording played again has not.
+
+    Raises:
+        InputError: no such device, model or device file; the device runs no plan and no model was named; or
+            nothing arrived and no rate was given.
+    """
+    device_class = store.device(wanted.device).device_class
+    template = _template(store, wanted)
+    graphs = {model.artifact: store.graph(model.artifact) for model in template.models}
+    base = load_device(wanted.twin) if wanted.twin else None
+    times, source = stored_times(store, wanted.device, bind(template, graphs), base)
+    names = [model.name for model in template.models]
+    rates = wanted.rates_per_s
+    if rates is None:
+        rates = _counted(store, wanted, names)
+    if missing := [name for name in names if not rates.get(name, 0.0) > 0.0]:
+        raise InputError(
+            f"nothing says how often tasks of {missing[0]} arrive",
+            remedy=f"give --rate {missing[0]}=PER_S for it, and for each other model",
+        )
+    problem = Problem.of(
+        template,
+        device_class=device_class,
+        graphs=graphs,
+        costs=times.costs,
+        arrivals_per_s=[rates[name] for name in names],
+        make_device=TwinDevices(
+            times.device, times.costs, {name: Poisson(rate_per_s=rates[name]) for name in names}
+        ),
+        members_max=wanted.members_max or TOP_MEMBERS.get(times.device.name, OTHER_MEMBERS),
+    )
+    words = ", ".join(f"{name} {rates[name]:.4g}/s" for name in names)
+    where = "given" if wanted.rates_per_s is not None else f"counted in the last {wanted.last_s:g} s"
+    return StoredProblem(problem, source, f"{words} ({where})")
+
+
+def _template(store: ReadStore, wanted: Wanted) -> Plan:
+    """The plan that the device runs, or one of the models that were named, on the same executor."""
+    running = running_plan(store, wanted.device)
+    if not wanted.models:
+        if running is None:
+            raise InputError(
+                f"{wanted.device} runs no plan that would say what to learn",
+                remedy="name the models with --model, or push a plan first",
+            )
+        return running
+    request = PlanCreateRequest(models=wanted.models, scheduler="sequential")
+    if running is not None:
+        request = PlanCreateRequest(
+            models=wanted.models,
+            scheduler="sequential",
+            executor=running.executor.name,
+            intra_op_threads=running.executor.intra_op_threads,
+            lanes=running.lanes,
+        )
+    return run_search(search_job(store, request), lambda: 0.0)
+
+
+def running_plan(store: ReadStore, device: DeviceId) -> Plan | None:
+    """The plan that a device runs, as far as it is known, else the one that it is to run.
+
+    Raises:
+        InputError: there is no such device.
+    """
+    info = store.device(device)
+    digest = info.report.active or info.desired_plan
+    return None if digest is None else decode_plan(store.plan(digest).wire)
+
+
+def _counted(store: ReadStore, wanted: Wanted, names: Sequence[str]) -> dict[str, float]:
+    rows = store.newest_telemetry(wanted.device, [RowKind.TASK_COUNTERS], round(wanted.last_s * 1e6))
+    try:
+        found, covered_s = recorded_arrivals(rows, names)
+    except InputError as error:
+        raise InputError(
+            f"{wanted.device} counted no task of these models in its last {wanted.last_s:g} s of telemetry",
+            remedy="say what arrives with --rate MODEL=PER_S for each model",
+        ) from error
+    return {name: len(one.times_s) / covered_s for name, one in found.items()}

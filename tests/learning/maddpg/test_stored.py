@@ -1,0 +1,54 @@
+"""A problem from the store: the plan that a device runs, what it measured, what it counted."""
+
+from pathlib import Path
+
+import pytest
+
+from planner.learning.maddpg.stored import TOP_MEMBERS, Wanted, stored_problem
+from planner.learning.maddpg.twins import TwinDevices
+from planner.twin.device_file import device_names
+from shared.clock import ManualClock
+from shared.messages.admin import ModelChoice
+from shared.messages.telemetry import TaskCounters
+from tests.store.helpers import NANO
+from tests.twin.test_simulate_command import SECOND, Home
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path, ManualClock())
+
+
+def test_the_plan_a_device_runs_its_measured_costs_and_counted_tasks_are_the_problem(home: Home) -> None:
+    """Operators of 1 ms; 30 and then 60 tasks a second for 2 s each."""
+    home.profile(0.001)
+    home.store.push(NANO, "tuned", decided_by="test")
+    for second in range(1, 5):
+        arrived = 30 if second < 3 else 60
+        home.send(second * SECOND, TaskCounters("relu", SECOND, arrived, arrived, 0, 0, 0, 0))
+    found = stored_problem(home.store, Wanted(device=NANO, twin="nano"))
+    assert found.problem.template == home.plan
+    assert found.problem.arrivals_per_s == pytest.approx((45.0,))
+    assert found.problem.service_s == pytest.approx((0.004,))
+    assert found.problem.space.members_max == 2, "TOP's H of a Nano"
+    assert "operators measured" in found.times and "counted" in found.arrivals
+    assert isinstance(found.problem.make_device, TwinDevices)
+
+
+def test_models_that_are_named_are_cut_as_asked_and_run_as_the_device_runs(home: Home) -> None:
+    home.store.push(NANO, "tuned", decided_by="test")
+    wanted = Wanted(
+        device=NANO,
+        models=(ModelChoice(model="relu", partition="base", replicas=2),),
+        twin="tx2",
+        rates_per_s={"relu": 50.0},
+        members_max=5,
+    )
+    problem = stored_problem(home.store, wanted).problem
+    assert [(one.cuts, one.replicas) for one in problem.space.models] == [((2,), 2)]
+    assert problem.template.executor == home.plan.executor
+    assert problem.space.members_max == 5 and problem.arrivals_per_s == (50.0,)
+
+
+def test_every_device_of_the_paper_has_a_file() -> None:
+    assert set(TOP_MEMBERS) <= set(device_names())

@@ -1,0 +1,131 @@
+"""`stageloom plan create --budget` without a scheduler, through a real planner and its workers."""
+
+import contextlib
+import io
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from planner.cli.app import execute
+from planner.replan.considered import Verdict
+from planner.store.reading import ReadStore
+from tests.planner.processes import PlannerProcess, environment, ok
+
+
+@pytest.fixture(scope="module")
+def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlannerProcess]:
+    """A planner with a model of two operators side by side."""
+    folder = tmp_path_factory.mktemp("contest")
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("Sigmoid", ["x"], ["b"]),
+        helper.make_node("Add", ["a", "b"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "fork",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 8])],
+    )
+    file = folder / "fork.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), file)
+    settings = folder / "planner.toml"
+    settings.write_text('[planner]\nsearch = "local"\n')
+    process = PlannerProcess(folder / "home", "--config", str(settings))
+    ok(process.home, "model", "add", str(file), "--name", "fork")
+    yield process
+    process.stop()
+
+
+def _contest(planner: PlannerProcess, name: str, *options: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", "from planner.cli import main; main()"]
+    create = ["plan", "create", "--model", "fork", "--name", name, "--budget", "5m", "--json", *options]
+    return subprocess.Popen(
+        [*command, *create],
+        env=environment(planner.home),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_ctrl_c_keeps_the_best_so_far_and_its_curve_is_told_and_kept(planner: PlannerProcess) -> None:
+    """Stopped as soon as there is a best so far, long before the budget ends."""
+    with _contest(planner, "best", "--rate", "fork=5") as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert any("best so far" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        made = json.loads(process.stdout.read())
+    assert process.returncode == 0
+    contest = made["contest"]
+    curve = [one for one in contest["judged"] if one["led"]]
+    assert curve and contest["winner"] in {one["name"] for one in contest["judged"]}
+    assert contest["arrivals"] == "poisson: fork 5/s"
+    assert contest["twin"].startswith("assumed")
+    assert contest["unchecked"] == "" and contest["fresh"] and not contest["failed"]
+    assert contest["left"] + len(contest["judged"]) >= 10, "rivals and searches"
+    explained: dict[str, Any] = json.loads(ok(planner.home, "plan", "explain", "best", "--json"))
+    assert {one["last"]["how"] for one in explained["others"]} == {"contest"}
+    store = ReadStore.open(planner.home)
+    try:
+        kept = [one.considered for one in store.considered(explained["others"][0]["last"]["serves"], "")]
+    finally:
+        store.close()
+    assert {
+        (one.scheduler, one.judged_at_s, one.throughput_per_s, one.p99_s)
+        for one in kept
+        if one.verdict in (Verdict.LED, Verdict.FOUND)
+    } >= {(one["name"], one["at_s"], one["throughput_per_s"], one["p99_s"]) for one in curve}
+
+
+def test_ctrl_c_at_once_keeps_a_valid_plan(planner: PlannerProcess) -> None:
+    """Nothing says what arrives: that is assumed, and told."""
+    with _contest(planner, "early") as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert any("judged" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        made = json.loads(process.stdout.read())
+    assert process.returncode == 0
+    assert made["plan"] == "early" and made["contest"]["left"] > 0
+    assert made["contest"]["arrivals"].startswith("assumed")
+
+
+def test_what_entrants_decide_cannot_be_asked_for(planner: PlannerProcess) -> None:
+    create = ("plan", "create", "--model", "fork")
+    for options, reason in [
+        (("--budget", "3s", "--lanes", "2"), "each decides lanes"),
+        (("--budget", "3s", "--batch", "2"), "each decides batch of fork"),
+        (("--budget", "3s", "--rate", "spoon=5"), "--rate names 'spoon'"),
+        (("--budget", "3s", "--rate", "fork=no"), "is not MODEL=PER_S"),
+        (("--budget", "soon"), "is not a duration"),
+        (("--rate", "fork=5"), "--rate says what arrives in a contest"),
+    ]:
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            assert execute([*create, *options, "--data-dir", str(planner.home)]) != 0
+        assert reason in said.getvalue()
+
+
+def test_a_budget_with_a_scheduler_is_one_search(planner: PlannerProcess) -> None:
+    for budget in ("0.05", "50ms"):
+        made = json.loads(
+            ok(
+                planner.home,
+                "plan",
+                "create",
+                "--model",
+                "fork",
+                "--scheduler",
+                "ios",
+                "--budget",
+                budget,
+                "--json",
+            )
+        )
+        assert made["contest"] is None and made["scheduler"] == "ios"

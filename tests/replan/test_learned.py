@@ -1,0 +1,110 @@
+"""A trained policy is one proposer among others; where it does not fit it is ignored, and says why."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner.replan.considered import Verdict
+from planner.replan.decide import decide
+from planner.replan.learned import LearnedPolicy
+from planner.replan.observation import Observation
+from planner.replan.policy import How, PlainPolicy
+from shared.messages.control import AlarmSample
+from shared.plan import Plan
+from shared.policy.maddpg.book import Blocks, Book
+from shared.policy.maddpg.checkpoint import Checkpoint, encode
+from shared.policy.maddpg.decide import replanned
+from shared.policy.maddpg.space import Space
+from shared.policy.samples import Sample
+from shared.schedule import StageSchedule
+from shared.search.compose import ModelChoice, compose
+from tests.policy.maddpg.cases import network
+from tests.replan.test_decide import GRAPHS, LEFT, LOADS, RIGHT, seen
+
+CLASS = "toy"
+INCUMBENT = compose(
+    [
+        ModelChoice(name=graph.name, artifact=artifact, graph=graph, partition="base")
+        for artifact, graph in (LEFT, RIGHT)
+    ]
+)
+SPACE = Space.of(INCUMBENT, CLASS, samples=2)
+NETWORK = network(SPACE)
+SAMPLES = (AlarmSample((0b101, 0b10), (0.2, -0.2)), AlarmSample((0b000, 0b01), (0.5, -0.5)))
+
+
+def observed(learned: bytes) -> Observation:
+    loads = tuple(
+        replace(load, model=model.name) for load, model in zip(LOADS, INCUMBENT.models, strict=True)
+    )
+    return seen(incumbent=INCUMBENT, loads=loads, samples=SAMPLES, environment=CLASS, learned=learned)
+
+
+def wanted(book: Book) -> Plan:
+    """What the forward pass says, by the code that the agent runs."""
+    now = observed(b"")
+    samples = (Sample(((1, 0, 1), (0, 1)), (0.2, -0.2)), Sample(((0, 0, 0), (1, 0)), (0.5, -0.5)))
+    return replanned(SPACE, NETWORK, book, INCUMBENT, CLASS, GRAPHS, samples, now.loads)
+
+
+def test_a_policy_that_fits_proposes_its_plan_beside_the_plain_ones() -> None:
+    now = observed(encode(Checkpoint(SPACE, NETWORK)))
+    plain, proposals = PlainPolicy().at_once(now), LearnedPolicy().at_once(now)
+    assert list(proposals[:-1]) == list(plain)
+    made, says = proposals[-1], wanted(Book())
+    assert (made.how, made.scheduler) == (How.LEARNED, "maddpg")
+    assert [block.members for block in made.plan.combined] == [block.members for block in says.combined]
+    assert made.plan.models == says.models
+    assert LearnedPolicy().remark(now) == ""
+    assert LearnedPolicy().searches(now) == PlainPolicy().searches(now)
+
+
+def test_its_schedules_come_by_digest_and_those_it_lacks_are_searched_for_at_once() -> None:
+    """DIAMOND's branches may run side by side: a beam sees that, a missing schedule run in order does not."""
+    combined = [block.members for block in wanted(Book()).combined]
+    blocks = Blocks(INCUMBENT.models, GRAPHS)
+    slow = {
+        blocks.key(members): block.schedule
+        for members, block in zip(combined, wanted(Book()).combined, strict=True)
+    }
+    brought = LearnedPolicy().at_once(observed(encode(Checkpoint(SPACE, NETWORK, Book(slow)))))[-1].plan
+    assert brought == wanted(Book(slow))
+    searched = LearnedPolicy().at_once(observed(encode(Checkpoint(SPACE, NETWORK))))[-1].plan
+    assert stages(searched) < stages(brought)
+
+
+def stages(plan: Plan) -> int:
+    return sum(
+        len(block.schedule.stages) for block in plan.combined if isinstance(block.schedule, StageSchedule)
+    )
+
+
+def test_its_plan_is_ranked_like_any_other() -> None:
+    now = observed(encode(Checkpoint(SPACE, NETWORK)))
+    decision = decide(now, LearnedPolicy().at_once(now))
+    rows = {one.how: one for one in decision.considered}
+    assert rows["learned"].scheduler == "maddpg"
+    assert rows["learned"].verdict in (Verdict.TAKEN, Verdict.BEHIND, Verdict.WORSE)
+
+
+@pytest.mark.parametrize(
+    ("learned", "why"),
+    [
+        (encode(Checkpoint(replace(SPACE, device_class="other"), NETWORK)), "the device class 'other'"),
+        (b"nothing", "not a checkpoint of maddpg"),
+    ],
+)
+def test_a_policy_that_does_not_fit_is_ignored_and_says_why(learned: bytes, why: str) -> None:
+    now = observed(learned)
+    assert list(LearnedPolicy().at_once(now)) == list(PlainPolicy().at_once(now))
+    assert why in LearnedPolicy().remark(now)
+
+
+def test_samples_of_other_blocks_than_the_policys_are_a_reason_too() -> None:
+    now = replace(observed(encode(Checkpoint(SPACE, NETWORK))), samples=(AlarmSample((1,), (0.0,)),))
+    assert list(LearnedPolicy().at_once(now)) == list(PlainPolicy().at_once(now))
+    assert "a sample shows blocks" in LearnedPolicy().remark(now)
+
+
+def test_where_none_was_trained_nothing_is_said() -> None:
+    assert LearnedPolicy().remark(observed(b"")) == ""
