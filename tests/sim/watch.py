@@ -128,7 +128,7 @@ class Watch:
         """A plan that is about to run is named on the disk."""
         if state.state in (DeviceState.PROBATION, DeviceState.TRIAL) and state.desired is not None:
             seen.recorded.add(state.desired.plan_digest or Digest(""))
-        if state.local is not None and state.local.state is DeviceState.PROBATION:
+        if state.local is not None and state.local.state in (DeviceState.PROBATION, DeviceState.TRIAL):
             seen.recorded.add(state.local.plan.ref.digest)
         seen.trial = state.trial or seen.trial
 
