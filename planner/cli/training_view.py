@@ -65,7 +65,7 @@ def lines(course: "Course", spent_s: float, budget_s: float, where: str) -> list
 
 def rival_rows(seed_rows: "dict[str, Row] | Any") -> "dict[str, Row]":
     """Of the rivals' plans that were evaluated: every block alone, and the best of all."""
-    from planner.learning.maddpg.candidates import better
+    from planner.contest.worth import better
 
     if not seed_rows:
         return {}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, fsum
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from planner.twin.window import Window
 from shared.policy.queues import variance
@@ -44,7 +44,26 @@ class Worth:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def better(one: Worth, other: Worth) -> bool:
+class Judged(Protocol):
+    """What decides between two plans."""
+
+    @property
+    def throughput_per_s(self) -> float:
+        """Completed tasks a second."""
+        ...
+
+    @property
+    def throughput_spread(self) -> float:
+        """Over arrivals."""
+        ...
+
+    @property
+    def p99_s(self) -> float:
+        """The latency that one task in a hundred exceeds."""
+        ...
+
+
+def better(one: Judged, other: Judged) -> bool:
     """More throughput, or, where that is equal within spread, a shorter p99."""
     gain = one.throughput_per_s - other.throughput_per_s
     if abs(gain) > spread_of(one, other):
@@ -52,7 +71,7 @@ def better(one: Worth, other: Worth) -> bool:
     return one.p99_s < other.p99_s
 
 
-def spread_of(one: Worth, other: Worth) -> float:
+def spread_of(one: Judged, other: Judged) -> float:
     """A difference in throughput up to this is none."""
     return max(one.throughput_spread, other.throughput_spread, LEAST_SPREAD * other.throughput_per_s)
 

@@ -6,24 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from planner.contest.worth import better
 from planner.learning.maddpg.replay import Transitions
 from planner.learning.maddpg.rewards import Floats
 from planner.learning.maddpg.work import Row
 from shared.policy.maddpg.decide import Decision, read_actions
 from shared.policy.maddpg.space import Space
 from shared.policy.plain import Load
-
-LEAST_SPREAD = 0.005
-"""Of the throughput: less of a difference is none, whatever the seeds say."""
-
-
-def better(one: Row, other: Row) -> bool:
-    """More throughput, or, where that is equal within spread, a shorter p99."""
-    spread = max(one.throughput_spread, other.throughput_spread, LEAST_SPREAD * other.throughput_per_s)
-    gain = one.throughput_per_s - other.throughput_per_s
-    if abs(gain) > spread:
-        return gain > 0.0
-    return one.p99_s < other.p99_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from planner.learning.maddpg.candidates import Candidates, better
+from planner.contest.worth import better
+from planner.learning.maddpg.candidates import Candidates
 from planner.learning.maddpg.learner import Learner
 from planner.learning.maddpg.problem import Problem
 from planner.learning.maddpg.replay import Transitions

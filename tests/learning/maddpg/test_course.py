@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from planner.learning.maddpg.candidates import Candidates, better
+from planner.contest.worth import better
+from planner.learning.maddpg.candidates import Candidates
 from planner.learning.maddpg.course import FRESH_SEED, VALIDATION_SEED, Course
 from planner.learning.maddpg.seeds import seeds
 from planner.learning.maddpg.train import train
