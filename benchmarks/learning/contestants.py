@@ -86,7 +86,7 @@ def judged_policy(
     steps = replace(settings, step_s=course.window_s)
     for network in networks:
         for seed in course.seeds:
-            environment = Environment(problem, table, steps, seed)
+            environment = Environment(problem, table, steps, seed, thorough=True)
             windows = []
             for _ in range(course.windows + round(course.warm_up_s / course.window_s)):
                 step = environment.step(clipped_row(network.actions(environment.state)))
