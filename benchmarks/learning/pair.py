@@ -179,7 +179,7 @@ def _cuts(problem: Problem, models: Sequence[ModelChoice]) -> str:
 def _policies(
     problem: Problem, found: Sequence[Trained], settings: Settings, choice: Course, fresh: Course
 ) -> tuple[Worth, Worth]:
-    """All seeds' policies on either arrivals, with schedules searched for as in a training's own evaluations."""
+    """All seeds' policies on either arrivals, with schedules searched for as their trainings do."""
     table = problem.table()
     networks = [decode(one.checkpoint).network for one in found]
     return (
