@@ -2,9 +2,17 @@
 
 import gc
 import os
+import sys
+import warnings
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+# Hundreds of tests start processes of their own, and each would compile all that it imports.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 LONGEST_FIRST = (
     "sim/test_worlds.py",
@@ -46,6 +54,23 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until all is collected: what is imported stays
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """The processes of a whole run import a share of the tests each, which the others then find compiled.
+
+    Each needs all of them, and pytest's own compiling takes longer than all else that collecting does.
+    """
+    ours: dict[str, object] = getattr(session.config, "workerinput", {})
+    if not ours or [Path(one).resolve() for one in session.config.args] != [_HERE]:
+        return
+    number, workers = int(str(ours["workerid"]).removeprefix("gw")), int(str(ours["workercount"]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for path in sorted(_HERE.rglob("test_*.py"))[number::workers]:
+            with suppress(Exception, pytest.skip.Exception):  # told when it is collected, if it is
+                import_module(".".join(path.relative_to(_HERE.parent).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
