@@ -10,7 +10,7 @@ import typer
 from planner.cli.choices import model_choice
 from planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of, parse_duration, parse_rate
 from planner.cli.output import emit, emit_json, progress
-from planner.cli.training_view import TrainingView, rival_rows, worth
+from planner.cli.training_view import TrainingView, figures, rivals_worth
 
 if TYPE_CHECKING:
     from planner.learning.maddpg.settings import Settings
@@ -243,10 +243,10 @@ def _keep(database: "Database", found: "StoredProblem", trained: "Trained") -> t
 
 def _ratio(trained: "Trained") -> float:
     """What a task costs under the policy, over what it costs with every block alone."""
-    alone = rival_rows(trained.seed_rows).get("sequential")
-    if alone is None or not trained.policy_row.throughput_per_s > 0.0:
+    alone = rivals_worth(trained.seeds_worth).get("sequential")
+    if alone is None or not trained.policy_worth.throughput_per_s > 0.0:
         return 1.0
-    return alone.throughput_per_s / trained.policy_row.throughput_per_s
+    return alone.throughput_per_s / trained.policy_worth.throughput_per_s
 
 
 def _write(output: Path, trained: "Trained") -> None:
@@ -261,9 +261,9 @@ def _tell(
     device: str, digest: str, plan: str, trained: "Trained", found: "StoredProblem", *, json: bool
 ) -> None:
     rows = {
-        **rival_rows(trained.seed_rows),
-        "policy": trained.policy_row,
-        "best plan": trained.plan_row,
+        **rivals_worth(trained.seeds_worth),
+        "policy": trained.policy_worth,
+        "best plan": trained.plan_worth,
     }
     if json:
         emit_json(
@@ -276,12 +276,12 @@ def _tell(
                 "updates": trained.updates,
                 "twin": found.times,
                 "arrivals_per_s": list(found.problem.arrivals_per_s),
-                "rows": {name: row.plain() for name, row in rows.items()},
+                "rows": {name: worth.plain() for name, worth in rows.items()},
             }
         )
         return
-    for name, row in rows.items():
-        emit(f"{name:<12} {worth(row)}")
+    for name, worth in rows.items():
+        emit(f"{name:<12} {figures(worth)}")
     emit(
         f"{digest[:12]}: {trained.transitions} transitions in {trained.train_s:.0f} s, "
         f"ended: {trained.ended}; plan {plan}"

@@ -37,7 +37,11 @@ def test_one_worker_trains_the_policy_that_this_process_would_train(one: Process
     here = train(PROBLEM, QUICK, 4, clock=lambda: 0.0)
     there = train(PROBLEM, QUICK, 4, clock=lambda: 0.0, pool=one)
     assert there.history == here.history
-    assert (there.plan, there.plan_row, there.policy_row) == (here.plan, here.plan_row, here.policy_row)
+    assert (there.plan, there.plan_worth, there.policy_worth) == (
+        here.plan,
+        here.plan_worth,
+        here.policy_worth,
+    )
     assert there.checkpoint == here.checkpoint
     assert len(decode(there.checkpoint).book.schedules) > len(there.plan.combined)
 
@@ -55,7 +59,7 @@ def test_killed_workers_lose_nothing_but_what_they_were_doing(tmp_path: Path, ki
         pool.close()
     assert not list(devices.deaths.iterdir()), "they were killed"
     assert found.ended == "done" and found.transitions == QUICK.transitions
-    assert found.plan_row.throughput_per_s > 0.0
+    assert found.plan_worth.throughput_per_s > 0.0
 
 
 class DeadPool:
