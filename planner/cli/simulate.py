@@ -106,7 +106,7 @@ def simulate(
     try:
         info, decoded, bound = _bound(store, plan)
         times, source = _times(store, bound, device, twin)
-        load = _load(store, decoded, device, rate or [], arrivals, recording, last, seconds, seed)
+        load = _load(store, decoded, device, rate or [], arrivals, recording, last, seconds)
         window = _run(times, bound, load, seed)
         made = predictions.Prediction(
             device=_device_id(device),
@@ -253,9 +253,8 @@ def _load(
     recording: Path | None,
     last_s: float,
     seconds: float | None,
-    seed: int,
 ) -> _Load:
-    from planner.twin.replay import recorded_arrivals
+    from planner.twin.replay import counted_arrivals
     from shared.messages.telemetry import RowKind
 
     names = [model.name for model in plan.models]
@@ -272,7 +271,8 @@ def _load(
     if name is None:
         raise InputError("nothing says what arrives", remedy="give --rate, --recording or --device")
     rows = store.newest_telemetry(name, [RowKind.TASK_COUNTERS], round(last_s * 1e6))
-    found, covered_s = recorded_arrivals(rows, names, seed)
+    found = counted_arrivals(rows, names)
+    covered_s = found[names[0]].length_s
     return _Load(found, seconds or covered_s, f"the last {covered_s:.0f} s of {device}")
 
 

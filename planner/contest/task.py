@@ -12,7 +12,7 @@ from typing import Final
 
 from planner.contest.judge import Course, judge
 from planner.contest.worth import Worth
-from planner.twin.arrivals import Process
+from planner.twin.arrivals import Process, entered_anywhere
 from planner.twin.interface import Device, MakeDevice
 from planner.twin.times import StepTimes
 from shared.bound import BoundPlan, bind
@@ -26,10 +26,10 @@ _WORTH_COMPILED: Final = 100_000  # steps
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """A device and what arrives there. `arrivals`: by model, for each seed of the courses."""
+    """A device and what arrives there, by model."""
 
     times: StepTimes
-    arrivals: Mapping[int, Mapping[str, Process]]
+    arrivals: Mapping[str, Process]
     graphs: Mapping[Digest, Graph]
     service_s: tuple[float, ...]  # per model, in the plans' order
 
@@ -43,19 +43,19 @@ class Scene:
         return judge(bound, self._maker(bound, course), course, self.service_s)
 
     def _maker(self, bound: BoundPlan, course: Course) -> MakeDevice:
-        first = self.arrivals[course.seeds[0]]
         blocks = {model.plan.name: len(model.blocks) for model in bound.models}
-        a_second = sum(process.mean_per_s * blocks[name] for name, process in first.items())
+        a_second = sum(process.mean_per_s * blocks[name] for name, process in self.arrivals.items())
         return partial(self._device, a_second * course.simulated_s > _WORTH_COMPILED)
 
     def _device(self, compiled: bool, seed: int) -> Device:
+        arrivals = entered_anywhere(self.arrivals, seed)
         if compiled:
             from planner.twin.compiled.twin import CompiledTwin
 
-            return CompiledTwin(self.times, self.arrivals[seed], seed=seed)
+            return CompiledTwin(self.times, arrivals, seed=seed)
         from planner.twin.reference import Twin
 
-        return Twin(self.times, self.arrivals[seed], seed=seed)
+        return Twin(self.times, arrivals, seed=seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

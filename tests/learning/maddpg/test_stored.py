@@ -1,5 +1,6 @@
 """A problem from the store: the plan that a device runs, what it measured, what it counted."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from planner.learning.maddpg.stored import TOP_MEMBERS, Wanted, stored_problem
 from planner.learning.maddpg.twins import TwinDevices
 from planner.twin.device_file import device_names
+from shared.bound import bind
 from shared.clock import ManualClock
 from shared.messages.admin import ModelChoice
 from shared.messages.telemetry import TaskCounters
@@ -33,6 +35,25 @@ def test_the_plan_a_device_runs_its_measured_costs_and_counted_tasks_are_the_pro
     assert found.problem.space.members_max == 2, "TOP's H of a Nano"
     assert "operators measured" in found.times and "counted" in found.arrivals
     assert isinstance(found.problem.make_device, TwinDevices)
+
+
+def test_a_training_meets_the_bursts_that_the_device_counted(home: Home) -> None:
+    """Nothing for four seconds, then 60 tasks a second for two: each seed meets them, at another time."""
+    home.profile(0.001)
+    home.store.push(NANO, "tuned", decided_by="test")
+    for second in range(1, 7):
+        arrived = 60 if second > 4 else 0
+        home.send(second * SECOND, TaskCounters("relu", SECOND, arrived, arrived, 0, 0, 0, 0))
+    problem = stored_problem(home.store, Wanted(device=NANO, twin="nano")).problem
+    assert isinstance(problem.make_device, TwinDevices)
+    make = replace(problem.make_device, compiled=False)
+    met = []
+    for seed in range(3):
+        device = make(seed)
+        device.deploy(bind(problem.template, problem.graphs))
+        met.append([device.run(1.0).models[0].submitted for _ in range(6)])
+    assert all(sum(row) == 120 and max(row) >= 50 and row.count(0) >= 3 for row in met)
+    assert len(set(map(tuple, met))) == 3
 
 
 def test_models_that_are_named_are_cut_as_asked_and_run_as_the_device_runs(home: Home) -> None:
