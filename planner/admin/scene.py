@@ -6,12 +6,11 @@ from typing import Final, NamedTuple
 
 from planner.contest.task import Scene
 from planner.store.reading import ReadStore
-from planner.twin.arrivals import Poisson, Process
+from planner.twin.arrivals import Poisson, Process, require_all
 from planner.twin.replay import counted_arrivals
 from planner.twin.stored import base_device, stored_times
 from planner.twin.times import StepTimes
 from shared.bound import BoundPlan
-from shared.errors import InputError
 from shared.graph import Graph
 from shared.ids import DeviceId, Digest
 from shared.messages.admin import ArrivalRate
@@ -78,10 +77,10 @@ def _arrivals(
     """Processes by model, and in words."""
     names = [model.name for model in first.plan.models]
     if rates:
-        given = {rate.model: rate.per_s for rate in rates}
-        _check(names, given)
-        text = ", ".join(f"{name} {given[name]:g}/s" for name in names)
-        return _poisson(given), f"poisson: {text}"
+        given = _poisson({rate.model: rate.per_s for rate in rates})
+        require_all(given, names)
+        text = ", ".join(f"{name} {given[name].mean_per_s:g}/s" for name in names)
+        return given, f"poisson: {text}"
     rows = [] if device is None else store.newest_telemetry(device, [RowKind.TASK_COUNTERS], _us(RECORDED_S))
     counted = any(getattr(row.data, "model", None) in names and row.data.submitted for row in rows)  # type: ignore[union-attr]
     if not counted:
@@ -89,22 +88,12 @@ def _arrivals(
         text = f"assumed, as none were given or counted: poisson, {per_s:.3g}/s of each model"
         return _poisson(dict.fromkeys(names, per_s)), text
     found = counted_arrivals(rows, names)
-    _check(names, {name: one.mean_per_s for name, one in found.items() if one.mean_per_s})
+    require_all(found, names)
     return found, f"the last {found[names[0]].length_s:.0f} s of {device}"
 
 
 def _poisson(rates: Mapping[str, float]) -> Mapping[str, Process]:
     return {name: Poisson(rate_per_s=per_s) for name, per_s in rates.items()}
-
-
-def _check(names: Sequence[str], known: Mapping[str, float]) -> None:
-    """All of the plan's models, and no other."""
-    for name in known:
-        if name not in names:
-            raise InputError(f"the plan has no model {name!r}", remedy=f"it has {', '.join(names)}")
-    for name in names:
-        if name not in known:
-            raise InputError(f"nothing says how often {name} arrives", remedy=f"give --rate {name}=PER_S")
 
 
 def _us(seconds: float) -> int:

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of, parse_rate
+from planner.cli.options import (
+    LAST_S,
+    DatabaseUrl,
+    DataDir,
+    Json,
+    Last,
+    Rates,
+    TwinFile,
+    data_dir_of,
+    parse_rates,
+)
 from planner.cli.output import emit_json, emit_table, progress, when
 from shared.errors import InputError
 
@@ -50,18 +60,8 @@ def simulate(
     device: Annotated[
         str, typer.Option("--device", metavar="NAME", help="Take costs and arrivals from what it measured.")
     ] = "",
-    twin: Annotated[
-        str,
-        typer.Option(
-            "--twin",
-            metavar="NAME|FILE",
-            help="A device file: nano, tx2, xavier_nx, orin_nx, a100, h100, or a path. Default: --device's.",
-        ),
-    ] = "",
-    rate: Annotated[
-        list[str] | None,
-        typer.Option("--rate", metavar="MODEL=PER_S", help="Arrivals of a model. Repeatable."),
-    ] = None,
+    twin: TwinFile = "",
+    rate: Rates = None,
     arrivals: Annotated[
         Arrivals, typer.Option("--arrivals", help="How the tasks of --rate arrive.")
     ] = Arrivals.POISSON,
@@ -71,10 +71,7 @@ def simulate(
             "--recording", metavar="FILE", help="Arrivals as JSON: model to a list of seconds, ascending."
         ),
     ] = None,
-    last: Annotated[
-        float,
-        typer.Option("--last", min=1.0, metavar="S", help="So many seconds of the device's telemetry."),
-    ] = 600.0,
+    last: Last = LAST_S,
     seconds: Annotated[
         float | None,
         typer.Option(
@@ -106,7 +103,7 @@ def simulate(
     try:
         info, decoded, bound = _bound(store, plan)
         times, source = _times(store, bound, device, twin)
-        load = _load(store, decoded, device, rate or [], arrivals, recording, last, seconds)
+        load = _load(store, decoded, device, parse_rates(rate), arrivals, recording, last, seconds)
         window = _run(times, bound, load, seed)
         made = predictions.Prediction(
             device=_device_id(device),
@@ -248,24 +245,25 @@ def _load(
     store: "ReadStore",
     plan: "Plan",
     device: str,
-    rate: list[str],
+    rates: Mapping[str, float],
     arrivals: Arrivals,
     recording: Path | None,
     last_s: float,
     seconds: float | None,
 ) -> _Load:
+    from planner.twin.arrivals import require_known
     from planner.twin.replay import counted_arrivals
     from shared.messages.telemetry import RowKind
 
     names = [model.name for model in plan.models]
-    if rate and recording is not None:
+    if rates and recording is not None:
         raise InputError("both --rate and --recording say what arrives", remedy="give one of them")
     if recording is not None:
         return _from_file(recording, names, seconds)
-    if rate:
-        rates = dict(parse_rate(text, names) for text in rate)
+    if rates:
         text = ", ".join(f"{name} {per_s:g}/s" for name, per_s in rates.items())
         processes = {name: _process(arrivals, per_s) for name, per_s in rates.items()}
+        require_known(processes, names)
         return _Load(processes, seconds or _DEFAULT_S, f"{arrivals.value}: {text}")
     name = _device_id(device)
     if name is None:
@@ -283,7 +281,7 @@ def _process(arrivals: Arrivals, per_s: float) -> "Process":
 
 
 def _from_file(path: Path, names: list[str], seconds: float | None) -> _Load:
-    from planner.twin.arrivals import Recorded
+    from planner.twin.arrivals import Recorded, require_known
 
     try:
         found = json_text.loads(path.read_text(encoding="utf-8"))
@@ -291,9 +289,8 @@ def _from_file(path: Path, names: list[str], seconds: float | None) -> _Load:
         raise InputError(f"{path} cannot be read as JSON: {str(error)[:200]}") from error
     if not isinstance(found, dict) or not all(_is_times(times) for times in found.values()):
         raise InputError(f"{path} is no table of lists of seconds", remedy='such as {"resnet50": [0.0, 0.5]}')
-    if unknown := sorted(found.keys() - set(names)):
-        raise InputError(f"the plan has no model {unknown[0]!r}", remedy=f"it has {', '.join(names)}")
     processes = {name: Recorded(times_s=tuple(map(float, times))) for name, times in found.items()}
+    require_known(processes, names)
     longest_s = max((one.times_s[-1] for one in processes.values() if one.times_s), default=0.0)
     return _Load(processes, seconds or max(longest_s, 1.0), f"recorded in {path.name}")
 

@@ -14,7 +14,7 @@ hands out does not depend on the spans in which it is asked.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
@@ -161,6 +161,32 @@ def entered_anywhere(arrivals: Mapping[str, Process], seed: int) -> dict[str, Pr
         name: replace(one, begin_s=share * one.length_s) if isinstance(one, Counted) else one
         for name, one in arrivals.items()
     }
+
+
+def require_known(arrivals: Mapping[str, Process], names: Sequence[str]) -> None:
+    """Tasks arrive for these models alone.
+
+    Raises:
+        InputError: for another one, too.
+    """
+    for name in arrivals:
+        if name not in names:
+            raise InputError(f"the plan has no model {name!r}", remedy=f"it has {', '.join(names)}")
+
+
+def require_all(arrivals: Mapping[str, Process], names: Sequence[str]) -> None:
+    """Tasks arrive for each of these models, and for no other.
+
+    Raises:
+        InputError: they do not.
+    """
+    require_known(arrivals, names)
+    for name in names:
+        if name not in arrivals or not arrivals[name].mean_per_s > 0.0:
+            raise InputError(
+                f"nothing says how often tasks of {name} arrive",
+                remedy=f"give --rate {name}=PER_S for it, and for each other model",
+            )
 
 
 class ArrivalStream:

@@ -8,7 +8,7 @@ from planner.admin.search import search_job
 from planner.learning.maddpg.problem import Problem
 from planner.learning.maddpg.twins import TwinDevices
 from planner.store.reading import ReadStore
-from planner.twin.arrivals import Poisson, Process
+from planner.twin.arrivals import Poisson, Process, require_all
 from planner.twin.device_file import load_device
 from planner.twin.replay import counted_arrivals
 from planner.twin.stored import stored_times
@@ -55,8 +55,8 @@ def stored_problem(store: ReadStore, wanted: Wanted) -> StoredProblem:
     and the last look have other arrivals of the same pattern.
 
     Raises:
-        InputError: no such device, model or device file; the device runs no plan and no model was named; or
-            nothing arrived and no rate was given.
+        InputError: no such device, model or device file; the device runs no plan and no model was named;
+            nothing arrived and no rate was given; or a rate is of another model.
     """
     device_class = store.device(wanted.device).device_class
     template = _template(store, wanted)
@@ -65,11 +65,7 @@ def stored_problem(store: ReadStore, wanted: Wanted) -> StoredProblem:
     times, source = stored_times(store, wanted.device, bind(template, graphs), base)
     names = [model.name for model in template.models]
     arrivals, where = _arrivals(store, wanted, names)
-    if missing := [name for name in names if name not in arrivals or not arrivals[name].mean_per_s > 0.0]:
-        raise InputError(
-            f"nothing says how often tasks of {missing[0]} arrive",
-            remedy=f"give --rate {missing[0]}=PER_S for it, and for each other model",
-        )
+    require_all(arrivals, names)
     problem = Problem.of(
         template,
         device_class=device_class,
