@@ -10,6 +10,7 @@ from planner.learning.maddpg.twins import TwinDevices
 from planner.twin.device_file import device_names
 from shared.bound import bind
 from shared.clock import ManualClock
+from shared.errors import InputError
 from shared.messages.admin import ModelChoice
 from shared.messages.telemetry import TaskCounters
 from tests.store.helpers import NANO
@@ -69,6 +70,22 @@ def test_models_that_are_named_are_cut_as_asked_and_run_as_the_device_runs(home:
     assert [(one.cuts, one.replicas) for one in problem.space.models] == [((2,), 2)]
     assert problem.template.executor == home.plan.executor
     assert problem.space.members_max == 5 and problem.arrivals_per_s == (50.0,)
+
+
+@pytest.mark.parametrize(
+    ("rates", "why"),
+    [
+        ({"relu": 5.0, "other": 5.0}, "the plan has no model 'other'"),
+        ({}, "nothing says how often tasks of relu arrive"),
+        (None, "counted no task of these models"),
+    ],
+)
+def test_arrivals_that_are_not_those_of_the_models_are_refused(
+    home: Home, rates: dict[str, float] | None, why: str
+) -> None:
+    home.store.push(NANO, "tuned", decided_by="test")
+    with pytest.raises(InputError, match=why):
+        stored_problem(home.store, Wanted(device=NANO, twin="nano", rates_per_s=rates))
 
 
 def test_every_device_of_the_paper_has_a_file() -> None:
