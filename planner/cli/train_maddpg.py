@@ -141,7 +141,7 @@ class _Run:
                 kept_run.save(self._output, self.about, run)
 
         address = "" if self._ray_address == LOCAL else self._ray_address
-        pool = AnytimePool(self._workers, use_ray=bool(self._ray_address), ray_address=address, standing=True)
+        pool = AnytimePool(self._workers, use_ray=bool(self._ray_address), ray_address=address, idle_s=None)
         where = f"{self._workers} worker{'s' if self._workers > 1 else ''}"
         view = TrainingView(self._budget_s, spent_s, where)
         try:

@@ -75,6 +75,22 @@ def test_a_rate_of_another_model_is_refused_with_the_remedy(world: World) -> Non
         _staged(world, (ArrivalRate(model="other", per_s=1.0),))
 
 
+def test_both_twins_say_the_same_and_kernels_that_were_compiled_ahead_are_used(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some thousand steps: worth loading kernels for, not worth compiling them."""
+    scene = _staged(world, (ArrivalRate(model="diamond", per_s=400.0),)).scene
+    plan = world.plan("sequential")
+    found = []
+    for compiled, other in ((False, "compiled.twin.CompiledTwin"), (True, "reference.Twin")):
+        with monkeypatch.context() as patched:
+            patched.setattr("planner.contest.task.kept", lambda compiled=compiled: compiled)
+            patched.setattr(f"planner.twin.{other}", None)
+            found.append(scene.judge(plan, CHOICE).plain())
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+    assert found[0]["throughput_per_s"] == pytest.approx(400.0, rel=0.05)
+
+
 class Broken:
     """A pool whose workers die, all but on the first `works` tasks."""
 
