@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks import zoo
 from benchmarks.report import Report, arguments, emit, progress, spread
 from benchmarks.twin.engine_device import EngineDevice
-from benchmarks.twin.measuring import Collected, busy_per_task_s, operator_times, whole_times
+from benchmarks.twin.measuring import Collected, busy_per_task_s, operator_times, service_times
 from benchmarks.twin.plans import Trial, calibration, sample
 from edge_agent.worker.config import WorkerConfig
 from planner.twin.arrivals import Periodic, Recorded
@@ -106,13 +106,13 @@ def accuracy(report: Report, workload: Mapping[str, Artifact], *, quick: bool) -
     collected = Collected(operator_times(workload, repeats))
     by_digest = {artifact.digest: artifact for artifact in workload.values()}
     plans = calibration(workload)
-    alone_s = whole_times(plans[0][1], by_digest)
-    trials = sample(workload, alone_s, count, SEED)
+    service_s = {name: service_times(bound, by_digest) for name, bound in plans}
+    trials = sample(workload, service_s[plans[0][0]], count, SEED)
     servings = Servings(workload, seconds)
     for turn in range(turns):
-        collected.round(plans, by_digest, alone_s, seconds / 2, progress)
+        collected.round(plans, by_digest, service_s, seconds / 2, progress)
         servings.serve(trials, turn)
-    collected.round(plans, by_digest, alone_s, seconds / 2, progress)
+    collected.round(plans, by_digest, service_s, seconds / 2, progress)
     device = cpu_device(len(os.sched_getaffinity(0)))
     calibrated = calibrate(device, collected.measured(device.cores, "steps served by this benchmark"))
     rows = []

@@ -15,11 +15,11 @@ from shared.artifact import Artifact
 from shared.bound import BoundPlan
 from shared.ids import Digest, OpId
 
-OVERLOAD = 1.4
-"""Of a lane: some step is always due, so that what lies between two steps is overhead."""
+OVERLOAD = 1.15
+"""Of a lane: some step is always due, so that what lies between two steps is overhead.
 
-SECOND_LANE = 0.5
-"""How much more is asked of two lanes: they hinder each other, and submitting takes its part of a core."""
+Not more: every task that is refused takes time from the steps, more than a plan that is served well meets.
+"""
 
 LOW_LOAD = 0.15
 LONGEST_GAP_S = 0.005
@@ -41,23 +41,28 @@ def operator_times(workload: Mapping[str, Artifact], repeats: int) -> dict[tuple
     return found
 
 
-def whole_times(bound: BoundPlan, artifacts: Mapping[Digest, Artifact], tasks: int = 15) -> dict[str, float]:
-    """About what a task of each model takes by itself, of a plan with whole models: to set rates by."""
+def service_times(
+    bound: BoundPlan, artifacts: Mapping[Digest, Artifact], tasks: int = 15
+) -> dict[str, float]:
+    """About what a task of each model takes of a lane: to set rates by."""
     with EngineDevice(artifacts, {}) as device:
         device.deploy(bound)
         device.warm_up(tasks)
         steps = device.steps
     return {
-        model.plan.name: median(one.ended_s - one.began_s for one in steps if one.models == (index,))
+        model.plan.name: sum(
+            (one.ended_s - one.began_s) * one.models.count(index) / len(one.models) for one in steps
+        )
+        / tasks
         for index, model in enumerate(bound.models)
     }
 
 
-def rates(bound: BoundPlan, alone_s: Mapping[str, float], load: float) -> dict[str, Process]:
+def rates(bound: BoundPlan, service_s: Mapping[str, float], load: float) -> dict[str, Process]:
     """Periodic arrivals that ask for `load` of a device, an equal part of it for each model."""
     share = load / len(bound.models)
     return {
-        model.plan.name: Periodic(rate_per_s=share / alone_s[model.plan.name], offset_s=0.003 * index)
+        model.plan.name: Periodic(rate_per_s=share / service_s[model.plan.name], offset_s=0.003 * index)
         for index, model in enumerate(bound.models)
     }
 
@@ -77,16 +82,16 @@ class Collected:
         self,
         plans: Sequence[tuple[str, BoundPlan]],
         artifacts: Mapping[Digest, Artifact],
-        alone_s: Mapping[str, float],
+        service_s: Mapping[str, Mapping[str, float]],
         seconds: float,
         say: Callable[[str], None],
     ) -> None:
-        """Serve every plan of the calibration once, and the first one under a low load."""
+        """Serve every plan of the calibration once, and the first one under a low load; times are by plan."""
         for name, bound in plans:
             say(f"calibration: {name}")
             self.bounds[name] = bound
-            load = OVERLOAD * (1.0 + SECOND_LANE * (bound.plan.lanes - 1))
-            with EngineDevice(artifacts, rates(bound, alone_s, load)) as device:
+            load = OVERLOAD * bound.plan.lanes
+            with EngineDevice(artifacts, rates(bound, service_s[name], load)) as device:
                 device.deploy(bound)
                 device.warm_up()
                 device.run(seconds)
@@ -96,7 +101,8 @@ class Collected:
                 self._note_steps(name, steps)
             else:
                 self._note_beside(bound, steps)
-        self._low_load(plans[0][1], artifacts, alone_s, seconds)
+        first, bound = plans[0]
+        self._low_load(bound, artifacts, service_s[first], seconds)
 
     def _note_steps(self, name: str, steps: Sequence[StepSpan]) -> None:
         gaps_s = [step.began_s - before.ended_s for before, step in pairwise(steps)]
@@ -138,11 +144,11 @@ class Collected:
         self,
         bound: BoundPlan,
         artifacts: Mapping[Digest, Artifact],
-        alone_s: Mapping[str, float],
+        service_s: Mapping[str, float],
         seconds: float,
     ) -> None:
         """Whole models, one step a task: what its latency has beyond that step."""
-        with EngineDevice(artifacts, rates(bound, alone_s, LOW_LOAD)) as device:
+        with EngineDevice(artifacts, rates(bound, service_s, LOW_LOAD)) as device:
             device.deploy(bound)
             device.warm_up()
             window = device.run(seconds)
