@@ -222,7 +222,7 @@ def test_wrong_inputs_are_refused_before_they_reach_the_engine(gated: tuple[Engi
 
 
 def test_closing_begins_no_step_that_was_not_issued_before(gated: tuple[EngineShell, _Gated]) -> None:
-    """A lane whose thread has ended would never run it, and another lane's step could wait for it for ever."""
+    """A lane whose thread has ended would never run it; another lane's step could wait for it for ever."""
     shell, executor = gated
     inputs = random_inputs(artifact_of("squeezenet").graph, 1)
     futures = [shell.submit("squeezenet", inputs) for _ in range(8)]
