@@ -8,6 +8,7 @@ its time.
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -124,11 +125,11 @@ class Lanes:
         self.next_end_s, _, self._next_lane = first
 
 
-def noise_factors(quantiles: tuple[float, ...], seed: int) -> list[float]:
+def noise_factors(quantiles: Sequence[tuple[float, float]], seed: int) -> list[float]:
     """What steps' seconds are multiplied with, drawn from the quantiles; empty where there are none."""
     if not quantiles:
         return []
     rng = np.random.default_rng([seed, _SEED_OF_NOISE])
-    at = rng.random(NOISE_LENGTH) * (len(quantiles) - 1)
-    drawn: list[float] = np.interp(at, np.arange(len(quantiles)), quantiles).tolist()
+    levels, factors = zip(*quantiles, strict=True)
+    drawn: list[float] = np.interp(rng.random(NOISE_LENGTH), levels, factors).tolist()
     return drawn

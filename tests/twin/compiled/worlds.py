@@ -59,7 +59,7 @@ def random_world(seed: int) -> World:
         load_device("nano"),
         lanes_interference=random.choice([0.0, 0.13, 1.0]),
         task_s=random.choice([0.0, 1e-4]),
-        noise=random.choice([(), (0.8, 0.9, 1.0, 1.3)]),
+        noise=random.choice([(), ((0.0, 0.8), (0.5, 1.0), (0.9, 1.1), (1.0, 3.0))]),
     )
     load_per_s = 2.0 ** random.randint(9, 13)
     processes = (
