@@ -17,7 +17,8 @@ from edge_agent.config import AgentConfig, decode_config
 from edge_agent.home import HomeLock
 from edge_agent.links import Link, NoPlanner
 from edge_agent.loop import READ
-from edge_agent.service import Agent, LinkFactory
+from edge_agent.parts import LinkFactory
+from edge_agent.service import Agent
 from edge_agent.store import ArtifactStore
 from shared.errors import ExitCode, SettingError, StageloomError
 

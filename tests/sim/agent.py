@@ -342,7 +342,7 @@ class Agent:
                 raise AssertionError(f"the simulated agent does not know {order}")
 
     def manage(self, actions: Sequence[Action]) -> None:
-        """Carry out what the plan manager decided, as `edge_agent.service` does."""
+        """Carry out what the plan manager decided, as `edge_agent.plan_shell` does."""
         for action in actions:
             self.reached(f"manager.{type(action).__name__}")
             self._carry_out(action)
