@@ -57,7 +57,7 @@ class OfflineLink:
         report = self._core.report()
         return LinkStatus(
             state="not_joined",
-            detail=self._core.storage_error or self._why,
+            detail=self._core.disk.error or self._why,
             desired=f"{report.epoch}.{report.generation}" if report.state else "",
             desired_state=report.state.value if report.state else "",
             reason=report.reason,

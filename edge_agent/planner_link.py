@@ -22,7 +22,8 @@ from edge_agent.config import AgentConfig
 from edge_agent.device import device_class
 from edge_agent.link import events
 from edge_agent.link.client import ClientConfig, LinkClient
-from edge_agent.link.core import LinkConfig, LinkCore
+from edge_agent.link.config import LinkConfig
+from edge_agent.link.core import LinkCore
 from edge_agent.link.join import join
 from edge_agent.link.membership import Membership, load_membership, save_membership
 from edge_agent.link.sockets import new_keys

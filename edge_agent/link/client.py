@@ -20,7 +20,8 @@ import zmq
 from edge_agent.link import events as ev
 from edge_agent.link import fetch as fetching
 from edge_agent.link.artifacts import ArtifactFolder
-from edge_agent.link.core import LinkConfig, LinkCore
+from edge_agent.link.config import LinkConfig
+from edge_agent.link.core import LinkCore
 from edge_agent.link.membership import Membership
 from edge_agent.link.sockets import make_dealer, monitor_event
 from edge_agent.link.spool import Spool, SpoolCounts
@@ -285,7 +286,7 @@ class LinkClient:
     def _received(self, lane: str, message: Any, now_s: float) -> None:
         if lane == "control":
             self._do(ev.Received(message))
-            if self._core.welcomed:
+            if self._core.session.welcomed:
                 self._delays = backoff_s(self._rng)
         elif lane == "bulk":
             self._fetch(self._fetcher.received(message, now_s))
@@ -333,7 +334,7 @@ class LinkClient:
             case ev.Send(message):
                 self._send("control", message)
             case ev.FetchArtifact(need):
-                self._fetcher.credits = self._core.bulk_credits
+                self._fetcher.credits = self._core.session.bulk_credits
                 self._fetch(self._fetcher.want(need, self.artifacts.partial_bytes(need.digest), now_s))
             case ev.Reconnect(reason, delay_s):
                 log.warning("reconnecting: %s", reason)
@@ -386,7 +387,7 @@ class LinkClient:
         flight = self._flight
         if flight is not None and now_s - flight.sent_s < self._config.telemetry_again_s:
             return
-        if not self._core.welcomed or now_s < self._next_batch_s:
+        if not self._core.session.welcomed or now_s < self._next_batch_s:
             return
         self._correlation += 1
         batch = self._spool.next_batch(self._correlation)
@@ -502,12 +503,12 @@ class LinkClient:
     def _current_status(self) -> LinkStatus:
         core = self._core
         problem = self._handshake_problem
-        if not problem and core.denied is not None:
-            problem = f"{core.denied.code.value}: {core.denied.reason}"
-        if not problem and core.storage_error:
-            problem = f"the link's state cannot be stored: {core.storage_error}"
-        device = core.device or self._config.membership.device
-        return LinkStatus(core.welcomed, device, problem, core.report(), self._spool.counts())
+        if not problem and core.session.denied is not None:
+            problem = f"{core.session.denied.code.value}: {core.session.denied.reason}"
+        if not problem and core.disk.error:
+            problem = f"the link's state cannot be stored: {core.disk.error}"
+        device = core.session.device or self._config.membership.device
+        return LinkStatus(core.session.welcomed, device, problem, core.report(), self._spool.counts())
 
 
 def _encoded(row: telemetry.Row) -> bytes | None:

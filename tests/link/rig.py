@@ -11,7 +11,7 @@ import zmq
 
 from edge_agent.link import events as dev
 from edge_agent.link.client import ClientConfig, LinkClient, PlanAction
-from edge_agent.link.core import LinkConfig
+from edge_agent.link.config import LinkConfig
 from edge_agent.link.membership import Membership
 from edge_agent.link.sockets import make_dealer, new_keys
 from planner.dispatch import events as pev
