@@ -166,7 +166,7 @@ class LinkCore:
         if known is not None:
             actions.append(ev.AbandonPlan((known.epoch, known.generation)))
         rows = trials.abandoned(self.state, "a newer plan is desired", self._wall_us(now_s))
-        before, ended = local.abandoned(self.state, "a newer plan is desired", self._wall_us(now_s))
+        before, ended = local.superseded(self.state, self._wall_us(now_s))
         actions += ended
         wanted = {one.request for one in desired.profiles}
         if desired.stage_profile is not None:

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct, structs
 
-from edge_agent.link.states import UNDONE, Cause, step
+from edge_agent.link.states import UNDONE, Cause, local_step, step
 from shared.engine.trial import TrialRecord, TrialResult
 from shared.ids import Digest
 from shared.messages.base import Count, DigestText, Epoch, Generation, Line, PlanBytes, ShortText
@@ -76,6 +76,17 @@ class LocalAttempt(Struct, frozen=True, kw_only=True):
         """What the plan manager knows it by."""
         return (LOCAL_EPOCH, self.plan.ref.local_counter)
 
+    def moved(self, cause: Cause) -> "LocalAttempt":
+        """One step on.
+
+        Raises:
+            RuntimeError: the step is not in the table of local states, or ends the attempt.
+        """
+        state = local_step(self.state, cause)
+        if state is None:
+            raise RuntimeError(f"an attempt at a plan made here is over by {cause.value}")
+        return structs.replace(self, state=state)
+
 
 class Proven(Struct, frozen=True):
     """A plan but for its launch intervals (`Plan.structure`) that was committed, and the environment then."""
@@ -137,6 +148,16 @@ class LinkState(Struct, frozen=True, kw_only=True):
             RuntimeError: the step is not in the table of states.
         """
         return structs.replace(self, state=step(self.state, cause), reason=reason[:512])
+
+    def without_local(self, cause: Cause) -> "LinkState":
+        """The attempt at a plan made here is over; nothing else changes.
+
+        Raises:
+            RuntimeError: the cause does not end it.
+        """
+        if self.local is not None and local_step(self.local.state, cause) is not None:
+            raise RuntimeError(f"an attempt at a plan made here goes on after {cause.value}")
+        return structs.replace(self, local=None)
 
 
 @dataclass(frozen=True)
