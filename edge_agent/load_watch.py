@@ -2,9 +2,8 @@
 
 import time
 
-from edge_agent.alarms import Alarms, AlarmSettings, Fired
+from edge_agent.alarms import Alarms, AlarmSettings, Fired, alarm_raised
 from edge_agent.link.events import RunnablePlan
-from edge_agent.local_plans import alarm_raised
 from edge_agent.parts import Parts
 from edge_agent.plan_facts import PlanFacts
 from edge_agent.telemetry import ServiceTimes, engine_rows

@@ -69,7 +69,7 @@ def run_agent(config: AgentConfig) -> ExitCode:
 
 def _link_maker(config: AgentConfig) -> LinkFactory:
     if config.models:
-        from edge_agent.local_plan import plan_alone  # the importer's code, for agents without a planner
+        from edge_agent.plan_alone import plan_alone  # the importer's code, for agents without a planner
 
         store = ArtifactStore(config.home_path / "artifacts")
         plan = plan_alone(config, store, _log.info)

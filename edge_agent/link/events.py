@@ -172,6 +172,8 @@ class Lost:
 
 @dataclass(frozen=True)
 class Received:
+    """The planner said something."""
+
     message: ControlToDevice
 
 
@@ -191,12 +193,16 @@ class ArtifactGone:
 
 @dataclass(frozen=True)
 class FetchFailed:
+    """An artifact cannot be had now; the core asks again."""
+
     digest: Digest
     reason: str
 
 
 @dataclass(frozen=True)
 class PlanVerified:
+    """It decodes and is legal, and its artifacts are whole."""
+
     attempt: Attempt
 
 
@@ -237,6 +243,8 @@ class TrialDecided:
 
 @dataclass(frozen=True)
 class ProbationPassed:
+    """It ran for as long as it had to, and nothing speaks against it."""
+
     attempt: Attempt
 
 
@@ -367,12 +375,16 @@ class FetchArtifact:
 
 @dataclass(frozen=True)
 class VerifyPlan:
+    """Check it: `PlanVerified` or `PlanRefused` answers."""
+
     attempt: Attempt
     plan: RunnablePlan
 
 
 @dataclass(frozen=True)
 class StagePlan:
+    """Load it beside the one that runs: `PlanStaged` or `PlanRefused` answers."""
+
     attempt: Attempt
     plan: RunnablePlan
 
@@ -429,6 +441,8 @@ class UsePolicy:
 
 @dataclass(frozen=True)
 class RunProfile:
+    """Measure the operators of a model beside what runs; answered by `ProfileAnswered`."""
+
     request: ProfileRequest
 
 
