@@ -7,7 +7,6 @@ import logging
 from collections.abc import Sequence
 
 from edge_agent.link import events as link
-from edge_agent.links import Order
 from edge_agent.parts import Parts
 from edge_agent.plan_actions import (
     Action,
@@ -46,7 +45,7 @@ class PlanShell:
         self._stopping = False
         self._settled = False  # an attempt has ended
 
-    def obey(self, order: Order) -> None:
+    def obey(self, order: link.Order) -> None:
         """What the link asks for."""
         plans, now_s = self._plans, self._parts.loop.now()
         match order:

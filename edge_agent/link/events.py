@@ -468,21 +468,18 @@ class Reconnect:
     delay_s: float | None = None
 
 
-Action = (
-    Persist
-    | Hold
-    | Send
-    | FetchArtifact
+Order = (
+    RestorePlan
     | VerifyPlan
     | StagePlan
     | RunTrial
     | TrialRecorded
     | ActivatePlan
-    | RestorePlan
     | AbandonPlan
     | UsePolicy
     | RunProfile
     | RunStageProfile
-    | Record
-    | Reconnect
 )
+"""What the link asks of the agent; the other actions are the link's own."""
+
+Action = Persist | Hold | Send | FetchArtifact | Record | Reconnect | Order
