@@ -162,6 +162,7 @@ def methods(case: Case, networks: Mapping[str, GpgNetwork], number: int) -> dict
         "uniform": lambda stages: drawn(stages, Random(number)),
         "uniform_refined": lambda stages: refined(stages, drawn(stages, Random(number))),
         "sequential_refined": lambda stages: refined(stages, one_by_one),
+        "beam_4k": lambda stages: best_endings(stages, 4_000),  # takes about the time of `gpg`
         "beam_16k": lambda stages: best_endings(stages, 16_000),
         "gpg_actor": lambda stages: acted(encoded("gpg"), stages),
         "gpg_best_of_16": best_of,

@@ -303,7 +303,8 @@ class EngineDriver:
         ends: Ends = []
         for action in actions:
             if isinstance(action, IssueStep):
-                self._issue(action.step, now)
+                if not self._stopping:  # its lane's thread may have ended, and a step after it would hang
+                    self._issue(action.step, now)
             elif isinstance(action, FinishTask):
                 self._book.finish(action, now, ends)
             elif isinstance(action, MoveInstance):
