@@ -9,7 +9,8 @@ from planner.cli import contest
 from planner.cli import create_options as opt
 from planner.cli.choices import model_choice
 from planner.cli.options import DataDir, Json, Rates, checked, data_dir_of, parse_duration, parse_rates
-from planner.cli.output import emit, emit_json, pair, progress
+from planner.cli.output import emit, emit_json, progress
+from planner.cli.pushing import as_json, in_words
 from planner.cli.searching import search, search_and_measure
 from shared.errors import InputError
 from shared.ids import DeviceId
@@ -160,7 +161,7 @@ def _made(folder: Path, reply: admin.PlanReply, device: str | None, json: bool) 
                 **msgspec.to_builtins(made),
                 "search_s": reply.search_s,
                 "contest": msgspec.to_builtins(reply.contest),
-                "pushed": {"epoch": pushed.epoch, "generation": pushed.generation} if pushed else None,
+                "pushed": as_json(pushed) if pushed else None,
             }
         )
         return
@@ -172,7 +173,4 @@ def _made(folder: Path, reply: admin.PlanReply, device: str | None, json: bool) 
         f"{made.text_bytes} bytes as text, {made.wire_bytes} on the wire"
     )
     if pushed:
-        progress(
-            f"pushed to {device} as generation {pair(pushed.epoch, pushed.generation)}; "
-            f"see `stageloom watch {device}`"
-        )
+        progress(f"pushed to {device} as {in_words(pushed)}; see `stageloom watch {device}`")

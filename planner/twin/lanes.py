@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from planner.twin.device_file import DeviceFile
-from planner.twin.overlap import slowdown
+from planner.twin.overlap import added_up, slowdown
 from planner.twin.times import StepTime
 from shared.engine.steps import Step
 from shared.ids import StepId
@@ -117,7 +117,7 @@ class Lanes:
         """Work out anew how fast the running steps are, and which ends first: the oldest of equals."""
         shares = [one.share for one in self._running.values()]
         self._slow = slowdown(shares, self._interference)
-        self._used_rate = min(sum(shares), 1.0)
+        self._used_rate = min(added_up(shares), 1.0)
         first: tuple[float, int, int] = (math.inf, 0, -1)
         for lane, one in self._running.items():
             one.end_s = self._changed_s + one.left_s * self._slow

@@ -50,6 +50,26 @@ class _TickTimes(PlanTimes):
         return StepTime(math.ceil(alone_s * _TICKS_PER_S) / _TICKS_PER_S, share)
 
 
+@dataclass(frozen=True)
+class UnevenWorld(World):
+    """Steps of the i-th combined block take a tenth of the device more than those of the one before."""
+
+    @property
+    def times(self) -> StepTimes:
+        return _UnevenShares.derived(self.device)
+
+
+class _UnevenShares(StepTimes):
+    def of_plan(self, bound: BoundPlan) -> PlanTimes:
+        return _UnevenTimes(super().of_plan(bound).blocks, bound)
+
+
+class _UnevenTimes(PlanTimes):
+    def step(self, combined: int, mask: int, buckets: tuple[int, ...], *, fallback: bool = False) -> StepTime:
+        alone_s, _ = super().step(combined, mask, buckets, fallback=fallback)
+        return StepTime(alone_s, (combined + 1) / 10)
+
+
 def random_world(seed: int) -> World:
     """A world by its number."""
     random = Random(seed)
