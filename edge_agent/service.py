@@ -149,6 +149,7 @@ class Agent:
             raise
         self._problems += problems
         self._machine = MachineWatch(this_machine())
+        self._mode_told = self._machine.power_mode
         self._background = Background(self.loop)
         self._checker = PlanChecker(self.artifacts)  # used on the background's thread only
         self._local = LocalPlanner(
@@ -197,7 +198,7 @@ class Agent:
         self.loop.call_every(_TICK_S, self._tick)
         self.loop.call_every(self.config.stats_interval_s, self._count)
         self.loop.call_every(self.config.trace_interval_s, self._sample_steps)
-        self.loop.call_every(self.config.machine_interval_s, lambda: self._record(self._machine.look()))
+        self.loop.call_every(self.config.machine_interval_s, self._look_at_machine)
         self._local.start()
         for problem in self._problems:
             _log.warning("%s", problem)
@@ -506,7 +507,9 @@ class Agent:
         plan = self._plans.plan_of(PlanKey(stats.key)) if stats.key is not None else None
         digest = plan.ref.digest if plan else None
         facts = self._plans.facts_of(digest) if digest else None
-        self._profiles.drift.add(stats, digest, facts.members if facts else ())
+        self._profiles.drift.add(
+            stats, digest, facts.members if facts else (), lanes=facts.lanes if facts else 1
+        )
         self._record(engine_rows(stats, digest, self._service.per_task_us()))
 
     def _glanced(self, seen: engine.Glance) -> None:
@@ -517,16 +520,29 @@ class Agent:
             return
         service_s = {name: us * 1e-6 for name, us in self._service.per_task_us().items()}
         held = self._plans.phase is not None
+        self._tell_mode()
         drift, mode = self._profiles.drift.ratio, self._machine.power_mode
         fired = self._alarms.glance(seen, service_s, held=held, drift=drift, power_mode=mode)
         if fired is None:
             return
+        if self._alarms.told_of(drift):
+            self._profiles.drift.answered()
         running = self._plans.plan_of(PlanKey(seen.key))
         self._link.tell(alarm_raised(fired, running, round(time.time() * 1e6)))
         self._local.fired(fired, running)
         firing = fired.firing
         values = f"{firing.value:.6g}, above {firing.threshold:.6g}"
         self._note("alarm", f"{firing.cause.value} is {values}: the planner is asked for another plan")
+
+    def _look_at_machine(self) -> None:
+        self._record(self._machine.look())
+        self._tell_mode()
+
+    def _tell_mode(self) -> None:
+        """Another power mode is another environment; the link knows of it before an alarm that it causes."""
+        if self._machine.power_mode != self._mode_told:
+            self._mode_told = self._machine.power_mode
+            self._link.tell(link.EnvironmentChanged(self._machine.environment()))
 
     def _note(self, code: str, text: str) -> None:
         _log.warning("%s: %s", code, text)

@@ -29,7 +29,6 @@ class LinkConfig:
 
     boot: int
     agent_version: str = ""
-    device_class: str = ""
     hello_again_s: float = 2.0
     silent_after_s: float = 4.0
     fetch_again_s: float = 2.0
@@ -140,11 +139,13 @@ class LinkCore:
                 self._local.forget()
                 self._profiles_asked.clear()
             case ev.EnvironmentChanged(environment):
-                self._environment = environment
+                before, self._environment = self._environment, environment
+                if self.welcomed and environment != before:
+                    return self._hello(now_s, again=True)  # which says what this device is now
             case ev.ActiveChanged():
                 self._active_told = event
             case ev.AlarmRaised():
-                self._alarms.take(event)
+                self._alarms.take(event, self._environment or "")
                 self._local.alarm(event.cause, self.state.attempt, now_s)
             case ev.PlansMade(plans):
                 self._local.made(plans)
@@ -354,7 +355,7 @@ class LinkCore:
             boot=self.config.boot,
             connection=self._connection,
             agent_version=self.config.agent_version,
-            device_class=self.config.device_class,
+            device_class=self._environment or "",
             report=self.report(),
         )
         return [ev.Send(hello)]

@@ -254,11 +254,11 @@ def _emit_costs(
     from planner.store.reading import ReadStore
 
     assert isinstance(store, ReadStore)
-    device_class = store.device(request.device).device_class
+    key = store.calibration(request.device).costs_key
     reasons = store.profile_reasons(list(reply.requests))
     rows = []
     for number, info in zip(reply.requests, store.named_models(list(request.models)), strict=True):
-        timings = store.operator_costs(device_class, info.digest, request.batch)
+        timings = store.operator_costs(key, info.digest, request.batch)
         total_us = sum(timing.median_us for timing in timings.values())
         rows.append(
             (

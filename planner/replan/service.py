@@ -21,17 +21,21 @@ from planner.replan.learned import LearnedPolicy
 from planner.replan.observation import Observation
 from planner.replan.observing import observe, without_costs
 from planner.replan.policy import How, Policy, Proposal
+from planner.replan.recalibration import recalibration
 from planner.replan.settings import Note
 from planner.store.store import Store
 from shared.clock import Clock
 from shared.errors import StageloomError
 from shared.ids import DeviceId
+from shared.messages.control import MAX_PROFILED
 from shared.plan import Plan
+from shared.policy.trigger import Cause
 from shared.search.job import SearchJob
 
 log = logging.getLogger(__name__)
 
 PROFILE_BUDGET_S: Final = 20.0
+STAGE_BUDGET_S: Final = 10.0
 PROFILE_WAIT_S: Final = 60.0
 """A device measures only with empty queues: one that is never idle is planned with estimates."""
 
@@ -96,7 +100,9 @@ class Replanner:
 
     def _fast(self, device: DeviceId, replan: int) -> None:
         seen = observe(self._store, device, replan, self._clock.wall_us())
-        decision = proven_at_once(seen, self._policy.at_once(seen))
+        # Whoever drifted has other costs by now, which another plan may suit better than what was proven.
+        drifted = seen.cause == Cause.DRIFT.value
+        decision = None if drifted else proven_at_once(seen, self._policy.at_once(seen))
         if decision is not None:
             self._carry_out(seen, replan, decision)
         else:
@@ -104,15 +110,16 @@ class Replanner:
 
     def _search(self, device: DeviceId, replan: int) -> None:
         self._profile_first(device, replan)
+        drifted = self._recalibrate(device, replan)
         seen = observe(self._store, device, replan, self._clock.wall_us())
         found = self._found(self._policy.searches(seen))
         if self._stopping.is_set():
             return
         proposals = [*self._policy.at_once(seen), *self._policy.after(seen, found)]
         decision = decide(seen, proposals)
-        remark = self._policy.remark(seen)
-        if remark:
-            decision = replace(decision, reason=f"{decision.reason}; {remark}")
+        for remark in (drifted, self._policy.remark(seen)):
+            if remark:
+                decision = replace(decision, reason=f"{decision.reason}; {remark}")
         self._carry_out(seen, replan, decision)
 
     def _profile_first(self, device: DeviceId, replan: int) -> None:
@@ -122,8 +129,37 @@ class Replanner:
             return
         requests, desired = self._store.request_profile(device, names, budget_s=PROFILE_BUDGET_S)
         self._fleet.desired_changed(device, desired)
+        self._wait_while(lambda: bool(self._store.open_profiles(requests)))
+
+    def _recalibrate(self, device: DeviceId, replan: int) -> str:
+        """Renew the costs of a device that has drifted from them; what the re-plan's record should say of it.
+
+        Of parts of its plan that telemetry tells nothing of it is asked for a profile.
+        """
+        found = recalibration(self._store, device, replan, self._clock.wall_us())
+        if found is None:
+            return ""
+        plan = found.bound.plan
+        self._store.renew_costs(
+            device, found.renewal, plan.executor, ratio=found.drift.ratio, steps_since_us=found.newest_us
+        )
+        log.info("device_id=%s replan=%d recalibrated: %s", device, replan, found.text)
+        unseen = found.renewal.unseen if found.renewal is not None else ()
+        if unseen:
+            request, desired = self._store.request_stages(
+                device,
+                plan.digest,
+                combined_blocks=unseen if len(unseen) <= MAX_PROFILED else (),
+                budget_s=STAGE_BUDGET_S,
+            )
+            self._fleet.desired_changed(device, desired)
+            self._wait_while(lambda: bool(self._store.open_stage_profiles([request])))
+        return found.text
+
+    def _wait_while(self, asked: Callable[[], bool]) -> None:
+        """Until a device has answered, or for as long as a busy one is waited for."""
         give_up_s = self._clock.monotonic_s() + self._profile_wait_s
-        while self._store.open_profiles(requests) and self._clock.monotonic_s() < give_up_s:
+        while asked() and self._clock.monotonic_s() < give_up_s:
             if self._stopping.wait(_POLL_S):
                 return
 

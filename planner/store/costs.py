@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from planner.costs.operators import OperatorCost
 from planner.costs.schedules import FoundSchedule
+from planner.store.calibrations import calibration
 from planner.store.desired import Push, push
 from planner.store.devices import known_device
 from planner.store.plans import models
@@ -65,15 +66,16 @@ def request_profile(
 
 
 def store_profile(session: Session, device: DeviceId, result: ProfileResult, now_us: int) -> None:
-    """Keep part of a profile. Costs belong to the class that the device had when it said them.
+    """Keep part of a profile. Costs belong to the environment that the device measured them in.
 
     They count as measured when they arrive: a device's wall clock may be wrong by years.
     """
-    device_class = known_device(session, device).device_class
+    there = result.environment or known_device(session, device).device_class
+    key = calibration(session, device, there).costs_key
     for timing in result.timings:
         session.merge(
             OperatorCostRow(
-                device_class=device_class,
+                device_class=key,
                 artifact=result.artifact,
                 batch=result.batch,
                 operator=timing.operator,

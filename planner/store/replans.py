@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from planner.dispatch.ports import StoredRow
 from planner.replan.settings import ReplanSettings
+from planner.store.calibrations import environment_changed
 from planner.store.manyrows import run_on_rows
 from planner.store.tables import (
     AlarmRow,
@@ -73,6 +74,11 @@ _KNOWN: Final = (
 )
 _ALARM: Final = insert(AlarmRow)
 _BEGIN: Final = insert(ReplanRow)
+_ANOTHER: Final = (
+    update(DeviceRow)
+    .where(DeviceRow.name == bindparam("who"))
+    .values(device_class=bindparam("now_is"), version=DeviceRow.version + 1)
+)
 _PUSHED: Final = update(ReplanRow).where(ReplanRow.replan == bindparam("pushed_by"))
 _UNDECIDED: Final = select(ReplanRow.replan).where(
     ReplanRow.replan == bindparam("number"), ReplanRow.outcome == PENDING, ReplanRow.generation == 0
@@ -110,6 +116,10 @@ def record_alarm(session: Session, device: DeviceId, alarm: Alarm, now_us: int) 
     device_class, enabled, stored_us, pending = known or ("", None, None, None)
     if stored_us is not None:
         return None
+    if alarm.environment and alarm.environment != device_class:
+        device_class = alarm.environment
+        connection.execute(_ANOTHER, {"who": device, "now_is": device_class})
+        environment_changed(session, device, device_class, alarm.at_us)
     connection.execute(
         _ALARM,
         {

@@ -11,6 +11,8 @@ from pathlib import Path
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from planner.costs.calibration import Calibration
+from planner.costs.drift import Renewal
 from planner.costs.schedules import FoundSchedule
 from planner.dispatch.ports import (
     ArtifactFile,
@@ -28,6 +30,7 @@ from planner.store import (
     desired,
     devices,
     plans,
+    renewals,
     replans,
     retention,
     schema,
@@ -47,7 +50,7 @@ from shared.failpoint import failpoint
 from shared.ids import DeviceId, Digest
 from shared.messages.admin import MAX_PUSHED, ModelInfo, PlanInfo
 from shared.messages.control import Activation, Alarm, Autonomy, Desired, LocalPlan
-from shared.plan import Plan
+from shared.plan import ExecutorOptions, Plan
 
 
 class Store(ReadStore):
@@ -101,6 +104,7 @@ class Store(ReadStore):
                     desired=wanted.get(DeviceId(row.name)),
                     boot=reported.boot if reported else 0,
                     report=devices.report_of(reported) if reported else None,
+                    device_class=row.device_class,
                 )
                 for row, reported in rows
             ]
@@ -391,6 +395,35 @@ class Store(ReadStore):
         """Re-plans that a stopped planner left before they pushed anything."""
         with self.database.read() as session:
             return replans.unfinished(session)
+
+    def renew_costs(
+        self,
+        device: DeviceId,
+        found: Renewal | None,
+        executor: ExecutorOptions,
+        *,
+        ratio: float,
+        steps_since_us: int,
+    ) -> Calibration:
+        """Give a device costs of its own, made from those that held; None: its class's, where it is back.
+
+        `steps_since_us`: the newest of the steps that showed it, by the device's clock.
+
+        Raises:
+            InputError: there is no such device.
+        """
+        now_us = self._clock.wall_us()
+        return self.writer.run(
+            lambda session: renewals.renew(
+                session,
+                device,
+                found,
+                executor,
+                ratio=ratio,
+                steps_since_us=steps_since_us,
+                now_us=now_us,
+            )
+        )
 
     def push_replan(
         self, device: DeviceId, replan: int, plan: Plan, *, scheduler: str, above: tuple[int, int], note: Note

@@ -173,6 +173,23 @@ class OperatorCostRow(Table):
     measured_at_us: Mapped[int]
 
 
+class CalibrationRow(Table):
+    """Which costs hold for a device in an environment; without a row those of its device class.
+
+    `costs_key`: the device class, or the key of the device's own costs since it drifted from those.
+    `steps_since_us`: steps before that, by the device's clock, say nothing of them. `ratio`: what steps took,
+    over what they should have, when that was found at `at_us`.
+    """
+
+    __tablename__ = "calibrations"
+    device: Mapped[str] = mapped_column(_NAME, ForeignKey("devices.name"), primary_key=True)
+    environment: Mapped[str] = mapped_column(String(128), primary_key=True)
+    costs_key: Mapped[str] = mapped_column(String(128))
+    ratio: Mapped[float]
+    steps_since_us: Mapped[int]
+    at_us: Mapped[int]
+
+
 class ScheduleRow(Table):
     """TOP's stage_dict: a schedule that was found for a combined block, shared by a device class."""
 

@@ -1,0 +1,24 @@
+"""Costs that are a device's own since it drifted from those of its class."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0009"
+down_revision = "0008"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Apply."""
+    op.create_table(
+        "calibrations",
+        sa.Column("device", sa.String(length=64), nullable=False),
+        sa.Column("environment", sa.String(length=128), nullable=False),
+        sa.Column("costs_key", sa.String(length=128), nullable=False),
+        sa.Column("ratio", sa.Double(), nullable=False),
+        sa.Column("steps_since_us", sa.BigInteger(), nullable=False),
+        sa.Column("at_us", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["device"], ["devices.name"]),
+        sa.PrimaryKeyConstraint("device", "environment"),
+    )
