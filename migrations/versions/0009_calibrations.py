@@ -1,4 +1,4 @@
-"""Costs that are a device's own since it drifted from those of its class."""
+"""Costs that are a device's own since it drifted from those of its class; what re-plans remark."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -22,3 +22,7 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["device"], ["devices.name"]),
         sa.PrimaryKeyConstraint("device", "environment"),
     )
+    with op.batch_alter_table("replans") as table:
+        table.add_column(sa.Column("remark", sa.Text(), nullable=False, server_default=""))
+    with op.batch_alter_table("replans") as table:
+        table.alter_column("remark", server_default=None)

@@ -116,6 +116,8 @@ def sentences(said: "PlanExplained") -> Iterator[str]:
         yield f"nobody decided yet: {said.device} was never asked to run it"
         return
     yield _decision(said.device, said.decided)
+    if said.decided.replan is not None and said.decided.replan.remark:
+        yield f"it was noted then: {said.decided.replan.remark}"
     if said.decided.trial is not None:
         yield _trial(said.decided.trial)
     if said.active == said.digest:

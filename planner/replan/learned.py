@@ -31,11 +31,12 @@ class LearnedPolicy:
 
     def __init__(self, plain: Policy | None = None) -> None:
         self._plain = plain or PlainPolicy()
+        self._last: tuple[Observation, Plan | str] | None = None
 
     def at_once(self, seen: Observation) -> Sequence[Proposal]:
         """See `Policy`. A combined block that the policy has no schedule of is scheduled by a small beam."""
         proposals = self._plain.at_once(seen)
-        found = learned_plan(seen)
+        found = self._learned(seen)
         if isinstance(found, Plan):
             return [*proposals, Proposal(found, How.LEARNED, SCHEDULER)]
         return proposals
@@ -50,8 +51,15 @@ class LearnedPolicy:
 
     def remark(self, seen: Observation) -> str:
         """Why the trained policy had no say; empty where it had, or where there is none."""
-        found = learned_plan(seen)
+        found = self._learned(seen)
         return "" if isinstance(found, Plan) else found
+
+    def _learned(self, seen: Observation) -> Plan | str:
+        """Asked twice of one observation, worked out once: somebody waits for the answer."""
+        last = self._last
+        if last is None or last[0] is not seen:
+            last = self._last = seen, learned_plan(seen)
+        return last[1]
 
 
 def learned_plan(seen: Observation) -> Plan | str:

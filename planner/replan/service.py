@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import replace
 from typing import Final
 
 from planner.admin.fleet import Fleet
@@ -104,7 +103,7 @@ class Replanner:
         drifted = seen.cause == Cause.DRIFT.value
         decision = None if drifted else proven_at_once(seen, self._policy.at_once(seen))
         if decision is not None:
-            self._carry_out(seen, replan, decision)
+            self._carry_out(seen, replan, decision, self._policy.remark(seen))
         else:
             self._slow.submit(self._guarded, device, replan, self._search)
 
@@ -117,10 +116,8 @@ class Replanner:
             return
         proposals = [*self._policy.at_once(seen), *self._policy.after(seen, found)]
         decision = decide(seen, proposals)
-        for remark in (drifted, self._policy.remark(seen)):
-            if remark:
-                decision = replace(decision, reason=f"{decision.reason}; {remark}")
-        self._carry_out(seen, replan, decision)
+        remarks = (drifted, self._policy.remark(seen))
+        self._carry_out(seen, replan, decision, "; ".join(one for one in remarks if one))
 
     def _profile_first(self, device: DeviceId, replan: int) -> None:
         """Have a device measure models whose costs are unknown or stale; go on after a while regardless."""
@@ -173,13 +170,18 @@ class Replanner:
         plans = [(job, _plan(future)) for job, future in zip(jobs, futures, strict=True)]
         return [(job, plan) for job, plan in plans if plan is not None]
 
-    def _carry_out(self, seen: Observation, replan: int, decision: Decision) -> None:
+    def _carry_out(self, seen: Observation, replan: int, decision: Decision, remark: str) -> None:
         proposal = decision.proposal
         if proposal is None:
-            self._nothing(seen.device, replan, decision.reason)
+            self._nothing(seen.device, replan, decision.reason, remark)
             self._keep_considered(seen, replan, decision)
             return
-        note = Note(structure=proposal.plan.structure, how=proposal.how.value, predicted=decision.predicted)
+        note = Note(
+            structure=proposal.plan.structure,
+            how=proposal.how.value,
+            predicted=decision.predicted,
+            remark=remark,
+        )
         desired = self._store.push_replan(
             seen.device,
             replan,
@@ -189,7 +191,7 @@ class Replanner:
             note=note,
         )
         if desired is None:
-            self._nothing(seen.device, replan, "something newer was desired meanwhile")
+            self._nothing(seen.device, replan, "something newer was desired meanwhile", remark)
             return
         self._fleet.desired_changed(seen.device, desired)
         log.info(
@@ -209,9 +211,9 @@ class Replanner:
             decision.considered, device_class=seen.environment, device=seen.device, replan=replan
         )
 
-    def _nothing(self, device: DeviceId, replan: int, reason: str) -> None:
+    def _nothing(self, device: DeviceId, replan: int, reason: str, remark: str = "") -> None:
         log.info("device_id=%s replan=%d ends with no gain: %s", device, replan, reason)
-        self._store.end_replan(replan, reason)
+        self._store.end_replan(replan, reason, remark)
 
 
 def _scheduler(proposal: Proposal) -> str:

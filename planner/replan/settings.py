@@ -27,3 +27,4 @@ class Note:
     structure: Digest  # the plan but for its launch intervals
     how: str
     predicted: float | None  # predicted cost over the incumbent's
+    remark: str = ""  # what went into the decision beside the plans

@@ -447,19 +447,17 @@ class Store(ReadStore):
                 replan,
                 plan=name,
                 digest=plan.digest,
-                structure=note.structure,
-                how=note.how,
-                predicted=note.predicted,
+                note=note,
                 generation=(now.epoch, now.generation),
             )
             return now
 
         return self.writer.run(work)
 
-    def end_replan(self, replan: int, reason: str) -> None:
+    def end_replan(self, replan: int, reason: str, remark: str = "") -> None:
         """A re-plan found nothing to push: no gain."""
         now_us = self._clock.wall_us()
-        self.writer.run(lambda session: replans.found_nothing(session, replan, reason, now_us))
+        self.writer.run(lambda session: replans.found_nothing(session, replan, reason, remark, now_us))
 
     def tidy(self, keep: Retention) -> Iterator[int]:
         """Roll up and delete old telemetry in small steps; see `planner.store.retention.tidy`."""

@@ -257,6 +257,7 @@ class ReplanRow(Table):
     """One re-plan: what triggered it, what was decided, how it ended.
 
     `at_us` and both `trigger_to_` times are by the device's clock; `generation` 0: no plan was pushed.
+    `remark`: what went into the decision beside the plans, such as why a trained policy had no say.
     """
 
     __tablename__ = "replans"
@@ -287,6 +288,7 @@ class ReplanRow(Table):
     trigger_to_active_ms: Mapped[float | None]
     later_alarms: Mapped[int]
     reason: Mapped[str]
+    remark: Mapped[str]
 
 
 class TrialRow(Table):

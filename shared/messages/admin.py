@@ -121,7 +121,8 @@ class ReplanInfo(Struct, frozen=True, kw_only=True):
     """One re-plan. `predicted` is the candidate's predicted cost over the incumbent's.
 
     `outcome`: pending, committed, rejected, no_gain or rolled_back. Both `trigger_to_` times are by the
-    device's clock, except the decision of a re-plan that pushed nothing: the planner made it.
+    device's clock, except the decision of a re-plan that pushed nothing: the planner made it. `reason` is why
+    it ended so, `remark` what went into the decision beside the plans.
     """
 
     replan: Count
@@ -148,6 +149,7 @@ class ReplanInfo(Struct, frozen=True, kw_only=True):
     trigger_to_active_ms: Real | None
     later_alarms: Count
     reason: Line
+    remark: Line = ""
 
 
 class ModelRate(Struct, frozen=True, kw_only=True):

@@ -188,7 +188,7 @@ def test_a_replan_says_what_it_looked_at_and_left(world: World) -> None:
         taken,
         scheduler="ios",
         above=(1, 1),
-        note=Note(structure=taken.structure, how="search", predicted=0.8),
+        note=Note(structure=taken.structure, how="search", predicted=0.8, remark="it was trained for others"),
     )
     assert desired is not None
     rows = [
@@ -203,6 +203,8 @@ def test_a_replan_says_what_it_looked_at_and_left(world: World) -> None:
     assert others[left.digest]["last"]["verdict"] == "worse"
     text = ok(world.home, "plan", "explain", NANO)
     assert f"re-plan {replan} (variance 0.5, threshold 0.1) pushed it to nano" in text
+    assert "noted then: it was trained for others" in text
+    assert "it was trained for others" in ok(world.home, "replans", NANO)
     assert "1 other plans were looked at" in text and "1.100 of the incumbent" in text
 
 

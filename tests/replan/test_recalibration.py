@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from planner.costs.measured import device_costs
 from planner.replan.service import Replanner
+from planner.store import checkpoints
 from planner.store.store import Store
 from planner.twin.stored import stored_times
 from shared.bound import bind
@@ -23,6 +25,7 @@ from shared.search.costs import CostTable
 from tests.planner.processes import until
 from tests.replan.drifting import CLASS, OPERATORS_US, DriftingDevice, InlinePool, planned
 from tests.store.helpers import NANO
+from tests.store.test_checkpoints import PROVENANCE
 
 
 class World:
@@ -59,6 +62,18 @@ class World:
         executor = planned(self.device, "greedy").executor
         models = [(self.device.artifact, 1)]
         return device_costs(self.store, CLASS, executor, models, graph_of=self.store.graph)
+
+    def policy(self, body: bytes) -> None:
+        """A policy that was trained for the device's class and model."""
+        checkpoints.keep(
+            self.store.database,
+            body,
+            policy="maddpg",
+            device_class=CLASS,
+            provenance={**PROVENANCE, "models": {self.device.artifact: "branches"}},
+            curves=[],
+            now_us=1,
+        )
 
     def answered(self, alarm: Alarm) -> ReplanInfo:
         """What the planner made of an alarm."""
@@ -142,9 +157,27 @@ def test_a_busy_device_whose_steps_were_not_traced_is_asked_for_a_profile_and_pl
     alarm = device.serve(60)
     assert alarm is not None
     world.answered(alarm)
+    replan = world.store.replans()[0]
+    assert "its steps took 1." in replan.remark and "so it has costs of its own" in replan.remark
     assert {(one.request, one.plan_digest) for one in device.asked} == {(1, world.first.digest)}
     ratio = device.step_us(world.first)
     device.clock = 1.0
     ratio /= device.step_us(world.first)
     assert world.own_us() == pytest.approx([ratio * us for us in OPERATORS_US], rel=0.01)
     world.close()
+
+
+def test_why_a_trained_policy_had_no_say_is_kept_with_a_plan_that_was_pushed_and_without_one(
+    world: World,
+) -> None:
+    """1. It cannot be read. 2. The device drifts: another plan is pushed. 3. Nothing is left to push."""
+    world.policy(b"nothing")
+    world.device.serve(60)
+    world.device.clock = 0.5
+    alarm = world.device.serve(60)
+    assert alarm is not None
+    replan = world.answered(alarm)
+    assert "not a checkpoint of maddpg" in replan.remark
+    world.pushed(replan)
+    again = world.answered(structs.replace(alarm, number=alarm.number + 1, cause="variance", plan=None))
+    assert "not a checkpoint of maddpg" in again.remark
