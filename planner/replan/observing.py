@@ -49,6 +49,8 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
         )
         barred_since_us = max(now_us - round(BARRED_S * 1e6), begun.calibration.at_us)
         barred = view.barred(device, environment, barred_since_us)
+    held = begun.calibration
+    learned = store.fitting_checkpoint("maddpg", environment, [model.artifact for model in incumbent.models])
     return Observation(
         device=device,
         cause=begun.alarm.cause,
@@ -71,10 +73,9 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
         barred=tuple(barred),
         settings=begun.settings,
         environment=environment,
-        costs_key=begun.calibration.costs_key,
-        learned=store.fitting_checkpoint(
-            "maddpg", environment, [model.artifact for model in incumbent.models]
-        ),
+        costs_key=held.costs_key,
+        learned=learned,
+        schedules=store.schedules([held.costs_key, *held.taught_by]) if learned else {},
         checkpoint=trained_policy(store, environment) if begun.settings.scheduler == "gpg" else b"",
     )
 

@@ -13,6 +13,7 @@ from planner.replan.observation import Observation
 from planner.replan.predict import keeps_up
 from shared.plan import ModelPlan, Plan
 from shared.policy.plain import plain_replan
+from shared.search.block_job import BlockJob
 from shared.search.compose import Combination, ModelChoice, Rules
 from shared.search.job import SearchJob
 
@@ -48,6 +49,10 @@ class Policy(Protocol):
 
     def after(self, seen: Observation, found: Sequence[tuple[SearchJob, Plan]]) -> Sequence[Proposal]:
         """Proposals from what the searches found."""
+        ...
+
+    def missing(self, seen: Observation) -> Sequence[BlockJob]:
+        """Combined blocks that a better schedule should be looked for, in time for the next re-plan."""
         ...
 
     def remark(self, seen: Observation) -> str:
@@ -107,6 +112,10 @@ class PlainPolicy:
     def after(self, seen: Observation, found: Sequence[tuple[SearchJob, Plan]]) -> Sequence[Proposal]:
         """The plans found, with launch intervals for the loads."""
         return [Proposal(plain_replan(plan, seen.loads), How.SEARCH, job.scheduler) for job, plan in found]
+
+    def missing(self, seen: Observation) -> Sequence[BlockJob]:
+        """None."""
+        return ()
 
     def remark(self, seen: Observation) -> str:
         """Nothing."""

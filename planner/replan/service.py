@@ -15,8 +15,10 @@ from typing import Final
 from planner.admin.fleet import Fleet
 from planner.cluster.interface import SearchPool
 from planner.cluster.run import search
+from planner.costs.schedules import FoundSchedule, found_schedules
+from planner.replan.background import ScheduleSearches
 from planner.replan.decide import Decision, decide, proven_at_once
-from planner.replan.learned import LearnedPolicy
+from planner.replan.learned import SEARCHED, LearnedPolicy
 from planner.replan.observation import Observation
 from planner.replan.observing import observe, without_costs
 from planner.replan.policy import How, Policy, Proposal
@@ -29,7 +31,10 @@ from shared.ids import DeviceId
 from shared.messages.control import MAX_PROFILED
 from shared.plan import Plan
 from shared.policy.trigger import Cause
+from shared.schedule import StageSchedule
+from shared.search.block_job import BlockJob
 from shared.search.job import SearchJob
+from shared.stage_string import to_string
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +63,14 @@ class Replanner:
     ) -> None:
         self._store = store
         self._fleet = fleet
-        self._pool = pool
         self._clock = clock
         self._policy = policy or LearnedPolicy()
         self._profile_wait_s = profile_wait_s
         self._queue = due
         self._stopping = threading.Event()
+        self._schedules = ScheduleSearches(pool, self._keep_schedule)
+        self.pool = self._schedules.foreground
+        """For searches that somebody waits for."""
         self._slow = ThreadPoolExecutor(_SLOW, thread_name_prefix="replan-search")
         self._thread = threading.Thread(target=self._run, name="replan", daemon=True)
 
@@ -71,6 +78,7 @@ class Replanner:
         """Take up what a stopped planner left, then serve."""
         for device, replan in self._store.unfinished_replans():
             self._queue.put((device, replan))
+        self._schedules.start()
         self._thread.start()
 
     def close(self) -> None:
@@ -80,6 +88,7 @@ class Replanner:
         if self._thread.ident is not None:
             self._thread.join()
         self._slow.shutdown(cancel_futures=True)
+        self._schedules.close()
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -118,6 +127,10 @@ class Replanner:
         decision = decide(seen, proposals)
         remarks = (drifted, self._policy.remark(seen))
         self._carry_out(seen, replan, decision, "; ".join(one for one in remarks if one))
+        for scheduler in dict.fromkeys(job.scheduler for job, _ in found):
+            plans = [plan for job, plan in found if job.scheduler == scheduler]
+            schedules = [one for plan in plans for one in found_schedules(plan, seen.graphs)]
+            self._store.keep_schedules(seen.costs_key, scheduler, schedules)
 
     def _profile_first(self, device: DeviceId, replan: int) -> None:
         """Have a device measure models whose costs are unknown or stale; go on after a while regardless."""
@@ -161,7 +174,7 @@ class Replanner:
                 return
 
     def _found(self, jobs: Sequence[SearchJob]) -> list[tuple[SearchJob, Plan]]:
-        futures: list[Future[Plan]] = [self._pool.submit(search, job) for job in jobs]
+        futures: list[Future[Plan]] = [self.pool.submit(search, job) for job in jobs]
         pending = set(futures)
         while pending and not self._stopping.is_set():
             _, pending = wait_for(pending, timeout=_POLL_S)
@@ -171,6 +184,7 @@ class Replanner:
         return [(job, plan) for job, plan in plans if plan is not None]
 
     def _carry_out(self, seen: Observation, replan: int, decision: Decision, remark: str) -> None:
+        self._schedules.want(seen.costs_key, self._policy.missing(seen))
         proposal = decision.proposal
         if proposal is None:
             self._nothing(seen.device, replan, decision.reason, remark)
@@ -210,6 +224,10 @@ class Replanner:
         self._store.keep_considered(
             decision.considered, device_class=seen.environment, device=seen.device, replan=replan
         )
+
+    def _keep_schedule(self, costs_key: str, job: BlockJob, found: StageSchedule) -> None:
+        kept = FoundSchedule(job.combined_block, job.batch, to_string(found))
+        self._store.keep_schedules(costs_key, SEARCHED, [kept])
 
     def _nothing(self, device: DeviceId, replan: int, reason: str, remark: str = "") -> None:
         log.info("device_id=%s replan=%d ends with no gain: %s", device, replan, reason)

@@ -1,6 +1,6 @@
 """Measured operator times and found schedules, shared by all devices of one class."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from sqlalchemy import bindparam, select
@@ -17,6 +17,9 @@ from planner.store.tables import OperatorCostRow, ProfileRow, ScheduleRow
 from shared.ids import DeviceId, Digest
 from shared.messages.control import Desired
 from shared.messages.telemetry import ProfileResult
+
+MOST_SCHEDULES: Final = 5_000
+"""That a proposal looks among: those found last are of plans that matter now."""
 
 _OPERATORS: Final = select(
     OperatorCostRow.operator,
@@ -139,6 +142,21 @@ def keep_schedules(
                 found_at_us=now_us,
             )
         )
+
+
+def schedules(session: Session, keys: Sequence[str]) -> dict[tuple[Digest, int], tuple[str, ...]]:
+    """Stage strings that were found under some keys, by (combined block, batch), the newest of them."""
+    row = ScheduleRow
+    found: dict[tuple[Digest, int], dict[str, None]] = {}
+    rows = session.execute(
+        select(row.combined_block, row.batch, row.stage_string)
+        .where(row.device_class.in_(keys))
+        .order_by(row.found_at_us.desc(), row.combined_block, row.scheduler)
+        .limit(MOST_SCHEDULES)
+    )
+    for combined_block, batch, text in rows:
+        found.setdefault((Digest(combined_block), batch), {})[text] = None
+    return {key: tuple(texts) for key, texts in found.items()}
 
 
 def kept_schedule(

@@ -186,6 +186,11 @@ class ReadStore:
         with self.database.read() as session:
             return costs.kept_schedule(session, device_class, batch, combined_block, scheduler)
 
+    def schedules(self, keys: Sequence[str]) -> dict[tuple[Digest, int], tuple[str, ...]]:
+        """Stage strings that were found under some keys, by (combined block, batch)."""
+        with self.database.read() as session:
+            return costs.schedules(session, keys)
+
     def newest_checkpoint(self, policy: str, device_class: str) -> bytes | None:
         """The newest trained policy of a device class, else the newest for any device."""
         with self.database.read() as session:

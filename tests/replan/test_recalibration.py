@@ -4,25 +4,34 @@ The device is simulated (`drifting`), the store and the re-planner are real.
 """
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
 from planner.costs.measured import device_costs
+from planner.replan import learned
+from planner.replan.learned import SEARCHED, LearnedPolicy
+from planner.replan.observing import observe
+from planner.replan.policy import How
 from planner.replan.service import Replanner
 from planner.store import checkpoints
 from planner.store.store import Store
 from planner.twin.stored import stored_times
 from shared.bound import bind
 from shared.clock import SystemClock
-from shared.ids import DeviceId
+from shared.graph import Graph
+from shared.ids import DeviceId, Digest
 from shared.messages.admin import ReplanInfo
 from shared.messages.control import Alarm
 from shared.plan import Plan, decode_plan
-from shared.search.costs import CostTable
+from shared.policy.maddpg.checkpoint import Checkpoint, encode
+from shared.policy.maddpg.space import Space
+from shared.search.costs import CostTable, MemberOf, combined_digest
+from shared.stage_string import parse
 from tests.planner.processes import until
+from tests.policy.maddpg.cases import network
 from tests.replan.drifting import CLASS, OPERATORS_US, DriftingDevice, InlinePool, planned
 from tests.store.helpers import NANO
 from tests.store.test_checkpoints import PROVENANCE
@@ -181,3 +190,37 @@ def test_why_a_trained_policy_had_no_say_is_kept_with_a_plan_that_was_pushed_and
     world.pushed(replan)
     again = world.answered(structs.replace(alarm, number=alarm.number + 1, cause="variance", plan=None))
     assert "not a checkpoint of maddpg" in again.remark
+
+
+def test_a_schedule_that_a_policy_lacked_is_searched_for_meanwhile_and_there_for_the_next_proposal(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. The policy fits what runs, and has no schedules. 2. One is made at once for the plan that it wants.
+    3. A longer search is kept, under the costs that hold for the device. 4. The next proposal takes it up."""
+    monkeypatch.setattr(learned, "SEARCH_S", 0.0)
+    space = Space.of(world.first, CLASS)
+    world.policy(encode(Checkpoint(space, network(space))))
+    world.device.serve(60)
+    world.device.clock = 0.5
+    alarm = world.device.serve(60)
+    assert alarm is not None
+    replan = world.answered(alarm)
+    assert "policy" not in replan.remark
+    key = world.store.calibration(NANO).costs_key
+    block = combined_digest([(world.device.artifact, 0, len(OPERATORS_US))])
+    assert until(lambda: world.store.kept_schedule(key, 1, block, SEARCHED) is not None)
+    kept = world.store.kept_schedule(key, 1, block, SEARCHED)
+    seen = observe(world.store, NANO, replan.replan, SystemClock().wall_us())
+    assert kept in seen.schedules[block, 1]
+    policy = LearnedPolicy()
+    assert policy.missing(seen) == ()
+    (proposal,) = [one for one in policy.at_once(seen) if one.how is How.LEARNED]
+    schedule = parse(kept or "")
+    costs = seen.costs.for_members(parts_of(proposal.plan, world.device.graphs))
+    assert costs.schedule_s(proposal.plan.combined[0].schedule) <= costs.schedule_s(schedule)  # type: ignore[arg-type]
+
+
+def parts_of(plan: Plan, graphs: Mapping[Digest, Graph]) -> list[MemberOf]:
+    bound = bind(plan, graphs)
+    models = [(bound.models[member.model], member.block) for member in bound.combined[0].members]
+    return [(model.plan.artifact, model.graph, model.blocks[block]) for model, block in models]
