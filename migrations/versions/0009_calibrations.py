@@ -1,4 +1,4 @@
-"""Costs that are a device's own since it drifted from those of its class; what re-plans remark."""
+"""Costs that are a device's own since it drifted; what re-plans remark; whether they attach policies."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -26,3 +26,7 @@ def upgrade() -> None:
         table.add_column(sa.Column("remark", sa.Text(), nullable=False, server_default=""))
     with op.batch_alter_table("replans") as table:
         table.alter_column("remark", server_default=None)
+    with op.batch_alter_table("replan_settings") as table:
+        table.add_column(sa.Column("attach", sa.Boolean(), nullable=False, server_default=sa.true()))
+    with op.batch_alter_table("replan_settings") as table:
+        table.alter_column("attach", server_default=None)

@@ -158,6 +158,14 @@ def replan(
     budget: Annotated[
         float | None, typer.Option("--budget", metavar="S", help="Seconds for the searches of one re-plan.")
     ] = None,
+    attach: Annotated[
+        bool | None,
+        typer.Option(
+            "--attach/--no-attach",
+            help="Whether re-plans send the trained policy along that fits their plan, for the device to "
+            "plan with alone. `stageloom policy attach` turns it off.",
+        ),
+    ] = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -174,17 +182,18 @@ def replan(
             scheduler=scheduler,
             members_max=members_max,
             budget_s=budget,
+            attach=attach,
         )
     )
     reply = ask(data_dir_of(data_dir), request, admin.DeviceReplanReply)
     if json:
-        emit_json(
-            {name: getattr(reply, name) for name in ("enabled", "scheduler", "members_max", "budget_s")}
-        )
+        names = ("enabled", "scheduler", "members_max", "budget_s", "attach")
+        emit_json({name: getattr(reply, name) for name in names})
         return
     emit(
         f"re-planning {device} is {'on' if reply.enabled else 'off'}: {reply.scheduler}, up to "
-        f"{reply.members_max} blocks combined, {reply.budget_s:g} s to search"
+        f"{reply.members_max} blocks combined, {reply.budget_s:g} s to search; trained policies that fit are "
+        f"{'sent along' if reply.attach else 'not sent along'}"
     )
 
 

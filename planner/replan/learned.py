@@ -13,6 +13,7 @@ from planner.replan.observation import Observation
 from planner.replan.policy import How, PlainPolicy, Policy, Proposal
 from planner.replan.predict import step_s
 from shared.bound import bind
+from shared.digest import digest_bytes
 from shared.errors import StageloomError
 from shared.ids import Digest
 from shared.legality import violations
@@ -71,9 +72,22 @@ class LearnedPolicy:
         """See `Policy`."""
         return self._plain.after(seen, found)
 
+    def fitting(self, seen: Observation, plan: Plan) -> Digest | None:
+        """See `Policy`: the one of the observation, if it was trained for just such plans."""
+        if not seen.learned:
+            return None
+        try:
+            space = _decoded(seen.learned).space
+        except StageloomError:
+            return None
+        return digest_bytes([seen.learned]) if not space.refusal(plan, seen.environment) else None
+
     def remark(self, seen: Observation) -> str:
-        """Why the trained policy had no say; empty where it had, or where there is none."""
-        return self._learned(seen).why
+        """That the trained policy proposed a plan, or why it had no say; empty where there is none."""
+        found = self._learned(seen)
+        if found.plan is None:
+            return found.why
+        return f"policy {digest_bytes([seen.learned])[:12]} proposed {found.plan.digest[:12]}"
 
     def missing(self, seen: Observation) -> Sequence[BlockJob]:
         """See `Policy`."""

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from planner.replan.observation import Observation
 from planner.replan.predict import keeps_up
+from shared.ids import Digest
 from shared.plan import ModelPlan, Plan
 from shared.policy.plain import plain_replan
 from shared.search.block_job import BlockJob
@@ -53,6 +54,10 @@ class Policy(Protocol):
 
     def missing(self, seen: Observation) -> Sequence[BlockJob]:
         """Combined blocks that a better schedule should be looked for, in time for the next re-plan."""
+        ...
+
+    def fitting(self, seen: Observation, plan: Plan) -> Digest | None:
+        """The trained policy with which the device could plan alone once it runs this plan."""
         ...
 
     def remark(self, seen: Observation) -> str:
@@ -116,6 +121,10 @@ class PlainPolicy:
     def missing(self, seen: Observation) -> Sequence[BlockJob]:
         """None."""
         return ()
+
+    def fitting(self, seen: Observation, plan: Plan) -> Digest | None:
+        """None."""
+        return None
 
     def remark(self, seen: Observation) -> str:
         """Nothing."""

@@ -195,6 +195,7 @@ class Replanner:
             how=proposal.how.value,
             predicted=decision.predicted,
             remark=remark,
+            policy=self._policy.fitting(seen, proposal.plan),
         )
         desired = self._store.push_replan(
             seen.device,

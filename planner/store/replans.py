@@ -99,7 +99,11 @@ def settings_of(row: Any) -> ReplanSettings:
     if row.enabled is None:
         return ReplanSettings()
     return ReplanSettings(
-        enabled=row.enabled, scheduler=row.scheduler, members_max=row.members_max, budget_s=row.budget_s
+        enabled=row.enabled,
+        scheduler=row.scheduler,
+        members_max=row.members_max,
+        budget_s=row.budget_s,
+        attach=row.attach,
     )
 
 

@@ -6,6 +6,7 @@ any thread. What may be read, with or without a running planner, is `planner.sto
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 from sqlalchemy import select
@@ -278,6 +279,8 @@ class Store(ReadStore):
     def attach_policy(self, device: DeviceId, policy: str) -> Desired:
         """Have a device plan alone with a policy from its next generation on; empty: with none.
 
+        From then on re-plans leave that alone (`ReplanSettings.attach`).
+
         Raises:
             InputError: there is no such device or policy, or the device is revoked.
         """
@@ -286,8 +289,11 @@ class Store(ReadStore):
         def work(session: Session) -> Desired:
             row = session.get(DeviceRow, device)
             found = checkpoints.named(session, policy, row.device_class if row else "") if policy else ""
-            one = Push(device=device, plan=None, decided_by="operator", policy=found)
-            return desired.push(session, one, now_us)
+            now = desired.push(
+                session, Push(device=device, plan=None, decided_by="operator", policy=found), now_us
+            )
+            replans.set_settings(session, device, replace(replans.settings(session, device), attach=False))
+            return now
 
         return self.writer.run(work)
 
@@ -441,7 +447,10 @@ class Store(ReadStore):
             if desired.newest(session, device) != above or not replans.undecided(session, replan):
                 return None
             name = plans.named(session, plan, scheduler, now_us)
-            now = desired.push(session, Push(device=device, plan=name, decided_by="replan"), now_us)
+            given = note.policy if replans.settings(session, device).attach else None
+            policy = given if desired.may_plan(session, device) else None
+            one = Push(device=device, plan=name, decided_by="replan", policy=policy)
+            now = desired.push(session, one, now_us)
             replans.pushed(
                 session,
                 replan,

@@ -252,6 +252,7 @@ class DeviceReplanRequest(Message, frozen=True, kw_only=True, tag="device_replan
     scheduler: Name | None = None
     members_max: Annotated[int, Meta(ge=1, le=64)] | None = None
     budget_s: Annotated[float, Meta(gt=0.0, le=3600.0)] | None = None
+    attach: bool | None = None
 
 
 class DeviceReplanReply(Message, frozen=True, kw_only=True, tag="device_replan_reply"):
@@ -261,6 +262,7 @@ class DeviceReplanReply(Message, frozen=True, kw_only=True, tag="device_replan_r
     scheduler: Name
     members_max: SmallCount
     budget_s: Seconds
+    attach: bool = True
 
 
 class ModelAddRequest(Message, frozen=True, kw_only=True, tag="model_add_request"):

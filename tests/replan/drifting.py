@@ -85,6 +85,7 @@ class DriftingDevice:
         self.store, self.idle = store, idle
         self.clock = 1.0  # over its full one
         self.traced = True
+        self.environment = CLASS
         self.noise = 0.0  # of one second's mean, relatively
         self.rng = random.Random(seed)
         self.drift, self.alarms, self.box = Drift(), Alarms(), AlarmBox(BOOT)
@@ -163,14 +164,15 @@ class DriftingDevice:
 
     def _glance(self, at_s: float) -> Alarm | None:
         queue = QueueGlance("branches", int(30 * at_s), 0, 0.0, 1, 0)
-        ratio = self.drift.ratio
-        fired = self.alarms.glance(Glance(at_s, 1, None, (queue,)), {}, held=False, drift=ratio)
+        ratio, mode = self.drift.ratio, self.environment
+        glance = Glance(at_s, 1, None, (queue,))
+        fired = self.alarms.glance(glance, {}, held=False, drift=ratio, power_mode=mode)
         if fired is None:
             return None
         if self.alarms.told_of(ratio):
             self.drift.answered()
         running = RunnablePlan(PlanRef(self.plan.digest, Origin.PLANNER), self.plan.wire, ())
-        self.box.take(alarm_raised(fired, running, self._at_us()), CLASS)
+        self.box.take(alarm_raised(fired, running, self._at_us()), self.environment)
         alarm = self.box.due(at_s, 1.0)
         assert alarm is not None
         self.box.acknowledged(AlarmAck(boot=BOOT, number=alarm.number))
@@ -205,7 +207,7 @@ class DriftingDevice:
     def profile(self, request: int = 1000) -> None:
         """The operators, at today's clock."""
         times = tuple(OperatorTiming(op, self.operator_us(op), 1.0, 9) for op in range(len(OPERATORS_US)))
-        self.sends(ProfileResult(request, self.artifact, 1, CLASS, times, True))
+        self.sends(ProfileResult(request, self.artifact, 1, self.environment, times, True))
 
     def profile_stages(self, plan: Plan, request: int = 1001) -> None:
         """The stages of a plan that the store knows."""
@@ -214,7 +216,8 @@ class DriftingDevice:
         times = tuple(
             StageTiming(first, us, 1.0, 9, end - first) for (first, us), end in zip(stages, ends, strict=True)
         )
-        self.sends(StageProfileResult(request, plan.digest, 0, CLASS, times, self.step_us(plan), True))
+        step_us, where = self.step_us(plan), self.environment
+        self.sends(StageProfileResult(request, plan.digest, 0, where, times, step_us, True))
         self.drift.profiled(plan.digest, 1, {0: self.step_us(plan)})
 
     def committed(self, desired: tuple[int, int], plan: Plan) -> None:

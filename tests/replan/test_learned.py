@@ -10,6 +10,7 @@ from planner.replan.learned import LearnedPolicy
 from planner.replan.observation import Observation
 from planner.replan.policy import How, PlainPolicy
 from planner.replan.predict import predict
+from shared.digest import digest_bytes
 from shared.legality import violations
 from shared.messages.control import AlarmSample
 from shared.plan import Member, Plan
@@ -62,7 +63,8 @@ def test_a_policy_that_fits_proposes_its_plan_beside_the_plain_ones() -> None:
     assert (made.how, made.scheduler) == (How.LEARNED, "maddpg")
     assert [block.members for block in made.plan.combined] == [block.members for block in says.combined]
     assert made.plan.models == says.models
-    assert LearnedPolicy().remark(now) == ""
+    said = LearnedPolicy().remark(now)
+    assert said == f"policy {digest_bytes([now.learned])[:12]} proposed {made.plan.digest[:12]}"
     assert LearnedPolicy().searches(now) == PlainPolicy().searches(now)
 
 
@@ -123,6 +125,18 @@ def test_what_nobody_has_a_schedule_of_is_named_for_a_longer_search_which_finds_
         better = run_block_search(job, iter(range(1000)).__next__)
         assert job.costs.schedule_s(better) <= job.costs.schedule_s(job.first)
         assert violations(better, job.graph) == []
+
+
+def test_a_policy_goes_along_with_plans_that_it_was_trained_for_and_with_no_other() -> None:
+    policy, body = LearnedPolicy(), encode(Checkpoint(SPACE, NETWORK))
+    now = observed(body)
+    assert policy.fitting(now, INCUMBENT) == digest_bytes([body])
+    whole = replace(INCUMBENT, models=tuple(replace(model, cuts=()) for model in INCUMBENT.models))
+    assert policy.fitting(now, whole) is None
+    assert policy.fitting(replace(now, environment="another class"), INCUMBENT) is None
+    assert policy.fitting(observed(b""), INCUMBENT) is None
+    assert policy.fitting(observed(b"nothing"), INCUMBENT) is None
+    assert PlainPolicy().fitting(now, INCUMBENT) is None
 
 
 def stages(plan: Plan) -> int:

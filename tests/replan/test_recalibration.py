@@ -24,7 +24,7 @@ from shared.clock import SystemClock
 from shared.graph import Graph
 from shared.ids import DeviceId, Digest
 from shared.messages.admin import ReplanInfo
-from shared.messages.control import Alarm
+from shared.messages.control import Alarm, ProfileRequest
 from shared.plan import Plan, decode_plan
 from shared.policy.maddpg.checkpoint import Checkpoint, encode
 from shared.policy.maddpg.space import Space
@@ -35,6 +35,8 @@ from tests.policy.maddpg.cases import network
 from tests.replan.drifting import CLASS, OPERATORS_US, DriftingDevice, InlinePool, planned
 from tests.store.helpers import NANO
 from tests.store.test_checkpoints import PROVENANCE
+
+SLOW = f"{CLASS}, 15 W"
 
 
 class World:
@@ -176,6 +178,31 @@ def test_a_busy_device_whose_steps_were_not_traced_is_asked_for_a_profile_and_pl
     world.close()
 
 
+def test_another_power_mode_is_planned_with_costs_of_that_mode(world: World) -> None:
+    """1. The mode changes, and with it the clock: one alarm, which is no drift. 2. Operators were not
+    measured in that mode, so a profile comes first; costs of the old one stay. 3. With what its stages take
+    another plan is better. 4. Back in the old mode its costs hold at once."""
+    device = world.device
+    assert device.serve(60) is None
+    device.clock, device.environment = 0.5, SLOW
+    device.profile_stages(planned(device, "greedy"))
+    alarm = device.serve(60)
+    assert alarm is not None and (alarm.cause, alarm.environment) == ("power_mode", SLOW)
+    replan = world.answered(alarm)
+    assert [type(one) for one in device.asked] == [ProfileRequest]
+    assert world.store.device(NANO).device_class == SLOW and not world.store.calibration(NANO).own
+    assert world.own_us() == [2.0 * us for us in OPERATORS_US]
+    assert world.store.operator_costs(CLASS, device.artifact)[4].median_us == 400.0
+    plan = world.pushed(replan)
+    assert device.step_us(plan) < device.step_us(world.first)
+    device.clock, device.environment = 1.0, CLASS
+    alarm = device.serve(60)
+    assert alarm is not None and alarm.cause == "power_mode"
+    back = world.answered(alarm)
+    assert world.own_us() == list(OPERATORS_US) and len({one.request for one in device.asked}) == 1
+    assert world.pushed(back).structure == world.first.structure
+
+
 def test_why_a_trained_policy_had_no_say_is_kept_with_a_plan_that_was_pushed_and_without_one(
     world: World,
 ) -> None:
@@ -205,7 +232,7 @@ def test_a_schedule_that_a_policy_lacked_is_searched_for_meanwhile_and_there_for
     alarm = world.device.serve(60)
     assert alarm is not None
     replan = world.answered(alarm)
-    assert "policy" not in replan.remark
+    assert "; policy " in replan.remark and " proposed " in replan.remark
     key = world.store.calibration(NANO).costs_key
     block = combined_digest([(world.device.artifact, 0, len(OPERATORS_US))])
     assert until(lambda: world.store.kept_schedule(key, 1, block, SEARCHED) is not None)
