@@ -58,7 +58,10 @@ a failpoint kills its process, and systemd is spoken to and installed into."""
 
 
 CORES_ELSEWHERE = (
+    "planner.costs.drift",
     "planner.dispatch.core",
+    "edge_agent.alarms",
+    "edge_agent.drift",
     "edge_agent.link.core",
     "edge_agent.link.states",
     "edge_agent.link.trials",
