@@ -447,8 +447,8 @@ class Store(ReadStore):
             if desired.newest(session, device) != above or not replans.undecided(session, replan):
                 return None
             name = plans.named(session, plan, scheduler, now_us)
-            given = note.policy if replans.settings(session, device).attach else None
-            policy = given if desired.may_plan(session, device) else None
+            wanted = note.policy is not None and replans.settings(session, device).attach
+            policy = note.policy if wanted and desired.may_plan(session, device) else None
             one = Push(device=device, plan=name, decided_by="replan", policy=policy)
             now = desired.push(session, one, now_us)
             replans.pushed(
