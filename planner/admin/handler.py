@@ -187,7 +187,8 @@ class AdminHandler:
         graphs = {model.artifact: self._store.graph(model.artifact) for model in plan.models}
         device_class = "" if request.device is None else self._store.device(request.device).device_class
         if request.device is not None:
-            self._store.keep_schedules(device_class, scheduler_key(request), found_schedules(plan, graphs))
+            key = self._store.calibration(request.device).costs_key
+            self._store.keep_schedules(key, scheduler_key(request), found_schedules(plan, graphs))
         row = considered(
             plan,
             Verdict.FOUND,
