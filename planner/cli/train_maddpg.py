@@ -125,7 +125,7 @@ def maddpg(
         run = _Run(found, settings, seed, budget_s, workers or default_workers(), ray_address, output)
         progress(f"twin: {found.times}; arrivals: {found.arrivals}; {run.about['blocks']} blocks")
         trained = run.train()
-        digest, plan = _keep(store.database, found, trained)
+        digest, plan = _keep(store.database, trained)
     finally:
         store.close()
     if output is not None:
@@ -216,37 +216,14 @@ class _Run:
             pool.close()
 
 
-def _keep(database: "Database", found: "StoredProblem", trained: "Trained") -> tuple[str, str]:
+def _keep(database: "Database", trained: "Trained") -> tuple[str, str]:
     """The policy's digest and the best plan's name, both in the store."""
-    from planner.store import checkpoints, plans
-    from shared.policy.maddpg.checkpoint import decode
+    from planner.cli.kept_policy import keep_policy
+    from planner.store import plans
 
-    now_us = time.time_ns() // 1000
-    provenance = decode(trained.checkpoint).provenance
-    template = found.problem.template
-    digest = checkpoints.keep(
-        database,
-        trained.checkpoint,
-        policy="maddpg",
-        device_class=found.problem.space.device_class,
-        provenance={
-            **provenance,
-            "models": {model.artifact: model.name for model in template.models},
-            "steps": trained.transitions,
-            "validation_ratio": _ratio(trained),
-        },
-        curves=[one.plain() for one in trained.history],
-        now_us=now_us,
-    )
-    return digest, plans.keep(database, trained.plan, scheduler="maddpg", now_us=now_us)
-
-
-def _ratio(trained: "Trained") -> float:
-    """What a task costs under the policy, over what it costs with every block alone."""
-    alone = rival_rows(trained.seed_rows).get("sequential")
-    if alone is None or not trained.policy_row.throughput_per_s > 0.0:
-        return 1.0
-    return alone.throughput_per_s / trained.policy_row.throughput_per_s
+    digest = keep_policy(database, trained.checkpoint, [one.plain() for one in trained.history])
+    kept = plans.keep(database, trained.plan, scheduler="maddpg", now_us=time.time_ns() // 1000)
+    return digest, kept
 
 
 def _write(output: Path, trained: "Trained") -> None:

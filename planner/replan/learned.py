@@ -12,6 +12,7 @@ from planner.replan.observation import Observation
 from planner.replan.policy import How, PlainPolicy, Policy, Proposal
 from shared.bound import bind
 from shared.errors import StageloomError
+from shared.messages.admin import Proposer
 from shared.plan import CombinedBlock, Member, Plan
 from shared.schedule import Schedule
 from shared.search.beam import beam
@@ -27,31 +28,47 @@ _AT_ONCE: Final = Budget(expansions=200)
 
 
 class LearnedPolicy:
-    """The plain policy, and where a trained one is for what runs on the device, that one's plan as well."""
+    """The plain policy, and where a trained one is for what runs on the device, that one's plan as well.
+
+    A device's settings may ask for the trained one alone (its plan is then there at once, nothing is searched
+    for) or for the plain one alone.
+    """
 
     def __init__(self, plain: Policy | None = None) -> None:
         self._plain = plain or PlainPolicy()
 
     def at_once(self, seen: Observation) -> Sequence[Proposal]:
         """See `Policy`. A combined block that the policy has no schedule of is scheduled by a small beam."""
-        proposals = self._plain.at_once(seen)
-        found = learned_plan(seen)
-        if isinstance(found, Plan):
-            return [*proposals, Proposal(found, How.LEARNED, SCHEDULER)]
-        return proposals
+        found = _asked(seen)
+        if not isinstance(found, Plan):
+            return self._plain.at_once(seen)
+        learned = Proposal(found, How.LEARNED, SCHEDULER)
+        return [learned] if _alone(seen) else [*self._plain.at_once(seen), learned]
 
     def searches(self, seen: Observation) -> Sequence[SearchJob]:
         """See `Policy`."""
-        return self._plain.searches(seen)
+        return () if _alone(seen) and isinstance(_asked(seen), Plan) else self._plain.searches(seen)
 
     def after(self, seen: Observation, found: Sequence[tuple[SearchJob, Plan]]) -> Sequence[Proposal]:
         """See `Policy`."""
         return self._plain.after(seen, found)
 
     def remark(self, seen: Observation) -> str:
-        """Why the trained policy had no say; empty where it had, or where there is none."""
-        found = learned_plan(seen)
+        """Why the trained policy had no say; empty where it had, or where there is none or none was asked."""
+        found = _asked(seen)
         return "" if isinstance(found, Plan) else found
+
+
+def _alone(seen: Observation) -> bool:
+    return seen.settings.proposer is Proposer.LEARNED
+
+
+def _asked(seen: Observation) -> Plan | str:
+    """As `learned_plan`, if the settings ask for it."""
+    if seen.settings.proposer is Proposer.PLAIN:
+        return ""
+    found = learned_plan(seen)
+    return found or ("there is no trained policy" if _alone(seen) else "")
 
 
 def learned_plan(seen: Observation) -> Plan | str:

@@ -16,7 +16,7 @@ from typing import Final
 from planner.admin.fleet import Fleet
 from planner.cluster.interface import SearchPool
 from planner.cluster.run import search
-from planner.replan.decide import Decision, decide, proven_at_once
+from planner.replan.decide import Decision, decide, without_search
 from planner.replan.learned import LearnedPolicy
 from planner.replan.observation import Observation
 from planner.replan.observing import observe, without_costs
@@ -96,7 +96,7 @@ class Replanner:
 
     def _fast(self, device: DeviceId, replan: int) -> None:
         seen = observe(self._store, device, replan, self._clock.wall_us())
-        decision = proven_at_once(seen, self._policy.at_once(seen))
+        decision = without_search(seen, self._policy.at_once(seen))
         if decision is not None:
             self._carry_out(seen, replan, decision)
         else:

@@ -42,6 +42,7 @@ _BEGUN: Final = (
         ReplanSettingRow.scheduler,
         ReplanSettingRow.members_max,
         ReplanSettingRow.budget_s,
+        ReplanSettingRow.proposer,
     )
     .select_from(ReplanRow)
     .join(

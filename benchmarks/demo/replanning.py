@@ -1,0 +1,91 @@
+"""One burst after another, each answered by another proposer from the same first plan."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from benchmarks.demo.clients import Clients
+from benchmarks.demo.comparison import NAMES
+from benchmarks.demo.processes import DemoFailed
+from planner.store.reading import ReadStore
+from shared.ids import DeviceId
+from shared.messages.admin import ReplanInfo
+from shared.messages.control import DeviceState
+
+CALM_S: Final = 3.0  # before a burst: the trigger is armed, and has samples of the usual load
+BURST_S: Final = 4.0
+ALARM_WITHIN_S: Final = 15.0
+
+
+class Replanning:
+    """`answer` for each proposer, `run_again` between them."""
+
+    def __init__(
+        self,
+        device: str,
+        planner: Callable[..., Any],
+        clients: Clients,
+        store: ReadStore,
+        say: Callable[[str], None],
+        *,
+        patience_s: float,
+    ) -> None:
+        self._device = DeviceId(device)
+        self._planner = planner
+        self._clients = clients
+        self._store = store  # looked at between commands: a process a second would disturb what is measured
+        self._say = say
+        self._patience_s = patience_s
+
+    def answer(self, proposer: str, model: str, rate_per_s: float, *, search_s: float = 10.0) -> int:
+        """Cause a burst of one model, and wait for what one proposer's re-plan comes to; its number.
+
+        Raises:
+            DemoFailed: no queue diverged, or the device never decided.
+        """
+        self._clients.pause(CALM_S)
+        how = ("--on", "--proposer", proposer, "--budget", f"{search_s:g}")
+        self._planner("device", "replan", self._device, *how)
+        before = max((one.replan for one in self._replans()), default=0)
+        self._say(f"a burst of {model}, {rate_per_s:.0f}/s for {BURST_S:g} s; {NAMES[proposer]} is asked")
+        self._clients.burst(model, rate_per_s, BURST_S)
+
+        def begun() -> ReplanInfo | None:
+            return min(
+                (one for one in self._replans() if one.replan > before),
+                key=lambda one: one.replan,
+                default=None,
+            )
+
+        try:
+            self._clients.watch("a queue to diverge", lambda: begun() is not None, ALARM_WITHIN_S)
+        except DemoFailed as error:
+            raise DemoFailed("the burst made no queue diverge enough for a re-plan") from error
+        self._clients.watch("the re-plan to be decided", lambda: _decided(begun()), self._patience_s)
+        self._planner("device", "replan", self._device, "--off")
+        found = begun()
+        assert found is not None
+        ratio = "" if found.ratio is None else f", ratio {found.ratio:.3f}"
+        self._say(f"{NAMES[proposer]}: {found.outcome.replace('_', ' ')}{ratio} {found.reason}".strip())
+        return found.replan
+
+    def run_again(self, plan: str) -> None:
+        """Have the device run this plan, if it does not: the next answer begins where the last did."""
+        digest = self._store.plan(plan).digest
+        if self._store.device(self._device).report.active == digest:
+            return
+        self._say(f"the device runs {plan} again")
+        self._planner("plan", "push", self._device, plan, "--now")
+
+        def committed() -> bool:
+            report = self._store.device(self._device).report
+            return report.active == digest and report.state is DeviceState.COMMITTED
+
+        self._clients.watch(f"{plan} to run again", committed, self._patience_s)
+
+    def _replans(self) -> list[ReplanInfo]:
+        return list(self._store.replans(self._device, limit=20))
+
+
+def _decided(replan: ReplanInfo | None) -> bool:
+    """It has its outcome, and the row with the trial's figures has come, too."""
+    return replan is not None and replan.outcome != "pending" and replan.trigger_to_decision_ms is not None
