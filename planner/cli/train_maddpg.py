@@ -11,6 +11,7 @@ from planner.cli.choices import model_choice
 from planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of, parse_duration, parse_rate
 from planner.cli.output import emit, emit_json, progress
 from planner.cli.training_view import TrainingView, rival_rows, worth
+from shared.errors import InputError
 
 if TYPE_CHECKING:
     from planner.learning.maddpg.settings import Settings
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from planner.store.reading import ReadStore
 
 LOCAL = "local"
+_WIDEST = 1 << 14
 
 
 def maddpg(
@@ -68,6 +70,9 @@ def maddpg(
     seed: Annotated[
         int, typer.Option(min=0, max=10_000, help="With one worker, equal seeds give equal policies.")
     ] = 0,
+    actors: Annotated[
+        str, typer.Option("--actors", metavar="H1,H2", help="Hidden units; fewer make a smaller policy.")
+    ] = "500,128",
     workers: Annotated[
         int | None,
         typer.Option(min=1, max=1024, help="Rollout actors. Default: one less than there are cores."),
@@ -104,7 +109,7 @@ def maddpg(
     from planner.store.reading import ReadStore
     from shared.ids import DeviceId
 
-    budget_s = parse_duration(budget, "--budget")
+    budget_s, hidden = parse_duration(budget, "--budget"), _hidden(actors)
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     try:
         choices = tuple(model_choice(text, partition=partition) for text in model or ())
@@ -120,7 +125,9 @@ def maddpg(
         )
         found = stored_problem(store, wanted)
         settings = Settings(
-            transitions=transitions, learn_from=min(Settings().learn_from, max(transitions // 2, 1))
+            transitions=transitions,
+            learn_from=min(Settings().learn_from, max(transitions // 2, 1)),
+            actors=hidden,
         )
         run = _Run(found, settings, seed, budget_s, workers or default_workers(), ray_address, output)
         progress(f"twin: {found.times}; arrivals: {found.arrivals}; {run.about['blocks']} blocks")
@@ -129,13 +136,23 @@ def maddpg(
     finally:
         store.close()
     if output is not None:
-        _write(output, trained)
+        _write(output, trained, found)
     _tell(device, digest, plan, trained, found, json=json)
 
 
 def default_workers() -> int:
     """One core is the learner's."""
     return max((os.cpu_count() or 1) - 1, 1)
+
+
+def _hidden(text: str) -> tuple[int, int]:
+    try:
+        first, second = (int(part) for part in text.split(","))
+        if not 1 <= min(first, second) <= max(first, second) <= _WIDEST:
+            raise ValueError
+    except ValueError as error:
+        raise InputError(f"--actors {text!r} is no pair of widths", remedy="write it like 64,32") from error
+    return first, second
 
 
 def _names(store: "ReadStore", *, wanted: tuple[Any, ...], device: str) -> list[str]:
@@ -226,12 +243,15 @@ def _keep(database: "Database", trained: "Trained") -> tuple[str, str]:
     return digest, kept
 
 
-def _write(output: Path, trained: "Trained") -> None:
+def _write(output: Path, trained: "Trained", found: "StoredProblem") -> None:
     import json as json_text
+
+    from planner.twin.device_file import device_toml
 
     curves = json_text.dumps([one.plain() for one in trained.history], indent=1)
     (output / "curves.json").write_text(curves + "\n", encoding="utf-8")
     (output / "maddpg.checkpoint").write_bytes(trained.checkpoint)
+    (output / "twin.toml").write_text(device_toml(found.device), encoding="utf-8")
 
 
 def _tell(

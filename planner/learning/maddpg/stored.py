@@ -9,7 +9,7 @@ from planner.learning.maddpg.problem import Problem
 from planner.learning.maddpg.twins import TwinDevices
 from planner.store.reading import ReadStore
 from planner.twin.arrivals import Poisson
-from planner.twin.device_file import load_device
+from planner.twin.device_file import DeviceFile, load_device
 from planner.twin.replay import recorded_arrivals
 from planner.twin.stored import stored_times
 from shared.bound import bind
@@ -40,9 +40,10 @@ class Wanted:
 
 @dataclass(frozen=True)
 class StoredProblem:
-    """A problem, and in words where its times and arrivals are from."""
+    """A problem, its twin's device file, and in words where its times and arrivals are from."""
 
     problem: Problem
+    device: DeviceFile
     times: str
     arrivals: str
 
@@ -84,7 +85,7 @@ def stored_problem(store: ReadStore, wanted: Wanted) -> StoredProblem:
     )
     words = ", ".join(f"{name} {rates[name]:.4g}/s" for name in names)
     where = "given" if wanted.rates_per_s is not None else f"counted in the last {wanted.last_s:g} s"
-    return StoredProblem(problem, source, f"{words} ({where})")
+    return StoredProblem(problem, times.device, source, f"{words} ({where})")
 
 
 def _template(store: ReadStore, wanted: Wanted) -> Plan:
