@@ -13,7 +13,7 @@ from shared.messages.control import DeviceState
 
 CALM_S: Final = 3.0  # before a burst: the trigger is armed, and has samples of the usual load
 BURST_S: Final = 4.0
-ALARM_WITHIN_S: Final = 15.0
+ALARM_WITHIN_S: Final = 45.0  # its client takes a while to start, and alarms have a cool-down
 
 
 class Replanning:

@@ -162,7 +162,7 @@ def _replans(run: Run, plans: Mapping[str, Plan]) -> list[dict[str, Any]]:
 
 
 def _structure(plans: Mapping[str, Plan], digest: str | None) -> str | None:
-    return plans[digest].structure if digest in plans else None
+    return plans[digest].structure if digest is not None and digest in plans else None
 
 
 def _proposed_ms(run: Run, entry: Mapping[str, Any]) -> float | None:
@@ -170,7 +170,7 @@ def _proposed_ms(run: Run, entry: Mapping[str, Any]) -> float | None:
     looked_at = run.considered[entry["replan"]]
     if entry["digest"] is None or not looked_at:
         return None
-    return round((looked_at[0].at_us - entry["at_us"]) / 1e3, 3)
+    return round((looked_at[0].at_us - int(entry["at_us"])) / 1e3, 3)
 
 
 def _policy(run: Run) -> dict[str, Any]:

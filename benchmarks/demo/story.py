@@ -193,7 +193,11 @@ class _Story:
         return service_s
 
     def profile(self) -> None:
-        """Time every operator on the device while its queues are empty, then stages of several groups."""
+        """Time every operator on the device while its queues are empty, then stages of several groups.
+
+        Until its first burst the device is not re-planned, whatever alarms it raises.
+        """
+        self.planner("device", "replan", DEVICE, "--off")
         self.say("profiling operators on the device")
         self.planner("device", "profile", DEVICE, *(w for m in MODELS for w in ("--model", m)), "--wait")
         self.say("measuring stages that run operators of several models side by side")

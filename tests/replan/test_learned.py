@@ -128,7 +128,7 @@ def test_asked_alone_its_plan_is_there_without_a_search_however_little_is_expect
     for one in (now, replace(now, costs=slow)):
         decision = without_search(one, LearnedPolicy().at_once(one))
         assert decision is not None and decision.proposal == made
-    assert decision.predicted is not None and decision.predicted > 2.0
+    assert decision is not None and decision.predicted is not None and decision.predicted > 2.0
     among_others = replace(now, costs=slow, settings=ReplanSettings())
     rows = decide(among_others, LearnedPolicy().at_once(among_others)).considered
     assert {one.verdict for one in rows if one.how == "learned"} == {Verdict.WORSE}
