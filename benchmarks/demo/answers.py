@@ -13,7 +13,7 @@ def answers(report: Mapping[str, Any]) -> str:
     """Both answers to the same burst side by side, their trials, and the verdict in words."""
     asked = {entry["proposer"]: entry for entry in report["replans"] if entry["proposer"]}
     rows = [_row(asked[name], name) for name in (LEARNED, PLAIN) if name in asked]
-    head = ["asked", "plan", "plan after", "predicted cost", "measured in the trial", "pairs", "outcome"]
+    head = ["asked", "plan", "after", "predicted cost", "measured in its trial", "outcome"]
     return (
         f'<p class="verdict">{escape(_verdict(report))}</p>'
         + _chart(report, asked)
@@ -51,7 +51,6 @@ def _row(entry: Mapping[str, Any], name: str) -> list[str]:
         "-" if proposed is None else f"{proposed / 1000:.2f} s",
         "-" if entry["predicted"] is None else f"{entry['predicted']:.3f}",
         ratio_text(entry),
-        str(entry["pairs"]),
         escape(entry["outcome"].replace("_", " ")),
     ]
 

@@ -43,7 +43,7 @@ def compare(learned: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, A
     mine, its = ratios[LEARNED], ratios[PLAIN]
     over = mine.over(its) if mine is not None and its is not None else None
     winner = _winner(kept, over)
-    said = f"{_answer(LEARNED, learned)} {_answer(PLAIN, plain)} {_verdict(winner, kept, over)}"
+    said = f"{_verdict(winner, kept, over)} {_answer(LEARNED, learned)} {_answer(PLAIN, plain)}"
     return {
         "winner": winner,
         "ratio": None if over is None else over.value,
@@ -81,9 +81,10 @@ def _answer(name: str, replan: Mapping[str, Any]) -> str:
     if replan["same_structure"]:
         return f"{who} changed launch intervals alone: {outcome}, and nothing that a trial compares."
     ratio = _ratio(replan)
-    measured = "nothing was measured" if ratio is None else f"{ratio} of the plan that ran"
-    reason = f", {replan['reason']}" if replan["reason"] else ""
-    return f"{who}'s plan: {outcome}, {measured}{reason}."
+    measured = "nothing was measured" if ratio is None else f"{ratio} times as good as the plan that ran"
+    pairs = f" over {replan['pairs']} pairs of windows" if replan["pairs"] else ""
+    reason = f": {replan['reason']}" if replan["reason"] else ""
+    return f"{who}'s plan: {measured}{pairs}, {outcome}{reason}."
 
 
 def _verdict(winner: str, kept: Mapping[str, bool], over: Ratio | None) -> str:

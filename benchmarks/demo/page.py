@@ -164,10 +164,11 @@ def _variance(report: Mapping[str, Any]) -> str:
 def _replans(replans: Sequence[Mapping[str, Any]]) -> str:
     reasons = "".join(f'<p class="soft">{r["at_s"]:.1f} s: {escape(r["reason"])}</p>' for r in replans)
     below = table(
-        ["at", "trigger", "value", "threshold", "outcome", "ratio", "decided after", "active after"],
+        ["at", "asked", "trigger", "value", "threshold", "outcome", "ratio", "decided after", "active after"],
         [
             [
                 f"{r['at_s']:.1f} s",
+                escape(r["proposer"]),
                 escape(r["trigger"].replace("_", " ")),
                 f"{r['value']:.3g}",
                 f"{r['threshold']:.3g}",
