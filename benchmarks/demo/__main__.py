@@ -17,7 +17,7 @@ from benchmarks.demo.processes import DemoFailed
 from benchmarks.demo.story import Options, tell
 from shared.errors import ExitCode, StageloomError
 
-QUICK = {"search_s": 3.0, "trial_s": 15.0}
+QUICK = {"search_s": 3.0, "trial_s": 20.0}
 
 
 def main() -> int:

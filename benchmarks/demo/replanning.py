@@ -1,6 +1,6 @@
 """One burst after another, each answered by another proposer from the same first plan."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from benchmarks.demo.clients import Clients
@@ -70,20 +70,32 @@ class Replanning:
 
     def run_again(self, plan: str) -> None:
         """Have the device run this plan, if it does not: the next answer begins where the last did."""
-        digest = self._store.plan(plan).digest
-        if self._store.device(self._device).report.active == digest:
+        if self._runs(plan):
             return
         self._say(f"the device runs {plan} again")
         self._planner("plan", "push", self._device, plan, "--now")
+        self._clients.watch(f"{plan} to run again", lambda: self._runs(plan), self._patience_s)
 
-        def committed() -> bool:
-            report = self._store.device(self._device).report
-            return report.active == digest and report.state is DeviceState.COMMITTED
+    def run_best(self, answers: Collection[int]) -> None:
+        """Have the device run on with the best of the plans that won their trials there; it is proven."""
+        won = [one for one in self._replans() if one.replan in answers and _won(one)]
+        best = max(won, key=lambda one: one.ratio or 0.0, default=None)
+        if best is None or self._runs(best.plan):
+            return
+        self._say(f"the device runs on with {best.plan}, the best of those that won")
+        self._planner("plan", "push", self._device, best.plan)
+        self._clients.watch(f"{best.plan} to run again", lambda: self._runs(best.plan), self._patience_s)
 
-        self._clients.watch(f"{plan} to run again", committed, self._patience_s)
+    def _runs(self, plan: str) -> bool:
+        report = self._store.device(self._device).report
+        return report.active == self._store.plan(plan).digest and report.state is DeviceState.COMMITTED
 
     def _replans(self) -> list[ReplanInfo]:
         return list(self._store.replans(self._device, limit=20))
+
+
+def _won(replan: ReplanInfo) -> bool:
+    return replan.outcome == "committed" and replan.ratio is not None
 
 
 def _decided(replan: ReplanInfo | None) -> bool:

@@ -33,11 +33,14 @@ WEIGHTS = (1, 2, 4)  # rates of the three clients, before scaling
 FIRST = ("--scheduler", "sequential", "--partition", "paper")
 """The first plan: the papers' blocks, one after another, one step at a time (TOP, section IV)."""
 
-ALIGNED = ("--scheduler", "ios", "--partition", "paper", "--combine", "aligned")
-MEASURE_S = 3.0  # per plan that the search finds
+ALIGNED = ("--scheduler", "greedy", "--partition", "paper", "--combine", "aligned")
+MEASURE_S = 6.0  # for its stages
 BURST_MODEL = "squeezenet"
 BURST_LOAD = 2.0  # of the measured capacity, while a burst lasts: queues grow by a second of work a second
 AFTERWARDS_S = 3.0
+INSTANCE_TIMES = 8.0
+"""A trial's window, in times of the slowest model: two trials of usual windows are more than one watches."""
+
 DEVICE = "demo"
 DEADLINE_S = 2.0
 CALIBRATE_S = 2.0
@@ -142,7 +145,7 @@ class _Story:
         self.say("enrolling the agent with a one-time token")
         token = self.planner("device", "token", DEVICE)["token"]
         self.processes.call("agent-join", AGENT, "join", token)
-        settings = {"trial": {"limit_s": self.options.trial_s}}
+        settings = {"trial": {"limit_s": self.options.trial_s, "instance_times": INSTANCE_TIMES}}
         (self.out / "agent" / "agent.json").write_text(json.dumps(settings))
         agent = self.processes.start("agent", AGENT, "run")
         assert agent.stdout is not None
@@ -251,6 +254,7 @@ class _Story:
             if policy["policy"] is not None:
                 replanning.run_again(first)
                 found[LEARNED] = replanning.answer(LEARNED, *burst)
+                replanning.run_best(found.values())
             self.clients.pause(AFTERWARDS_S)
             return found
         finally:
