@@ -43,12 +43,12 @@ from benchmarks.report import Report, arguments, emit, progress
 from planner.learning.gpg.blocks import Drawing, MemberOf, analytic_costs
 from planner.learning.gpg.settings import Reward, Settings
 from planner.learning.gpg.train import Trained, train
+from planner.twin.device_file import load_device
 from shared.blocks import CombinedGraph, combine, split
 from shared.graph import Graph
 from shared.policy.gpg.checkpoint import decode
 from shared.policy.gpg.choose import LookAhead, acted, drawn, looked_ahead, sampled, schedule_s
 from shared.policy.gpg.network import EncodedBlock, GpgNetwork
-from shared.search.analytic import DEVICES
 from shared.search.beam import best_endings
 from shared.search.costs import CostTable, StageCosts
 from shared.search.endings import TooManyError
@@ -62,6 +62,7 @@ from shared.search.stages import Stages
 HELD_OUT: Final = ("googlenet", "nasnet_large")
 LIMITS: Final = Limits(r=3, s=8)
 DEVICE: Final = "a100"
+CONTENTION: Final = 0.1  # the middle of those that trainings draw (planner.learning.gpg.blocks)
 LEAST_OPERATORS: Final = 5  # smaller blocks leave nothing to choose
 BEAM_EXPANSIONS: Final = (1_000, 4_000, 16_000, 64_000, 256_000, 1_024_000)
 MAIN: Final = Settings(imitation_steps=400, episodes=300)
@@ -110,7 +111,7 @@ class Case:
 
 def cases(models: Mapping[str, Graph], members: int, count: int) -> list[Case]:
     """Blocks drawn with a seed."""
-    table = CostTable(rates=DEVICES[DEVICE])
+    table = CostTable(rates=replace(load_device(DEVICE).rates(), contention=CONTENTION))
     blocks: dict[str, list[MemberOf]] = {}
     for name in HELD_OUT:
         model = models[name]
@@ -161,6 +162,7 @@ def methods(case: Case, networks: Mapping[str, GpgNetwork], number: int) -> dict
         "uniform": lambda stages: drawn(stages, Random(number)),
         "uniform_refined": lambda stages: refined(stages, drawn(stages, Random(number))),
         "sequential_refined": lambda stages: refined(stages, one_by_one),
+        "beam_4k": lambda stages: best_endings(stages, 4_000),  # takes about the time of `gpg`
         "beam_16k": lambda stages: best_endings(stages, 16_000),
         "gpg_actor": lambda stages: acted(encoded("gpg"), stages),
         "gpg_best_of_16": best_of,

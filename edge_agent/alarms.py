@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from edge_agent.link.events import AlarmRaised, RunnablePlan
+from edge_agent.telemetry import row_name
 from edge_agent.worker.messages import Glance, QueueGlance
+from shared.messages.control import AlarmSample, ModelLoad
 from shared.policy.plain import Load
 from shared.policy.queues import TOP_THRESHOLD, Measure, QueueState
 from shared.policy.samples import progress_bits
@@ -20,6 +23,9 @@ _ARRIVALS_S: Final = 2.0
 
 _DEADLINES_S: Final = 60.0
 """How long a deadline is remembered after the last task that had one like it."""
+
+_MODELS: Final = 64  # what an alarm holds
+_BLOCKS: Final = 62  # what a mask holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,3 +155,35 @@ class Alarms:
 
     def _service(self, model: str) -> float:
         return self._service_s.get(model, 0.0)
+
+
+def alarm_raised(fired: Fired, running: RunnablePlan | None, at_us: int) -> AlarmRaised:
+    """Everything the link core needs; `at_us` is the wall clock."""
+    return AlarmRaised(
+        at_us=at_us,
+        cause=fired.firing.cause.value,
+        value=fired.firing.value,
+        threshold=fired.firing.threshold,
+        plan=running.ref.digest if running else None,
+        loads=tuple(
+            ModelLoad(
+                row_name(load.model),
+                load.arrivals_per_s,
+                load.service_s * 1e6,
+                load.queued,
+                round(load.oldest_age_s * 1e6),
+            )
+            for load in fired.loads[:_MODELS]
+        ),
+        samples=tuple(
+            AlarmSample(
+                tuple(_mask(blocks) for blocks in sample.progress[:_MODELS]),
+                tuple(sample.deviation[:_MODELS]),
+            )
+            for sample in fired.firing.samples
+        ),
+    )
+
+
+def _mask(blocks: tuple[int, ...]) -> int:
+    return sum(bit << at for at, bit in enumerate(blocks[:_BLOCKS]))

@@ -2,26 +2,12 @@
 
 import os
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from edge_agent.link import events
 from edge_agent.link.events import RunnablePlan
 from edge_agent.status import LinkStatus
 from shared.messages.telemetry import RowData
-
-Order: TypeAlias = (
-    events.RestorePlan
-    | events.VerifyPlan
-    | events.StagePlan
-    | events.RunTrial
-    | events.TrialRecorded
-    | events.ActivatePlan
-    | events.AbandonPlan
-    | events.UsePolicy
-    | events.RunProfile
-    | events.RunStageProfile
-)
-"""What a link asks of the agent."""
 
 
 class Link(Protocol):
@@ -30,7 +16,7 @@ class Link(Protocol):
     def fileno(self) -> int:
         """Readable when orders wait."""
 
-    def take(self) -> Sequence[Order]:
+    def take(self) -> Sequence[events.Order]:
         """The orders that wait, in order."""
 
     def tell(self, event: events.Event) -> None:
@@ -53,14 +39,14 @@ class NoPlanner:
     """The agent runs one plan that was made here; telemetry has nowhere to go."""
 
     def __init__(self, plan: RunnablePlan) -> None:
-        self._orders: list[Order] = [events.RestorePlan(plan)]
+        self._orders: list[events.Order] = [events.RestorePlan(plan)]
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         os.write(self._write, b"\0")  # the one order there is waits from the start
 
     def fileno(self) -> int:
         return self._read
 
-    def take(self) -> Sequence[Order]:
+    def take(self) -> Sequence[events.Order]:
         os.read(self._read, 1)
         orders, self._orders = self._orders, []
         return orders

@@ -7,8 +7,8 @@ from msgspec import structs
 
 from edge_agent.alarms import Fired
 from edge_agent.background import Background
+from edge_agent.derived_plans import plain_plan
 from edge_agent.link.events import ArtifactGone, PlansMade, RunnablePlan
-from edge_agent.local_plans import plain_plan
 from edge_agent.policy import DAMAGED, PolicyAnswer, PolicyDesk
 from edge_agent.status import PolicyStatus
 from edge_agent.store import ArtifactStore

@@ -14,7 +14,6 @@ from pathlib import Path
 from edge_agent.link import events
 from edge_agent.link.core import LinkCore
 from edge_agent.link.statefile import save_state
-from edge_agent.links import Order
 from edge_agent.status import LinkStatus
 from shared.ids import Digest
 from shared.messages.telemetry import RowData
@@ -31,14 +30,14 @@ class OfflineLink:
         self._core = core
         self._path = path
         self._why = why
-        self._orders: deque[Order] = deque()
+        self._orders: deque[events.Order] = deque()
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._carry_out(core.boot(environment, present, time.monotonic()))
 
     def fileno(self) -> int:
         return self._read
 
-    def take(self) -> Sequence[Order]:
+    def take(self) -> Sequence[events.Order]:
         os.read(self._read, 4096)
         orders = list(self._orders)
         self._orders.clear()
@@ -57,7 +56,7 @@ class OfflineLink:
         report = self._core.report()
         return LinkStatus(
             state="not_joined",
-            detail=self._core.storage_error or self._why,
+            detail=self._core.disk.error or self._why,
             desired=f"{report.epoch}.{report.generation}" if report.state else "",
             desired_state=report.state.value if report.state else "",
             reason=report.reason,

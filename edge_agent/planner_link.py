@@ -22,12 +22,13 @@ from edge_agent.config import AgentConfig
 from edge_agent.device import device_class
 from edge_agent.link import events
 from edge_agent.link.client import ClientConfig, LinkClient
-from edge_agent.link.core import LinkConfig, LinkCore
+from edge_agent.link.config import LinkConfig
+from edge_agent.link.core import LinkCore
 from edge_agent.link.join import join
 from edge_agent.link.membership import Membership, load_membership, save_membership
 from edge_agent.link.sockets import new_keys
 from edge_agent.link.statefile import load_state
-from edge_agent.links import Link, Order
+from edge_agent.links import Link
 from edge_agent.offline_link import OfflineLink
 from edge_agent.status import LinkStatus
 from edge_agent.store import ArtifactStore, sync_directory
@@ -51,12 +52,12 @@ class PlannerLink:
     """The link client's thread, seen from the main loop."""
 
     def __init__(self, config: ClientConfig) -> None:
-        self._orders: SimpleQueue[Order] = SimpleQueue()
+        self._orders: SimpleQueue[events.Order] = SimpleQueue()
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._client = LinkClient(config, on_action=self._order)
         self._client.start()
 
-    def _order(self, order: Order) -> None:
+    def _order(self, order: events.Order) -> None:
         self._orders.put(order)
         try:
             os.write(self._write, b"\0")
@@ -66,9 +67,9 @@ class PlannerLink:
     def fileno(self) -> int:
         return self._read
 
-    def take(self) -> Sequence[Order]:
+    def take(self) -> Sequence[events.Order]:
         os.read(self._read, 4096)
-        orders: list[Order] = []
+        orders: list[events.Order] = []
         while not self._orders.empty():  # nobody else takes from it
             orders.append(self._orders.get_nowait())
         return orders

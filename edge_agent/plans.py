@@ -7,7 +7,10 @@ towards its target: the candidate once it is to be activated, else the incumbent
 the fallback, else nothing. A method returns what to do next.
 """
 
-from edge_agent.candidate import Candidate, Phase
+import itertools
+from random import Random
+
+from edge_agent.candidate import Candidate, ManagerConfig, Phase
 from edge_agent.engine_view import EngineView
 from edge_agent.link import events as link
 from edge_agent.link.events import Attempt, RunnablePlan
@@ -22,7 +25,9 @@ from edge_agent.plan_actions import (
 from edge_agent.plan_facts import PlanFacts
 from edge_agent.probation import Probation, Verdict
 from edge_agent.pursuit import Pursuit
+from edge_agent.supervisor import Supervisor
 from edge_agent.trial_runner import TrialPlans, TrialRunner
+from edge_agent.waiting import WaitingLog
 from edge_agent.worker.messages import Measured, PlanTooLarge
 from shared.engine.steps import Outcome, PlanKey
 from shared.engine.trial import TrialRecord, TrialResult
@@ -33,6 +38,23 @@ from shared.ids import Digest
 
 class PlanManager(Pursuit):
     """All decisions about plans on this device: orders of the link and events of the engine process."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        config: ManagerConfig | None = None,
+        fallback: RunnablePlan | None = None,
+        *,
+        waiting: WaitingLog | None = None,
+        coin: Random | None = None,
+    ) -> None:
+        """`waiting` is filled by the owner; `coin` tosses the order of a trial's windows."""
+        super().__init__(supervisor, fallback, waiting or WaitingLog())
+        self.last_pause_s: float | None = None  # of the last exchange
+        self._config = config or ManagerConfig()
+        self._coin = coin or Random(0)
+        self._windows = itertools.count(1)
+        self._decided: link.TrialDecided | None = None  # the last trial's, until the next attempt
 
     # -- what the link asks for -----------------------------------------------------------------------------
 

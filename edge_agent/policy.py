@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from edge_agent.alarms import Fired
+from edge_agent.derived_plans import decoded, runnable
 from edge_agent.link.events import RunnablePlan
-from edge_agent.local_plans import decoded, runnable
 from edge_agent.status import PolicyStatus
 from shared.digest import digest_bytes
 from shared.errors import StageloomError

@@ -5,10 +5,8 @@ Whatever has happened, `_pursue` gives the orders that are missing; giving them 
 """
 
 import itertools
-from collections.abc import Set
-from random import Random
 
-from edge_agent.candidate import Candidate, ManagerConfig, Phase
+from edge_agent.candidate import Candidate, Phase
 from edge_agent.engine_view import EngineView
 from edge_agent.link import events as link
 from edge_agent.link.events import Attempt, PlanRef, RunnablePlan
@@ -39,32 +37,23 @@ class Pursuit:
     def __init__(
         self,
         supervisor: Supervisor,
-        config: ManagerConfig | None = None,
-        fallback: RunnablePlan | None = None,
-        *,
-        waiting: WaitingLog | None = None,
-        coin: Random | None = None,
+        fallback: RunnablePlan | None,
+        waiting: WaitingLog,
     ) -> None:
-        """`waiting` is filled by the owner; `coin` tosses the order of a trial's windows."""
-        self._config = config or ManagerConfig()
         self._supervisor = supervisor
-        self._waiting = waiting or WaitingLog()
-        self._coin = coin or Random(0)
+        self._waiting = waiting
         self._good: RunnablePlan | None = None
         self._fallback = fallback
         self._adopted: RunnablePlan | None = None  # runs on although its attempt was abandoned
         self._candidate: Candidate | None = None
-        self._decided: link.TrialDecided | None = None  # the last trial's, until the next attempt
         self._engine = EngineView()
         self._keys = itertools.count(1)
-        self._windows = itertools.count(1)
         self._served: Models = {}
         self._checking: set[Digest] = set()
         self._checked: dict[Digest, PlanFacts] = {}
         self._unusable: dict[Digest, str] = {}  # does not check or load
         self._announced: Digest | None = None  # the plan that was last said to run outside of windows
         self._exchanging = False  # one plan gives way before the other is loaded: both do not fit
-        self.last_pause_s: float | None = None  # of the last exchange
 
     # -- what others ask ------------------------------------------------------------------------------------
 
@@ -123,11 +112,6 @@ class Pursuit:
     def needed(self) -> set[Digest]:
         """Artifacts that a plan held here names."""
         return {need.digest for plan in self._held() for need in plan.artifacts}
-
-    @property
-    def checked_plans(self) -> Set[Digest]:
-        """Plans that are known to be sound; what is kept about others can go."""
-        return self._checked.keys()
 
     def _held(self) -> list[RunnablePlan]:
         """Every plan that has a part to play, here or in the engine process."""

@@ -17,7 +17,8 @@ from edge_agent.config import AgentConfig, decode_config
 from edge_agent.home import HomeLock
 from edge_agent.links import Link, NoPlanner
 from edge_agent.loop import READ
-from edge_agent.service import Agent, LinkFactory
+from edge_agent.parts import LinkFactory
+from edge_agent.service import Agent
 from edge_agent.store import ArtifactStore
 from shared.errors import ExitCode, SettingError, StageloomError
 
@@ -68,7 +69,7 @@ def run_agent(config: AgentConfig) -> ExitCode:
 
 def _link_maker(config: AgentConfig) -> LinkFactory:
     if config.models:
-        from edge_agent.local_plan import plan_alone  # the importer's code, for agents without a planner
+        from edge_agent.plan_alone import plan_alone  # the importer's code, for agents without a planner
 
         store = ArtifactStore(config.home_path / "artifacts")
         plan = plan_alone(config, store, _log.info)

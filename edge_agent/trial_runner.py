@@ -26,6 +26,7 @@ from shared.engine.trial import (
     TrialResult,
     TrialSetup,
     Verdict,
+    crowding,
 )
 from shared.engine.windows import Coin, Side, WindowFigures
 
@@ -113,13 +114,9 @@ class TrialRunner:
     def begin(self, now: float) -> list[Action]:
         """Time the models first."""
         self._began_s = now
-        needed_bytes = self.plans.control_bytes + self.plans.candidate_bytes
-        if needed_bytes > self.plans.memory_bytes:
-            reason = (
-                f"both plans need {needed_bytes} bytes, more than the {self.plans.memory_bytes} there are; "
-                "`stageloom plan push --now` takes it without a trial"
-            )
-            return self._end(TrialResult(verdict=Verdict.REFUSED, reason=reason))
+        plans = self.plans
+        if crowded := crowding(plans.control_bytes, plans.candidate_bytes, plans.memory_bytes):
+            return self._end(TrialResult(verdict=Verdict.REFUSED, reason=crowded))
         return [self._measure(now, now + _LOOK_S)]
 
     def again(self) -> list[Action]:

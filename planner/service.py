@@ -21,6 +21,7 @@ from planner.admin.handler import AdminHandler
 from planner.admin.path import socket_path
 from planner.cluster.search_pool import AnytimePool
 from planner.config import PlannerConfig
+from planner.contest.ahead import CompiledAhead
 from planner.dispatch.admin import AdminServer
 from planner.dispatch.core import DispatchConfig
 from planner.dispatch.events import DesiredChanged, Revoked
@@ -156,6 +157,7 @@ class Planner:
             self.admin.start()
             self._undo.append(self.admin.stop)
             self._undo.append(Housekeeper(self.store, _retention(config)).close)
+            self._undo.append(CompiledAhead().close)
         except BaseException:
             self.close()
             raise

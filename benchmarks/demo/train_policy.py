@@ -32,11 +32,12 @@ from shared.plan import QueuePlan
 from shared.policy.maddpg.checkpoint import Checkpoint, decode, encode
 from shared.search.compose import ModelChoice, compose
 from shared.search.costs import CostTable
+from shared.search.interface import Limits
 
 DEVICE = POLICIES / "cpu_2_cores.toml"
 LOAD = 1.1  # of the capacity: what a burst is like, which is when the policy is asked
-MEMBERS_MAX = 2  # H: as many as there are cores
-SETTINGS = Settings(actors=(32, 16), transitions=1200)
+MEMBERS_MAX = 3  # H: all models
+SETTINGS = Settings(actors=(64, 32), transitions=1200)
 QUEUE = QueuePlan(max_tasks=4096)  # deep enough that a queue that grows is seen to grow
 
 
@@ -80,6 +81,7 @@ def problem_of(device: DeviceFile, models: list[ModelChoice]) -> Problem:
             device, costs, {name: Poisson(rate_per_s=rate) for name, rate in rates.items()}
         ),
         members_max=MEMBERS_MAX,
+        limits=Limits(),  # groups as long as they come: every border between sessions costs on a CPU
     )
 
 
@@ -119,8 +121,12 @@ def main() -> None:
     body, done = trained(given.width, given.seed, given.budget)
     file = given.out / f"width-{given.width:g}.checkpoint"
     file.write_bytes(body)
-    for name, row in {**done.seed_rows, "policy": done.policy_row, "best plan": done.plan_row}.items():
-        print(f"{name:<20} {row.throughput_per_s:8.2f}/s  p99 {1000 * row.p99_s:8.1f} ms")
+    for name, worth in {
+        **done.seeds_worth,
+        "policy": done.policy_worth,
+        "best plan": done.plan_worth,
+    }.items():
+        print(f"{name:<20} {worth.throughput_per_s:8.2f}/s  p99 {1000 * worth.p99_s:8.1f} ms")
     print(f"{file}: {len(body)} bytes, {digest_bytes([body])}, {done.transitions} transitions, {done.ended}")
 
 

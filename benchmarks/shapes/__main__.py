@@ -46,6 +46,9 @@ from shared.search.job import run_search
 
 PACKAGES = ("numpy", "numba", "matplotlib")
 SERVER = "a100"
+SATURATED = 0.02
+"""A gain below it is none; where the largest H still gains more, it is given as where gains end."""
+
 CLAIMS = {
     18: "the gain of a larger H saturates by the device's resources, at 2, 2, 3 and 4 (TOP, VI-E)",
     20: "the richer the device, the fewer the stages and the more the groups of each (TOP, VI-E)",
@@ -229,8 +232,8 @@ def _figures(figure: int, rows: Rows) -> dict[str, float]:
     if figure == 18:
         for device in MEMBERS_MAX:
             gains = [(row["members_max"], row["gain"]) for row in rows if row["device"] == device]
-            flat = [most - 1 for most, gain in gains if gain is not None and gain < 0.02]
-            found[f"figure_18_saturates_at.{device}"] = float(flat[0] if flat else gains[-1][0])
+            gained = [most for most, gain in gains if gain is not None and gain >= SATURATED]
+            found[f"figure_18_saturates_at.{device}"] = float(max(gained, default=1))
     if figure == 20:
         for row in rows:
             found[f"figure_20_stages.{row['device']}"] = float(row["stages"])

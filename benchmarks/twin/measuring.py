@@ -15,11 +15,11 @@ from shared.artifact import Artifact
 from shared.bound import BoundPlan
 from shared.ids import Digest, OpId
 
-OVERLOAD = 1.4
-"""Of a lane: some step is always due, so that what lies between two steps is overhead."""
+OVERLOAD = 1.15
+"""Of a lane: some step is always due, so that what lies between two steps is overhead.
 
-SECOND_LANE = 0.5
-"""How much more is asked of two lanes: they hinder each other, and submitting takes its part of a core."""
+Not more: every task that is refused takes time from the steps, more than a plan that is served well meets.
+"""
 
 LOW_LOAD = 0.15
 LONGEST_GAP_S = 0.005
@@ -41,23 +41,28 @@ def operator_times(workload: Mapping[str, Artifact], repeats: int) -> dict[tuple
     return found
 
 
-def whole_times(bound: BoundPlan, artifacts: Mapping[Digest, Artifact], tasks: int = 15) -> dict[str, float]:
-    """About what a task of each model takes by itself, of a plan with whole models: to set rates by."""
+def service_times(
+    bound: BoundPlan, artifacts: Mapping[Digest, Artifact], tasks: int = 15
+) -> dict[str, float]:
+    """About what a task of each model takes of a lane: to set rates by."""
     with EngineDevice(artifacts, {}) as device:
         device.deploy(bound)
         device.warm_up(tasks)
         steps = device.steps
     return {
-        model.plan.name: median(one.ended_s - one.began_s for one in steps if one.models == (index,))
+        model.plan.name: sum(
+            (one.ended_s - one.began_s) * one.models.count(index) / len(one.models) for one in steps
+        )
+        / tasks
         for index, model in enumerate(bound.models)
     }
 
 
-def rates(bound: BoundPlan, alone_s: Mapping[str, float], load: float) -> dict[str, Process]:
+def rates(bound: BoundPlan, service_s: Mapping[str, float], load: float) -> dict[str, Process]:
     """Periodic arrivals that ask for `load` of a device, an equal part of it for each model."""
     share = load / len(bound.models)
     return {
-        model.plan.name: Periodic(rate_per_s=share / alone_s[model.plan.name], offset_s=0.003 * index)
+        model.plan.name: Periodic(rate_per_s=share / service_s[model.plan.name], offset_s=0.003 * index)
         for index, model in enumerate(bound.models)
     }
 
@@ -67,26 +72,26 @@ class Collected:
     """What the calibration's plans did so far, over all rounds."""
 
     operators: Operators
-    programs: dict[tuple[str, _Program], list[float]] = field(default_factory=dict)  # by plan and program
+    programs: dict[tuple[str, _Program], list[list[float]]] = field(default_factory=dict)  # steps by round
     bounds: dict[str, BoundPlan] = field(default_factory=dict)
-    gaps_s: list[float] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)  # a plan's mean in a round
     extra_s: list[float] = field(default_factory=list)  # of a task beyond its steps
-    beside: list[tuple[str, float]] = field(default_factory=list)  # model, seconds beside another lane
+    beside: dict[str, list[float]] = field(default_factory=dict)  # by model: over alone in the same round
 
     def round(
         self,
         plans: Sequence[tuple[str, BoundPlan]],
         artifacts: Mapping[Digest, Artifact],
-        alone_s: Mapping[str, float],
+        service_s: Mapping[str, Mapping[str, float]],
         seconds: float,
         say: Callable[[str], None],
     ) -> None:
-        """Serve every plan of the calibration once, and the first one under a low load."""
+        """Serve every plan of the calibration once, and the first one under a low load; times are by plan."""
         for name, bound in plans:
             say(f"calibration: {name}")
             self.bounds[name] = bound
-            load = OVERLOAD * (1.0 + SECOND_LANE * (bound.plan.lanes - 1))
-            with EngineDevice(artifacts, rates(bound, alone_s, load)) as device:
+            load = OVERLOAD * bound.plan.lanes
+            with EngineDevice(artifacts, rates(bound, service_s[name], load)) as device:
                 device.deploy(bound)
                 device.warm_up()
                 device.run(seconds)
@@ -96,20 +101,28 @@ class Collected:
                 self._note_steps(name, steps)
             else:
                 self._note_beside(bound, steps)
-        self._low_load(plans[0][1], artifacts, alone_s, seconds)
+        first, bound = plans[0]
+        self._low_load(bound, artifacts, service_s[first], seconds)
 
     def _note_steps(self, name: str, steps: Sequence[StepSpan]) -> None:
-        for before, step in pairwise(steps):
-            gap_s = step.began_s - before.ended_s
-            if 0.0 <= gap_s < LONGEST_GAP_S:
-                self.gaps_s.append(gap_s)
+        gaps_s = [step.began_s - before.ended_s for before, step in pairwise(steps)]
+        gaps_s = [gap_s for gap_s in gaps_s if 0.0 <= gap_s < LONGEST_GAP_S]
+        if gaps_s:
+            self.gaps_s.append(fmean(gaps_s))
+        taken: dict[_Program, list[float]] = {}
         for step in steps:
             if step.mask > 0:
-                key = (name, (step.combined, step.mask, step.buckets))
-                self.programs.setdefault(key, []).append(step.ended_s - step.began_s)
+                program = (step.combined, step.mask, step.buckets)
+                taken.setdefault(program, []).append(step.ended_s - step.began_s)
+        for program, seconds in taken.items():
+            self.programs.setdefault((name, program), []).append(seconds)
 
     def _note_beside(self, bound: BoundPlan, steps: Sequence[StepSpan]) -> None:
-        """Whole models: a step that another lane's steps covered from begin to end, or nearly."""
+        """Whole models: a step that another lane's steps covered from begin to end, or nearly.
+
+        Over the same model's step in this round's first plan, which is whole and has one lane.
+        """
+        covered: dict[int, list[float]] = {}
         for step in steps:
             others = [one for one in steps if one.lane != step.lane]
             covered_s = sum(
@@ -117,17 +130,25 @@ class Collected:
             )
             taken_s = step.ended_s - step.began_s
             if covered_s >= 0.9 * taken_s:
-                self.beside.append((bound.models[step.models[0]].plan.name, taken_s))
+                covered.setdefault(step.models[0], []).append(taken_s)
+        first, alone = next(iter(self.bounds.items()))
+        for model, taken in covered.items():
+            name = bound.models[model].plan.name
+            index = alone.model_index[name]
+            combined = next(i for i, c in enumerate(alone.combined) if c.members[0].model == index)
+            rounds = self.programs.get((first, (combined, 1, (1,))))
+            if rounds:
+                self.beside.setdefault(name, []).append(fmean(taken) / fmean(rounds[-1]))
 
     def _low_load(
         self,
         bound: BoundPlan,
         artifacts: Mapping[Digest, Artifact],
-        alone_s: Mapping[str, float],
+        service_s: Mapping[str, float],
         seconds: float,
     ) -> None:
         """Whole models, one step a task: what its latency has beyond that step."""
-        with EngineDevice(artifacts, rates(bound, alone_s, LOW_LOAD)) as device:
+        with EngineDevice(artifacts, rates(bound, service_s, LOW_LOAD)) as device:
             device.deploy(bound)
             device.warm_up()
             window = device.run(seconds)
@@ -139,40 +160,30 @@ class Collected:
                 self.extra_s.append(median(model.latencies_s) - median(mine))
 
     def measured(self, cores: int, source: str) -> Measured:
-        """All of it."""
+        """All of it: of what changed from round to round its median, since other work comes and goes."""
         samples = [
-            StepSample(self.bounds[name], *program, fmean(taken))
-            for (name, program), taken in self.programs.items()
-            if len(taken) >= 5
+            StepSample(self.bounds[name], *program, median(fmean(taken) for taken in rounds))
+            for (name, program), rounds in self.programs.items()
+            if sum(map(len, rounds)) >= 5
         ]
         spreads = [
-            one / fmean(taken) for taken in self.programs.values() if len(taken) >= 20 for one in taken
+            one / fmean(taken)
+            for rounds in self.programs.values()
+            for taken in rounds
+            if len(taken) >= 20
+            for one in taken
         ]
-        step_s = fmean(self.gaps_s) if self.gaps_s else 0.0
+        step_s = median(self.gaps_s) if self.gaps_s else 0.0
         task_s = max(median(self.extra_s) - step_s, 0.0) if self.extra_s else 0.0
         return Measured(
             operators=self.operators,
             steps=samples,
-            beside=self._beside(cores),
+            beside=[Beside(median(found), 1.0, 1.0 / cores) for found in self.beside.values()],
             spreads=spreads,
             step_s=step_s,
             task_s=task_s,
             source=source,
         )
-
-    def _beside(self, cores: int) -> list[Beside]:
-        """Per model, against the same model's step in the first plan, which is whole and has one lane."""
-        first = next(iter(self.bounds))
-        bound = self.bounds[first]
-        found = []
-        for name in {model for model, _ in self.beside}:
-            index = bound.model_index[name]
-            combined = next(i for i, c in enumerate(bound.combined) if c.members[0].model == index)
-            alone = self.programs.get((first, (combined, 1, (1,))))
-            if alone:
-                taken = [seconds for model, seconds in self.beside if model == name]
-                found.append(Beside(fmean(taken), fmean(alone), 1.0 / cores))
-        return found
 
 
 def busy_per_task_s(window: Window) -> float:

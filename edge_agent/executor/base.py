@@ -65,8 +65,8 @@ class OperatorTime:
 NOT_TIMED = OperatorTime(0.0, 0.0, 0)
 
 
-class Executor(Protocol):
-    """One backend inside the engine's process.
+class StepRunner(Protocol):
+    """What the engine runs steps on: one executor, or several.
 
     `load`, `prepare` and `unload` may be slow; those of one plan come one at a time, those of two plans may
     come from two threads (a plan is profiled beside the one that serves). `issue`, `move` and `drop`
@@ -76,17 +76,14 @@ class Executor(Protocol):
     """
 
     tracing: bool  # fill StepResult.groups; set by the owner at any time
-    tap: "BlockTap | None"  # set by the owner while nothing runs
-    pause: Callable[[], None] | None  # called before every group, to shift them in time; as `tap`
-
-    @property
-    def name(self) -> str:
-        """The registry's name."""
 
     def stated_bytes(self, bound: BoundPlan, *, alone: bool = False) -> int:
         """Bytes that `load` and `prepare` will add for this plan beyond what is loaded already.
 
         `alone`: with nothing else loaded.
+
+        Raises:
+            ExecutorError: nothing runs such a plan here.
         """
 
     @property
@@ -123,6 +120,26 @@ class Executor(Protocol):
     def drop(self, instance: InstanceId) -> None:
         """Free what the instance holds; called after the steps that use it have ended."""
 
+    def unload(self, key: PlanKey) -> None:
+        """Free a plan that no instance uses; what it takes to load it again soon may be kept."""
+
+    def drop_idle(self) -> None:
+        """Free what is kept for plans that are not loaded."""
+
+    def close(self) -> None:
+        """Free everything."""
+
+
+class Executor(StepRunner, Protocol):
+    """One backend inside the engine's process."""
+
+    tap: "BlockTap | None"  # set by the owner while nothing runs
+    pause: Callable[[], None] | None  # called before every group, to shift them in time; as `tap`
+
+    @property
+    def name(self) -> str:
+        """The registry's name."""
+
     def time_operators(
         self, artifact: Artifact, request: "TimingRequest", idle: Callable[[], bool]
     ) -> tuple[OperatorTime, ...]:
@@ -134,12 +151,3 @@ class Executor(Protocol):
         Raises:
             ExecutorError: an operator cannot run alone.
         """
-
-    def unload(self, key: PlanKey) -> None:
-        """Free a plan that no instance uses; what it takes to load it again soon may be kept."""
-
-    def drop_idle(self) -> None:
-        """Free what is kept for plans that are not loaded."""
-
-    def close(self) -> None:
-        """Free everything."""

@@ -1,8 +1,7 @@
-"""The shell around the link core: one thread owns the DEALERs, the spool and the artifact folder.
+"""The shell around the link core: one thread owns the sockets, the spool and the artifact folder.
 
-It carries out what the cores decide, watches the control socket's monitor (a wrong key must not look like a
-broken network), and hands what concerns plans to the plan manager, on this thread: `on_action` neither blocks
-nor raises.
+It carries out what the cores decide, and hands what concerns plans to the plan manager, on this thread:
+`on_action` neither blocks nor raises.
 """
 
 import logging
@@ -10,7 +9,7 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -20,55 +19,24 @@ import zmq
 from edge_agent.link import events as ev
 from edge_agent.link import fetch as fetching
 from edge_agent.link.artifacts import ArtifactFolder
-from edge_agent.link.core import LinkConfig, LinkCore
+from edge_agent.link.config import LinkConfig
+from edge_agent.link.connection import Change, Connection
+from edge_agent.link.core import LinkCore
 from edge_agent.link.membership import Membership
-from edge_agent.link.sockets import make_dealer, monitor_event
 from edge_agent.link.spool import Spool, SpoolCounts
 from edge_agent.link.statefile import load_state, save_state
+from edge_agent.link.uplink import Uplink
 from shared.backoff import backoff_s
 from shared.clock import Clock, SystemClock
-from shared.codec import Codec
 from shared.errors import DecodeError
 from shared.failpoint import failpoint
 from shared.keyfile import KeyPair
-from shared.messages import bulk, control, telemetry
+from shared.messages import control, telemetry
 from shared.messages.base import RefusalCode, Refused
 
 log = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.1
-_QUOTA: Final = 64
-_CODECS: Final[dict[str, tuple[Codec[Any], Codec[Any], int]]] = {
-    # lane: what goes out, what comes in, messages queued to send
-    "control": (control.TO_PLANNER, control.TO_DEVICE, 32),
-    "telemetry": (telemetry.TO_PLANNER, telemetry.TO_DEVICE, 2),
-    "bulk": (bulk.TO_PLANNER, bulk.TO_DEVICE, 64),
-}
-_MONITORED: Final = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_CONNECTED
-    | zmq.EVENT_DISCONNECTED
-)
-OUR_KEY_REFUSED: Final = "the planner does not accept this device's key; join again with a new token"
-PLANNER_KEY_DIFFERS: Final = (
-    "the handshake fails: what answers there does not hold the planner's key; join again with a new token"
-)
-
-PlanAction = (
-    ev.VerifyPlan
-    | ev.StagePlan
-    | ev.RunTrial
-    | ev.TrialRecorded
-    | ev.ActivatePlan
-    | ev.RestorePlan
-    | ev.AbandonPlan
-    | ev.UsePolicy
-    | ev.RunProfile
-    | ev.RunStageProfile
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +55,7 @@ class ClientConfig:
 
 
 @dataclass(frozen=True)
-class LinkStatus:
+class ClientStatus:
     """What `stageloom-agent status` shows of the link; `problem` is one line, empty when all is well."""
 
     connected: bool
@@ -97,21 +65,6 @@ class LinkStatus:
     telemetry: SpoolCounts
 
 
-@dataclass
-class _Flight:
-    """The telemetry batch that is out."""
-
-    correlation: int
-    sent_s: float
-    batch: telemetry.TelemetryBatch
-
-
-@dataclass
-class _Connection:
-    dealers: "dict[str, zmq.Socket[bytes]]" = field(default_factory=dict)
-    monitor: "zmq.Socket[bytes] | None" = None
-
-
 class LinkClient:
     """The device's link from `start` to `stop`."""
 
@@ -119,7 +72,7 @@ class LinkClient:
         self,
         config: ClientConfig,
         *,
-        on_action: Callable[[PlanAction], None],
+        on_action: Callable[[ev.Order], None],
         clock: Clock | None = None,
         rng: Random | None = None,
     ) -> None:
@@ -143,21 +96,19 @@ class LinkClient:
             limit_age_s=config.spool_age_s,
             clock=self._clock,
         )
+        self._uplink = Uplink(self._spool, every_s=config.telemetry_every_s, again_s=config.telemetry_again_s)
         self._inbox: queue.SimpleQueue[ev.Event | list[bytes]] = queue.SimpleQueue()
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._connection = _Connection()
         self._poller = zmq.Poller()
+        self._connection = Connection(
+            self._context, self._poller, keys=config.keys, member=config.membership, rng=self._rng
+        )
         self._connect_at_s: float | None = 0.0
         self._delays: Iterator[float] = backoff_s(self._rng)
-        self._handshake_problem = ""
-        self._handshake_open = False
-        self._handshakes_failed = 0
-        self._flight: _Flight | None = None
-        self._next_batch_s = 0.0
-        self._correlation = 0
+        self._told_problem = ""  # of the handshakes
         self._recorded_state: tuple[int, int, control.DeviceState] | None = None
         self._stopping = False
         self._status = self._current_status()
@@ -194,7 +145,7 @@ class LinkClient:
         self._inbox.put([body for body in bodies if body is not None])
         self._wake()
 
-    def status(self) -> LinkStatus:
+    def status(self) -> ClientStatus:
         """As of the last tick."""
         return self._status
 
@@ -223,20 +174,16 @@ class LinkClient:
                 self._round(ready, now_s, tick=due)
             self._drain_inbox(self._clock.monotonic_s())  # how a trial ended must be on disk
         finally:
-            self._disconnect()
+            self._connection.close()
             self._spool.close()
             self._context.destroy(linger=0)
 
     def _round(self, ready: dict[Any, int], now_s: float, *, tick: bool) -> None:
         try:
             self._drain_inbox(now_s)
-            monitor = self._connection.monitor
-            if monitor is not None and monitor in ready:
-                self._drain_monitor(monitor, now_s)
-            for lane in list(self._connection.dealers):
-                dealer = self._connection.dealers.get(lane)
-                if dealer is not None and dealer in ready:
-                    self._drain(lane, dealer, now_s)
+            self._follow(ready, now_s)
+            for lane, message in self._connection.received(ready):
+                self._received(lane, message, now_s)
             if tick:
                 self._tick(now_s)
         except Exception:
@@ -245,7 +192,8 @@ class LinkClient:
 
     def _tick(self, now_s: float) -> None:
         if self._connect_at_s is not None and now_s >= self._connect_at_s:
-            self._connect()
+            self._connect_at_s = None
+            self._connection.open()
         self._do(ev.Tick())
         self._fetch(self._fetcher.tick(now_s))
         self._send_telemetry(now_s)
@@ -267,25 +215,10 @@ class LinkClient:
             else:
                 self._do(item)
 
-    def _drain(self, lane: str, dealer: "zmq.Socket[bytes]", now_s: float) -> None:
-        for _ in range(_QUOTA):
-            try:
-                frames = dealer.recv_multipart(zmq.NOBLOCK)
-            except (zmq.Again, zmq.ZMQError):
-                return  # empty, or closed by what the last message made us do
-            if len(frames) != 1:
-                continue
-            try:
-                message = _CODECS[lane][1].decode(frames[0])
-            except DecodeError as error:
-                log.warning("a %s message from the planner is unreadable: %s", lane, error)
-                continue
-            self._received(lane, message, now_s)
-
     def _received(self, lane: str, message: Any, now_s: float) -> None:
         if lane == "control":
             self._do(ev.Received(message))
-            if self._core.welcomed:
+            if self._core.session.welcomed:
                 self._delays = backoff_s(self._rng)
         elif lane == "bulk":
             self._fetch(self._fetcher.received(message, now_s))
@@ -293,10 +226,9 @@ class LinkClient:
             self._spool.acknowledge(message)
             self._landed(message.correlation, now_s)
         elif isinstance(message, Refused):
-            flight = self._flight
-            if message.code is RefusalCode.MALFORMED and flight and message.correlation == flight.correlation:
+            ours = message.code is RefusalCode.MALFORMED and self._uplink.unreadable(message.correlation)
+            if ours:
                 log.error("the planner cannot read a telemetry batch: %s", message.reason)
-                self._spool.reject(flight.batch.ranges)
                 self._landed(message.correlation, now_s)
 
     # -- actions --------------------------------------------------------------------------------------------
@@ -331,9 +263,9 @@ class LinkClient:
         now_s = self._clock.monotonic_s()
         match action:
             case ev.Send(message):
-                self._send("control", message)
+                self._connection.send("control", message)
             case ev.FetchArtifact(need):
-                self._fetcher.credits = self._core.bulk_credits
+                self._fetcher.credits = self._core.session.bulk_credits
                 self._fetch(self._fetcher.want(need, self.artifacts.partial_bytes(need.digest), now_s))
             case ev.Reconnect(reason, delay_s):
                 log.warning("reconnecting: %s", reason)
@@ -349,7 +281,7 @@ class LinkClient:
         for action in actions:
             match action:
                 case fetching.Ask(request):
-                    self._send("bulk", request)
+                    self._connection.send("bulk", request)
                 case fetching.GiveUp(digest, reason):
                     self._do(ev.FetchFailed(digest, reason))
                 case fetching.Write() | fetching.Finish():
@@ -370,37 +302,16 @@ class LinkClient:
             return False
         return True
 
-    def _send(self, lane: str, message: Any) -> bool:
-        """Whether ZeroMQ took it."""
-        dealer = self._connection.dealers.get(lane)
-        if dealer is None:
-            return False
-        try:
-            dealer.send(_CODECS[lane][0].encode(message), zmq.NOBLOCK)
-        except zmq.Again:
-            log.debug("the %s lane is full or down; what was to be sent is sent again later", lane)
-            return False
-        return True
-
     def _send_telemetry(self, now_s: float) -> None:
-        flight = self._flight
-        if flight is not None and now_s - flight.sent_s < self._config.telemetry_again_s:
+        if not self._core.session.welcomed:
             return
-        if not self._core.welcomed or now_s < self._next_batch_s:
-            return
-        self._correlation += 1
-        batch = self._spool.next_batch(self._correlation)
-        self._next_batch_s = now_s + self._config.telemetry_every_s
-        if batch is not None and self._send("telemetry", batch):
-            self._flight = _Flight(self._correlation, now_s, batch)  # else the next turn tries again
+        batch = self._uplink.due(now_s)
+        if batch is not None and self._connection.send("telemetry", batch):
+            self._uplink.sent(batch, now_s)  # else the next turn tries again
 
     def _landed(self, correlation: int, now_s: float) -> None:
-        if self._flight is not None and self._flight.correlation == correlation:
-            full = len(self._flight.batch.rows) == telemetry.MAX_BATCH_ROWS
-            self._flight = None
-            if full:  # a backlog: go on at once
-                self._next_batch_s = now_s
-                self._send_telemetry(now_s)
+        if self._uplink.landed(correlation, now_s):
+            self._send_telemetry(now_s)
 
     def _record_event(self, code: str, text: str) -> None:
         self._record(telemetry.Event(code[:128], text[:512]))
@@ -430,84 +341,43 @@ class LinkClient:
     # -- connection -----------------------------------------------------------------------------------------
 
     def _later(self, delay_s: float, now_s: float) -> None:
-        self._disconnect()
+        self._connection.close()
+        self._interrupted()
         self._connect_at_s = now_s + delay_s
 
-    def _connect(self) -> None:
-        self._connect_at_s = None
-        member = self._config.membership
-        for lane, (_, incoming, send_messages) in _CODECS.items():
-            dealer = make_dealer(
-                self._context,
-                keys=self._config.keys,
-                planner_key=member.planner_key,
-                frame_bytes=incoming.limits.frame_bytes,
-                send_messages=send_messages,
-                rng=self._rng,
-            )
-            if lane == "control":
-                self._connection.monitor = dealer.get_monitor_socket(_MONITORED)
-                self._poller.register(self._connection.monitor, zmq.POLLIN)
-            self._connection.dealers[lane] = dealer
-            self._poller.register(dealer, zmq.POLLIN)
-            dealer.connect(getattr(member.endpoints, lane))
-
-    def _disconnect(self) -> None:
-        if self._connection.monitor is not None:
-            self._poller.unregister(self._connection.monitor)
-            self._connection.dealers["control"].disable_monitor()
-            self._connection.monitor.close(linger=0)
-        for dealer in self._connection.dealers.values():
-            self._poller.unregister(dealer)
-            dealer.close(linger=0)
-        self._connection = _Connection()
-        self._flight = None
+    def _interrupted(self) -> None:
+        """What the other lanes sent while the planner was away is lost: they reconnect by themselves."""
+        self._uplink.interrupted()
         self._fetcher.lost()
 
-    def _drain_monitor(self, monitor: "zmq.Socket[bytes]", now_s: float) -> None:
-        while monitor is self._connection.monitor:
-            try:
-                event = monitor_event(monitor)
-            except zmq.Again:
-                return
-            if event == zmq.EVENT_CONNECTED:
-                self._handshake_open = True
-            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._handshake_open, self._handshake_problem, self._handshakes_failed = False, "", 0
-                # What the other lanes sent while the planner was away is lost: they reconnect by themselves.
-                self._flight = None
-                self._fetcher.lost()
-                self._do(ev.Connected())
-            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                self._handshake_failed(OUR_KEY_REFUSED, now_s)
-            elif event == zmq.EVENT_DISCONNECTED and not self._handshake_open:
-                self._flight = None
-                self._fetcher.lost()
-                self._do(ev.Lost())
-            else:
-                self._handshake_failed(PLANNER_KEY_DIFFERS, now_s)
-
-    def _handshake_failed(self, problem: str, now_s: float) -> None:
-        # libzmq does not come back by itself after a refusal, and what was refused may be put right.
-        self._later(next(self._delays), now_s)
-        self._handshake_open = False
-        self._handshakes_failed += 1
-        if problem == PLANNER_KEY_DIFFERS and self._handshakes_failed < 2:
-            return  # once may be a planner that stopped half-way
-        if self._handshake_problem != problem:
+    def _follow(self, ready: dict[Any, int], now_s: float) -> None:
+        """What became of the control connection."""
+        for change in self._connection.changes(ready):
+            match change:
+                case Change.UP:
+                    self._interrupted()
+                    self._do(ev.Connected())
+                case Change.DOWN:
+                    self._interrupted()
+                    self._do(ev.Lost())
+                case Change.FAILED:
+                    # What was refused may be put right.
+                    self._later(next(self._delays), now_s)
+        problem = self._connection.problem
+        if problem and problem != self._told_problem:
             log.error("%s", problem)
             self._record_event("handshake", problem)
-        self._handshake_problem = problem
+        self._told_problem = problem
 
-    def _current_status(self) -> LinkStatus:
+    def _current_status(self) -> ClientStatus:
         core = self._core
-        problem = self._handshake_problem
-        if not problem and core.denied is not None:
-            problem = f"{core.denied.code.value}: {core.denied.reason}"
-        if not problem and core.storage_error:
-            problem = f"the link's state cannot be stored: {core.storage_error}"
-        device = core.device or self._config.membership.device
-        return LinkStatus(core.welcomed, device, problem, core.report(), self._spool.counts())
+        problem = self._connection.problem
+        if not problem and core.session.denied is not None:
+            problem = f"{core.session.denied.code.value}: {core.session.denied.reason}"
+        if not problem and core.disk.error:
+            problem = f"the link's state cannot be stored: {core.disk.error}"
+        device = core.session.device or self._config.membership.device
+        return ClientStatus(core.session.welcomed, device, problem, core.report(), self._spool.counts())
 
 
 def _encoded(row: telemetry.Row) -> bytes | None:

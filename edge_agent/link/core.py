@@ -6,39 +6,23 @@ After any event the core compares what is desired with what is done and asks for
 answer, a crash or a full disk at any point costs time, never a plan or the truth of a report.
 """
 
-from dataclasses import dataclass
-
 import msgspec
 
 from edge_agent.link import events as ev
 from edge_agent.link import local, trials
 from edge_agent.link.alarms import AlarmBox
-from edge_agent.link.boot import HELD_MOST, at_boot
+from edge_agent.link.boot import at_boot
+from edge_agent.link.config import LinkConfig
+from edge_agent.link.disk import Disk
+from edge_agent.link.needs import Needs
+from edge_agent.link.session import Session
 from edge_agent.link.states import Cause
 from edge_agent.link.trials import Way
 from shared.ids import Digest
 from shared.messages import control
-from shared.messages.base import RefusalCode, Refused
+from shared.messages.base import Refused
 from shared.messages.control import DeviceState
 from shared.text import counted
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinkConfig:
-    """Who this agent is, and its pace until the planner says otherwise."""
-
-    boot: int
-    agent_version: str = ""
-    device_class: str = ""
-    hello_again_s: float = 2.0
-    silent_after_s: float = 4.0
-    fetch_again_s: float = 2.0
-    storage_again_s: float = 5.0
-    refused_again_s: float = 60.0
-    alarm_again_s: float = 1.0
-    local_wait_s: float = 5.0  # how long a connected planner has to answer an alarm before a local plan does
-    local_again_s: float = 5.0
-    wall_s: float = 0.0  # the wall clock less the monotonic one
 
 
 class LinkCore:
@@ -47,50 +31,28 @@ class LinkCore:
     def __init__(self, state: ev.LinkState, *, config: LinkConfig) -> None:
         self.config = config
         self.state = state
-        self.device: str | None = None  # the name we are enrolled under, once welcomed
-        self.denied: Refused | None = None  # why the planner will not have us
-        self.storage_error: str | None = None
-        self.bulk_credits = 1
-        self.welcomed = False
-        self._present: set[Digest] = set()
+        self.session = Session(config)
+        self.disk = Disk(state)
+        self._needs = Needs(again_s=config.fetch_again_s)
         self._environment: str | None = None
         self._active_told: ev.ActiveChanged | None = None
-        self._durable = state  # what is believed: on disk, or what a start would make of what is
-        self._on_disk = state
-        self._written = state  # will be on disk once the actions handed out are carried out
-        self._settled = self._settled_durably = False  # what the state found at boot means is decided
-        self._storage_blocked_until_s = 0.0
-        self._connected = False
-        self._connection = 0
-        self._superseded = 0
-        self._hello_first_s = 0.0
-        self._hello_sent_s = 0.0
-        self._heard_s = 0.0
-        self._heartbeat_sent_s = 0.0
-        self._heartbeat_interval_s = 1.0
-        self._reported_sent_s = float("-inf")
-        self._sent_revision = -1
-        self._stored_revision = 0
         self._asked: tuple[ev.Attempt, str] | None = None
         self._staged: ev.PlanStaged | None = None  # what the manager said of the attempt's plan
-        self._fetch_asked_s: dict[Digest, float] = {}
-        self._profiles_asked: set[int] = set()
-        self._policy_used: Digest | None = None  # the policy that the agent was told of
         self._alarms = AlarmBox(config.boot)
         self._local = local.LocalPlans(wait_s=config.local_wait_s, again_s=config.local_again_s)
 
     def boot(self, environment: str, present: frozenset[Digest], now_s: float) -> list[ev.Action]:
         """The first call: run last-known-good, and decide what the state found on disk means."""
-        self._present = set(present)
+        self._needs.present = set(present)
         good = self.state.last_good
         actions: list[ev.Action] = [ev.RestorePlan(good)] if good is not None else []
         return actions + self.handle(ev.EnvironmentChanged(environment), now_s)
 
     def _settle(self, now_s: float) -> list[ev.Action]:
         """What the state found at boot means, until that is on disk: a full disk makes no crash forgotten."""
-        if self._settled or now_s < self._storage_blocked_until_s:
+        if self.disk.settled or self.disk.blocked(now_s):
             return []
-        self._settled = True
+        self.disk.settled = True
         return self._apply(at_boot(self.state, self._wall_us(now_s)))
 
     def handle(self, event: ev.Event, now_s: float) -> list[ev.Action]:
@@ -120,25 +82,22 @@ class LinkCore:
     def _take(self, event: ev.Event, now_s: float) -> list[ev.Action]:
         match event:
             case ev.Connected():
-                self._connected, self.welcomed = True, False
-                self._connection += 1
-                return self._hello(now_s)
+                return self.session.connected(self.report(), now_s)
             case ev.Lost():
-                self._connected = self.welcomed = False
+                self.session.lost()
             case ev.Received(message):
-                self._heard_s = now_s
+                self.session.heard(now_s)
                 return self._message(message, now_s)
             case ev.ArtifactPresent(digest):
-                self._present.add(digest)
+                self._needs.present.add(digest)
             case ev.ArtifactGone(digest):
-                self._present.discard(digest)
-                self._policy_used = None if digest == self._policy_used else self._policy_used
+                self._needs.gone(digest)
             case ev.FetchFailed(digest, reason):
                 return self._fetch_failed(digest, reason)
             case ev.ManagerRestarted():
                 self._asked = None
                 self._local.forget()
-                self._profiles_asked.clear()
+                self._needs.forget_profiles()
             case ev.EnvironmentChanged(environment):
                 self._environment = environment
             case ev.ActiveChanged():
@@ -152,11 +111,9 @@ class LinkCore:
                 return self._answered(request)
             case ev.PersistFailed(reason):
                 # Believe only what is on disk; whatever was learned since is asked for again.
-                self.state, self._written, self._asked = self._durable, self._on_disk, None
-                self._settled = self._settled_durably
-                self.storage_error = reason
-                self._storage_blocked_until_s = now_s + self.config.storage_again_s
-                self._profiles_asked.clear()
+                self.state = self.disk.failed(reason, now_s + self.config.storage_again_s)
+                self._asked = None
+                self._needs.forget_profiles()
                 self._local.forget()
             case ev.RestoreFailed(reason):
                 if (back := local.lost(self.state)) is not None:
@@ -166,7 +123,7 @@ class LinkCore:
                     cause = Cause.ARTIFACTS_MISSING if self._missing() else Cause.RESTORE_FAILED
                     return self._become(self.state.moved(cause, reason))
             case ev.Tick():
-                return self._tick(now_s)
+                return self.session.tick(self.report(), now_s)
             case (
                 ev.PlanVerified()
                 | ev.PlanStaged()
@@ -182,18 +139,12 @@ class LinkCore:
     def _message(self, message: control.ControlToDevice, now_s: float) -> list[ev.Action]:
         match message:
             case control.Welcome():
-                self.welcomed, self.denied, self.device = True, None, message.device
-                self._heartbeat_interval_s = message.heartbeat_interval_s
-                self.bulk_credits = message.bulk_credits
-                self._stored_revision = 0
+                self.session.welcome(message)
                 self._alarms.connected()
                 self._local.connected()
                 return []
-            case control.HeartbeatAck():
-                self._stored_revision = message.revision
-                return []
-            case control.ReportedAck():
-                self._stored_revision = message.revision
+            case control.HeartbeatAck() | control.ReportedAck():
+                self.session.stored(message.revision)
                 return []
             case control.Desired():
                 return self._desired(message, now_s)
@@ -201,21 +152,21 @@ class LinkCore:
                 self._alarms.acknowledged(message)
                 return []
             case Refused():
-                return self._refused(message, now_s)
+                return self.session.refused(message, self.report(), now_s)
 
     def _desired(self, desired: control.Desired, now_s: float) -> list[ev.Action]:
         known = self.state.desired
         if known is not None and (desired.epoch, desired.generation) <= (known.epoch, known.generation):
             # Late, repeated, or from a planner that lost its memory: tell it what we have seen.
             same = msgspec.structs.replace(desired, correlation=known.correlation) == known
-            return [] if same else self._send_report(now_s)
-        if now_s < self._storage_blocked_until_s:
+            return [] if same else self.session.send_report(self.report(), now_s)
+        if self.disk.blocked(now_s):
             return []  # the planner offers it again with the next heartbeat
         actions: list[ev.Action] = []
         if known is not None:
             actions.append(ev.AbandonPlan((known.epoch, known.generation)))
         rows = trials.abandoned(self.state, "a newer plan is desired", self._wall_us(now_s))
-        before, ended = local.abandoned(self.state, "a newer plan is desired", self._wall_us(now_s))
+        before, ended = local.superseded(self.state, self._wall_us(now_s))
         actions += ended
         wanted = {one.request for one in desired.profiles}
         if desired.stage_profile is not None:
@@ -233,22 +184,6 @@ class LinkCore:
             answered=tuple(one for one in self.state.answered if one in wanted),
         )
         return self._become(moved) + actions + [ev.Record(row) for row in rows]
-
-    def _refused(self, refused: Refused, now_s: float) -> list[ev.Action]:
-        ours = refused.boot in (0, self.config.boot)
-        if refused.code is RefusalCode.HELLO_FIRST or (refused.code is RefusalCode.SUPERSEDED and ours):
-            if now_s - self._hello_sent_s < self.config.hello_again_s / 4:
-                return []  # our hello and this refusal passed each other
-            return self._hello(now_s)
-        if refused.code in (RefusalCode.REVOKED, RefusalCode.UNKNOWN_KEY, RefusalCode.SUPERSEDED):
-            again_s = self.config.refused_again_s
-            if refused.code is RefusalCode.SUPERSEDED:
-                # A late hello of our life before, or a copy of this device: come back soon, then ever later.
-                again_s = min(again_s, self.config.hello_again_s * 4**self._superseded)
-                self._superseded = min(self._superseded + 1, 8)
-            self.denied, self._connected, self.welcomed = refused, False, False
-            return [ev.Reconnect(f"{refused.code.value}: {refused.reason}", again_s)]
-        return []
 
     def _outcome(self, event: ev.Outcome, now_s: float) -> list[ev.Action]:
         """What the plan manager says; an answer for another attempt or state is late and changes nothing."""
@@ -318,53 +253,6 @@ class LinkCore:
             return []
         return self._change(answered=(*self.state.answered, request))
 
-    # -- time -----------------------------------------------------------------------------------------------
-
-    def _tick(self, now_s: float) -> list[ev.Action]:
-        if not self._connected:
-            return []
-        silent_s = max(self.config.silent_after_s, 3 * self._heartbeat_interval_s)
-        if now_s - max(self._heard_s, self._hello_first_s) > silent_s:
-            self._connected = self.welcomed = False
-            return [ev.Reconnect(f"the planner has been silent for {silent_s:g} s")]
-        if not self.welcomed:
-            due = now_s - self._hello_sent_s >= self.config.hello_again_s
-            return self._hello(now_s, again=True) if due else []
-        if now_s - self._heartbeat_sent_s < self._heartbeat_interval_s:
-            return []
-        self._heartbeat_sent_s = now_s
-        if now_s - self._hello_sent_s > self.config.refused_again_s:
-            self._superseded = 0
-        report = self.report()
-        heartbeat = control.Heartbeat(
-            boot=self.config.boot,
-            epoch=report.epoch,
-            generation=report.generation,
-            state=report.state,
-            revision=report.revision,
-        )
-        return [ev.Send(heartbeat)]
-
-    def _hello(self, now_s: float, *, again: bool = False) -> list[ev.Action]:
-        self._hello_sent_s = self._reported_sent_s = now_s
-        self._sent_revision = self.state.revision
-        if not again:
-            self._hello_first_s = now_s
-        hello = control.Hello(
-            boot=self.config.boot,
-            connection=self._connection,
-            agent_version=self.config.agent_version,
-            device_class=self.config.device_class,
-            report=self.report(),
-        )
-        return [ev.Send(hello)]
-
-    def _send_report(self, now_s: float) -> list[ev.Action]:
-        if not self.welcomed:
-            return []  # the hello carries it
-        self._reported_sent_s = now_s
-        return [ev.Send(control.Reported(boot=self.config.boot, report=self.report()))]
-
     # -- state ----------------------------------------------------------------------------------------------
 
     def _change(self, **fields: object) -> list[ev.Action]:
@@ -375,51 +263,46 @@ class LinkCore:
         if new == self.state:
             return []
         before = self.report()
-        self._asked = (
-            None if (new.state, new.desired) != (self.state.state, self.state.desired) else self._asked
-        )
+        if (new.state, new.desired) != (self.state.state, self.state.desired):
+            self._asked = None
         self.state = new
         if self.report() != before:
             self.state = msgspec.structs.replace(new, revision=new.revision + 1)
-        if self.state.revision < self._written.revision + HELD_MOST and new.same_at_start(self._written):
-            return [ev.Hold(self.state)]
-        self._written = self.state
-        return [ev.Persist(self.state)]
+        return [self.disk.keep(self.state)]
 
     def persisted(self, state: ev.LinkState) -> None:
         """The shell's word that a `Persist` reached the disk."""
-        self._on_disk, self.storage_error = state, None
-        self.held(state)
+        self.disk.persisted(state)
+        self._take_as_told(state)
 
     def held(self, state: ev.LinkState) -> None:
         """The shell's word that it came to a `Hold`, and whatever was before it is done."""
-        self._durable = state
-        self._settled_durably = self._settled
+        self.disk.held(state)
+        self._take_as_told(state)
+
+    def _take_as_told(self, state: ev.LinkState) -> None:
+        """What runs need not be said again once the state that names it is safe."""
         if self._active_told is not None and self._active_told.active == state.active:
             self._active_told = None
 
     def _missing(self) -> list[control.ArtifactNeed]:
-        desired = self.state.desired
-        return [need for need in desired.artifacts if need.digest not in self._present] if desired else []
+        return self._needs.missing(self.state.desired)
 
     # -- reconcile ------------------------------------------------------------------------------------------
 
     def _reconcile(self, now_s: float) -> list[ev.Action]:
         """Ask for whatever the state still lacks; asking twice for the same thing is harmless."""
-        if now_s < self._storage_blocked_until_s:
+        if self.disk.blocked(now_s):
             return []
-        actions = self._told(now_s) + self._next_step(now_s) + self._local_step(now_s) + self._profiles(now_s)
-        actions += self._policy(now_s)
-        if self.welcomed and self.state.revision != self._stored_revision:
-            overdue = now_s - self._reported_sent_s >= self._heartbeat_interval_s
-            if self.state.revision != self._sent_revision or overdue:
-                self._sent_revision = self.state.revision
-                actions += self._send_report(now_s)
-        return actions
+        actions = self._told(now_s) + self._next_step(now_s) + self._local_step(now_s)
+        desired, welcomed = self.state.desired, self.session.welcomed
+        actions += self._needs.profiles(desired, self.state.answered, now_s, connected=welcomed)
+        actions += self._needs.policy(desired, now_s, connected=welcomed)
+        return actions + self.session.keep_told(self.report(), now_s)
 
     def _tell_planner(self, now_s: float) -> list[ev.Action]:
         """An alarm and a local plan, whatever else goes on."""
-        if not self.welcomed:
+        if not self.session.welcomed:
             return []
         alarm = self._alarms.due(now_s, self.config.alarm_again_s)
         planned = self._local.message(self.state, self.state.attempt, self.config.boot, now_s)
@@ -429,8 +312,8 @@ class LinkCore:
         begun = self._local.begin(
             self.state,
             self.state.attempt,
-            connected=self.welcomed,
-            present=self._present,
+            connected=self.session.welcomed,
+            present=self._needs.present,
             now_s=now_s,
         )
         actions = self._become(begun) if begun is not None else []
@@ -494,7 +377,7 @@ class LinkCore:
         if self.state.state is not DeviceState.WAITING:
             reason = f"{counted(len(missing), 'artifact')} to fetch"
             actions += self._become(self.state.moved(Cause.ARTIFACTS_MISSING, reason))
-        return actions + self._fetch(missing, now_s)
+        return actions + self._needs.fetch(missing, now_s, connected=self.session.welcomed)
 
     def _ask(self, what: str, action: ev.Action) -> list[ev.Action]:
         wanted = (self.state.attempt, what)
@@ -502,45 +385,3 @@ class LinkCore:
             return []
         self._asked = wanted
         return [action]
-
-    def _fetch(self, needs: list[control.ArtifactNeed], now_s: float) -> list[ev.Action]:
-        if not self.welcomed:
-            return []
-        actions: list[ev.Action] = []
-        for need in needs:
-            asked_s = self._fetch_asked_s.get(need.digest, float("-inf"))
-            if now_s - asked_s >= self.config.fetch_again_s:
-                self._fetch_asked_s[need.digest] = now_s
-                actions.append(ev.FetchArtifact(need))
-        return actions
-
-    def _policy(self, now_s: float) -> list[ev.Action]:
-        """Fetch the policy that is desired, then say which one to plan with."""
-        need = self.state.desired.policy if self.state.desired else None
-        if need is not None and need.digest not in self._present:
-            return self._fetch([control.ArtifactNeed("policy", need.digest, need.size_bytes)], now_s)
-        wanted = need.digest if need is not None else None
-        if wanted == self._policy_used:
-            return []
-        self._policy_used = wanted
-        return [ev.UsePolicy(wanted)]
-
-    def _profiles(self, now_s: float) -> list[ev.Action]:
-        desired = self.state.desired
-        if desired is None:
-            return []
-        wanted: list[tuple[int, tuple[control.ArtifactNeed, ...], ev.Action]] = [
-            (one.request, (one.artifact,), ev.RunProfile(one)) for one in desired.profiles
-        ]
-        if (stages := desired.stage_profile) is not None:
-            wanted.append((stages.request, stages.artifacts, ev.RunStageProfile(stages)))
-        actions: list[ev.Action] = []
-        for request, needs, action in wanted:
-            if request in self.state.answered or request in self._profiles_asked:
-                continue
-            if missing := [need for need in needs if need.digest not in self._present]:
-                actions += self._fetch(missing, now_s)
-                continue
-            self._profiles_asked.add(request)
-            actions.append(action)
-        return actions

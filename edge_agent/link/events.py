@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct, structs
 
-from edge_agent.link.states import UNDONE, Cause, step
+from edge_agent.link.states import UNDONE, Cause, local_step, step
 from shared.engine.trial import TrialRecord, TrialResult
 from shared.ids import Digest
 from shared.messages.base import Count, DigestText, Epoch, Generation, Line, PlanBytes, ShortText
@@ -76,6 +76,17 @@ class LocalAttempt(Struct, frozen=True, kw_only=True):
         """What the plan manager knows it by."""
         return (LOCAL_EPOCH, self.plan.ref.local_counter)
 
+    def moved(self, cause: Cause) -> "LocalAttempt":
+        """One step on.
+
+        Raises:
+            RuntimeError: the step is not in the table of local states, or ends the attempt.
+        """
+        state = local_step(self.state, cause)
+        if state is None:
+            raise RuntimeError(f"an attempt at a plan made here is over by {cause.value}")
+        return structs.replace(self, state=state)
+
 
 class Proven(Struct, frozen=True):
     """A plan but for its launch intervals (`Plan.structure`) that was committed, and the environment then."""
@@ -138,6 +149,16 @@ class LinkState(Struct, frozen=True, kw_only=True):
         """
         return structs.replace(self, state=step(self.state, cause), reason=reason[:512])
 
+    def without_local(self, cause: Cause) -> "LinkState":
+        """The attempt at a plan made here is over; nothing else changes.
+
+        Raises:
+            RuntimeError: the cause does not end it.
+        """
+        if self.local is not None and local_step(self.local.state, cause) is not None:
+            raise RuntimeError(f"an attempt at a plan made here goes on after {cause.value}")
+        return structs.replace(self, local=None)
+
 
 @dataclass(frozen=True)
 class Connected:
@@ -151,6 +172,8 @@ class Lost:
 
 @dataclass(frozen=True)
 class Received:
+    """The planner said something."""
+
     message: ControlToDevice
 
 
@@ -170,12 +193,16 @@ class ArtifactGone:
 
 @dataclass(frozen=True)
 class FetchFailed:
+    """An artifact cannot be had now; the core asks again."""
+
     digest: Digest
     reason: str
 
 
 @dataclass(frozen=True)
 class PlanVerified:
+    """It decodes and is legal, and its artifacts are whole."""
+
     attempt: Attempt
 
 
@@ -216,6 +243,8 @@ class TrialDecided:
 
 @dataclass(frozen=True)
 class ProbationPassed:
+    """It ran for as long as it had to, and nothing speaks against it."""
+
     attempt: Attempt
 
 
@@ -346,12 +375,16 @@ class FetchArtifact:
 
 @dataclass(frozen=True)
 class VerifyPlan:
+    """Check it: `PlanVerified` or `PlanRefused` answers."""
+
     attempt: Attempt
     plan: RunnablePlan
 
 
 @dataclass(frozen=True)
 class StagePlan:
+    """Load it beside the one that runs: `PlanStaged` or `PlanRefused` answers."""
+
     attempt: Attempt
     plan: RunnablePlan
 
@@ -408,6 +441,8 @@ class UsePolicy:
 
 @dataclass(frozen=True)
 class RunProfile:
+    """Measure the operators of a model beside what runs; answered by `ProfileAnswered`."""
+
     request: ProfileRequest
 
 
@@ -433,21 +468,18 @@ class Reconnect:
     delay_s: float | None = None
 
 
-Action = (
-    Persist
-    | Hold
-    | Send
-    | FetchArtifact
+Order = (
+    RestorePlan
     | VerifyPlan
     | StagePlan
     | RunTrial
     | TrialRecorded
     | ActivatePlan
-    | RestorePlan
     | AbandonPlan
     | UsePolicy
     | RunProfile
     | RunStageProfile
-    | Record
-    | Reconnect
 )
+"""What the link asks of the agent; the other actions are the link's own."""
+
+Action = Persist | Hold | Send | FetchArtifact | Record | Reconnect | Order

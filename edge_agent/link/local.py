@@ -19,7 +19,8 @@ from typing import Final
 import msgspec
 
 from edge_agent.link import events as ev
-from edge_agent.link.trials import Changed, Way, is_proven, proven_with, structure_of
+from edge_agent.link.states import Cause
+from edge_agent.link.trials import VERDICT_CAUSES, Changed, Way, is_proven, proven_with, structure_of
 from shared.engine.trial import TrialRecord, TrialResult, Verdict, found_at_boot
 from shared.ids import Digest
 from shared.messages import control
@@ -103,7 +104,7 @@ class LocalPlans:
         on_trial = local.way == Way.TRIAL.value
         if local.state is DeviceState.STAGED and not on_trial:
             # The record is on disk before the plan runs: a crash from here on is found at boot.
-            local = msgspec.structs.replace(local, state=DeviceState.PROBATION)
+            local = local.moved(Cause.ACTIVATE)
             state = msgspec.structs.replace(state, local=local, active=local.plan.ref)
         asked = (local.attempt, local.state)
         if asked == self._asked:
@@ -179,19 +180,17 @@ def outcome(state: ev.LinkState, event: ev.Outcome, now_us: int) -> Changed | No
         return None
     match event, local.state:
         case ev.PlanVerified(), DeviceState.RECEIVED:
-            verified = msgspec.structs.replace(local, state=DeviceState.VERIFIED)
-            return Changed(msgspec.structs.replace(state, local=verified))
+            return Changed(msgspec.structs.replace(state, local=local.moved(Cause.VERIFIED)))
         case ev.PlanStaged(), DeviceState.VERIFIED:
             return Changed(_staged(state, local, event, now_us))
         case ev.TrialBegins(), DeviceState.STAGED:
-            begun = msgspec.structs.replace(local, state=DeviceState.TRIAL, record=event.record)
+            begun = msgspec.structs.replace(local.moved(Cause.TRIAL_BEGINS), record=event.record)
             return Changed(msgspec.structs.replace(state, local=begun))
         case ev.TrialDecided(), DeviceState.STAGED | DeviceState.TRIAL:
-            return _decided(state, local, event.result, now_us)
+            return _decided(state, local, event.result, VERDICT_CAUSES[event.result.verdict], now_us)
         case ev.ProbationPassed(), DeviceState.PROBATION:
             passed = msgspec.structs.replace(
-                state,
-                local=None,
+                state.without_local(Cause.PROBATION_PASSED),
                 last_good=local.plan,
                 planned=local.planned,
                 proven=proven_with(state, local.plan, holds=True),
@@ -201,25 +200,33 @@ def outcome(state: ev.LinkState, event: ev.Outcome, now_us: int) -> Changed | No
             kept = TrialResult(verdict=Verdict.COMMIT, reason="neither p99 nor the oldest age worsened")
             return Changed(passed, _row(local, kept, now_us))
         case ev.PlanRefused(), DeviceState.RECEIVED | DeviceState.VERIFIED | DeviceState.STAGED:
-            return Changed(_barred(state, local.plan.ref.digest))
+            return Changed(_barred(state.without_local(Cause.REFUSED), local.plan.ref.digest))
         case ev.ProbationFailed(), DeviceState.PROBATION:
-            return _failed(state, local, event.reason, now_us)
+            return _failed(state, local, event.reason, Cause.PROBATION_FAILED, now_us)
     return None
 
 
 def at_boot(state: ev.LinkState, now_us: int) -> Changed:
     """An attempt found at boot is over; if its plan ran, it may be what stopped the agent."""
-    if state.local is None:
+    local = state.local
+    if local is None:
         return Changed(state)
-    if state.local.state is DeviceState.TRIAL and state.local.record is not None:
-        return _decided(state, state.local, found_at_boot(state.local.record), now_us)
-    if state.local.state is not DeviceState.PROBATION:
-        return Changed(msgspec.structs.replace(state, local=None))
-    return _failed(state, state.local, "the agent stopped while the plan made here was tried", now_us)
+    if local.state is DeviceState.TRIAL and local.record is not None:
+        return _decided(state, local, found_at_boot(local.record), Cause.BOOT, now_us)
+    if local.state is not DeviceState.PROBATION:
+        return Changed(state.without_local(Cause.BOOT))
+    reason = "the agent stopped while the plan made here was tried"
+    return _failed(state, local, reason, Cause.BOOT, now_us)
 
 
-def abandoned(state: ev.LinkState, reason: str, now_us: int) -> tuple[ev.LinkState, list[ev.Action]]:
-    """Something matters more than the attempt: it ends, and what runs runs on. Actions for after that."""
+def superseded(state: ev.LinkState, now_us: int) -> tuple[ev.LinkState, list[ev.Action]]:
+    """A newer value is desired: the attempt ends, and what runs runs on. Actions for after that."""
+    return _abandoned(state, "a newer plan is desired", Cause.DESIRED, now_us)
+
+
+def _abandoned(
+    state: ev.LinkState, reason: str, cause: Cause, now_us: int
+) -> tuple[ev.LinkState, list[ev.Action]]:
     local = state.local
     if local is None:
         return state, []
@@ -227,7 +234,7 @@ def abandoned(state: ev.LinkState, reason: str, now_us: int) -> tuple[ev.LinkSta
     if local.state is DeviceState.TRIAL:
         rows = _row(local, TrialResult(verdict=Verdict.ABANDONED, reason=reason), now_us)
     ended: list[ev.Action] = [ev.AbandonPlan(local.attempt), *map(ev.Record, rows)]
-    return msgspec.structs.replace(state, local=None), ended
+    return state.without_local(cause), ended
 
 
 def environment_changed(state: ev.LinkState, now_us: int) -> tuple[ev.LinkState, list[ev.Action]]:
@@ -235,7 +242,7 @@ def environment_changed(state: ev.LinkState, now_us: int) -> tuple[ev.LinkState,
     local = state.local
     if local is None or local.state not in (DeviceState.STAGED, DeviceState.TRIAL):
         return state, []
-    return abandoned(state, "the environment changed", now_us)
+    return _abandoned(state, "the environment changed", Cause.ENVIRONMENT, now_us)
 
 
 def adopted(state: ev.LinkState, plan: ev.RunnablePlan) -> tuple[ev.LinkState, list[ev.Action]]:
@@ -254,7 +261,8 @@ def lost(state: ev.LinkState) -> ev.LinkState | None:
     good, desired = state.last_good, state.candidate
     if good is None or state.planned is None or state.state is not DeviceState.COMMITTED or desired is None:
         return None
-    back = msgspec.structs.replace(state, last_good=desired, active=desired.ref, planned=None)
+    over = state.without_local(Cause.RESTORE_FAILED)
+    back = msgspec.structs.replace(over, last_good=desired, active=desired.ref, planned=None)
     return _barred(back, good.ref.digest)
 
 
@@ -264,41 +272,44 @@ def _staged(state: ev.LinkState, local: ev.LocalAttempt, staged: ev.PlanStaged, 
     if is_proven(state, local.plan):
         way = Way.PROVEN
     elif staged.control is None:
-        return msgspec.structs.replace(state, local=None)
+        return state.without_local(Cause.NOT_NOW)
     else:
         way = Way.GUARD if staged.intervals_only else Way.TRIAL
     if staged.starves:
-        return msgspec.structs.replace(state, local=None)
+        return state.without_local(Cause.NOT_NOW)
     record = TrialRecord(
         candidate=digest,
         control=staged.control or Digest(""),
         environment=state.environment,
         began_us=now_us,
     )
-    local = msgspec.structs.replace(local, state=DeviceState.STAGED, way=way.value, record=record)
+    local = msgspec.structs.replace(local.moved(Cause.STAGED), way=way.value, record=record)
     return msgspec.structs.replace(state, local=local)
 
 
-def _decided(state: ev.LinkState, local: ev.LocalAttempt, result: TrialResult, now_us: int) -> Changed:
+def _decided(
+    state: ev.LinkState, local: ev.LocalAttempt, result: TrialResult, cause: Cause, now_us: int
+) -> Changed:
     """The trial ended, or was refused. One without a verdict says nothing of the plan."""
     rows = _row(local, result, now_us)
     match result.verdict:
         case Verdict.COMMIT:
-            won = msgspec.structs.replace(local, state=DeviceState.PROBATION)
+            won = local.moved(cause)
             return Changed(msgspec.structs.replace(state, local=won, active=local.plan.ref), rows)
         case Verdict.ABANDONED:
-            return Changed(msgspec.structs.replace(state, local=None), rows)
-    lost = msgspec.structs.replace(state, proven=proven_with(state, local.plan, holds=False))
+            return Changed(state.without_local(cause), rows)
+    proven = proven_with(state, local.plan, holds=False)
+    lost = msgspec.structs.replace(state.without_local(cause), proven=proven)
     return Changed(_barred(lost, local.plan.ref.digest, structure_of(local.plan)), rows)
 
 
-def _failed(state: ev.LinkState, local: ev.LocalAttempt, reason: str, now_us: int) -> Changed:
+def _failed(state: ev.LinkState, local: ev.LocalAttempt, reason: str, cause: Cause, now_us: int) -> Changed:
     """It ran and is not to run again; last-known-good does."""
     digest = local.plan.ref.digest
     good = state.last_good
     tried = (digest, structure_of(local.plan)) if local.way == Way.TRIAL.value else (digest,)
     back = msgspec.structs.replace(
-        _barred(state, *tried),
+        _barred(state.without_local(cause), *tried),
         active=good.ref if good else None,
         proven=state.proven if local.way == Way.GUARD.value else proven_with(state, local.plan, holds=False),
     )
@@ -306,8 +317,8 @@ def _failed(state: ev.LinkState, local: ev.LocalAttempt, reason: str, now_us: in
 
 
 def _barred(state: ev.LinkState, *failed: Digest) -> ev.LinkState:
-    """No attempt, and none at this plan or structure again in this environment."""
-    return msgspec.structs.replace(state, local=None, barred=(*state.barred, *failed)[-_BARRED:])
+    """No attempt at these plans or structures again in this environment."""
+    return msgspec.structs.replace(state, barred=(*state.barred, *failed)[-_BARRED:])
 
 
 def _row(local: ev.LocalAttempt, result: TrialResult, now_us: int) -> tuple[TrialEnded, ...]:

@@ -1,4 +1,4 @@
-"""The states of a desired plan on the device, and every step between them that is legal."""
+"""The states of a desired plan on the device, and of one made there: every step that is legal."""
 
 from enum import Enum
 from typing import Final
@@ -7,7 +7,7 @@ from shared.messages.control import DeviceState
 
 
 class Cause(str, Enum):
-    """What moves a desired plan on."""
+    """What moves a plan on."""
 
     DESIRED = "desired"  # a newer (epoch, generation) arrived
     MEASURE = "measure"  # it only asks for measurements: what was found about its plan stands
@@ -24,10 +24,13 @@ class Cause(str, Enum):
     ACTIVATE = "activate"  # proven, ordered, or nothing to compare with: straight under probation
     PROBATION_PASSED = "probation_passed"
     PROBATION_FAILED = "probation_failed"
-    RESTORE_FAILED = "restore_failed"  # the committed plan no longer runs
+    RESTORE_FAILED = "restore_failed"  # last-known-good no longer runs
     BOOT = "boot"  # found in this state when the agent started
     BOOT_AGAIN = "boot_again"  # found under probation a second time
     ENVIRONMENT = "environment"  # another power mode or executor version: a verdict no longer holds
+    NOT_NOW = (
+        "not_now"  # of a plan made here: nothing comparable runs, or more tasks arrive than it would admit
+    )
 
 
 S = DeviceState
@@ -87,6 +90,44 @@ TRANSITIONS: Final[dict[tuple[DeviceState | None, Cause], DeviceState]] = {
     (S.ROLLED_BACK, C.BOOT): S.ROLLED_BACK,
 }
 
+LOCAL_TRANSITIONS: Final[dict[tuple[DeviceState, Cause], DeviceState | None]] = {
+    (S.RECEIVED, C.VERIFIED): S.VERIFIED,
+    (S.RECEIVED, C.REFUSED): None,
+    (S.RECEIVED, C.DESIRED): None,
+    (S.RECEIVED, C.RESTORE_FAILED): None,
+    (S.RECEIVED, C.BOOT): None,
+    (S.VERIFIED, C.STAGED): S.STAGED,
+    (S.VERIFIED, C.NOT_NOW): None,
+    (S.VERIFIED, C.REFUSED): None,
+    (S.VERIFIED, C.DESIRED): None,
+    (S.VERIFIED, C.RESTORE_FAILED): None,
+    (S.VERIFIED, C.BOOT): None,
+    (S.STAGED, C.ACTIVATE): S.PROBATION,
+    (S.STAGED, C.TRIAL_BEGINS): S.TRIAL,
+    (S.STAGED, C.TRIAL_LOST): None,
+    (S.STAGED, C.TRIAL_EVEN): None,
+    (S.STAGED, C.TRIAL_ABANDONED): None,
+    (S.STAGED, C.REFUSED): None,
+    (S.STAGED, C.ENVIRONMENT): None,
+    (S.STAGED, C.DESIRED): None,
+    (S.STAGED, C.RESTORE_FAILED): None,
+    (S.STAGED, C.BOOT): None,
+    (S.TRIAL, C.TRIAL_WON): S.PROBATION,
+    (S.TRIAL, C.TRIAL_LOST): None,
+    (S.TRIAL, C.TRIAL_EVEN): None,
+    (S.TRIAL, C.TRIAL_ABANDONED): None,
+    (S.TRIAL, C.ENVIRONMENT): None,
+    (S.TRIAL, C.DESIRED): None,
+    (S.TRIAL, C.RESTORE_FAILED): None,
+    (S.TRIAL, C.BOOT): None,
+    (S.PROBATION, C.PROBATION_PASSED): None,
+    (S.PROBATION, C.PROBATION_FAILED): None,
+    (S.PROBATION, C.DESIRED): None,
+    (S.PROBATION, C.RESTORE_FAILED): None,
+    (S.PROBATION, C.BOOT): None,
+}
+"""The attempt at a plan that was made on the device; None: it is over."""
+
 UNDONE: Final = frozenset({S.RECEIVED, S.WAITING, S.VERIFIED, S.STAGED})
 """Nothing of the plan ran yet: a start finds any of these as `received`, and so they are the same on disk."""
 
@@ -105,3 +146,15 @@ def step(state: DeviceState | None, cause: Cause) -> DeviceState:
     except KeyError:
         name = "nothing" if state is None else state.value
         raise RuntimeError(f"no step from {name} by {cause.value}") from None
+
+
+def local_step(state: DeviceState, cause: Cause) -> DeviceState | None:
+    """The state of a local attempt after `cause`; None: it is over.
+
+    Raises:
+        RuntimeError: the step is not in the table; the core is wrong.
+    """
+    try:
+        return LOCAL_TRANSITIONS[state, cause]
+    except KeyError:
+        raise RuntimeError(f"no step of a plan made here from {state.value} by {cause.value}") from None

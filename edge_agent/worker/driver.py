@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from queue import SimpleQueue
 
-from edge_agent.executor.base import Executor, Rows, StepResult
+from edge_agent.executor.base import Rows, StepResult, StepRunner
 from edge_agent.worker.messages import CombinedStats, Measured
 from edge_agent.worker.recorder import Recorder
 from edge_agent.worker.records import Ends, Lane, held_lock, one_line, write_outputs
@@ -59,7 +59,7 @@ class EngineDriver:
 
     def __init__(
         self,
-        executor: Executor,
+        executor: StepRunner,
         *,
         on_released: Callable[[PlanKey], None] = lambda key: None,
         clock: Callable[[], float] = time.monotonic,
@@ -303,7 +303,8 @@ class EngineDriver:
         ends: Ends = []
         for action in actions:
             if isinstance(action, IssueStep):
-                self._issue(action.step, now)
+                if not self._stopping:  # its lane's thread may have ended, and a step after it would hang
+                    self._issue(action.step, now)
             elif isinstance(action, FinishTask):
                 self._book.finish(action, now, ends)
             elif isinstance(action, MoveInstance):

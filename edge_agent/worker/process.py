@@ -12,8 +12,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import NoReturn
 
-from edge_agent.executor.base import Executor, StepResult
-from edge_agent.executor.registry import make_executor
+from edge_agent.executor.base import StepResult
+from edge_agent.executor.executors import Executors
 from edge_agent.worker import messages
 from edge_agent.worker.arena_tasks import ArenaTasks
 from edge_agent.worker.artifacts import ArtifactTable
@@ -28,7 +28,7 @@ from edge_agent.worker.recorder import Recording
 from shared.bound import BoundPlan, bind
 from shared.engine.stats import EngineGlance
 from shared.engine.steps import PlanKey, Step
-from shared.errors import PlanError, StageloomError, UnavailableError
+from shared.errors import StageloomError, UnavailableError
 from shared.failpoint import failpoint
 from shared.plan import MAX_PLAN_BYTES, decode_plan
 
@@ -49,13 +49,15 @@ class EngineProcess:
         self._channel = channel
         self._sending = threading.Lock()
         self._nudge = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._driver: EngineDriver | None = None
+        self._executors = Executors()
+        self._driver: EngineDriver | None = None  # from the first plan on
         self._tasks = ArenaTasks(self.report, lambda: self._driver)
         self._artifacts = ArtifactTable()
         self._loads: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._profiler = Profiler(
             self.report,
             lambda: self._driver,
+            self._executors,
             self._artifacts,
             self._quiet,
             config.memory_bytes,
@@ -173,27 +175,13 @@ class EngineProcess:
             plan = decode_plan(wire)
             artifacts = {m.artifact: self._artifacts.use(key, m.artifact, paths) for m in plan.models}
             bound = bind(plan, {digest: artifact.graph for digest, artifact in artifacts.items()})
-            driver = self._driver
-            if driver is None:
-                executor = make_executor(plan.executor.name)
-                driver = EngineDriver(executor, on_released=self._released)
-            elif driver.executor.name != plan.executor.name:
-                raise PlanError(
-                    f"the engine runs executor {driver.executor.name!r}, not {plan.executor.name!r}",
-                    remedy="restart the engine process to change executors",
-                )
-            stated_bytes, free = self._room(driver.executor, bound)
-            if stated_bytes > free.room_bytes:
-                driver.executor.drop_idle()
-                stated_bytes, free = self._room(driver.executor, bound)
+            driver = self._driver or EngineDriver(self._executors, on_released=self._released)
             try:
-                if stated_bytes > free.room_bytes:
-                    alone_bytes = driver.executor.stated_bytes(bound, alone=True)
-                    raise _TooLargeError(stated_bytes, free.room_bytes, alone_bytes, free.memory_bytes)
+                stated_bytes, free = self._admit(bound)
                 driver.load(key, bound, artifacts)
             except BaseException:
                 if driver is not self._driver:
-                    driver.close()  # the next plan may want another executor
+                    driver.close()  # its threads; the next plan gets another
                 raise
             self._driver = driver
             missing = driver.wait_prepared(key, PREPARE_TIMEOUT_S)
@@ -211,9 +199,25 @@ class EngineProcess:
             failpoint("engine.loaded")
             self.report(messages.PlanLoaded(key, missing == 0, stated_bytes, free.memory_bytes))
 
-    def _room(self, executor: Executor, bound: BoundPlan) -> tuple[int, Budget]:
-        """What a plan would add, and what there is."""
-        return executor.stated_bytes(bound), budget(self._config.memory_bytes, executor.held_bytes)
+    def _admit(self, bound: BoundPlan) -> tuple[int, Budget]:
+        """What a plan would add, and what there is for it.
+
+        Raises:
+            ExecutorError: its executor cannot be made.
+            _TooLargeError: it does not fit beside what is loaded.
+        """
+        stated_bytes, free = self._room(bound)
+        if stated_bytes > free.room_bytes:
+            self._executors.drop_idle()
+            stated_bytes, free = self._room(bound)
+        if stated_bytes > free.room_bytes:
+            alone_bytes = self._executors.stated_bytes(bound, alone=True)
+            raise _TooLargeError(stated_bytes, free.room_bytes, alone_bytes, free.memory_bytes)
+        return stated_bytes, free
+
+    def _room(self, bound: BoundPlan) -> tuple[int, Budget]:
+        executors = self._executors
+        return executors.stated_bytes(bound), budget(self._config.memory_bytes, executors.held_bytes)
 
     def _switch(self, command: messages.Activate | messages.Unload) -> None:
         key = PlanKey(command.key)

@@ -8,7 +8,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import NoReturn
 
-from edge_agent.executor.base import Executor, OperatorTime, TimingRequest
+from edge_agent.executor.base import OperatorTime, StepRunner, TimingRequest
+from edge_agent.executor.executors import Executors
 from edge_agent.executor.idle import IdleTime
 from edge_agent.executor.registry import make_executor
 from edge_agent.worker import messages
@@ -35,13 +36,16 @@ class Profiler:
         self,
         report: Callable[[Report], None],
         driver: Callable[[], EngineDriver | None],
+        executors: Executors,
         artifacts: ArtifactTable,
         idle: Callable[[], bool],
         memory_bytes: int,
     ) -> None:
-        """`idle`: nothing is served. `memory_bytes` bounds what plans take together; 0: what there is."""
+        """`executors`: the driver's. `idle`: nothing is served. `memory_bytes` is for all plans together; 0:
+        what there is."""
         self._report = report
         self._driver = driver
+        self._executors = executors
         self._artifacts = artifacts
         self._idle = idle
         self._memory_bytes = memory_bytes
@@ -124,12 +128,12 @@ class Profiler:
             self._report(report)
 
     @contextmanager
-    def _executor(self, bound: BoundPlan) -> Iterator[tuple[Executor, Beside]]:
+    def _executor(self, bound: BoundPlan) -> Iterator[tuple[StepRunner, Beside]]:
         """The executor that serves, whose weights the plan may share; else one of its own."""
         name = bound.plan.executor.name
         driver = self._driver()
-        shares = driver is not None and driver.executor.name == name
-        executor = driver.executor if driver is not None and shares else make_executor(name)
+        shares = driver is not None and self._executors.runs(name)
+        executor: StepRunner = self._executors if shares else make_executor(name)
         needed_bytes = executor.stated_bytes(bound)
         room_bytes = budget(self._memory_bytes, executor.held_bytes).room_bytes
         try:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
-from edge_agent.executor.base import Executor, OperatorTime, StepResult
+from edge_agent.executor.base import OperatorTime, StepResult, StepRunner
 from edge_agent.executor.idle import IdleTime
 from shared.artifact import Artifact
 from shared.bitmask import mask_of
@@ -72,7 +72,7 @@ class BlockTimes:
 def profile_stages(
     bound: BoundPlan,
     artifacts: Mapping[Digest, Artifact],
-    executor: Executor,
+    executor: StepRunner,
     beside: Beside,
     moments: IdleTime,
     repeats: int,
@@ -112,7 +112,7 @@ class _Profile:
     """Runs combined blocks of one loaded plan."""
 
     def __init__(
-        self, key: PlanKey, bound: BoundPlan, executor: Executor, beside: Beside, moments: IdleTime
+        self, key: PlanKey, bound: BoundPlan, executor: StepRunner, beside: Beside, moments: IdleTime
     ) -> None:
         self._key = key
         self._bound = bound
@@ -255,7 +255,7 @@ def _seeded_inputs(model: BoundModel) -> "Mapping[str, numpy.ndarray]":
 class Alone:
     """An executor that nobody else uses."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: StepRunner) -> None:
         self.issue: Callable[..., None] = executor.issue
         self.drop: Callable[[InstanceId], None] = executor.drop
         self._executor = executor

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from planner.admin.contests import CHOICE, FRESH, Contests, Held
+from planner.admin.contests import Contests, Held
 from planner.admin.scene import Staged, stage
 from planner.admin.search import scheduler_key, search_job
 from planner.cluster.run import search
@@ -56,8 +56,7 @@ def create(
     )
     first = search(taking_part[0].job)
     graphs = {model.artifact: model.graph for model in basis.models}
-    seeds = (*CHOICE.seeds, *FRESH.seeds)
-    staged = stage(store, request.device, bind(first, graphs), graphs, request.rates, seeds)
+    staged = stage(store, request.device, bind(first, graphs), graphs, request.rates)
     held = contests.hold(taking_part, first, staged.scene, budget_s=request.budget_s, ticket=request.ticket)
     return _keep(store, request, taking_part, staged, held, basis.costs, clock.monotonic_s() - began_s)
 

@@ -240,12 +240,16 @@ class AdminHandler:
         if isinstance(result, InputError):
             return admin.Pushed(device=device, cause=str(result)[:512])
         reply = self._pushed(device, result)
-        return admin.Pushed(device=device, epoch=reply.epoch, generation=reply.generation)
+        return admin.Pushed(
+            device=device, epoch=reply.epoch, generation=reply.generation, autonomy=reply.autonomy
+        )
 
     def _pushed(self, device: DeviceId, desired: Desired) -> admin.PlanPushReply:
         failpoint("planner.desired.after")
         self._fleet.desired_changed(device, desired)
-        return admin.PlanPushReply(epoch=desired.epoch, generation=desired.generation)
+        return admin.PlanPushReply(
+            epoch=desired.epoch, generation=desired.generation, autonomy=desired.autonomy
+        )
 
     def _history(self, request: admin.PlanHistoryRequest) -> admin.AdminReply:
         entries, following = self._store.history(request.device, before=request.before, limit=request.limit)

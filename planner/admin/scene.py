@@ -1,18 +1,16 @@
 """Where a contest takes place: the twin of a device, and what arrives there, each with where it is from."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import fsum
 from typing import Final, NamedTuple
 
 from planner.contest.task import Scene
 from planner.store.reading import ReadStore
-from planner.twin.arrivals import Poisson, Process
-from planner.twin.replay import recorded_arrivals
+from planner.twin.arrivals import Poisson, Process, require_all
+from planner.twin.replay import counted_arrivals
 from planner.twin.stored import base_device, stored_times
 from planner.twin.times import StepTimes
 from shared.bound import BoundPlan
-from shared.errors import InputError
 from shared.graph import Graph
 from shared.ids import DeviceId, Digest
 from shared.messages.admin import ArrivalRate
@@ -39,7 +37,6 @@ def stage(
     first: BoundPlan,
     graphs: Mapping[Digest, Graph],
     rates: Sequence[ArrivalRate],
-    seeds: Sequence[int],
 ) -> Staged:
     """The scene for plans of the models of `first`, a plan of single blocks with one task each.
 
@@ -53,7 +50,7 @@ def stage(
         times = StepTimes.derived(base, first.plan.executor.precision)
         twin = f"assumed, since no device was named: {base.title}"
     service_s = _service_s(times, first)
-    arrivals, text = _arrivals(store, device, first, rates, service_s, seeds)
+    arrivals, text = _arrivals(store, device, first, rates, service_s)
     return Staged(Scene(times=times, arrivals=arrivals, graphs=graphs, service_s=service_s), twin, text)
 
 
@@ -76,44 +73,27 @@ def _arrivals(
     first: BoundPlan,
     rates: Sequence[ArrivalRate],
     service_s: Sequence[float],
-    seeds: Sequence[int],
-) -> tuple[Mapping[int, Mapping[str, Process]], str]:
-    """Processes by model for each seed, and in words."""
+) -> tuple[Mapping[str, Process], str]:
+    """Processes by model, and in words."""
     names = [model.name for model in first.plan.models]
     if rates:
-        given = {rate.model: rate.per_s for rate in rates}
-        _check(names, given)
-        text = ", ".join(f"{name} {given[name]:g}/s" for name in names)
-        return _poisson(given, seeds), f"poisson: {text}"
+        given = _poisson({rate.model: rate.per_s for rate in rates})
+        require_all(given, names)
+        text = ", ".join(f"{name} {given[name].mean_per_s:g}/s" for name in names)
+        return given, f"poisson: {text}"
     rows = [] if device is None else store.newest_telemetry(device, [RowKind.TASK_COUNTERS], _us(RECORDED_S))
     counted = any(getattr(row.data, "model", None) in names and row.data.submitted for row in rows)  # type: ignore[union-attr]
     if not counted:
         per_s = ASSUMED_LOAD / fsum(service_s)
         text = f"assumed, as none were given or counted: poisson, {per_s:.3g}/s of each model"
-        return _poisson(dict.fromkeys(names, per_s), seeds), text
-    by_seed: dict[int, Mapping[str, Process]] = {}
-    covered_s = 0.0
-    for seed in seeds:
-        found, covered_s = recorded_arrivals(rows, names, seed)
-        _check(names, {name: one.mean_per_s for name, one in found.items() if one.times_s})
-        repeat_s = covered_s + 1e-6  # behind the last arrival, however the sum is rounded
-        by_seed[seed] = {name: replace(one, repeat_s=repeat_s) for name, one in found.items()}
-    return by_seed, f"the last {covered_s:.0f} s of {device}"
+        return _poisson(dict.fromkeys(names, per_s)), text
+    found = counted_arrivals(rows, names)
+    require_all(found, names)
+    return found, f"the last {found[names[0]].length_s:.0f} s of {device}"
 
 
-def _poisson(rates: Mapping[str, float], seeds: Sequence[int]) -> Mapping[int, Mapping[str, Process]]:
-    processes = {name: Poisson(rate_per_s=per_s) for name, per_s in rates.items()}
-    return dict.fromkeys(seeds, processes)
-
-
-def _check(names: Sequence[str], known: Mapping[str, float]) -> None:
-    """All of the plan's models, and no other."""
-    for name in known:
-        if name not in names:
-            raise InputError(f"the plan has no model {name!r}", remedy=f"it has {', '.join(names)}")
-    for name in names:
-        if name not in known:
-            raise InputError(f"nothing says how often {name} arrives", remedy=f"give --rate {name}=PER_S")
+def _poisson(rates: Mapping[str, float]) -> Mapping[str, Process]:
+    return {name: Poisson(rate_per_s=per_s) for name, per_s in rates.items()}
 
 
 def _us(seconds: float) -> int:

@@ -12,6 +12,7 @@ from planner.cli import (
     model,
     plan,
     policy,
+    predictions,
     replans,
     service,
     simulate,
@@ -60,7 +61,7 @@ app.command()(telemetry.telemetry)
 app.command()(replans.replans)
 app.command()(backup.backup)
 app.command()(simulate.simulate)
-app.command("predictions")(simulate.list_predictions)
+app.command("predictions")(predictions.list_predictions)
 app.add_typer(device.app, name="device")
 app.add_typer(model.app, name="model")
 app.add_typer(plan.app, name="plan")

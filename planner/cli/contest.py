@@ -11,7 +11,6 @@ import msgspec
 
 from planner.admin.client import TIMEOUT_S, ask
 from planner.cli.output import progress
-from shared.errors import InputError
 from shared.messages import admin
 
 _POLL_S: Final = 0.25
@@ -86,29 +85,6 @@ def tell(contest: admin.ContestInfo) -> None:
         progress(f"on fresh arrivals {figures.name}: {_worth(figures)}")
     if contest.unchecked:
         progress(f"the first valid plan is taken: {contest.unchecked}")
-
-
-def rates(texts: list[str] | None, models: list[str]) -> tuple[admin.ArrivalRate, ...]:
-    """`MODEL=PER_S` each.
-
-    Raises:
-        InputError: not of that form, or a model that is not among `models` or given twice.
-    """
-    found: dict[str, float] = {}
-    for text in texts or []:
-        name, equals, value = text.rpartition("=")
-        try:
-            per_s = float(value)
-        except ValueError:
-            per_s = 0.0
-        if not equals or not 0.0 < per_s <= 1e6:
-            raise InputError(f"--rate {text!r} is not MODEL=PER_S", remedy="such as --rate resnet50=60")
-        if name not in models:
-            raise InputError(f"--rate names {name!r}", remedy=f"the plan has {', '.join(models)}")
-        if name in found:
-            raise InputError(f"--rate names {name} twice", remedy="give each model once")
-        found[name] = per_s
-    return tuple(admin.ArrivalRate(model=name, per_s=per_s) for name, per_s in found.items())
 
 
 def _worth(one: admin.PlanProgressReply | admin.ContestFigures) -> str:

@@ -8,8 +8,9 @@ from planner.admin.client import ask
 from planner.cli import contest
 from planner.cli import create_options as opt
 from planner.cli.choices import model_choice
-from planner.cli.options import DataDir, Json, checked, data_dir_of, parse_duration
-from planner.cli.output import emit, emit_json, pair, progress
+from planner.cli.options import DataDir, Json, Rates, checked, data_dir_of, parse_duration, parse_rates
+from planner.cli.output import emit, emit_json, progress
+from planner.cli.pushing import as_json, in_words
 from planner.cli.searching import search, search_and_measure
 from shared.errors import InputError
 from shared.ids import DeviceId
@@ -44,7 +45,7 @@ def create(
     r: opt.LimitR = None,
     s: opt.LimitS = None,
     budget: opt.Budget = None,
-    rate: opt.Rate = None,
+    rate: Rates = None,
     measure: opt.Measure = None,
     push_it: opt.Push = False,
     data_dir: DataDir = None,
@@ -70,19 +71,7 @@ def create(
     """
     if (push_it or measure is not None) and device is None:
         raise InputError("--push and --measure need a device", remedy="name it with --device")
-    if measure is not None and policy and "scheduler" in find_policy(policy).decides:
-        raise InputError(
-            f"nothing is searched under the policy {policy}, so measuring changes nothing",
-            remedy="leave --measure out",
-        )
-    budget_s = None if budget is None else parse_duration(budget, "--budget")
-    competing = budget_s is not None and policy is None and scheduler is None
-    if competing and measure is not None:
-        raise InputError("--measure is for one scheduler", remedy="name it with --scheduler")
-    if rate and not competing:
-        raise InputError(
-            "--rate says what arrives in a contest", remedy="give --budget, and no --scheduler or --policy"
-        )
+    competing = _competing(policy, scheduler, budget=budget, rate=rate, measure=measure)
     for_all = {
         "partition": partition,
         "replicas": replicas,
@@ -110,11 +99,39 @@ def create(
         run_ahead=run_ahead,
         max_skips=max_skips,
         barrier=barrier,
-        budget_s=budget_s,
+        budget_s=None if budget is None else parse_duration(budget, "--budget"),
         contest=competing,
-        rates=contest.rates(rate, [choice.model for choice in choices]),
+        rates=tuple(admin.ArrivalRate(model=one, per_s=per_s) for one, per_s in parse_rates(rate).items()),
     )
     _create(data_dir_of(data_dir), checked(request), measure, push=push_it, json=json)
+
+
+def _competing(
+    policy: str | None,
+    scheduler: str | None,
+    *,
+    budget: str | None,
+    rate: list[str] | None,
+    measure: float | None,
+) -> bool:
+    """Whether rivals and searches compete for the budget, because nothing says which of them is meant.
+
+    Raises:
+        InputError: --rate or --measure is for the other case.
+    """
+    competing = budget is not None and policy is None and scheduler is None
+    if competing and measure is not None:
+        raise InputError("--measure is for one scheduler", remedy="name it with --scheduler")
+    if rate and not competing:
+        raise InputError(
+            "--rate says what arrives in a contest", remedy="give --budget, and no --scheduler or --policy"
+        )
+    if measure is not None and policy and "scheduler" in find_policy(policy).decides:
+        raise InputError(
+            f"nothing is searched under the policy {policy}, so measuring changes nothing",
+            remedy="leave --measure out",
+        )
+    return competing
 
 
 def _create(
@@ -144,7 +161,7 @@ def _made(folder: Path, reply: admin.PlanReply, device: str | None, json: bool) 
                 **msgspec.to_builtins(made),
                 "search_s": reply.search_s,
                 "contest": msgspec.to_builtins(reply.contest),
-                "pushed": {"epoch": pushed.epoch, "generation": pushed.generation} if pushed else None,
+                "pushed": as_json(pushed) if pushed else None,
             }
         )
         return
@@ -156,7 +173,4 @@ def _made(folder: Path, reply: admin.PlanReply, device: str | None, json: bool) 
         f"{made.text_bytes} bytes as text, {made.wire_bytes} on the wire"
     )
     if pushed:
-        progress(
-            f"pushed to {device} as generation {pair(pushed.epoch, pushed.generation)}; "
-            f"see `stageloom watch {device}`"
-        )
+        progress(f"pushed to {device} as {in_words(pushed)}; see `stageloom watch {device}`")

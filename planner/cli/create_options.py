@@ -92,16 +92,8 @@ Budget = Annotated[
         metavar="DURATION",
         help=(
             "Such as 30s or 2m. With --scheduler or --policy: search on for so long. Without: rivals and "
-            "searches compete on the device's twin; the best so far wins."
+            "searches compete on the device's twin, under --rate; the best so far wins."
         ),
-    ),
-]
-Rate = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--rate",
-        metavar="MODEL=PER_S",
-        help="What arrives in such a contest. Repeatable. Default: what --device counted.",
     ),
 ]
 Measure = Annotated[

@@ -33,6 +33,27 @@ Shapes = Annotated[
         "--shape", metavar="NAME=DIMS", help="Pin an input, such as images=1x3x640x640. Repeatable."
     ),
 ]
+Rates = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rate",
+        metavar="MODEL=PER_S",
+        help="Tasks of a model that arrive a second. Repeatable. Default: what --device counted.",
+    ),
+]
+Last = Annotated[
+    float,
+    typer.Option("--last", min=1.0, metavar="S", help="Of --device's telemetry the newest S seconds count."),
+]
+LAST_S = 600.0
+TwinFile = Annotated[
+    str,
+    typer.Option(
+        "--twin",
+        metavar="NAME|FILE",
+        help="A device file: nano, tx2, xavier_nx, orin_nx, a100, h100, or a path. Default: --device's.",
+    ),
+]
 
 R = TypeVar("R")
 
@@ -110,22 +131,28 @@ def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def parse_rate(text: str, names: Sequence[str]) -> tuple[str, float]:
-    """`MODEL=PER_S` for `--rate`.
+_MOST_PER_S = 1e6  # what messages carry
+
+
+def parse_rates(texts: Sequence[str] | None) -> dict[str, float]:
+    """`--rate MODEL=PER_S`, each.
 
     Raises:
-        InputError: not of that form, or the plan has no such model.
+        InputError: not of that form, or a model given twice.
     """
-    name, equals, value = text.rpartition("=")
-    try:
-        per_s = float(value)
-    except ValueError:
-        per_s = 0.0
-    if not equals or not 0.0 < per_s < float("inf"):
-        raise InputError(f"--rate {text!r} is not MODEL=PER_S", remedy="such as --rate resnet50=60")
-    if name not in names:
-        raise InputError(f"the plan has no model {name!r}", remedy=f"it has {', '.join(names)}")
-    return name, per_s
+    found: dict[str, float] = {}
+    for text in texts or ():
+        name, equals, value = text.rpartition("=")
+        try:
+            per_s = float(value)
+        except ValueError:
+            per_s = 0.0
+        if not equals or not 0.0 < per_s <= _MOST_PER_S:
+            raise InputError(f"--rate {text!r} is not MODEL=PER_S", remedy="such as --rate resnet50=60")
+        if name in found:
+            raise InputError(f"--rate names {name} twice", remedy="give each model once")
+        found[name] = per_s
+    return found
 
 
 _UNITS_S = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}

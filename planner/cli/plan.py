@@ -94,8 +94,13 @@ def push(
         bool, typer.Option("--all", help="To every enrolled device, with no DEVICE named.")
     ] = False,
     autonomy: Annotated[
-        str, typer.Option(metavar="HOW", help="What the agent may re-plan by itself: off, proven or full.")
-    ] = "off",
+        str | None,
+        typer.Option(
+            metavar="HOW",
+            help="What the agent may re-plan by itself: off, proven or full; without this, as before "
+            "(off at first).",
+        ),
+    ] = None,
     now: Annotated[
         bool,
         typer.Option(
@@ -124,10 +129,15 @@ def push(
         raise InputError(
             "name devices and then the plan, or --all and the plan", remedy="see `stageloom plan push --help`"
         )
-    if autonomy not in {one.value for one in Autonomy}:
+    if autonomy is not None and autonomy not in {one.value for one in Autonomy}:
         raise InputError(f"there is no autonomy {autonomy!r}", remedy="choose off, proven or full")
-    activation = Activation.NOW if now else Activation.TRIAL
-    request = checked(admin.FleetPushRequest(plan=plan, autonomy=Autonomy(autonomy), activation=activation))
+    request = checked(
+        admin.FleetPushRequest(
+            plan=plan,
+            autonomy=Autonomy(autonomy) if autonomy is not None else None,
+            activation=Activation.NOW if now else Activation.TRIAL,
+        )
+    )
     if len(devices) == 1:
         pushing.push_to_one(data_dir_of(data_dir), request, devices[0], json)
     else:

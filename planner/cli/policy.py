@@ -7,7 +7,8 @@ import typer
 
 from planner.admin.client import ask
 from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
-from planner.cli.output import emit, emit_json, pair, progress
+from planner.cli.output import emit, emit_json, progress
+from planner.cli.pushing import as_json, in_words
 from shared.errors import InputError
 from shared.ids import DeviceId
 from shared.messages import admin
@@ -48,9 +49,9 @@ def attach(
     request = checked(admin.PolicyAttachRequest(device=DeviceId(device), policy=wanted))
     reply = ask(data_dir_of(data_dir), request, admin.PlanPushReply)
     if json:
-        emit_json({"device": device, "epoch": reply.epoch, "generation": reply.generation})
+        emit_json({"device": device, **as_json(reply)})
     else:
-        progress(f"attached to {device} as generation {pair(reply.epoch, reply.generation)}")
+        progress(f"attached to {device} as {in_words(reply)}")
 
 
 @app.command("import")

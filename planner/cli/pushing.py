@@ -1,5 +1,6 @@
 """A plan to one device, or to many with a transaction for up to 512 of them."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -12,6 +13,7 @@ from planner.cli.output import emit_json, pair, progress
 from shared.errors import InputError
 from shared.ids import DeviceId
 from shared.messages import admin
+from shared.text import counted
 
 _SHOWN: Final = 16
 
@@ -30,12 +32,9 @@ def push_to_one(folder: Path, wanted: admin.FleetPushRequest, device: str, json:
     )
     reply = ask(folder, checked(request), admin.PlanPushReply)
     if json:
-        emit_json({"device": device, "epoch": reply.epoch, "generation": reply.generation})
+        emit_json({"device": device, **as_json(reply)})
     else:
-        progress(
-            f"pushed to {device} as generation {pair(reply.epoch, reply.generation)}; "
-            f"see `stageloom watch {device}`"
-        )
+        progress(f"pushed to {device} as {in_words(reply)}; see `stageloom watch {device}`")
 
 
 def push_to_many(folder: Path, wanted: admin.FleetPushRequest, devices: Sequence[str], json: bool) -> None:
@@ -49,7 +48,10 @@ def push_to_many(folder: Path, wanted: admin.FleetPushRequest, devices: Sequence
     if json:
         emit_json(pushed)
     else:
-        progress(f"pushed to {len(pushed) - len(refused)} devices; see `stageloom watch`")
+        by_autonomy = Counter(one.autonomy.value for one in pushed if one.autonomy is not None)
+        some = ", ".join(f"{number} {name}" for name, number in sorted(by_autonomy.items()))
+        done = f"pushed to {counted(by_autonomy.total(), 'device')}"
+        progress(f"{done}{some and f', autonomy: {some}'}; see `stageloom watch`")
     for one in refused[:_SHOWN]:
         progress(f"{one.device}: {one.cause}")
     if refused:
@@ -57,6 +59,16 @@ def push_to_many(folder: Path, wanted: admin.FleetPushRequest, devices: Sequence
             f"{len(refused)} of {len(pushed)} devices were refused",
             remedy="the others have it; push to these again once the cause is gone",
         )
+
+
+def in_words(reply: admin.PlanPushReply) -> str:
+    """What is desired of one device now."""
+    return f"generation {pair(reply.epoch, reply.generation)}, autonomy {reply.autonomy.value}"
+
+
+def as_json(reply: admin.PlanPushReply) -> dict[str, object]:
+    """The same for scripts."""
+    return {"epoch": reply.epoch, "generation": reply.generation, "autonomy": reply.autonomy.value}
 
 
 def _replies(

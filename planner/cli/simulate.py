@@ -1,4 +1,4 @@
-"""`stageloom simulate`: what the twin says of a plan; `stageloom predictions`: what became of it."""
+"""`stageloom simulate`: what the twin says of a plan."""
 
 import json as json_text
 import sys
@@ -10,8 +10,19 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of, parse_rate
-from planner.cli.output import emit_json, emit_table, progress, when
+from planner.cli.options import (
+    LAST_S,
+    DatabaseUrl,
+    DataDir,
+    Json,
+    Last,
+    Rates,
+    TwinFile,
+    data_dir_of,
+    parse_rates,
+)
+from planner.cli.output import emit_json, emit_table, progress
+from planner.cli.predictions import flat, shown
 from shared.errors import InputError
 
 if TYPE_CHECKING:
@@ -50,18 +61,8 @@ def simulate(
     device: Annotated[
         str, typer.Option("--device", metavar="NAME", help="Take costs and arrivals from what it measured.")
     ] = "",
-    twin: Annotated[
-        str,
-        typer.Option(
-            "--twin",
-            metavar="NAME|FILE",
-            help="A device file: nano, tx2, xavier_nx, orin_nx, a100, h100, or a path. Default: --device's.",
-        ),
-    ] = "",
-    rate: Annotated[
-        list[str] | None,
-        typer.Option("--rate", metavar="MODEL=PER_S", help="Arrivals of a model. Repeatable."),
-    ] = None,
+    twin: TwinFile = "",
+    rate: Rates = None,
     arrivals: Annotated[
         Arrivals, typer.Option("--arrivals", help="How the tasks of --rate arrive.")
     ] = Arrivals.POISSON,
@@ -71,10 +72,7 @@ def simulate(
             "--recording", metavar="FILE", help="Arrivals as JSON: model to a list of seconds, ascending."
         ),
     ] = None,
-    last: Annotated[
-        float,
-        typer.Option("--last", min=1.0, metavar="S", help="So many seconds of the device's telemetry."),
-    ] = 600.0,
+    last: Last = LAST_S,
     seconds: Annotated[
         float | None,
         typer.Option(
@@ -106,7 +104,7 @@ def simulate(
     try:
         info, decoded, bound = _bound(store, plan)
         times, source = _times(store, bound, device, twin)
-        load = _load(store, decoded, device, rate or [], arrivals, recording, last, seconds, seed)
+        load = _load(store, decoded, device, parse_rates(rate), arrivals, recording, last, seconds)
         window = _run(times, bound, load, seed)
         made = predictions.Prediction(
             device=_device_id(device),
@@ -122,103 +120,6 @@ def simulate(
     finally:
         store.close()
     _print(made, number, window, json=json)
-
-
-def list_predictions(
-    device: Annotated[
-        str, typer.Option("--device", metavar="NAME", help="Of this device alone. Default: of all.")
-    ] = "",
-    limit: Annotated[int, typer.Option(metavar="N", min=1, help="The newest N.")] = 20,
-    data_dir: DataDir = None,
-    database_url: DatabaseUrl = "",
-    json: Json = False,
-) -> None:
-    """What the twin predicted, beside what the device measured of the same plan afterwards.
-
-    Measured is the last time that the plan ran since the prediction was made.
-
-    \b
-    stageloom predictions --device shop-7
-    stageloom predictions --limit 5 --json
-    """
-    from planner.store.reading import ReadStore
-
-    store = ReadStore.open(data_dir_of(data_dir), database_url)
-    try:
-        name = _device_id(device)
-        if name is not None:
-            store.device(name)
-        found = [(one, _measured(store, one)) for one in store.predictions(name, limit=limit)]
-    finally:
-        store.close()
-    if json:
-        for one, measured in found:
-            emit_json(_flat(one, measured))
-        return
-    emit_table(
-        ("number", "made", "device", "plan", "figure", "predicted", "measured", "error %"),
-        [row for one, measured in found for row in _rows(one, measured)],
-        empty="nothing was predicted yet; see `stageloom simulate`",
-    )
-
-
-_SHOWN = ("throughput_per_s", "p50_ms", "p99_ms", "steps_running")
-
-
-def _rows(one: "Prediction", measured: Mapping[str, float] | None) -> list[tuple[object, ...]]:
-    rows: list[tuple[object, ...]] = []
-    for name in _SHOWN:
-        predicted = one.figures.get(name)
-        known = None if measured is None else measured.get(name)
-        error = 100.0 * (predicted / known - 1.0) if predicted is not None and known else None
-        about = (one.number, when(one.made_at_us), one.device or "-", one.plan)
-        rows.append((*about, name, _number(predicted), _number(known), _number(error)))
-    return rows
-
-
-def _flat(one: "Prediction", measured: Mapping[str, float] | None) -> dict[str, object]:
-    from planner.twin.replay import relative_errors
-
-    return {
-        "number": one.number,
-        "made_at_us": one.made_at_us,
-        "device": one.device,
-        "plan": one.plan,
-        "digest": one.digest,
-        "twin": one.twin,
-        "arrivals": one.arrivals,
-        "seconds": one.seconds,
-        "predicted": dict(one.figures),
-        "measured": None if measured is None else dict(measured),
-        "relative_errors": None if measured is None else relative_errors(one.figures, measured),
-    }
-
-
-def _measured(store: "ReadStore", one: "Prediction") -> dict[str, float] | None:
-    """The figures of the plan's last run on the device since the prediction; None while there is none."""
-    from planner.twin.replay import active_spans, figures, measured_window
-    from shared.messages.telemetry import RowKind
-    from shared.plan import decode_plan
-
-    if one.device is None:
-        return None
-    kinds = [
-        RowKind.PLAN_ACTIVATED,
-        RowKind.TASK_COUNTERS,
-        RowKind.LATENCY_HISTOGRAM,
-        RowKind.QUEUE_SAMPLE,
-        RowKind.STEP_TIMINGS,
-    ]
-    activated = store.telemetry(one.device, kinds[:1], limit=1000)
-    newer = store.telemetry(one.device, kinds[1:], since_us=one.made_at_us, limit=200_000)
-    spans = active_spans(sorted([*activated, *newer], key=lambda row: row.at_us), one.digest)
-    plan = decode_plan(store.plan(one.plan).wire)
-    windows = (
-        measured_window(newer, plan, max(begin_us, one.made_at_us), end_us)
-        for begin_us, end_us in reversed(spans)
-    )
-    found = next((window for window in windows if window is not None), None)
-    return None if found is None else figures(found)
 
 
 def _bound(store: "ReadStore", name: str) -> "tuple[PlanInfo, Plan, BoundPlan]":
@@ -248,31 +149,32 @@ def _load(
     store: "ReadStore",
     plan: "Plan",
     device: str,
-    rate: list[str],
+    rates: Mapping[str, float],
     arrivals: Arrivals,
     recording: Path | None,
     last_s: float,
     seconds: float | None,
-    seed: int,
 ) -> _Load:
-    from planner.twin.replay import recorded_arrivals
+    from planner.twin.arrivals import require_known
+    from planner.twin.replay import counted_arrivals
     from shared.messages.telemetry import RowKind
 
     names = [model.name for model in plan.models]
-    if rate and recording is not None:
+    if rates and recording is not None:
         raise InputError("both --rate and --recording say what arrives", remedy="give one of them")
     if recording is not None:
         return _from_file(recording, names, seconds)
-    if rate:
-        rates = dict(parse_rate(text, names) for text in rate)
+    if rates:
         text = ", ".join(f"{name} {per_s:g}/s" for name, per_s in rates.items())
         processes = {name: _process(arrivals, per_s) for name, per_s in rates.items()}
+        require_known(processes, names)
         return _Load(processes, seconds or _DEFAULT_S, f"{arrivals.value}: {text}")
     name = _device_id(device)
     if name is None:
         raise InputError("nothing says what arrives", remedy="give --rate, --recording or --device")
     rows = store.newest_telemetry(name, [RowKind.TASK_COUNTERS], round(last_s * 1e6))
-    found, covered_s = recorded_arrivals(rows, names, seed)
+    found = counted_arrivals(rows, names)
+    covered_s = found[names[0]].length_s
     return _Load(found, seconds or covered_s, f"the last {covered_s:.0f} s of {device}")
 
 
@@ -283,7 +185,7 @@ def _process(arrivals: Arrivals, per_s: float) -> "Process":
 
 
 def _from_file(path: Path, names: list[str], seconds: float | None) -> _Load:
-    from planner.twin.arrivals import Recorded
+    from planner.twin.arrivals import Recorded, require_known
 
     try:
         found = json_text.loads(path.read_text(encoding="utf-8"))
@@ -291,9 +193,8 @@ def _from_file(path: Path, names: list[str], seconds: float | None) -> _Load:
         raise InputError(f"{path} cannot be read as JSON: {str(error)[:200]}") from error
     if not isinstance(found, dict) or not all(_is_times(times) for times in found.values()):
         raise InputError(f"{path} is no table of lists of seconds", remedy='such as {"resnet50": [0.0, 0.5]}')
-    if unknown := sorted(found.keys() - set(names)):
-        raise InputError(f"the plan has no model {unknown[0]!r}", remedy=f"it has {', '.join(names)}")
     processes = {name: Recorded(times_s=tuple(map(float, times))) for name, times in found.items()}
+    require_known(processes, names)
     longest_s = max((one.times_s[-1] for one in processes.values() if one.times_s), default=0.0)
     return _Load(processes, seconds or max(longest_s, 1.0), f"recorded in {path.name}")
 
@@ -326,7 +227,7 @@ def _bar(done: int) -> None:
 
 def _print(made: "Prediction", number: int, window: "Window", *, json: bool) -> None:
     if json:
-        emit_json({**_flat(made, None), "number": number})
+        emit_json({**flat(made, None), "number": number})
         return
     found = made.figures
     emit_table(
@@ -334,12 +235,12 @@ def _print(made: "Prediction", number: int, window: "Window", *, json: bool) -> 
         [
             (
                 model.name,
-                _number(found[f"{model.name}.arrivals_per_s"]),
-                _number(found[f"{model.name}.throughput_per_s"]),
+                shown(found[f"{model.name}.arrivals_per_s"]),
+                shown(found[f"{model.name}.throughput_per_s"]),
                 int(found[f"{model.name}.lost"]),
-                _number(found[f"{model.name}.p50_ms"]),
-                _number(found[f"{model.name}.p99_ms"]),
-                _number(found[f"{model.name}.queued_mean"]),
+                shown(found[f"{model.name}.p50_ms"]),
+                shown(found[f"{model.name}.p99_ms"]),
+                shown(found[f"{model.name}.queued_mean"]),
                 int(found[f"{model.name}.queued_max"]),
             )
             for model in window.models
@@ -351,10 +252,6 @@ def _print(made: "Prediction", number: int, window: "Window", *, json: bool) -> 
         f"{made.seconds:.0f} s simulated, {made.twin}, {made.arrivals}: "
         f"utilisation {100 * found['utilisation']:.0f} %, {found['throughput_per_s']:.1f} tasks/s{kept}"
     )
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
 
 
 def _device_id(name: str) -> "DeviceId | None":

@@ -2,11 +2,11 @@
 
 import sys
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from planner.cli import train_options as opt
 from planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of
 from planner.cli.output import emit, emit_json, progress
 from planner.cli.train_maddpg import maddpg
@@ -33,26 +33,14 @@ def train() -> None:
 
 @app.command()
 def gpg(
-    model: Annotated[
-        list[str] | None, typer.Option("--model", metavar="NAME", help="Learn from this one. Default: all.")
-    ] = None,
-    device: Annotated[
-        str,
-        typer.Option(
-            "--device",
-            metavar="NAME",
-            help="Learn its class's measured costs. Default: estimates.",
-        ),
-    ] = "",
-    imitation_steps: Annotated[int, typer.Option(min=0, help="Blocks to imitate exact search on.")] = 400,
-    episodes: Annotated[int, typer.Option(min=0, help="Blocks to try and learn from.")] = 300,
-    members_max: Annotated[int, typer.Option(min=1, max=8, help="Blocks in a combined one, at most.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="Equal seeds give equal policies.")] = 0,
-    time_limit: Annotated[float, typer.Option(min=1.0, help="Seconds; the best so far is kept.")] = 900.0,
-    output: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Where the run, its curves and the policy go. Default: not kept."),
-    ] = None,
+    model: opt.GpgModels = None,
+    device: opt.GpgDevice = "",
+    imitation_steps: opt.ImitationSteps = 400,
+    episodes: opt.Episodes = 300,
+    members_max: opt.GpgMembersMax = 3,
+    seed: opt.GpgSeed = 0,
+    time_limit: opt.TimeLimit = 900.0,
+    output: opt.Output = None,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = "",
     json: Json = False,

@@ -3,92 +3,48 @@
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from planner.cli import train_options as opt
 from planner.cli.choices import model_choice
-from planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of, parse_duration, parse_rate
+from planner.cli.options import (
+    LAST_S,
+    DatabaseUrl,
+    DataDir,
+    Json,
+    Last,
+    Rates,
+    TwinFile,
+    data_dir_of,
+    parse_duration,
+    parse_rates,
+)
 from planner.cli.output import emit, emit_json, progress
-from planner.cli.training_view import TrainingView, rival_rows, worth
-from shared.errors import InputError
+from planner.cli.training_view import TrainingView, figures, rivals_worth
 
 if TYPE_CHECKING:
     from planner.learning.maddpg.settings import Settings
     from planner.learning.maddpg.stored import StoredProblem
     from planner.learning.maddpg.train import Trained
     from planner.store.database import Database
-    from planner.store.reading import ReadStore
 
 LOCAL = "local"
-_WIDEST = 1 << 14
 
 
 def maddpg(
-    device: Annotated[
-        str, typer.Option("--device", metavar="NAME", help="Learn for it, from what was measured there.")
-    ],
-    budget: Annotated[
-        str, typer.Option(metavar="TIME", help="Such as 90s, 10m or 1h, in all; the best so far is kept.")
-    ] = "10m",
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model",
-            metavar="NAME[:KEY=VALUE,...]",
-            help="A model to serve there, as for `plan create`. Default: those of the plan it runs.",
-        ),
-    ] = None,
-    partition: Annotated[
-        str, typer.Option(metavar="NAME", help="How --model is cut: whole, base, or paper.")
-    ] = "base",
-    twin: Annotated[
-        str,
-        typer.Option(
-            "--twin",
-            metavar="NAME|FILE",
-            help="A device file: nano, tx2, xavier_nx, orin_nx, a100, h100, or a path. Default: the class's.",
-        ),
-    ] = "",
-    rate: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--rate", metavar="MODEL=PER_S", help="Arrivals of a model. Default: as the device counted."
-        ),
-    ] = None,
-    last: Annotated[
-        float,
-        typer.Option("--last", min=1.0, metavar="S", help="Count in so many seconds of its telemetry."),
-    ] = 600.0,
-    members_max: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=8, metavar="H", help="Blocks in a combined one. Default: TOP's for the twin."
-        ),
-    ] = None,
-    transitions: Annotated[int, typer.Option(min=20, help="Steps of experience; fewer end sooner.")] = 2000,
-    seed: Annotated[
-        int, typer.Option(min=0, max=10_000, help="With one worker, equal seeds give equal policies.")
-    ] = 0,
-    actors: Annotated[
-        str, typer.Option("--actors", metavar="H1,H2", help="Hidden units; fewer make a smaller policy.")
-    ] = "500,128",
-    workers: Annotated[
-        int | None,
-        typer.Option(min=1, max=1024, help="Rollout actors. Default: one less than there are cores."),
-    ] = None,
-    ray_address: Annotated[
-        str,
-        typer.Option(
-            "--ray-address",
-            metavar="HOST:PORT|local",
-            help="Have the actors on this Ray cluster, or a Ray of this machine. Default: plain processes.",
-        ),
-    ] = "",
-    output: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Where the run, its curves and the policy go. Default: not kept."),
-    ] = None,
+    device: opt.Device,
+    budget: opt.Budget = "10m",
+    model: opt.Models = None,
+    partition: opt.Partition = "base",
+    twin: TwinFile = "",
+    rate: Rates = None,
+    last: Last = LAST_S,
+    members_max: opt.MembersMax = None,
+    transitions: opt.Transitions = 2000,
+    seed: opt.Seed = 0,
+    workers: opt.Workers = None,
+    ray_address: opt.RayAddress = "",
+    output: opt.Output = None,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = "",
     json: Json = False,
@@ -109,26 +65,19 @@ def maddpg(
     from planner.store.reading import ReadStore
     from shared.ids import DeviceId
 
-    budget_s, hidden = parse_duration(budget, "--budget"), _hidden(actors)
+    budget_s = parse_duration(budget, "--budget")
+    wanted = Wanted(
+        device=DeviceId(device),
+        models=tuple(model_choice(text, partition=partition) for text in model or ()),
+        twin=twin,
+        rates_per_s=parse_rates(rate) or None,
+        last_s=last,
+        members_max=members_max,
+    )
+    settings = Settings.of_length(transitions)
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     try:
-        choices = tuple(model_choice(text, partition=partition) for text in model or ())
-        wanted = Wanted(
-            device=DeviceId(device),
-            models=choices,
-            twin=twin,
-            rates_per_s=dict(parse_rate(text, _names(store, wanted=choices, device=device)) for text in rate)
-            if rate
-            else None,
-            last_s=last,
-            members_max=members_max,
-        )
         found = stored_problem(store, wanted)
-        settings = Settings(
-            transitions=transitions,
-            learn_from=min(Settings().learn_from, max(transitions // 2, 1)),
-            actors=hidden,
-        )
         run = _Run(found, settings, seed, budget_s, workers or default_workers(), ray_address, output)
         progress(f"twin: {found.times}; arrivals: {found.arrivals}; {run.about['blocks']} blocks")
         trained = run.train()
@@ -143,27 +92,6 @@ def maddpg(
 def default_workers() -> int:
     """One core is the learner's."""
     return max((os.cpu_count() or 1) - 1, 1)
-
-
-def _hidden(text: str) -> tuple[int, int]:
-    try:
-        first, second = (int(part) for part in text.split(","))
-        if not 1 <= min(first, second) <= max(first, second) <= _WIDEST:
-            raise ValueError
-    except ValueError as error:
-        raise InputError(f"--actors {text!r} is no pair of widths", remedy="write it like 64,32") from error
-    return first, second
-
-
-def _names(store: "ReadStore", *, wanted: tuple[Any, ...], device: str) -> list[str]:
-    """The models that --rate may name."""
-    from planner.learning.maddpg.stored import running_plan
-    from shared.ids import DeviceId
-
-    if wanted:
-        return [choice.model for choice in wanted]
-    plan = running_plan(store, DeviceId(device))
-    return [] if plan is None else [one.name for one in plan.models]
 
 
 class _Run:
@@ -213,7 +141,7 @@ class _Run:
                 kept_run.save(self._output, self.about, run)
 
         address = "" if self._ray_address == LOCAL else self._ray_address
-        pool = AnytimePool(self._workers, use_ray=bool(self._ray_address), ray_address=address, standing=True)
+        pool = AnytimePool(self._workers, use_ray=bool(self._ray_address), ray_address=address, idle_s=None)
         where = f"{self._workers} worker{'s' if self._workers > 1 else ''}"
         view = TrainingView(self._budget_s, spent_s, where)
         try:
@@ -239,8 +167,7 @@ def _keep(database: "Database", trained: "Trained") -> tuple[str, str]:
     from planner.store import plans
 
     digest = keep_policy(database, trained.checkpoint, [one.plain() for one in trained.history])
-    kept = plans.keep(database, trained.plan, scheduler="maddpg", now_us=time.time_ns() // 1000)
-    return digest, kept
+    return digest, plans.keep(database, trained.plan, scheduler="maddpg", now_us=time.time_ns() // 1000)
 
 
 def _write(output: Path, trained: "Trained", found: "StoredProblem") -> None:
@@ -258,9 +185,9 @@ def _tell(
     device: str, digest: str, plan: str, trained: "Trained", found: "StoredProblem", *, json: bool
 ) -> None:
     rows = {
-        **rival_rows(trained.seed_rows),
-        "policy": trained.policy_row,
-        "best plan": trained.plan_row,
+        **rivals_worth(trained.seeds_worth),
+        "policy": trained.policy_worth,
+        "best plan": trained.plan_worth,
     }
     if json:
         emit_json(
@@ -273,12 +200,12 @@ def _tell(
                 "updates": trained.updates,
                 "twin": found.times,
                 "arrivals_per_s": list(found.problem.arrivals_per_s),
-                "rows": {name: row.plain() for name, row in rows.items()},
+                "rows": {name: worth.plain() for name, worth in rows.items()},
             }
         )
         return
-    for name, row in rows.items():
-        emit(f"{name:<12} {worth(row)}")
+    for name, worth in rows.items():
+        emit(f"{name:<12} {figures(worth)}")
     emit(
         f"{digest[:12]}: {trained.transitions} transitions in {trained.train_s:.0f} s, "
         f"ended: {trained.ended}; plan {plan}"

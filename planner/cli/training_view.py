@@ -2,14 +2,14 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from planner.cli.output import progress
 
 if TYPE_CHECKING:
+    from planner.contest.worth import Worth
     from planner.learning.maddpg.course import Course
-    from planner.learning.maddpg.work import Row
 
 _BAR: Final = 20
 _CURVE: Final = 40
@@ -33,11 +33,11 @@ def bar(share: float) -> str:
     return f"[{'#' * done}{'.' * (_BAR - done)}] {100.0 * min(share, 1.0):3.0f} %"
 
 
-def worth(row: "Row") -> str:
-    """A row's figures with their spread."""
+def figures(worth: "Worth") -> str:
+    """What decides between plans, with its spread."""
     return (
-        f"{row.throughput_per_s:.1f} ±{row.throughput_spread:.1f} tasks/s, "
-        f"p99 {1000.0 * row.p99_s:.3g} ±{1000.0 * row.p99_spread:.2g} ms"
+        f"{worth.throughput_per_s:.1f} ±{worth.throughput_spread:.1f} tasks/s, "
+        f"p99 {1000.0 * worth.p99_s:.3g} ±{1000.0 * worth.p99_spread:.2g} ms"
     )
 
 
@@ -47,12 +47,12 @@ def lines(course: "Course", spent_s: float, budget_s: float, where: str) -> list
     share = max(course.transitions / total, spent_s / budget_s)
     doing = "last look at the best" if course.stopped else f"{course.transitions} of {total} transitions"
     shown = [f"{bar(share)} {doing}, {_clock(spent_s)} of {_clock(budget_s)}, {where}"]
-    rows = [(name, row) for name, row in rival_rows(course.seed_rows).items()]
-    if course.policy_row is not None:
-        rows.append(("policy", course.policy_row))
-    if course.plan_row is not None:
-        rows.append(("best plan", course.plan_row))
-    shown += [f"  {name:<12} {worth(row)}" for name, row in rows]
+    rows = rivals_worth(course.seeds_worth)
+    if course.policy_worth is not None:
+        rows["policy"] = course.policy_worth
+    if course.plan_worth is not None:
+        rows["best plan"] = course.plan_worth
+    shown += [f"  {name:<12} {figures(worth)}" for name, worth in rows.items()]
     if len(course.history) > 1:
         policy = [one.policy.throughput_per_s for one in course.history]
         tails = [1000.0 * one.policy.p99_s for one in course.history]
@@ -63,20 +63,15 @@ def lines(course: "Course", spent_s: float, budget_s: float, where: str) -> list
     return shown
 
 
-def rival_rows(seed_rows: "dict[str, Row] | Any") -> "dict[str, Row]":
+def rivals_worth(seeds_worth: "Mapping[str, Worth]") -> "dict[str, Worth]":
     """Of the rivals' plans that were evaluated: every block alone, and the best of all."""
     from planner.contest.worth import better
 
-    if not seed_rows:
-        return {}
-    found = {}
-    if "alone, fast" in seed_rows:
-        found["sequential"] = seed_rows["alone, fast"]
-    best = None
-    for row in seed_rows.values():
-        best = row if best is None or better(row, best) else best
-    assert best is not None
-    return {**found, "best rival": best}
+    best: Worth | None = None
+    for worth in seeds_worth.values():
+        best = worth if best is None or better(worth, best) else best
+    named = {"sequential": seeds_worth.get("alone, fast"), "best rival": best}
+    return {name: worth for name, worth in named.items() if worth is not None}
 
 
 class TrainingView:
@@ -123,7 +118,7 @@ class TrainingView:
         newest = course.history[-1]
         progress(
             f"{newest.transitions} of {course.settings.transitions} transitions: "
-            f"policy {worth(newest.policy)}; best plan {worth(newest.best)}"
+            f"policy {figures(newest.policy)}; best plan {figures(newest.best)}"
         )
 
 

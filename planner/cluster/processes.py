@@ -1,8 +1,9 @@
 """Searches in processes of this machine.
 
-Used while Ray starts and where it does not. By default each function has a fresh process, so that a cancelled
-one simply ends: it costs about a quarter of a second to start, which a search is long enough to bear. A
-training asks for thousands of short functions that begin with much the same; for those the processes stay.
+Used while Ray starts and where it does not. A process goes on with the next function, since those of a
+contest or a training are short beside its start and what they import. One that had nothing to do for a while
+ends, so that a planner that searches now and then does not hold its memory, as does one whose function is
+cancelled.
 """
 
 import logging
@@ -16,12 +17,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from planner.cluster.interface import SearchFuture
 from shared.errors import UnavailableError
 
 log = logging.getLogger(__name__)
+
+IDLE_S: Final = 20.0
 
 T = TypeVar("T")
 
@@ -31,14 +34,14 @@ _Work = tuple[SearchFuture[Any], Callable[..., Any], tuple[Any, ...]]
 class ProcessPool:
     """Up to `workers` processes at a time; implements `SearchPool`.
 
-    `standing`: a process goes on with the next function, and what it keeps in its modules stays with it.
+    A process that had no work for `idle_s` ends, and what it keeps in its modules with it; None: it stays.
     """
 
     where = "processes"
 
-    def __init__(self, workers: int = 1, *, standing: bool = False) -> None:
+    def __init__(self, workers: int = 1, *, idle_s: float | None = IDLE_S) -> None:
         self.workers = workers
-        self._standing = standing
+        self._idle_s = idle_s
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
@@ -79,7 +82,16 @@ class ProcessPool:
 
     def _serve(self) -> None:
         worker: _Worker | None = None
-        while (work := self._queue.get()) is not None:
+        while True:
+            try:
+                work = self._queue.get(timeout=None if worker is None else self._idle_s)
+            except queue.Empty:
+                assert worker is not None
+                worker.end()
+                worker = None
+                continue
+            if work is None:
+                break
             future, function, arguments = work
             if future.cancelled():
                 continue
@@ -91,7 +103,7 @@ class ProcessPool:
                     future.fail(UnavailableError(f"a search process does not start: {error}"))
                     continue
             alive = worker.run(future, function, arguments)
-            if not alive or not self._standing or future.cancelled():
+            if not alive or future.cancelled():
                 worker.end()
                 worker = None
         if worker is not None:

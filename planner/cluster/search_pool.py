@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from planner.cluster.processes import ProcessPool
+from planner.cluster.processes import IDLE_S, ProcessPool
 from planner.cluster.ray_pool import RayPool
 from shared.errors import StageloomError, UnavailableError
 
@@ -18,20 +18,20 @@ T = TypeVar("T")
 class AnytimePool:
     """Implements `SearchPool`; nothing waits for Ray.
 
-    The first search starts Ray in the background and runs in a process of its own; later ones run on Ray as
-    soon as it is there. With an address Ray is joined at once. Where it fails, one warning says why.
+    The first search starts Ray in the background and runs in a process of this machine; later ones run on Ray
+    as soon as it is there. With an address Ray is joined at once. Where it fails, one warning says why.
     """
 
     def __init__(
-        self, workers: int = 1, *, use_ray: bool = True, ray_address: str = "", standing: bool = False
+        self, workers: int = 1, *, use_ray: bool = True, ray_address: str = "", idle_s: float | None = IDLE_S
     ) -> None:
-        """`standing`: as `ProcessPool`; Ray's processes stay anyway."""
+        """`idle_s`: as `ProcessPool`; Ray decides for itself."""
         self._workers = workers
         self._use_ray = use_ray
         self._address = ray_address
         self._lock = threading.Lock()
         self._closed = False
-        self._processes = ProcessPool(workers, standing=standing)
+        self._processes = ProcessPool(workers, idle_s=idle_s)
         self._ray: RayPool | None = None
         if use_ray and ray_address:
             self._ray = RayPool(workers, address=ray_address, failed=_warn)

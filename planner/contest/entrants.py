@@ -32,6 +32,7 @@ SEARCHES: Final[Mapping[str, tuple[str, Combination]]] = MappingProxyType(
 
 TOP_LIMITS: Final = Limits(r=3, s=8)
 _JOINT: Final = frozenset({"synchronised", "shared_input", "aligned-ios", "aligned-beam"})
+_SLOW: Final = _JOINT | {"self_acceleration"}  # to search for: many operators at once
 _WHOLE: Final = "whole"
 
 
@@ -59,7 +60,8 @@ def entrants(
     rules: Rules | None = None,
     searches: bool = False,
 ) -> tuple[Entrant, ...]:
-    """All, or those of some policies; `sequential` first, so that there is a valid plan at once.
+    """All, or those of some policies; `sequential` first, so that there is a valid plan at once, and those
+    last whose searches take seconds, so that a short contest is not spent on one of them.
 
     A joint graph of one model is that model alone, so joint policies need two; one of whole models is more
     than a search over stages can look at, so they take part under the other partitions.
@@ -69,6 +71,7 @@ def entrants(
     names = ["sequential", *sorted(set(policies()) - {"sequential"}), *PER_MODEL]
     names += SEARCHES if searches else ()
     wanted = [name for name in names if not policy_names or name in policy_names]
+    wanted.sort(key=_SLOW.__contains__)
     basis = SearchJob(
         models=tuple(models),
         costs=costs,

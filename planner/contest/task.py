@@ -1,35 +1,42 @@
 """What a worker does for a contest: search an entrant's plan and judge it, or judge a plan again.
 
-All a worker needs travels as plain values. Which twin it simulates on is decided by the work: the compiled
-one takes half a minute where its kernels were never compiled, the reference one some 0.1 ms a step.
+All a worker needs travels as plain values. Both twins say the same, so which one simulates is decided by the
+work and by what is there: the reference one takes some 0.1 ms a step, the compiled one a second until its
+kernels are loaded, and half a minute where they were never compiled.
 """
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from planner.contest.judge import Course, judge
 from planner.contest.worth import Worth
-from planner.twin.arrivals import Process
-from planner.twin.interface import Device, MakeDevice
+from planner.twin.arrivals import Process, entered_anywhere
+from planner.twin.compiled.kept import kept
+from planner.twin.interface import Device
 from planner.twin.times import StepTimes
-from shared.bound import BoundPlan, bind
+from shared.bound import bind
+from shared.errors import PlanError
 from shared.graph import Graph
 from shared.ids import Digest
 from shared.plan import Plan
 from shared.search.job import SearchJob, run_search
 
-_WORTH_COMPILED: Final = 100_000  # steps
+log = logging.getLogger(__name__)
+
+_WORTH_LOADING: Final = 5_000
+_WORTH_COMPILING: Final = 100_000
+"""Steps: where the kernels were compiled ahead, and where they were not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """A device and what arrives there. `arrivals`: by model, for each seed of the courses."""
+    """A device and what arrives there, by model."""
 
     times: StepTimes
-    arrivals: Mapping[int, Mapping[str, Process]]
+    arrivals: Mapping[str, Process]
     graphs: Mapping[Digest, Graph]
     service_s: tuple[float, ...]  # per model, in the plans' order
 
@@ -37,25 +44,28 @@ class Scene:
         """The worth of a plan here.
 
         Raises:
-            PlanError: the plan is not legal for these graphs, or too large for the twin.
+            PlanError: the plan is not legal for these graphs.
         """
         bound = bind(plan, self.graphs)
-        return judge(bound, self._maker(bound, course), course, self.service_s)
+        steps = course.simulated_s * sum(
+            self.arrivals[model.plan.name].mean_per_s * len(model.blocks) for model in bound.models
+        )
+        if steps > (_WORTH_LOADING if kept() else _WORTH_COMPILING):
+            try:
+                return judge(bound, self._compiled, course, self.service_s)
+            except PlanError as error:
+                log.info("simulated by the reference twin: %s", error)
+        return judge(bound, self._reference, course, self.service_s)
 
-    def _maker(self, bound: BoundPlan, course: Course) -> MakeDevice:
-        first = self.arrivals[course.seeds[0]]
-        blocks = {model.plan.name: len(model.blocks) for model in bound.models}
-        a_second = sum(process.mean_per_s * blocks[name] for name, process in first.items())
-        return partial(self._device, a_second * course.simulated_s > _WORTH_COMPILED)
+    def _compiled(self, seed: int) -> Device:
+        from planner.twin.compiled.twin import CompiledTwin
 
-    def _device(self, compiled: bool, seed: int) -> Device:
-        if compiled:
-            from planner.twin.compiled.twin import CompiledTwin
+        return CompiledTwin(self.times, entered_anywhere(self.arrivals, seed), seed=seed)
 
-            return CompiledTwin(self.times, self.arrivals[seed], seed=seed)
+    def _reference(self, seed: int) -> Device:
         from planner.twin.reference import Twin
 
-        return Twin(self.times, self.arrivals[seed], seed=seed)
+        return Twin(self.times, entered_anywhere(self.arrivals, seed), seed=seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

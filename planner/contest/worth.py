@@ -76,13 +76,13 @@ def spread_of(one: Judged, other: Judged) -> float:
     return max(one.throughput_spread, other.throughput_spread, LEAST_SPREAD * other.throughput_per_s)
 
 
-def figures_of(windows: Sequence[Window], service_s: Sequence[float]) -> Figures:
-    """Of consecutive windows of one device.
+def figures_of(windows: Sequence[Window], service_s: Sequence[float], *, idle_s: float = 0.0) -> Figures:
+    """Of consecutive windows of one device, and of seconds between them in which nothing ran.
 
     `service_s`: device seconds of a task, per model, the same for all plans: what a plan gains must not make
     its queues count less.
     """
-    seconds = fsum(window.seconds for window in windows)
+    seconds = fsum(window.seconds for window in windows) + idle_s
     work = [
         variance([queue.queued * one_s for queue, one_s in zip(glance.queues, service_s, strict=True)])
         for window in windows

@@ -6,6 +6,7 @@
 | `Poisson` | rate; gaps are independent and exponential |
 | `Bursty` | (on_rate T_on + off_rate T_off) / (T_on + T_off) |
 | `Recorded` | as recorded; with `repeat_s` from the start again and again |
+| `Counted` | as counted by a device, again and again |
 
 `Bursty` is Poisson at one of two rates, in turn, each for an exponential time of mean T_on or T_off: a
 Markov-modulated Poisson process of two states. Times are seconds since the start, ascending. What a stream
@@ -13,9 +14,9 @@ hands out does not depend on the spans in which it is asked.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -115,7 +116,77 @@ class Recorded:
         return len(self.times_s) / length_s if length_s else 0.0
 
 
-Process: TypeAlias = Periodic | Poisson | Bursty | Recorded
+class Span(NamedTuple):
+    """So many arrivals between two moments of a recording."""
+
+    begin_s: float
+    end_s: float
+    arrived: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """As many as were counted, each drawn anew within its span, where nobody knows when it was.
+
+    The recording lasts `length_s`; it is entered at `begin_s` and comes again and again.
+    """
+
+    spans: tuple[Span, ...]
+    length_s: float
+    begin_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _positive("the length of a recording", self.length_s)
+        _not_negative("the place where a recording is entered", self.begin_s)
+        for span in self.spans:
+            if not 0.0 <= span.begin_s <= span.end_s <= self.length_s or span.arrived < 0:
+                raise InputError(f"a recording of {self.length_s} s counts no {span}")
+
+    @property
+    def mean_per_s(self) -> float:
+        """Arrivals a second."""
+        return sum(span.arrived for span in self.spans) / self.length_s
+
+
+Process: TypeAlias = Periodic | Poisson | Bursty | Recorded | Counted
+
+
+def entered_anywhere(arrivals: Mapping[str, Process], seed: int) -> dict[str, Process]:
+    """The same arrivals, with recordings that were counted entered where the seed says, all at one place.
+
+    So each seed sees another part of a recording, and bursts of several models stay beside each other.
+    """
+    share = float(np.random.default_rng([seed, len(arrivals)]).random())  # streams have the lower numbers
+    return {
+        name: replace(one, begin_s=share * one.length_s) if isinstance(one, Counted) else one
+        for name, one in arrivals.items()
+    }
+
+
+def require_known(arrivals: Mapping[str, Process], names: Sequence[str]) -> None:
+    """Tasks arrive for these models alone.
+
+    Raises:
+        InputError: for another one, too.
+    """
+    for name in arrivals:
+        if name not in names:
+            raise InputError(f"the plan has no model {name!r}", remedy=f"it has {', '.join(names)}")
+
+
+def require_all(arrivals: Mapping[str, Process], names: Sequence[str]) -> None:
+    """Tasks arrive for each of these models, and for no other.
+
+    Raises:
+        InputError: they do not.
+    """
+    require_known(arrivals, names)
+    for name in names:
+        if name not in arrivals or not arrivals[name].mean_per_s > 0.0:
+            raise InputError(
+                f"nothing says how often tasks of {name} arrive",
+                remedy=f"give --rate {name}=PER_S for it, and for each other model",
+            )
 
 
 class ArrivalStream:
@@ -155,6 +226,8 @@ def _chunks(process: Process, rng: np.random.Generator) -> Iterator[Times]:
         return _poisson(process.rate_per_s, rng)
     if isinstance(process, Bursty):
         return _bursty(process, rng)
+    if isinstance(process, Counted):
+        return _counted(process, rng)
     return _recorded(process)
 
 
@@ -193,6 +266,18 @@ def _recorded(process: Recorded) -> Iterator[Times]:
     turn = 1
     while True:
         yield times + turn * process.repeat_s
+        turn += 1
+
+
+def _counted(process: Counted, rng: np.random.Generator) -> Iterator[Times]:
+    """A turn of the recording at a time."""
+    arrived = [span.arrived for span in process.spans]
+    begins_s = np.repeat([span.begin_s for span in process.spans], arrived)
+    lengths_s = np.repeat([span.end_s - span.begin_s for span in process.spans], arrived)
+    turn = 0
+    while begins_s.size:
+        drawn = begins_s + lengths_s * rng.random(begins_s.size) - process.begin_s
+        yield np.sort(drawn % process.length_s) + turn * process.length_s
         turn += 1
 
 

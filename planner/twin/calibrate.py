@@ -43,7 +43,13 @@ OPERATOR_SPREAD: Final = 0.3
 SAMPLE_SPREAD: Final = 0.02
 """How far a step's mean seconds are taken to be off, relatively."""
 
-NOISE_QUANTILES: Final = 33
+NOISE_QUANTILES: Final = 32
+"""Evenly spaced; above the last, as many as the sample bears, each at half of what the one before leaves.
+
+One step in a thousand may take thirty times as long; spread over a thirty-second of all steps, such stalls
+would make most of every p99.
+"""
+
 _LEAST_S: Final = 1e-7  # an operator that takes less is taken to take this, where times are compared
 _TURNS: Final = 200  # of the active set that keeps unknowns from falling below 0
 _LEAST_PULL: Final = 1e-9  # of the gradient, relatively, at which it ends
@@ -143,13 +149,17 @@ _FITTED: Final = (
 )
 
 
-def noise_quantiles(spreads: Sequence[float]) -> tuple[float, ...]:
-    """Evenly spaced quantiles of seconds over mean seconds, scaled to a mean of 1; () for fewer than 50."""
+def noise_quantiles(spreads: Sequence[float]) -> tuple[tuple[float, float], ...]:
+    """Levels and quantiles of seconds over mean seconds, scaled to a mean of 1; () for fewer than 50."""
     if len(spreads) < 50:
         return ()
-    found = np.quantile(np.asarray(spreads), np.linspace(0.0, 1.0, NOISE_QUANTILES))
-    mean = float(np.mean((found[1:] + found[:-1]) / 2))  # of what `noise_factors` draws
-    return tuple(float(one) / mean for one in found)
+    levels = [index / NOISE_QUANTILES for index in range(NOISE_QUANTILES)]
+    while (1.0 - levels[-1]) * len(spreads) >= 2.0:
+        levels.append((1.0 + levels[-1]) / 2.0)
+    levels.append(1.0)
+    found = np.quantile(np.asarray(spreads), levels)
+    mean = float(np.trapezoid(found, levels))  # of what `noise_factors` draws
+    return tuple((level, float(one) / mean) for level, one in zip(levels, found, strict=True))
 
 
 def _block(times: StepTimes, sample: StepSample) -> BlockTimes:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,7 +48,9 @@ class DeviceFile:
     border_s_per_byte: float = 0.0  # per byte that enters or leaves an item
     groups_interference: float  # between groups of a stage; see `shared.search.costs`
     lanes_interference: float  # between steps of different lanes; see `planner.twin.overlap`
-    noise: tuple[float, ...] = ()  # quantiles, evenly spaced, of a step's seconds over their mean; (): none
+    noise: tuple[
+        tuple[float, float], ...
+    ] = ()  # quantiles of a step's seconds over their mean: (level, factor)
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def rates(self, precision: str = "fp32") -> DeviceRates:
@@ -179,7 +182,7 @@ def device_toml(device: DeviceFile) -> str:
     for name in FIGURES:
         if name in device.sources:
             value = getattr(device, name)
-            lines.append(f"{name} = {list(value) if name == 'noise' else value!r}")
+            lines.append(f"{name} = {[list(one) for one in value] if name == 'noise' else value!r}")
     lines += ["", "[sources]", *(f"{name} = {_quoted(text)}" for name, text in device.sources.items())]
     return "\n".join(lines) + "\n"
 
@@ -198,14 +201,26 @@ def _figure(name: str, value: Any, where: str) -> Any:
     return float(value)
 
 
-def _noise(value: Any, where: str) -> tuple[float, ...]:
-    if not isinstance(value, list) or not all(
-        type(one) in (int, float) and 0 < one < math.inf for one in value
-    ):
-        raise InputError(f"{where}: noise is no list of numbers above 0")
-    if value != sorted(value):
-        raise InputError(f"{where}: noise is not ascending")
-    return tuple(float(one) for one in value)
+def _noise(value: Any, where: str) -> tuple[tuple[float, float], ...]:
+    if not isinstance(value, list) or not all(map(_is_quantile, value)):
+        raise InputError(f"{where}: noise is no list of pairs of a level in [0, 1] and a factor above 0")
+    points = tuple((float(level), float(factor)) for level, factor in value)
+    for (level, factor), (next_level, next_factor) in pairwise(points):
+        if next_level <= level or next_factor < factor:
+            raise InputError(f"{where}: noise is not ascending")
+    if points and (points[0][0], points[-1][0]) != (0.0, 1.0):
+        raise InputError(f"{where}: noise does not reach from level 0 to level 1")
+    return points
+
+
+def _is_quantile(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(type(one) in (int, float) for one in value)
+        and 0.0 <= value[0] <= 1.0
+        and 0.0 < value[1] < math.inf
+    )
 
 
 def _kind(found: Mapping[str, Any], where: str) -> Kind:

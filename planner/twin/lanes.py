@@ -8,12 +8,13 @@ its time.
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from planner.twin.device_file import DeviceFile
-from planner.twin.overlap import slowdown
+from planner.twin.overlap import added_up, slowdown
 from planner.twin.times import StepTime
 from shared.engine.steps import Step
 from shared.ids import StepId
@@ -116,7 +117,7 @@ class Lanes:
         """Work out anew how fast the running steps are, and which ends first: the oldest of equals."""
         shares = [one.share for one in self._running.values()]
         self._slow = slowdown(shares, self._interference)
-        self._used_rate = min(sum(shares), 1.0)
+        self._used_rate = min(added_up(shares), 1.0)
         first: tuple[float, int, int] = (math.inf, 0, -1)
         for lane, one in self._running.items():
             one.end_s = self._changed_s + one.left_s * self._slow
@@ -124,11 +125,11 @@ class Lanes:
         self.next_end_s, _, self._next_lane = first
 
 
-def noise_factors(quantiles: tuple[float, ...], seed: int) -> list[float]:
+def noise_factors(quantiles: Sequence[tuple[float, float]], seed: int) -> list[float]:
     """What steps' seconds are multiplied with, drawn from the quantiles; empty where there are none."""
     if not quantiles:
         return []
     rng = np.random.default_rng([seed, _SEED_OF_NOISE])
-    at = rng.random(NOISE_LENGTH) * (len(quantiles) - 1)
-    drawn: list[float] = np.interp(at, np.arange(len(quantiles)), quantiles).tolist()
+    levels, factors = zip(*quantiles, strict=True)
+    drawn: list[float] = np.interp(rng.random(NOISE_LENGTH), levels, factors).tolist()
     return drawn

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from planner.twin.lanes import Lanes
+from planner.twin.overlap import added_up
 from planner.twin.window import ModelWindow, StepsWindow, Window, counts_between
 from shared.bound import BoundPlan
 from shared.engine.core import EngineCore
@@ -88,7 +89,9 @@ class Record:
     def _steps_of(self, active: PlanKey | None) -> tuple[StepsWindow, ...]:
         """Of the active plan alone, as an agent reports them."""
         return tuple(
-            StepsWindow(combined=combined, mask=mask, count=len(taken), sum_s=sum(taken), max_s=max(taken))
+            StepsWindow(
+                combined=combined, mask=mask, count=len(taken), sum_s=added_up(taken), max_s=max(taken)
+            )
             for (key, combined, mask), taken in sorted(self._steps.items())
             if key == active
         )

@@ -1,14 +1,12 @@
 """Between telemetry and the twin: arrivals to replay, and what was measured as a `Window`. Pure.
 
 Telemetry counts arrivals per interval and does not keep their times; inside an interval they are taken to lie
-evenly spread at random, which is what Poisson arrivals would.
+evenly spread at random, which is what Poisson arrivals would. Bursts longer than an interval stay bursts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
-from planner.twin.arrivals import Recorded
+from planner.twin.arrivals import Counted, Span
 from planner.twin.window import (
     PLAN_CHARS,
     ModelWindow,
@@ -31,10 +29,8 @@ from shared.messages.telemetry import (
 from shared.plan import Plan
 
 
-def recorded_arrivals(
-    rows: Sequence[Row], names: Sequence[str], seed: int = 0
-) -> tuple[dict[str, Recorded], float]:
-    """Arrivals by model, and the seconds that the counters cover.
+def counted_arrivals(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Counted]:
+    """Arrivals by model, of the time that the counters of all these models cover.
 
     Raises:
         InputError: no counter of these models is among the rows.
@@ -47,14 +43,12 @@ def recorded_arrivals(
         )
     begin_us = min(at_us - data.interval_us for at_us, data in mine)
     end_us = max(at_us for at_us, _ in mine)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    rng = np.random.default_rng(seed)
+    spans: dict[str, list[Span]] = {name: [] for name in names}
     for at_us, data in mine:
-        first_s = (at_us - data.interval_us - begin_us) * 1e-6
-        spread_s = rng.random(data.submitted) * data.interval_us * 1e-6
-        times[data.model] += (first_s + spread_s).tolist()
-    found = {name: Recorded(times_s=tuple(sorted(one))) for name, one in times.items()}
-    return found, (end_us - begin_us) * 1e-6
+        first_us, last_us = at_us - data.interval_us - begin_us, at_us - begin_us
+        spans[data.model].append(Span(first_us * 1e-6, last_us * 1e-6, data.submitted))
+    length_s = (end_us - begin_us) * 1e-6
+    return {name: Counted(spans=tuple(found), length_s=length_s) for name, found in spans.items()}
 
 
 def active_spans(rows: Sequence[Row], plan: Digest) -> list[tuple[int, int]]:

@@ -69,6 +69,17 @@ class TrialResult:
     seconds_s: float = 0.0  # from the first event to the decision
 
 
+def crowding(control_bytes: int, candidate_bytes: int, memory_bytes: int) -> str:
+    """Why two plans cannot be loaded at once, or nothing."""
+    needed_bytes = control_bytes + candidate_bytes
+    if needed_bytes <= memory_bytes:
+        return ""
+    return (
+        f"both plans need {needed_bytes} bytes, more than the {memory_bytes} there are; "
+        "`stageloom plan push --now` takes it without a trial"
+    )
+
+
 def found_at_boot(record: TrialRecord) -> TrialResult:
     """What an unfinished trial means: the candidate may be what stopped the agent, so it is rejected."""
     return TrialResult(
@@ -311,9 +322,8 @@ class TrialCore:
     def _refusal(self) -> str:
         """Why the trial cannot begin, or nothing."""
         setup, config = self.setup, self.config
-        needed_bytes = setup.control_bytes + setup.candidate_bytes
-        if needed_bytes > setup.memory_bytes:
-            return f"both plans need {needed_bytes} bytes, more than the {setup.memory_bytes} there are"
+        if crowded := crowding(setup.control_bytes, setup.candidate_bytes, setup.memory_bytes):
+            return crowded
         first_look_s = 2 * config.min_pairs * self.window_s
         if first_look_s > config.limit_s:
             return (

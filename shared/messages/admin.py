@@ -435,17 +435,20 @@ class PlanShowRequest(Message, frozen=True, kw_only=True, tag="plan_show_request
 
 
 class PlanPushRequest(Message, frozen=True, kw_only=True, tag="plan_push_request"):
-    """Desire a plan on a device, as its next generation."""
+    """Desire a plan on a device, as its next generation. `autonomy` None keeps what is set there."""
 
     plan: Name
     device: DeviceName
-    autonomy: Autonomy = Autonomy.OFF
+    autonomy: Autonomy | None = None
     activation: Activation = Activation.TRIAL
 
 
 class PlanPushReply(Message, frozen=True, kw_only=True, tag="plan_push_reply"):
+    """What is desired now."""
+
     epoch: Epoch
     generation: Generation
+    autonomy: Autonomy
 
 
 class PolicyAttachRequest(Message, frozen=True, kw_only=True, tag="policy_attach_request"):
@@ -458,12 +461,12 @@ class PolicyAttachRequest(Message, frozen=True, kw_only=True, tag="policy_attach
 
 class FleetPushRequest(Message, frozen=True, kw_only=True, tag="fleet_push_request"):
     """Desire a plan on many devices, in one transaction; `devices` empty: the next ones after `after` by
-    name, of all that are not revoked."""
+    name, of all that are not revoked. `autonomy` None keeps what is set on each."""
 
     plan: Name
     devices: Annotated[tuple[DeviceName, ...], Meta(max_length=MAX_PUSHED)] = ()
     after: After = ""
-    autonomy: Autonomy = Autonomy.OFF
+    autonomy: Autonomy | None = None
     activation: Activation = Activation.TRIAL
 
 
@@ -473,6 +476,7 @@ class Pushed(Struct, frozen=True, kw_only=True):
     device: DeviceName
     epoch: Epoch = 0
     generation: Generation = 0
+    autonomy: Autonomy | None = None
     cause: Line = ""
 
 

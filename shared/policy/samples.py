@@ -19,11 +19,7 @@ class Sample:
     @property
     def shape(self) -> tuple[int, ...]:
         """Blocks per model."""
-        return tuple(len(blocks) for blocks in self.progress)
-
-    def row(self) -> tuple[float, ...]:
-        """One row of equation 1: the progress of all blocks, then the deviations. [sum of B_w + W]"""
-        return (*(float(bit) for blocks in self.progress for bit in blocks), *self.deviation)
+        return tuple(map(len, self.progress))
 
 
 def progress_bits(masks: Sequence[int], blocks: int) -> tuple[int, ...]:

@@ -9,10 +9,8 @@ Two numbers per operator follow: its seconds alone, launch included, and its *wo
 whole device would need for it. A quarter of the threads is taken to be enough to fill the memory bus.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from types import MappingProxyType
 from typing import Final
 
 from shared.graph import Graph
@@ -32,46 +30,6 @@ class DeviceRates:
     barrier_s: float = 2e-5  # what ends a stage of more than one group
     contention: float = 1.0  # nothing is known to overlap until it was measured
     threads: int = 0  # that the device holds at once; 0: unknown, every operator fills it
-
-
-DEVICES: Mapping[str, DeviceRates] = MappingProxyType(
-    {
-        "nano": DeviceRates(
-            flop_per_s=2.4e11,
-            bytes_per_s=2.56e10,
-            launch_s=1.2e-5,
-            barrier_s=8e-6,
-            contention=0.1,
-            threads=2048,
-        ),
-        "tx2": DeviceRates(
-            flop_per_s=6.7e11,
-            bytes_per_s=5.97e10,
-            launch_s=1e-5,
-            barrier_s=7e-6,
-            contention=0.1,
-            threads=2 * 2048,
-        ),
-        "xavier_nx": DeviceRates(
-            flop_per_s=8.4e11,
-            bytes_per_s=5.97e10,
-            launch_s=8e-6,
-            barrier_s=5e-6,
-            contention=0.1,
-            threads=6 * 2048,
-        ),
-        "a100": DeviceRates(
-            flop_per_s=1.95e13,
-            bytes_per_s=1.555e12,
-            launch_s=3e-6,
-            barrier_s=2e-6,
-            contention=0.1,
-            threads=108 * 2048,
-        ),
-    }
-)
-"""TOP's devices (table I) by their data sheets: 32-bit peaks of the CUDA cores, multiprocessors of 2,048
-threads. Launch, barrier and contention are assumptions."""
 
 
 def roofline_s(rates: DeviceRates, flop: int, moved_bytes: int, elements: int) -> float:

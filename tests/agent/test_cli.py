@@ -202,7 +202,7 @@ _HEAVY = "typer rich numpy sqlalchemy ray onnxruntime onnx torch alembic"
     ("modules", "forbidden"),
     [
         ("edge_agent.run edge_agent.planner_link edge_agent.service", _HEAVY),
-        ("edge_agent.local_plan", _HEAVY),
+        ("edge_agent.plan_alone", _HEAVY),
         ("edge_agent.ask edge_agent.ingest.endpoint", f"{_HEAVY} zmq"),
         ("edge_agent.worker.process", "typer rich sqlalchemy ray onnxruntime onnx torch alembic zmq"),
         ("edge_agent.ingest.client", "typer rich sqlalchemy ray onnxruntime onnx torch alembic zmq"),

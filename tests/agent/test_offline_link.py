@@ -10,7 +10,8 @@ import pytest
 
 from edge_agent import offline_link
 from edge_agent.link import events
-from edge_agent.link.core import LinkConfig, LinkCore
+from edge_agent.link.config import LinkConfig
+from edge_agent.link.core import LinkCore
 from edge_agent.link.events import LinkState, PlanRef, RunnablePlan
 from edge_agent.link.statefile import load_state, save_state
 from edge_agent.offline_link import OfflineLink

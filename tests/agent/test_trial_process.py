@@ -171,6 +171,23 @@ def test_better_plan_commits_and_is_proven_from_then_on(home: Path, library: Pat
     assert {one.structure for one in state.proven} == {structure_of(fast(chain)), structure_of(slow(chain))}
 
 
+@pytest.mark.full
+def test_plan_on_another_executor_is_tried_against_the_one_that_runs(
+    home: Path, library: Path, chain: Artifact
+) -> None:
+    other = plan_for({"chain": chain}, executor="torch_cpu")
+    write_state(home, good=fast(chain), desired=other)
+    with AgentProcess(home, trial=COARSE, probation_s=0.2) as agent:
+        with under_load(agent, library) as load:
+            agent.until(lambda s: s.trial and s.trial.pairs >= 2, "the status shows pairs")
+            verdict = until_verdict(agent)
+        assert load.restarted == 0
+        status = agent.now()
+        assert verdict in ("committed", "rejected", "no_gain")
+        assert status.plan is not None
+        assert status.plan.digest == (other if verdict == "committed" else fast(chain)).ref.digest
+
+
 @pytest.mark.parametrize("victim", ["engine", pytest.param("agent", marks=pytest.mark.full)])
 def test_plan_under_which_a_process_dies_is_rejected_and_never_tried_again_at_boot(
     home: Path, library: Path, chain: Artifact, victim: str

@@ -10,7 +10,8 @@ from typing import Any
 from edge_agent.candidate import ManagerConfig
 from edge_agent.ingest.messages import ModelInfo
 from edge_agent.link import events as link
-from edge_agent.link.core import LinkConfig, LinkCore
+from edge_agent.link.config import LinkConfig
+from edge_agent.link.core import LinkCore
 from edge_agent.link.events import LinkState, PlanRef, RunnablePlan
 from edge_agent.plan_actions import (
     Action,

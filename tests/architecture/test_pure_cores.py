@@ -59,7 +59,15 @@ a failpoint kills its process, and systemd is spoken to and installed into."""
 
 CORES_ELSEWHERE = (
     "planner.dispatch.core",
+    "edge_agent.link.alarms",
+    "edge_agent.link.boot",
+    "edge_agent.link.config",
     "edge_agent.link.core",
+    "edge_agent.link.disk",
+    "edge_agent.link.events",
+    "edge_agent.link.local",
+    "edge_agent.link.needs",
+    "edge_agent.link.session",
     "edge_agent.link.states",
     "edge_agent.link.trials",
     "edge_agent.candidate",

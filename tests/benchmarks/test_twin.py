@@ -56,7 +56,7 @@ def test_figures_compare_a_column_with_what_was_measured() -> None:
         }
         for number, (measured, predicted) in enumerate([(10.0, 10.5), (20.0, 18.0), (40.0, 41.0)])
     ]
-    found = figures(rows, "predicted", "")
+    found = figures(rows, "predicted", "measured", "")
     assert found["throughput_median_relative_error"] == pytest.approx(0.05)
     assert found["p99_median_relative_error"] == pytest.approx(0.1)
     assert found["busy_median_relative_error"] == pytest.approx(1.0)

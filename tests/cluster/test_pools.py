@@ -94,6 +94,15 @@ def test_a_local_ray_listens_on_loopback_only(ray_pool: RayPool) -> None:
     assert listening and listening <= {IPV4_LOOPBACK, MAPPED_LOOPBACK, IPV6_LOOPBACK}
 
 
+def test_a_process_goes_on_with_the_next_function_and_ends_when_it_has_nothing_to_do() -> None:
+    pool = ProcessPool(1, idle_s=0.5)
+    first = pool.submit(os.getpid).result(60)
+    assert pool.submit(os.getpid).result(60) == first
+    until(lambda: not Path("/proc", str(first)).exists())
+    assert pool.submit(os.getpid).result(60) != first
+    pool.close()
+
+
 def test_a_closed_pool_refuses_and_leaves_no_process(tmp_path: Path) -> None:
     pool = ProcessPool(1)
     started = tmp_path / "started"

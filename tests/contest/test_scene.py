@@ -10,7 +10,7 @@ from planner.admin.contests import CHOICE, FRESH, Contests, Held
 from planner.admin.scene import ASSUMED_LOAD, Staged, stage
 from planner.cluster.interface import SearchFuture
 from planner.contest.entrants import entrants
-from planner.twin.arrivals import Poisson, Recorded
+from planner.twin.arrivals import Counted, Poisson, Span
 from shared.bound import bind
 from shared.clock import ManualClock
 from shared.errors import InputError, UnavailableError
@@ -32,12 +32,9 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path / "home")
 
 
-SEEDS = (*CHOICE.seeds, *FRESH.seeds)
-
-
 def _staged(world: World, rates: tuple[ArrivalRate, ...] = (), device: DeviceId | None = NANO) -> Staged:
     first, graphs = world.plan("sequential"), {world.digest: world.graph}
-    return stage(world.store, device, bind(first, graphs), graphs, rates, SEEDS)
+    return stage(world.store, device, bind(first, graphs), graphs, rates)
 
 
 def _held(world: World, pool: "Broken", *policies: str) -> tuple[Held, Plan, int]:
@@ -50,17 +47,14 @@ def _held(world: World, pool: "Broken", *policies: str) -> tuple[Held, Plan, int
     return held, first, len(taking_part)
 
 
-def test_arrivals_that_were_counted_are_drawn_anew_for_every_seed(
+def test_arrivals_that_were_counted_are_those_of_the_contest(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(KINDS, TaskCounters, RowKind.TASK_COUNTERS)
     world.tells(TaskCounters("diamond", 2_000_000, 30, 20, 0, 0, 0, 0))
     staged = _staged(world)
     assert staged.arrivals == f"the last 2 s of {NANO}"
-    one, other = (staged.scene.arrivals[seed]["diamond"] for seed in SEEDS[:2])
-    assert isinstance(one, Recorded) and isinstance(other, Recorded)
-    assert len(one.times_s) == len(other.times_s) == 30 and one.times_s != other.times_s
-    assert one.repeat_s == pytest.approx(2.0)
+    assert staged.scene.arrivals == {"diamond": Counted(spans=(Span(0.0, 2.0, 30),), length_s=2.0)}
 
 
 def test_arrivals_that_nobody_knows_are_assumed_below_what_the_device_can_do_and_said_to_be(
@@ -69,7 +63,7 @@ def test_arrivals_that_nobody_knows_are_assumed_below_what_the_device_can_do_and
     staged = _staged(world)
     assert staged.arrivals.startswith("assumed")
     scene = staged.scene
-    assert scene.arrivals[SEEDS[0]]["diamond"] == Poisson(rate_per_s=ASSUMED_LOAD / scene.service_s[0])
+    assert scene.arrivals["diamond"] == Poisson(rate_per_s=ASSUMED_LOAD / scene.service_s[0])
 
 
 def test_a_device_that_nobody_named_is_assumed_and_said_to_be(world: World) -> None:
@@ -79,6 +73,22 @@ def test_a_device_that_nobody_named_is_assumed_and_said_to_be(world: World) -> N
 def test_a_rate_of_another_model_is_refused_with_the_remedy(world: World) -> None:
     with pytest.raises(InputError, match="no model 'other'"):
         _staged(world, (ArrivalRate(model="other", per_s=1.0),))
+
+
+def test_both_twins_say_the_same_and_kernels_that_were_compiled_ahead_are_used(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some thousand steps: worth loading kernels for, not worth compiling them."""
+    scene = _staged(world, (ArrivalRate(model="diamond", per_s=400.0),)).scene
+    plan = world.plan("sequential")
+    found = []
+    for compiled, other in ((False, "compiled.twin.CompiledTwin"), (True, "reference.Twin")):
+        with monkeypatch.context() as patched:
+            patched.setattr("planner.contest.task.kept", lambda compiled=compiled: compiled)
+            patched.setattr(f"planner.twin.{other}", None)
+            found.append(scene.judge(plan, CHOICE).plain())
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+    assert found[0]["throughput_per_s"] == pytest.approx(400.0, rel=0.05)
 
 
 class Broken:

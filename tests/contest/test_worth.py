@@ -72,6 +72,16 @@ def test_nothing_that_came_is_nothing_missed() -> None:
     assert (found.throughput_per_s, found.p99_s, found.met) == (0.0, 0.0, 1.0)
 
 
+def test_seconds_in_which_nothing_ran_served_nothing() -> None:
+    bound = chains(1)
+    twin = Twin(measured(bound, {"a": 0.5}), {"a": Periodic(rate_per_s=4.0)})
+    twin.deploy(bound)
+    window = twin.run(2.0)
+    ran, halted = figures_of([window], [0.5]), figures_of([window], [0.5], idle_s=2.0)
+    assert (halted.throughput_per_s, halted.utilisation) == (ran.throughput_per_s / 2, ran.utilisation / 2)
+    assert figures_of([], [0.5], idle_s=2.0).throughput_per_s == 0.0
+
+
 def test_spreads_are_half_of_the_range_over_seeds() -> None:
     one = Figures(
         throughput_per_s=10.0, p99_s=0.1, utilisation=0.5, queue_variance=1.0, variance_growth=0.0, met=1.0

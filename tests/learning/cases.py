@@ -4,12 +4,12 @@ from random import Random
 
 from planner.learning.gpg.blocks import Drawing, analytic_costs
 from planner.learning.gpg.model import GpgModel
+from planner.twin.device_file import load_device
 from shared.attributes import Attributes
 from shared.blocks import CombinedGraph, combine, split
 from shared.graph import Graph, Operator, Tensor
 from shared.ids import Digest, TensorId
 from shared.policy.gpg.network import GpgNetwork
-from shared.search.analytic import DEVICES
 from shared.search.costs import CostTable, StageCosts
 
 CELL = ((), (0,), (0,), (2,), (0,), (4,), (1, 3, 5))
@@ -68,7 +68,7 @@ def block(members: int, seed: int = 0) -> tuple[CombinedGraph, StageCosts]:
     for _ in range(members):
         digest, graph = random.choice(sorted(models().items()))
         chosen.append((digest, graph, random.choice(split(graph, graph.base_cuts))))
-    table = CostTable(rates=DEVICES["a100"])
+    table = CostTable(rates=load_device("a100").rates())
     return combine([(graph, part) for _, graph, part in chosen]), table.for_members(chosen)
 
 

@@ -49,7 +49,7 @@ def test_a_training_leaves_a_policy_and_a_plan_and_goes_on_where_it_was(
 ) -> None:
     monkeypatch.setattr(search_pool, "AnytimePool", InlinePool)
     out = tmp_path / "training"
-    wanted = command(home, *MODELS, *RATES, "--output", str(out), "--actors", "8,4")
+    wanted = command(home, *MODELS, *RATES, "--output", str(out))
     assert execute(wanted) == ExitCode.OK
     said = capsys.readouterr()
     printed = json.loads(said.out)
@@ -67,7 +67,6 @@ def test_a_training_leaves_a_policy_and_a_plan_and_goes_on_where_it_was(
     plan = decode_plan(store.plan(printed["plan"]).wire)
     assert decode(body).space.refusal(plan, kept.device_class) == ""
     assert parse_device((out / "twin.toml").read_text(), "twin.toml").cores > 0
-    assert decode(body).network.arrays["actor.0.1.weight"].shape == (4, 8)
     assert decode(body).provenance["graphs"].keys() == kept.artifacts.keys()
     store.close()
 
@@ -93,7 +92,6 @@ def test_a_training_leaves_a_policy_and_a_plan_and_goes_on_where_it_was(
         ),
         ([*MODELS, "--rate", "other=3"], "the plan has no model 'other'"),
         ([*MODELS, *RATES, "--budget", "soon"], "--budget 'soon' is no duration; write it like --budget 10m"),
-        ([*MODELS, *RATES, "--actors", "64"], "--actors '64' is no pair of widths; write it like 64,32"),
         ([*MODELS, *RATES, "--twin", "none"], "there is no device file 'none'"),
         (["--device", "other"], "other"),
     ],

@@ -10,8 +10,8 @@ from typing import Any
 import zmq
 
 from edge_agent.link import events as dev
-from edge_agent.link.client import ClientConfig, LinkClient, PlanAction
-from edge_agent.link.core import LinkConfig
+from edge_agent.link.client import ClientConfig, LinkClient
+from edge_agent.link.config import LinkConfig
 from edge_agent.link.membership import Membership
 from edge_agent.link.sockets import make_dealer, new_keys
 from planner.dispatch import events as pev
@@ -169,7 +169,7 @@ class Agent:
     """A link client whose plan manager agrees to everything at once."""
 
     def __init__(self, rig: Rig, name: str, keys: KeyPair, folder: Path, **changes: Any) -> None:
-        self.actions: list[PlanAction] = []
+        self.actions: list[dev.Order] = []
         self.clock = changes.pop("clock", None)
         member = Membership(
             device=DeviceId(name),
@@ -188,7 +188,7 @@ class Agent:
         )
         self.client = LinkClient(config, on_action=self._manage)
 
-    def _manage(self, action: PlanAction) -> None:
+    def _manage(self, action: dev.Order) -> None:
         self.actions.append(action)
         match action:
             case dev.VerifyPlan(attempt):

@@ -221,12 +221,12 @@ MESSAGES: tuple[Message, ...] = (
     ),
     admin.PlanShowRequest(plan="demo"),
     admin.PlanPushRequest(plan="demo", device=DEVICE),
-    admin.PlanPushReply(epoch=2, generation=9),
+    admin.PlanPushReply(epoch=2, generation=9, autonomy=control.Autonomy.PROVEN),
     admin.PolicyAttachRequest(device=DEVICE, policy="maddpg"),
     admin.FleetPushRequest(plan="demo", devices=(DEVICE,)),
     admin.FleetPushReply(
         pushed=(
-            admin.Pushed(device=DEVICE, epoch=2, generation=9),
+            admin.Pushed(device=DEVICE, epoch=2, generation=9, autonomy=control.Autonomy.FULL),
             admin.Pushed(device=DeviceId("gone"), cause="there is no device 'gone'"),
         ),
         more=True,

@@ -97,5 +97,5 @@ def test_a_full_disk_does_not_keep_an_alarm_from_the_planner() -> None:
     driver = Driver().online()
     driver.full = True
     driver.do(ev.EnvironmentChanged("other"))
-    assert driver.core.storage_error
+    assert driver.core.disk.error
     assert len(alarms(driver.do(raised()))) == 1

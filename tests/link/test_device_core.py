@@ -7,7 +7,8 @@ import pytest
 
 from edge_agent.link import events as ev
 from edge_agent.link import fetch as fetching
-from edge_agent.link.core import LinkConfig, LinkCore
+from edge_agent.link.config import LinkConfig
+from edge_agent.link.core import LinkCore
 from edge_agent.link.statefile import decode_state, encode_state, load_state, save_state
 from shared.digest import digest_bytes
 from shared.engine.trial import TrialRecord, TrialResult, Verdict
@@ -238,13 +239,13 @@ def test_a_full_disk_changes_nothing_and_the_next_offer_is_taken() -> None:
     before = driver.core.state
     driver.full = True
     assert "VerifyPlan" not in kinds(driver.do(ev.Received(desired(1))))
-    assert driver.core.state == before and driver.core.storage_error == "disk full"
+    assert driver.core.state == before and driver.core.disk.error == "disk full"
     driver.full = False
     driver.do(ev.Received(desired(1)))
     assert driver.core.state == before, "not again at once"
     driver.now_s += 6
     assert "VerifyPlan" in kinds(driver.do(ev.Received(desired(1))))
-    assert driver.core.storage_error is None
+    assert driver.core.disk.error is None
 
 
 def test_a_plan_is_never_activated_if_its_record_cannot_be_written() -> None:
@@ -348,7 +349,7 @@ def test_a_revoked_device_serves_on_and_asks_seldom() -> None:
     driver = Driver(ev.LinkState(last_good=GOOD)).online()
     (action,) = driver.do(ev.Received(Refused(code=RefusalCode.REVOKED, reason="revoked")))
     assert isinstance(action, ev.Reconnect) and action.delay_s == 60.0
-    assert driver.core.denied is not None and driver.core.report().active == GOOD.ref.digest
+    assert driver.core.session.denied is not None and driver.core.report().active == GOOD.ref.digest
 
 
 def test_a_profile_is_run_once_its_artifact_is_there_and_not_again_when_answered() -> None:

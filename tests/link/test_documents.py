@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.link.states import TRANSITIONS, VERDICTS, Cause, step
+from edge_agent.link.states import LOCAL_TRANSITIONS, TRANSITIONS, VERDICTS, Cause, step
 from shared.messages import admin, bulk, control, enrol, telemetry
 from shared.messages.base import Message
 from shared.messages.control import DeviceState
@@ -22,14 +22,33 @@ def _rows(text: str, columns: int) -> list[tuple[str, ...]]:
     return [row for row in rows if len(row) == columns]
 
 
+def _published_steps(after: str, before: str) -> list[tuple[str, ...]]:
+    section = (DOCS / "states.md").read_text().split(after)[1].split(before)[0]
+    return [row for row in _rows(section, 3) if row[0] not in ("from", "---")]
+
+
 def test_the_published_transitions_are_those_of_the_code() -> None:
-    section = (DOCS / "states.md").read_text().split("### Transitions")[1].split("| cause | meaning |")[0]
-    published = [row for row in _rows(section, 3) if row[0] not in ("from", "---")]
+    published = _published_steps("### Transitions", "| cause | meaning |")
     literal = [
         (f"`{before.value}`" if before else "nothing", f"`{cause.value}`", f"`{after.value}`")
         for (before, cause), after in TRANSITIONS.items()
     ]
     assert published == literal
+
+
+def test_the_published_transitions_of_a_local_attempt_are_those_of_the_code() -> None:
+    published = _published_steps("LOCAL_TRANSITIONS` is this table", "What an attempt leaves")
+    literal = [
+        (f"`{before.value}`", f"`{cause.value}`", f"`{after.value}`" if after else "over")
+        for (before, cause), after in LOCAL_TRANSITIONS.items()
+    ]
+    assert published == literal
+
+
+def test_every_way_for_a_local_attempt_to_end_says_what_it_leaves() -> None:
+    section = (DOCS / "states.md").read_text().split("| how it ended |")[1]
+    told = set(re.findall(r"`([a-z_]+)`", " ".join(row[0] for row in _rows(section, 3))))
+    assert told == {cause.value for (_, cause), after in LOCAL_TRANSITIONS.items() if after is None}
 
 
 def test_every_state_and_cause_is_explained() -> None:

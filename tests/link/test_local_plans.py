@@ -9,6 +9,7 @@ from msgspec import structs
 from edge_agent.link import events as ev
 from edge_agent.link import local, trials
 from edge_agent.link.statefile import decode_state, encode_state
+from edge_agent.link.states import LOCAL_TRANSITIONS, Cause
 from shared.digest import digest_bytes
 from shared.engine.trial import TrialRecord, TrialResult, Verdict
 from shared.messages import control
@@ -437,3 +438,65 @@ def test_plans_that_come_after_the_planner_has_answered_are_not_tried() -> None:
     driver.do(ev.PlansMade((LOCAL,)))
     connected_for(driver, 60.0)
     assert driver.core.state.local is None and driver.core.state.local_counter == 0
+
+
+def attempt_in(state: DeviceState, way: trials.Way) -> ev.LinkState:
+    """A device on a plan of its own, with an attempt at another one that has come so far."""
+    driver = away()
+    on_probation(driver)
+    driver.do(ev.ProbationPassed(FIRST))
+    record = TrialRecord(candidate=OTHER.ref.digest, control=LOCAL.ref.digest, environment="env", began_us=1)
+    plan = structs.replace(OTHER, ref=structs.replace(OTHER.ref, local_counter=1))
+    planned = ev.Planned(epoch=1, generation=1, cause="age")
+    tried = ev.LocalAttempt(plan=plan, planned=planned, state=state, record=record, way=way.value)
+    return structs.replace(driver.core.state, local=tried)
+
+
+def after(cause: Cause, before: ev.LinkState) -> ev.LinkState:
+    """The state once the cause has come to the attempt."""
+    record = before.local.record if before.local else None
+    assert record is not None
+    says: dict[Cause, ev.Outcome] = {
+        Cause.VERIFIED: ev.PlanVerified(FIRST),
+        Cause.REFUSED: ev.PlanRefused(FIRST, "it does not load"),
+        Cause.STAGED: staged(),
+        Cause.NOT_NOW: staged(control=None),
+        Cause.TRIAL_BEGINS: ev.TrialBegins(FIRST, record),
+        Cause.TRIAL_WON: decided(Verdict.COMMIT),
+        Cause.TRIAL_LOST: decided(Verdict.REJECT),
+        Cause.TRIAL_EVEN: decided(Verdict.NO_GAIN),
+        Cause.TRIAL_ABANDONED: decided(Verdict.ABANDONED),
+        Cause.PROBATION_PASSED: ev.ProbationPassed(FIRST),
+        Cause.PROBATION_FAILED: ev.ProbationFailed(FIRST, "tasks fail"),
+    }
+    if cause in says:
+        changed = local.outcome(before, says[cause], 1)
+        return changed.state if changed is not None else before
+    match cause:
+        case Cause.ACTIVATE:
+            return local.LocalPlans(wait_s=1.0, again_s=1.0).step(before, 1)[0]
+        case Cause.DESIRED:
+            return local.superseded(before, 1)[0]
+        case Cause.ENVIRONMENT:
+            return local.environment_changed(before, 1)[0]
+        case Cause.BOOT:
+            return local.at_boot(before, 1).state
+    assert cause is Cause.RESTORE_FAILED
+    back = local.lost(before)
+    assert back is not None
+    return back
+
+
+@pytest.mark.parametrize("cause", sorted({cause for _, cause in LOCAL_TRANSITIONS}))
+@pytest.mark.parametrize("state", sorted({state for state, _ in LOCAL_TRANSITIONS}))
+def test_a_local_attempt_takes_the_published_steps_and_no_other(state: DeviceState, cause: Cause) -> None:
+    """What comes late, in a state that it is not meant for, changes nothing."""
+    way = trials.Way.GUARD if cause is Cause.ACTIVATE else trials.Way.TRIAL
+    before = attempt_in(state, way)
+    if (state, cause) == (DeviceState.STAGED, Cause.TRIAL_WON):
+        with pytest.raises(RuntimeError, match="no step of a plan made here from staged by trial_won"):
+            after(cause, before)
+        return
+    expected = LOCAL_TRANSITIONS.get((state, cause), state)
+    found = after(cause, before).local
+    assert (found.state if found is not None else None) == expected

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 import zmq
 
-from edge_agent.link import client as client_module
+from edge_agent.link import connection
 from edge_agent.link import events as dev
 from edge_agent.link.join import join
 from edge_agent.link.membership import load_membership, save_membership
@@ -29,7 +29,7 @@ from shared.errors import SettingError, StateError, StorageError, TokenError, Un
 from shared.ids import DeviceId
 from shared.keyfile import KeyPair, read_keys, write_keys
 from shared.messages import bulk, control, enrol, telemetry
-from shared.messages.base import RefusalCode
+from shared.messages.base import Message, RefusalCode
 from shared.messages.control import DeviceState
 from shared.token import JoinToken
 from tests.link.memory_store import MemoryStore
@@ -224,7 +224,7 @@ def test_the_enrolment_socket_takes_only_the_enrolment_message() -> None:
 
 def test_the_client_names_a_refused_key_within_five_seconds(tmp_path: Path) -> None:
     with running("a") as (rig, _), Agent(rig, "a", new_keys(), tmp_path) as agent:
-        wait_until(lambda: agent.client.status().problem == client_module.OUR_KEY_REFUSED, timeout_s=5)
+        wait_until(lambda: agent.client.status().problem == connection.OUR_KEY_REFUSED, timeout_s=5)
 
 
 def test_the_client_names_a_planner_with_another_key_within_five_seconds(
@@ -232,10 +232,8 @@ def test_the_client_names_a_planner_with_another_key_within_five_seconds(
 ) -> None:
     with running("a") as (rig, (keys,)):
         with Agent(rig, "a", keys, tmp_path, planner_key=planner_keys().public) as agent:
-            wait_until(
-                lambda: agent.client.status().problem == client_module.PLANNER_KEY_DIFFERS, timeout_s=5
-            )
-    assert client_module.PLANNER_KEY_DIFFERS in caplog.text
+            wait_until(lambda: agent.client.status().problem == connection.PLANNER_KEY_DIFFERS, timeout_s=5)
+    assert connection.PLANNER_KEY_DIFFERS in caplog.text
 
 
 # -- bounds -------------------------------------------------------------------------------------------------
@@ -482,15 +480,15 @@ def test_a_batch_that_could_not_be_sent_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lane is full once; an acknowledgement would be waited for for an hour."""
-    send, refused = client_module.LinkClient._send, list[object]()
+    send, refused = connection.Connection.send, list[object]()
 
-    def full_once(client: client_module.LinkClient, lane: str, message: object) -> bool:
+    def full_once(sockets: connection.Connection, lane: str, message: Message) -> bool:
         if lane == "telemetry" and not refused:
             refused.append(message)
             return False
-        return send(client, lane, message)
+        return send(sockets, lane, message)
 
-    monkeypatch.setattr(client_module.LinkClient, "_send", full_once)
+    monkeypatch.setattr(connection.Connection, "send", full_once)
     with (
         running("a") as (rig, (keys,)),
         Agent(rig, "a", keys, tmp_path, telemetry_again_s=3600.0) as agent,

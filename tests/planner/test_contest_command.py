@@ -102,8 +102,9 @@ def test_what_entrants_decide_cannot_be_asked_for(planner: PlannerProcess) -> No
     for options, reason in [
         (("--budget", "3s", "--lanes", "2"), "each decides lanes"),
         (("--budget", "3s", "--batch", "2"), "each decides batch of fork"),
-        (("--budget", "3s", "--rate", "spoon=5"), "--rate names 'spoon'"),
+        (("--budget", "3s", "--rate", "spoon=5"), "the plan has no model 'spoon'"),
         (("--budget", "3s", "--rate", "fork=no"), "is not MODEL=PER_S"),
+        (("--budget", "3s", "--rate", "fork=5", "--rate", "fork=6"), "--rate names fork twice"),
         (("--budget", "soon"), "is no duration"),
         (("--rate", "fork=5"), "--rate says what arrives in a contest"),
     ]:

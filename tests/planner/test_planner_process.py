@@ -49,7 +49,7 @@ def test_a_model_becomes_a_plan_that_a_device_gets_with_its_artifact(
             *("plan", "create", "--device", "nano", "--model", "branches:replicas=2"),
             *("--scheduler", "greedy", "--name", "first", "--push"),
         )
-        assert made["pushed"] == {"epoch": 1, "generation": 1}
+        assert made["pushed"] == {"epoch": 1, "generation": 1, "autonomy": "off"}
         desired = device.expect("control", control.TO_DEVICE, control.Desired)
         plan = decode_plan(desired.plan, desired.plan_digest)
         assert (plan.digest, plan.models[0].replicas) == (made["digest"], 2)
@@ -75,6 +75,24 @@ def test_a_model_becomes_a_plan_that_a_device_gets_with_its_artifact(
 
 
 @pytest.mark.usefixtures("branches")
+def test_a_push_keeps_the_autonomy_that_is_set_and_says_which_applies(
+    planner: PlannerProcess, branches: Digest
+) -> None:
+    def said(*arguments: str) -> str:
+        return stageloom(planner.home, "plan", *arguments).stderr
+
+    ok(planner.home, "plan", "create", "--model", "branches", "--name", "kept")
+    with _device(planner, "granted"), _device(planner, "plain"):
+        assert ", autonomy off;" in said("push", "granted", "kept")
+        assert ", autonomy proven;" in said("push", "granted", "kept", "--autonomy", "proven")
+        assert ", autonomy proven;" in said("push", "granted", "kept")
+        assert "2 devices, autonomy: 1 off, 1 proven;" in said("push", "granted", "plain", "kept")
+        create = ("create", "--device", "granted", "--model", "branches", "--name", "again", "--push")
+        assert ", autonomy proven;" in said(*create)
+        pushed = _json(planner.home, "plan", "push", "granted", "kept", "--autonomy", "off")
+        assert (pushed["generation"], pushed["autonomy"]) == (6, "off")
+
+
 def test_a_plan_is_searched_by_ios_within_its_limits(planner: PlannerProcess) -> None:
     # Nothing was measured, so groups are taken not to overlap: one group of all, where the limits allow it.
     for name, limits, schedule in (("free", (), "0-2"), ("bound", ("-r", "1", "-s", "1"), "0..2")):

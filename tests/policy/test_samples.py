@@ -11,12 +11,6 @@ def sample(number: int, blocks: tuple[int, ...] = (2, 1)) -> Sample:
     return Sample(tuple((number % 2,) * count for count in blocks), tuple(float(number) for _ in blocks))
 
 
-def test_a_row_is_that_of_equation_1() -> None:
-    """Progress of all models' blocks first, then one deviation per queue."""
-    row = Sample(((1, 0, 0), (0, 1)), (-1.5, 1.5)).row()
-    assert row == (1.0, 0.0, 0.0, 0.0, 1.0, -1.5, 1.5)
-
-
 @given(st.integers(1, 12), st.integers(0, 40))
 def test_the_newest_samples_stay_in_order(length: int, pushed: int) -> None:
     ring = SampleRing(length)

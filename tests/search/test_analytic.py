@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.twin.device_file import device_names, load_device
 from shared.blocks import split
 from shared.graph import Graph
 from shared.ids import OpId
 from shared.schedule import Launch, StreamSchedule, stage_schedule
-from shared.search.analytic import DEVICES, DeviceRates, alone_s, occupancy, work_s
+from shared.search.analytic import DeviceRates, alone_s, occupancy, work_s
 from shared.search.bounds import lower_bounds
 from shared.search.costs import CostTable, StageCosts
 from shared.search.interface import Limits
@@ -42,11 +43,11 @@ def test_a_quarter_of_the_threads_fills_the_bus_and_fewer_do_not() -> None:
     assert work_s(graph, OpId(1), SMALL) == 3.0
 
 
-@pytest.mark.parametrize("device", sorted(DEVICES))
+@pytest.mark.parametrize("device", device_names())
 def test_work_is_never_more_than_the_seconds_alone(device: str) -> None:
-    graph = cell("cell", channels=512, side=56)
+    graph, rates = cell("cell", channels=512, side=56), load_device(device).rates()
     for op in range(len(graph.operators)):
-        assert 0.0 < work_s(graph, OpId(op), DEVICES[device]) <= alone_s(graph, OpId(op), DEVICES[device])
+        assert 0.0 < work_s(graph, OpId(op), rates) <= alone_s(graph, OpId(op), rates)
 
 
 def test_devices_that_fill_up_say_what_each_operator_leaves() -> None:

@@ -17,7 +17,8 @@ from edge_agent.candidate import ManagerConfig
 from edge_agent.link import events as link
 from edge_agent.link import fetch as fetching
 from edge_agent.link.artifacts import ArtifactFolder
-from edge_agent.link.core import LinkConfig, LinkCore
+from edge_agent.link.config import LinkConfig
+from edge_agent.link.core import LinkCore
 from edge_agent.link.statefile import load_state, save_state
 from edge_agent.plan_actions import (
     Action,
@@ -253,7 +254,7 @@ class Agent:
             case link.Send(message):
                 self.send(Lane.CONTROL, message)
             case link.FetchArtifact(need):
-                self.fetcher.credits = self.core.bulk_credits
+                self.fetcher.credits = self.core.session.bulk_credits
                 self._fetch(self.fetcher.want(need, self.artifacts.partial_bytes(need.digest), world.now_s))
             case link.Record(row):
                 self.record([row])
@@ -271,7 +272,7 @@ class Agent:
             self.carry(self.core.handle(link.EnvironmentChanged(self.environment), world.now_s))
         self.carry(self.core.handle(link.Tick(), world.now_s))
         self._fetch(self.fetcher.tick(world.now_s))
-        if self.core.welcomed and world.now_s - self.batch_sent_s > 2.0:
+        if self.core.session.welcomed and world.now_s - self.batch_sent_s > 2.0:
             batch = self.spool.next_batch(int(world.now_s * 1000))
             if batch is not None:
                 self.batch_sent_s = world.now_s
@@ -342,7 +343,7 @@ class Agent:
                 raise AssertionError(f"the simulated agent does not know {order}")
 
     def manage(self, actions: Sequence[Action]) -> None:
-        """Carry out what the plan manager decided, as `edge_agent.service` does."""
+        """Carry out what the plan manager decided, as `edge_agent.plan_shell` does."""
         for action in actions:
             self.reached(f"manager.{type(action).__name__}")
             self._carry_out(action)

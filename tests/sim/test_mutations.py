@@ -300,7 +300,8 @@ def test_a_report_that_is_sent_once_only_is_found(monkeypatch: pytest.MonkeyPatc
     honest = LinkCore._reconcile
 
     def once(self: LinkCore, now_s: float) -> list[link.Action]:
-        self._stored_revision = max(self._stored_revision, self._sent_revision)
+        session = self.session
+        session._stored_revision = max(session._stored_revision, session._sent_revision)
         return honest(self, now_s)
 
     monkeypatch.setattr(LinkCore, "_reconcile", once)

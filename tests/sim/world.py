@@ -340,7 +340,7 @@ class World:
     def unsettled(self) -> str:
         """What planner and device still disagree about; nothing when they have converged."""
         agent, member = self.agent, self.member
-        if not agent.up or not agent.core.welcomed:
+        if not agent.up or not agent.core.session.welcomed:
             return "the device is not connected"
         state, report = agent.core.state, agent.core.report()
         # Which value the device knows, not what it did with it; the planner keeps none of it.

@@ -146,10 +146,17 @@ def test_noise_is_kept_as_quantiles_with_a_mean_of_one() -> None:
     spreads = np.exp(rng.normal(0.0, 0.2, 5000))
     found = noise_quantiles(list(spreads))
     assert list(found) == sorted(found)
+    assert (found[0][0], found[-1][0]) == (0.0, 1.0)
     drawn = np.array(noise_factors(found, 1))
     assert drawn.mean() == pytest.approx(1.0, abs=0.02)
     assert np.quantile(drawn, 0.9) == pytest.approx(np.quantile(spreads, 0.9) / spreads.mean(), rel=0.05)
     assert noise_quantiles([1.0] * 10) == ()
+
+
+def test_a_stall_of_one_step_in_a_thousand_is_drawn_as_seldom() -> None:
+    spreads = [1.0] * 9990 + [40.0] * 10
+    drawn = np.array(noise_factors(noise_quantiles(spreads), 1))
+    assert 0 < np.count_nonzero(drawn > 2.0) <= 12  # of 4,096
 
 
 def test_a_fitted_device_is_measured_and_its_file_says_where() -> None:

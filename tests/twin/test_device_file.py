@@ -39,12 +39,14 @@ def test_half_precision_moves_half_the_bytes() -> None:
 
 def test_a_measured_file_comes_back_by_its_path(tmp_path: Path) -> None:
     text = device_toml(load_device("nano")).replace('"derived"', '"measured"')
-    text = text.replace("[sources]", 'noise = [0.9, 1.0, 1.3]\n[sources]\nnoise = "steps of a run"')
+    text = text.replace(
+        "[sources]", 'noise = [[0, 0.9], [0.5, 1.0], [1, 1.3]]\n[sources]\nnoise = "steps of a run"'
+    )
     path = tmp_path / "mine.toml"
     path.write_text(text)
     found = load_device(str(path))
     assert found.kind is Kind.MEASURED
-    assert found.noise == (0.9, 1.0, 1.3)
+    assert found.noise == ((0.0, 0.9), (0.5, 1.0), (1.0, 1.3))
     assert parse_device(device_toml(found), "again") == found
 
 
@@ -70,8 +72,10 @@ def nano(**changes: object) -> str:
         (nano(step_s="nan"), "no number of 0 or more"),
         (nano(step_s="true"), "no number of 0 or more"),
         (nano(multiprocessors="1.5"), "no whole number"),
-        (nano(noise="[1.2, 0.9]"), "not ascending"),
-        (nano(noise="[0.0]"), "noise is no list"),
+        (nano(noise="[[0, 1.2], [1, 0.9]]"), "not ascending"),
+        (nano(noise="[1.0, 1.1]"), "noise is no list"),
+        (nano(noise="[[0, 0.0], [1, 1.0]]"), "noise is no list"),
+        (nano(noise="[[0, 1.0], [0.5, 1.0]]"), "does not reach"),
         (nano(surprise="1.0"), "unknown field 'surprise'"),
         (nano() + '\ncores = "nowhere"', "cores has no source, or only a source"),
         (nano().replace("[sources]", "cores = 2\n[sources]"), "cores has no source"),

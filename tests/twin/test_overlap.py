@@ -127,7 +127,7 @@ def test_lanes_agree_with_a_simulation_in_small_steps(seed: int) -> None:
 
 
 def test_noise_is_drawn_from_the_quantiles_and_by_the_seed_alone() -> None:
-    quantiles = (0.9, 0.95, 1.0, 1.1, 1.6)
+    quantiles = ((0.0, 0.9), (0.25, 0.95), (0.5, 1.0), (0.75, 1.1), (1.0, 1.6))
     drawn = noise_factors(quantiles, 7)
     assert drawn == noise_factors(quantiles, 7) != noise_factors(quantiles, 8)
     assert 0.9 <= min(drawn) < 0.92

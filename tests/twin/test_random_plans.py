@@ -28,7 +28,13 @@ def test_tasks_are_conserved_whatever_plans_follow_each_other(seed: int) -> None
     random = Random(seed)
     library = random_library(random)
     names = sorted(set(library.names.values()))
-    toy = device(launch_s=2e-4, step_s=1e-5, lanes_interference=0.2, cores=2, noise=(0.5, 1.0, 2.0))
+    toy = device(
+        launch_s=2e-4,
+        step_s=1e-5,
+        lanes_interference=0.2,
+        cores=2,
+        noise=((0.0, 0.5), (0.5, 1.0), (1.0, 2.0)),
+    )
     twin = Twin(
         StepTimes(toy, CostTable(rates=toy.rates())),
         {name: _process(random) for name in names},

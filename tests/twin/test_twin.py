@@ -148,7 +148,7 @@ def test_a_shared_task_counts_in_each_model_and_ends_once() -> None:
 def test_equal_seeds_give_equal_windows_and_others_do_not() -> None:
     bound = chains(3, 2, lanes=2)
     load: Load = {"a": Poisson(rate_per_s=60.0), "b": Poisson(rate_per_s=90.0)}
-    toy = device(noise=(0.8, 1.0, 1.5))
+    toy = device(noise=((0.0, 0.8), (0.5, 1.0), (1.0, 1.5)))
 
     def windows(seed: int) -> list[Window]:
         twin = Twin(measured(bound, {"a": 0.003, "b": 0.002}, toy), load, seed=seed)

@@ -227,7 +227,7 @@ def test_plans_that_cannot_be_loaded_leave_the_active_one_serving(
         21: (_plan(other).wire, {}),
         22: (_plan(other).wire, {other.digest: str(model.path)}),
         23: (_plan(other).wire, {other.digest: "/nonexistent"}),
-        24: (_plan(model, executor="null").wire, {model.digest: str(model.path)}),
+        24: (_plan(model, executor="abacus").wire, {model.digest: str(model.path)}),
         1: (_plan(model).wire, {model.digest: str(model.path)}),
     }
     for key, (wire, artifacts) in broken.items():
@@ -249,6 +249,27 @@ def test_a_swap_releases_the_old_plan_and_keeps_serving(
     _task(handle, memory, model, 63)
     _serve(handle, 1, _plan(model), model)
     assert _await(handle, messages.PlanReleased).key == 2
+
+
+def test_plans_of_two_executors_are_swapped_and_compared_like_any_two(
+    serving: tuple[WorkerHandle, mmap.mmap], model: Artifact
+) -> None:
+    """The null executor answers zeros, so a task shows where it ran."""
+    handle, memory = serving
+    handle.load_plan(5, _plan(model, executor="null").wire, {model.digest: str(model.path)})
+    assert _await(handle, messages.PlanLoaded).key == 5
+    for task, key in enumerate((5, 1, 5), 200):
+        handle.activate(key, keep=True)
+        assert _await(handle, messages.PlanActive).key == key
+        if key == 1:
+            _task(handle, memory, model, task)
+            continue
+        _submit(handle, task)
+        assert _await(handle, TaskDone).outcome == "completed"
+        assert not np.frombuffer(memory, np.float32, 1000, OUTPUT).any()
+    handle.activate(1)
+    assert _await(handle, messages.PlanReleased).key == 5
+    _task(handle, memory, model, 210)
 
 
 @pytest.mark.parametrize(

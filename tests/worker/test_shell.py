@@ -219,3 +219,18 @@ def test_wrong_inputs_are_refused_before_they_reach_the_engine(gated: tuple[Engi
             shell.submit("squeezenet", inputs).result(TIMEOUT_S)
     with pytest.raises(TaskRefused, match="no active plan serves model 'none'"):
         shell.submit("none", {}).result(TIMEOUT_S)
+
+
+def test_closing_begins_no_step_that_was_not_issued_before(gated: tuple[EngineShell, _Gated]) -> None:
+    """A lane whose thread has ended would never run it; another lane's step could wait for it for ever."""
+    shell, executor = gated
+    inputs = random_inputs(artifact_of("squeezenet").graph, 1)
+    futures = [shell.submit("squeezenet", inputs) for _ in range(8)]
+    assert executor.waiting.wait(TIMEOUT_S)
+    closing = threading.Thread(target=shell.close)
+    closing.start()
+    _until(lambda: shell._driver._stopping)
+    executor.gate.set()
+    closing.join(TIMEOUT_S)
+    assert not closing.is_alive()
+    assert sum(future.done() for future in futures) < len(futures)

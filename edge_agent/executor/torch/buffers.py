@@ -5,7 +5,7 @@ A slot needs no second buffer for run-ahead: the core lets it be overwritten onl
 second one (aside) is there where a step may read a slot and fill it at once.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 import torch
@@ -23,7 +23,6 @@ from shared.errors import ExecutorError
 from shared.ids import TensorId
 from shared.plan import Member
 
-Allocate: TypeAlias = "Callable[[Spec], Tensor]"
 _Place: TypeAlias = tuple[int, int, TensorId]  # model, replica, tensor
 
 

@@ -80,14 +80,14 @@ class TorchGraphExecutor(TorchExecutor):
         device: Device,
         *,
         channels_last: bool = True,
-        effort: Effort = Effort(),  # noqa: B008
+        effort: Effort | None = None,
         graph_bytes: int = GRAPH_BYTES,
     ) -> None:
         super().__init__(device.torch_device, channels_last=channels_last)
         self._on = device
         self._host = HostMemory(device.host_bytes)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="programs")
-        self._builder = Builder(device, self.choices, effort)
+        self._builder = Builder(device, self.choices, effort or Effort())
         self._cache: GraphCache[ProgramKey] = GraphCache(graph_bytes)
         self._built: dict[ProgramKey, Built] = {}
         self._pools: dict[tuple[PlanKey, int], Pool] = {}

@@ -2,17 +2,22 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from random import Random
 from typing import Final
 
+from planner.twin.device_file import load_device
 from shared.blocks import Block, CombinedGraph, combine, split
 from shared.graph import Graph
 from shared.ids import Digest
-from shared.search.analytic import DEVICES, DeviceRates
+from shared.search.analytic import DeviceRates
 from shared.search.costs import CostTable, StageCosts
 
 MemberOf = tuple[Digest, Graph, Block]
 CostsOf = Callable[[Sequence[MemberOf], Random], StageCosts]
+
+DEVICES: Final = ("a100", "nano", "tx2", "xavier_nx")
+"""TOP's (table I), by their device files."""
 
 _WINDOW: Final = (6, 36)  # operators of a piece of a block that is larger
 
@@ -41,13 +46,17 @@ def analytic_costs(members: Sequence[MemberOf], random: Random) -> StageCosts:
 
     Half of them are like the largest: the small ones leave little to choose.
     """
-    name = "a100" if random.random() < 0.5 else random.choice(sorted(DEVICES))
-    rates = varied(DEVICES[name], random)
-    return CostTable(rates=rates).for_members(members)
+    name = "a100" if random.random() < 0.5 else random.choice(DEVICES)
+    return CostTable(rates=varied(_rates(name), random)).for_members(members)
+
+
+@cache
+def _rates(device: str) -> DeviceRates:
+    return load_device(device).rates()
 
 
 def varied(rates: DeviceRates, random: Random) -> DeviceRates:
-    """A device like this one."""
+    """A device like this one. What groups cost each other no data sheet says, so any of a range is drawn."""
 
     def times(value: float, spread: float) -> float:
         return float(value * spread ** random.uniform(-1.0, 1.0))

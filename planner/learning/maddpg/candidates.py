@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from planner.contest.worth import better
+from planner.contest.worth import Worth, better
 from planner.learning.maddpg.replay import Transitions
 from planner.learning.maddpg.rewards import Floats
-from planner.learning.maddpg.work import Row
 from shared.policy.maddpg.decide import Decision, read_actions
 from shared.policy.maddpg.space import Space
 from shared.policy.plain import Load
@@ -20,7 +19,7 @@ class Candidate:
     """A plan by its action row, with what it was worth when it was looked at."""
 
     actions: tuple[float, ...]
-    row: Row
+    worth: Worth
 
 
 @dataclass
@@ -33,12 +32,12 @@ class Candidates:
     best: Candidate | None = None
     _seen: set[str] = field(default_factory=set)
 
-    def judged(self, actions: tuple[float, ...], row: Row) -> bool:
+    def judged(self, actions: tuple[float, ...], worth: Worth) -> bool:
         """Take in a plan's worth; whether it is the best so far."""
         self._seen.add(self._key(actions))
-        if self.best is not None and not better(row, self.best.row):
+        if self.best is not None and not better(worth, self.best.worth):
             return False
-        self.best = Candidate(actions, row)
+        self.best = Candidate(actions, worth)
         return True
 
     def promising(self, kept: Transitions, rewards: Floats, count: int) -> Iterator[tuple[float, ...]]:
@@ -58,15 +57,15 @@ class Candidates:
 
     def saved(self) -> dict[str, Any]:
         """Plain values."""
-        best = None if self.best is None else [list(self.best.actions), self.best.row.plain()]
+        best = None if self.best is None else [list(self.best.actions), self.best.worth.plain()]
         return {"best": best, "seen": sorted(self._seen)}
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Go on where `saved` was."""
         self._seen = set(saved["seen"])
         if saved["best"] is not None:
-            actions, row = saved["best"]
-            self.best = Candidate(tuple(actions), Row(**row))
+            actions, worth = saved["best"]
+            self.best = Candidate(tuple(actions), Worth(**worth))
 
     def _key(self, actions: Sequence[float]) -> str:
         """Equal for rows that stand for about the same plan: intervals within a twentieth of their range."""

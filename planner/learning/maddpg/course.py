@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from planner.contest.worth import better
+from planner.contest.worth import Worth, better
 from planner.learning.maddpg.candidates import Candidates
 from planner.learning.maddpg.learner import Learner
 from planner.learning.maddpg.problem import Problem
@@ -33,12 +33,12 @@ from planner.learning.maddpg.replay import Transitions
 from planner.learning.maddpg.rewards import Floats
 from planner.learning.maddpg.seeds import Seed, seeds
 from planner.learning.maddpg.settings import Settings, Start
-from planner.learning.maddpg.work import Collect, Done, Evaluate, Row, Weights, Work
+from planner.learning.maddpg.work import Collect, Done, Evaluate, Weights, Work
 from shared.errors import DecodeError
 
 VALIDATION_SEED = 2_000_000_000
 FRESH_SEED = 2_100_000_000
-STATE_FORMAT = 1
+STATE_FORMAT = 2
 _POLICY, _PLAN, _FRESH = "policy", "plan", "fresh "
 
 
@@ -48,8 +48,8 @@ class Progress:
 
     transitions: int
     updates: int
-    policy: Row
-    best: Row
+    policy: Worth
+    best: Worth
     losses: dict[str, float]
 
     def plain(self) -> dict[str, Any]:
@@ -72,11 +72,11 @@ class Course:
         self.table = problem.table()  # all that any worker found; the only worker's own in one process
         self.candidates = Candidates(problem.space, problem.loads, problem.template.lanes)
         self.seeds: tuple[Seed, ...] = seeds(problem.space)
-        self.seed_rows: dict[str, Row] = {}  # what the rivals' plans are worth, by the seeds' names
+        self.seeds_worth: dict[str, Worth] = {}  # of the rivals' plans, by the seeds' names
         self.history: list[Progress] = []
-        self.policy: Row | None = None  # of the best policy so far
+        self.policy: Worth | None = None  # of the best policy so far
         self.policy_weights: Weights = self.learner.policy_weights()
-        self.fresh: dict[str, Row] = {}  # the best plan and policy on arrivals that chose neither
+        self.fresh: dict[str, Worth] = {}  # the best plan and policy on arrivals that chose neither
         self.transitions = 0
         self._handed = 0  # transitions that are collected or being collected
         self._number = 0
@@ -100,13 +100,13 @@ class Course:
         return self._stopped
 
     @property
-    def plan_row(self) -> Row | None:
+    def plan_worth(self) -> Worth | None:
         """What the best plan is worth: on arrivals that did not choose it, once that is known."""
-        best = None if self.candidates.best is None else self.candidates.best.row
+        best = None if self.candidates.best is None else self.candidates.best.worth
         return self.fresh.get(_FRESH + _PLAN, best)
 
     @property
-    def policy_row(self) -> Row | None:
+    def policy_worth(self) -> Worth | None:
         """The same of the best policy; None before its first validation."""
         return self.fresh.get(_FRESH + _POLICY, self.policy)
 
@@ -247,27 +247,27 @@ class Course:
             self._waiting.append(self._evaluation(f"{_PLAN}, met in training", row=actions))
         self._waiting.append(self._evaluation(_POLICY, weights=self.learner.policy_weights()))
 
-    def _evaluated(self, work: Evaluate, row: Row) -> Progress | None:
+    def _evaluated(self, work: Evaluate, worth: Worth) -> Progress | None:
         if work.name.startswith(_FRESH):
-            self.fresh[work.name] = row
+            self.fresh[work.name] = worth
             return None
         if work.weights is None:
             name = work.name.removeprefix(f"{_PLAN}, ")
             if any(name == one.name for one in self.seeds):
-                self.seed_rows[name] = row
-            if self.candidates.judged(work.row, row) and self.settings.pull and self.transitions:
+                self.seeds_worth[name] = worth
+            if self.candidates.judged(work.row, worth) and self.settings.pull and self.transitions:
                 self.learner.aim(work.row)
             if self.settings.start is Start.BEST_SEED and self._seeds_are_judged():
                 self._start()
             return None
-        if self.policy is None or better(row, self.policy):
-            self.policy, self.policy_weights = row, work.weights
+        if self.policy is None or better(worth, self.policy):
+            self.policy, self.policy_weights = worth, work.weights
         assert self.candidates.best is not None
         progress = Progress(
             transitions=self.transitions,
             updates=self.learner.updates,
-            policy=row,
-            best=self.candidates.best.row,
+            policy=worth,
+            best=self.candidates.best.worth,
             losses=self._losses,
         )
         self.history.append(progress)
@@ -295,11 +295,11 @@ class Course:
             "seed": self.seed,
             "settings": self.settings.plain(),
             "candidates": self.candidates.saved(),
-            "seed_rows": {name: row.plain() for name, row in self.seed_rows.items()},
+            "seeds_worth": {name: worth.plain() for name, worth in self.seeds_worth.items()},
             "schedules": self.table.saved(),
             "history": [one.plain() for one in self.history],
             "policy": None if self.policy is None else self.policy.plain(),
-            "fresh": {name: row.plain() for name, row in self.fresh.items()},
+            "fresh": {name: worth.plain() for name, worth in self.fresh.items()},
             "transitions": self.transitions,
             "handed": self._handed - flying,
             "number": self._number,
@@ -340,15 +340,15 @@ class Course:
 
     def _restore(self, plain: dict[str, Any], tensors: dict[str, Any]) -> None:
         self.candidates.restore(plain["candidates"])
-        self.seed_rows = {name: Row(**row) for name, row in plain["seed_rows"].items()}
+        self.seeds_worth = {name: Worth(**one) for name, one in plain["seeds_worth"].items()}
         self.table.restore(plain["schedules"])
         self.history = [
-            Progress(**{**one, "policy": Row(**one["policy"]), "best": Row(**one["best"])})
+            Progress(**{**one, "policy": Worth(**one["policy"]), "best": Worth(**one["best"])})
             for one in plain["history"]
         ]
-        self.policy = None if plain["policy"] is None else Row(**plain["policy"])
+        self.policy = None if plain["policy"] is None else Worth(**plain["policy"])
         self.policy_weights = _arrays(tensors["policy"])
-        self.fresh = {name: Row(**row) for name, row in plain["fresh"].items()}
+        self.fresh = {name: Worth(**one) for name, one in plain["fresh"].items()}
         self.transitions, self._handed = plain["transitions"], plain["handed"]
         self._number, self._owed = plain["number"], plain["owed"]
         self._validated, self._losses = plain["validated"], plain["losses"]

@@ -90,6 +90,11 @@ class Settings:
             )
 
     @classmethod
+    def of_length(cls, transitions: int) -> "Settings":
+        """A training of so many transitions; where they are few, learning begins after half of them."""
+        return cls(transitions=transitions, learn_from=min(cls().learn_from, max(transitions // 2, 1)))
+
+    @classmethod
     def paper(cls, **changes: Any) -> "Settings":
         """TOP as printed, as far as it can be run (equation 3 as printed is a flag of its own)."""
         printed: dict[str, Any] = {

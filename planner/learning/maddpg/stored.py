@@ -8,9 +8,9 @@ from planner.admin.search import search_job
 from planner.learning.maddpg.problem import Problem
 from planner.learning.maddpg.twins import TwinDevices
 from planner.store.reading import ReadStore
-from planner.twin.arrivals import Poisson
+from planner.twin.arrivals import Poisson, Process, require_all
 from planner.twin.device_file import DeviceFile, load_device
-from planner.twin.replay import recorded_arrivals
+from planner.twin.replay import counted_arrivals
 from planner.twin.stored import stored_times
 from shared.bound import bind
 from shared.errors import InputError
@@ -51,12 +51,13 @@ class StoredProblem:
 def stored_problem(store: ReadStore, wanted: Wanted) -> StoredProblem:
     """What the store knows makes a problem.
 
-    Arrivals are Poisson at the rates that were given or counted: training, validation and the last look
-    need arrivals that differ by seed, which a recording played again has not.
+    Arrivals are Poisson at the rates that were given, or as the device counted them: each episode enters
+    that recording elsewhere and draws the arrivals within its intervals anew, so that training, validation
+    and the last look have other arrivals of the same pattern.
 
     Raises:
-        InputError: no such device, model or device file; the device runs no plan and no model was named; or
-            nothing arrived and no rate was given.
+        InputError: no such device, model or device file; the device runs no plan and no model was named;
+            nothing arrived and no rate was given; or a rate is of another model.
     """
     device_class = store.device(wanted.device).device_class
     template = _template(store, wanted)
@@ -64,27 +65,18 @@ def stored_problem(store: ReadStore, wanted: Wanted) -> StoredProblem:
     base = load_device(wanted.twin) if wanted.twin else None
     times, source = stored_times(store, wanted.device, bind(template, graphs), base)
     names = [model.name for model in template.models]
-    rates = wanted.rates_per_s
-    if rates is None:
-        rates = _counted(store, wanted, names)
-    if missing := [name for name in names if not rates.get(name, 0.0) > 0.0]:
-        raise InputError(
-            f"nothing says how often tasks of {missing[0]} arrive",
-            remedy=f"give --rate {missing[0]}=PER_S for it, and for each other model",
-        )
+    arrivals, where = _arrivals(store, wanted, names)
+    require_all(arrivals, names)
     problem = Problem.of(
         template,
         device_class=device_class,
         graphs=graphs,
         costs=times.costs,
-        arrivals_per_s=[rates[name] for name in names],
-        make_device=TwinDevices(
-            times.device, times.costs, {name: Poisson(rate_per_s=rates[name]) for name in names}
-        ),
+        arrivals_per_s=[arrivals[name].mean_per_s for name in names],
+        make_device=TwinDevices(times.device, times.costs, {name: arrivals[name] for name in names}),
         members_max=wanted.members_max or TOP_MEMBERS.get(times.device.name, OTHER_MEMBERS),
     )
-    words = ", ".join(f"{name} {rates[name]:.4g}/s" for name in names)
-    where = "given" if wanted.rates_per_s is not None else f"counted in the last {wanted.last_s:g} s"
+    words = ", ".join(f"{name} {arrivals[name].mean_per_s:.4g}/s" for name in names)
     return StoredProblem(problem, times.device, source, f"{words} ({where})")
 
 
@@ -121,13 +113,17 @@ def running_plan(store: ReadStore, device: DeviceId) -> Plan | None:
     return None if digest is None else decode_plan(store.plan(digest).wire)
 
 
-def _counted(store: ReadStore, wanted: Wanted, names: Sequence[str]) -> dict[str, float]:
+def _arrivals(store: ReadStore, wanted: Wanted, names: Sequence[str]) -> tuple[Mapping[str, Process], str]:
+    """Processes by model, and in words where they are from."""
+    if wanted.rates_per_s is not None:
+        given = {name: Poisson(rate_per_s=rate) for name, rate in wanted.rates_per_s.items()}
+        return given, "poisson, as given"
     rows = store.newest_telemetry(wanted.device, [RowKind.TASK_COUNTERS], round(wanted.last_s * 1e6))
     try:
-        found, covered_s = recorded_arrivals(rows, names)
+        found = counted_arrivals(rows, names)
     except InputError as error:
         raise InputError(
             f"{wanted.device} counted no task of these models in its last {wanted.last_s:g} s of telemetry",
             remedy="say what arrives with --rate MODEL=PER_S for each model",
         ) from error
-    return {name: len(one.times_s) / covered_s for name, one in found.items()}
+    return found, f"as counted in {found[names[0]].length_s:.0f} s"

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from planner.cluster.interface import SearchPool
+from planner.contest.worth import Worth
 from planner.learning.maddpg.course import Course, Progress
 from planner.learning.maddpg.environment import bound_plan
 from planner.learning.maddpg.problem import Problem
 from planner.learning.maddpg.schedules import ScheduleTable
 from planner.learning.maddpg.settings import Settings
-from planner.learning.maddpg.work import Evaluate, Row
+from planner.learning.maddpg.work import Evaluate
 from planner.learning.maddpg.workers import Actors, Here, Workers
 from shared.plan import Plan
 from shared.policy.maddpg.checkpoint import Checkpoint, encode
@@ -36,9 +37,9 @@ class Trained:
 
     checkpoint: bytes  # the best policy with its schedules
     plan: Plan  # the best plan that was met
-    plan_row: Row  # on arrivals that chose neither it nor the policy
-    policy_row: Row  # the same of the policy alone
-    seed_rows: Mapping[str, Row]  # of the rivals' plans, by the seeds' names, on the arrivals that chose
+    plan_worth: Worth  # on arrivals that chose neither it nor the policy
+    policy_worth: Worth  # the same of the policy alone
+    seeds_worth: Mapping[str, Worth]  # of the rivals' plans, by the seeds' names, on the arrivals that chose
     history: tuple[Progress, ...]
     transitions: int
     updates: int
@@ -122,8 +123,8 @@ def polish(problem: Problem, table: ScheduleTable, actions: tuple[float, ...]) -
 
 def _trained(course: Course, train_s: float, ended: str) -> Trained:
     best = course.candidates.best
-    plan_row, policy_row = course.plan_row, course.policy_row
-    assert best is not None and plan_row is not None and policy_row is not None
+    plan_worth, policy_worth = course.plan_worth, course.policy_worth
+    assert best is not None and plan_worth is not None and policy_worth is not None
     problem, table = course.problem, course.table
     provenance = provenance_of(course, ended)
     network = MaddpgNetwork(course.policy_weights, problem.space.agents)
@@ -131,9 +132,9 @@ def _trained(course: Course, train_s: float, ended: str) -> Trained:
     return Trained(
         checkpoint=encode(Checkpoint(problem.space, network, book, provenance)),
         plan=bound_plan(problem, table, best.actions).plan,
-        plan_row=plan_row,
-        policy_row=policy_row,
-        seed_rows=course.seed_rows,
+        plan_worth=plan_worth,
+        policy_worth=policy_worth,
+        seeds_worth=course.seeds_worth,
         history=tuple(course.history),
         transitions=course.transitions,
         updates=course.learner.updates,
@@ -153,9 +154,9 @@ def provenance_of(course: Course, ended: str) -> dict[str, Any]:
         "arrivals_per_s": list(problem.arrivals_per_s),
         "transitions": course.transitions,
         "updates": course.learner.updates,
-        "policy": None if course.policy_row is None else course.policy_row.plain(),
-        "rivals": {name: row.plain() for name, row in course.seed_rows.items()},
-        "best_plan": None if course.plan_row is None else course.plan_row.plain(),
+        "policy": None if course.policy_worth is None else course.policy_worth.plain(),
+        "rivals": {name: worth.plain() for name, worth in course.seeds_worth.items()},
+        "best_plan": None if course.plan_worth is None else course.plan_worth.plain(),
         "ended": ended,
         "versions": {"torch": torch.__version__.split("+")[0], "numpy": np.__version__},
     }

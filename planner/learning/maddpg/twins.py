@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from planner.twin.arrivals import Process
+from planner.twin.arrivals import Process, entered_anywhere
 from planner.twin.device_file import DeviceFile
 from planner.twin.interface import Device
 from planner.twin.reference import Twin
@@ -32,13 +32,12 @@ class TwinDevices:
 
     def __call__(self, seed: int) -> Device:
         """A twin with empty queues and the arrivals of a seed."""
+        arrivals = entered_anywhere(self.arrivals, seed)
         if not self.compiled:
-            return Twin(self._times, dict(self.arrivals), seed=seed, deadlines_s=self.deadlines_s)
+            return Twin(self._times, arrivals, seed=seed, deadlines_s=self.deadlines_s)
         from planner.twin.compiled.twin import CompiledTwin  # numba only where it is used
 
-        return CompiledTwin(
-            self._times, self.arrivals, seed=seed, deadlines_s=self.deadlines_s, prepared=True
-        )
+        return CompiledTwin(self._times, arrivals, seed=seed, deadlines_s=self.deadlines_s, prepared=True)
 
     def __getstate__(self) -> dict[str, object]:
         return {key: value for key, value in self.__dict__.items() if key != "_times"}

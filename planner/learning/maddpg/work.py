@@ -1,17 +1,17 @@
 """What a worker is asked for, and how it does it: pure functions of picklable values, on devices of its own.
 
 collect(problem, table, settings, Collect(...))   -> Transitions      one episode, for the replay
-evaluate(problem, table, settings, Evaluate(...)) -> Row           how good a plan or a policy is
+evaluate(problem, table, settings, Evaluate(...)) -> Worth         of a plan or a policy
 run(problem, table, settings, work)               -> Done          either, with the schedules found on the way
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import fsum
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
+from planner.contest.worth import Figures, Worth, figures_of, worth_of
 from planner.learning.maddpg.environment import Environment, Step, clipped_row
 from planner.learning.maddpg.problem import Problem
 from planner.learning.maddpg.replay import Transitions
@@ -53,28 +53,11 @@ class Evaluate:
 Work: TypeAlias = Collect | Evaluate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """What a plan or a policy is worth: means over the seeds; spreads are half of highest less lowest."""
-
-    name: str
-    throughput_per_s: float
-    throughput_spread: float
-    p99_s: float
-    p99_spread: float
-    utilisation: float
-    queue_variance: float  # of queued work, s^2
-
-    def plain(self) -> dict[str, Any]:
-        """The fields by name."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Done:
     """What came of a piece of work."""
 
-    found: Transitions | Row
+    found: Transitions | Worth
     schedules: Mapping[BlockKey, Entry]  # that the worker's table lacked before
     asked: Mapping[tuple[Member, ...], int] = field(default_factory=dict)
     """How often the worker's own table was asked for which combined block, where it is not the course's."""
@@ -82,7 +65,7 @@ class Done:
 
 def run(problem: Problem, table: ScheduleTable, settings: Settings, work: Work) -> Done:
     """Do it."""
-    found: Transitions | Row
+    found: Transitions | Worth
     if isinstance(work, Collect):
         found = collect(problem, table, settings, work)
     else:
@@ -113,28 +96,18 @@ def collect(problem: Problem, table: ScheduleTable, settings: Settings, work: Co
     )
 
 
-def evaluate(problem: Problem, table: ScheduleTable, settings: Settings, work: Evaluate) -> Row:
+def evaluate(problem: Problem, table: ScheduleTable, settings: Settings, work: Evaluate) -> Worth:
     """All seeds; the first step of each, when queues are empty and nothing is in flight, does not count."""
     network = None if work.weights is None else MaddpgNetwork(work.weights, problem.space.agents)
-    rows = []
+    figures = []
     for seed in work.seeds:
         environment = Environment(problem, table, settings, seed, thorough=True)
         steps: list[Step] = []
         for _ in range(work.steps + 1):
             actions = work.row if network is None else clipped_row(network.actions(environment.state))
             steps.append(environment.step(actions))
-        rows.append(_figures(steps[1:]))
-    means = [fsum(column) / len(column) for column in zip(*rows, strict=True)]
-    spreads = [(max(column) - min(column)) / 2 for column in zip(*rows, strict=True)]
-    return Row(
-        name=work.name,
-        throughput_per_s=means[0],
-        throughput_spread=spreads[0],
-        p99_s=means[1],
-        p99_spread=spreads[1],
-        utilisation=means[2],
-        queue_variance=means[3],
-    )
+        figures.append(_figures(problem, settings, steps[1:]))
+    return worth_of(figures)
 
 
 def noisy(actions: Floats, noise: float, share: float, random: np.random.Generator) -> tuple[float, ...]:
@@ -143,12 +116,8 @@ def noisy(actions: Floats, noise: float, share: float, random: np.random.Generat
     return clipped_row(actions + chosen * random.normal(0.0, noise, len(actions)))
 
 
-def _figures(steps: Sequence[Step]) -> tuple[float, float, float, float]:
-    """Throughput, p99, utilisation, variance of one seed; a step that never ran served nothing."""
-    latencies: list[float] = []
-    for step in steps:
-        for model in step.window.models if step.window else ():
-            latencies.extend(model.latencies_s)
-    utilisation, throughput_per_s, variance = np.mean([step.figures[:3] for step in steps], axis=0).tolist()
-    p99_s = float(np.quantile(latencies, 0.99, method="higher")) if latencies else 0.0
-    return throughput_per_s, p99_s, utilisation, variance
+def _figures(problem: Problem, settings: Settings, steps: Sequence[Step]) -> Figures:
+    """Of one seed's steps; one that never ran served nothing for as long."""
+    windows = [step.window for step in steps if step.window is not None]
+    idle_s = (len(steps) - len(windows)) * settings.step_s
+    return figures_of(windows, problem.service_s, idle_s=idle_s)

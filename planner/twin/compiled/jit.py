@@ -1,32 +1,13 @@
-"""What compiles the kernels, and where the machine code is kept.
+"""What compiles the kernels."""
 
-numba keeps compiled code beside the source, or looks only at the file of the function that is called to tell
-whether it is still good. The kernels call each other across files, and an installed package may lie where its
-user cannot write: so the code is kept in the user's cache, in a folder named by a digest of all their text.
-"""
-
-import os
 from collections.abc import Callable
-from hashlib import blake2b
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import numba
 
-KERNELS: Final = ("layout", "slots", "choice", "board", "device", "ledger", "engine")
-"""The files that are compiled, or hold constants of what is; each uses only those before it."""
+from planner.twin.compiled.kept import cache_folder
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: under `NUMBA_CACHE_DIR`, else `XDG_CACHE_HOME`, else `~/.cache`."""
-    named = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
-    root = Path(named) if named else Path.home() / ".cache"
-    digest = blake2b(digest_size=8)
-    for kernel in KERNELS:
-        digest.update(Path(__file__).with_name(f"{kernel}.py").read_bytes())
-    return root / "stageloom" / "kernels" / digest.hexdigest()
 
 
 def jit(function: _Function) -> _Function:
@@ -44,3 +25,8 @@ def jit_entry(function: _Function) -> _Function:
     finally:
         numba.config.CACHE_DIR = before
     return compiled
+
+
+def compile_for(entry: Any, *arguments: Any) -> None:
+    """Compile an entry for arguments of these types, or load what is kept of that; nothing is run."""
+    entry.compile(tuple(map(numba.typeof, arguments)))

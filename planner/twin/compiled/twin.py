@@ -17,6 +17,7 @@ import numpy as np
 
 from planner.twin.arrivals import Process
 from planner.twin.compiled import engine, layout
+from planner.twin.compiled.jit import compile_for
 from planner.twin.compiled.layout import NOBODY, Records, World
 from planner.twin.compiled.placing import Memory
 from planner.twin.compiled.tables import loaded_programs, plan_tables, program_of
@@ -318,6 +319,12 @@ class CompiledTwin:
         taken: Records = np.concatenate([np.zeros(0, layout.TRACE), *self._trace]).view(np.recarray)
         self._trace = []
         return taken
+
+
+def compile_kernels(scale: int) -> None:
+    """Compile the kernels for a memory of this scale, or load what is kept of that."""
+    memory = layout.records(layout.memory_type(scale), 1)
+    compile_for(engine.run, memory, layout.records(layout.ARRIVAL, 0), _samples((), 1), 0.0, NOBODY)
 
 
 def _samples(at_s: Sequence[float], num_models: int) -> Records:

@@ -9,8 +9,9 @@ nearest interval that is still free; there always is one, as there are as many i
 *executed* action is the one that says so by itself: reading it again gives the same combined blocks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from shared.plan import Member
 from shared.policy.maddpg.space import Space
@@ -97,7 +98,7 @@ def _binned(space: Space, actions: Sequence[float]) -> dict[int, list[int]]:
     return found
 
 
-def _nearest_free(number: int, taken: dict[int, list[int]], bins: int) -> int:
+def _nearest_free(number: int, taken: Container[int], bins: int) -> int:
     """Of two equally near ones the higher, as later parts hold higher actions."""
-    free = (one for one in range(bins) if one not in taken)
-    return min(free, key=lambda one: (abs(one - number), -one))
+    nearest = (number + side * distance for distance in count(1) for side in (1, -1))
+    return next(one for one in nearest if 0 <= one < bins and one not in taken)

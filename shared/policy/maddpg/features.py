@@ -5,6 +5,7 @@ hundreds beside progress bits of 0 and 1. `Space.deviation_scale` 0 leaves devia
 """
 
 from collections.abc import Sequence
+from itertools import chain
 
 from shared.errors import InputError
 from shared.policy.gpg.features import Floats
@@ -20,17 +21,20 @@ def state_of(space: Space, samples: Sequence[Sample]) -> Floats:
     """
     import numpy as np
 
-    blocks = tuple(model.blocks for model in space.models)
     newest = samples[-space.samples :]
-    if any(sample.shape != blocks for sample in newest):
-        raise InputError(
-            f"a sample shows blocks {newest[-1].shape}, the policy reads {blocks}",
-            remedy="ask again once the plan that the policy knows is running",
-        )
+    for sample in newest:
+        if sample.shape != space.blocks:
+            raise InputError(
+                f"a sample shows blocks {sample.shape}, the policy reads {space.blocks}",
+                remedy="ask again once the plan that the policy knows is running",
+            )
     rows = np.zeros((space.samples, space.row_width), np.float32)
+    progress, deviations = rows[:, : -space.num_models], rows[:, -space.num_models :]
     if newest:
-        rows[-len(newest) :] = [sample.row() for sample in newest]
+        bits = bytes(chain.from_iterable(chain.from_iterable(sample.progress for sample in newest)))
+        progress[-len(newest) :] = np.frombuffer(bits, np.uint8).reshape(len(newest), -1)
+        deviations[-len(newest) :] = [sample.deviation for sample in newest]
     if space.deviation_scale:
-        deviations = rows[:, -space.num_models :]
-        np.arcsinh(deviations / np.float32(space.deviation_scale), out=deviations)
+        deviations /= np.float32(space.deviation_scale)
+        np.arcsinh(deviations, out=deviations)
     return rows.reshape(-1)

@@ -1,11 +1,13 @@
 """The actors' forward pass over plain arrays; equal to torch's, without torch.
 
 W + 1 actors, each a network of two hidden layers (TOP, VI-B: 500 and 128, ReLU) from the whole state to its
-own actions through a sigmoid. All read the same state, so their first layers are one matrix, and the rest is
-done for all actors at once, outputs padded to the widest.
+own actions through a sigmoid. A pass is one product per layer for all actors together: all read the same
+state, so their first layers lie beside each other in one matrix; the second are a stack; the third lie along
+the diagonal of one matrix, whose product is the action row. What is left is the time that it takes to read
+every weight once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,51 +24,65 @@ class MaddpgNetwork:
     arrays: Mapping[str, Floats]
     agents: tuple[int, ...]  # actions per agent
 
-    @cached_property
-    def _layers(self) -> tuple[tuple[Floats, Floats], ...]:
-        """[state, agents * h1], [agents, h1, h2], [agents, h2, widest]; biases to match."""
-        import numpy as np
-
-        count, widest = len(self.agents), max(self.agents)
-        first = np.concatenate([self._weight(agent, 0).T for agent in range(count)], axis=1)
-        first_bias = np.concatenate([self._bias(agent, 0) for agent in range(count)])
-        second = np.stack([self._weight(agent, 1).T for agent in range(count)])
-        second_bias = np.stack([self._bias(agent, 1) for agent in range(count)])[:, None]
-        third = np.zeros((count, second.shape[2], widest), np.float32)
-        third_bias = np.zeros((count, 1, widest), np.float32)
-        for agent, width in enumerate(self.agents):
-            third[agent, :, :width] = self._weight(agent, 2).T
-            third_bias[agent, 0, :width] = self._bias(agent, 2)
-        return (
-            (np.ascontiguousarray(first), first_bias),
-            (np.ascontiguousarray(second), second_bias),
-            (third, third_bias),
-        )
-
-    @cached_property
-    def _places(self) -> tuple[Floats, Floats]:
-        """Agent and output of each action of the row."""
-        import numpy as np
-
-        agents = np.concatenate([np.full(width, agent) for agent, width in enumerate(self.agents)])
-        return agents, np.concatenate([np.arange(width) for width in self.agents])
-
     def actions(self, state: Floats) -> Floats:
         """The action row of a state. [state_width] -> [action_width], within [0, 1]"""
+        (first, first_bias), (second, second_bias), (third, third_bias) = self._layers
+        hidden = _relu(state @ first, first_bias)
+        hidden = _relu(second @ hidden.reshape(len(self.agents), -1, 1), second_bias)
+        return _sigmoid(third @ hidden.reshape(-1), third_bias)
+
+    @cached_property
+    def _layers(self) -> tuple[tuple[Floats, Floats], ...]:
+        """Per layer the weights and biases of all actors.
+
+        [state, agents * h1] and [agents * h1]: this way round it is read a sixth faster, at TOP's sizes;
+        [agents, h2, h1] and [agents, h2, 1]; [actions, agents * h2] and [actions].
+        """
         import numpy as np
 
-        (first, first_bias), (second, second_bias), (third, third_bias) = self._layers
-        hidden = np.maximum(state @ first + first_bias, 0.0).reshape(len(self.agents), 1, -1)
-        hidden = np.maximum(hidden @ second + second_bias, 0.0)
-        logits = (hidden @ third + third_bias)[:, 0]
-        found: Floats = 1.0 / (1.0 + np.exp(-logits[self._places]))
-        return found
+        first = np.concatenate(self._all(0, "weight"))
+        return (
+            (np.ascontiguousarray(first.T), np.concatenate(self._all(0, "bias"))),
+            (np.stack(self._all(1, "weight")), np.stack(self._all(1, "bias"))[:, :, None]),
+            (_diagonal(self._all(2, "weight")), np.concatenate(self._all(2, "bias"))),
+        )
 
-    def _weight(self, agent: int, layer: int) -> Floats:
-        return self.arrays[f"actor.{agent}.{layer}.weight"]
+    def _all(self, layer: int, kind: str) -> list[Floats]:
+        """These numbers of every actor."""
+        return [self.arrays[f"actor.{agent}.{layer}.{kind}"] for agent in range(len(self.agents))]
 
-    def _bias(self, agent: int, layer: int) -> Floats:
-        return self.arrays[f"actor.{agent}.{layer}.bias"]
+
+def _diagonal(blocks: Sequence[Floats]) -> Floats:
+    """One matrix with these along its diagonal and 0 elsewhere."""
+    import numpy as np
+
+    found = np.zeros(np.sum([block.shape for block in blocks], axis=0), np.float32)
+    row = column = 0
+    for block in blocks:
+        rows, columns = block.shape
+        found[row : row + rows, column : column + columns] = block
+        row, column = row + rows, column + columns
+    return found
+
+
+def _relu(sums: Floats, biases: Floats) -> Floats:
+    """In place."""
+    import numpy as np
+
+    sums += biases
+    return np.maximum(sums, np.float32(0.0), out=sums)  # numpy takes longer to convert 0.0 than to compare
+
+
+def _sigmoid(sums: Floats, biases: Floats) -> Floats:
+    """In place, and without the exponential, which overflows."""
+    import numpy as np
+
+    sums += biases
+    sums *= np.float32(0.5)
+    np.tanh(sums, out=sums)
+    sums += np.float32(1.0)
+    sums *= np.float32(0.5)
+    return sums
 
 
 def problem_of(space: Space, arrays: Mapping[str, Floats]) -> str:

@@ -87,15 +87,20 @@ class Space:
         """W."""
         return len(self.models)
 
+    @cached_property
+    def blocks(self) -> tuple[int, ...]:
+        """Blocks per model. [W]"""
+        return tuple(model.blocks for model in self.models)
+
     @property
     def bins(self) -> int:
         """As many as there are blocks (TOP, V-B)."""
         return len(self.members)
 
-    @property
+    @cached_property
     def row_width(self) -> int:
         """Columns of equation 1: the blocks of all models, then their queues."""
-        return sum(model.blocks for model in self.models) + self.num_models
+        return sum(self.blocks) + self.num_models
 
     @property
     def state_width(self) -> int:

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from planner.contest.worth import better
 from planner.learning.maddpg.candidates import Candidates
 from planner.learning.maddpg.course import FRESH_SEED, VALIDATION_SEED, Course
 from planner.learning.maddpg.seeds import seeds
 from planner.learning.maddpg.train import train
-from planner.learning.maddpg.work import Collect, Evaluate, Row, Work, run
+from planner.learning.maddpg.work import Collect, Evaluate, Work, run
 from shared.errors import DecodeError
 from shared.plan import Member
 from shared.policy.maddpg.combining import combine_blocks
@@ -18,18 +17,6 @@ from tests.learning.maddpg.toy import SMALL, problem
 from tests.policy.maddpg.cases import space
 
 PROBLEM = problem()
-
-
-def row(throughput_per_s: float, p99_s: float, spread: float = 0.0) -> Row:
-    return Row(
-        name="",
-        throughput_per_s=throughput_per_s,
-        throughput_spread=spread,
-        p99_s=p99_s,
-        p99_spread=0.0,
-        utilisation=0.5,
-        queue_variance=0.0,
-    )
 
 
 def followed(course: Course, steps: int) -> list[Work]:
@@ -121,14 +108,14 @@ def test_a_stop_before_anything_is_known_still_ends_with_a_plan() -> None:
     course = Course(PROBLEM, SMALL, seed=0)
     course.stop()
     followed(course, 1000)
-    assert course.done and course.plan_row is not None and course.policy_row is not None
+    assert course.done and course.plan_worth is not None and course.policy_worth is not None
 
 
 def test_a_training_out_of_time_keeps_the_best() -> None:
     now = iter(range(10_000))
     found = train(PROBLEM, SMALL, 0, clock=lambda: float(next(now)), budget_s=45.0)
     assert found.ended == "time" and found.transitions < SMALL.transitions
-    assert found.plan_row.throughput_per_s > 0.0
+    assert found.plan_worth.throughput_per_s > 0.0
 
 
 def test_ctrl_c_keeps_the_best() -> None:
@@ -142,22 +129,6 @@ def test_ctrl_c_keeps_the_best() -> None:
 def test_bytes_that_are_no_state_are_refused() -> None:
     with pytest.raises(DecodeError, match="begin a new training"):
         Course.restored(PROBLEM, b"nothing")
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "wanted"),
-    [
-        (row(110.0, 9.0), row(100.0, 1.0), True),
-        (row(110.0, 9.0, spread=20.0), row(100.0, 1.0), False),  # equal within spread: p99 decides
-        (row(100.2, 0.5), row(100.0, 1.0), True),
-        (row(100.2, 2.0), row(100.0, 1.0), False),
-        (row(90.0, 0.5), row(100.0, 1.0), False),
-    ],
-)
-def test_more_throughput_is_better_and_where_it_is_equal_within_spread_a_shorter_p99(
-    one: Row, other: Row, wanted: bool
-) -> None:
-    assert better(one, other) is wanted
 
 
 def test_each_promising_plan_is_looked_at_once() -> None:

@@ -174,6 +174,11 @@ def test_a_restored_learner_goes_on_bit_by_bit() -> None:
     assert made.random.random() == copy.random.random()
 
 
+def test_a_short_training_learns_from_half_of_its_transitions_on() -> None:
+    assert Settings.of_length(40).learn_from == 20
+    assert Settings.of_length(20_000) == Settings(transitions=20_000)
+
+
 def test_state_of_another_space_or_of_nothing_is_refused() -> None:
     raw = learner().state()
     with pytest.raises(DecodeError, match="agents"):

@@ -7,13 +7,14 @@ import numpy as np
 from planner.learning.maddpg.environment import bound_plan
 from planner.learning.maddpg.schedules import Entry
 from planner.learning.maddpg.train import polish
+from planner.twin.device_file import load_device
 from shared.bound import bind
 from shared.plan import Member
-from shared.search.analytic import DEVICES
 from shared.search.costs import CostTable
 from tests.learning.maddpg.toy import problem
 
-WHERE = replace(problem(), costs=CostTable(rates=DEVICES["a100"]))  # small kernels gain side by side
+RATES = load_device("a100").rates()
+WHERE = replace(problem(), costs=CostTable(rates=RATES))  # small kernels gain side by side
 PAIR = (Member(0, 0, 0), Member(1, 0, 1))
 
 

@@ -1,5 +1,6 @@
 """A problem from the store: the plan that a device runs, what it measured, what it counted."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,9 @@ import pytest
 from planner.learning.maddpg.stored import TOP_MEMBERS, Wanted, stored_problem
 from planner.learning.maddpg.twins import TwinDevices
 from planner.twin.device_file import device_names
+from shared.bound import bind
 from shared.clock import ManualClock
+from shared.errors import InputError
 from shared.messages.admin import ModelChoice
 from shared.messages.telemetry import TaskCounters
 from tests.store.helpers import NANO
@@ -35,6 +38,25 @@ def test_the_plan_a_device_runs_its_measured_costs_and_counted_tasks_are_the_pro
     assert isinstance(found.problem.make_device, TwinDevices)
 
 
+def test_a_training_meets_the_bursts_that_the_device_counted(home: Home) -> None:
+    """Nothing for four seconds, then 60 tasks a second for two: each seed meets them, at another time."""
+    home.profile(0.001)
+    home.store.push(NANO, "tuned", decided_by="test")
+    for second in range(1, 7):
+        arrived = 60 if second > 4 else 0
+        home.send(second * SECOND, TaskCounters("relu", SECOND, arrived, arrived, 0, 0, 0, 0))
+    problem = stored_problem(home.store, Wanted(device=NANO, twin="nano")).problem
+    assert isinstance(problem.make_device, TwinDevices)
+    make = replace(problem.make_device, compiled=False)
+    met = []
+    for seed in range(3):
+        device = make(seed)
+        device.deploy(bind(problem.template, problem.graphs))
+        met.append([device.run(1.0).models[0].submitted for _ in range(6)])
+    assert all(sum(row) == 120 and max(row) >= 50 and row.count(0) >= 3 for row in met)
+    assert len(set(map(tuple, met))) == 3
+
+
 def test_models_that_are_named_are_cut_as_asked_and_run_as_the_device_runs(home: Home) -> None:
     home.store.push(NANO, "tuned", decided_by="test")
     wanted = Wanted(
@@ -48,6 +70,22 @@ def test_models_that_are_named_are_cut_as_asked_and_run_as_the_device_runs(home:
     assert [(one.cuts, one.replicas) for one in problem.space.models] == [((2,), 2)]
     assert problem.template.executor == home.plan.executor
     assert problem.space.members_max == 5 and problem.arrivals_per_s == (50.0,)
+
+
+@pytest.mark.parametrize(
+    ("rates", "why"),
+    [
+        ({"relu": 5.0, "other": 5.0}, "the plan has no model 'other'"),
+        ({}, "nothing says how often tasks of relu arrive"),
+        (None, "counted no task of these models"),
+    ],
+)
+def test_arrivals_that_are_not_those_of_the_models_are_refused(
+    home: Home, rates: dict[str, float] | None, why: str
+) -> None:
+    home.store.push(NANO, "tuned", decided_by="test")
+    with pytest.raises(InputError, match=why):
+        stored_problem(home.store, Wanted(device=NANO, twin="nano", rates_per_s=rates))
 
 
 def test_every_device_of_the_paper_has_a_file() -> None:

@@ -27,7 +27,7 @@ QUICK = replace(SMALL, transitions=40, validate_every=20)
 @pytest.fixture(scope="module")
 def one() -> Iterator[ProcessPool]:
     """A pool of one."""
-    pool = ProcessPool(1, standing=True)
+    pool = ProcessPool(1, idle_s=None)
     yield pool
     pool.close()
 
@@ -37,7 +37,11 @@ def test_one_worker_trains_the_policy_that_this_process_would_train(one: Process
     here = train(PROBLEM, QUICK, 4, clock=lambda: 0.0)
     there = train(PROBLEM, QUICK, 4, clock=lambda: 0.0, pool=one)
     assert there.history == here.history
-    assert (there.plan, there.plan_row, there.policy_row) == (here.plan, here.plan_row, here.policy_row)
+    assert (there.plan, there.plan_worth, there.policy_worth) == (
+        here.plan,
+        here.plan_worth,
+        here.policy_worth,
+    )
     assert there.checkpoint == here.checkpoint
     assert len(decode(there.checkpoint).book.schedules) > len(there.plan.combined)
 
@@ -48,14 +52,14 @@ def test_one_worker_trains_the_policy_that_this_process_would_train(one: Process
 def test_killed_workers_lose_nothing_but_what_they_were_doing(tmp_path: Path, kinds: tuple[str, ...]) -> None:
     """One dies in an episode, one in a validation, one in the last look; all of it is done by others."""
     devices = deaths(tmp_path / "deaths", *kinds)
-    pool = ProcessPool(2, standing=True)
+    pool = ProcessPool(2, idle_s=None)
     try:
         found = train(replace(PROBLEM, make_device=devices), QUICK, 0, clock=lambda: 0.0, pool=pool)
     finally:
         pool.close()
     assert not list(devices.deaths.iterdir()), "they were killed"
     assert found.ended == "done" and found.transitions == QUICK.transitions
-    assert found.plan_row.throughput_per_s > 0.0
+    assert found.plan_worth.throughput_per_s > 0.0
 
 
 class DeadPool:

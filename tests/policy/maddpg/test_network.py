@@ -51,3 +51,11 @@ def test_each_actor_is_two_hidden_layers_and_a_sigmoid_over_the_whole_state() ->
     found = MaddpgNetwork(numbers, where.agents).actions(state)
     assert where.agents == (2, 3, 1)
     assert found.tolist() == pytest.approx(wanted, rel=1e-5)
+
+
+def test_an_actor_that_is_sure_says_0_or_1_without_overflow() -> None:
+    where = space(1, 1)
+    numbers = {name: np.zeros_like(values) for name, values in arrays(where).items()}
+    numbers["actor.0.2.bias"][:] = (-200.0, 200.0)
+    state = np.zeros(where.state_width, np.float32)
+    assert MaddpgNetwork(numbers, where.agents).actions(state).tolist() == [0.0, 1.0, 0.5, 0.5]

@@ -6,7 +6,7 @@ from importlib import resources
 from types import ModuleType
 from typing import Any
 
-from planner.twin.compiled.jit import KERNELS
+from planner.twin.compiled.kept import KERNELS
 from planner.twin.compiled.placing import Memory
 from planner.twin.compiled.twin import CompiledTwin
 

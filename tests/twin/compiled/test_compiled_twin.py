@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 from planner.twin.arrivals import Poisson
-from planner.twin.compiled.jit import cache_folder
+from planner.twin.compiled import engine
+from planner.twin.compiled.kept import SCALES, cache_folder, compile_ahead, kept
+from planner.twin.compiled.twin import CompiledTwin, compile_kernels
 from planner.twin.device_file import load_device
 from planner.twin.times import StepTimes
 from shared.errors import InputError, PlanError
+from shared.search.costs import CostTable
 from tests.engine.plans import chains
 from tests.twin.compiled.plain import PlainTwin
 
@@ -69,9 +72,37 @@ def test_machine_code_is_kept_apart_for_every_text_of_the_kernels(
     assert cache_folder().is_relative_to(tmp_path / "user")
 
 
+def test_what_is_compiled_ahead_is_what_a_twin_runs() -> None:
+    """A size of memory once compiled, a twin that needs no more room meets no type that was not."""
+    compile_kernels(1)
+    before = list(engine.run.signatures)  # type: ignore[attr-defined]
+    one = CompiledTwin(StepTimes(load_device("nano"), CostTable()), {"a": Poisson(rate_per_s=50.0)})
+    one.deploy(chains(3))
+    one.run(1.0)
+    assert engine.run.signatures == before  # type: ignore[attr-defined]
+
+
+def test_kernels_count_as_kept_once_all_sizes_were_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not while they are being compiled: whoever asks then would wait for them."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    compiled = []
+
+    def compiling(scale: int) -> None:
+        assert not kept()
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        compiled.append(scale)
+
+    monkeypatch.setattr("planner.twin.compiled.twin.compile_kernels", compiling)
+    monkeypatch.setattr("os.setpriority", lambda *given: None)
+    compile_ahead()
+    assert kept() and compiled == list(SCALES)
+
+
 def test_the_planner_starts_without_the_compiler() -> None:
     program = (
-        "import sys, planner.cli, planner.service, planner.twin.reference, planner.twin.compiled;"
+        "import sys, planner.cli, planner.service, planner.contest.task, planner.twin.reference;"
         "print('numba' in sys.modules or 'llvmlite' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -50,6 +50,26 @@ class _TickTimes(PlanTimes):
         return StepTime(math.ceil(alone_s * _TICKS_PER_S) / _TICKS_PER_S, share)
 
 
+@dataclass(frozen=True)
+class UnevenWorld(World):
+    """Steps of the i-th combined block take a tenth of the device more than those of the one before."""
+
+    @property
+    def times(self) -> StepTimes:
+        return _UnevenShares.derived(self.device)
+
+
+class _UnevenShares(StepTimes):
+    def of_plan(self, bound: BoundPlan) -> PlanTimes:
+        return _UnevenTimes(super().of_plan(bound).blocks, bound)
+
+
+class _UnevenTimes(PlanTimes):
+    def step(self, combined: int, mask: int, buckets: tuple[int, ...], *, fallback: bool = False) -> StepTime:
+        alone_s, _ = super().step(combined, mask, buckets, fallback=fallback)
+        return StepTime(alone_s, (combined + 1) / 10)
+
+
 def random_world(seed: int) -> World:
     """A world by its number."""
     random = Random(seed)
@@ -59,7 +79,7 @@ def random_world(seed: int) -> World:
         load_device("nano"),
         lanes_interference=random.choice([0.0, 0.13, 1.0]),
         task_s=random.choice([0.0, 1e-4]),
-        noise=random.choice([(), (0.8, 0.9, 1.0, 1.3)]),
+        noise=random.choice([(), ((0.0, 0.8), (0.5, 1.0), (0.9, 1.1), (1.0, 3.0))]),
     )
     load_per_s = 2.0 ** random.randint(9, 13)
     processes = (

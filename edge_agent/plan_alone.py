@@ -1,4 +1,4 @@
-"""A plan made on this machine: the agent alone, without any planner."""
+"""The plan of an agent without a planner: the models that its settings name, each whole."""
 
 from collections.abc import Callable
 from pathlib import Path

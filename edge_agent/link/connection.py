@@ -1,0 +1,171 @@
+"""The device's sockets to the planner: a DEALER per lane, and what the control socket's monitor tells.
+
+A wrong key must not look like a broken network, so handshakes are watched: ZeroMQ itself says nothing of them
+to whoever sends and receives.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from random import Random
+from typing import Any, Final
+
+import zmq
+
+from edge_agent.link.membership import Membership
+from edge_agent.link.sockets import make_dealer, monitor_event
+from shared.codec import Codec
+from shared.errors import DecodeError
+from shared.keyfile import KeyPair
+from shared.messages import bulk, control, telemetry
+from shared.messages.base import Message
+
+log = logging.getLogger(__name__)
+
+_QUOTA: Final = 64  # messages of a lane before the others have their turn
+_CODECS: Final[dict[str, tuple[Codec[Any], Codec[Any], int]]] = {
+    # lane: what goes out, what comes in, messages queued to send
+    "control": (control.TO_PLANNER, control.TO_DEVICE, 32),
+    "telemetry": (telemetry.TO_PLANNER, telemetry.TO_DEVICE, 2),
+    "bulk": (bulk.TO_PLANNER, bulk.TO_DEVICE, 64),
+}
+_MONITORED: Final = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_CONNECTED
+    | zmq.EVENT_DISCONNECTED
+)
+OUR_KEY_REFUSED: Final = "the planner does not accept this device's key; join again with a new token"
+PLANNER_KEY_DIFFERS: Final = (
+    "the handshake fails: what answers there does not hold the planner's key; join again with a new token"
+)
+
+
+class Change(Enum):
+    """What became of the control connection."""
+
+    UP = "up"
+    DOWN = "down"
+    FAILED = "failed"  # a handshake; libzmq does not come back by itself after a refusal
+
+
+class Connection:
+    """The sockets between `open` and `close`, which may follow each other any number of times."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        poller: zmq.Poller,
+        *,
+        keys: KeyPair,
+        member: Membership,
+        rng: Random,
+    ) -> None:
+        """`poller` watches the sockets while they are open."""
+        self.problem = ""  # why handshakes fail; one line
+        self._context = context
+        self._poller = poller
+        self._keys = keys
+        self._member = member
+        self._rng = rng
+        self._dealers: dict[str, zmq.Socket[bytes]] = {}
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._handshake_open = False
+        self._handshakes_failed = 0
+
+    def open(self) -> None:
+        """Make the sockets and let them connect."""
+        for lane, (_, incoming, send_messages) in _CODECS.items():
+            dealer = make_dealer(
+                self._context,
+                keys=self._keys,
+                planner_key=self._member.planner_key,
+                frame_bytes=incoming.limits.frame_bytes,
+                send_messages=send_messages,
+                rng=self._rng,
+            )
+            if lane == "control":
+                self._monitor = dealer.get_monitor_socket(_MONITORED)
+                self._poller.register(self._monitor, zmq.POLLIN)
+            self._dealers[lane] = dealer
+            self._poller.register(dealer, zmq.POLLIN)
+            dealer.connect(getattr(self._member.endpoints, lane))
+
+    def close(self) -> None:
+        """Close them; what was to be sent is dropped."""
+        if self._monitor is not None:
+            self._poller.unregister(self._monitor)
+            self._dealers["control"].disable_monitor()
+            self._monitor.close(linger=0)
+        for dealer in self._dealers.values():
+            self._poller.unregister(dealer)
+            dealer.close(linger=0)
+        self._dealers, self._monitor, self._handshake_open = {}, None, False
+
+    def send(self, lane: str, message: Message) -> bool:
+        """Whether ZeroMQ took it."""
+        dealer = self._dealers.get(lane)
+        if dealer is None:
+            return False
+        try:
+            dealer.send(_CODECS[lane][0].encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            log.debug("the %s lane is full or down; what was to be sent is sent again later", lane)
+            return False
+        return True
+
+    def received(self, ready: Mapping[Any, int]) -> Iterator[tuple[str, Any]]:
+        """The messages that wait on sockets that are ready, with their lanes; some of each."""
+        for lane in list(self._dealers):
+            dealer = self._dealers.get(lane)  # closed, perhaps, by what the last message made us do
+            if dealer is not None and dealer in ready:
+                yield from ((lane, message) for message in _waiting(lane, dealer))
+
+    def changes(self, ready: Mapping[Any, int]) -> Iterator[Change]:
+        """What the monitor tells, up to a `close` in between."""
+        monitor = self._monitor
+        if monitor is None or monitor not in ready:
+            return
+        while monitor is self._monitor:
+            try:
+                event = monitor_event(monitor)
+            except zmq.Again:
+                return
+            if event == zmq.EVENT_CONNECTED:
+                self._handshake_open = True
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._handshake_open, self.problem, self._handshakes_failed = False, "", 0
+                yield Change.UP
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                self._handshake_failed(OUR_KEY_REFUSED)
+                yield Change.FAILED
+            elif event == zmq.EVENT_DISCONNECTED and not self._handshake_open:
+                yield Change.DOWN
+            else:
+                self._handshake_failed(PLANNER_KEY_DIFFERS)
+                yield Change.FAILED
+
+    def _handshake_failed(self, problem: str) -> None:
+        self._handshake_open = False
+        self._handshakes_failed += 1
+        if problem == PLANNER_KEY_DIFFERS and self._handshakes_failed < 2:
+            return  # once may be a planner that stopped half-way
+        self.problem = problem
+
+
+def _waiting(lane: str, dealer: "zmq.Socket[bytes]") -> Iterator[Any]:
+    for _ in range(_QUOTA):
+        try:
+            frames = dealer.recv_multipart(zmq.NOBLOCK)
+        except (zmq.Again, zmq.ZMQError):
+            return  # empty, or closed by what the last message made us do
+        if len(frames) != 1:
+            continue
+        try:
+            message = _CODECS[lane][1].decode(frames[0])
+        except DecodeError as error:
+            log.warning("a %s message from the planner is unreadable: %s", lane, error)
+            continue
+        yield message

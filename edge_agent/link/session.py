@@ -1,0 +1,135 @@
+"""The connection to the planner: hello, heartbeats, reports, and when to drop it and come back. Pure.
+
+Nothing of it survives a restart. Every method that sends takes the report of what is true now.
+"""
+
+from edge_agent.link.config import LinkConfig
+from edge_agent.link.events import Action, Reconnect, Send
+from shared.messages.base import RefusalCode, Refused
+from shared.messages.control import Heartbeat, Hello, Report, Reported, Welcome
+
+
+class Session:
+    """What both sides know of each other on the connection that is."""
+
+    def __init__(self, config: LinkConfig) -> None:
+        self.device: str | None = None  # the name we are enrolled under, once welcomed
+        self.denied: Refused | None = None  # why the planner will not have us
+        self.bulk_credits = 1
+        self.welcomed = False
+        self._config = config
+        self._connected = False
+        self._connection = 0
+        self._superseded = 0
+        self._hello_first_s = 0.0
+        self._hello_sent_s = 0.0
+        self._heard_s = 0.0
+        self._heartbeat_sent_s = 0.0
+        self._heartbeat_interval_s = 1.0
+        self._reported_sent_s = float("-inf")
+        self._sent_revision = -1
+        self._stored_revision = 0
+
+    # -- what happens to it ---------------------------------------------------------------------------------
+
+    def connected(self, report: Report, now_s: float) -> list[Action]:
+        """A connection stands: say who we are."""
+        self._connected, self.welcomed = True, False
+        self._connection += 1
+        return self._hello(report, now_s)
+
+    def lost(self) -> None:
+        """The connection is gone."""
+        self._connected = self.welcomed = False
+
+    def heard(self, now_s: float) -> None:
+        """A message came, whatever it says."""
+        self._heard_s = now_s
+
+    def welcome(self, message: Welcome) -> None:
+        """The planner knows us."""
+        self.welcomed, self.denied, self.device = True, None, message.device
+        self._heartbeat_interval_s = message.heartbeat_interval_s
+        self.bulk_credits = message.bulk_credits
+        self._stored_revision = 0
+
+    def stored(self, revision: int) -> None:
+        """The planner has stored the report of this revision."""
+        self._stored_revision = revision
+
+    def refused(self, refused: Refused, report: Report, now_s: float) -> list[Action]:
+        """The planner does not take what we sent, or does not want us."""
+        config = self._config
+        ours = refused.boot in (0, config.boot)
+        if refused.code is RefusalCode.HELLO_FIRST or (refused.code is RefusalCode.SUPERSEDED and ours):
+            if now_s - self._hello_sent_s < config.hello_again_s / 4:
+                return []  # our hello and this refusal passed each other
+            return self._hello(report, now_s)
+        if refused.code in (RefusalCode.REVOKED, RefusalCode.UNKNOWN_KEY, RefusalCode.SUPERSEDED):
+            again_s = config.refused_again_s
+            if refused.code is RefusalCode.SUPERSEDED:
+                # A late hello of our life before, or a copy of this device: come back soon, then ever later.
+                again_s = min(again_s, config.hello_again_s * 4**self._superseded)
+                self._superseded = min(self._superseded + 1, 8)
+            self.lost()
+            self.denied = refused
+            return [Reconnect(f"{refused.code.value}: {refused.reason}", again_s)]
+        return []
+
+    # -- what we send ---------------------------------------------------------------------------------------
+
+    def tick(self, report: Report, now_s: float) -> list[Action]:
+        """A heartbeat that is due, a hello that was not answered, or the end of a silent connection."""
+        if not self._connected:
+            return []
+        silent_s = max(self._config.silent_after_s, 3 * self._heartbeat_interval_s)
+        if now_s - max(self._heard_s, self._hello_first_s) > silent_s:
+            self.lost()
+            return [Reconnect(f"the planner has been silent for {silent_s:g} s")]
+        if not self.welcomed:
+            due = now_s - self._hello_sent_s >= self._config.hello_again_s
+            return self._hello(report, now_s, again=True) if due else []
+        if now_s - self._heartbeat_sent_s < self._heartbeat_interval_s:
+            return []
+        self._heartbeat_sent_s = now_s
+        if now_s - self._hello_sent_s > self._config.refused_again_s:
+            self._superseded = 0
+        heartbeat = Heartbeat(
+            boot=self._config.boot,
+            epoch=report.epoch,
+            generation=report.generation,
+            state=report.state,
+            revision=report.revision,
+        )
+        return [Send(heartbeat)]
+
+    def keep_told(self, report: Report, now_s: float) -> list[Action]:
+        """Report what the planner has not stored: at once, then once per heartbeat interval."""
+        if not self.welcomed or report.revision == self._stored_revision:
+            return []
+        overdue = now_s - self._reported_sent_s >= self._heartbeat_interval_s
+        if report.revision == self._sent_revision and not overdue:
+            return []
+        self._sent_revision = report.revision
+        return self.send_report(report, now_s)
+
+    def send_report(self, report: Report, now_s: float) -> list[Action]:
+        """Send it, unless the hello will carry it."""
+        if not self.welcomed:
+            return []
+        self._reported_sent_s = now_s
+        return [Send(Reported(boot=self._config.boot, report=report))]
+
+    def _hello(self, report: Report, now_s: float, *, again: bool = False) -> list[Action]:
+        self._hello_sent_s = self._reported_sent_s = now_s
+        self._sent_revision = report.revision
+        if not again:
+            self._hello_first_s = now_s
+        hello = Hello(
+            boot=self._config.boot,
+            connection=self._connection,
+            agent_version=self._config.agent_version,
+            device_class=self._config.device_class,
+            report=report,
+        )
+        return [Send(hello)]

@@ -1,0 +1,76 @@
+"""What the engine process says of its load: service times and queues as telemetry, and alarms."""
+
+import time
+
+from edge_agent.alarms import Alarms, AlarmSettings, Fired, alarm_raised
+from edge_agent.link.events import RunnablePlan
+from edge_agent.parts import Parts
+from edge_agent.plan_facts import PlanFacts
+from edge_agent.telemetry import ServiceTimes, engine_rows
+from edge_agent.worker.messages import Glance, Stats
+from shared.engine.steps import PlanKey
+
+
+class LoadWatch:
+    """Measures what the running plan's tasks cost, and asks for another plan where queues diverge."""
+
+    def __init__(self, parts: Parts) -> None:
+        config = parts.config
+        self.stats: Stats | None = None  # the newest of this engine process
+        self._parts = parts
+        self._service = ServiceTimes(())
+        self._alarms = Alarms(
+            AlarmSettings(
+                measure=config.alarm_measure,
+                threshold=config.alarm_threshold,
+                cooldown_s=config.alarm_cooldown_s,
+            )
+        )
+
+    def plan_active(self, facts: PlanFacts) -> None:
+        """Another plan runs: what its tasks cost is measured anew."""
+        self._service = ServiceTimes(facts.members)
+
+    def engine_exited(self) -> None:
+        """What it held is gone."""
+        self.stats = None
+
+    def stats_arrived(self, stats: Stats) -> None:
+        """Once per statistics interval."""
+        plans = self._parts.plans
+        self.stats = stats
+        self._service.add(stats)
+        plan = plans.plan_of(PlanKey(stats.key)) if stats.key is not None else None
+        digest = plan.ref.digest if plan else None
+        facts = plans.facts_of(digest) if digest else None
+        self._parts.profiles.drift.add(stats, digest, facts.members if facts else ())
+        self._parts.journal.record(engine_rows(stats, digest, self._service.per_task_us()))
+
+    def glanced(self, seen: Glance, *, alarms: bool) -> None:
+        """Ten times a second: is a re-plan due? Not while a plan is on its way or on trial.
+
+        Without `alarms` only what tasks wait is remembered.
+        """
+        parts = self._parts
+        oldest_age_s = max((one.oldest_age_s for one in seen.queues), default=0.0)
+        parts.waiting.seen(seen.at_s, oldest_age_s, {one.name: one.arrived for one in seen.queues})
+        if seen.key is None or not alarms:
+            return
+        fired = self._alarms.glance(
+            seen,
+            {name: us * 1e-6 for name, us in self._service.per_task_us().items()},
+            held=parts.plans.phase is not None,
+            drift=parts.profiles.drift.ratio,
+            power_mode=parts.machine.power_mode,
+        )
+        if fired is not None:
+            self._raise(fired, parts.plans.plan_of(PlanKey(seen.key)))
+
+    def _raise(self, fired: Fired, running: RunnablePlan | None) -> None:
+        parts, firing = self._parts, fired.firing
+        parts.link.tell(alarm_raised(fired, running, round(time.time() * 1e6)))
+        parts.local.fired(fired, running)
+        values = f"{firing.value:.6g}, above {firing.threshold:.6g}"
+        parts.journal.note(
+            "alarm", f"{firing.cause.value} is {values}: the planner is asked for another plan"
+        )

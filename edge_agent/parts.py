@@ -1,0 +1,130 @@
+"""What an agent consists of, made once at its start. Who talks to whom is `edge_agent.service`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TypeAlias
+
+from edge_agent.background import Background
+from edge_agent.candidate import ManagerConfig
+from edge_agent.config import AgentConfig
+from edge_agent.engine_host import EngineHost
+from edge_agent.fallback import FallbackFile
+from edge_agent.journal import Journal
+from edge_agent.links import Link
+from edge_agent.local_planner import LocalPlanner
+from edge_agent.loop import Loop
+from edge_agent.plan_check import PlanChecker
+from edge_agent.plans import PlanManager
+from edge_agent.policy import PolicyDesk
+from edge_agent.probation import ProbationConfig
+from edge_agent.profiles import ProfileDesk
+from edge_agent.store import ArtifactStore
+from edge_agent.supervisor import Supervisor
+from edge_agent.utilisation.chain import this_machine
+from edge_agent.utilisation.watch import MachineWatch
+from edge_agent.waiting import WaitingLog
+from edge_agent.worker.config import WorkerConfig
+from edge_agent.worker.messages import Report
+
+LinkFactory: TypeAlias = Callable[[], tuple[Link, Sequence[str]]]
+"""Makes the link, and says what was wrong with the state it found."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The parts that more than one other part needs."""
+
+    config: AgentConfig
+    loop: Loop
+    engine: EngineHost
+    link: Link
+    journal: Journal
+    artifacts: ArtifactStore
+    fallback: FallbackFile
+    supervisor: Supervisor
+    waiting: WaitingLog
+    plans: PlanManager
+    background: Background
+    checker: PlanChecker  # used on the background's thread only
+    machine: MachineWatch
+    local: LocalPlanner
+    profiles: ProfileDesk
+    found: tuple[str, ...]  # what was wrong with the state on disk
+
+
+def make_parts(
+    config: AgentConfig, loop: Loop, make_link: LinkFactory, on_report: Callable[[Report], None]
+) -> Parts:
+    """Start the engine process, then make the link: the two take their time side by side.
+
+    Raises:
+        StageloomError: the link cannot be made; nothing is left running.
+    """
+    artifacts = ArtifactStore(config.home_path / "artifacts")
+    fallback = FallbackFile(config.home_path / "fallback")
+    before_good, problem = fallback.load()
+    supervisor, waiting = Supervisor(Random()), WaitingLog()
+    plans = PlanManager(supervisor, _manager_config(config), before_good, waiting=waiting, coin=Random())
+    engine = EngineHost(loop, _worker_config(config), config.silent_engine_s, on_report)
+    engine.start()
+    try:
+        link, problems = make_link()
+    except BaseException:
+        engine.shut_down()
+        raise
+    journal, machine = Journal(link.record), MachineWatch(this_machine())
+    background, checker = Background(loop), PlanChecker(artifacts)
+    return Parts(
+        config=config,
+        loop=loop,
+        engine=engine,
+        link=link,
+        journal=journal,
+        artifacts=artifacts,
+        fallback=fallback,
+        supervisor=supervisor,
+        waiting=waiting,
+        plans=plans,
+        background=background,
+        checker=checker,
+        machine=machine,
+        local=LocalPlanner(
+            background,
+            PolicyDesk(checker.graph, machine.environment),
+            link.tell,
+            journal.note,
+            Path(config.policy) if config.policy else None,
+        ),
+        profiles=ProfileDesk(
+            engine,
+            artifacts.path,
+            journal.record,
+            link.tell,
+            environment=machine.environment,
+            clocks=machine.clocks,
+            executor=config.executor,
+            intra_op_threads=config.intra_op_threads,
+            wall_s=config.profile_wall_s,
+        ),
+        found=(*([problem] if problem else []), *problems),
+    )
+
+
+def _worker_config(config: AgentConfig) -> WorkerConfig:
+    return WorkerConfig(
+        stats_interval_s=config.stats_interval_s,
+        glance_interval_s=config.alarm_interval_s if config.alarms else 0.0,
+        memory_bytes=config.memory_bytes,
+        log_level=config.log_level,
+    )
+
+
+def _manager_config(config: AgentConfig) -> ManagerConfig:
+    return ManagerConfig(
+        probation=ProbationConfig(length_s=config.probation_s, guard=config.guard.guard()),
+        trial=config.trial.trial(),
+        timing_s=config.trial.timing_s,
+        load_limit_s=config.load_limit_s,
+    )
