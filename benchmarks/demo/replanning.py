@@ -13,6 +13,7 @@ from shared.messages.control import DeviceState
 
 CALM_S: Final = 3.0  # before a burst: the trigger is armed, and has samples of the usual load
 BURST_S: Final = 4.0
+MEMBERS_MAX: Final = 3  # H, of the plain replanner as of the policy
 ALARM_WITHIN_S: Final = 45.0  # its client takes a while to start, and alarms have a cool-down
 
 
@@ -43,7 +44,7 @@ class Replanning:
             DemoFailed: no queue diverged, or the device never decided.
         """
         self._clients.pause(CALM_S)
-        how = ("--on", "--proposer", proposer, "--budget", f"{search_s:g}")
+        how = ("--on", "--proposer", proposer, "--budget", f"{search_s:g}", "--members-max", str(MEMBERS_MAX))
         self._planner("device", "replan", self._device, *how)
         before = max((one.replan for one in self._replans()), default=0)
         self._say(f"a burst of {model}, {rate_per_s:.0f}/s for {BURST_S:g} s; {NAMES[proposer]} is asked")

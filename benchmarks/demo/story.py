@@ -33,8 +33,8 @@ WEIGHTS = (1, 2, 4)  # rates of the three clients, before scaling
 FIRST = ("--scheduler", "sequential", "--partition", "whole")
 """The first plan: one model after another. On a CPU every cut costs more than it brings."""
 
-ALIGNED = ("--scheduler", "greedy", "--partition", "whole", "--combine", "aligned")
-MEASURE_S = 6.0  # for its stages
+ALIGNED = ("--scheduler", "beam", "--partition", "whole", "--combine", "aligned", "--members", "3")
+MEASURE_S = 4.0  # per plan that the search finds
 BURST_MODEL = "squeezenet"
 BURST_LOAD = 2.0  # of the measured capacity, while a burst lasts: queues grow by a second of work a second
 AFTERWARDS_S = 3.0

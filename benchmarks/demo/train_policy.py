@@ -115,7 +115,7 @@ def main() -> None:
     )
     parser.add_argument("--width", type=float, default=1.0, help="of the networks: 1, or 0.25 for --quick")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--budget", type=float, default=110.0, help="seconds of processor time")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of processor time")
     parser.add_argument("--out", type=Path, default=POLICIES, help="folder (default %(default)s)")
     given = parser.parse_args()
     body, done = trained(given.width, given.seed, given.budget)
