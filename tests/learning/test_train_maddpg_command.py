@@ -55,7 +55,7 @@ def test_a_training_leaves_a_policy_and_a_plan_and_goes_on_where_it_was(
     printed = json.loads(said.out)
     assert printed["ended"] == "done" and printed["transitions"] == 20
     assert set(printed["rows"]) == {"sequential", "best rival", "policy", "best plan"}
-    assert "relu 300/s, wide 200/s (given)" in said.err
+    assert "relu 300/s, wide 200/s (poisson, as given)" in said.err
 
     store = Store(home)
     with store.database.read() as session:
