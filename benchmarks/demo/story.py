@@ -247,7 +247,7 @@ class _Story:
         store = ReadStore.open(self.out / "planner", "")
         try:
             replanning = Replanning(
-                DEVICE, self.planner, self.clients, store, self.say, patience_s=self.options.trial_s + 60.0
+                DEVICE, self.planner, self.clients, store, self.say, patience_s=self.options.trial_s + 90.0
             )
             burst = BURST_MODEL, (BURST_LOAD - self.options.load) / service_s[MODELS.index(BURST_MODEL)]
             found = {PLAIN: replanning.answer(PLAIN, *burst, search_s=self.options.search_s)}
