@@ -205,7 +205,8 @@ class _Story:
         self.planner("device", "profile", DEVICE, *(w for m in MODELS for w in ("--model", m)), "--wait")
         self.say("measuring stages that run operators of several models side by side")
         aligned = self.make_plan("aligned", *ALIGNED)["plan"]
-        self.planner("device", "profile", DEVICE, "--plan", aligned, "--budget", f"{MEASURE_S:g}", "--wait")
+        stages = ("--plan", aligned, "--budget", f"{MEASURE_S:g}", "--wait")
+        self.processes.call("device-profile-stages", PLANNER, "device", "profile", DEVICE, *stages)
 
     def import_policy(self) -> dict[str, Any]:
         """Adopt the trained policy for this device; `policy` is None where none can be."""
