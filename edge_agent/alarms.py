@@ -140,6 +140,10 @@ class Alarms:
         firing = self.trigger.observe(observed, seen.at_s, held=held)
         return None if firing is None else Fired(firing=firing, loads=self.loads(seen))
 
+    def told_of(self, drift: float) -> bool:
+        """Whether an alarm that is raised at this drift tells of it, whatever else it is raised for."""
+        return max(drift, 1.0 / drift) > self.trigger.config.drift
+
     def loads(self, seen: Glance) -> tuple[Load, ...]:
         """Every model's load, in the glance's order."""
         return tuple(

@@ -3,7 +3,7 @@
 import time
 
 from edge_agent.alarms import Alarms, AlarmSettings, Fired, alarm_raised
-from edge_agent.link.events import RunnablePlan
+from edge_agent.link.events import EnvironmentChanged, RunnablePlan
 from edge_agent.parts import Parts
 from edge_agent.plan_facts import PlanFacts
 from edge_agent.telemetry import ServiceTimes, engine_rows
@@ -18,6 +18,7 @@ class LoadWatch:
         config = parts.config
         self.stats: Stats | None = None  # the newest of this engine process
         self._parts = parts
+        self._mode = parts.machine.power_mode  # that the link knows of
         self._service = ServiceTimes(())
         self._alarms = Alarms(
             AlarmSettings(
@@ -43,7 +44,8 @@ class LoadWatch:
         plan = plans.plan_of(PlanKey(stats.key)) if stats.key is not None else None
         digest = plan.ref.digest if plan else None
         facts = plans.facts_of(digest) if digest else None
-        self._parts.profiles.drift.add(stats, digest, facts.members if facts else ())
+        members, lanes = (facts.members, facts.lanes) if facts else ((), 1)
+        self._parts.profiles.drift.add(stats, digest, members, lanes=lanes)
         self._parts.journal.record(engine_rows(stats, digest, self._service.per_task_us()))
 
     def glanced(self, seen: Glance, *, alarms: bool) -> None:
@@ -56,15 +58,26 @@ class LoadWatch:
         parts.waiting.seen(seen.at_s, oldest_age_s, {one.name: one.arrived for one in seen.queues})
         if seen.key is None or not alarms:
             return
+        self.tell_mode()
+        drift = parts.profiles.drift.ratio
         fired = self._alarms.glance(
             seen,
             {name: us * 1e-6 for name, us in self._service.per_task_us().items()},
             held=parts.plans.phase is not None,
-            drift=parts.profiles.drift.ratio,
+            drift=drift,
             power_mode=parts.machine.power_mode,
         )
         if fired is not None:
+            if self._alarms.told_of(drift):
+                parts.profiles.drift.answered()
             self._raise(fired, parts.plans.plan_of(PlanKey(seen.key)))
+
+    def tell_mode(self) -> None:
+        """Another power mode is another environment; the link knows of it before an alarm that it causes."""
+        machine = self._parts.machine
+        if machine.power_mode != self._mode:
+            self._mode = machine.power_mode
+            self._parts.link.tell(EnvironmentChanged(machine.environment()))
 
     def _raise(self, fired: Fired, running: RunnablePlan | None) -> None:
         parts, firing = self._parts, fired.firing

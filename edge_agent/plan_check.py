@@ -107,4 +107,5 @@ def _facts(decoded: Plan, graphs: Mapping[Digest, Graph]) -> PlanFacts:
         members=members,
         strict_s=strict_intervals_s(decoded),
         structure=decoded.structure,
+        lanes=decoded.lanes,
     )

@@ -24,6 +24,7 @@ class PlanFacts:
         None  # launch intervals that are waited for even while a lane idles
     )
     structure: Digest | None = None  # the plan without its launch intervals
+    lanes: int = 1
 
     def compares_with(self, other: "PlanFacts") -> bool:
         """They do the same work: then a trial can tell which does it better."""

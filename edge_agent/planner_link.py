@@ -121,7 +121,6 @@ def connect_planner(config: AgentConfig) -> tuple[Link, list[str]]:
     link = LinkConfig(
         boot=secrets.randbits(62) | 1,
         agent_version=__version__,
-        device_class=environment,
         local_wait_s=config.local_wait_s,
         wall_s=clock.wall_us() / 1e6 - clock.monotonic_s(),
     )

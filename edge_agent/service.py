@@ -143,6 +143,7 @@ class Agent:
 
     def _look_at_machine(self) -> None:
         self._journal.record(self._parts.machine.look())
+        self._load.tell_mode()
 
     def _sample_steps(self) -> None:
         """Trace for a short while: every step of a window, so that its timeline has no holes."""

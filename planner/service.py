@@ -153,7 +153,9 @@ class Planner:
             self.replanner = Replanner(self.store, fleet, self.pool, clock, alarms)
             self._undo.append(self.replanner.close)
             self.replanner.start()
-            self.admin = AdminServer(admin_path, AdminHandler(self.store, fleet, clock, self.pool).handle)
+            self.admin = AdminServer(
+                admin_path, AdminHandler(self.store, fleet, clock, self.replanner.pool).handle
+            )
             self.admin.start()
             self._undo.append(self.admin.stop)
             self._undo.append(Housekeeper(self.store, _retention(config)).close)

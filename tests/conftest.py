@@ -2,9 +2,17 @@
 
 import gc
 import os
+import sys
+import warnings
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+# Hundreds of tests start processes of their own, and each would compile all that it imports.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 LONGEST_FIRST = (
     "sim/test_worlds.py",
@@ -30,6 +38,9 @@ LONGEST_FIRST = (
 )
 """Files that take longest: one begun last would run alone, with every other processor idle."""
 
+COLLECTED = pytest.StashKey[frozenset[str]]()
+"""In the configuration: the ids of all tests that were collected, also of those that a marker leaves out."""
+
 _HERE = Path(__file__).parent
 
 
@@ -48,8 +59,27 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.loadscopereorder = False
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """The processes of a whole run import a share of the tests each, which the others then find compiled.
+
+    Each needs all of them, and pytest's own compiling takes longer than all else that collecting does.
+    """
+    ours: dict[str, object] = getattr(session.config, "workerinput", {})
+    if not ours or [Path(one).resolve() for one in session.config.args] != [_HERE]:
+        return
+    number, workers = int(str(ours["workerid"]).removeprefix("gw")), int(str(ours["workercount"]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for path in sorted(_HERE.rglob("test_*.py"))[number::workers]:
+            with suppress(Exception, pytest.skip.Exception):  # told when it is collected, if it is
+                import_module(".".join(path.relative_to(_HERE.parent).with_suffix("").parts))
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In a process of several, the longest files first."""
+    config.stash[COLLECTED] = frozenset(item.nodeid for item in items)
     if hasattr(config, "workerinput"):
         place = {_HERE / name: index for index, name in enumerate(LONGEST_FIRST)}
         items.sort(key=lambda item: place.get(item.path, len(place)))

@@ -22,8 +22,8 @@ class AlarmBox:
         """The alarm that the planner is not known to have."""
         return self._open
 
-    def take(self, raised: AlarmRaised) -> None:
-        """A trigger fired; an older alarm that was not acknowledged gives way."""
+    def take(self, raised: AlarmRaised, environment: str) -> None:
+        """A trigger fired in this environment; an older alarm that was not acknowledged gives way."""
         self._raised += 1
         self._sent_s = float("-inf")
         self._open = Alarm(
@@ -36,6 +36,7 @@ class AlarmBox:
             plan=raised.plan,
             loads=raised.loads,
             samples=raised.samples,
+            environment=environment,
         )
 
     def acknowledged(self, ack: AlarmAck) -> None:

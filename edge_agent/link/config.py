@@ -9,7 +9,6 @@ class LinkConfig:
 
     boot: int
     agent_version: str = ""
-    device_class: str = ""
     hello_again_s: float = 2.0
     silent_after_s: float = 4.0
     fetch_again_s: float = 2.0

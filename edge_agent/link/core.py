@@ -100,10 +100,11 @@ class LinkCore:
                 self._needs.forget_profiles()
             case ev.EnvironmentChanged(environment):
                 self._environment = environment
+                return self.session.is_now(environment, self.report(), now_s)
             case ev.ActiveChanged():
                 self._active_told = event
             case ev.AlarmRaised():
-                self._alarms.take(event)
+                self._alarms.take(event, self.session.environment)
                 self._local.alarm(event.cause, self.state.attempt, now_s)
             case ev.PlansMade(plans):
                 self._local.made(plans)

@@ -17,6 +17,7 @@ class Session:
         self.denied: Refused | None = None  # why the planner will not have us
         self.bulk_credits = 1
         self.welcomed = False
+        self.environment = ""  # what this device is now, power mode and all: its class
         self._config = config
         self._connected = False
         self._connection = 0
@@ -37,6 +38,11 @@ class Session:
         self._connected, self.welcomed = True, False
         self._connection += 1
         return self._hello(report, now_s)
+
+    def is_now(self, environment: str, report: Report, now_s: float) -> list[Action]:
+        """This device is another one now, or was told what it is: say so where a hello has said otherwise."""
+        changed, self.environment = environment != self.environment, environment
+        return self._hello(report, now_s, again=True) if changed and self.welcomed else []
 
     def lost(self) -> None:
         """The connection is gone."""
@@ -129,7 +135,7 @@ class Session:
             boot=self._config.boot,
             connection=self._connection,
             agent_version=self._config.agent_version,
-            device_class=self._config.device_class,
+            device_class=self.environment,
             report=report,
         )
         return [Send(hello)]

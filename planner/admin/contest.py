@@ -96,7 +96,8 @@ def _keep(
     if request.device is not None:
         limits = entrant.job.limits
         searched = msgspec.structs.replace(request, scheduler=entrant.job.scheduler, r=limits.r, s=limits.s)
-        store.keep_schedules(device_class, scheduler_key(searched), found_schedules(plan, graphs))
+        key = store.calibration(request.device).costs_key
+        store.keep_schedules(key, scheduler_key(searched), found_schedules(plan, graphs))
     rows = _looked_at(taking_part, held, graphs, costs)
     store.keep_considered(rows, device_class=device_class, device=request.device)
     return admin.PlanReply(plan=info, search_s=took_s, contest=_told(taking_part, staged, held))

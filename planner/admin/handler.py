@@ -1,17 +1,16 @@
 """Carries out admin requests: store first, then tell the devices' side. Knows no socket."""
 
 import secrets
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from planner import __version__
-from planner.admin import contest
-from planner.admin.contests import Contests
 from planner.admin.fleet import Fleet
 from planner.admin.search import scheduler_key, search_job, unsure_of
 from planner.admin.searches import Searches
@@ -33,6 +32,9 @@ from shared.messages.control import MAX_PROFILED, Desired
 from shared.search.registry import scheduler as find_scheduler
 from shared.token import JoinToken, format_token
 
+if TYPE_CHECKING:
+    from planner.admin.contests import Contests
+
 T = TypeVar("T")
 WATCH_WINDOW_S = 5.0
 SECRET_BYTES = 16
@@ -46,7 +48,9 @@ class AdminHandler:
         self._fleet = fleet
         self._clock = clock
         self._searches = Searches(pool)
-        self._contests = Contests(pool, clock)
+        self._pool = pool
+        self._contests_lock = threading.Lock()
+        self._contests: Contests | None = None
         self._started_s = clock.monotonic_s()
         self._handlers: dict[type, Callable[[Any], Answer]] = {
             admin.DeviceTokenRequest: self._token,
@@ -170,7 +174,9 @@ class AdminHandler:
 
     def _plan_create(self, request: admin.PlanCreateRequest) -> admin.AdminReply:
         if request.contest:
-            return contest.create(self._store, self._contests, self._clock, request)
+            from planner.admin import contest
+
+            return contest.create(self._store, self._all_contests(), self._clock, request)
         began_s = self._clock.monotonic_s()
         job = search_job(self._store, request)
         plan = self._searches.run(job, request.ticket)
@@ -181,7 +187,8 @@ class AdminHandler:
         graphs = {model.artifact: self._store.graph(model.artifact) for model in plan.models}
         device_class = "" if request.device is None else self._store.device(request.device).device_class
         if request.device is not None:
-            self._store.keep_schedules(device_class, scheduler_key(request), found_schedules(plan, graphs))
+            key = self._store.calibration(request.device).costs_key
+            self._store.keep_schedules(key, scheduler_key(request), found_schedules(plan, graphs))
         row = considered(
             plan,
             Verdict.FOUND,
@@ -193,13 +200,22 @@ class AdminHandler:
         self._store.keep_considered([row], device_class=device_class, device=request.device)
         return admin.PlanReply(plan=info, search_s=search_s)
 
+    def _all_contests(self) -> "Contests":
+        """Made when first asked for: they bring in the twin and numpy, which most planners never need."""
+        from planner.admin.contests import Contests
+
+        with self._contests_lock:
+            if self._contests is None:
+                self._contests = Contests(self._pool, self._clock)
+            return self._contests
+
     def _plan_cancel(self, request: admin.PlanCancelRequest) -> admin.AdminReply:
-        if not self._contests.stop(request.ticket):
+        if not self._all_contests().stop(request.ticket):
             self._searches.cancel(request.ticket)
         return admin.Done()
 
     def _plan_progress(self, request: admin.PlanProgressRequest) -> admin.AdminReply:
-        return self._contests.progress(request.ticket)
+        return self._all_contests().progress(request.ticket)
 
     def _plan_show(self, request: admin.PlanShowRequest) -> admin.AdminReply:
         return admin.PlanReply(plan=self._store.plan(request.plan))

@@ -140,14 +140,16 @@ def unsure_of(store: ReadStore, device: DeviceId, plan: str, now_us: int) -> tup
         InputError: there is no such device or plan, or a model of the plan was removed.
     """
     wanted = decode_plan(store.plan(plan).wire)
+    held = store.calibration(device)
     graphs = {model.artifact: store.graph(model.artifact) for model in wanted.models}
     costs = device_costs(
         store,
-        store.device(device).device_class,
+        held.costs_key,
         wanted.executor,
         [(model.artifact, model.batch) for model in wanted.models],
         graph_of=store.graph,
         now_us=now_us,
+        taught_by=held.taught_by,
     )
     return unsure_blocks(bind(wanted, graphs), costs)
 
@@ -162,10 +164,12 @@ def scheduler_key(request: PlanCreateRequest) -> str:
 def _costs(
     store: ReadStore, request: PlanCreateRequest, choices: Sequence[ModelChoice], executor: ExecutorOptions
 ) -> CostTable:
-    """What the device's class measured; estimates alone where no device is named."""
+    """What the device's class measured, or itself since it drifted; estimates where no device is named."""
     if request.device is None:
         return CostTable()
-    device_class = store.device(request.device).device_class
+    held = store.calibration(request.device)
     models = [(choice.artifact, choice.batch) for choice in choices]
-    table = device_costs(store, device_class, executor, models, graph_of=store.graph)
+    table = device_costs(
+        store, held.costs_key, executor, models, graph_of=store.graph, taught_by=held.taught_by
+    )
     return replace(table, optimism=1.0) if request.optimistic else table

@@ -151,12 +151,15 @@ def _comparison(store: Any, trial: TrialInfo) -> dict[str, Any]:
     candidate = decode_plan(store.plan(trial.candidate).wire)
     control = _known(store, trial.control)
     graphs = {model.artifact: store.graph(model.artifact) for model in candidate.models}
+    held = store.calibration(trial.device)
+    same = held.device_class == trial.environment
     costs = device_costs(
         store,
-        trial.environment,
+        held.costs_key if same else trial.environment,
         candidate.executor,
         [(model.artifact, model.batch) for model in candidate.models],
         graph_of=store.graph,
+        taught_by=held.taught_by if same else (),
     )
     said: dict[str, Any] = {
         "trial": trial,

@@ -169,6 +169,14 @@ def replan(
             help="Who proposes plans: all, by predicted cost; the learned policy, at once; or all but it."
         ),
     ] = None,
+    attach: Annotated[
+        bool | None,
+        typer.Option(
+            "--attach/--no-attach",
+            help="Whether re-plans send the trained policy along that fits their plan, for the device to "
+            "plan with alone. `stageloom policy attach` turns it off.",
+        ),
+    ] = None,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -187,16 +195,18 @@ def replan(
             members_max=members_max,
             budget_s=budget,
             proposer=proposer,
+            attach=attach,
         )
     )
     reply = ask(data_dir_of(data_dir), request, admin.DeviceReplanReply)
     if json:
-        names = ("enabled", "scheduler", "members_max", "budget_s", "proposer")
+        names = ("enabled", "scheduler", "members_max", "budget_s", "attach", "proposer")
         emit_json({name: getattr(reply, name) for name in names})
         return
     emit(
         f"re-planning {device} is {'on' if reply.enabled else 'off'}: {reply.scheduler}, up to "
-        f"{reply.members_max} blocks combined, {reply.budget_s:g} s to search; {_WHO[reply.proposer]}"
+        f"{reply.members_max} blocks combined, {reply.budget_s:g} s to search; {_WHO[reply.proposer]}; "
+        f"trained policies that fit are {'sent along' if reply.attach else 'not sent along'}"
     )
 
 
@@ -266,11 +276,11 @@ def _emit_costs(
     from planner.store.reading import ReadStore
 
     assert isinstance(store, ReadStore)
-    device_class = store.device(request.device).device_class
+    key = store.calibration(request.device).costs_key
     reasons = store.profile_reasons(list(reply.requests))
     rows = []
     for number, info in zip(reply.requests, store.named_models(list(request.models)), strict=True):
-        timings = store.operator_costs(device_class, info.digest, request.batch)
+        timings = store.operator_costs(key, info.digest, request.batch)
         total_us = sum(timing.median_us for timing in timings.values())
         rows.append(
             (

@@ -92,6 +92,11 @@ def _lines(said: "PlanExplained", now_s: float) -> Iterator[str]:
             f"costs of {said.device} ({said.device_class}): {said.operators_measured} of {said.operators} "
             f"operators and {said.stages_measured} stages measured, a model fitted to {said.fitted_to}"
         )
+        if said.calibration is not None and said.calibration.own:
+            yield (
+                f"these are {said.device}'s own: its steps took {said.calibration.ratio:.2f} of what was "
+                f"planned, as was found at {when(said.calibration.at_us)} UTC"
+            )
     else:
         yield "costs are estimates: no device was named, and none was asked to run it"
     yield f"predicted {said.predicted_ms:.3f} ms for one task of each model"
@@ -111,6 +116,8 @@ def sentences(said: "PlanExplained") -> Iterator[str]:
         yield f"nobody decided yet: {said.device} was never asked to run it"
         return
     yield _decision(said.device, said.decided)
+    if said.decided.replan is not None and said.decided.replan.remark:
+        yield f"it was noted then: {said.decided.replan.remark}"
     if said.decided.trial is not None:
         yield _trial(said.decided.trial)
     if said.active == said.digest:

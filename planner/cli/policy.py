@@ -38,6 +38,9 @@ def attach(
 ) -> None:
     """Send a policy to a device, which plans with it where no planner answers, as far as its autonomy goes.
 
+    A re-plan does the same by itself where the store has a policy that fits its plan; this command turns that
+    off, `stageloom device replan DEVICE --attach` on again.
+
     The device refuses one that was trained for other models or another device class: see
     `stageloom-agent status` there.
 

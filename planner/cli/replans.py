@@ -38,7 +38,7 @@ def replans(
     emit_table(
         (
             *("device", "at (UTC)", "cause", "value", "threshold", "generation", "plan", "how", "outcome"),
-            *("ratio", "decided ms", "active ms", "reason"),
+            *("ratio", "decided ms", "active ms", "reason", "remark"),
         ),
         [_row(one) for one in found],
         empty="nothing was re-planned",
@@ -60,6 +60,7 @@ def _row(one: ReplanInfo) -> tuple[object, ...]:
         one.trigger_to_decision_ms,
         one.trigger_to_active_ms,
         one.reason,
+        one.remark,
     )
 
 

@@ -40,23 +40,24 @@ class Measurements(Protocol):
 
 def device_costs(
     store: Measurements,
-    device_class: str,
+    key: str,
     executor: ExecutorOptions,
     models: Sequence[tuple[Digest, int]],
     *,
     graph_of: Callable[[Digest], Graph],
     now_us: int = 0,
+    taught_by: Sequence[str] = (),
 ) -> CostTable:
-    """All that a device class has measured of these (artifact, batch) under these options.
+    """All that is kept of these (artifact, batch) under a device class, or a device's own key.
 
-    Stages of other models are in it by what they taught. `now_us` 0: nothing is stale.
+    Stages of other models, and those of the classes in `taught_by`, are in it by what they taught. `now_us`
+    0: nothing is stale.
     """
-    stages = tuple(store.stage_costs(device_class, executor))
-    table = cost_table(
-        (artifact, store.operator_costs(device_class, artifact, batch)) for artifact, batch in models
-    )
+    stages = tuple(store.stage_costs(key, executor))
+    table = cost_table((artifact, store.operator_costs(key, artifact, batch)) for artifact, batch in models)
     known = {artifact for artifact, _ in models}
-    rates, learned = _learned(store, device_class, executor, stages, table.rates, graph_of)
+    teachers = [(key, stages), *((one, store.stage_costs(one, executor)) for one in taught_by)]
+    rates, learned = _learned(store, teachers, executor, table.rates, graph_of)
     return replace(
         table,
         rates=rates,
@@ -73,21 +74,21 @@ _models: dict[_Key, tuple[tuple[Sample, ...], DeviceRates, Interference]] = {}
 
 def _learned(
     store: Measurements,
-    device_class: str,
+    teachers: Sequence[tuple[str, Sequence[MeasuredStage]]],
     executor: ExecutorOptions,
-    stages: Sequence[MeasuredStage],
     rates: DeviceRates,
     graph_of: Callable[[Digest], Graph],
 ) -> tuple[DeviceRates, Interference]:
-    """The device class's model, and the rates with what it says of streams."""
+    """The model that these stages make, and the rates with what it says of streams. The first is the key."""
     taught: list[Sample] = []
-    for batch in sorted({stage.batch for stage in stages}):
-        of_batch = tuple(stage for stage in stages if stage.batch == batch)
-        artifacts = dict.fromkeys(member[0] for stage in of_batch for member in stage.members)
-        graphs = {one: graph for one in artifacts if (graph := _graph(graph_of, one)) is not None}
-        table = cost_table((one, store.operator_costs(device_class, one, batch)) for one in graphs)
-        taught += samples(replace(table, rates=rates, stages=of_batch), graphs)
-    key = device_class, executor
+    for device_class, stages in teachers:
+        for batch in sorted({stage.batch for stage in stages}):
+            of_batch = tuple(stage for stage in stages if stage.batch == batch)
+            artifacts = dict.fromkeys(member[0] for stage in of_batch for member in stage.members)
+            graphs = {one: graph for one in artifacts if (graph := _graph(graph_of, one)) is not None}
+            table = cost_table((one, store.operator_costs(device_class, one, batch)) for one in graphs)
+            taught += samples(replace(table, rates=rates, stages=of_batch), graphs)
+    key = teachers[0][0], executor
     found = _models.get(key)
     if found is None or found[0] != tuple(taught):
         fresh_rates, learned = fitted(taught, rates)

@@ -33,6 +33,7 @@ class FleetMember:
     desired: Desired | None = None
     boot: int = 0
     report: Report | None = None
+    device_class: str = ""
 
 
 @dataclass(frozen=True)

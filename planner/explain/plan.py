@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from planner.costs.calibration import Calibration
 from planner.costs.measured import device_costs
 from planner.costs.schedules import combined_block_digest
 from planner.explain.block import BlockExplained, Known, explain_block
@@ -30,7 +31,8 @@ _Steps = dict[tuple[Digest, int], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanExplained:
-    """`device` and `device_class` say whose costs these are; empty where only estimates are known.
+    """`device`, `device_class` and `calibration` say whose costs these are; empty where there are estimates
+    alone.
 
     `predicted_ms`: busy device milliseconds for one task of each model.
     """
@@ -42,6 +44,7 @@ class PlanExplained:
     models: tuple[str, ...]
     device: str
     device_class: str
+    calibration: Calibration | None
     contention: float
     fitted_to: int  # measured stages of the class that say what operators cost together
     operators: int
@@ -81,14 +84,16 @@ def explain(store: ReadStore, info: PlanInfo, device: DeviceInfo | None) -> Plan
     device_class = "" if device is None else device.device_class
     graphs = {model.artifact: store.graph(model.artifact) for model in plan.models}
     bound = bind(plan, graphs)
-    table = _costs(store, plan, device_class)
+    held = None if device is None else store.calibration(device.device)
+    key = "" if held is None else held.costs_key
+    table = _costs(store, plan, held)
     steps = {} if device is None else _steps(store, device.device)
     blocks = tuple(
         explain_block(
             bound,
             index,
             table,
-            _known(store, bound, index, device_class, steps),
+            _known(store, bound, index, key, steps),
         )
         for index in range(len(plan.combined))
     )
@@ -102,6 +107,7 @@ def explain(store: ReadStore, info: PlanInfo, device: DeviceInfo | None) -> Plan
         models=info.models,
         device="" if device is None else device.device,
         device_class=device_class,
+        calibration=held,
         contention=table.rates.contention,
         fitted_to=0 if table.interference is None else table.interference.samples,
         operators=len(operators),
@@ -111,18 +117,20 @@ def explain(store: ReadStore, info: PlanInfo, device: DeviceInfo | None) -> Plan
         decided=None if device is None else _decided(store, info.digest, device.device, looked_at),
         active=None if device is None else device.report.active,
         blocks=blocks,
-        others=tuple(_others(store, info.digest, looked_at, device_class, steps)),
+        others=tuple(_others(store, info.digest, looked_at, held, steps)),
     )
 
 
-def _costs(store: ReadStore, plan: Plan, device_class: str) -> CostTable:
-    if not device_class:
+def _costs(store: ReadStore, plan: Plan, held: Calibration | None) -> CostTable:
+    if held is None:
         return CostTable()
     models = [(model.artifact, model.batch) for model in plan.models]
-    return device_costs(store, device_class, plan.executor, models, graph_of=store.graph)
+    return device_costs(
+        store, held.costs_key, plan.executor, models, graph_of=store.graph, taught_by=held.taught_by
+    )
 
 
-def _known(store: ReadStore, bound: BoundPlan, index: int, device_class: str, steps: _Steps) -> Known:
+def _known(store: ReadStore, bound: BoundPlan, index: int, key: str, steps: _Steps) -> Known:
     """What is known of one combined block."""
     plan, combined = bound.plan, bound.combined[index]
     batch = max(plan.models[m.model].batch for m in combined.plan.members)
@@ -131,12 +139,12 @@ def _known(store: ReadStore, bound: BoundPlan, index: int, device_class: str, st
     origins = []
     for member in combined.plan.members:
         model = bound.models[member.model]
-        measured = store.operator_origins(device_class, model.plan.artifact, batch)
+        measured = store.operator_origins(key, model.plan.artifact, batch)
         origins += [measured.get(op) for op in model.blocks[member.block].operators]
     return Known(
         operators=origins,
-        stages=store.stage_origins(device_class, plan.executor, digest, batch),
-        found=store.schedules_of(device_class, digest, batch) if device_class else [],
+        stages=store.stage_origins(key, plan.executor, digest, batch),
+        found=store.schedules_of(key, digest, batch) if key else [],
         step_us=steps.get((plan.digest, index)),
     )
 
@@ -161,7 +169,7 @@ def _others(
     store: ReadStore,
     this: Digest,
     looked_at: Sequence[KeptConsidered],
-    device_class: str,
+    held: Calibration | None,
     steps: _Steps,
 ) -> list[Other]:
     digests = list(dict.fromkeys(one.considered.plan for one in looked_at))
@@ -172,11 +180,11 @@ def _others(
         plan = decode_plan(store.plan(digest).wire, digest)
         graphs = {model.artifact: store.graph(model.artifact) for model in plan.models}
         try:
-            now_s[digest] = predict(plan, graphs, _costs(store, plan, device_class), ()).busy
+            now_s[digest] = predict(plan, graphs, _costs(store, plan, held), ()).busy
         except StageloomError:
             continue  # its artifact is gone, or it is not legal for this version
         taken = [steps.get((digest, index)) for index in range(len(plan.combined))]
         if None not in taken:
             steps_s[digest] = sum(us for us in taken if us is not None) / 1e6
-    trials = store.trials_of(digests, device_class) if device_class else []
+    trials = [] if held is None else store.trials_of(digests, held.device_class)
     return others(this, looked_at, Evidence(names=names, now_s=now_s, steps_s=steps_s, trials=trials))

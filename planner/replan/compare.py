@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
+from planner.costs.drift import traced_stages
 from planner.replan.predict import Prediction, block_costs, predict
 from shared.bound import bind
 from shared.graph import Graph
@@ -11,7 +11,7 @@ from shared.ids import Digest
 from shared.messages.telemetry import StepTrace
 from shared.plan import Plan
 from shared.policy.plain import Load
-from shared.schedule import Stage, StageSchedule
+from shared.schedule import StageSchedule
 from shared.search.costs import CostTable
 from shared.stage_string import to_string
 
@@ -70,47 +70,22 @@ def predicted_ratio(
 def drift(
     plan: Plan, graphs: Mapping[Digest, Graph], costs: CostTable, traces: Sequence[StepTrace]
 ) -> list[StageDrift]:
-    """Per stage of a plan, from sampled steps with all members active.
-
-    An item of a launch list is a run of operators on one stream, so a stage's time is that from its first
-    item's begin to its last item's end. Stages that share an item cannot be told apart: they are left out.
-    """
+    """Per stage of a plan, from sampled whole steps; stages that run as one are told by the first of them."""
     bound = bind(plan, graphs)
     found = []
     for index, block in enumerate(plan.combined):
         if not isinstance(block.schedule, StageSchedule):
             continue
-        spans = _spans(plan, bound.combined[index].full_mask, index, traces, block.schedule)
         known = block_costs(bound, index, costs)
-        for stage, one in enumerate(block.schedule.stages):
-            times = spans.get(stage, [])
-            measured = median(times) if times else None
-            found.append(StageDrift(index, stage, known.one_stage_s(one), measured, len(times)))
+        seen = traced_stages(bound, index, traces)
+        found += [
+            StageDrift(index, one.first, known.one_stage_s(one.stage), one.seconds, one.samples)
+            for one in seen
+        ]
+        if not seen:
+            stages = enumerate(block.schedule.stages)
+            found += [StageDrift(index, at, known.one_stage_s(stage), None, 0) for at, stage in stages]
     return found
-
-
-def _spans(
-    plan: Plan, full: int, index: int, traces: Sequence[StepTrace], schedule: StageSchedule
-) -> dict[int, list[float]]:
-    """Seconds per stage of the steps that ran whole; streams of a stage begin at 0 in each."""
-    spans: dict[int, list[float]] = {}
-    items = sum(_items(stage) for stage in schedule.stages)
-    for trace in traces:
-        if (trace.plan, trace.combined_block, trace.mask) != (plan.digest[:16], index, full):
-            continue
-        if len(trace.groups) != items:
-            continue  # stages were joined into longer items
-        at = 0
-        for stage, one in enumerate(schedule.stages):
-            groups = trace.groups[at : at + _items(one)]
-            at += _items(one)
-            begin_us, end_us = min(g.begin_us for g in groups), max(g.end_us for g in groups)
-            spans.setdefault(stage, []).append((end_us - begin_us) / 1e6)
-    return spans
-
-
-def _items(stage: Stage) -> int:
-    return 1 if stage.merge else len(stage.groups)
 
 
 def _texts(plan: Plan) -> dict[str, str]:

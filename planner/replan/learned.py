@@ -5,26 +5,51 @@ one proposal among others: ranked by predicted cost, and tried on the device lik
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from planner.replan.observation import Observation
 from planner.replan.policy import How, PlainPolicy, Policy, Proposal
+from planner.replan.predict import step_s
 from shared.bound import bind
+from shared.digest import digest_bytes
 from shared.errors import StageloomError
+from shared.ids import Digest
+from shared.legality import violations
 from shared.messages.admin import Proposer
 from shared.plan import CombinedBlock, Member, Plan
 from shared.schedule import Schedule
 from shared.search.beam import beam
+from shared.search.block_job import BlockJob
 from shared.search.interface import Budget, Limits
 from shared.search.job import SearchJob
+from shared.stage_string import parse
 
 if TYPE_CHECKING:
     from shared.policy.maddpg.checkpoint import Checkpoint
 
 SCHEDULER: Final = "maddpg"
+SEARCHED: Final = "beam r=3 s=8"
+"""What schedules that were searched for are kept under."""
+
+SEARCH_S: Final = 20.0
+"""For one combined block, while nobody waits."""
+
 _LIMITS: Final = Limits(r=3, s=8)  # as in training
 _AT_ONCE: Final = Budget(expansions=200)
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What the trained policy wants to run, or `why` it has no say, empty where there is none.
+
+    `missing`: combined blocks that nobody has a schedule of, with those that a small beam made at once.
+    """
+
+    plan: Plan | None
+    why: str = ""
+    missing: tuple[BlockJob, ...] = ()
 
 
 class LearnedPolicy:
@@ -36,45 +61,71 @@ class LearnedPolicy:
 
     def __init__(self, plain: Policy | None = None) -> None:
         self._plain = plain or PlainPolicy()
+        self._last: tuple[Observation, Learned] | None = None
 
     def at_once(self, seen: Observation) -> Sequence[Proposal]:
-        """See `Policy`. A combined block that the policy has no schedule of is scheduled by a small beam."""
-        found = _asked(seen)
-        if not isinstance(found, Plan):
+        """See `Policy`."""
+        found = self._learned(seen).plan
+        if found is None:
             return self._plain.at_once(seen)
-        learned = Proposal(found, How.LEARNED, SCHEDULER)
-        return [learned] if _alone(seen) else [*self._plain.at_once(seen), learned]
+        proposal = Proposal(found, How.LEARNED, SCHEDULER)
+        return [proposal] if _alone(seen) else [*self._plain.at_once(seen), proposal]
 
     def searches(self, seen: Observation) -> Sequence[SearchJob]:
         """See `Policy`."""
-        return () if _alone(seen) and isinstance(_asked(seen), Plan) else self._plain.searches(seen)
+        asked_alone = _alone(seen) and self._learned(seen).plan is not None
+        return () if asked_alone else self._plain.searches(seen)
 
     def after(self, seen: Observation, found: Sequence[tuple[SearchJob, Plan]]) -> Sequence[Proposal]:
         """See `Policy`."""
         return self._plain.after(seen, found)
 
+    def fitting(self, seen: Observation, plan: Plan) -> Digest | None:
+        """See `Policy`: the one of the observation, if it was trained for just such plans."""
+        if not seen.learned:
+            return None
+        try:
+            space = _decoded(seen.learned).space
+        except StageloomError:
+            return None
+        return digest_bytes([seen.learned]) if not space.refusal(plan, seen.environment) else None
+
     def remark(self, seen: Observation) -> str:
-        """Why the trained policy had no say; empty where it had, or where there is none or none was asked."""
-        found = _asked(seen)
-        return "" if isinstance(found, Plan) else found
+        """That the trained policy proposed a plan, or why it had no say; empty where there is none."""
+        found = self._learned(seen)
+        if found.plan is None:
+            return found.why
+        return f"policy {digest_bytes([seen.learned])[:12]} proposed {found.plan.digest[:12]}"
+
+    def missing(self, seen: Observation) -> Sequence[BlockJob]:
+        """See `Policy`."""
+        return self._learned(seen).missing
+
+    def _learned(self, seen: Observation) -> Learned:
+        """Asked more than once of an observation, worked out once: somebody waits for the answer."""
+        last = self._last
+        if last is None or last[0] is not seen:
+            last = self._last = seen, _asked(seen)
+        return last[1]
 
 
 def _alone(seen: Observation) -> bool:
     return seen.settings.proposer is Proposer.LEARNED
 
 
-def _asked(seen: Observation) -> Plan | str:
-    """As `learned_plan`, if the settings ask for it."""
+def _asked(seen: Observation) -> Learned:
+    """As `learned`, if the settings ask for it."""
     if seen.settings.proposer is Proposer.PLAIN:
-        return ""
-    found = learned_plan(seen)
-    return found or ("there is no trained policy" if _alone(seen) else "")
+        return Learned(None)
+    if _alone(seen) and not seen.learned:
+        return Learned(None, "there is no trained policy")
+    return learned(seen)
 
 
-def learned_plan(seen: Observation) -> Plan | str:
-    """What the trained policy wants to run, or why it has no say; an empty reason where there is none."""
+def learned(seen: Observation) -> Learned:
+    """What the trained policy says of an observation."""
     if not seen.learned:
-        return ""
+        return Learned(None)
     from shared.policy.maddpg.decide import require_own  # numpy, which no start needs
 
     try:
@@ -82,11 +133,10 @@ def learned_plan(seen: Observation) -> Plan | str:
         require_own(policy.space, seen.incumbent, seen.environment)
         return _plan(policy, seen)
     except StageloomError as error:
-        return str(error)
+        return Learned(None, str(error))
 
 
-def _plan(policy: "Checkpoint", seen: Observation) -> Plan:
-    from shared.policy.maddpg.book import Blocks
+def _plan(policy: "Checkpoint", seen: Observation) -> Learned:
     from shared.policy.maddpg.decide import decide, loads_of, plan_of
     from shared.policy.samples import Sample, progress_bits
 
@@ -102,19 +152,58 @@ def _plan(policy: "Checkpoint", seen: Observation) -> Plan:
         for one in seen.samples
     ]
     decision = decide(policy.space, policy.network, samples, loads_of(plan, seen.loads), plan.lanes)
-    blocks = Blocks(plan.models, seen.graphs)
-
-    def schedule_of(members: tuple[Member, ...]) -> Schedule:
-        found = policy.book.schedules.get(blocks.key(members))
-        if found is not None:
-            return found
-        costs = seen.costs.for_members(blocks.parts(members), batch=blocks.batch(members))
-        return beam(blocks.graph(members), costs, _LIMITS, _AT_ONCE)
-
-    combined = [CombinedBlock(members, schedule_of(members)) for members in decision.combination.combined]
+    shelf = _Shelf(policy, seen)
+    combined = [CombinedBlock(members, shelf.schedule(members)) for members in decision.combination.combined]
     made = plan_of(plan, decision, combined)
     bind(made, seen.graphs)
-    return made
+    return Learned(made, missing=tuple(shelf.missing.values()))
+
+
+class _Shelf:
+    """Schedules by what they are of: the policy's, and those that were found for the device since."""
+
+    def __init__(self, policy: "Checkpoint", seen: Observation) -> None:
+        from shared.policy.maddpg.book import Blocks
+
+        self.missing: dict[tuple[Digest, int], BlockJob] = {}
+        self._book = policy.book.schedules
+        self._seen = seen
+        self._blocks = Blocks(seen.incumbent.models, seen.graphs)
+
+    def schedule(self, members: tuple[Member, ...]) -> Schedule:
+        """The cheapest that is known, by today's costs; made at once by a small beam where none is."""
+        key, graph = self._blocks.key(members), self._blocks.graph(members)
+        known = [self._book[key]] if key in self._book else []
+        known += [
+            one
+            for text in self._seen.schedules.get(key, ())
+            if (one := _parsed(text)) is not None and not violations(one, graph)
+        ]
+        if len(known) == 1:
+            return known[0]
+        costs = self._seen.costs.for_members(self._blocks.parts(members), batch=self._blocks.batch(members))
+        if known:
+            return min(known, key=lambda one: step_s(costs, graph, one, (1 << len(members)) - 1))
+        made = beam(graph, costs, _LIMITS, _AT_ONCE)
+        self.missing[key] = BlockJob(
+            combined_block=key[0],
+            batch=key[1],
+            graph=graph,
+            costs=costs,
+            first=made,
+            limits=_LIMITS,
+            budget_s=SEARCH_S,
+        )
+        return made
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> Schedule | None:
+    """None: it is none. One bad row must not cost the device its plan."""
+    try:
+        return parse(text)
+    except StageloomError:
+        return None
 
 
 @lru_cache(maxsize=4)

@@ -32,5 +32,8 @@ class Observation:
     barred: tuple[tuple[Digest, Digest], ...] = ()
     settings: ReplanSettings = field(default_factory=ReplanSettings)
     environment: str = ""  # the device class that all of this is of
+    costs_key: str = ""  # what costs and schedules are kept under: the device class, or the device's own key
     checkpoint: bytes = b""  # a trained policy, for the scheduler that takes one
     learned: bytes = b""  # one that proposes plans itself (maddpg)
+    schedules: Mapping[tuple[Digest, int], tuple[str, ...]] = field(default_factory=dict)
+    """Where such a policy is: stage strings that were found for combined blocks of so large a batch."""

@@ -17,7 +17,8 @@ from shared.plan import Plan, decode_plan
 from shared.policy.plain import Load
 
 BARRED_S: Final = 3600.0
-"""What did not gain on a device is not proposed there again for so long: its load may be another by then."""
+"""What did not gain on a device is not proposed there again for so long: its load may be another by then. Nor
+does it count once the device's costs were renewed."""
 
 _PROVEN_MOST: Final = 16
 _PROVEN_LOOKED_AT: Final = 64  # plans that differ in launch intervals alone count once
@@ -39,13 +40,17 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
         incumbent, proven = _plans(view, begun, committed)
         costs = device_costs(
             view,
-            environment,
+            begun.calibration.costs_key,
             incumbent.executor,
             [(model.artifact, model.batch) for model in incumbent.models],
             graph_of=store.graph,
             now_us=now_us,
+            taught_by=begun.calibration.taught_by,
         )
-        barred = view.barred(device, environment, now_us - round(BARRED_S * 1e6))
+        barred_since_us = max(now_us - round(BARRED_S * 1e6), begun.calibration.at_us)
+        barred = view.barred(device, environment, barred_since_us)
+    held = begun.calibration
+    learned = store.fitting_checkpoint("maddpg", environment, [model.artifact for model in incumbent.models])
     return Observation(
         device=device,
         cause=begun.alarm.cause,
@@ -68,31 +73,41 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
         barred=tuple(barred),
         settings=begun.settings,
         environment=environment,
-        learned=store.fitting_checkpoint(
-            "maddpg", environment, [model.artifact for model in incumbent.models]
-        ),
+        costs_key=held.costs_key,
+        learned=learned,
+        schedules=store.schedules([held.costs_key, *held.taught_by]) if learned else {},
         checkpoint=trained_policy(store, environment) if begun.settings.scheduler == "gpg" else b"",
     )
 
 
 def without_costs(store: ReadStore, replan: int, now_us: int) -> list[str]:
-    """Names of the incumbent's models of which this device class never measured an operator, or too long ago.
+    """Names of the incumbent's models of which there is no measured operator for the device, or no fresh one.
 
     Raises:
         InputError: as `observe`.
     """
     with store.replan_view() as view:
-        begun = _begun(view, replan)
-        incumbent, _ = _plans(view, begun, [])
+        begun, incumbent = running(view, replan)
+        key = begun.calibration.costs_key
         missing = dict.fromkeys(
             model.artifact
             for model in incumbent.models
-            if _old(view.operator_costs(begun.device_class, model.artifact, model.batch), now_us)
+            if _old(view.operator_costs(key, model.artifact, model.batch), now_us)
         )
     if not missing:
         return []
     names = {model.digest: model.model for model in store.models(limit=1_000_000)}
     return [names[artifact] for artifact in missing if artifact in names]
+
+
+def running(view: ReplanView, replan: int) -> tuple[Begun, Plan]:
+    """What a re-plan's alarm found, and the plan that runs.
+
+    Raises:
+        InputError: as `observe`.
+    """
+    begun = _begun(view, replan)
+    return begun, _plans(view, begun, [])[0]
 
 
 def _old(known: Mapping[int, OperatorCost], now_us: int) -> bool:

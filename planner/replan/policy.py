@@ -11,8 +11,10 @@ from typing import Protocol
 
 from planner.replan.observation import Observation
 from planner.replan.predict import keeps_up
+from shared.ids import Digest
 from shared.plan import ModelPlan, Plan
 from shared.policy.plain import plain_replan
+from shared.search.block_job import BlockJob
 from shared.search.compose import Combination, ModelChoice, Rules
 from shared.search.job import SearchJob
 
@@ -48,6 +50,14 @@ class Policy(Protocol):
 
     def after(self, seen: Observation, found: Sequence[tuple[SearchJob, Plan]]) -> Sequence[Proposal]:
         """Proposals from what the searches found."""
+        ...
+
+    def missing(self, seen: Observation) -> Sequence[BlockJob]:
+        """Combined blocks that a better schedule should be looked for, in time for the next re-plan."""
+        ...
+
+    def fitting(self, seen: Observation, plan: Plan) -> Digest | None:
+        """The trained policy with which the device could plan alone once it runs this plan."""
         ...
 
     def remark(self, seen: Observation) -> str:
@@ -107,6 +117,14 @@ class PlainPolicy:
     def after(self, seen: Observation, found: Sequence[tuple[SearchJob, Plan]]) -> Sequence[Proposal]:
         """The plans found, with launch intervals for the loads."""
         return [Proposal(plain_replan(plan, seen.loads), How.SEARCH, job.scheduler) for job, plan in found]
+
+    def missing(self, seen: Observation) -> Sequence[BlockJob]:
+        """None."""
+        return ()
+
+    def fitting(self, seen: Observation, plan: Plan) -> Digest | None:
+        """None."""
+        return None
 
     def remark(self, seen: Observation) -> str:
         """Nothing."""

@@ -10,28 +10,36 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import replace
 from typing import Final
 
 from planner.admin.fleet import Fleet
 from planner.cluster.interface import SearchPool
 from planner.cluster.run import search
+from planner.costs.schedules import FoundSchedule, found_schedules
+from planner.replan.background import ScheduleSearches
 from planner.replan.decide import Decision, decide, without_search
-from planner.replan.learned import LearnedPolicy
+from planner.replan.learned import SEARCHED, LearnedPolicy
 from planner.replan.observation import Observation
 from planner.replan.observing import observe, without_costs
 from planner.replan.policy import How, Policy, Proposal
+from planner.replan.recalibration import recalibration
 from planner.replan.settings import Note
 from planner.store.store import Store
 from shared.clock import Clock
 from shared.errors import StageloomError
 from shared.ids import DeviceId
+from shared.messages.control import MAX_PROFILED
 from shared.plan import Plan
+from shared.policy.trigger import Cause
+from shared.schedule import StageSchedule
+from shared.search.block_job import BlockJob
 from shared.search.job import SearchJob
+from shared.stage_string import to_string
 
 log = logging.getLogger(__name__)
 
 PROFILE_BUDGET_S: Final = 20.0
+STAGE_BUDGET_S: Final = 10.0
 PROFILE_WAIT_S: Final = 60.0
 """A device measures only with empty queues: one that is never idle is planned with estimates."""
 
@@ -55,12 +63,14 @@ class Replanner:
     ) -> None:
         self._store = store
         self._fleet = fleet
-        self._pool = pool
         self._clock = clock
         self._policy = policy or LearnedPolicy()
         self._profile_wait_s = profile_wait_s
         self._queue = due
         self._stopping = threading.Event()
+        self._schedules = ScheduleSearches(pool, self._keep_schedule)
+        self.pool = self._schedules.foreground
+        """For searches that somebody waits for."""
         self._slow = ThreadPoolExecutor(_SLOW, thread_name_prefix="replan-search")
         self._thread = threading.Thread(target=self._run, name="replan", daemon=True)
 
@@ -68,6 +78,7 @@ class Replanner:
         """Take up what a stopped planner left, then serve."""
         for device, replan in self._store.unfinished_replans():
             self._queue.put((device, replan))
+        self._schedules.start()
         self._thread.start()
 
     def close(self) -> None:
@@ -77,6 +88,7 @@ class Replanner:
         if self._thread.ident is not None:
             self._thread.join()
         self._slow.shutdown(cancel_futures=True)
+        self._schedules.close()
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -96,24 +108,29 @@ class Replanner:
 
     def _fast(self, device: DeviceId, replan: int) -> None:
         seen = observe(self._store, device, replan, self._clock.wall_us())
-        decision = without_search(seen, self._policy.at_once(seen))
+        # Whoever drifted has other costs by now, which another plan may suit better than what was proven.
+        drifted = seen.cause == Cause.DRIFT.value
+        decision = None if drifted else without_search(seen, self._policy.at_once(seen))
         if decision is not None:
-            self._carry_out(seen, replan, decision)
+            self._carry_out(seen, replan, decision, self._policy.remark(seen))
         else:
             self._slow.submit(self._guarded, device, replan, self._search)
 
     def _search(self, device: DeviceId, replan: int) -> None:
         self._profile_first(device, replan)
+        drifted = self._recalibrate(device, replan)
         seen = observe(self._store, device, replan, self._clock.wall_us())
         found = self._found(self._policy.searches(seen))
         if self._stopping.is_set():
             return
         proposals = [*self._policy.at_once(seen), *self._policy.after(seen, found)]
         decision = decide(seen, proposals)
-        remark = self._policy.remark(seen)
-        if remark:
-            decision = replace(decision, reason=f"{decision.reason}; {remark}")
-        self._carry_out(seen, replan, decision)
+        remarks = (drifted, self._policy.remark(seen))
+        self._carry_out(seen, replan, decision, "; ".join(one for one in remarks if one))
+        for scheduler in dict.fromkeys(job.scheduler for job, _ in found):
+            plans = [plan for job, plan in found if job.scheduler == scheduler]
+            schedules = [one for plan in plans for one in found_schedules(plan, seen.graphs)]
+            self._store.keep_schedules(seen.costs_key, scheduler, schedules)
 
     def _profile_first(self, device: DeviceId, replan: int) -> None:
         """Have a device measure models whose costs are unknown or stale; go on after a while regardless."""
@@ -122,13 +139,42 @@ class Replanner:
             return
         requests, desired = self._store.request_profile(device, names, budget_s=PROFILE_BUDGET_S)
         self._fleet.desired_changed(device, desired)
+        self._wait_while(lambda: bool(self._store.open_profiles(requests)))
+
+    def _recalibrate(self, device: DeviceId, replan: int) -> str:
+        """Renew the costs of a device that has drifted from them; what the re-plan's record should say of it.
+
+        Of parts of its plan that telemetry tells nothing of it is asked for a profile.
+        """
+        found = recalibration(self._store, device, replan, self._clock.wall_us())
+        if found is None:
+            return ""
+        plan = found.bound.plan
+        self._store.renew_costs(
+            device, found.renewal, plan.executor, ratio=found.drift.ratio, steps_since_us=found.newest_us
+        )
+        log.info("device_id=%s replan=%d recalibrated: %s", device, replan, found.text)
+        unseen = found.renewal.unseen if found.renewal is not None else ()
+        if unseen:
+            request, desired = self._store.request_stages(
+                device,
+                plan.digest,
+                combined_blocks=unseen if len(unseen) <= MAX_PROFILED else (),
+                budget_s=STAGE_BUDGET_S,
+            )
+            self._fleet.desired_changed(device, desired)
+            self._wait_while(lambda: bool(self._store.open_stage_profiles([request])))
+        return found.text
+
+    def _wait_while(self, asked: Callable[[], bool]) -> None:
+        """Until a device has answered, or for as long as a busy one is waited for."""
         give_up_s = self._clock.monotonic_s() + self._profile_wait_s
-        while self._store.open_profiles(requests) and self._clock.monotonic_s() < give_up_s:
+        while asked() and self._clock.monotonic_s() < give_up_s:
             if self._stopping.wait(_POLL_S):
                 return
 
     def _found(self, jobs: Sequence[SearchJob]) -> list[tuple[SearchJob, Plan]]:
-        futures: list[Future[Plan]] = [self._pool.submit(search, job) for job in jobs]
+        futures: list[Future[Plan]] = [self.pool.submit(search, job) for job in jobs]
         pending = set(futures)
         while pending and not self._stopping.is_set():
             _, pending = wait_for(pending, timeout=_POLL_S)
@@ -137,13 +183,20 @@ class Replanner:
         plans = [(job, _plan(future)) for job, future in zip(jobs, futures, strict=True)]
         return [(job, plan) for job, plan in plans if plan is not None]
 
-    def _carry_out(self, seen: Observation, replan: int, decision: Decision) -> None:
+    def _carry_out(self, seen: Observation, replan: int, decision: Decision, remark: str) -> None:
+        self._schedules.want(seen.costs_key, self._policy.missing(seen))
         proposal = decision.proposal
         if proposal is None:
-            self._nothing(seen.device, replan, decision.reason)
+            self._nothing(seen.device, replan, decision.reason, remark)
             self._keep_considered(seen, replan, decision)
             return
-        note = Note(structure=proposal.plan.structure, how=proposal.how.value, predicted=decision.predicted)
+        note = Note(
+            structure=proposal.plan.structure,
+            how=proposal.how.value,
+            predicted=decision.predicted,
+            remark=remark,
+            policy=self._policy.fitting(seen, proposal.plan),
+        )
         desired = self._store.push_replan(
             seen.device,
             replan,
@@ -153,7 +206,7 @@ class Replanner:
             note=note,
         )
         if desired is None:
-            self._nothing(seen.device, replan, "something newer was desired meanwhile")
+            self._nothing(seen.device, replan, "something newer was desired meanwhile", remark)
             return
         self._fleet.desired_changed(seen.device, desired)
         log.info(
@@ -173,9 +226,13 @@ class Replanner:
             decision.considered, device_class=seen.environment, device=seen.device, replan=replan
         )
 
-    def _nothing(self, device: DeviceId, replan: int, reason: str) -> None:
+    def _keep_schedule(self, costs_key: str, job: BlockJob, found: StageSchedule) -> None:
+        kept = FoundSchedule(job.combined_block, job.batch, to_string(found))
+        self._store.keep_schedules(costs_key, SEARCHED, [kept])
+
+    def _nothing(self, device: DeviceId, replan: int, reason: str, remark: str = "") -> None:
         log.info("device_id=%s replan=%d ends with no gain: %s", device, replan, reason)
-        self._store.end_replan(replan, reason)
+        self._store.end_replan(replan, reason, remark)
 
 
 def _scheduler(proposal: Proposal) -> str:

@@ -16,6 +16,7 @@ class ReplanSettings:
     members_max: int = 2  # H: blocks per combined block at most
     budget_s: float = 10.0  # for the searches of one re-plan: the best found so far is proposed
     proposer: Proposer = Proposer.ALL
+    attach: bool = True  # send the trained policy that fits a pushed plan along, where the device may use it
 
     def fields(self) -> dict[str, Any]:
         """The fields by name."""
@@ -29,3 +30,5 @@ class Note:
     structure: Digest  # the plan but for its launch intervals
     how: str
     predicted: float | None  # predicted cost over the incumbent's
+    remark: str = ""  # what went into the decision beside the plans
+    policy: Digest | None = None  # the trained policy that fits the plan

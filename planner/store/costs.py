@@ -1,6 +1,6 @@
 """Measured operator times and found schedules, shared by all devices of one class."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from sqlalchemy import bindparam, select
@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from planner.costs.operators import OperatorCost
 from planner.costs.schedules import FoundSchedule
+from planner.store.calibrations import calibration
 from planner.store.desired import Push, push
 from planner.store.devices import known_device
 from planner.store.plans import models
@@ -16,6 +17,9 @@ from planner.store.tables import OperatorCostRow, ProfileRow, ScheduleRow
 from shared.ids import DeviceId, Digest
 from shared.messages.control import Desired
 from shared.messages.telemetry import ProfileResult
+
+MOST_SCHEDULES: Final = 5_000
+"""That a proposal looks among: those found last are of plans that matter now."""
 
 _OPERATORS: Final = select(
     OperatorCostRow.operator,
@@ -65,15 +69,16 @@ def request_profile(
 
 
 def store_profile(session: Session, device: DeviceId, result: ProfileResult, now_us: int) -> None:
-    """Keep part of a profile. Costs belong to the class that the device had when it said them.
+    """Keep part of a profile. Costs belong to the environment that the device measured them in.
 
     They count as measured when they arrive: a device's wall clock may be wrong by years.
     """
-    device_class = known_device(session, device).device_class
+    there = result.environment or known_device(session, device).device_class
+    key = calibration(session, device, there).costs_key
     for timing in result.timings:
         session.merge(
             OperatorCostRow(
-                device_class=device_class,
+                device_class=key,
                 artifact=result.artifact,
                 batch=result.batch,
                 operator=timing.operator,
@@ -137,6 +142,21 @@ def keep_schedules(
                 found_at_us=now_us,
             )
         )
+
+
+def schedules(session: Session, keys: Sequence[str]) -> dict[tuple[Digest, int], tuple[str, ...]]:
+    """Stage strings that were found under some keys, by (combined block, batch), the newest of them."""
+    row = ScheduleRow
+    found: dict[tuple[Digest, int], dict[str, None]] = {}
+    rows = session.execute(
+        select(row.combined_block, row.batch, row.stage_string)
+        .where(row.device_class.in_(keys))
+        .order_by(row.found_at_us.desc(), row.combined_block, row.scheduler)
+        .limit(MOST_SCHEDULES)
+    )
+    for combined_block, batch, text in rows:
+        found.setdefault((Digest(combined_block), batch), {})[text] = None
+    return {key: tuple(texts) for key, texts in found.items()}
 
 
 def kept_schedule(

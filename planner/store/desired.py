@@ -253,6 +253,13 @@ def newest(session: Session, device: DeviceId) -> tuple[int, int]:
     return (level.epoch, level.generation) if level is not None else (0, 0)
 
 
+def may_plan(session: Session, device: DeviceId) -> bool:
+    """Whether a device may plan alone at all."""
+    session.flush()
+    level = _levels(session.connection(), [device]).get(device)
+    return level is not None and level.autonomy != Autonomy.OFF.value
+
+
 def adopt(session: Session, device: DeviceId, local: LocalPlan, now_us: int) -> Desired | None:
     """Make a plan that the device made its next generation, if nothing newer was desired meanwhile.
 

@@ -19,7 +19,7 @@ from planner.telemetry.rollup import (
     widen,
 )
 from shared.ids import DeviceId
-from shared.messages.telemetry import RowData, RowKind, decode_row
+from shared.messages.telemetry import RowData, RowKind, StepTimings, decode_row
 
 _PAGE = 5_000
 
@@ -82,6 +82,27 @@ def history_by(
         hours = _spans(session, device, Width.HOUR, wanted, since_us=since_us)
         entries += [_entry(span, Width.HOUR) for span in hours]
     return sorted(entries, key=lambda entry: (entry.at_us, entry.kind))[-limit:]
+
+
+def first_steps(session: Session, device: DeviceId, *, since_us: int, limit: int) -> list[StepTimings]:
+    """Steps from `since_us` on, oldest first, the oldest `limit` of rows and spans that begin after it."""
+    kind = RowKind.STEP_TIMINGS.value
+    spans = session.execute(
+        select(RollupRow.begin_us, RollupRow.body)
+        .where(RollupRow.device == device, RollupRow.kind == kind, RollupRow.begin_us >= since_us)
+        .order_by(RollupRow.begin_us, RollupRow.subject)
+        .limit(limit)
+    )
+    found: list[tuple[int, RowData | SpanData]] = [(at_us, decode_data(body)) for at_us, body in spans]
+    rows = session.execute(
+        select(TelemetryRow.at_us, TelemetryRow.body)
+        .where(TelemetryRow.device == device, TelemetryRow.kind == kind, TelemetryRow.at_us >= since_us)
+        .order_by(TelemetryRow.at_us, TelemetryRow.sequence)
+        .limit(limit)
+    )
+    found += [(at_us, decode_row(body).data) for at_us, body in rows]
+    found.sort(key=lambda one: one[0])
+    return [data for _, data in found[:limit] if isinstance(data, StepTimings)]
 
 
 def _entry(span: Span, width: Width) -> Entry:

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from sqlalchemy import select
 
+from planner.costs.calibration import Calibration
 from planner.costs.operators import OperatorCost
 from planner.costs.origins import FoundBy, Origin
 from planner.replan.settings import ReplanSettings
 from planner.store import (
+    calibrations,
     checkpoints,
     considered,
     costs,
@@ -39,7 +41,7 @@ from shared.errors import InputError
 from shared.graph import Graph
 from shared.ids import DeviceId, Digest
 from shared.messages.admin import DeviceInfo, HistoryEntry, ModelInfo, PlanInfo, ReplanInfo, TrialInfo
-from shared.messages.telemetry import Row, RowKind
+from shared.messages.telemetry import Row, RowKind, StepTimings
 from shared.plan import ExecutorOptions
 from shared.search.costs import MeasuredStage
 
@@ -166,12 +168,28 @@ class ReadStore:
         with self.database.read() as session:
             return costs.operator_costs(session, device_class, artifact, batch)
 
+    def calibration(self, device: DeviceId) -> Calibration:
+        """Which costs hold for a device.
+
+        Raises:
+            InputError: there is none of that name.
+        """
+        with self.database.read() as session:
+            return calibrations.calibration(
+                session, device, devices.known_device(session, device).device_class
+            )
+
     def kept_schedule(
         self, device_class: str, batch: int, combined_block: Digest, scheduler: str
     ) -> str | None:
         """The stage string that a scheduler once found for a combined block on a device class."""
         with self.database.read() as session:
             return costs.kept_schedule(session, device_class, batch, combined_block, scheduler)
+
+    def schedules(self, keys: Sequence[str]) -> dict[tuple[Digest, int], tuple[str, ...]]:
+        """Stage strings that were found under some keys, by (combined block, batch)."""
+        with self.database.read() as session:
+            return costs.schedules(session, keys)
 
     def newest_checkpoint(self, policy: str, device_class: str) -> bytes | None:
         """The newest trained policy of a device class, else the newest for any device."""
@@ -317,6 +335,11 @@ class ReadStore:
             if by is None:
                 return history.history(session, device, kinds, since_us=since_us, limit=limit)
             return history.history_by(session, device, kinds, by, since_us=since_us, limit=limit)
+
+    def first_steps(self, device: DeviceId, *, since_us: int, limit: int) -> list[StepTimings]:
+        """What steps took from `since_us` on, the oldest `limit` rows of it, as fine as it is kept."""
+        with self.database.read() as session:
+            return history.first_steps(session, device, since_us=since_us, limit=limit)
 
     def newest_telemetry(self, device: DeviceId, kinds: Sequence[RowKind], window_us: int) -> list[Row]:
         """The telemetry of the last `window_us` before the device's newest row, by the device's clock."""

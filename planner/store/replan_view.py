@@ -12,11 +12,14 @@ import msgspec
 from sqlalchemy import and_, bindparam, select
 from sqlalchemy.orm import Session
 
+from planner.costs.calibration import Calibration
 from planner.costs.operators import OperatorCost
 from planner.replan.settings import ReplanSettings
 from planner.store import costs, replans, stages
+from planner.store.calibrations import calibration_of
 from planner.store.tables import (
     AlarmRow,
+    CalibrationRow,
     DesiredRow,
     DeviceRow,
     PlanRow,
@@ -43,6 +46,11 @@ _BEGUN: Final = (
         ReplanSettingRow.members_max,
         ReplanSettingRow.budget_s,
         ReplanSettingRow.proposer,
+        ReplanSettingRow.attach,
+        CalibrationRow.costs_key,
+        CalibrationRow.steps_since_us,
+        CalibrationRow.ratio,
+        CalibrationRow.at_us,
     )
     .select_from(ReplanRow)
     .join(
@@ -57,6 +65,10 @@ _BEGUN: Final = (
     .outerjoin(DesiredRow, DesiredRow.device == ReplanRow.device)
     .outerjoin(PlanRow, PlanRow.name == DesiredRow.plan)
     .outerjoin(ReplanSettingRow, ReplanSettingRow.device == ReplanRow.device)
+    .outerjoin(
+        CalibrationRow,
+        and_(CalibrationRow.device == DeviceRow.name, CalibrationRow.environment == DeviceRow.device_class),
+    )
     .where(ReplanRow.replan == bindparam("number"))
 )
 _VERDICTS: Final = (
@@ -76,6 +88,7 @@ class Begun:
 
     alarm: Alarm
     device_class: str
+    calibration: Calibration
     desired: tuple[int, int]
     desired_plan: Digest | None
     settings: ReplanSettings
@@ -96,6 +109,7 @@ class ReplanView:
         return Begun(
             alarm=_ALARM.decode(row.body),
             device_class=row.device_class,
+            calibration=calibration_of(row.device_class, row),
             desired=(row.epoch or 0, row.generation or 0),
             desired_plan=Digest(row.digest) if row.digest else None,
             settings=replans.settings_of(row),

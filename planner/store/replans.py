@@ -13,7 +13,8 @@ from sqlalchemy import and_, bindparam, insert, select, update
 from sqlalchemy.orm import Session
 
 from planner.dispatch.ports import StoredRow
-from planner.replan.settings import ReplanSettings
+from planner.replan.settings import Note, ReplanSettings
+from planner.store.calibrations import environment_changed
 from planner.store.manyrows import run_on_rows
 from planner.store.tables import (
     AlarmRow,
@@ -29,6 +30,7 @@ from shared.messages.control import Alarm, DeviceState
 from shared.messages.telemetry import PlanActivated, TrialEnded
 
 PENDING: Final = "pending"
+_LINE: Final = 512  # characters of a text that a message holds
 OUTCOMES: Final = {
     DeviceState.COMMITTED: "committed",
     DeviceState.REJECTED: "rejected",
@@ -73,6 +75,11 @@ _KNOWN: Final = (
 )
 _ALARM: Final = insert(AlarmRow)
 _BEGIN: Final = insert(ReplanRow)
+_ANOTHER: Final = (
+    update(DeviceRow)
+    .where(DeviceRow.name == bindparam("who"))
+    .values(device_class=bindparam("now_is"), version=DeviceRow.version + 1)
+)
 _PUSHED: Final = update(ReplanRow).where(ReplanRow.replan == bindparam("pushed_by"))
 _UNDECIDED: Final = select(ReplanRow.replan).where(
     ReplanRow.replan == bindparam("number"), ReplanRow.outcome == PENDING, ReplanRow.generation == 0
@@ -97,6 +104,7 @@ def settings_of(row: Any) -> ReplanSettings:
         members_max=row.members_max,
         budget_s=row.budget_s,
         proposer=Proposer(row.proposer),
+        attach=row.attach,
     )
 
 
@@ -115,6 +123,10 @@ def record_alarm(session: Session, device: DeviceId, alarm: Alarm, now_us: int) 
     device_class, enabled, stored_us, pending = known or ("", None, None, None)
     if stored_us is not None:
         return None
+    if alarm.environment and alarm.environment != device_class:
+        device_class = alarm.environment
+        connection.execute(_ANOTHER, {"who": device, "now_is": device_class})
+        environment_changed(session, device, device_class, alarm.at_us)
     connection.execute(
         _ALARM,
         {
@@ -151,6 +163,7 @@ def record_alarm(session: Session, device: DeviceId, alarm: Alarm, now_us: int) 
             "pairs": 0,
             "later_alarms": 0,
             "reason": "",
+            "remark": "",
         },
     )
     assert begun.inserted_primary_key is not None
@@ -199,9 +212,7 @@ def pushed(
     *,
     plan: str,
     digest: Digest,
-    structure: Digest,
-    how: str,
-    predicted: float | None,
+    note: Note,
     generation: tuple[int, int],
 ) -> None:
     """Note what a re-plan pushed."""
@@ -211,9 +222,10 @@ def pushed(
             "pushed_by": replan,
             "plan": plan,
             "digest": digest,
-            "structure": structure,
-            "how": how,
-            "predicted": predicted,
+            "structure": note.structure,
+            "how": note.how,
+            "predicted": note.predicted,
+            "remark": note.remark[:_LINE],
             "epoch": generation[0],
             "generation": generation[1],
         },
@@ -225,7 +237,7 @@ def pushed(
 def end(row: ReplanRow, outcome: str, reason: str) -> None:
     """Give a re-plan its outcome; the first one stands."""
     if row.outcome == PENDING:
-        row.outcome, row.reason = outcome, reason[:512]
+        row.outcome, row.reason = outcome, reason[:_LINE]
 
 
 def end_all(session: Session, ends: Sequence[tuple[DeviceId, int, int, str, str]]) -> None:
@@ -235,11 +247,12 @@ def end_all(session: Session, ends: Sequence[tuple[DeviceId, int, int, str, str]
         run_on_rows(session.connection(), _END, list(dict.fromkeys(ends)))
 
 
-def found_nothing(session: Session, replan: int, reason: str, now_us: int) -> None:
+def found_nothing(session: Session, replan: int, reason: str, remark: str, now_us: int) -> None:
     """A re-plan without a plan ends: no gain. Its decision is timed by the planner, which made it."""
     row = session.get(ReplanRow, replan)
     if row is not None and row.outcome == PENDING:
         row.trigger_to_decision_ms = max(now_us - row.begun_at_us, 0) / 1e3
+        row.remark = remark[:_LINE]
         end(row, "no_gain", reason)
 
 
@@ -368,4 +381,5 @@ def _info(row: ReplanRow) -> ReplanInfo:
         trigger_to_active_ms=row.trigger_to_active_ms,
         later_alarms=row.later_alarms,
         reason=row.reason,
+        remark=row.remark,
     )

@@ -13,6 +13,7 @@ import msgspec
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
+from planner.store.calibrations import calibration
 from planner.store.desired import Push, push
 from planner.store.devices import known_device
 from planner.store.plans import plan_info
@@ -114,7 +115,8 @@ def store_stages(session: Session, device: DeviceId, result: StageProfileResult,
     if not isinstance(schedule, StageSchedule):
         return
     members, batch = combined_block_key(session, plan, result.combined_block)
-    device_class = known_device(session, device).device_class
+    there = result.environment or known_device(session, device).device_class
+    key = calibration(session, device, there).costs_key
     for timing in result.timings:
         stage = joint_stage(schedule.stages[timing.stage : timing.stage + timing.stages])
         if stage is None:
@@ -122,7 +124,7 @@ def store_stages(session: Session, device: DeviceId, result: StageProfileResult,
         text = stage_text(stage)
         session.merge(
             StageCostRow(
-                device_class=device_class,
+                device_class=key,
                 executor=executor_key(plan.executor),
                 batch=batch,
                 combined_block=combined_digest(members),

@@ -6,11 +6,14 @@ any thread. What may be read, with or without a running planner, is `planner.sto
 
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from planner.costs.calibration import Calibration
+from planner.costs.drift import Renewal
 from planner.costs.schedules import FoundSchedule
 from planner.dispatch.ports import (
     ArtifactFile,
@@ -28,6 +31,7 @@ from planner.store import (
     desired,
     devices,
     plans,
+    renewals,
     replans,
     retention,
     schema,
@@ -47,7 +51,7 @@ from shared.failpoint import failpoint
 from shared.ids import DeviceId, Digest
 from shared.messages.admin import MAX_PUSHED, ModelInfo, PlanInfo
 from shared.messages.control import Activation, Alarm, Autonomy, Desired, LocalPlan
-from shared.plan import Plan
+from shared.plan import ExecutorOptions, Plan
 
 
 class Store(ReadStore):
@@ -101,6 +105,7 @@ class Store(ReadStore):
                     desired=wanted.get(DeviceId(row.name)),
                     boot=reported.boot if reported else 0,
                     report=devices.report_of(reported) if reported else None,
+                    device_class=row.device_class,
                 )
                 for row, reported in rows
             ]
@@ -274,6 +279,8 @@ class Store(ReadStore):
     def attach_policy(self, device: DeviceId, policy: str) -> Desired:
         """Have a device plan alone with a policy from its next generation on; empty: with none.
 
+        From then on re-plans leave that alone (`ReplanSettings.attach`).
+
         Raises:
             InputError: there is no such device or policy, or the device is revoked.
         """
@@ -282,8 +289,11 @@ class Store(ReadStore):
         def work(session: Session) -> Desired:
             row = session.get(DeviceRow, device)
             found = checkpoints.named(session, policy, row.device_class if row else "") if policy else ""
-            one = Push(device=device, plan=None, decided_by="operator", policy=found)
-            return desired.push(session, one, now_us)
+            now = desired.push(
+                session, Push(device=device, plan=None, decided_by="operator", policy=found), now_us
+            )
+            replans.set_settings(session, device, replace(replans.settings(session, device), attach=False))
+            return now
 
         return self.writer.run(work)
 
@@ -392,6 +402,35 @@ class Store(ReadStore):
         with self.database.read() as session:
             return replans.unfinished(session)
 
+    def renew_costs(
+        self,
+        device: DeviceId,
+        found: Renewal | None,
+        executor: ExecutorOptions,
+        *,
+        ratio: float,
+        steps_since_us: int,
+    ) -> Calibration:
+        """Give a device costs of its own, made from those that held; None: its class's, where it is back.
+
+        `steps_since_us`: the newest of the steps that showed it, by the device's clock.
+
+        Raises:
+            InputError: there is no such device.
+        """
+        now_us = self._clock.wall_us()
+        return self.writer.run(
+            lambda session: renewals.renew(
+                session,
+                device,
+                found,
+                executor,
+                ratio=ratio,
+                steps_since_us=steps_since_us,
+                now_us=now_us,
+            )
+        )
+
     def push_replan(
         self, device: DeviceId, replan: int, plan: Plan, *, scheduler: str, above: tuple[int, int], note: Note
     ) -> Desired | None:
@@ -408,25 +447,26 @@ class Store(ReadStore):
             if desired.newest(session, device) != above or not replans.undecided(session, replan):
                 return None
             name = plans.named(session, plan, scheduler, now_us)
-            now = desired.push(session, Push(device=device, plan=name, decided_by="replan"), now_us)
+            wanted = note.policy is not None and replans.settings(session, device).attach
+            policy = note.policy if wanted and desired.may_plan(session, device) else None
+            one = Push(device=device, plan=name, decided_by="replan", policy=policy)
+            now = desired.push(session, one, now_us)
             replans.pushed(
                 session,
                 replan,
                 plan=name,
                 digest=plan.digest,
-                structure=note.structure,
-                how=note.how,
-                predicted=note.predicted,
+                note=note,
                 generation=(now.epoch, now.generation),
             )
             return now
 
         return self.writer.run(work)
 
-    def end_replan(self, replan: int, reason: str) -> None:
+    def end_replan(self, replan: int, reason: str, remark: str = "") -> None:
         """A re-plan found nothing to push: no gain."""
         now_us = self._clock.wall_us()
-        self.writer.run(lambda session: replans.found_nothing(session, replan, reason, now_us))
+        self.writer.run(lambda session: replans.found_nothing(session, replan, reason, remark, now_us))
 
     def tidy(self, keep: Retention) -> Iterator[int]:
         """Roll up and delete old telemetry in small steps; see `planner.store.retention.tidy`."""

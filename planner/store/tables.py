@@ -173,6 +173,23 @@ class OperatorCostRow(Table):
     measured_at_us: Mapped[int]
 
 
+class CalibrationRow(Table):
+    """Which costs hold for a device in an environment; without a row those of its device class.
+
+    `costs_key`: the device class, or the key of the device's own costs since it drifted from those.
+    `steps_since_us`: steps before that, by the device's clock, say nothing of them. `ratio`: what steps took,
+    over what they should have, when that was found at `at_us`.
+    """
+
+    __tablename__ = "calibrations"
+    device: Mapped[str] = mapped_column(_NAME, ForeignKey("devices.name"), primary_key=True)
+    environment: Mapped[str] = mapped_column(String(128), primary_key=True)
+    costs_key: Mapped[str] = mapped_column(String(128))
+    ratio: Mapped[float]
+    steps_since_us: Mapped[int]
+    at_us: Mapped[int]
+
+
 class ScheduleRow(Table):
     """TOP's stage_dict: a schedule that was found for a combined block, shared by a device class."""
 
@@ -240,6 +257,7 @@ class ReplanRow(Table):
     """One re-plan: what triggered it, what was decided, how it ended.
 
     `at_us` and both `trigger_to_` times are by the device's clock; `generation` 0: no plan was pushed.
+    `remark`: what went into the decision beside the plans, such as why a trained policy had no say.
     """
 
     __tablename__ = "replans"
@@ -270,6 +288,7 @@ class ReplanRow(Table):
     trigger_to_active_ms: Mapped[float | None]
     later_alarms: Mapped[int]
     reason: Mapped[str]
+    remark: Mapped[str]
 
 
 class TrialRow(Table):
@@ -336,6 +355,7 @@ class ReplanSettingRow(Table):
     members_max: Mapped[int]
     budget_s: Mapped[float]
     proposer: Mapped[str] = mapped_column(String(16))
+    attach: Mapped[bool]
 
 
 class TelemetryRow(Table):

@@ -69,23 +69,37 @@ def stored_times(
     device_class = store.device(device).device_class
     known = base or base_device(device_class, bound.plan.executor.name)
     models = [(model.artifact, model.batch) for model in bound.plan.models]
-    costs = device_costs(store, device_class, bound.plan.executor, models, graph_of=store.graph)
+    held = store.calibration(device)
+    costs = device_costs(
+        store,
+        held.costs_key,
+        bound.plan.executor,
+        models,
+        graph_of=store.graph,
+        taught_by=held.taught_by,
+    )
     if not costs.measured_s:
         return StepTimes.derived(known, bound.plan.executor.precision), f"derived from {known.name}"
-    fitted = _fitted(store, device, known, costs, bound)
+    fitted = _fitted(store, device, known, costs, bound, held.steps_since_us)
     if fitted is not None:
         times = StepTimes(fitted.device, replace(fitted.costs, stages=costs.stages))
         return times, f"measured on {device}, fitted to {len(fitted.errors)} programs that it served"
     rates = known.rates(bound.plan.executor.precision)
     learned = costs.interference is not None and costs.interference.samples > 0
     table = replace(costs, rates=costs.rates if learned else rates)
-    return StepTimes(known, table), f"operators measured on {device_class.partition(';')[0]}"
+    where = device if held.own else device_class.partition(";")[0]
+    return StepTimes(known, table), f"operators measured on {where}"
 
 
 def _fitted(
-    store: ReadStore, device: DeviceId, base: DeviceFile, costs: CostTable, bound: BoundPlan
+    store: ReadStore,
+    device: DeviceId,
+    base: DeviceFile,
+    costs: CostTable,
+    bound: BoundPlan,
+    since_us: int,
 ) -> Calibrated | None:
-    samples = served_steps(store, device, bound)
+    samples = served_steps(store, device, bound, since_us)
     complete = [one for one in samples if _measured(costs, one)]
     if not complete:
         return None
@@ -107,12 +121,13 @@ def _measured(costs: CostTable, sample: StepSample) -> bool:
     )
 
 
-def served_steps(store: ReadStore, device: DeviceId, like: BoundPlan) -> list[StepSample]:
+def served_steps(store: ReadStore, device: DeviceId, like: BoundPlan, since_us: int = 0) -> list[StepSample]:
     """Mean seconds of the programs that a device served, of plans with one lane and batch 1.
 
-    Plans of other executor options than those of `like` are left out, as are programs of a few steps.
+    Only what was served after `since_us`, by the device's clock: before, its costs were others. Plans of
+    other executor options than those of `like` are left out, as are programs of a few steps.
     """
-    rows = store.telemetry(device, [RowKind.STEP_TIMINGS], limit=_MOST_ROWS)
+    rows = store.telemetry(device, [RowKind.STEP_TIMINGS], since_us=since_us + 1, limit=_MOST_ROWS)
     plans = {plan.digest[:PLAN_CHARS]: decode_plan(plan.wire) for plan in store.plans(limit=1_000_000)}
     sums: dict[tuple[str, int, int], tuple[int, int]] = {}
     for row in rows:

@@ -122,7 +122,8 @@ class ReplanInfo(Struct, frozen=True, kw_only=True):
     """One re-plan. `predicted` is the candidate's predicted cost over the incumbent's.
 
     `outcome`: pending, committed, rejected, no_gain or rolled_back. Both `trigger_to_` times are by the
-    device's clock, except the decision of a re-plan that pushed nothing: the planner made it.
+    device's clock, except the decision of a re-plan that pushed nothing: the planner made it. `reason` is why
+    it ended so, `remark` what went into the decision beside the plans.
     """
 
     replan: Count
@@ -149,6 +150,7 @@ class ReplanInfo(Struct, frozen=True, kw_only=True):
     trigger_to_active_ms: Real | None
     later_alarms: Count
     reason: Line
+    remark: Line = ""
 
 
 class ModelRate(Struct, frozen=True, kw_only=True):
@@ -260,6 +262,7 @@ class DeviceReplanRequest(Message, frozen=True, kw_only=True, tag="device_replan
     members_max: Annotated[int, Meta(ge=1, le=64)] | None = None
     budget_s: Annotated[float, Meta(gt=0.0, le=3600.0)] | None = None
     proposer: Proposer | None = None
+    attach: bool | None = None
 
 
 class DeviceReplanReply(Message, frozen=True, kw_only=True, tag="device_replan_reply"):
@@ -269,7 +272,8 @@ class DeviceReplanReply(Message, frozen=True, kw_only=True, tag="device_replan_r
     scheduler: Name
     members_max: SmallCount
     budget_s: Seconds
-    proposer: Proposer
+    attach: bool = True
+    proposer: Proposer = Proposer.ALL
 
 
 class ModelAddRequest(Message, frozen=True, kw_only=True, tag="model_add_request"):

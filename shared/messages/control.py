@@ -229,7 +229,8 @@ class Alarm(Message, frozen=True, kw_only=True, tag="alarm"):
     """Device to planner: a trigger fired, plan this device anew. Sent again until acknowledged.
 
     `number` counts the alarms of this boot from 1; (device, boot, number) is unique. `cause` is one of
-    `shared.policy.trigger.Cause`, `value` and `threshold` are in its unit.
+    `shared.policy.trigger.Cause`, `value` and `threshold` are in its unit. `environment` is the device class
+    that the device was at that moment, power mode and all: it may have changed with the alarm.
     """
 
     boot: BootId
@@ -241,6 +242,7 @@ class Alarm(Message, frozen=True, kw_only=True, tag="alarm"):
     plan: DigestText | None
     loads: Annotated[tuple[ModelLoad, ...], Meta(max_length=64)]
     samples: Annotated[tuple[AlarmSample, ...], Meta(max_length=32)]
+    environment: ShortText = ""
 
 
 class AlarmAck(Message, frozen=True, kw_only=True, tag="alarm_ack"):

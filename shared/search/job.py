@@ -1,12 +1,15 @@
 """A whole search as plain data, as a worker process is sent it, and the function that carries it out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from shared.plan import ExecutorOptions, Plan
 from shared.search.compose import Combination, ModelChoice, Rules, compose
 from shared.search.costs import CostTable
 from shared.search.interface import Budget, Limits
+
+T = TypeVar("T")
 
 FIRST_EXPANSIONS = 25_000
 GROWTH = 4
@@ -36,24 +39,31 @@ class SearchJob:
 def run_search(job: SearchJob, now: Callable[[], float]) -> Plan:
     """The plan; with a budget in seconds the best that searches of growing size found in it, by `now`.
 
-    A search is counted in expansions, so that it is reproducible; seconds are spent by repeating it four
-    times as large while the next one should still fit. The first one always runs to its end.
-
     Raises:
         SettingError, PlanError: as `compose`.
     """
     if job.budget_s is None:
         return _compose(job, Budget())
-    end_s = now() + job.budget_s
+    *_, plan = growing(lambda budget: _compose(job, budget), job.budget_s, now)
+    return plan
+
+
+def growing(search: Callable[[Budget], T], budget_s: float, now: Callable[[], float]) -> Iterator[T]:
+    """What searches of growing size find, the largest last.
+
+    A search is counted in expansions, so that it is reproducible; seconds are spent by repeating it four
+    times as large while the next one should still fit. The first one always runs to its end.
+    """
+    end_s = now() + budget_s
     expansions, took_s = FIRST_EXPANSIONS, 0.0
     while True:
         began_s = now()
-        plan = _compose(job, Budget(expansions=expansions))
+        yield search(Budget(expansions=expansions))
         before_s, took_s = took_s, now() - began_s
         exact = before_s > 0.0 and took_s < GREW * before_s
         expansions *= GROWTH
         if exact or expansions > MOST_EXPANSIONS or now() + GROWTH * took_s > end_s:
-            return plan
+            return
 
 
 def _compose(job: SearchJob, budget: Budget) -> Plan:

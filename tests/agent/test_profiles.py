@@ -1,22 +1,16 @@
-"""Profile requests through engine processes that restart, and what a profile says about drift."""
+"""Profile requests through engine processes that restart."""
 
 from pathlib import Path
 
-import pytest
-
-from edge_agent.drift import Drift
 from edge_agent.link import events as link
 from edge_agent.profiles import ProfileDesk
 from edge_agent.worker.messages import (
-    CombinedStats,
     OperatorTimes,
     Profile,
     ProfileStages,
     StageTimes,
-    Stats,
 )
 from shared.digest import digest_bytes
-from shared.ids import Digest
 from shared.messages.control import ArtifactNeed, ProfileRequest, StageProfileRequest
 from shared.messages.telemetry import (
     ProfileResult,
@@ -114,48 +108,3 @@ def test_a_request_is_asked_again_after_one_crash_and_given_up_after_two() -> No
     assert it.told == [link.ProfileAnswered(1), link.ProfileAnswered(2)]
     it.desk.engine_ready()
     assert len(it.asked) == 4
-
-
-# -- drift --------------------------------------------------------------------------------------------------
-
-MEMBERS = (("a", "b"), ("a",))
-
-
-def stats(*combined: CombinedStats, key: int = 1) -> Stats:
-    return Stats(0.0, key, 0.0, (), combined)
-
-
-def full(block: int, steps: int, step_s: float) -> CombinedStats:
-    mask = (1 << len(MEMBERS[block])) - 1
-    return CombinedStats(1, block, mask, steps, steps, steps * step_s, step_s, step_s)
-
-
-PLAN_A, PLAN_B = Digest("a" * 64), Digest("b" * 64)
-
-
-def test_drift_is_measured_over_profiled_time_of_steps_with_all_members() -> None:
-    drift = Drift()
-    drift.profiled(PLAN_A, 1, {0: 1000.0, 1: 3000.0})
-    partial = CombinedStats(1, 0, 0b01, 50, 50, 9.0, 0.1, 0.3)
-    drift.add(stats(full(0, 60, 0.0015), full(1, 20, 0.0045), partial), PLAN_A, MEMBERS)
-    assert drift.ratio == pytest.approx(1.5)
-
-
-def test_few_steps_and_steps_of_another_plan_say_nothing() -> None:
-    drift = Drift()
-    drift.profiled(PLAN_A, 1, {0: 1000.0})
-    drift.add(stats(full(0, 49, 0.002)), PLAN_A, MEMBERS)
-    assert drift.ratio == 1.0
-    drift.add(stats(full(0, 1, 0.002)), PLAN_A, MEMBERS)
-    assert drift.ratio == pytest.approx(2.0)
-    drift.add(stats(full(0, 100, 0.002), key=2), PLAN_A, MEMBERS)
-    assert drift.ratio == pytest.approx(2.0)
-    drift.add(stats(full(0, 100, 0.002)), PLAN_B, MEMBERS)
-    assert drift.ratio == 1.0, "another plan runs, and it was not profiled"
-
-
-def test_a_plan_of_several_lanes_never_drifts() -> None:
-    drift = Drift()
-    drift.profiled(PLAN_A, 2, {0: 1000.0})
-    drift.add(stats(full(0, 100, 0.004)), PLAN_A, MEMBERS)
-    assert drift.ratio == 1.0

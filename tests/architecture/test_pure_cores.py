@@ -58,7 +58,10 @@ a failpoint kills its process, and systemd is spoken to and installed into."""
 
 
 CORES_ELSEWHERE = (
+    "planner.costs.drift",
     "planner.dispatch.core",
+    "edge_agent.alarms",
+    "edge_agent.drift",
     "edge_agent.link.alarms",
     "edge_agent.link.boot",
     "edge_agent.link.config",

@@ -41,7 +41,7 @@ def test_ctrl_c_ends_a_planner_and_its_rays_processes(
 ) -> None:
     """1. a search starts Ray; 2. Ctrl-C reaches every process of the terminal's group; 3. the planner ends as
     it should, and none of the processes below it is left."""
-    planner = PlannerProcess(tmp_path / "home", group=True)
+    planner = PlannerProcess(tmp_path / "home", group=True, search="ray")
     ok(planner.home, "model", "add", str(model_file), "--name", "branches", "--shape", "x=1x8")
     ok(planner.home, "plan", "create", "--model", "branches", "--scheduler", "ios")
     until(lambda: any(map(_is_raylet, descendants(planner.process.pid))), timeout_s=START_S)

@@ -1,8 +1,6 @@
 """Small real models for executor and engine tests: imported once per run of the tests."""
 
 from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ from shared.graph import Graph
 from shared.importer.limits import ImportLimits
 from shared.importer.pipeline import import_here
 from shared.importer.process import ARTIFACT_NAME
+from tests.scratch import scratch
 
 SIDE = 75  # pixels; the least that Inception V3 takes
 
@@ -21,10 +20,10 @@ SIDE = 75  # pixels; the least that Inception V3 takes
 @cache
 def artifact_of(name: str, width: float = 0.25, side: int = SIDE, seed: int = 0) -> Artifact:
     """A zoo model of a quarter of its width, as an artifact on disk."""
-    scratch = Path(mkdtemp(prefix="stageloom-test-"))
-    zoo.write(name, scratch / "model.onnx", width=width, size=side, seed=seed)
-    import_here(scratch / "model.onnx", {}, scratch, ImportLimits(), lambda line: None)
-    return open_artifact(scratch / ARTIFACT_NAME)
+    folder = scratch()
+    zoo.write(name, folder / "model.onnx", width=width, size=side, seed=seed)
+    import_here(folder / "model.onnx", {}, folder, ImportLimits(), lambda line: None)
+    return open_artifact(folder / ARTIFACT_NAME)
 
 
 def random_inputs(graph: Graph, seed: int) -> dict[str, np.ndarray]:

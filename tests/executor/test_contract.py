@@ -12,8 +12,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 
 import numpy as np
 import pytest
@@ -37,6 +35,7 @@ from shared.schedule import Launch, StageSchedule, StreamSchedule
 from shared.search.compose import ModelChoice
 from shared.search.job import SearchJob, run_search
 from shared.search.rivals import policies, policy
+from tests.scratch import scratch
 
 COMPUTING = [name for name in EXECUTORS if name not in ("null", "onnx_cuda", "torch_cuda")]
 """Executors that compute on any machine."""
@@ -58,7 +57,7 @@ FEW, MANY = 10, pytest.param(100, marks=[pytest.mark.full, pytest.mark.timeout(1
 @cache
 def subject(name: str) -> Subject:
     """One model, made once per test process."""
-    folder = Path(mkdtemp(prefix="stageloom-test-")) / name
+    folder = scratch() / name
     if name in zoo.ZOO:
         return zoo_subject(name, folder, width=0.25, side=75)
     return onnx_subject(name, LIGHT / f"{name}.onnx", folder)

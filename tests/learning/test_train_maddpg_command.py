@@ -44,6 +44,7 @@ def command(home: Path, *more: str) -> list[str]:
     return ["train", "maddpg", "--data-dir", str(home), "--device", NANO, "--json", *SHORT, *more]
 
 
+@pytest.mark.timeout(900)  # the first time it compiles the twin, on however loaded a machine
 def test_a_training_leaves_a_policy_and_a_plan_and_goes_on_where_it_was(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

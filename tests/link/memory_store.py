@@ -92,6 +92,8 @@ class MemoryStore:
     def record_reports(self, records: Sequence[ReportRecord]) -> None:
         for one in records:
             known = self.members[one.device]
+            known = replace(known, device_class=one.device_class or known.device_class)
+            self.members[one.device] = known
             if known.report and known.boot == one.boot and known.report.revision >= one.report.revision:
                 continue
             self.members[one.device] = replace(self.members[one.device], boot=one.boot, report=one.report)

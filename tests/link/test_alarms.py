@@ -99,3 +99,14 @@ def test_a_full_disk_does_not_keep_an_alarm_from_the_planner() -> None:
     driver.do(ev.EnvironmentChanged("other"))
     assert driver.core.disk.error
     assert len(alarms(driver.do(raised()))) == 1
+
+
+def test_a_change_of_power_mode_is_said_before_the_alarm_that_it_causes_and_in_it() -> None:
+    """And once: the same environment again is nothing new."""
+    driver = Driver().online()
+    actions = driver.do(ev.EnvironmentChanged("env at 15 W"))
+    hellos = [one.message for one in actions if isinstance(one, ev.Send)]
+    assert [(type(one), one.device_class) for one in hellos] == [(control.Hello, "env at 15 W")]  # type: ignore[union-attr]
+    (alarm,) = alarms(driver.do(raised(cause="power_mode")))
+    assert (alarm.cause, alarm.environment) == ("power_mode", "env at 15 W")
+    assert driver.do(ev.EnvironmentChanged("env at 15 W")) == []

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from msgspec import structs
+
 from planner.dispatch import events as ev
 from planner.dispatch.core import DispatchConfig, DispatchCore
 from planner.dispatch.ports import FleetMember
@@ -268,3 +270,20 @@ def test_a_row_that_cannot_be_read_costs_only_itself() -> None:
     first, second = telemetry_write(A, batch).rows
     assert (first.kind, first.body, first.boot, first.sequence) == (RowKind.UNREADABLE, unknown, 7, 3)
     assert (second.kind, second.at_us, second.boot, second.sequence) == (RowKind.EVENT, 5, 8, 0)
+
+
+def test_a_hello_of_another_class_is_stored_though_its_report_is_on_record() -> None:
+    """1. A report is stored. 2. The same hello again stores nothing. 3. The device's power mode changes."""
+    core = core_with()
+
+    def stored(device_class: str) -> list[str]:
+        said = hello(revision=1)
+        event = ev.ControlReceived(b"r", KEY, structs.replace(said.message, device_class=device_class))
+        found = [one.record for one in core.handle(event, 0.0) if isinstance(one, ev.StoreReport)]
+        for record in found:
+            core.handle(ev.ReportStored(A, record.report.revision, True), 0.0)
+        return [record.device_class for record in found]
+
+    assert stored("a card") == ["a card"]
+    assert stored("a card") == []
+    assert stored("a card, 15 W") == ["a card, 15 W"]

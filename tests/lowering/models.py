@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 
 import numpy as np
 import onnx
@@ -18,6 +16,7 @@ from shared.ids import TensorId
 from shared.importer.limits import ImportLimits
 from shared.importer.pipeline import import_here
 from shared.importer.process import ARTIFACT_NAME
+from tests.scratch import scratch
 
 CPU = torch.device("cpu")
 
@@ -75,10 +74,10 @@ class Builder:
 
 def imported(model: onnx.ModelProto) -> Artifact:
     """A model on disk, through the importer."""
-    scratch = Path(mkdtemp(prefix="stageloom-test-"))
-    (scratch / "model.onnx").write_bytes(model.SerializeToString())
-    import_here(scratch / "model.onnx", {}, scratch, ImportLimits(), lambda line: None)
-    return open_artifact(scratch / ARTIFACT_NAME)
+    folder = scratch()
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    import_here(folder / "model.onnx", {}, folder, ImportLimits(), lambda line: None)
+    return open_artifact(folder / ARTIFACT_NAME)
 
 
 @cache

@@ -22,8 +22,8 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlannerProcess
 
 @pytest.fixture
 def own_planner(tmp_path: Path) -> Iterator[PlannerProcess]:
-    """`stageloom up` on an empty data directory, for a test that ends it."""
-    process = PlannerProcess(tmp_path / "home")
+    """`stageloom up` with Ray on an empty data directory, for a test that ends it."""
+    process = PlannerProcess(tmp_path / "home", search="ray")
     yield process
     if process.process.poll() is None:
         process.stop()

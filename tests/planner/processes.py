@@ -19,14 +19,19 @@ ROOT = Path(__file__).parents[2]
 _COMMAND = [sys.executable, "-W", "error", "-c", "from planner.cli import main; main()"]
 
 
-def environment(home: Path) -> dict[str, str]:
-    """A clean environment whose default data directory is `home`."""
+def environment(home: Path, search: str = "local") -> dict[str, str]:
+    """A clean environment whose default data directory is `home`.
+
+    Searches run where `search` says: `ray`, the planner's default, starts half a dozen processes with the
+    first one and takes ten seconds of a processor, so tests that are not about it do without.
+    """
     kept = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("STAGELOOM_") or name == failpoint.VARIABLE
     }
-    return {**kept, "STAGELOOM_HOME": str(home), "PYTHONPATH": str(ROOT)}
+    ours = {"STAGELOOM_HOME": str(home), "STAGELOOM_PLANNER_SEARCH": search, "PYTHONPATH": str(ROOT)}
+    return {**kept, **ours}
 
 
 def stageloom(home: Path, *arguments: str, timeout_s: float = 60.0) -> "subprocess.CompletedProcess[str]":
@@ -63,8 +68,11 @@ def until(condition: Callable[[], Any], *, timeout_s: float = 30.0) -> Any:
 class PlannerProcess:
     """`stageloom up --json`, ready when made."""
 
-    def __init__(self, home: Path, *arguments: str, group: bool = False) -> None:
-        """`group`: as the first of a group of its own, as a terminal starts it."""
+    def __init__(self, home: Path, *arguments: str, group: bool = False, search: str = "local") -> None:
+        """`group`: as the first of a group of its own, as a terminal starts it.
+
+        `search`: see `environment`.
+        """
         self.home = home
         home.parent.mkdir(parents=True, exist_ok=True)
         self._log = (home.parent / f"{home.name}.log").open("a")
@@ -73,7 +81,7 @@ class PlannerProcess:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env=environment(home),
+            env=environment(home, search),
             cwd=home.parent,
             start_new_session=group,
         )

@@ -41,7 +41,7 @@ def side_by_side(world: World) -> None:
     world.profiled()
     plan = world.kept("greedy")
     timings = tuple(StageTiming(at, us, 1.0, 5) for at, us in enumerate((100.0, 120.0, 100.0)))
-    world.tells(StageProfileResult(2, plan.digest, 0, "env", timings, 333.0, True))
+    world.tells(StageProfileResult(2, plan.digest, 0, "", timings, 333.0, True))
 
 
 def test_every_scheduler_is_compared_and_no_planner_need_run(world: World) -> None:
@@ -104,7 +104,7 @@ def test_measure_has_every_plan_measured_once_and_costs_what_was_measured_since(
         digest = world.store.plan(plan).digest
         joint = 4 if plan == "sequential" else 1  # its stages of one group run as one
         timing = StageTiming(0, 350.0, 1.0, 5, joint)
-        world.tells(StageProfileResult(len(asked), digest, 0, "env", (timing,), 700.0, True))
+        world.tells(StageProfileResult(len(asked), digest, 0, "", (timing,), 700.0, True))
 
     monkeypatch.setattr(compare_schedulers, "search", search)
     monkeypatch.setattr(compare_schedulers, "measure_stages", measure)

@@ -69,7 +69,7 @@ def test_a_stage_says_how_its_cost_is_known_and_how_often_it_was_measured(world:
     assert before["operators_measured"] == before["operators"] == 4
     assert before["predicted_ms"] == pytest.approx(0.4, rel=0.1)
     timings = tuple(StageTiming(at, us, 1.0, 5) for at, us in enumerate((100.0, 120.0, 100.0)))
-    world.tells(StageProfileResult(2, plan.digest, 0, "env", timings, 333.0, True))
+    world.tells(StageProfileResult(2, plan.digest, 0, "", timings, 333.0, True))
     (block,) = world.explained("greedy", "--device", NANO)["blocks"]
     middle = block["lines"][1]
     assert (middle["source"], middle["runs"], middle["measured_on"]) == ("measured", 5, NANO)
@@ -103,7 +103,7 @@ def test_gaps_are_to_the_bound_and_to_the_cheapest_stages(world: World) -> None:
     world.kept("sequential")
     world.profiled()
     timings = tuple(StageTiming(at, us, 1.0, 5) for at, us in enumerate((100.0, 120.0, 100.0)))
-    world.tells(StageProfileResult(2, greedy.digest, 0, "env", timings, 333.0, True))
+    world.tells(StageProfileResult(2, greedy.digest, 0, "", timings, 333.0, True))
     (block,) = world.explained("sequential", "--device", NANO)["blocks"]
     assert block["predicted_us"] == pytest.approx(400.0)
     assert block["over_optimum"] == pytest.approx(400.0 / 320.0 - 1.0)
@@ -127,7 +127,7 @@ def test_plans_over_the_same_models_are_listed_once_with_prediction_measurement_
     desired = world.store.push(NANO, "greedy", decided_by="operator")
     timings = tuple(StageTiming(at, 100.0, 1.0, 5) for at in range(3))
     world.tells(
-        StageProfileResult(2, wide.digest, 0, "env", timings, 350.0, True),
+        StageProfileResult(2, wide.digest, 0, "", timings, 350.0, True),
         TrialEnded(
             epoch=desired.epoch,
             generation=desired.generation,
@@ -188,7 +188,7 @@ def test_a_replan_says_what_it_looked_at_and_left(world: World) -> None:
         taken,
         scheduler="ios",
         above=(1, 1),
-        note=Note(structure=taken.structure, how="search", predicted=0.8),
+        note=Note(structure=taken.structure, how="search", predicted=0.8, remark="it was trained for others"),
     )
     assert desired is not None
     rows = [
@@ -203,6 +203,8 @@ def test_a_replan_says_what_it_looked_at_and_left(world: World) -> None:
     assert others[left.digest]["last"]["verdict"] == "worse"
     text = ok(world.home, "plan", "explain", NANO)
     assert f"re-plan {replan} (variance 0.5, threshold 0.1) pushed it to nano" in text
+    assert "noted then: it was trained for others" in text
+    assert "it was trained for others" in ok(world.home, "replans", NANO)
     assert "1 other plans were looked at" in text and "1.100 of the incumbent" in text
 
 

@@ -207,7 +207,9 @@ def test_compared_plans_show_what_differs_and_how_far_stages_drifted() -> None:
     pairs = {pair.members: pair for pair in block_pairs(control, candidate)}
     assert not pairs["left#0.0"].same and pairs["right#0.0"].same
     spans = (GroupSpan(0, 0, 0, 1_000_000), GroupSpan(1, 0, 0, 900_000), GroupSpan(2, 1, 0, 2_000_000))
-    trace = StepTrace(candidate.digest[:16], 0, 1, 0, 4_000_000, (*spans, GroupSpan(3, 0, 0, 1_000_000)))
+    trace = StepTrace(
+        candidate.digest[:16], 0, 1, 0, 4_000_000, (*spans, GroupSpan(3, 0, 0, 1_000_000)), whole=True
+    )
     drifts = {
         one.stage: one for one in drift(candidate, GRAPHS, SECOND_EACH, [trace]) if not one.combined_block
     }

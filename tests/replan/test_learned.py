@@ -9,17 +9,24 @@ from planner.replan.decide import decide, without_search
 from planner.replan.learned import LearnedPolicy
 from planner.replan.observation import Observation
 from planner.replan.policy import How, PlainPolicy
+from planner.replan.predict import predict
 from planner.replan.settings import ReplanSettings
+from shared.digest import digest_bytes
+from shared.legality import violations
 from shared.messages.admin import Proposer
 from shared.messages.control import AlarmSample
-from shared.plan import Plan
+from shared.plan import Member, Plan
 from shared.policy.maddpg.book import Blocks, Book
 from shared.policy.maddpg.checkpoint import Checkpoint, encode
 from shared.policy.maddpg.decide import replanned
 from shared.policy.maddpg.space import Space
 from shared.policy.samples import Sample
 from shared.schedule import StageSchedule
+from shared.search.analytic import DeviceRates
+from shared.search.block_job import run_block_search
 from shared.search.compose import ModelChoice, compose
+from shared.search.costs import MeasuredStage, Members
+from shared.stage_string import to_string
 from tests.policy.maddpg.cases import network
 from tests.replan.test_decide import GRAPHS, LEFT, LOADS, RIGHT, seen
 
@@ -32,6 +39,7 @@ INCUMBENT = compose(
 )
 SPACE = Space.of(INCUMBENT, CLASS, samples=2)
 NETWORK = network(SPACE)
+BLOCKS = Blocks(INCUMBENT.models, GRAPHS)
 SAMPLES = (AlarmSample((0b101, 0b10), (0.2, -0.2)), AlarmSample((0b000, 0b01), (0.5, -0.5)))
 
 
@@ -57,7 +65,8 @@ def test_a_policy_that_fits_proposes_its_plan_beside_the_plain_ones() -> None:
     assert (made.how, made.scheduler) == (How.LEARNED, "maddpg")
     assert [block.members for block in made.plan.combined] == [block.members for block in says.combined]
     assert made.plan.models == says.models
-    assert LearnedPolicy().remark(now) == ""
+    said = LearnedPolicy().remark(now)
+    assert said == f"policy {digest_bytes([now.learned])[:12]} proposed {made.plan.digest[:12]}"
     assert LearnedPolicy().searches(now) == PlainPolicy().searches(now)
 
 
@@ -73,6 +82,63 @@ def test_its_schedules_come_by_digest_and_those_it_lacks_are_searched_for_at_onc
     assert brought == wanted(Book(slow))
     searched = LearnedPolicy().at_once(observed(encode(Checkpoint(SPACE, NETWORK))))[-1].plan
     assert stages(searched) < stages(brought)
+
+
+def test_a_schedule_of_the_store_is_taken_where_todays_costs_make_it_the_cheaper_one() -> None:
+    """1. The policy's own run in order. 2. The store has others, and texts that are no schedule of them.
+    3. They are cheaper where groups do not hinder each other, and dearer where the policy's were measured."""
+    trained = Checkpoint(SPACE, NETWORK)
+    book = {BLOCKS.key(b.members): b.schedule for b in wanted(Book()).combined}
+    free = replace(observed(b"").costs, rates=DeviceRates(barrier_s=0.0, contention=0.0))
+    searched = proposed(replace(observed(encode(trained)), costs=free))
+    found = {BLOCKS.key(b.members): ("no schedule", "7", to_string(b.schedule)) for b in searched.combined}
+    now = replace(observed(encode(replace(trained, book=Book(book)))), schedules=found, costs=free)
+    best, own = (predict(plan, GRAPHS, free, now.loads).busy for plan in (searched, wanted(Book(book))))
+    assert predict(proposed(now), GRAPHS, free, now.loads).busy == best < own
+    assert LearnedPolicy().missing(now) == ()
+    cheap = tuple(
+        MeasuredStage(parts_of(block.members), 1, stage.groups, 1e-6)
+        for block in wanted(Book(book)).combined
+        if isinstance(block.schedule, StageSchedule)
+        for stage in block.schedule.stages
+    )
+    assert proposed(replace(now, costs=replace(free, stages=cheap))) == wanted(Book(book))
+
+
+def proposed(now: Observation) -> Plan:
+    proposal = LearnedPolicy().at_once(now)[-1]
+    assert proposal.how is How.LEARNED
+    return proposal.plan
+
+
+def parts_of(members: tuple[Member, ...]) -> Members:
+    return tuple((artifact, block.start, block.stop) for artifact, _, block in BLOCKS.parts(members))
+
+
+def test_what_nobody_has_a_schedule_of_is_named_for_a_longer_search_which_finds_none_worse() -> None:
+    found = LearnedPolicy()
+    now = observed(encode(Checkpoint(SPACE, NETWORK)))
+    plan = found.at_once(now)[-1].plan
+    missing = {(job.combined_block, job.batch): job for job in found.missing(now)}
+    assert missing.keys() == {BLOCKS.key(one.members) for one in plan.combined}
+    for one in plan.combined:
+        job = missing[BLOCKS.key(one.members)]
+        assert job.first == one.schedule
+        better = run_block_search(job, iter(range(1000)).__next__)
+        assert job.costs.schedule_s(better) <= job.costs.schedule_s(job.first)
+        assert violations(better, job.graph) == []
+
+
+def test_a_policy_goes_along_with_plans_that_it_was_trained_for_and_with_no_other() -> None:
+    policy, body = LearnedPolicy(), encode(Checkpoint(SPACE, NETWORK))
+    now = observed(body)
+    assert policy.fitting(now, INCUMBENT) == digest_bytes([body])
+    whole = replace(INCUMBENT, models=tuple(replace(model, cuts=()) for model in INCUMBENT.models))
+    assert policy.fitting(now, whole) is None
+    assert policy.fitting(replace(now, environment="another class"), INCUMBENT) is None
+    assert policy.fitting(observed(b""), INCUMBENT) is None
+    assert policy.fitting(observed(b"nothing"), INCUMBENT) is None
+    assert PlainPolicy().fitting(now, INCUMBENT) is None
 
 
 def stages(plan: Plan) -> int:

@@ -34,7 +34,7 @@ class Pair:
             self.real.add_plan(f"p{number}", self.plans[-1], "sequential")
         for number, device in enumerate(DEVICES, 1):
             enrol(self.real, device, number)
-            self.model.members[device] = FleetMember(device, key(number))
+            self.model.members[device] = FleetMember(device, key(number), device_class="cpu-2-core")
 
     def step(self) -> None:
         """One random order, and what both answered."""

@@ -4,6 +4,7 @@ The wheel could start a server by itself, but as root it adds a user to the mach
 its data for everybody. Here a root user's server runs as `nobody`, which every machine has.
 """
 
+import ctypes
 import importlib.util
 import os
 import pwd
@@ -54,6 +55,7 @@ def postgres_server(programs: Path) -> Iterator[str]:
                 stdout=log,
                 stderr=log,
                 cwd=folder,
+                preexec_fn=_end_with_the_tests,
                 **child,
             )
         try:
@@ -66,6 +68,12 @@ def postgres_server(programs: Path) -> Iterator[str]:
             server.wait(30)
     finally:
         shutil.rmtree(folder)
+
+
+def _end_with_the_tests() -> None:
+    """In the server before it starts: should this process be killed, it ends as if told to."""
+    set_parent_death_signal = 1  # linux/prctl.h; a change of user would take it back, so it comes after
+    ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGINT))
 
 
 def _as_somebody(folder: Path) -> dict[str, Any]:

@@ -97,6 +97,7 @@ class ControlCore:
             )
             actions.append(ev.Send(ev.Lane.CONTROL, old.route, refusal))
         who.session = Session(route, hello.boot, hello.connection, now_s)
+        changed = hello.device_class != who.device_class
         who.agent_version, who.device_class = hello.agent_version, hello.device_class
         welcome = control.Welcome(
             correlation=hello.correlation,
@@ -108,20 +109,26 @@ class ControlCore:
         actions.append(ev.Send(ev.Lane.CONTROL, route, welcome))
         if old is None:
             actions.append(ev.PresenceChanged(who.member.device, True))
-        actions += self._absorb(who, hello.boot, hello.report)
+        actions += self._absorb(who, hello.boot, hello.report, changed=changed)
         return actions + self._compare(who, hello.report, now_s)
 
     # -- reported -------------------------------------------------------------------------------------------
 
-    def _absorb(self, who: Device, boot: int, report: control.Report) -> list[ev.Action]:
-        """Take in a report that is newer than the one on record; acknowledge one that is stored already."""
+    def _absorb(
+        self, who: Device, boot: int, report: control.Report, *, changed: bool = False
+    ) -> list[ev.Action]:
+        """Take in a report that is newer than the one on record; acknowledge one that is stored already.
+
+        `changed`: the device is of another class now, which is stored with it whatever the report says.
+        """
         report = structs.replace(report, activation=None, autonomy=None)  # they say nothing of the device
         known = who.member.report
         if known is not None and boot == who.member.boot and report.revision < known.revision:
             return []  # overtaken on the way
-        if known == report and boot == who.member.boot and who.stored_revision == report.revision:
+        same = boot == who.member.boot and not changed
+        if known == report and same and who.stored_revision == report.revision:
             return self._ack_report(who)
-        if who.storing_revision == report.revision and boot == who.member.boot:
+        if who.storing_revision == report.revision and same:
             return []
         if boot != who.member.boot:
             # A device whose newest state was lost with its disk may count to a revision that it had before:

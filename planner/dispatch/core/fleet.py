@@ -81,7 +81,8 @@ class Fleet:
         before = self._by_name.get(member.device)
         if before is not None:
             self._by_key.pop(before.member.public_key, None)
-        device = Device(member, stored_revision=member.report.revision if member.report else 0)
+        revision = member.report.revision if member.report else 0
+        device = Device(member, device_class=member.device_class, stored_revision=revision)
         self._by_name[member.device] = self._by_key[member.public_key] = device
 
     def may_connect(self, key: str) -> bool:

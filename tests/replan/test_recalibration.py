@@ -1,0 +1,253 @@
+"""A device whose clock changes gets costs of its own and another plan; one that is only noisy gets neither.
+
+The device is simulated (`drifting`), the store and the re-planner are real.
+"""
+
+import queue
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from planner.costs.measured import device_costs
+from planner.replan import learned
+from planner.replan.learned import SEARCHED, LearnedPolicy
+from planner.replan.observing import observe
+from planner.replan.policy import How
+from planner.replan.service import Replanner
+from planner.store import checkpoints
+from planner.store.store import Store
+from planner.twin.stored import stored_times
+from shared.bound import bind
+from shared.clock import SystemClock
+from shared.graph import Graph
+from shared.ids import DeviceId, Digest
+from shared.messages.admin import ReplanInfo
+from shared.messages.control import Alarm, ProfileRequest
+from shared.plan import Plan, decode_plan
+from shared.policy.maddpg.checkpoint import Checkpoint, encode
+from shared.policy.maddpg.space import Space
+from shared.search.costs import CostTable, MemberOf, combined_digest
+from shared.stage_string import parse
+from tests.planner.processes import until
+from tests.policy.maddpg.cases import network
+from tests.replan.drifting import CLASS, OPERATORS_US, DriftingDevice, InlinePool, planned
+from tests.store.helpers import NANO
+from tests.store.test_checkpoints import PROVENANCE
+
+SLOW = f"{CLASS}, 15 W"
+
+
+class World:
+    """One device, its planner's store and re-planner; the device runs the best plan for its full clock."""
+
+    def __init__(self, folder: Path, *, idle: bool = True) -> None:
+        self.store = Store(folder)
+        self.device = DriftingDevice(self.store, folder, idle=idle)
+        self.due: queue.SimpleQueue[tuple[DeviceId, int] | None] = queue.SimpleQueue()
+        self.replanner = Replanner(
+            self.store,
+            self.device,  # type: ignore[arg-type]
+            InlinePool(),
+            SystemClock(),
+            self.due,
+            profile_wait_s=0.2,
+        )
+        wide = planned(self.device, "greedy")
+        self.store.add_plan("wide", wide, "greedy")
+        self.device.profile()
+        self.device.profile_stages(wide)
+        self.first = planned(self.device, "ios", costs=self.costs())
+        self.store.add_plan("first", self.first, "ios")
+        self.store.push(NANO, "first", decided_by="operator")
+        self.device.runs(self.first)
+        self.replanner.start()
+
+    def close(self) -> None:
+        self.replanner.close()
+        self.store.close()
+
+    def costs(self) -> CostTable:
+        """Those of the device's class."""
+        executor = planned(self.device, "greedy").executor
+        models = [(self.device.artifact, 1)]
+        return device_costs(self.store, CLASS, executor, models, graph_of=self.store.graph)
+
+    def policy(self, body: bytes) -> None:
+        """A policy that was trained for the device's class and model."""
+        checkpoints.keep(
+            self.store.database,
+            body,
+            policy="maddpg",
+            device_class=CLASS,
+            provenance={**PROVENANCE, "models": {self.device.artifact: "branches"}},
+            curves=[],
+            now_us=1,
+        )
+
+    def answered(self, alarm: Alarm) -> ReplanInfo:
+        """What the planner made of an alarm."""
+        replan = self.store.record_alarm(NANO, alarm)
+        assert replan is not None
+        self.due.put((NANO, replan))
+        assert until(
+            lambda: self.store.replans()[0].outcome != "pending" or self.store.replans()[0].generation
+        )
+        return self.store.replans()[0]
+
+    def pushed(self, replan: ReplanInfo) -> Plan:
+        """The plan of a re-plan; the device tries it, and commits."""
+        assert replan.generation, replan.reason
+        plan = decode_plan(self.store.plan(replan.plan).wire)
+        self.device.committed((replan.epoch, replan.generation), plan)
+        return plan
+
+    def twin_us(self, plan: Plan) -> float:
+        """What the twin says a step takes on this device."""
+        bound = bind(plan, self.device.graphs)
+        times, _ = stored_times(self.store, NANO, bound)
+        return times.of_plan(bound).step(0, 1, (1,)).seconds * 1e6
+
+    def own_us(self) -> list[float]:
+        """The operators' times that hold for the device."""
+        found = self.store.operator_costs(self.store.calibration(NANO).costs_key, self.device.artifact)
+        return [found[op].median_us for op in range(len(OPERATORS_US))]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_noisy_device_that_did_not_change_raises_no_alarm(world: World) -> None:
+    """Ten minutes of 10 % noise, and five seconds of every minute in which steps take 1.6 times as long."""
+    world.device.noise = 0.1
+    assert world.device.serve(600) is None
+    assert not world.store.calibration(NANO).own
+
+
+def test_a_clock_that_falls_by_half_means_new_costs_and_a_plan_that_is_better_for_them(world: World) -> None:
+    """1. The clock falls: one alarm. 2. Costs are its own, from telemetry alone; its class keeps its own.
+    3. A better plan for that clock is pushed. 4. No other alarm follows. 5. The clock comes back: so do the
+    costs of the class, and the plan."""
+    device = world.device
+    device.noise = 0.05
+    assert device.serve(60) is None
+    device.clock = 0.5
+    alarm = device.serve(60)
+    assert alarm is not None and alarm.cause == "drift"
+    replan = world.answered(alarm)
+    assert device.asked == []
+    assert world.store.calibration(NANO).own
+    assert world.own_us() == pytest.approx([2.0 * us for us in OPERATORS_US], rel=0.25)
+    assert world.store.operator_costs(CLASS, device.artifact)[4].median_us == 400.0
+    plan = world.pushed(replan)
+    assert device.step_us(plan) < device.step_us(world.first)
+    assert device.serve(300) is None
+    assert world.twin_us(plan) == pytest.approx(device.step_us(plan), rel=0.1)
+    device.clock = 1.0
+    alarm = device.serve(60)
+    assert alarm is not None and alarm.cause == "drift"
+    back = world.answered(alarm)
+    assert not world.store.calibration(NANO).own
+    assert world.pushed(back).structure == world.first.structure
+    assert device.serve(300) is None
+
+
+def test_a_busy_device_whose_steps_were_not_traced_is_asked_for_a_profile_and_planned_by_its_steps(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, idle=False)
+    device = world.device
+    device.traced = False
+    assert device.serve(60) is None
+    device.clock = 0.5
+    alarm = device.serve(60)
+    assert alarm is not None
+    world.answered(alarm)
+    replan = world.store.replans()[0]
+    assert "its steps took 1." in replan.remark and "so it has costs of its own" in replan.remark
+    assert {(one.request, one.plan_digest) for one in device.asked} == {(1, world.first.digest)}
+    ratio = device.step_us(world.first)
+    device.clock = 1.0
+    ratio /= device.step_us(world.first)
+    assert world.own_us() == pytest.approx([ratio * us for us in OPERATORS_US], rel=0.01)
+    world.close()
+
+
+def test_another_power_mode_is_planned_with_costs_of_that_mode(world: World) -> None:
+    """1. The mode changes, and with it the clock: one alarm, which is no drift. 2. Operators were not
+    measured in that mode, so a profile comes first; costs of the old one stay. 3. With what its stages take
+    another plan is better. 4. Back in the old mode its costs hold at once."""
+    device = world.device
+    assert device.serve(60) is None
+    device.clock, device.environment = 0.5, SLOW
+    device.profile_stages(planned(device, "greedy"))
+    alarm = device.serve(60)
+    assert alarm is not None and (alarm.cause, alarm.environment) == ("power_mode", SLOW)
+    replan = world.answered(alarm)
+    assert [type(one) for one in device.asked] == [ProfileRequest]
+    assert world.store.device(NANO).device_class == SLOW and not world.store.calibration(NANO).own
+    assert world.own_us() == [2.0 * us for us in OPERATORS_US]
+    assert world.store.operator_costs(CLASS, device.artifact)[4].median_us == 400.0
+    plan = world.pushed(replan)
+    assert device.step_us(plan) < device.step_us(world.first)
+    device.clock, device.environment = 1.0, CLASS
+    alarm = device.serve(60)
+    assert alarm is not None and alarm.cause == "power_mode"
+    back = world.answered(alarm)
+    assert world.own_us() == list(OPERATORS_US) and len({one.request for one in device.asked}) == 1
+    assert world.pushed(back).structure == world.first.structure
+
+
+def test_why_a_trained_policy_had_no_say_is_kept_with_a_plan_that_was_pushed_and_without_one(
+    world: World,
+) -> None:
+    """1. It cannot be read. 2. The device drifts: another plan is pushed. 3. Nothing is left to push."""
+    world.policy(b"nothing")
+    world.device.serve(60)
+    world.device.clock = 0.5
+    alarm = world.device.serve(60)
+    assert alarm is not None
+    replan = world.answered(alarm)
+    assert "not a checkpoint of maddpg" in replan.remark
+    world.pushed(replan)
+    again = world.answered(structs.replace(alarm, number=alarm.number + 1, cause="variance", plan=None))
+    assert "not a checkpoint of maddpg" in again.remark
+
+
+def test_a_schedule_that_a_policy_lacked_is_searched_for_meanwhile_and_there_for_the_next_proposal(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. The policy fits what runs, and has no schedules. 2. One is made at once for the plan that it wants.
+    3. A longer search is kept, under the costs that hold for the device. 4. The next proposal takes it up."""
+    monkeypatch.setattr(learned, "SEARCH_S", 0.0)
+    space = Space.of(world.first, CLASS)
+    world.policy(encode(Checkpoint(space, network(space))))
+    world.device.serve(60)
+    world.device.clock = 0.5
+    alarm = world.device.serve(60)
+    assert alarm is not None
+    replan = world.answered(alarm)
+    assert "; policy " in replan.remark and " proposed " in replan.remark
+    key = world.store.calibration(NANO).costs_key
+    block = combined_digest([(world.device.artifact, 0, len(OPERATORS_US))])
+    assert until(lambda: world.store.kept_schedule(key, 1, block, SEARCHED) is not None)
+    kept = world.store.kept_schedule(key, 1, block, SEARCHED)
+    seen = observe(world.store, NANO, replan.replan, SystemClock().wall_us())
+    assert kept in seen.schedules[block, 1]
+    policy = LearnedPolicy()
+    assert policy.missing(seen) == ()
+    (proposal,) = [one for one in policy.at_once(seen) if one.how is How.LEARNED]
+    schedule = parse(kept or "")
+    costs = seen.costs.for_members(parts_of(proposal.plan, world.device.graphs))
+    assert costs.schedule_s(proposal.plan.combined[0].schedule) <= costs.schedule_s(schedule)  # type: ignore[arg-type]
+
+
+def parts_of(plan: Plan, graphs: Mapping[Digest, Graph]) -> list[MemberOf]:
+    bound = bind(plan, graphs)
+    models = [(bound.models[member.model], member.block) for member in bound.combined[0].members]
+    return [(model.plan.artifact, model.graph, model.blocks[block]) for model, block in models]
