@@ -3,8 +3,9 @@
 A planner, an agent and three client processes run with folders of their own and nothing shared but sockets.
 Inception V3, ResNet-50 and SqueezeNet 1.0 are imported and shipped; a plan is composed, pushed and run, and
 the operators are profiled. Then three clients ask for tasks, at rates of 1:2:4 scaled to what this machine
-was measured to serve, until a burst on one queue makes the device ask for another plan: the planner searches
-one, and the device tries it against the one that runs.
+was measured to serve, and a burst on one queue makes the device ask for another plan, twice: first the plain
+replanner searches one, then the trained policy in benchmarks/demo/policy is asked. The device tries either
+against the first plan, and the report says which of the two is better here.
 """
 
 import argparse
@@ -16,6 +17,8 @@ from benchmarks.demo.processes import DemoFailed
 from benchmarks.demo.story import Options, tell
 from shared.errors import ExitCode, StageloomError
 
+QUICK = {"search_s": 3.0, "trial_s": 20.0}
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(
@@ -26,7 +29,9 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("var/demo"), help="folder for the report and all state"
     )
-    parser.add_argument("--seconds", type=float, default=85.0, help="seconds of load (default %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=240.0, help="seconds of load at most (default %(default)s)"
+    )
     parser.add_argument(
         "--load", type=float, default=0.5, help="share of the measured capacity (default %(default)s)"
     )
@@ -35,14 +40,17 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the report on stdout")
-    parser.add_argument("--quick", action="store_true", help="30 seconds of load, quarter-width networks")
+    parser.add_argument(
+        "--quick", action="store_true", help="quarter-width networks, short searches and trials"
+    )
     given = parser.parse_args()
     options = Options(
         out=given.out,
-        seconds=30.0 if given.quick else given.seconds,
+        seconds=given.seconds,
         load=given.load,
         width=0.25 if given.quick else given.width,
         seed=given.seed,
+        **(QUICK if given.quick else {}),
     )
     try:
         report = tell(options)

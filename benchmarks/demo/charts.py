@@ -1,4 +1,4 @@
-"""Four charts as inline SVG, so that the report opens anywhere without a network or a script."""
+"""Five charts as inline SVG, so that the report opens anywhere without a network or a script."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
@@ -135,6 +135,39 @@ def scatter_chart(
                 f'style="fill:{COLORS[index % len(COLORS)]}"><title>{escape(text)}</title></circle>'
             )
     return _svg(parts, 320, title)
+
+
+def interval_chart(points: Mapping[str, tuple[float, float, float]], *, title: str, x_label: str) -> str:
+    """One row per name: a value between the ends of its interval, beside the line at 1."""
+    row, left = 30, 300
+    height = _TOP + _BOTTOM + len(points) * row
+    ends = [end for _, low, high in points.values() for end in (low, high)]
+    ticks = nice_ticks(min([0.9, *ends]), max([1.1, *ends]), 8)
+
+    def px(value: float) -> float:
+        return left + (value - ticks[0]) / (ticks[-1] - ticks[0]) * (WIDTH - left - _RIGHT)
+
+    bottom = height - _BOTTOM
+    parts = []
+    for tick in ticks:
+        x = px(tick)
+        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}"/>')
+        parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{tick:g}</text>')
+    parts.append(f'<line class="mark" x1="{px(1.0):.1f}" x2="{px(1.0):.1f}" y1="{_TOP}" y2="{bottom}"/>')
+    for index, (name, (value, low, high)) in enumerate(points.items()):
+        y = _TOP + row * (index + 0.5)
+        color = COLORS[index % len(COLORS)]
+        parts.append(
+            f'<text class="label" x="{left - 12}" y="{y + 4:.1f}" text-anchor="end">{escape(name)}</text>'
+            f'<line class="line" style="stroke:{color}" x1="{px(low):.1f}" x2="{px(high):.1f}" y1="{y:.1f}" '
+            f'y2="{y:.1f}"/><circle cx="{px(value):.1f}" cy="{y:.1f}" r="5" style="fill:{color}">'
+            f"<title>{escape(name)}: {value:.3f} ({low:.3f} to {high:.3f})</title></circle>"
+        )
+    parts.append(
+        f'<text class="label" x="{(WIDTH + left) / 2:.0f}" y="{height - 6}" '
+        f'text-anchor="middle">{escape(x_label)}</text>'
+    )
+    return _svg(parts, height, title)
 
 
 def distribution_chart(samples: Mapping[str, Sequence[float]], *, title: str, x_label: str) -> str:

@@ -10,30 +10,29 @@ from rich.table import Table
 
 from benchmarks.demo.processes import Lines
 
-REFRESH_S = 0.25
+REFRESH_S = 0.5
 
 
 def watch_load(
     console: Console,
     clients: Mapping[str, Lines],
     *,
-    total_s: float,
     began_s: float,
     done: Callable[[], bool],
     check: Callable[[], None],
 ) -> None:
-    """Show every client's newest counts until `done`; `check` raises when a process has died."""
-    with Live(console=console, refresh_per_second=4, transient=not console.is_terminal) as live:
+    """Show every client's newest counts until `done`; `check` raises when it makes no sense to wait on."""
+    with Live(console=console, refresh_per_second=2, transient=True) as live:
         while not done():
             check()
             if console.is_terminal:
-                live.update(_table(clients, time.monotonic() - began_s, total_s))
+                live.update(_table(clients, time.monotonic() - began_s))
             time.sleep(REFRESH_S)
 
 
-def _table(clients: Mapping[str, Lines], elapsed_s: float, total_s: float) -> Table:
-    table = Table(title=f"{min(elapsed_s, total_s):.0f} of {total_s:.0f} s", title_justify="left")
-    table.add_column("model")
+def _table(clients: Mapping[str, Lines], elapsed_s: float) -> Table:
+    table = Table(title=f"{elapsed_s:.0f} s of load", title_justify="left")
+    table.add_column("client")
     for head in ("submitted", "open", "completed", "refused", "expired", "failed", "p50 ms", "p99 ms"):
         table.add_column(head, justify="right")
     for name, lines in clients.items():

@@ -3,18 +3,18 @@
     python -m benchmarks.demo.load --endpoint SOCKET --model NAME --rate 20 --seconds 30 --out FILE.json
 
 Progress goes to stdout as one JSON object per line; the outcome of every task goes to `--out`, sampled inputs
-and outputs beside it as FILE.npz.
+and outputs beside it as FILE.npz. Asked to end (SIGTERM) it submits no more and waits for what is open.
 """
 
 import argparse
 import json
 import random
+import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,40 +27,12 @@ PROGRESS_S = 0.25
 DRAIN_S = 20.0
 
 
-@dataclass(frozen=True)
-class Burst:
-    """For some seconds tasks arrive `factor` times as fast."""
-
-    begin_s: float
-    seconds_s: float
-    factor: float
-
-    @classmethod
-    def parse(cls, text: str) -> "Burst":
-        """`BEGIN:SECONDS:FACTOR`."""
-        begin_s, seconds_s, factor = map(float, text.split(":"))
-        return cls(begin_s, seconds_s, factor)
-
-
-def arrivals(rng: random.Random, rate_per_s: float, seconds: float, burst: Burst | None) -> Iterator[float]:
-    """Seconds after the begin at which tasks arrive: a Poisson process, faster during the burst.
-
-    Drawn at rate 1 and then stretched (time change), so that no long gap jumps over the burst.
-    """
-    begin_s = burst.begin_s if burst else seconds
-    end_s = begin_s + burst.seconds_s if burst else seconds
-    factor = burst.factor if burst else 1.0
-    expected = 0.0  # tasks expected until now
-    while True:
-        expected += rng.expovariate(1.0)
-        at_s = expected / rate_per_s
-        if at_s > begin_s:
-            at_s = begin_s + (at_s - begin_s) / factor
-        if at_s > end_s:
-            at_s = end_s + (at_s - end_s) * factor
-        if at_s >= seconds:
-            return
+def arrivals(rng: random.Random, rate_per_s: float, seconds: float) -> Iterator[float]:
+    """Seconds after the begin at which tasks arrive: a Poisson process."""
+    at_s = rng.expovariate(rate_per_s)
+    while at_s < seconds:
         yield at_s
+        at_s += rng.expovariate(rate_per_s)
 
 
 def pattern(seed: int, shape: tuple[int, ...]) -> "np.ndarray[Any, Any]":
@@ -132,7 +104,9 @@ def outcome_of(error: BaseException | None) -> str:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Submit for `--seconds`, then wait until every task has ended."""
+    """Submit for `--seconds`, or until asked to end; then wait until every task has ended."""
+    ending = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ending.set())
     rng = random.Random(options.seed)
     load = Load()
     with Client(options.endpoint) as client:
@@ -143,12 +117,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         ]
         began = reported = time.monotonic()
         sample_every = max(1, int(options.rate * options.seconds / max(1, options.samples)))
-        for index, at_s in enumerate(arrivals(rng, options.rate, options.seconds, options.burst)):
-            while (now := time.monotonic()) < began + at_s:
+        for index, at_s in enumerate(arrivals(rng, options.rate, options.seconds)):
+            while (now := time.monotonic()) < began + at_s and not ending.is_set():
                 if now >= reported + PROGRESS_S:
                     print(json.dumps(load.progress()), flush=True)
                     reported = now
-                time.sleep(min(began + at_s - now, PROGRESS_S))
+                ending.wait(min(began + at_s - now, PROGRESS_S))
+            if ending.is_set():
+                break
             _submit(client, options, load, rng.choice(pool), keep=index % sample_every == 0)
         with load.lock:
             load.idle.wait_for(lambda: load.open == 0, timeout=DRAIN_S)
@@ -197,7 +173,6 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--rate", type=float, required=True, help="tasks per second on average")
     parser.add_argument("--seconds", type=float, required=True)
-    parser.add_argument("--burst", type=Burst.parse, default=None, metavar="BEGIN:SECONDS:FACTOR")
     parser.add_argument("--deadline", type=float, default=None, help="seconds from submission")
     parser.add_argument("--samples", type=int, default=4, help="results to keep for comparison")
     parser.add_argument("--seed", type=int, default=0)

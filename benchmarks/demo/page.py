@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from benchmarks.demo.answers import answers
 from benchmarks.demo.charts import COLORS, distribution_chart, line_chart, scatter_chart, timeline_chart
+from benchmarks.demo.parts import figure, ratio_text, table
 
 _STYLE = """
 :root { --bg:#fbfaf7; --ink:#22262b; --soft:#6b7280; --rule:#e3e0d8; --card:#ffffff;
@@ -15,7 +17,7 @@ _STYLE = """
   font:15px/1.5 system-ui, "DejaVu Sans", sans-serif; }
 main { max-width:1000px; margin:0 auto; padding:32px 20px 60px; }
 h1 { font-size:26px; margin:0 0 4px; } h2 { font-size:18px; margin:34px 0 8px; }
-p { margin:6px 0; } .soft { color:var(--soft); }
+p { margin:6px 0; } .verdict { font-size:16px; margin:8px 0 12px; } .soft { color:var(--soft); }
 .cards { display:grid; grid-template-columns:repeat(auto-fit,minmax(270px,1fr)); gap:12px; margin:20px 0; }
 .card { background:var(--card); border:1px solid var(--rule); border-radius:8px; padding:12px 14px; }
 .card b { display:block; font-size:21px; font-variant-numeric:tabular-nums; }
@@ -43,10 +45,11 @@ def render(report: Mapping[str, Any]) -> str:
     sections = [
         _head(report),
         _cards(report),
+        "<h2>The learned policy and the plain replanner</h2>" + answers(report),
         "<h2>Models</h2>" + _models(report["models"]),
-        "<h2>Queues over time</h2>" + _legend(names) + _figure(_queues(report)),
-        "<h2>Queue variance and re-plans</h2>" + _figure(_variance(report)) + _replans(report["replans"]),
-        "<h2>Latency, submit to result</h2>" + _legend(names) + _figure(_latencies(report)),
+        "<h2>Queues over time</h2>" + _legend(names) + figure(_queues(report)),
+        "<h2>Queue variance and re-plans</h2>" + figure(_variance(report)) + _replans(report["replans"]),
+        "<h2>Latency, submit to result</h2>" + _legend(names) + figure(_latencies(report)),
         "<h2>Steps, predicted and measured</h2>" + _predicted(report),
         "<h2>The schedule as it ran</h2>" + _timeline(report, names),
         "<h2>Plans</h2>" + _generations(report["generations"]),
@@ -90,14 +93,6 @@ def _cards(report: Mapping[str, Any]) -> str:
     )
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "numbers") -> str:
-    """A table of cells that are already HTML; numbers are aligned to the right, `text` to the left."""
-    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    table = f'<table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
-    return _figure(table)
-
-
 def _models(models: Sequence[Mapping[str, Any]]) -> str:
     head = [
         "model",
@@ -111,7 +106,7 @@ def _models(models: Sequence[Mapping[str, Any]]) -> str:
         "refused",
         "expired",
     ]
-    return _table(
+    return table(
         head,
         [
             [
@@ -137,10 +132,6 @@ def _legend(names: Sequence[str]) -> str:
         for index, name in enumerate(names)
     )
     return f'<p class="soft">{keys}</p>'
-
-
-def _figure(content: str) -> str:
-    return f'<div class="figure">{content}</div>'
 
 
 def _queues(report: Mapping[str, Any]) -> str:
@@ -172,16 +163,17 @@ def _variance(report: Mapping[str, Any]) -> str:
 
 def _replans(replans: Sequence[Mapping[str, Any]]) -> str:
     reasons = "".join(f'<p class="soft">{r["at_s"]:.1f} s: {escape(r["reason"])}</p>' for r in replans)
-    table = _table(
-        ["at", "trigger", "value", "threshold", "outcome", "ratio", "decided after", "active after"],
+    below = table(
+        ["at", "asked", "trigger", "value", "threshold", "outcome", "ratio", "decided after", "active after"],
         [
             [
                 f"{r['at_s']:.1f} s",
+                escape(r["proposer"]),
                 escape(r["trigger"].replace("_", " ")),
                 f"{r['value']:.3g}",
                 f"{r['threshold']:.3g}",
                 escape(r["outcome"].replace("_", " ")),
-                _ratio(r),
+                ratio_text(r),
                 f"{r['trigger_to_decision_ms'] / 1000:.1f} s",
                 "never" if r["trigger_to_active_ms"] is None else f"{r['trigger_to_active_ms'] / 1000:.1f} s",
             ]
@@ -189,14 +181,7 @@ def _replans(replans: Sequence[Mapping[str, Any]]) -> str:
         ],
         "text",
     )
-    return f'<div class="below">{table}</div>{reasons}'
-
-
-def _ratio(replan: Mapping[str, Any]) -> str:
-    if replan["ratio"] is None:
-        return "-"
-    low, high = replan["interval"]
-    return f"{replan['ratio']:.3f} ({low:.3f} to {high:.3f})"
+    return f'<div class="below">{below}</div>{reasons}'
 
 
 def _predicted(report: Mapping[str, Any]) -> str:
@@ -216,7 +201,7 @@ def _predicted(report: Mapping[str, Any]) -> str:
         '<p class="soft">Each point is one combined block; on the dashed line the prediction was exact. '
         "Above it: steps of other lanes and the clients took their share of the processor.</p>"
     )
-    return note + _legend(list(series)) + _figure(chart)
+    return note + _legend(list(series)) + figure(chart)
 
 
 def _latencies(report: Mapping[str, Any]) -> str:
@@ -241,11 +226,11 @@ def _timeline(report: Mapping[str, Any], names: Sequence[str]) -> str:
         "below are the same steps as planned from operators timed alone. From <code>trace.json</code>, which "
         "opens in Perfetto with everything else that was recorded.</p>"
     )
-    return note + _legend(names) + _figure(timeline_chart(rows, title="Timeline of streams"))
+    return note + _legend(names) + figure(timeline_chart(rows, title="Timeline of streams"))
 
 
 def _generations(generations: Sequence[Mapping[str, Any]]) -> str:
-    return _table(
+    return table(
         ["generation", "plan", "scheduler", "decided by", "state", "active"],
         [
             [
@@ -270,8 +255,8 @@ def _moment(at_s: float | None) -> str:
 
 def _schedules(schedules: Sequence[Mapping[str, str]]) -> str:
     rows = [[escape(row["members"]), f"<code>{escape(row['stage_string'])}</code>"] for row in schedules]
-    table = _table(["combined block", "stage string"], rows, "text")
-    return f"<details><summary>{len(rows)} combined blocks</summary>{table}</details>"
+    strings = table(["combined block", "stage string"], rows, "text")
+    return f"<details><summary>{len(rows)} combined blocks</summary>{strings}</details>"
 
 
 def _foot(report: Mapping[str, Any]) -> str:

@@ -9,7 +9,9 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
+from benchmarks.demo.comparison import LEARNED, PLAIN, compare
 from benchmarks.demo.processes import DemoFailed
+from planner.replan.learned import SCHEDULER
 
 OUTCOMES = ("completed", "refused", "cancelled", "expired", "failed")
 MAX_DIFFERENCE = 1e-4
@@ -22,6 +24,19 @@ def percentile(values: Sequence[float], fraction: float) -> float:
     """The value that `fraction` of all values do not exceed (nearest rank)."""
     ordered = sorted(values)
     return ordered[max(0, ceil(fraction * len(ordered)) - 1)]
+
+
+def merged(loads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One model's clients as one: the first serves all the time, the others were its bursts."""
+    outcomes: Counter[str] = Counter()
+    for load in loads:
+        outcomes.update(load["outcomes"])
+    return {
+        **loads[0],
+        "submitted": sum(load["submitted"] for load in loads),
+        "outcomes": dict(outcomes),
+        "latencies_ms": [value for load in loads for value in load["latencies_ms"]],
+    }
 
 
 def model_entry(load: Mapping[str, Any], model: Mapping[str, Any], blocks: int) -> dict[str, Any]:
@@ -70,6 +85,24 @@ def _unsound(replan: Mapping[str, Any]) -> str:
     return ""
 
 
+def _unfair(report: Mapping[str, Any]) -> list[str]:
+    """What the comparison of the proposers claims and cannot."""
+    found, policy = report["comparison"], report["policy"]
+    if (found is not None) != policy["had_say"]:
+        return [f"the policy {'had' if policy['had_say'] else 'had no'} say, and the comparison is {found}"]
+    if found is None:
+        return [] if policy["reason"] else ["the policy had no say, and nothing says why"]
+    asked = {entry["proposer"]: entry for entry in report["replans"]}
+    if missing := {LEARNED, PLAIN} - asked.keys():
+        return [f"{missing.pop()} was compared and never asked"]
+    learned, problems = asked[LEARNED], []
+    if learned["plan"] is not None and learned["scheduler"] != SCHEDULER:
+        problems.append(f"the learned policy's plan is by {learned['scheduler']}")
+    if found != compare(learned, asked[PLAIN]):
+        problems.append("the comparison is not what the re-plans say")
+    return problems
+
+
 def check(report: Mapping[str, Any]) -> list[str]:
     """What the report promises and does not hold, in words; empty when all is well."""
     problems = [
@@ -88,6 +121,7 @@ def check(report: Mapping[str, Any]) -> list[str]:
     if telemetry["produced"] != telemetry["stored"] + telemetry["dropped"]:
         problems.append(f"telemetry does not add up: {telemetry}")
     problems += [problem for entry in report["replans"] if (problem := _unsound(entry))]
+    problems += _unfair(report)
     if report["first_valid_plan_s"] >= 1.0:
         problems.append(f"the first valid plan took {report['first_valid_plan_s']:.2f} s")
     if report["difference"] > MAX_DIFFERENCE:

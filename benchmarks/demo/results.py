@@ -8,13 +8,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.demo.compare import compare, read_samples
+from benchmarks.demo.comparison import LEARNED, PLAIN, compare
+from benchmarks.demo.differences import differences, read_samples
 from benchmarks.demo.page import render
 from benchmarks.demo.predicted import measured_costs, predicted
 from benchmarks.demo.processes import DemoFailed
-from benchmarks.demo.report import check, model_entry, total_tasks
+from benchmarks.demo.report import check, merged, model_entry, total_tasks
 from benchmarks.demo.timeline import artifact_graphs, last_active, timeline
 from benchmarks.report import machine, versions
+from planner.replan.policy import How
+from planner.store.considered import KeptConsidered
 from shared.bound import bind
 from shared.plan import Plan, decode_plan
 from shared.policy.queues import variance, variance_threshold_s2
@@ -36,10 +39,13 @@ class Run:
     models: Mapping[str, Mapping[str, Any]]  # as `stageloom model list --json`
     history: Sequence[Mapping[str, Any]]  # as `stageloom plan history --json`
     replans: Sequence[Mapping[str, Any]]  # as `stageloom replans --json`
+    policy: Mapping[str, Any]  # as `stageloom policy import --json`, with the reason where there is none
+    answers: Mapping[str, int]  # per proposer the re-plan that it was asked for
+    considered: Mapping[int, Sequence[KeptConsidered]]  # per re-plan what was looked at
     telemetry: Mapping[str, int]
     rows: Sequence[Mapping[str, Any]]  # as `stageloom telemetry --json`
     trace: Path  # as `stageloom-agent trace` wrote it
-    client_files: Mapping[str, Path]
+    client_files: Mapping[str, Sequence[Path]]  # per model, that of the burst's clients after the first
     model_files: Mapping[str, Path]
     deadline_s: float  # of every task, from its submission
 
@@ -54,7 +60,10 @@ def assemble(run: Run) -> dict[str, Any]:
     Raises:
         DemoFailed: it does not hold what it promises.
     """
-    loads = {name: json.loads(path.read_text()) for name, path in run.client_files.items()}
+    loads = {
+        name: merged([json.loads(path.read_text()) for path in paths])
+        for name, paths in run.client_files.items()
+    }
     plans = {plan["digest"]: decode_plan(b64decode(plan["wire"]), plan["digest"]) for plan in run.plans}
     last = next(plan for plan in run.plans if plan["digest"] == last_active(run.rows))
     plan = plans[last["digest"]]
@@ -62,15 +71,16 @@ def assemble(run: Run) -> dict[str, Any]:
     bound = {digest: bind(one, graphs) for digest, one in plans.items()}
     blocks = {model.name: model.num_blocks for model in plan.models}
     models = [model_entry(loads[name], run.models[name], blocks[name]) for name in loads]
-    differences, sensitivities, samples = [], [], 0
-    for name, path in run.client_files.items():
-        pairs = read_samples(path.with_suffix(".npz"))
-        difference, sensitivity = compare(run.model_files[name], pairs)
-        differences.append(difference)
+    worst, sensitivities, samples = [], [], 0
+    for name, paths in run.client_files.items():
+        pairs = [pair for path in paths for pair in read_samples(path.with_suffix(".npz"))]
+        difference, sensitivity = differences(run.model_files[name], pairs)
+        worst.append(difference)
         sensitivities.append(sensitivity)
         samples += len(pairs)
+    replans = _replans(run, plans)
     report = {
-        "version": 1,
+        "version": 2,
         "started_at": run.started_at.isoformat(timespec="seconds"),
         "duration_s": max(load["seconds"] for load in loads.values()),
         "machine": machine(),
@@ -80,9 +90,11 @@ def assemble(run: Run) -> dict[str, Any]:
         "first_valid_plan_s": run.first_plan_s,
         "plan_bytes": {"text": last["text_bytes"], "wire": last["wire_bytes"]},
         "generations": _generations(run),
-        "replans": _replans(run),
+        "replans": replans,
+        "policy": _policy(run),
+        "comparison": _comparison(run, replans),
         "telemetry": dict(run.telemetry),
-        "difference": max(differences),
+        "difference": max(worst),
         "sensitivity": min(sensitivities),
         "samples": samples,
         "queues": _queues(run, list(loads)),
@@ -120,23 +132,71 @@ def _generations(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def _replans(run: Run) -> list[dict[str, Any]]:
+def _replans(run: Run, plans: Mapping[str, Plan]) -> list[dict[str, Any]]:
+    proposer = {number: name for name, number in run.answers.items()}
+    scheduler = {plan["digest"]: plan["scheduler"] for plan in run.plans}
     return [
         {
             "at_s": run.second(entry["at_us"]),
             "trigger": entry["cause"],
             "value": entry["value"],
             "threshold": entry["threshold"],
+            "proposer": proposer.get(entry["replan"], ""),
             "plan": entry["digest"],
+            "scheduler": scheduler.get(entry["digest"], ""),
+            "blocks": None if entry["digest"] is None else len(plans[entry["digest"]].combined),
+            "same_structure": _structure(plans, entry["digest"]) == _structure(plans, entry["control"]),
+            "looked_at": len(run.considered[entry["replan"]]),
+            "predicted": entry["predicted"],
             "outcome": entry["outcome"],
             "ratio": entry["ratio"],
             "interval": None if entry["ratio_low"] is None else [entry["ratio_low"], entry["ratio_high"]],
+            "pairs": entry["pairs"],
+            "trigger_to_plan_ms": _proposed_ms(run, entry),
             "trigger_to_decision_ms": entry["trigger_to_decision_ms"],
             "trigger_to_active_ms": entry["trigger_to_active_ms"],
             "reason": entry["reason"],
         }
         for entry in sorted(run.replans, key=lambda entry: entry["at_us"])
     ]
+
+
+def _structure(plans: Mapping[str, Plan], digest: str | None) -> str | None:
+    return plans[digest].structure if digest is not None and digest in plans else None
+
+
+def _proposed_ms(run: Run, entry: Mapping[str, Any]) -> float | None:
+    """From the device's trigger to the planner's choice; both have this machine's clock."""
+    looked_at = run.considered[entry["replan"]]
+    if entry["digest"] is None or not looked_at:
+        return None
+    return round((looked_at[0].at_us - int(entry["at_us"])) / 1e3, 3)
+
+
+def _policy(run: Run) -> dict[str, Any]:
+    """The policy that was adopted, and whether it had its say."""
+    learned = run.answers.get(LEARNED)
+    had_say = learned is not None and any(
+        one.considered.how == How.LEARNED.value for one in run.considered[learned]
+    )
+    reason = run.policy["reason"]
+    if learned is not None and not had_say:
+        reason = next(entry["reason"] for entry in run.replans if entry["replan"] == learned)
+    return {
+        "digest": run.policy["policy"],
+        "trained_for": run.policy.get("trained_for"),
+        "device_class": run.policy.get("device_class"),
+        "had_say": had_say,
+        "reason": reason,
+    }
+
+
+def _comparison(run: Run, replans: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """None where the policy had no say."""
+    answers = {entry["proposer"]: entry for entry in replans}
+    if not _policy(run)["had_say"]:
+        return None
+    return compare(answers[LEARNED], answers[PLAIN])
 
 
 def _queues(run: Run, names: Sequence[str]) -> dict[str, Any]:

@@ -14,24 +14,40 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import zoo
-from benchmarks.demo.live import watch_load
+from benchmarks.demo.clients import Clients
+from benchmarks.demo.comparison import LEARNED, PLAIN
 from benchmarks.demo.load import pattern
 from benchmarks.demo.processes import DemoFailed, Lines, Processes
+from benchmarks.demo.replanning import Replanning
 from benchmarks.demo.results import Run, assemble, write
 from edge_agent import Client
+from planner.replan.considered import serves
+from planner.store.considered import KeptConsidered
+from planner.store.reading import ReadStore
 from shared.errors import UnavailableError
+from shared.ids import DeviceId
+from shared.plan import decode_plan
 
 MODELS = ("inception_v3", "resnet50", "squeezenet")
 WEIGHTS = (1, 2, 4)  # rates of the three clients, before scaling
+FIRST = ("--scheduler", "sequential", "--partition", "whole")
+"""The first plan: one model after another. On a CPU every cut costs more than it brings."""
+
+ALIGNED = ("--scheduler", "greedy", "--partition", "whole", "--combine", "aligned", "--members", "3")
+MEASURE_S = 10.0  # for the stages of that plan
 BURST_MODEL = "squeezenet"
-BURST_BEGIN_S, BURST_SECONDS = 8.0, 4.0
-BURST_LOAD = 2.0  # of the measured capacity, while the burst lasts: queues grow by a second of work a second
+BURST_LOAD = 2.0  # of the measured capacity, while a burst lasts: queues grow by a second of work a second
+AFTERWARDS_S = 3.0
+INSTANCE_TIMES = 8.0
+"""A trial's window, in times of the slowest model: two trials of usual windows are more than one watches."""
+
 DEVICE = "demo"
 DEADLINE_S = 2.0
 CALIBRATE_S = 2.0
 TRACE_S = 3.0
-PATIENCE_S = 90.0  # longer than a trial
+PATIENCE_S = 90.0
 PLANNER, AGENT = "planner", "edge_agent"
+POLICIES = Path(__file__).parent / "policy"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +55,12 @@ class Options:
     """What can be chosen on the command line."""
 
     out: Path
-    seconds: float
+    seconds: float  # of load at most
     load: float  # share of the measured capacity that the clients ask for
     width: float
     seed: int
+    search_s: float = 10.0  # for the plain replanner's searches
+    trial_s: float = 60.0  # of a trial at most
 
 
 def tell(options: Options) -> dict[str, Any]:
@@ -67,14 +85,15 @@ def tell(options: Options) -> dict[str, Any]:
         story.write_models()
         story.start()
         story.add_models()
-        first = story.make_plan("first", "--scheduler", "sequential", "--lanes", "2")
+        first = story.make_plan("first", *FIRST)
         story.run_plan(first)
         service_s = story.calibrate()
         story.profile()
+        policy = story.import_policy()
         story.start_clients(service_s)
         story.trace()
-        story.watch()
-        run = story.finish(started_at, first["search_s"])
+        replans = story.replan(first["plan"], service_s, policy)
+        run = story.finish(started_at, first["search_s"], policy, replans)
     report = assemble(run)
     write(report, out)
     console.print(f"report: {out / 'report.html'}")
@@ -90,8 +109,14 @@ class _Story:
         self.processes = processes
         self.console = console
         self.socket = Path(processes.environment["STAGELOOM_AGENT_SOCKET"])
-        self.began_s = 0.0
-        self.clients: dict[str, Lines] = {}
+        self.clients = Clients(
+            processes,
+            console,
+            out / "clients",
+            self.socket,
+            deadline_s=DEADLINE_S,
+            seed=options.seed,
+        )
 
     def say(self, text: str) -> None:
         self.console.print(f"[bold]·[/bold] {text}", highlight=False)
@@ -120,6 +145,8 @@ class _Story:
         self.say("enrolling the agent with a one-time token")
         token = self.planner("device", "token", DEVICE)["token"]
         self.processes.call("agent-join", AGENT, "join", token)
+        settings = {"trial": {"limit_s": self.options.trial_s, "instance_times": INSTANCE_TIMES}}
+        (self.out / "agent" / "agent.json").write_text(json.dumps(settings))
         agent = self.processes.start("agent", AGENT, "run")
         assert agent.stdout is not None
         Lines(agent.stdout)
@@ -169,36 +196,38 @@ class _Story:
         return service_s
 
     def profile(self) -> None:
-        """Time every operator on the device, while its queues are empty."""
+        """Time every operator on the device while its queues are empty, then stages of several groups.
+
+        Until its first burst the device is not re-planned, whatever alarms it raises.
+        """
+        self.planner("device", "replan", DEVICE, "--off")
         self.say("profiling operators on the device")
         self.planner("device", "profile", DEVICE, *(w for m in MODELS for w in ("--model", m)), "--wait")
+        self.say("measuring stages that run operators of several models side by side")
+        aligned = self.make_plan("aligned", *ALIGNED)["plan"]
+        stages = ("--plan", aligned, "--budget", f"{MEASURE_S:g}", "--wait")
+        self.processes.call("device-profile-stages", PLANNER, "device", "profile", DEVICE, *stages)
+
+    def import_policy(self) -> dict[str, Any]:
+        """Adopt the trained policy for this device; `policy` is None where none can be."""
+        file = POLICIES / f"width-{self.options.width:g}.checkpoint"
+        if not file.exists():
+            reason = f"no policy was trained for networks of width {self.options.width:g}"
+            return {"policy": None, "reason": reason}
+        try:
+            policy: dict[str, Any] = self.planner("policy", "import", str(file), "--device", DEVICE)
+        except DemoFailed:
+            return {"policy": None, "reason": self.processes.tail("policy-import")}
+        self.say(f"adopted policy {policy['policy'][:12]}, trained for {policy['trained_for']}")
+        return {**policy, "reason": ""}
 
     def start_clients(self, service_s: Sequence[float]) -> None:
-        """Three processes, each with its own arrivals, in proportion 1:2:4; one of them with a burst."""
-        (self.out / "clients").mkdir(parents=True, exist_ok=True)
+        """Three processes, each with its own arrivals, in proportion 1:2:4."""
         options = self.options
         scale = options.load / sum(w * s for w, s in zip(WEIGHTS, service_s, strict=True))
         rates = dict(zip(MODELS, (weight * scale for weight in WEIGHTS), strict=True))
-        bursting = rates[BURST_MODEL] * service_s[MODELS.index(BURST_MODEL)]
-        factor = 1.0 + (BURST_LOAD - options.load) / bursting
-        asked = ", ".join(f"{rate:.1f}/s" for rate in rates.values())
-        self.say(
-            f"asking for {asked}; {BURST_MODEL} {factor:.0f} times as often from second {BURST_BEGIN_S:g} "
-            f"to {BURST_BEGIN_S + BURST_SECONDS:g}"
-        )
-        for index, (name, rate) in enumerate(rates.items()):
-            burst = f"--burst={BURST_BEGIN_S}:{BURST_SECONDS}:{factor if name == BURST_MODEL else 1.0:.3f}"
-            process = self.processes.start(
-                f"client-{name}",
-                "benchmarks.demo.load",
-                *("--endpoint", str(self.socket), "--model", name, "--rate", f"{rate:.4f}"),
-                *("--seconds", str(self.options.seconds), "--deadline", str(DEADLINE_S)),
-                *("--seed", str(self.options.seed * 10 + index), "--out", str(self.client_file(name))),
-                burst,
-            )
-            assert process.stdout is not None
-            self.clients[name] = Lines(process.stdout)
-        self.began_s = time.monotonic()
+        self.say(f"asking for {', '.join(f'{rate:.1f}/s' for rate in rates.values())}")
+        self.clients.start(rates, options.seconds)
 
     def trace(self) -> None:
         """A short recording of the engine under load, for the report and for Perfetto."""
@@ -215,47 +244,51 @@ class _Story:
     def trace_file(self) -> Path:
         return self.out / "trace.json"
 
-    def client_file(self, name: str) -> Path:
-        return self.out / "clients" / f"{name}.json"
+    def replan(self, first: str, service_s: Sequence[float], policy: dict[str, Any]) -> dict[str, int]:
+        """A burst for each proposer; the numbers of the re-plans that answered."""
+        store = ReadStore.open(self.out / "planner", "")
+        try:
+            replanning = Replanning(
+                DEVICE, self.planner, self.clients, store, self.say, patience_s=self.options.trial_s + 90.0
+            )
+            burst = BURST_MODEL, (BURST_LOAD - self.options.load) / service_s[MODELS.index(BURST_MODEL)]
+            found = {PLAIN: replanning.answer(PLAIN, *burst, search_s=self.options.search_s)}
+            if policy["policy"] is not None:
+                replanning.run_again(first)
+                found[LEARNED] = replanning.answer(LEARNED, *burst)
+                replanning.run_best(found.values())
+            self.clients.pause(AFTERWARDS_S)
+            return found
+        finally:
+            store.close()
 
-    def watch(self) -> None:
-        """The live table, until every client has ended."""
-        running = [self.processes.running[f"client-{name}"] for name in MODELS]
-        watch_load(
-            self.console,
-            {name: lines for name, lines in self.clients.items()},
-            total_s=self.options.seconds,
-            began_s=self.began_s,
-            done=lambda: all(process.poll() is not None for process in running),
-            check=lambda: self.processes.require_alive(["planner", "agent"]),
-        )
-
-    def finish(self, started_at: datetime, first_plan_s: float) -> Run:
-        """Wait until every re-plan is decided and telemetry has come, then read what the planner stored."""
-        for name in MODELS:
-            process = self.processes.running[f"client-{name}"]
-            process.wait(PATIENCE_S)
-            if process.returncode:
-                raise DemoFailed(f"client {name}: {self.processes.tail(f'client-{name}')}")
-        self.until("the re-plan to be decided", self.decided, ["planner", "agent"])
+    def finish(
+        self, started_at: datetime, first_plan_s: float, policy: dict[str, Any], answers: dict[str, int]
+    ) -> Run:
+        """End the load, wait until telemetry has come, then read what the planner stored."""
+        self.clients.end(PATIENCE_S)
         self.say("draining telemetry")
         self.until("telemetry to drain", self.telemetry_balanced, ["planner", "agent"])
         history = self.planner("plan", "history", DEVICE)
         desired = {entry["plan"] for entry in history if entry["digest"]}
+        replans = self.planner("replans", DEVICE)
         run = Run(
             out=self.out,
             started_at=started_at,
-            began_s=self.began_s,
+            began_s=self.clients.began_s,
             wall_minus_monotonic_s=time.time() - time.monotonic(),
             plans=[self.planner("plan", "show", name) for name in sorted(desired)],
             first_plan_s=first_plan_s,
             models={model["model"]: model for model in self.planner("model", "list")},
             history=history,
-            replans=self.planner("replans", DEVICE),
+            replans=replans,
+            policy=policy,
+            answers=answers,
+            considered=self.considered([replan["replan"] for replan in replans]),
             telemetry=self.books(),
             rows=self.planner("telemetry", DEVICE),
             trace=self.trace_file,
-            client_files={name: self.client_file(name) for name in MODELS},
+            client_files=self.clients.files,
             model_files={name: self.model_path(name) for name in MODELS},
             deadline_s=DEADLINE_S,
         )
@@ -263,12 +296,15 @@ class _Story:
         self.processes.stop("planner")
         return run
 
-    def decided(self) -> bool:
-        """At least one re-plan, and none of them open."""
-        replans = self.planner("replans", DEVICE)
-        if not replans:
-            raise DemoFailed("the burst made no queue diverge enough for a re-plan")
-        return all(replan["outcome"] != "pending" for replan in replans)
+    def considered(self, replans: Sequence[int]) -> dict[int, list[KeptConsidered]]:
+        """What each re-plan looked at."""
+        store = ReadStore.open(self.out / "planner", "")
+        try:
+            serves_ = serves(decode_plan(store.plan("first").wire))
+            found = store.considered(serves_, store.device(DeviceId(DEVICE)).device_class)
+        finally:
+            store.close()
+        return {number: [one for one in found if one.replan == number] for number in replans}
 
     def books(self) -> dict[str, int]:
         """Telemetry rows produced by the device, stored and dropped."""

@@ -20,6 +20,11 @@ app = typer.Typer(
 )
 
 _POLL_S = 0.2
+_WHO = {
+    admin.Proposer.ALL: "the learned policy and the searches propose",
+    admin.Proposer.LEARNED: "the learned policy alone proposes, where one fits",
+    admin.Proposer.PLAIN: "all but the learned policy propose",
+}
 
 
 @app.command()
@@ -158,6 +163,12 @@ def replan(
     budget: Annotated[
         float | None, typer.Option("--budget", metavar="S", help="Seconds for the searches of one re-plan.")
     ] = None,
+    proposer: Annotated[
+        admin.Proposer | None,
+        typer.Option(
+            help="Who proposes plans: all, by predicted cost; the learned policy, at once; or all but it."
+        ),
+    ] = None,
     attach: Annotated[
         bool | None,
         typer.Option(
@@ -174,6 +185,7 @@ def replan(
     
     stageloom device replan shop-7
     stageloom device replan shop-7 --off
+    stageloom device replan shop-7 --proposer learned
     """
     request = checked(
         admin.DeviceReplanRequest(
@@ -182,18 +194,19 @@ def replan(
             scheduler=scheduler,
             members_max=members_max,
             budget_s=budget,
+            proposer=proposer,
             attach=attach,
         )
     )
     reply = ask(data_dir_of(data_dir), request, admin.DeviceReplanReply)
     if json:
-        names = ("enabled", "scheduler", "members_max", "budget_s", "attach")
+        names = ("enabled", "scheduler", "members_max", "budget_s", "attach", "proposer")
         emit_json({name: getattr(reply, name) for name in names})
         return
     emit(
         f"re-planning {device} is {'on' if reply.enabled else 'off'}: {reply.scheduler}, up to "
-        f"{reply.members_max} blocks combined, {reply.budget_s:g} s to search; trained policies that fit are "
-        f"{'sent along' if reply.attach else 'not sent along'}"
+        f"{reply.members_max} blocks combined, {reply.budget_s:g} s to search; {_WHO[reply.proposer]}; "
+        f"trained policies that fit are {'sent along' if reply.attach else 'not sent along'}"
     )
 
 

@@ -1,24 +1,26 @@
-"""`stageloom policy ...`: learned policies that devices plan with while the planner is away."""
+"""`stageloom policy ...`: learned policies; those of devices that plan alone, and those from elsewhere."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from planner.admin.client import ask
-from planner.cli.options import DataDir, Json, checked, data_dir_of
-from planner.cli.output import emit_json, progress
+from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
+from planner.cli.output import emit, emit_json, progress
 from planner.cli.pushing import as_json, in_words
+from shared.errors import InputError
 from shared.ids import DeviceId
 from shared.messages import admin
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Give devices a learned policy to plan with alone."
+    no_args_is_help=True, rich_markup_mode=None, help="Take over learned policies; give them to devices."
 )
 
 
 @app.callback()
 def group() -> None:
-    """Give devices a learned policy to plan with alone."""
+    """Take over learned policies; give them to devices."""
 
 
 @app.command()
@@ -53,3 +55,57 @@ def attach(
         emit_json({"device": device, **as_json(reply)})
     else:
         progress(f"attached to {device} as {in_words(reply)}")
+
+
+@app.command("import")
+def import_policy(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="As `stageloom train maddpg --output` wrote it.")
+    ],
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device", metavar="D", help="Adopt it for this device's class. Default: the class it names."
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    database_url: DatabaseUrl = "",
+    json: Json = False,
+) -> None:
+    """Keep a policy that was trained elsewhere; the next re-plan of a device of its class asks it.
+
+    A policy has a say only on the device class it was trained for. With --device it is adopted for that
+    device's class, and for the planner's artifacts with the same graphs where its own are not here. Its plans
+    must win a trial on the device like any.
+
+    \b
+    stageloom policy import maddpg.checkpoint --device shop-7
+    stageloom policy attach shop-7 maddpg
+    """
+    from planner.cli.kept_policy import keep_policy
+    from planner.replan.adopted import adopted
+    from planner.store.reading import ReadStore
+    from shared.ids import DeviceId
+    from shared.policy.maddpg.checkpoint import MAX_BYTES, decode, encode
+
+    try:
+        with file.open("rb") as opened:
+            found = decode(opened.read(MAX_BYTES + 1))
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}") from error
+    own = found
+    store = ReadStore.open(data_dir_of(data_dir), database_url)
+    try:
+        if device is not None:
+            known = {one.digest: store.graph(one.digest) for one in store.models(limit=1_000_000)}
+            own = adopted(found, store.device(DeviceId(device)).device_class, known)
+        digest = keep_policy(store.database, encode(own))
+    finally:
+        store.close()
+    told = {"policy": digest, "device_class": own.space.device_class, "trained_for": found.space.device_class}
+    if json:
+        emit_json({**told, "models": [one.artifact for one in own.space.models]})
+        return
+    emit(digest)
+    adoption = "" if own is found else f", adopted from {found.space.device_class}"
+    progress(f"policy {digest[:12]} is kept for {own.space.device_class}{adoption}")

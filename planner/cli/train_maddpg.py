@@ -81,11 +81,11 @@ def maddpg(
         run = _Run(found, settings, seed, budget_s, workers or default_workers(), ray_address, output)
         progress(f"twin: {found.times}; arrivals: {found.arrivals}; {run.about['blocks']} blocks")
         trained = run.train()
-        digest, plan = _keep(store.database, found, trained)
+        digest, plan = _keep(store.database, trained)
     finally:
         store.close()
     if output is not None:
-        _write(output, trained)
+        _write(output, trained, found)
     _tell(device, digest, plan, trained, found, json=json)
 
 
@@ -161,45 +161,24 @@ class _Run:
             pool.close()
 
 
-def _keep(database: "Database", found: "StoredProblem", trained: "Trained") -> tuple[str, str]:
+def _keep(database: "Database", trained: "Trained") -> tuple[str, str]:
     """The policy's digest and the best plan's name, both in the store."""
-    from planner.store import checkpoints, plans
-    from shared.policy.maddpg.checkpoint import decode
+    from planner.cli.kept_policy import keep_policy
+    from planner.store import plans
 
-    now_us = time.time_ns() // 1000
-    provenance = decode(trained.checkpoint).provenance
-    template = found.problem.template
-    digest = checkpoints.keep(
-        database,
-        trained.checkpoint,
-        policy="maddpg",
-        device_class=found.problem.space.device_class,
-        provenance={
-            **provenance,
-            "models": {model.artifact: model.name for model in template.models},
-            "steps": trained.transitions,
-            "validation_ratio": _ratio(trained),
-        },
-        curves=[one.plain() for one in trained.history],
-        now_us=now_us,
-    )
-    return digest, plans.keep(database, trained.plan, scheduler="maddpg", now_us=now_us)
+    digest = keep_policy(database, trained.checkpoint, [one.plain() for one in trained.history])
+    return digest, plans.keep(database, trained.plan, scheduler="maddpg", now_us=time.time_ns() // 1000)
 
 
-def _ratio(trained: "Trained") -> float:
-    """What a task costs under the policy, over what it costs with every block alone."""
-    alone = rivals_worth(trained.seeds_worth).get("sequential")
-    if alone is None or not trained.policy_worth.throughput_per_s > 0.0:
-        return 1.0
-    return alone.throughput_per_s / trained.policy_worth.throughput_per_s
-
-
-def _write(output: Path, trained: "Trained") -> None:
+def _write(output: Path, trained: "Trained", found: "StoredProblem") -> None:
     import json as json_text
+
+    from planner.twin.device_file import device_toml
 
     curves = json_text.dumps([one.plain() for one in trained.history], indent=1)
     (output / "curves.json").write_text(curves + "\n", encoding="utf-8")
     (output / "maddpg.checkpoint").write_bytes(trained.checkpoint)
+    (output / "twin.toml").write_text(device_toml(found.device), encoding="utf-8")
 
 
 def _tell(

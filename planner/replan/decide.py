@@ -15,6 +15,7 @@ from planner.replan.observation import Observation
 from planner.replan.policy import How, Proposal
 from planner.replan.predict import Prediction, predict
 from shared.errors import PlanError
+from shared.messages.admin import Proposer
 
 PROVEN_AHEAD: Final = 0.02  # the gain that a trial asks for
 UNSURE: Final = 0.02  # what the formula may be wrong by and the plan is still worth a trial
@@ -58,12 +59,21 @@ def decide(seen: Observation, proposals: Iterable[Proposal]) -> Decision:
     )
 
 
-def proven_at_once(seen: Observation, proposals: Iterable[Proposal]) -> Decision | None:
-    """The fast path: a proven plan that nothing else at hand is predicted to beat, the incumbent included."""
+def without_search(seen: Observation, proposals: Iterable[Proposal]) -> Decision | None:
+    """The fast path: a proven plan that nothing else at hand is predicted to beat, the incumbent included.
+
+    Where the trained policy alone is asked, its plan: it is why nobody has to search.
+    """
     decision = decide(seen, proposals)
-    if decision.proposal is not None and decision.proposal.how is How.PROVEN:
+    if decision.proposal is not None and (
+        decision.proposal.how is How.PROVEN or _is_asked_alone(seen, decision.proposal)
+    ):
         return decision
     return None
+
+
+def _is_asked_alone(seen: Observation, proposal: Proposal) -> bool:
+    return proposal.how is How.LEARNED and seen.settings.proposer is Proposer.LEARNED
 
 
 def _judged(seen: Observation, proposals: Iterable[Proposal]) -> list[_Judged]:
@@ -98,7 +108,8 @@ def _one(seen: Observation, base: Prediction, proposal: Proposal) -> _Judged:
     if barred:
         return judged(Verdict.BARRED, found)
     predicted = found.busy / base.busy if base.busy > 0.0 else 1.0
-    if other and predicted > _most(proposal, found.measured and base.measured):
+    asked = _is_asked_alone(seen, proposal)  # whoever asks for it wants it tried: a trial can do no harm
+    if other and not asked and predicted > _most(proposal, found.measured and base.measured):
         return judged(Verdict.WORSE, found)
     ahead = PROVEN_AHEAD if proposal.how is How.PROVEN else 0.0
     return judged(Verdict.BEHIND, found, predicted - ahead)

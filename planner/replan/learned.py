@@ -17,6 +17,7 @@ from shared.digest import digest_bytes
 from shared.errors import StageloomError
 from shared.ids import Digest
 from shared.legality import violations
+from shared.messages.admin import Proposer
 from shared.plan import CombinedBlock, Member, Plan
 from shared.schedule import Schedule
 from shared.search.beam import beam
@@ -52,7 +53,11 @@ class Learned:
 
 
 class LearnedPolicy:
-    """The plain policy, and where a trained one is for what runs on the device, that one's plan as well."""
+    """The plain policy, and where a trained one is for what runs on the device, that one's plan as well.
+
+    A device's settings may ask for the trained one alone (its plan is then there at once, nothing is searched
+    for) or for the plain one alone.
+    """
 
     def __init__(self, plain: Policy | None = None) -> None:
         self._plain = plain or PlainPolicy()
@@ -60,13 +65,16 @@ class LearnedPolicy:
 
     def at_once(self, seen: Observation) -> Sequence[Proposal]:
         """See `Policy`."""
-        proposals = self._plain.at_once(seen)
         found = self._learned(seen).plan
-        return proposals if found is None else [*proposals, Proposal(found, How.LEARNED, SCHEDULER)]
+        if found is None:
+            return self._plain.at_once(seen)
+        proposal = Proposal(found, How.LEARNED, SCHEDULER)
+        return [proposal] if _alone(seen) else [*self._plain.at_once(seen), proposal]
 
     def searches(self, seen: Observation) -> Sequence[SearchJob]:
         """See `Policy`."""
-        return self._plain.searches(seen)
+        asked_alone = _alone(seen) and self._learned(seen).plan is not None
+        return () if asked_alone else self._plain.searches(seen)
 
     def after(self, seen: Observation, found: Sequence[tuple[SearchJob, Plan]]) -> Sequence[Proposal]:
         """See `Policy`."""
@@ -97,8 +105,21 @@ class LearnedPolicy:
         """Asked more than once of an observation, worked out once: somebody waits for the answer."""
         last = self._last
         if last is None or last[0] is not seen:
-            last = self._last = seen, learned(seen)
+            last = self._last = seen, _asked(seen)
         return last[1]
+
+
+def _alone(seen: Observation) -> bool:
+    return seen.settings.proposer is Proposer.LEARNED
+
+
+def _asked(seen: Observation) -> Learned:
+    """As `learned`, if the settings ask for it."""
+    if seen.settings.proposer is Proposer.PLAIN:
+        return Learned(None)
+    if _alone(seen) and not seen.learned:
+        return Learned(None, "there is no trained policy")
+    return learned(seen)
 
 
 def learned(seen: Observation) -> Learned:

@@ -17,7 +17,7 @@ from planner.cluster.interface import SearchPool
 from planner.cluster.run import search
 from planner.costs.schedules import FoundSchedule, found_schedules
 from planner.replan.background import ScheduleSearches
-from planner.replan.decide import Decision, decide, proven_at_once
+from planner.replan.decide import Decision, decide, without_search
 from planner.replan.learned import SEARCHED, LearnedPolicy
 from planner.replan.observation import Observation
 from planner.replan.observing import observe, without_costs
@@ -110,7 +110,7 @@ class Replanner:
         seen = observe(self._store, device, replan, self._clock.wall_us())
         # Whoever drifted has other costs by now, which another plan may suit better than what was proven.
         drifted = seen.cause == Cause.DRIFT.value
-        decision = None if drifted else proven_at_once(seen, self._policy.at_once(seen))
+        decision = None if drifted else without_search(seen, self._policy.at_once(seen))
         if decision is not None:
             self._carry_out(seen, replan, decision, self._policy.remark(seen))
         else:

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shared.ids import Digest
+from shared.messages.admin import Proposer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +15,7 @@ class ReplanSettings:
     scheduler: str = "ios"
     members_max: int = 2  # H: blocks per combined block at most
     budget_s: float = 10.0  # for the searches of one re-plan: the best found so far is proposed
+    proposer: Proposer = Proposer.ALL
     attach: bool = True  # send the trained policy that fits a pushed plan along, where the device may use it
 
     def fields(self) -> dict[str, Any]:

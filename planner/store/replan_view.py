@@ -45,6 +45,7 @@ _BEGUN: Final = (
         ReplanSettingRow.scheduler,
         ReplanSettingRow.members_max,
         ReplanSettingRow.budget_s,
+        ReplanSettingRow.proposer,
         ReplanSettingRow.attach,
         CalibrationRow.costs_key,
         CalibrationRow.steps_since_us,

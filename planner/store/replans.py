@@ -25,7 +25,7 @@ from planner.store.tables import (
     TrialRow,
 )
 from shared.ids import DeviceId, Digest
-from shared.messages.admin import ReplanInfo, TrialInfo
+from shared.messages.admin import Proposer, ReplanInfo, TrialInfo
 from shared.messages.control import Alarm, DeviceState
 from shared.messages.telemetry import PlanActivated, TrialEnded
 
@@ -103,13 +103,15 @@ def settings_of(row: Any) -> ReplanSettings:
         scheduler=row.scheduler,
         members_max=row.members_max,
         budget_s=row.budget_s,
+        proposer=Proposer(row.proposer),
         attach=row.attach,
     )
 
 
 def set_settings(session: Session, device: DeviceId, wanted: ReplanSettings) -> None:
     """Keep how a device is re-planned."""
-    session.merge(ReplanSettingRow(device=device, **wanted.fields()))
+    fields = {**wanted.fields(), "proposer": wanted.proposer.value}
+    session.merge(ReplanSettingRow(device=device, **fields))
 
 
 def record_alarm(session: Session, device: DeviceId, alarm: Alarm, now_us: int) -> int | None:

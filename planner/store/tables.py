@@ -354,6 +354,7 @@ class ReplanSettingRow(Table):
     scheduler: Mapped[str]
     members_max: Mapped[int]
     budget_s: Mapped[float]
+    proposer: Mapped[str] = mapped_column(String(16))
     attach: Mapped[bool]
 
 

@@ -4,6 +4,7 @@ Whoever opens the socket is the operator. Lists come in pages: a reply's `more` 
 name continues as `after`. Every reply to a request is its own reply type or `Failed`.
 """
 
+from enum import Enum
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
@@ -244,6 +245,14 @@ class StageProfileCreate(Message, frozen=True, kw_only=True, tag="stage_profile_
     unsure_only: bool = False
 
 
+class Proposer(str, Enum):
+    """Whom the planner asks for the plans of a re-plan."""
+
+    ALL = "all"  # everyone; the plan that is predicted to cost least is pushed
+    LEARNED = "learned"  # the trained policy alone, without a search; the others where none fits
+    PLAIN = "plain"  # everyone but the trained policy
+
+
 class DeviceReplanRequest(Message, frozen=True, kw_only=True, tag="device_replan_request"):
     """Read how a device is re-planned, and change what is not None."""
 
@@ -252,6 +261,7 @@ class DeviceReplanRequest(Message, frozen=True, kw_only=True, tag="device_replan
     scheduler: Name | None = None
     members_max: Annotated[int, Meta(ge=1, le=64)] | None = None
     budget_s: Annotated[float, Meta(gt=0.0, le=3600.0)] | None = None
+    proposer: Proposer | None = None
     attach: bool | None = None
 
 
@@ -263,6 +273,7 @@ class DeviceReplanReply(Message, frozen=True, kw_only=True, tag="device_replan_r
     members_max: SmallCount
     budget_s: Seconds
     attach: bool = True
+    proposer: Proposer = Proposer.ALL
 
 
 class ModelAddRequest(Message, frozen=True, kw_only=True, tag="model_add_request"):

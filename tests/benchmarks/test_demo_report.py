@@ -14,12 +14,58 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from benchmarks.demo.charts import nice_ticks
-from benchmarks.demo.load import Burst, arrivals
+from benchmarks.demo.comparison import Ratio, compare
+from benchmarks.demo.load import arrivals
 from benchmarks.demo.page import render
-from benchmarks.demo.report import SCHEMA, check, percentile, total_tasks
+from benchmarks.demo.report import SCHEMA, check, merged, percentile, total_tasks
 from benchmarks.demo.timeline import WINDOW_US, timeline
 
 DIGEST = "ab" * 32
+
+
+def replan(proposer: str, **changes: Any) -> dict[str, Any]:
+    """A re-plan whose plan won its trial."""
+    return {
+        "at_s": 4.0,
+        "trigger": "variance",
+        "value": 0.4,
+        "threshold": 0.25,
+        "proposer": proposer,
+        "plan": DIGEST,
+        "scheduler": {"learned": "maddpg", "plain": "ios"}[proposer],
+        "blocks": 24,
+        "same_structure": False,
+        "looked_at": 7,
+        "predicted": 0.93,
+        "outcome": "committed",
+        "ratio": 1.08,
+        "interval": [1.03, 1.13],
+        "pairs": 9,
+        "trigger_to_plan_ms": 180.0,
+        "trigger_to_decision_ms": 21_000.0,
+        "trigger_to_active_ms": 21_010.0,
+        "reason": "better by more than 2%",
+        **changes,
+    }
+
+
+NO_GAIN: dict[str, Any] = {
+    "outcome": "no_gain",
+    "ratio": 1.0,
+    "interval": [0.97, 1.03],
+    "trigger_to_active_ms": None,
+    "reason": "no difference of 2% is sure after 20 pairs",
+}
+NOTHING: dict[str, Any] = {
+    **NO_GAIN,
+    "plan": None,
+    "scheduler": "",
+    "blocks": None,
+    "ratio": None,
+    "interval": None,
+    "pairs": 0,
+    "reason": "no plan to try: 1 equal to the plan that runs",
+}
 
 
 def sound_report() -> dict[str, Any]:
@@ -41,7 +87,7 @@ def sound_report() -> dict[str, Any]:
         for name in ("one", "two", "<three>")
     ]
     return {
-        "version": 1,
+        "version": 2,
         "started_at": "2026-01-01T00:00:00+00:00",
         "duration_s": 12.0,
         "machine": {"processor": "x", "cores": 2, "memory_mib": 1024, "system": "Linux"},
@@ -64,21 +110,15 @@ def sound_report() -> dict[str, Any]:
         "difference": 1e-6,
         "sensitivity": 0.5,
         "samples": 12,
-        "replans": [
-            {
-                "at_s": 4.0,
-                "trigger": "variance",
-                "value": 0.4,
-                "threshold": 0.25,
-                "plan": DIGEST,
-                "outcome": "committed",
-                "ratio": 1.08,
-                "interval": [1.03, 1.13],
-                "trigger_to_decision_ms": 21_000.0,
-                "trigger_to_active_ms": 21_010.0,
-                "reason": "better by more than 2%",
-            }
-        ],
+        "replans": [replan("learned"), replan("plain", **NO_GAIN)],
+        "policy": {
+            "digest": DIGEST,
+            "trained_for": "twin cpu",
+            "device_class": "<cpu> x2",
+            "had_say": True,
+            "reason": "",
+        },
+        "comparison": compare(replan("learned"), replan("plain", **NO_GAIN)),
         "queues": {
             "at_s": [0.0, 1.0],
             "tasks": {"one": [0, 1], "two": [2, 0], "<three>": [0, 0]},
@@ -147,6 +187,11 @@ def test_the_schema_is_a_schema_and_a_sound_report_has_no_problem() -> None:
         (("replans", 0, "trigger_to_active_ms"), None, "never became active"),
         (("replans", 0, "ratio"), 1.2, "outside its interval"),
         (("replans", 0, "outcome"), "pending", "pending"),
+        (("replans", 0, "scheduler"), "ios", "learned policy's plan is by ios"),
+        (("comparison", "winner"), "plain", "not what the re-plans say"),
+        (("comparison",), None, "had say, and the comparison is None"),
+        (("policy", "had_say"), False, "had no say"),
+        (("replans", 1, "proposer"), "", "plain was compared and never asked"),
         (("timeline",), [], "timeline"),
         (("surprise",), 1, "surprise"),
     ],
@@ -162,18 +207,77 @@ def test_a_percentile_is_the_nearest_rank() -> None:
     assert percentile([7.0], 0.5) == percentile([7.0], 0.99) == 7.0
 
 
-def test_a_burst_multiplies_arrivals_while_it_lasts_and_nowhere_else() -> None:
-    rate_per_s, burst = 20.0, Burst(begin_s=100.0, seconds_s=50.0, factor=5.0)
-    at_s = list(arrivals(Random(1), rate_per_s, 300.0, burst))
+def test_tasks_arrive_as_often_as_asked_and_not_after_the_end() -> None:
+    at_s = list(arrivals(Random(1), 20.0, 300.0))
     assert at_s == sorted(at_s) and at_s[-1] < 300.0
+    assert abs(len(at_s) - 6000) < 4 * math.sqrt(6000)  # four standard deviations of a Poisson count
+    assert list(arrivals(Random(1), 20.0, 100.0)) == [at for at in at_s if at < 100.0]
 
-    def close(count: int, expected: float) -> bool:
-        return abs(count - expected) < 4 * math.sqrt(expected)  # four standard deviations of a Poisson count
 
-    assert close(sum(at < 100.0 for at in at_s), 2000)
-    assert close(sum(100.0 <= at < 150.0 for at in at_s), 5000)
-    assert close(sum(at >= 150.0 for at in at_s), 3000)
-    assert list(arrivals(Random(1), rate_per_s, 100.0, None)) == [at for at in at_s if at < 100.0]
+def test_a_bursts_client_counts_with_its_model() -> None:
+    usual = {"model": "one", "rate_per_s": 2.0, "began_s": 1.0, "seconds": 60.0}
+    loads = [
+        {**usual, "submitted": 5, "outcomes": {"completed": 5}, "latencies_ms": [1.0]},
+        {
+            **usual,
+            "seconds": 4.0,
+            "submitted": 9,
+            "outcomes": {"completed": 6, "expired": 3},
+            "latencies_ms": [8.0],
+        },
+    ]
+    assert merged(loads) == {
+        **usual,
+        "submitted": 14,
+        "outcomes": {"completed": 11, "expired": 3},
+        "latencies_ms": [1.0, 8.0],
+    }
+
+
+def test_two_independent_ratios_over_the_same_plan_are_compared_through_it() -> None:
+    """ln 1.21 - ln 1.1 = ln 1.1; half widths of ln 1.03 and ln 1.04 make one of their root sum of squares."""
+    mine, its = Ratio(1.21, 1.21 / 1.03, 1.21 * 1.03), Ratio(1.1, 1.1 / 1.04, 1.1 * 1.04)
+    over, half = mine.over(its), math.exp(math.hypot(math.log(1.03), math.log(1.04)))
+    assert (over.value, over.low, over.high) == pytest.approx((1.1, 1.1 / half, 1.1 * half))
+    same = mine.over(Ratio(1.0, 1.0, 1.0))
+    assert (same.value, same.low, same.high) == pytest.approx((mine.value, mine.low, mine.high))
+
+
+@pytest.mark.parametrize(
+    ("learned", "plain", "winner", "ratio", "words"),
+    [
+        ({}, NO_GAIN, "learned", 1.08, "the learned policy won"),
+        (NO_GAIN, {}, "plain", 1 / 1.08, "the plain replanner won"),
+        ({}, NOTHING, "learned", 1.08, "found nothing better"),
+        (NOTHING, {}, "plain", 1 / 1.08, "the plain replanner won"),
+        (NO_GAIN, NOTHING, "neither", 1.0, "neither gained"),
+        ({}, {}, "neither", 1.0, "not sure"),
+        ({"ratio": 1.5, "interval": [1.4, 1.6]}, {}, "learned", 1.5 / 1.08, "the learned policy won"),
+        ({}, {"ratio": 1.5, "interval": [1.4, 1.6]}, "plain", 1.08 / 1.5, "the plain replanner won"),
+        (
+            {**NO_GAIN, "outcome": "rejected", "ratio": 1.4, "interval": [1.3, 1.5]},
+            {},
+            "plain",
+            1.4 / 1.08,
+            "rejected",
+        ),
+        (
+            NO_GAIN,
+            {"same_structure": True, "ratio": None, "interval": None, "pairs": 0},
+            "neither",
+            1.0,
+            "launch intervals alone",
+        ),
+        ({**NO_GAIN, "ratio": None, "interval": None}, {}, "plain", None, "nothing was measured"),
+    ],
+)
+def test_the_one_whose_plan_the_device_took_won_and_of_two_the_one_that_is_surely_better(
+    learned: dict[str, Any], plain: dict[str, Any], winner: str, ratio: float | None, words: str
+) -> None:
+    found = compare(replan("learned", **learned), replan("plain", **plain))
+    assert found["winner"] == winner and words in found["text"]
+    assert found["ratio"] == (None if ratio is None else pytest.approx(ratio))
+    assert (found["interval"] is None) == (ratio is None)
 
 
 def test_ticks_are_round_and_cover_the_range() -> None:
@@ -213,6 +317,24 @@ def test_the_page_stands_alone_and_escapes_names() -> None:
     page.feed(render(sound_report()))
     assert page.open == [] and page.fetched == []
     assert "<three>" in page.text and "171 of 180" in page.text and "0..6" in page.text
+    assert "On this machine the learned policy won." in page.text and "<cpu> x2" in page.text
+
+
+def test_without_a_policy_the_report_says_why_and_compares_nothing() -> None:
+    report = sound_report()
+    report["replans"] = [replan("plain")]
+    report["comparison"] = None
+    report["policy"] = {
+        "digest": None,
+        "trained_for": None,
+        "device_class": None,
+        "had_say": False,
+        "reason": "no policy was trained for networks of width 0.5",
+    }
+    assert check(report) == []
+    assert "networks of width 0.5" in render(report)
+    report["policy"]["reason"] = ""
+    assert check(report) == ["the policy had no say, and nothing says why"]
 
 
 @pytest.mark.full

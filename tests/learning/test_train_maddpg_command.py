@@ -10,6 +10,7 @@ from planner.cli.app import execute
 from planner.cluster import search_pool
 from planner.store import checkpoints
 from planner.store.store import Store
+from planner.twin.device_file import parse_device
 from shared.errors import ExitCode
 from shared.plan import decode_plan
 from shared.policy.maddpg.checkpoint import decode
@@ -55,7 +56,7 @@ def test_a_training_leaves_a_policy_and_a_plan_and_goes_on_where_it_was(
     printed = json.loads(said.out)
     assert printed["ended"] == "done" and printed["transitions"] == 20
     assert set(printed["rows"]) == {"sequential", "best rival", "policy", "best plan"}
-    assert "relu 300/s, wide 200/s (given)" in said.err
+    assert "relu 300/s, wide 200/s (poisson, as given)" in said.err
 
     store = Store(home)
     with store.database.read() as session:
@@ -66,6 +67,8 @@ def test_a_training_leaves_a_policy_and_a_plan_and_goes_on_where_it_was(
     assert body == (out / "maddpg.checkpoint").read_bytes()
     plan = decode_plan(store.plan(printed["plan"]).wire)
     assert decode(body).space.refusal(plan, kept.device_class) == ""
+    assert parse_device((out / "twin.toml").read_text(), "twin.toml").cores > 0
+    assert decode(body).provenance["graphs"].keys() == kept.artifacts.keys()
     store.close()
 
     assert execute(wanted) == ExitCode.OK  # nothing is left but to look at the best again

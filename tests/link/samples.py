@@ -193,7 +193,9 @@ MESSAGES: tuple[Message, ...] = (
     admin.DeviceProfileReply(requests=(3,), epoch=2, generation=10),
     admin.StageProfileCreate(device=DEVICE, plan="demo", budget_s=5.0),
     admin.DeviceReplanRequest(device=DEVICE, enabled=True, scheduler="ios", members_max=2, budget_s=4.0),
-    admin.DeviceReplanReply(enabled=True, scheduler="ios", members_max=2, budget_s=4.0),
+    admin.DeviceReplanReply(
+        enabled=True, scheduler="ios", members_max=2, budget_s=4.0, proposer=admin.Proposer.LEARNED
+    ),
     admin.ModelAddRequest(model="resnet50", path="/srv/resnet50.stgl", digest=ARTIFACT),
     admin.ModelReply(model=MODEL_INFO),
     admin.ModelListRequest(),

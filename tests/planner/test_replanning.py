@@ -24,9 +24,12 @@ from shared.messages.telemetry import (
     TrialEnded,
 )
 from shared.plan import decode_plan
+from shared.policy.maddpg.checkpoint import Checkpoint, encode
+from shared.policy.maddpg.space import Space
 from tests.e2e.fleet import four_free_ports
 from tests.planner.fake_device import BOOT, FakeDevice
 from tests.planner.processes import PlannerProcess, ok, until
+from tests.policy.maddpg.cases import saying
 
 SETTINGS = '[planner]\ndead_after_s = 600\nsearch = "local"\n'
 """These devices never say that they live, and no test here is about Ray."""
@@ -288,3 +291,22 @@ def test_a_proven_plan_is_pushed_at_once_when_it_is_predicted_to_be_the_best(rig
     assert pushed.structure == decode_plan(wide.plan).structure
     (replan,) = rig.replans()
     assert replan["how"] == "proven" and replan["predicted"] == pytest.approx(910.0 / 2010.0)
+
+
+def test_an_adopted_policy_that_is_asked_alone_answers_at_once(rig: Rig, tmp_path: Path) -> None:
+    """1. A policy, trained for another device class, is adopted for the device's.
+    2. Asked alone, its plan is pushed: nothing was searched for.
+    """
+    first = decode_plan(rig.first.plan)
+    space = Space.of(first, "twin", samples=2)
+    (tmp_path / "policy").write_bytes(encode(Checkpoint(space, saying(space, (0.5, 0.5)))))
+    ok(rig.home, "policy", "import", str(tmp_path / "policy"), "--device", rig.device.name)
+    asked = ("device", "replan", rig.device.name, "--json", "--proposer")
+    assert json.loads(ok(rig.home, *asked, "learned"))["proposer"] == "learned"
+    rig.alarm(1, rig.first.plan_digest)
+    rig.acknowledged(1)
+    pushed = rig.desired()
+    explained = json.loads(ok(rig.home, "plan", "explain", rig.device.name, "--json"))
+    assert explained["digest"] == pushed.plan_digest and explained["scheduler"] == "maddpg"
+    (model,) = decode_plan(pushed.plan).models
+    assert model.launch_interval_us > 0 == first.models[0].launch_interval_us

@@ -8,7 +8,7 @@ import pytest
 from planner.cluster.run import search
 from planner.replan.compare import block_pairs, drift
 from planner.replan.considered import Verdict, serves
-from planner.replan.decide import decide, proven_at_once
+from planner.replan.decide import decide, without_search
 from planner.replan.observation import Observation
 from planner.replan.policy import How, PlainPolicy, Proposal
 from planner.replan.predict import keeps_up, predict
@@ -110,11 +110,11 @@ def test_contention_is_fitted_to_measured_stages_once_three_tell() -> None:
 def test_a_proven_plan_goes_at_once_only_if_nothing_at_hand_is_predicted_to_cost_less() -> None:
     wide = plan_of("greedy")
     better = seen(costs=measured(wide, [1.0, 1.1, 1.0]), proven=(wide,))
-    decision = proven_at_once(better, PlainPolicy().at_once(better))
+    decision = without_search(better, PlainPolicy().at_once(better))
     assert decision is not None and decision.proposal is not None
     assert decision.proposal.plan.structure == wide.structure
     equal = seen(proven=(wide,))
-    assert proven_at_once(equal, PlainPolicy().at_once(equal)) is None
+    assert without_search(equal, PlainPolicy().at_once(equal)) is None
 
 
 def test_a_proven_plan_is_proposed_at_launch_intervals_that_keep_up_with_the_arrivals() -> None:

@@ -5,13 +5,15 @@ from dataclasses import replace
 import pytest
 
 from planner.replan.considered import Verdict
-from planner.replan.decide import decide
+from planner.replan.decide import decide, without_search
 from planner.replan.learned import LearnedPolicy
 from planner.replan.observation import Observation
 from planner.replan.policy import How, PlainPolicy
 from planner.replan.predict import predict
+from planner.replan.settings import ReplanSettings
 from shared.digest import digest_bytes
 from shared.legality import violations
+from shared.messages.admin import Proposer
 from shared.messages.control import AlarmSample
 from shared.plan import Member, Plan
 from shared.policy.maddpg.book import Blocks, Book
@@ -174,3 +176,47 @@ def test_samples_of_other_blocks_than_the_policys_are_a_reason_too() -> None:
 
 def test_where_none_was_trained_nothing_is_said() -> None:
     assert LearnedPolicy().remark(observed(b"")) == ""
+
+
+def asked(learned: bytes, proposer: Proposer) -> Observation:
+    return replace(observed(learned), settings=ReplanSettings(proposer=proposer))
+
+
+def test_asked_alone_its_plan_is_there_without_a_search_however_little_is_expected_of_it() -> None:
+    """What is predicted to cost more is not tried otherwise; the trial decides."""
+    (quick,) = LearnedPolicy().at_once(asked(encode(Checkpoint(SPACE, NETWORK)), Proposer.LEARNED))
+    blocks = Blocks(INCUMBENT.models, GRAPHS)
+    book = Book({blocks.key(one.members): one.schedule for one in quick.plan.combined})
+    now = asked(encode(Checkpoint(SPACE, NETWORK, book)), Proposer.LEARNED)
+    (made,) = LearnedPolicy().at_once(now)
+    assert made.how is How.LEARNED and LearnedPolicy().searches(now) == ()
+    slow = replace(now.costs, rates=replace(now.costs.rates, barrier_s=100.0))
+    for one in (now, replace(now, costs=slow)):
+        decision = without_search(one, LearnedPolicy().at_once(one))
+        assert decision is not None and decision.proposal == made
+    assert decision is not None and decision.predicted is not None and decision.predicted > 2.0
+    among_others = replace(now, costs=slow, settings=ReplanSettings())
+    rows = decide(among_others, LearnedPolicy().at_once(among_others)).considered
+    assert {one.verdict for one in rows if one.how == "learned"} == {Verdict.WORSE}
+
+
+@pytest.mark.parametrize(
+    ("learned", "why"),
+    [
+        (b"", "there is no trained policy"),
+        (encode(Checkpoint(replace(SPACE, device_class="other"), NETWORK)), "the device class 'other'"),
+    ],
+)
+def test_asked_alone_and_without_a_say_the_others_answer_and_the_reason_is_said(
+    learned: bytes, why: str
+) -> None:
+    now = asked(learned, Proposer.LEARNED)
+    assert list(LearnedPolicy().at_once(now)) == list(PlainPolicy().at_once(now))
+    assert LearnedPolicy().searches(now) == PlainPolicy().searches(now)
+    assert why in LearnedPolicy().remark(now)
+
+
+def test_where_it_is_not_asked_it_says_nothing() -> None:
+    now = asked(encode(Checkpoint(SPACE, NETWORK)), Proposer.PLAIN)
+    assert list(LearnedPolicy().at_once(now)) == list(PlainPolicy().at_once(now))
+    assert LearnedPolicy().remark(now) == ""

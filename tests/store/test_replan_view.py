@@ -12,6 +12,7 @@ from planner.replan.settings import Note, ReplanSettings
 from planner.store.store import Store
 from shared.errors import InputError
 from shared.ids import Digest
+from shared.messages.admin import Proposer
 from shared.messages.control import Alarm, ModelLoad, Origin
 from shared.messages.telemetry import OperatorTiming, ProfileResult, TrialEnded
 from shared.plan import Plan
@@ -99,12 +100,14 @@ def rig(store: Store, tmp_path: Path) -> Rig:
 
 def test_an_observation_is_what_the_store_holds_of_the_device(rig: Rig) -> None:
     rig.profiled()
-    rig.store.set_replan_settings(NANO, ReplanSettings(scheduler="greedy", budget_s=3.0))
+    rig.store.set_replan_settings(
+        NANO, ReplanSettings(scheduler="greedy", budget_s=3.0, proposer=Proposer.LEARNED)
+    )
     other = paced(rig.runs, 5)
     rig.tried(other, "commit")
     seen = observe(rig.store, NANO, rig.replan(rig.runs), T0_US)
     assert (seen.incumbent, seen.desired, seen.cause) == (rig.runs, (1, 1), "variance")
-    assert seen.settings == ReplanSettings(scheduler="greedy", budget_s=3.0)
+    assert seen.settings == ReplanSettings(scheduler="greedy", budget_s=3.0, proposer=Proposer.LEARNED)
     assert {op: s for (_, op), s in seen.costs.measured_s.items()} == pytest.approx(
         {0: 1e-5, 1: 2e-5, 2: 3e-5, 3: 4e-5}
     )

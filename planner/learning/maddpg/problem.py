@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import fsum
 
-from planner.learning.maddpg.schedules import ScheduleTable
+from planner.learning.maddpg.schedules import TOP_LIMITS, ScheduleTable
 from planner.twin.interface import MakeDevice
 from shared.bound import BoundModel, bind
 from shared.graph import Graph
@@ -16,6 +16,7 @@ from shared.policy.maddpg.decide import require_own
 from shared.policy.maddpg.space import Space
 from shared.policy.plain import Load
 from shared.search.costs import CostTable
+from shared.search.interface import Limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,7 @@ class Problem:
     costs: CostTable
     arrivals_per_s: tuple[float, ...]  # mean per model [W]
     make_device: MakeDevice
+    limits: Limits = TOP_LIMITS  # of schedules
 
     def __post_init__(self) -> None:
         require_own(self.space, self.template, self.space.device_class)
@@ -51,6 +53,7 @@ class Problem:
         make_device: MakeDevice,
         members_max: int = 2,
         samples: int = 10,
+        limits: Limits = TOP_LIMITS,
     ) -> "Problem":
         """The problem of finding combined blocks and launch intervals for this plan's models."""
         return cls(
@@ -60,6 +63,7 @@ class Problem:
             costs=costs,
             arrivals_per_s=tuple(arrivals_per_s),
             make_device=make_device,
+            limits=limits,
         )
 
     @cached_property
@@ -83,7 +87,7 @@ class Problem:
 
     def table(self) -> ScheduleTable:
         """An empty stage_dict; every worker fills its own."""
-        return ScheduleTable(Blocks(self.template.models, self.graphs), self.costs)
+        return ScheduleTable(Blocks(self.template.models, self.graphs), self.costs, self.limits)
 
     @cached_property
     def loads(self) -> tuple[Load, ...]:

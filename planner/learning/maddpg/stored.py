@@ -9,7 +9,7 @@ from planner.learning.maddpg.problem import Problem
 from planner.learning.maddpg.twins import TwinDevices
 from planner.store.reading import ReadStore
 from planner.twin.arrivals import Poisson, Process, require_all
-from planner.twin.device_file import load_device
+from planner.twin.device_file import DeviceFile, load_device
 from planner.twin.replay import counted_arrivals
 from planner.twin.stored import stored_times
 from shared.bound import bind
@@ -40,9 +40,10 @@ class Wanted:
 
 @dataclass(frozen=True)
 class StoredProblem:
-    """A problem, and in words where its times and arrivals are from."""
+    """A problem, its twin's device file, and in words where its times and arrivals are from."""
 
     problem: Problem
+    device: DeviceFile
     times: str
     arrivals: str
 
@@ -76,7 +77,7 @@ def stored_problem(store: ReadStore, wanted: Wanted) -> StoredProblem:
         members_max=wanted.members_max or TOP_MEMBERS.get(times.device.name, OTHER_MEMBERS),
     )
     words = ", ".join(f"{name} {arrivals[name].mean_per_s:.4g}/s" for name in names)
-    return StoredProblem(problem, source, f"{words} ({where})")
+    return StoredProblem(problem, times.device, source, f"{words} ({where})")
 
 
 def _template(store: ReadStore, wanted: Wanted) -> Plan:

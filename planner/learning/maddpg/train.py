@@ -150,6 +150,7 @@ def provenance_of(course: Course, ended: str) -> dict[str, Any]:
         "settings": course.settings.plain(),
         "seed": course.seed,
         "models": {model.name: model.artifact for model in problem.template.models},
+        "graphs": {artifact: graph.digest for artifact, graph in problem.graphs.items()},
         "arrivals_per_s": list(problem.arrivals_per_s),
         "transitions": course.transitions,
         "updates": course.learner.updates,

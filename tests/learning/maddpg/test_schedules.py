@@ -5,12 +5,13 @@ from dataclasses import replace
 import numpy as np
 
 from planner.learning.maddpg.environment import bound_plan
-from planner.learning.maddpg.schedules import Entry
+from planner.learning.maddpg.schedules import TOP_LIMITS, Entry
 from planner.learning.maddpg.train import polish
 from planner.twin.device_file import load_device
 from shared.bound import bind
 from shared.plan import Member
 from shared.search.costs import CostTable
+from shared.search.interface import Limits
 from tests.learning.maddpg.toy import problem
 
 RATES = load_device("a100").rates()
@@ -79,3 +80,11 @@ def test_a_policy_takes_along_the_schedules_that_were_needed_most() -> None:
     assert table.most_used(1) == [PAIR]
     assert list(table.book(table.most_used(1)).schedules) == [table.blocks.key(PAIR)]
     assert len(table.book().schedules) == 2
+
+
+def test_a_problems_limits_bound_the_schedules_of_every_table_of_it() -> None:
+    """TOP has three operators a group and eight groups a stage."""
+    assert WHERE.table().limits == TOP_LIMITS
+    assert replace(WHERE, limits=Limits(r=1, s=1)).table().limits == Limits(r=1, s=1)
+    tight = replace(WHERE, limits=Limits(r=1, s=1)).table().find(PAIR, thorough=True)
+    assert all(len(stage.groups) == len(stage.groups[0]) == 1 for stage in tight.schedule.stages)

@@ -30,7 +30,7 @@ def read_samples(path: Path) -> list[tuple[Arrays, Arrays]]:
     return [samples[index] for index in sorted(samples)]
 
 
-def compare(model_path: Path, samples: list[tuple[Arrays, Arrays]]) -> tuple[float, float]:
+def differences(model_path: Path, samples: list[tuple[Arrays, Arrays]]) -> tuple[float, float]:
     """(largest difference to onnxruntime, smallest relative change of an output over the best input pair)."""
     import onnxruntime
 

@@ -1,0 +1,134 @@
+"""Trains the policy that `make demo` adopts: MADDPG on the twin of a two-core CPU, over the demo's models.
+
+    python -m benchmarks.demo.train_policy --width 1
+    python -m benchmarks.demo.train_policy --width 0.25
+
+Nothing measured on the machine that trains enters: the twin is `policy/cpu_2_cores.toml` with the roofline's
+operator times, arrivals are Poisson, in the demo's proportions, at 1.1 of what that device serves with every
+block alone. So the policy is for the twin's device class; the demo adopts it for the machine it runs on.
+"""
+
+import argparse
+import tempfile
+import time
+from math import fsum
+from pathlib import Path
+
+from benchmarks import zoo
+from benchmarks.demo.story import FIRST, MODELS, POLICIES, WEIGHTS
+from planner.learning.maddpg.course import Progress
+from planner.learning.maddpg.problem import Problem
+from planner.learning.maddpg.settings import Settings
+from planner.learning.maddpg.train import Trained, train
+from planner.learning.maddpg.twins import TwinDevices
+from planner.twin.arrivals import Poisson
+from planner.twin.device_file import DeviceFile, load_device
+from planner.twin.times import StepTimes
+from shared.artifact import open_artifact
+from shared.bound import bind
+from shared.digest import digest_bytes
+from shared.importer.api import artifact_path, import_model
+from shared.plan import QueuePlan
+from shared.policy.maddpg.checkpoint import Checkpoint, decode, encode
+from shared.search.compose import ModelChoice, compose
+from shared.search.costs import CostTable
+from shared.search.interface import Limits
+
+DEVICE = POLICIES / "cpu_2_cores.toml"
+LOAD = 1.1  # of the capacity: what a burst is like, which is when the policy is asked
+MEMBERS_MAX = 3  # H: all models
+SETTINGS = Settings(actors=(64, 32), transitions=1200)
+QUEUE = QueuePlan(max_tasks=4096)  # deep enough that a queue that grows is seen to grow
+
+
+def choices(width: float, folder: Path) -> list[ModelChoice]:
+    """The demo's models, written, imported, and cut as in the demo's first plan."""
+    found = []
+    for name in MODELS:
+        zoo.write(name, folder / f"{name}.onnx", width=width)
+        report = import_model(folder / f"{name}.onnx", shapes={}, out_dir=folder)
+        graph = open_artifact(artifact_path(folder, report.digest)).graph
+        partition = FIRST[FIRST.index("--partition") + 1]
+        found.append(
+            ModelChoice(name=name, artifact=report.digest, graph=graph, partition=partition, queue=QUEUE)
+        )
+    return found
+
+
+def problem_of(device: DeviceFile, models: list[ModelChoice]) -> Problem:
+    """Block combination and launch intervals of the demo's first plan, one step at a time."""
+    costs = CostTable(rates=device.rates())
+    template = compose(models, costs=costs)
+    graphs = {model.artifact: model.graph for model in models}
+    times, bound = StepTimes(device, costs).of_plan(bind(template, graphs)), bind(template, graphs)
+    task_s = [
+        fsum(
+            times.step(index, 1, (1,)).seconds
+            for index, block in enumerate(bound.combined)
+            if block.members[0].model == model
+        )
+        for model in range(len(models))
+    ]
+    scale = LOAD / fsum(weight * seconds for weight, seconds in zip(WEIGHTS, task_s, strict=True))
+    rates = {model.name: weight * scale for model, weight in zip(models, WEIGHTS, strict=True)}
+    return Problem.of(
+        template,
+        device_class=f"twin {device.name}",
+        graphs=graphs,
+        costs=costs,
+        arrivals_per_s=list(rates.values()),
+        make_device=TwinDevices(
+            device, costs, {name: Poisson(rate_per_s=rate) for name, rate in rates.items()}
+        ),
+        members_max=MEMBERS_MAX,
+        limits=Limits(),  # groups as long as they come: every border between sessions costs on a CPU
+    )
+
+
+def trained(width: float, seed: int, budget_s: float) -> tuple[bytes, Trained]:
+    """The checkpoint, with where it is from, and the training."""
+
+    def told(progress: Progress) -> None:
+        policy, best = progress.policy.throughput_per_s, progress.best.throughput_per_s
+        print(
+            f"{progress.transitions} transitions: policy {policy:.2f}/s, best plan {best:.2f}/s", flush=True
+        )
+
+    with tempfile.TemporaryDirectory() as folder:
+        problem = problem_of(load_device(str(DEVICE)), choices(width, Path(folder)))
+        done = train(problem, SETTINGS, seed, clock=time.process_time, budget_s=budget_s, on_progress=told)
+    found = decode(done.checkpoint)
+    about = {
+        "command": f"python -m benchmarks.demo.train_policy --width {width:g} --seed {seed}",
+        "device_file": {"name": DEVICE.name, "digest": digest_bytes([DEVICE.read_bytes()])},
+        "load": LOAD,
+        "train_s": round(done.train_s, 1),
+    }
+    return encode(Checkpoint(found.space, found.network, found.book, {**found.provenance, **about})), done
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.demo.train_policy",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--width", type=float, default=1.0, help="of the networks: 1, or 0.25 for --quick")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of processor time")
+    parser.add_argument("--out", type=Path, default=POLICIES, help="folder (default %(default)s)")
+    given = parser.parse_args()
+    body, done = trained(given.width, given.seed, given.budget)
+    file = given.out / f"width-{given.width:g}.checkpoint"
+    file.write_bytes(body)
+    for name, worth in {
+        **done.seeds_worth,
+        "policy": done.policy_worth,
+        "best plan": done.plan_worth,
+    }.items():
+        print(f"{name:<20} {worth.throughput_per_s:8.2f}/s  p99 {1000 * worth.p99_s:8.1f} ms")
+    print(f"{file}: {len(body)} bytes, {digest_bytes([body])}, {done.transitions} transitions, {done.ended}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""`stageloom policy import`: a checkpoint file becomes a policy that the next re-plan asks."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner.cli.app import execute
+from planner.store import checkpoints
+from shared.errors import ExitCode
+from shared.policy.maddpg.checkpoint import Checkpoint, decode, encode
+from shared.policy.maddpg.space import Space
+from tests.planner.world import World
+from tests.policy.maddpg.cases import network
+from tests.store.helpers import NANO
+
+TRAINED_FOR = "twin nano"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "home")
+
+
+def checkpoint(world: World) -> Checkpoint:
+    """A policy over the world's model, for another class; it tells its training's figures."""
+    space = Space.of(world.plan("sequential"), TRAINED_FOR, samples=2)
+    about = {
+        "models": {"diamond": world.digest},
+        "transitions": 70,
+        "policy": {"throughput_per_s": 50.0},
+        "rivals": {"alone, fast": {"throughput_per_s": 40.0}},
+    }
+    return Checkpoint(space, network(space), provenance=about)
+
+
+def written(folder: Path, found: Checkpoint) -> str:
+    file = folder / "maddpg.checkpoint"
+    file.write_bytes(encode(found))
+    return str(file)
+
+
+def command(world: World, *more: str) -> list[str]:
+    return ["policy", "import", "--data-dir", str(world.home), "--json", *more]
+
+
+def test_with_a_device_it_is_adopted_for_that_devices_class(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = world.store.device(NANO).device_class
+    assert world.store.fitting_checkpoint("maddpg", there, [world.digest]) == b""
+    assert execute(command(world, written(tmp_path, checkpoint(world)), "--device", NANO)) == ExitCode.OK
+    printed = json.loads(capsys.readouterr().out)
+    body = world.store.fitting_checkpoint("maddpg", there, [world.digest])
+    own = decode(body)
+    assert own.space == replace(checkpoint(world).space, device_class=there)
+    assert own.provenance["adopted"]["device_class"] == TRAINED_FOR == printed["trained_for"]
+    with world.store.database.read() as session:
+        (kept,) = checkpoints.kept(session, "maddpg")
+    assert (kept.digest, kept.device_class) == (printed["policy"], there)
+    assert (kept.artifacts, kept.steps, kept.ratio) == ({world.digest: "diamond"}, 70, 0.8)
+
+
+def test_without_one_it_stays_for_the_class_that_it_names(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = world.store.device(NANO).device_class
+    assert execute(command(world, written(tmp_path, checkpoint(world)))) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["device_class"] == TRAINED_FOR
+    body = world.store.fitting_checkpoint("maddpg", TRAINED_FOR, [world.digest])
+    assert body == encode(checkpoint(world))
+    assert world.store.fitting_checkpoint("maddpg", there, [world.digest]) == b""
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "code", "why"),
+    [
+        (None, [], ExitCode.USAGE, "cannot be read"),
+        (b"no policy", [], None, "not a checkpoint of maddpg"),
+        (b"", ["--device", "nobody"], ExitCode.USAGE, "nobody"),
+    ],
+)
+def test_what_cannot_be_imported_says_why(
+    world: World,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    content: bytes | None,
+    more: list[str],
+    code: ExitCode | None,
+    why: str,
+) -> None:
+    file = tmp_path / "policy"
+    if content is not None:
+        file.write_bytes(content or encode(checkpoint(world)))
+    found = execute(command(world, str(file), *more))
+    assert found != ExitCode.OK and (code is None or found == code)
+    assert why in capsys.readouterr().err
