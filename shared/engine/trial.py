@@ -317,6 +317,11 @@ class TrialCore:
             return math.inf
         return max(self.config.brake_age_s, 2 * self._control_age_s)
 
+    @property
+    def _harms(self) -> tuple[tuple[str, PairedLogs], ...]:
+        """What a gain must not be paid for with, and how it grew."""
+        return ("p99 latency", self._p99), ("oldest task's age", self._age)
+
     # Decisions
 
     def _refusal(self) -> str:
@@ -345,7 +350,7 @@ class TrialCore:
         """After a pair: decide, or nothing yet."""
         config = self.config
         if self._speedup.count >= config.min_pairs:
-            for what, growth in (("p99 latency", self._p99), ("oldest task's age", self._age)):
+            for what, growth in self._harms:
                 if growth.bounds(config.confidence)[0] > math.log1p(config.guard):
                     worse = f"{what} is {math.expm1(growth.mean):.0%} worse"
                     return self._end(Verdict.REJECT, f"{worse} over {growth.count} pairs", now)
@@ -353,7 +358,7 @@ class TrialCore:
             if high < math.log1p(-config.gain):
                 return self._end(Verdict.REJECT, f"worse by more than {config.gain:.0%}", now)
             # A gain that may be paid for in latency waits until that is sure, or time is up.
-            unharmed = max(self._p99.mean, self._age.mean) <= math.log1p(config.guard)
+            unharmed = all(growth.mean <= math.log1p(config.guard) for _, growth in self._harms)
             if low > math.log1p(config.gain) and unharmed:
                 return self._end(Verdict.COMMIT, f"better by more than {config.gain:.0%}", now)
         # A pair that could not end in time would only cost its drains.
@@ -382,9 +387,13 @@ class TrialCore:
         return ""
 
     def _undecided(self) -> str:
-        pairs = self._speedup.count
-        if pairs >= self.config.min_pairs:
-            return f"no difference of {self.config.gain:.0%} is sure after {pairs} pairs"
+        pairs, config = self._speedup.count, self.config
+        if pairs >= config.min_pairs:
+            if self._speedup.bounds(config.confidence)[0] <= math.log1p(config.gain):
+                return f"no difference of {config.gain:.0%} is sure after {pairs} pairs"
+            what, growth = max(self._harms, key=lambda harm: harm[1].mean)
+            paid = f"{what} grew by {math.expm1(growth.mean):.0%} (allowed: {config.guard:.0%})"
+            return f"better by more than {config.gain:.0%}, but {paid} over {pairs} pairs"
         silent = f" and {self._silent} without a completed task on both sides" if self._silent else ""
         return f"only {pairs} pairs{silent} before time was up"
 

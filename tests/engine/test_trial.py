@@ -278,7 +278,9 @@ def test_a_gain_that_may_cost_latency_waits_until_that_is_sure() -> None:
             return figures()
         return figures(busy_s=0.05, p99_s=0.0125 * math.exp(-2.0 if window // 2 % 2 else 2.0))
 
-    assert device(figure).run().verdict is Verdict.NO_GAIN
+    result = device(figure).run()
+    assert result.verdict is Verdict.NO_GAIN
+    assert result.reason.startswith("better by more than 2%, but p99 latency grew by 27% (allowed: 20%) over")
 
 
 def test_a_task_that_waits_for_the_candidate_ends_the_trial_at_once() -> None:
