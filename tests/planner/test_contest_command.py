@@ -93,7 +93,7 @@ def test_ctrl_c_at_once_keeps_a_valid_plan(planner: PlannerProcess) -> None:
         process.send_signal(signal.SIGINT)
         made = json.loads(process.stdout.read())
     assert process.returncode == 0
-    assert made["plan"] == "early" and made["contest"]["left"] > 0
+    assert made["plan"] == "early"
     assert made["contest"]["arrivals"].startswith("assumed")
 
 
