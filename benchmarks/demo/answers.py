@@ -58,7 +58,7 @@ def _row(entry: Mapping[str, Any], name: str) -> list[str]:
 def _plan(entry: Mapping[str, Any]) -> str:
     if entry["plan"] is None:
         return "as it was"
-    what = "other intervals" if entry["same_structure"] else f"{entry['blocks']} combined blocks"
+    what = "other intervals" if entry["same_structure"] else f"combined blocks: {entry['blocks']}"
     return f"<code>{escape(entry['plan'][:12])}</code>{escape(entry['scheduler'])}, {what}"
 
 
@@ -68,5 +68,6 @@ def _note(policy: Mapping[str, Any]) -> str:
     return (
         f"Policy {policy['digest'][:12]}, trained for {policy['trained_for']}, adopted for "
         f"{policy['device_class']}. Both were asked while the same first plan ran, under the same load and "
-        "burst, and each plan was tried against that one: above 1 it needs less of the device for a task."
+        "burst. A plan of another structure is tried against that one: above 1 it needs less of the device "
+        "for a task. Other launch intervals alone need no trial."
     )

@@ -162,7 +162,9 @@ def _variance(report: Mapping[str, Any]) -> str:
 
 
 def _replans(replans: Sequence[Mapping[str, Any]]) -> str:
-    reasons = "".join(f'<p class="soft">{r["at_s"]:.1f} s: {escape(r["reason"])}</p>' for r in replans)
+    reasons = "".join(
+        f'<p class="soft">{r["at_s"]:.1f} s: {escape(r["reason"])}</p>' for r in replans if r["reason"]
+    )
     below = table(
         ["at", "asked", "trigger", "value", "threshold", "outcome", "ratio", "decided after", "active after"],
         [
@@ -256,7 +258,7 @@ def _moment(at_s: float | None) -> str:
 def _schedules(schedules: Sequence[Mapping[str, str]]) -> str:
     rows = [[escape(row["members"]), f"<code>{escape(row['stage_string'])}</code>"] for row in schedules]
     strings = table(["combined block", "stage string"], rows, "text")
-    return f"<details><summary>{len(rows)} combined blocks</summary>{strings}</details>"
+    return f"<details><summary>combined blocks: {len(rows)}</summary>{strings}</details>"
 
 
 def _foot(report: Mapping[str, Any]) -> str:
