@@ -24,7 +24,7 @@ from shared.ids import Digest
 
 @dataclass(frozen=True, slots=True)
 class StepSpan:
-    """A step that ran; `queued`: it was issued before the one ahead of it in its lane had ended."""
+    """A step that ran; a mask of -1: its members one after another, for want of a program."""
 
     lane: int
     combined: int

@@ -105,7 +105,12 @@ class Collected:
         self._low_load(bound, artifacts, service_s[first], seconds)
 
     def _note_steps(self, name: str, steps: Sequence[StepSpan]) -> None:
-        gaps_s = [step.began_s - before.ended_s for before, step in pairwise(steps)]
+        inside = {  # blocks before which a task may have been waited for are left out
+            index
+            for index, combined in enumerate(self.bounds[name].combined)
+            if all(member.block > 0 for member in combined.members)
+        }
+        gaps_s = [two.began_s - one.ended_s for one, two in pairwise(steps) if two.combined in inside]
         gaps_s = [gap_s for gap_s in gaps_s if 0.0 <= gap_s < LONGEST_GAP_S]
         if gaps_s:
             self.gaps_s.append(fmean(gaps_s))

@@ -260,8 +260,19 @@ class BlockTimes:
             return _step_time(self._fluid_s(mask, buckets, seconds, works) + overhead_s, sum(works))
         full = self._full(mask, buckets)
         stages = self.stages(mask, buckets)
-        total_s = sum(self._stage_s(stage, full) for stage in stages)
-        return _step_time(total_s + overhead_s, sum(stage.work_s for stage in stages))
+        taken = [(stage, self._stage_s(stage, full)) for stage in stages]
+        total_s = sum(seconds for _, seconds in taken)
+        return _step_time(total_s + overhead_s, sum(self._work_s(*one) for one in taken))
+
+    def _work_s(self, stage: "StageParts", seconds: float) -> float:
+        """What a stage takes of the device, as seconds of all of it.
+
+        On a CPU groups that slow each other keep their cores for as long as that takes them; what a GPU is
+        asked to compute stays the same.
+        """
+        if not self._times.device.cores or len(stage.items_s) == 1 or not stage.least_s:
+            return stage.work_s
+        return stage.work_s * max((seconds - self._times.costs.rates.barrier_s) / stage.least_s, 1.0)
 
     def _operators_s(self, mask: int, buckets: tuple[int, ...]) -> tuple[list[float], list[float]]:
         """Seconds and work of the active members' operators, 0 elsewhere. [num_ops] each"""

@@ -122,6 +122,13 @@ def test_the_share_is_the_work_over_the_seconds() -> None:
     assert unknown.share == 1.0
 
 
+def test_groups_that_slow_each_other_keep_their_cores() -> None:
+    """Of two cores: 3 ms of work in the fork take 4.5 ms instead of 4, so they are 3.375; the rest are 2."""
+    bound, graphs = diamonds(FORKED)
+    times = StepTimes(device(cores=2), costs(graphs, contention=0.25, barrier_s=0.0002))
+    assert times.of_plan(bound).step(0, 1, (1,)).share == pytest.approx((0.003375 + 0.002) / 0.0087)
+
+
 def test_a_batch_costs_what_the_estimates_say_relative_to_the_measured_batch() -> None:
     """Measured at batch 4. Compute bound: a quarter for one row; launch bound: the same for any."""
     bound, graphs = diamonds(SEQUENTIAL, batch=4)
