@@ -103,6 +103,11 @@ def outcome_of(error: BaseException | None) -> str:
     return "refused" if isinstance(error, TaskRefused) else "failed"
 
 
+def _is_sampled(index: int) -> bool:
+    """Task 0, 1, 2, 4, 8 and so on: several however soon the load ends, few however long it lasts."""
+    return index & (index - 1) == 0
+
+
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Submit for `--seconds`, or until asked to end; then wait until every task has ended."""
     ending = threading.Event()
@@ -116,7 +121,6 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             for i in range(8)
         ]
         began = reported = time.monotonic()
-        sample_every = max(1, int(options.rate * options.seconds / max(1, options.samples)))
         for index, at_s in enumerate(arrivals(rng, options.rate, options.seconds)):
             while (now := time.monotonic()) < began + at_s and not ending.is_set():
                 if now >= reported + PROGRESS_S:
@@ -125,7 +129,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 ending.wait(min(began + at_s - now, PROGRESS_S))
             if ending.is_set():
                 break
-            _submit(client, options, load, rng.choice(pool), keep=index % sample_every == 0)
+            _submit(client, options, load, rng.choice(pool), keep=_is_sampled(index))
         with load.lock:
             load.idle.wait_for(lambda: load.open == 0, timeout=DRAIN_S)
         ended = time.monotonic()
@@ -174,7 +178,6 @@ def main() -> None:
     parser.add_argument("--rate", type=float, required=True, help="tasks per second on average")
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--deadline", type=float, default=None, help="seconds from submission")
-    parser.add_argument("--samples", type=int, default=4, help="results to keep for comparison")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
