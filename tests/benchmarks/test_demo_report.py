@@ -338,6 +338,7 @@ def test_without_a_policy_the_report_says_why_and_compares_nothing() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(600)
 def test_the_quick_demo_keeps_its_promises(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "benchmarks.demo", "--quick", "--out", str(tmp_path), "--json"],
