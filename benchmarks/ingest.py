@@ -26,10 +26,10 @@ from edge_agent import Client
 from edge_agent.ask import ask_status
 from edge_agent.config import AgentConfig, ModelFile, encode_config
 from edge_agent.ingest.paths import socket_of
+from edge_agent.link.choice import KEY_NAME, MEMBERSHIP_NAME
 from edge_agent.link.membership import Membership, save_membership
 from edge_agent.link.sockets import new_keys
-from edge_agent.planner_link import KEY_NAME, MEMBERSHIP_NAME
-from edge_agent.status import AgentStatus
+from edge_agent.reporting.status import AgentStatus
 from shared.errors import UnavailableError
 from shared.ids import DeviceId
 from shared.keyfile import write_keys

@@ -15,7 +15,7 @@ from edge_agent.ingest.messages import (
     decode_to_application,
     encode,
 )
-from edge_agent.status import AgentStatus
+from edge_agent.reporting.status import AgentStatus
 from shared.errors import DecodeError, UnavailableError
 
 

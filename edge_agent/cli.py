@@ -127,7 +127,7 @@ def join(
     home: Home = None,
 ) -> None:
     """Enrol this machine with a planner: make its key pair and trade the token for a place in the fleet."""
-    from edge_agent.planner_link import join_planner
+    from edge_agent.link.choice import join_planner
 
     device = join_planner(load_config(home), token, name)
     typer.echo(f"joined as {device}; start serving with `stageloom-agent run`", err=True)
@@ -154,7 +154,7 @@ def doctor(home: Home = None, as_json: Json = False) -> None:
 
     Exit code 0 if nothing stands in the way, 1 otherwise.
     """
-    from edge_agent.doctor import examine
+    from edge_agent.machine.doctor import examine
     from edge_agent.show import doctor_text
 
     checks = examine(home or default_home())

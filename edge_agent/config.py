@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from edge_agent.ingest.paths import default_home
-from edge_agent.trial_settings import GuardSettings, TrialSettings
+from edge_agent.plans.trial_settings import GuardSettings, TrialSettings
 from shared.errors import SettingError
 from shared.policy.queues import Measure
 

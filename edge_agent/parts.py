@@ -7,24 +7,24 @@ from random import Random
 from typing import TypeAlias
 
 from edge_agent.background import Background
-from edge_agent.candidate import ManagerConfig
 from edge_agent.config import AgentConfig
 from edge_agent.engine_host import EngineHost
-from edge_agent.fallback import FallbackFile
-from edge_agent.journal import Journal
-from edge_agent.links import Link
-from edge_agent.local_planner import LocalPlanner
+from edge_agent.link.interface import Link
 from edge_agent.loop import Loop
-from edge_agent.plan_check import PlanChecker
-from edge_agent.plans import PlanManager
-from edge_agent.policy import PolicyDesk
-from edge_agent.probation import ProbationConfig
-from edge_agent.profiles import ProfileDesk
+from edge_agent.plans.candidate import ManagerConfig
+from edge_agent.plans.check import PlanChecker
+from edge_agent.plans.fallback import FallbackFile
+from edge_agent.plans.manager import PlanManager
+from edge_agent.plans.probation import ProbationConfig
+from edge_agent.plans.supervisor import Supervisor
+from edge_agent.plans.waiting import WaitingLog
+from edge_agent.replan.local_planner import LocalPlanner
+from edge_agent.replan.policy import PolicyDesk
+from edge_agent.reporting.journal import Journal
+from edge_agent.reporting.profiles import ProfileDesk
 from edge_agent.store import ArtifactStore
-from edge_agent.supervisor import Supervisor
 from edge_agent.utilisation.chain import this_machine
 from edge_agent.utilisation.watch import MachineWatch
-from edge_agent.waiting import WaitingLog
 from edge_agent.worker.config import WorkerConfig
 from edge_agent.worker.messages import Report
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from edge_agent import __version__
 from edge_agent.config import AgentConfig, decode_config
 from edge_agent.home import HomeLock
-from edge_agent.links import Link, NoPlanner
+from edge_agent.link.interface import Link, NoPlanner
 from edge_agent.loop import READ
 from edge_agent.parts import LinkFactory
 from edge_agent.service import Agent
@@ -69,14 +69,14 @@ def run_agent(config: AgentConfig) -> ExitCode:
 
 def _link_maker(config: AgentConfig) -> LinkFactory:
     if config.models:
-        from edge_agent.plan_alone import plan_alone  # the importer's code, for agents without a planner
+        from edge_agent.plans.alone import plan_alone  # the importer's code, for agents without a planner
 
         store = ArtifactStore(config.home_path / "artifacts")
         plan = plan_alone(config, store, _log.info)
         return lambda: (NoPlanner(plan), ())
 
     def connect() -> tuple[Link, Sequence[str]]:
-        from edge_agent.planner_link import connect_planner  # ZeroMQ, for agents that have joined a planner
+        from edge_agent.link.choice import connect_planner  # ZeroMQ, for agents that have joined a planner
 
         return connect_planner(config)
 

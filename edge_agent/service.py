@@ -19,12 +19,12 @@ from edge_agent.ingest.endpoint import Accepted, Endpoint
 from edge_agent.ingest.ledger import TaskLedger
 from edge_agent.ingest.messages import ModelInfo
 from edge_agent.ingest.paths import runtime_directory
-from edge_agent.load_watch import LoadWatch
 from edge_agent.loop import READ, Loop
 from edge_agent.parts import LinkFactory, make_parts
-from edge_agent.plan_shell import PlanShell
-from edge_agent.recordings import Recordings
-from edge_agent.status import (
+from edge_agent.plans.shell import PlanShell
+from edge_agent.replan.load_watch import LoadWatch
+from edge_agent.reporting.recordings import Recordings
+from edge_agent.reporting.status import (
     AgentStatus,
     EngineStatus,
     plan_status,
@@ -32,7 +32,7 @@ from edge_agent.status import (
     task_totals,
     trial_status,
 )
-from edge_agent.telemetry import task_rows, trace_row
+from edge_agent.reporting.telemetry import task_rows, trace_row
 from edge_agent.worker import messages as engine
 from shared.engine.steps import Outcome, PlanKey
 from shared.errors import TaskRefused

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from edge_agent.doctor import Check
-from edge_agent.status import AgentStatus, TrialStatus
+from edge_agent.machine.doctor import Check
+from edge_agent.reporting.status import AgentStatus, TrialStatus
 from shared.text import counted
 
 

@@ -180,7 +180,7 @@ class Models(Struct, frozen=True, array_like=True, tag=3):
 
 
 class Status(Struct, frozen=True, array_like=True, tag=4):
-    """Agent to application: the status as JSON (see `edge_agent.status.AgentStatus`)."""
+    """Agent to application: the status as JSON (see `edge_agent.reporting.status.AgentStatus`)."""
 
     request: Id
     body: Annotated[bytes, Meta(max_length=MAX_PACKET_BYTES)]

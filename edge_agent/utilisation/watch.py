@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from edge_agent.device import device_class
+from edge_agent.machine.device import device_class
 from edge_agent.utilisation.chain import UtilisationChain
 from edge_agent.utilisation.reading import Metric
 from shared.messages.telemetry import RowData, Utilisation

@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from edge_agent.link.choice import STATE_NAME
 from edge_agent.link.events import LinkState, PlanRef, Proven, RunnablePlan
 from edge_agent.link.statefile import save_state
-from edge_agent.planner_link import STATE_NAME
 from edge_agent.store import ArtifactStore
 from shared.artifact import Artifact, open_artifact
 from shared.importer.api import artifact_path, import_model

@@ -11,7 +11,7 @@ from typing import Any
 from edge_agent.ask import ask_status
 from edge_agent.config import AgentConfig, encode_config
 from edge_agent.ingest.paths import socket_of
-from edge_agent.status import AgentStatus
+from edge_agent.reporting.status import AgentStatus
 from shared.errors import UnavailableError
 from tests.agent.conftest import eventually
 

@@ -14,8 +14,8 @@ import pytest
 
 from edge_agent import Client
 from edge_agent.config import ModelFile
-from edge_agent.planner_link import STATE_NAME
-from edge_agent.status import AgentStatus
+from edge_agent.link.choice import STATE_NAME
+from edge_agent.reporting.status import AgentStatus
 from shared.artifact import Artifact
 from shared.errors import (
     AgentRestarted,

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from edge_agent.alarms import Alarms, AlarmSettings, Fired, alarm_raised
-from edge_agent.derived_plans import plain_plan
 from edge_agent.link.events import PlanRef, RunnablePlan
+from edge_agent.replan.alarms import Alarms, AlarmSettings, Fired, alarm_raised
+from edge_agent.replan.derived_plans import plain_plan
 from edge_agent.worker.messages import Glance, QueueGlance
 from shared.messages import control
 from shared.messages.control import Origin

@@ -12,14 +12,14 @@ import pytest
 
 from benchmarks.ingest import agent_pss_mib
 from edge_agent.config import AgentConfig, load_config
-from edge_agent.device import gpu_names
-from edge_agent.doctor import clock_check, gpu_check, home_check, key_check, runtime_check
 from edge_agent.ingest.paths import HOME_VARIABLE
+from edge_agent.link.choice import KEY_NAME, MEMBERSHIP_NAME, connect_planner
 from edge_agent.link.membership import Membership, save_membership
 from edge_agent.link.sockets import new_keys
-from edge_agent.planner_link import KEY_NAME, MEMBERSHIP_NAME, connect_planner
+from edge_agent.machine.device import gpu_names
+from edge_agent.machine.doctor import clock_check, gpu_check, home_check, key_check, runtime_check
+from edge_agent.reporting.status import AgentStatus, EngineStatus, LinkStatus, TrialStatus
 from edge_agent.show import status_text
-from edge_agent.status import AgentStatus, EngineStatus, LinkStatus, TrialStatus
 from shared.errors import SettingError
 from shared.ids import DeviceId
 from shared.keyfile import read_keys, write_keys
@@ -94,7 +94,7 @@ def test_join_makes_the_key_for_its_owner_only_and_once(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            "import edge_agent.planner_link as p, functools, sys\n"
+            "import edge_agent.link.choice as p, functools, sys\n"
             "p.join = functools.partial(p.join, timeout_s=0.3)\n"
             "from edge_agent.cli import execute\n"
             f"sys.exit(execute(['join', {token!r}, '--home', {str(home)!r}]))",
@@ -201,8 +201,8 @@ _HEAVY = "typer rich numpy sqlalchemy ray onnxruntime onnx torch alembic"
 @pytest.mark.parametrize(
     ("modules", "forbidden"),
     [
-        ("edge_agent.run edge_agent.planner_link edge_agent.service", _HEAVY),
-        ("edge_agent.plan_alone", _HEAVY),
+        ("edge_agent.run edge_agent.link.choice edge_agent.service", _HEAVY),
+        ("edge_agent.plans.alone", _HEAVY),
         ("edge_agent.ask edge_agent.ingest.endpoint", f"{_HEAVY} zmq"),
         ("edge_agent.worker.process", "typer rich sqlalchemy ray onnxruntime onnx torch alembic zmq"),
         ("edge_agent.ingest.client", "typer rich sqlalchemy ray onnxruntime onnx torch alembic zmq"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from edge_agent.drift import Drift
+from edge_agent.replan.drift import Drift
 from edge_agent.worker.messages import CombinedStats, Stats
 from shared.ids import Digest
 

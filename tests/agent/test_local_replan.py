@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from edge_agent import Client
+from edge_agent.link.choice import STATE_NAME
 from edge_agent.link.events import LinkState
 from edge_agent.link.statefile import load_state, save_state
-from edge_agent.planner_link import STATE_NAME
 from shared.artifact import Artifact
 from shared.messages.control import Autonomy, Desired, DeviceState, Origin
 from shared.plan import decode_plan

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent import offline_link
-from edge_agent.link import events
+from edge_agent.link import events, offline
 from edge_agent.link.config import LinkConfig
 from edge_agent.link.core import LinkCore
 from edge_agent.link.events import LinkState, PlanRef, RunnablePlan
+from edge_agent.link.offline import OfflineLink
 from edge_agent.link.statefile import load_state, save_state
-from edge_agent.offline_link import OfflineLink
 from shared.ids import Digest
 from shared.messages.control import Desired, DeviceState, Origin
 
@@ -41,7 +40,7 @@ def test_full_disk_holds_a_deployment_back_and_it_goes_on_once_there_is_room(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(offline_link, "save_state", full)
+        patched.setattr(offline, "save_state", full)
         link.tell(events.PlanStaged((1, 1)))
         assert not select.select([link.fileno()], [], [], 0)[0], "nothing is ordered"
         assert "No space left" in link.status().detail

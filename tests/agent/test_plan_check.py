@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent import plan_check
 from edge_agent.link.events import PlanRef, RunnablePlan
-from edge_agent.plan_check import PlanChecker, PlanUnusable
-from edge_agent.plan_facts import PlanFacts
+from edge_agent.plans import check
+from edge_agent.plans.check import PlanChecker, PlanUnusable
+from edge_agent.plans.facts import PlanFacts
 from edge_agent.store import ArtifactStore
 from shared.artifact import Artifact, open_artifact, pack_artifact
 from shared.ids import Digest
@@ -31,7 +31,7 @@ class Rig:
         need = ArtifactNeed("m", self.digest, len(self.blob))
         self.plan = RunnablePlan(PlanRef(plan.digest, Origin.PLANNER), plan.wire, (need,))
         self.hashed = 0
-        patch.setattr(plan_check, "open_artifact", self._open)
+        patch.setattr(check, "open_artifact", self._open)
 
     def _open(self, path: Path, expected: Digest) -> Artifact:
         self.hashed += 1

@@ -4,10 +4,9 @@ from random import Random
 
 import pytest
 
-from edge_agent.candidate import ManagerConfig, Phase
 from edge_agent.link import events as link
 from edge_agent.link.events import LinkState, PlanRef, RunnablePlan
-from edge_agent.plan_actions import (
+from edge_agent.plans.actions import (
     Action,
     CheckPlan,
     LoadPlan,
@@ -17,10 +16,11 @@ from edge_agent.plan_actions import (
     SwapTo,
     Tell,
 )
-from edge_agent.plan_facts import PlanFacts
-from edge_agent.plans import PlanManager
-from edge_agent.probation import ProbationConfig
-from edge_agent.supervisor import Supervisor
+from edge_agent.plans.candidate import ManagerConfig, Phase
+from edge_agent.plans.facts import PlanFacts
+from edge_agent.plans.manager import PlanManager
+from edge_agent.plans.probation import ProbationConfig
+from edge_agent.plans.supervisor import Supervisor
 from shared.engine.steps import Outcome, PlanKey
 from shared.ids import Digest
 from shared.messages.control import DeviceState, Origin

@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from edge_agent.alarms import Fired
 from edge_agent.link.events import ArtifactGone, PlanRef, PlansMade, RunnablePlan
-from edge_agent.local_planner import LocalPlanner
-from edge_agent.policy import PolicyDesk, differs, in_order
+from edge_agent.replan.alarms import Fired
+from edge_agent.replan.local_planner import LocalPlanner
+from edge_agent.replan.policy import PolicyDesk, differs, in_order
 from edge_agent.store import ArtifactStore
 from shared.digest import digest_bytes
 from shared.graph import Graph

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from edge_agent.link import events as link
-from edge_agent.profiles import ProfileDesk
+from edge_agent.reporting.profiles import ProfileDesk
 from edge_agent.worker.messages import (
     OperatorTimes,
     Profile,

@@ -6,9 +6,9 @@ import msgspec
 
 from edge_agent.config import AgentConfig
 from edge_agent.link.events import PlanRef, RunnablePlan
-from edge_agent.links import NoPlanner
+from edge_agent.link.interface import NoPlanner
+from edge_agent.reporting.status import AgentStatus
 from edge_agent.service import Agent
-from edge_agent.status import AgentStatus
 from edge_agent.worker import messages as engine
 from shared.ids import Digest
 from shared.messages.control import Origin

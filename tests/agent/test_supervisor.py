@@ -5,8 +5,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_agent.probation import Probation, ProbationConfig, Verdict
-from edge_agent.supervisor import Supervisor, SupervisorConfig
+from edge_agent.plans.probation import Probation, ProbationConfig, Verdict
+from edge_agent.plans.supervisor import Supervisor, SupervisorConfig
 from shared.engine.steps import Outcome
 from shared.ids import Digest
 

@@ -1,6 +1,6 @@
 """Rows that the agent makes of what its two processes measured."""
 
-from edge_agent.telemetry import ServiceTimes, profile_rows, trace_row
+from edge_agent.reporting.telemetry import ServiceTimes, profile_rows, trace_row
 from edge_agent.worker.messages import CombinedStats, ModelStats, OperatorTimes, Stats, Traced
 from shared.ids import Digest
 from shared.messages.telemetry import ProfileResult

@@ -14,7 +14,7 @@ from edge_agent import Client
 from edge_agent.config import ModelFile
 from edge_agent.executor.null import NullExecutor
 from edge_agent.executor.onnx import OnnxExecutor
-from edge_agent.recordings import Recordings
+from edge_agent.reporting.recordings import Recordings
 from edge_agent.trace.chrome import MEASURED, PLANNED, QUEUES, chrome_trace
 from edge_agent.trace.command import measured_s, read_costs, record, write_trace
 from edge_agent.trace.timeline import Timeline, timeline

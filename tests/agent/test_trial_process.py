@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from edge_agent import Client
+from edge_agent.link.choice import STATE_NAME
 from edge_agent.link.events import RunnablePlan
 from edge_agent.link.statefile import load_state
 from edge_agent.link.trials import structure_of
-from edge_agent.planner_link import STATE_NAME
-from edge_agent.trial_settings import GuardSettings, TrialSettings
+from edge_agent.plans.trial_settings import GuardSettings, TrialSettings
 from shared.artifact import Artifact
 from shared.errors import AgentRestarted, TaskRefused
 from shared.messages.control import Activation, DeviceState

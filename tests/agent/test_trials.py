@@ -7,9 +7,9 @@ import pytest
 
 from edge_agent.link import events as link
 from edge_agent.link.events import LinkState, Proven
-from edge_agent.plan_actions import DrainEngine, LoadPlan, Note, SwapTo, Tell, UnloadPlan
-from edge_agent.plans import PlanManager
-from edge_agent.supervisor import Supervisor
+from edge_agent.plans.actions import DrainEngine, LoadPlan, Note, SwapTo, Tell, UnloadPlan
+from edge_agent.plans.manager import PlanManager
+from edge_agent.plans.supervisor import Supervisor
 from edge_agent.worker.messages import PlanTooLarge
 from shared.engine.steps import PlanKey
 from shared.engine.trial import TrialConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edge_agent.device import device_class, driver_version
+from edge_agent.machine.device import device_class, driver_version
 from edge_agent.utilisation import cpu, tegra
 from edge_agent.utilisation.chain import UtilisationChain
 from edge_agent.utilisation.nvml import Nvml, open_nvml

@@ -4,10 +4,10 @@ from dataclasses import fields
 
 import pytest
 
-from edge_agent.plan_facts import PlanFacts, strict_intervals_s
-from edge_agent.probation import Probation, ProbationConfig, Verdict
-from edge_agent.trial_settings import GuardSettings, TrialSettings
-from edge_agent.waiting import WaitingLog
+from edge_agent.plans.facts import PlanFacts, strict_intervals_s
+from edge_agent.plans.probation import Probation, ProbationConfig, Verdict
+from edge_agent.plans.trial_settings import GuardSettings, TrialSettings
+from edge_agent.plans.waiting import WaitingLog
 from shared.engine.interval_guard import GuardConfig
 from shared.engine.trial import TrialConfig
 from shared.ids import Digest

@@ -7,13 +7,12 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from edge_agent.candidate import ManagerConfig
 from edge_agent.ingest.messages import ModelInfo
 from edge_agent.link import events as link
 from edge_agent.link.config import LinkConfig
 from edge_agent.link.core import LinkCore
 from edge_agent.link.events import LinkState, PlanRef, RunnablePlan
-from edge_agent.plan_actions import (
+from edge_agent.plans.actions import (
     Action,
     Activated,
     CheckPlan,
@@ -28,10 +27,11 @@ from edge_agent.plan_actions import (
     Tell,
     UnloadPlan,
 )
-from edge_agent.plan_facts import PlanFacts
-from edge_agent.plans import PlanManager
-from edge_agent.probation import ProbationConfig
-from edge_agent.supervisor import Supervisor
+from edge_agent.plans.candidate import ManagerConfig
+from edge_agent.plans.facts import PlanFacts
+from edge_agent.plans.manager import PlanManager
+from edge_agent.plans.probation import ProbationConfig
+from edge_agent.plans.supervisor import Supervisor
 from edge_agent.worker.messages import Measured, ModelFigures
 from shared.engine.steps import Outcome, PlanKey
 from shared.engine.trial import TrialConfig

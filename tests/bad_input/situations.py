@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from edge_agent import Client
 from edge_agent.ask import ask_status
 from edge_agent.ingest.paths import socket_of
+from edge_agent.link.choice import STATE_NAME
 from edge_agent.link.events import PlanRef
 from edge_agent.link.statefile import load_state, save_state
-from edge_agent.planner_link import STATE_NAME
 from shared.errors import UnavailableError
 from shared.ids import Digest
 from shared.messages.control import Origin

@@ -9,7 +9,7 @@ from random import SystemRandom
 from typing import Any
 
 from edge_agent.cli import execute as agent_command
-from edge_agent.status import AgentStatus
+from edge_agent.reporting.status import AgentStatus
 from tests.agent.process import AgentProcess
 from tests.planner.processes import PlannerProcess, ok, until
 

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from edge_agent import Client
+from edge_agent.link.choice import MEMBERSHIP_NAME
 from edge_agent.link.membership import load_membership, save_membership
-from edge_agent.planner_link import MEMBERSHIP_NAME
 from shared.token import Endpoints
 from tests.e2e.fleet import PATIENCE_S, Device, Fleet
 from tests.e2e.networks import rows, write_heavy

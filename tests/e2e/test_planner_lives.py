@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge_agent import Client
-from edge_agent.status import AgentStatus
+from edge_agent.reporting.status import AgentStatus
 from planner.store.reading import DATABASE_FILE
 from tests.e2e.fleet import Device, Fleet
 from tests.e2e.networks import rows

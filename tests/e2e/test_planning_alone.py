@@ -4,10 +4,10 @@ import signal
 from pathlib import Path
 
 from edge_agent import Client
-from edge_agent.device import device_class
+from edge_agent.link.choice import STATE_NAME
 from edge_agent.link.statefile import load_state
-from edge_agent.planner_link import STATE_NAME
-from edge_agent.trial_settings import GuardSettings
+from edge_agent.machine.device import device_class
+from edge_agent.plans.trial_settings import GuardSettings
 from planner.store import checkpoints
 from planner.store.reading import ReadStore
 from shared.ids import Digest

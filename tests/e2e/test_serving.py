@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from edge_agent import Client
-from edge_agent.status import AgentStatus
+from edge_agent.reporting.status import AgentStatus
 from shared.errors import AgentRestarted, TaskCancelled, TaskExpired, TaskRefused
 from tests.e2e.application import WINDOW
 from tests.e2e.fleet import Device

@@ -10,10 +10,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from edge_agent.alarms import Alarms, alarm_raised
-from edge_agent.drift import Drift
 from edge_agent.link.alarms import AlarmBox
 from edge_agent.link.events import PlanRef, RunnablePlan
+from edge_agent.replan.alarms import Alarms, alarm_raised
+from edge_agent.replan.drift import Drift
 from edge_agent.worker.messages import CombinedStats, Glance, QueueGlance, Stats
 from planner.dispatch.ports import StoredRow, TelemetryWrite
 from planner.store.store import Store

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from edge_agent.candidate import ManagerConfig
 from edge_agent.link import events as link
 from edge_agent.link import fetch as fetching
 from edge_agent.link.artifacts import ArtifactFolder
 from edge_agent.link.config import LinkConfig
 from edge_agent.link.core import LinkCore
 from edge_agent.link.statefile import load_state, save_state
-from edge_agent.plan_actions import (
+from edge_agent.plans.actions import (
     Action,
     Activated,
     CheckPlan,
@@ -35,13 +34,14 @@ from edge_agent.plan_actions import (
     Tell,
     UnloadPlan,
 )
-from edge_agent.plan_check import PlanChecker, PlanUnusable
-from edge_agent.plan_facts import PlanFacts
-from edge_agent.plans import PlanManager
-from edge_agent.probation import ProbationConfig
+from edge_agent.plans.candidate import ManagerConfig
+from edge_agent.plans.check import PlanChecker, PlanUnusable
+from edge_agent.plans.facts import PlanFacts
+from edge_agent.plans.manager import PlanManager
+from edge_agent.plans.probation import ProbationConfig
+from edge_agent.plans.supervisor import Supervisor
+from edge_agent.plans.waiting import WaitingLog
 from edge_agent.store import ArtifactStore, StateFile
-from edge_agent.supervisor import Supervisor
-from edge_agent.waiting import WaitingLog
 from edge_agent.worker import messages as engine
 from planner.dispatch.events import Lane
 from shared.engine.interval_guard import GuardConfig
@@ -343,7 +343,7 @@ class Agent:
                 raise AssertionError(f"the simulated agent does not know {order}")
 
     def manage(self, actions: Sequence[Action]) -> None:
-        """Carry out what the plan manager decided, as `edge_agent.plan_shell` does."""
+        """Carry out what the plan manager decided, as `edge_agent.plans.shell` does."""
         for action in actions:
             self.reached(f"manager.{type(action).__name__}")
             self._carry_out(action)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edge_agent.plan_actions import MeasureWindow
+from edge_agent.plans.actions import MeasureWindow
 from edge_agent.worker import messages
 from shared.engine.core import EngineCore
 from shared.engine.steps import Action, FinishTask, PlanKey, ReleasePlan, Step, Task

@@ -15,9 +15,9 @@ from edge_agent.link.core import LinkCore
 from edge_agent.link.ledger import Account
 from edge_agent.link.spool import Spool
 from edge_agent.link.states import TRANSITIONS, VERDICTS, Cause
-from edge_agent.plan_actions import Action
-from edge_agent.plans import PlanManager
-from edge_agent.probation import Probation
+from edge_agent.plans.actions import Action
+from edge_agent.plans.manager import PlanManager
+from edge_agent.plans.probation import Probation
 from edge_agent.store import StateFile, write_synced
 from planner.dispatch import events as pev
 from planner.dispatch.core import DispatchCore

@@ -6,7 +6,7 @@ import pytest
 
 from edge_agent.config import AgentConfig
 from edge_agent.heartbeat import EngineSigns, Heartbeat, Patience
-from edge_agent.links import NoPlanner
+from edge_agent.link.interface import NoPlanner
 from edge_agent.service import Agent
 from planner.service import _beat
 from shared.systemd.notify import Notifier

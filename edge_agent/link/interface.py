@@ -6,7 +6,7 @@ from typing import Protocol
 
 from edge_agent.link import events
 from edge_agent.link.events import RunnablePlan
-from edge_agent.status import LinkStatus
+from edge_agent.reporting.status import LinkStatus
 from shared.messages.telemetry import RowData
 
 

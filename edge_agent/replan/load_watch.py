@@ -2,11 +2,11 @@
 
 import time
 
-from edge_agent.alarms import Alarms, AlarmSettings, Fired, alarm_raised
 from edge_agent.link.events import EnvironmentChanged, RunnablePlan
 from edge_agent.parts import Parts
-from edge_agent.plan_facts import PlanFacts
-from edge_agent.telemetry import ServiceTimes, engine_rows
+from edge_agent.plans.facts import PlanFacts
+from edge_agent.replan.alarms import Alarms, AlarmSettings, Fired, alarm_raised
+from edge_agent.reporting.telemetry import ServiceTimes, engine_rows
 from edge_agent.worker.messages import Glance, Stats
 from shared.engine.steps import PlanKey
 

@@ -9,7 +9,7 @@ Refused, cancelled and expired tasks say something about load, not about the pla
 from dataclasses import dataclass, field
 from enum import Enum
 
-from edge_agent.waiting import WaitingLog
+from edge_agent.plans.waiting import WaitingLog
 from shared.engine.interval_guard import GuardConfig, GuardVerdict, IntervalGuard
 from shared.engine.steps import Outcome
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from edge_agent.device import cpu_name, gpu_names, installed
-from edge_agent.onnx_facts import OnnxFacts, onnx_facts
-from edge_agent.torch_facts import TorchFacts, torch_facts
+from edge_agent.machine.device import cpu_name, gpu_names, installed
+from edge_agent.machine.onnx_facts import OnnxFacts, onnx_facts
+from edge_agent.machine.torch_facts import TorchFacts, torch_facts
 
 _NEEDED = ("msgpack", "msgspec", "numpy", "pyzmq")
 _IMPORT_NAMES = {"pyzmq": "zmq"}

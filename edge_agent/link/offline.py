@@ -14,7 +14,7 @@ from pathlib import Path
 from edge_agent.link import events
 from edge_agent.link.core import LinkCore
 from edge_agent.link.statefile import save_state
-from edge_agent.status import LinkStatus
+from edge_agent.reporting.status import LinkStatus
 from shared.ids import Digest
 from shared.messages.telemetry import RowData
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from edge_agent.link.events import AlarmRaised, RunnablePlan
-from edge_agent.telemetry import row_name
+from edge_agent.reporting.telemetry import row_name
 from edge_agent.worker.messages import Glance, QueueGlance
 from shared.messages.control import AlarmSample, ModelLoad
 from shared.policy.plain import Load

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from edge_agent.ingest.ledger import TaskLedger
 from edge_agent.link.events import PlanRef
-from edge_agent.plans import PlanManager
+from edge_agent.plans.manager import PlanManager
 from edge_agent.worker.messages import Stats
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from edge_agent.link.events import RunnablePlan
-from edge_agent.plan_actions import Action, DrainEngine, SwapTo, UnloadPlan
+from edge_agent.plans.actions import Action, DrainEngine, SwapTo, UnloadPlan
 from edge_agent.worker.messages import PlanTooLarge
 from shared.engine.steps import PlanKey
 from shared.ids import Digest

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from edge_agent.link import events as link
 from edge_agent.parts import Parts
-from edge_agent.plan_actions import (
+from edge_agent.plans.actions import (
     Action,
     Activated,
     CheckPlan,
@@ -23,8 +23,8 @@ from edge_agent.plan_actions import (
     Tell,
     UnloadPlan,
 )
-from edge_agent.plan_check import PlanUnusable
-from edge_agent.plan_facts import PlanFacts
+from edge_agent.plans.check import PlanUnusable
+from edge_agent.plans.facts import PlanFacts
 from edge_agent.worker.messages import Measure
 from shared.failpoint import failpoint
 from shared.messages.telemetry import PlanActivated

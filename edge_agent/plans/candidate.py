@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from edge_agent.link.events import Attempt, RunnablePlan
-from edge_agent.probation import Probation, ProbationConfig
-from edge_agent.trial_runner import TrialRunner
+from edge_agent.plans.probation import Probation, ProbationConfig
+from edge_agent.plans.trial_runner import TrialRunner
 from shared.engine.trial import TrialConfig
 from shared.engine.windows import Side
 from shared.ids import Digest

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
-from edge_agent.drift import Drift
 from edge_agent.link import events as link
-from edge_agent.telemetry import profile_rows, stage_rows
+from edge_agent.replan.drift import Drift
+from edge_agent.reporting.telemetry import profile_rows, stage_rows
 from edge_agent.worker.messages import OperatorTimes, Profile, ProfileStages, StageTimes
 from shared.errors import PlanError
 from shared.ids import Digest

@@ -19,18 +19,18 @@ import msgspec
 
 from edge_agent import __version__
 from edge_agent.config import AgentConfig
-from edge_agent.device import device_class
 from edge_agent.link import events
 from edge_agent.link.client import ClientConfig, LinkClient
 from edge_agent.link.config import LinkConfig
 from edge_agent.link.core import LinkCore
+from edge_agent.link.interface import Link
 from edge_agent.link.join import join
 from edge_agent.link.membership import Membership, load_membership, save_membership
+from edge_agent.link.offline import OfflineLink
 from edge_agent.link.sockets import new_keys
 from edge_agent.link.statefile import load_state
-from edge_agent.links import Link
-from edge_agent.offline_link import OfflineLink
-from edge_agent.status import LinkStatus
+from edge_agent.machine.device import device_class
+from edge_agent.reporting.status import LinkStatus
 from edge_agent.store import ArtifactStore, sync_directory
 from shared.clock import SystemClock
 from shared.errors import KeyRevoked, SettingError, StateError, StorageError

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from edge_agent.ingest.signature import model_info
 from edge_agent.link.events import RunnablePlan
-from edge_agent.plan_facts import PlanFacts, strict_intervals_s
+from edge_agent.plans.facts import PlanFacts, strict_intervals_s
 from edge_agent.store import ArtifactStore
 from shared.artifact import open_artifact
 from shared.bound import bind

@@ -11,7 +11,7 @@ from enum import Enum
 
 from edge_agent.link import events as link
 from edge_agent.link.events import Attempt
-from edge_agent.plan_actions import Action, DrainEngine, MeasureWindow, Tell
+from edge_agent.plans.actions import Action, DrainEngine, MeasureWindow, Tell
 from edge_agent.worker.messages import Measured
 from shared.engine.trial import (
     Activate,

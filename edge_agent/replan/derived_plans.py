@@ -7,8 +7,8 @@ it answers; see `edge_agent.link.local`.
 import logging
 from functools import lru_cache
 
-from edge_agent.alarms import Fired
 from edge_agent.link.events import PlanRef, RunnablePlan
+from edge_agent.replan.alarms import Fired
 from shared.errors import PlanError
 from shared.messages.control import Origin
 from shared.plan import Plan, decode_plan

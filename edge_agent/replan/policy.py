@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from edge_agent.alarms import Fired
-from edge_agent.derived_plans import decoded, runnable
 from edge_agent.link.events import RunnablePlan
-from edge_agent.status import PolicyStatus
+from edge_agent.replan.alarms import Fired
+from edge_agent.replan.derived_plans import decoded, runnable
+from edge_agent.reporting.status import PolicyStatus
 from shared.digest import digest_bytes
 from shared.errors import StageloomError
 from shared.graph import Graph

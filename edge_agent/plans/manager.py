@@ -10,11 +10,9 @@ the fallback, else nothing. A method returns what to do next.
 import itertools
 from random import Random
 
-from edge_agent.candidate import Candidate, ManagerConfig, Phase
-from edge_agent.engine_view import EngineView
 from edge_agent.link import events as link
 from edge_agent.link.events import Attempt, RunnablePlan
-from edge_agent.plan_actions import (
+from edge_agent.plans.actions import (
     Action,
     KeepFallback,
     Note,
@@ -22,12 +20,14 @@ from edge_agent.plan_actions import (
     StopEngine,
     Tell,
 )
-from edge_agent.plan_facts import PlanFacts
-from edge_agent.probation import Probation, Verdict
-from edge_agent.pursuit import Pursuit
-from edge_agent.supervisor import Supervisor
-from edge_agent.trial_runner import TrialPlans, TrialRunner
-from edge_agent.waiting import WaitingLog
+from edge_agent.plans.candidate import Candidate, ManagerConfig, Phase
+from edge_agent.plans.engine_view import EngineView
+from edge_agent.plans.facts import PlanFacts
+from edge_agent.plans.probation import Probation, Verdict
+from edge_agent.plans.pursuit import Pursuit
+from edge_agent.plans.supervisor import Supervisor
+from edge_agent.plans.trial_runner import TrialPlans, TrialRunner
+from edge_agent.plans.waiting import WaitingLog
 from edge_agent.worker.messages import Measured, PlanTooLarge
 from shared.engine.steps import Outcome, PlanKey
 from shared.engine.trial import TrialRecord, TrialResult

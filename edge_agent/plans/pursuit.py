@@ -6,11 +6,9 @@ Whatever has happened, `_pursue` gives the orders that are missing; giving them 
 
 import itertools
 
-from edge_agent.candidate import Candidate, Phase
-from edge_agent.engine_view import EngineView
 from edge_agent.link import events as link
 from edge_agent.link.events import Attempt, PlanRef, RunnablePlan
-from edge_agent.plan_actions import (
+from edge_agent.plans.actions import (
     Action,
     Activated,
     CheckPlan,
@@ -19,10 +17,12 @@ from edge_agent.plan_actions import (
     StopEngine,
     Tell,
 )
-from edge_agent.plan_facts import PlanFacts
-from edge_agent.supervisor import Supervisor
-from edge_agent.trial_runner import TrialRunner
-from edge_agent.waiting import WaitingLog
+from edge_agent.plans.candidate import Candidate, Phase
+from edge_agent.plans.engine_view import EngineView
+from edge_agent.plans.facts import PlanFacts
+from edge_agent.plans.supervisor import Supervisor
+from edge_agent.plans.trial_runner import TrialRunner
+from edge_agent.plans.waiting import WaitingLog
 from shared.engine.steps import PlanKey
 from shared.ids import Digest
 from shared.messages.control import Origin

@@ -1,0 +1,1 @@
+"""What the agent says: telemetry, profiles and recordings for the planner, status and journal for people."""
