@@ -1,5 +1,6 @@
 """Child processes of the demo: each in its own group, all ended on every way out."""
 
+import ctypes
 import json
 import os
 import signal
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import IO, Any
 
 STOP_S = 15.0
+_SET_PARENT_DEATH_SIGNAL = 1  # linux/prctl.h
+_LIBC = ctypes.CDLL(None)  # found before there are threads: a forked child must not wait for a lock
 
 
 class DemoFailed(Exception):
@@ -45,6 +48,7 @@ class Processes:
                 text=True,
                 env=self.environment,
                 start_new_session=True,  # Ctrl-C reaches the demo alone, which then stops them in order
+                preexec_fn=_end_with_the_demo,
             )
         self.running[name] = process
         return process
@@ -92,6 +96,11 @@ class Processes:
         if process.stdout is not None:
             process.stdout.close()
         return process.wait()
+
+
+def _end_with_the_demo() -> None:
+    """In the child before it starts: should the demo be killed, the child ends as if told to."""
+    _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGTERM))
 
 
 class Lines:
