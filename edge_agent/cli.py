@@ -288,6 +288,21 @@ def version() -> None:
     typer.echo(__version__)
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options before a command; the help text is the app's."""
+
+
 def _say(line: str) -> None:
     typer.echo(line, err=True)
 

@@ -20,6 +20,7 @@ def add_to(app: typer.Typer) -> None:
     """Put these commands at the top level."""
     for command in (up, status, watch, migrate, version):
         app.command()(command)
+    app.callback()(_options)
 
 
 def up(
@@ -140,6 +141,20 @@ def version() -> None:
     stageloom version
     """
     emit(__version__)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+def _options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options before a command; the help text is the app's."""
 
 
 _COLUMNS = ["device", "online", "state", "generation", "model", "tasks/s", "p50 ms", "p99 ms", "queued"]

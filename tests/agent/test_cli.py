@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.ingest import agent_pss_mib
+from edge_agent import __version__
 from edge_agent.config import AgentConfig, load_config
 from edge_agent.ingest.paths import HOME_VARIABLE
 from edge_agent.link.choice import KEY_NAME, MEMBERSHIP_NAME, connect_planner
@@ -70,6 +71,11 @@ def test_error_is_one_line_with_its_remedy_and_exit_code(
     assert error.startswith("error: ")
     assert re.search(message, error), error
     assert not any(line.startswith(("error", "Traceback")) for line in progress)
+
+
+def test_version_is_an_option_too(tmp_path: Path) -> None:
+    asked = _command("--version", home=tmp_path)
+    assert asked.returncode == 0 and asked.stdout == f"{__version__}\n"
 
 
 def test_unreadable_setting_stops_the_start_and_is_named(tmp_path: Path) -> None:
