@@ -39,12 +39,17 @@ Name = Annotated[
 ]
 Policy = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help=f"Do as others do; one of {', '.join(policies())}."),
+    typer.Option(
+        metavar="NAME",
+        help=f"Do as others do; one of {', '.join(policies())}. `plan schedulers` explains them.",
+    ),
 ]
 Scheduler = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help=f"One of {', '.join(schedulers())}. Default: sequential, or the policy's."
+        metavar="NAME",
+        help=f"One of {', '.join(schedulers())}; `plan schedulers` explains them. "
+        "Default: sequential, or the policy's.",
     ),
 ]
 Partition = Annotated[
@@ -82,7 +87,12 @@ Barriers = Annotated[
 ]
 Lanes = Annotated[int, typer.Option(metavar="N", help="Steps that may overlap.")]
 Threads = Annotated[int, typer.Option(metavar="N", help="Threads inside one operator (onnx).")]
-Executor = Annotated[str, typer.Option(metavar="NAME", help="onnx or null.")]
+Executor = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="onnx, onnx_cuda, torch_cuda, torch_cpu or null; the device must have it."
+    ),
+]
 LimitR = Annotated[int | None, typer.Option("-r", metavar="N", help="Operators per group at most.")]
 LimitS = Annotated[int | None, typer.Option("-s", metavar="N", help="Groups per stage at most.")]
 Budget = Annotated[

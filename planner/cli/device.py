@@ -11,7 +11,7 @@ from planner.admin.path import socket_path
 from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
 from planner.cli.output import emit, emit_json, emit_table, pair, progress, when
 from planner.cli.searching import measure_stages
-from shared.errors import ExitCode, UnavailableError
+from shared.errors import ExitCode, InputError, UnavailableError
 from shared.ids import DeviceId
 from shared.messages import admin
 
@@ -218,7 +218,7 @@ def profile(
     ] = None,
     plan: Annotated[
         str | None,
-        typer.Option("--plan", metavar="PLAN", help="Measure the stages of this plan, not operators."),
+        typer.Option("--plan", metavar="PLAN", help="Measure this plan's stages, not operators."),
     ] = None,
     batch: Annotated[int, typer.Option("--batch", metavar="N", help="Tasks per measured run.")] = 1,
     budget: Annotated[
@@ -242,8 +242,12 @@ def profile(
 
     folder = data_dir_of(data_dir)
     if plan is not None:
-        measure_stages(folder, DeviceId(device), plan, budget_s=budget)
-        progress(f"{device} measured the stages of {plan}")
+        if models or batch != 1 or not wait:
+            raise InputError(
+                "--plan measures the stages of one plan as it is",
+                remedy="leave out --model, --batch and --no-wait, or --plan",
+            )
+        _profile_stages(folder, DeviceId(device), plan, budget, json)
         return
     store = ReadStore.open(folder, database_url)
     names = models or [info.model for info in store.models()]
@@ -268,6 +272,16 @@ def profile(
     elif json:
         emit_json(reply)
     store.close()
+
+
+def _profile_stages(folder: Path, device: DeviceId, plan: str, budget_s: float, json: bool) -> None:
+    found = measure_stages(folder, device, plan, budget_s=budget_s)
+    if json:
+        emit_json(
+            {"device": device, "plan": plan, "requests": found.requests, "reasons": list(found.reasons)}
+        )
+    if not found.reasons:
+        progress(f"{device} measured the stages of {plan}")
 
 
 def _emit_costs(

@@ -21,6 +21,27 @@ app.command()(compare.compare)
 app.command()(explain.explain)
 
 
+@app.command()
+def schedulers(json: Json = False) -> None:
+    """List what --scheduler and --policy take, and what each does.
+
+    \b
+    stageloom plan schedulers
+    """
+    from shared.search.registry import help_line
+    from shared.search.registry import schedulers as known_schedulers
+    from shared.search.rivals import policies
+
+    rows = [
+        *(("--scheduler", name, help_line(name)) for name in known_schedulers()),
+        *(("--policy", name, rival.help) for name, rival in policies().items()),
+    ]
+    if json:
+        emit_json([{"option": option, "name": name, "help": text} for option, name, text in rows])
+    else:
+        emit_table(["option", "name", "what it does"], rows, empty="there is none")
+
+
 @app.command("list")
 def list_plans(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: Json = False) -> None:
     """List the plans.

@@ -4,6 +4,7 @@ import secrets
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,14 @@ from shared.messages import admin
 _ROUNDS = 4
 _POLL_S = 0.2
 _MEASURE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class StagesMeasured:
+    """What came of asking a device to measure a plan's stages."""
+
+    requests: int  # one per combined block that has such stages
+    reasons: tuple[str, ...] = ()  # why some of them were not measured
 
 
 def search(folder: Path, request: admin.PlanCreateRequest) -> admin.PlanReply:
@@ -59,7 +68,8 @@ def search_and_measure(
         asked = False
         for plan in dict.fromkeys((chosen.plan.plan, runner_up.plan.plan)):
             progress(f"round {number}: {device} measures the unsure stages of {plan}")
-            asked |= measure_stages(folder, device, plan, budget_s=budget_s, unsure_only=True)
+            found = measure_stages(folder, device, plan, budget_s=budget_s, unsure_only=True)
+            asked = asked or found.requests > 0
         if not asked:
             break
     return search(folder, request)
@@ -67,8 +77,8 @@ def search_and_measure(
 
 def measure_stages(
     folder: Path, device: DeviceId, plan: str, *, budget_s: float, unsure_only: bool = False
-) -> bool:
-    """Have a device measure a plan's stages, all or the unsure ones, and wait; whether there were any.
+) -> StagesMeasured:
+    """Have a device measure a plan's stages, all or the unsure ones, and wait.
 
     Raises:
         UnavailableError: it does not answer in time.
@@ -78,7 +88,7 @@ def measure_stages(
     wanted = admin.StageProfileCreate(device=device, plan=plan, budget_s=budget_s, unsure_only=unsure_only)
     reply = ask(folder, wanted, admin.DeviceProfileReply)
     if not reply.requests:
-        return False
+        return StagesMeasured(0)
     give_up_s = time.monotonic() + _MEASURE_S + budget_s
     store = ReadStore.open(folder)
     try:
@@ -89,10 +99,10 @@ def measure_stages(
                     remedy="it measures when it is online and idle; see `stageloom device show`",
                 )
             time.sleep(_POLL_S)
-        for reason in store.stage_profile_reasons(list(reply.requests)).values():
-            if reason:
-                progress(f"not all stages were measured: {reason}")
-        return True
+        reasons = tuple(filter(None, store.stage_profile_reasons(list(reply.requests)).values()))
+        for reason in reasons:
+            progress(f"not all stages were measured: {reason}")
+        return StagesMeasured(len(reply.requests), reasons)
     finally:
         store.close()
 

@@ -75,12 +75,17 @@ def test_what_could_still_win_is_measured_wins_and_is_not_asked_for_again(rig: R
         chosen = json.loads(ok(rig.home, *create, "--measure", "5"))
         first = list(measuring.answered)
         again = json.loads(ok(rig.home, *create, "--measure", "5"))
+        second = list(measuring.answered)
+        profile = ("device", "profile", rig.device.name, "--plan", chosen["plan"], "--json")
+        all_stages = json.loads(ok(rig.home, *profile))
     finally:
         measuring.ended.set()
         measuring.join()
     assert groups(before) == 1 and groups(chosen) == 2
-    assert first and measuring.answered == first, "the second time nothing was asked"
+    assert first and second == first, "the second time nothing was asked"
     assert again["digest"] == chosen["digest"]
+    assert all_stages["requests"] == len(measuring.answered) - len(first) == 1, "sure or not"
+    assert (all_stages["plan"], all_stages["reasons"]) == (chosen["plan"], [])
 
 
 def groups(made: dict[str, Any]) -> int:

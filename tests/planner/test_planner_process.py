@@ -201,6 +201,14 @@ def test_profile_waits_for_the_results_and_prints_them(planner: PlannerProcess, 
     assert (row["model"], row["measured"], row["total_us"]) == ("branches", 3, 300.0)
 
 
+def test_stages_are_of_one_plan_as_it_is_so_other_options_beside_it_are_refused(
+    planner: PlannerProcess,
+) -> None:
+    done = stageloom(planner.home, "device", "profile", "timed", "--plan", "p", "--batch", "2")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "leave out --model, --batch and --no-wait, or --plan" in done.stderr
+
+
 def test_a_second_planner_on_the_same_data_is_refused(planner: PlannerProcess) -> None:
     done = stageloom(planner.home, "up", "--listen", "127.0.0.1:0")
     assert done.returncode == 2

@@ -13,9 +13,8 @@ from typing import Any, Final
 
 import msgpack
 
-from shared.digest import canonical, digest_bytes
+from shared.digest import canonical
 from shared.errors import DecodeError
-from shared.ids import Digest
 from shared.policy.gpg.features import OPERATOR_FEATURES, STATE_FEATURES, Floats
 from shared.policy.gpg.network import GpgNetwork
 
@@ -67,11 +66,6 @@ def decode(raw: bytes) -> Checkpoint:
     if problem := _problem(arrays):
         raise _refusal(problem)
     return Checkpoint(GpgNetwork(arrays), about)
-
-
-def checkpoint_digest(raw: bytes) -> Digest:
-    """What a checkpoint is called in the store."""
-    return digest_bytes([raw])
 
 
 def _array(shape: list[int], data: bytes) -> Floats:
