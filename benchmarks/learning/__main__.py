@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks.allocation import imported
 from benchmarks.learning.pair import QUEUE, Effort, run_pair
+from benchmarks.learning.verdict import verdict
 from benchmarks.learning.workloads import MEMBERS_MAX, MIX, workloads
 from benchmarks.report import Report, arguments, emit, progress
 from planner.learning.maddpg.settings import Settings
@@ -121,12 +122,7 @@ def _choice(name: str, graph: Graph) -> ModelChoice:
 def _figures(pair: dict[str, Any]) -> dict[str, float]:
     first = pair["rows"][0]
     prefix = f"{first['device']}.{first['workload']}."
-    verdict = pair["verdict"]
-    found = {
-        prefix + name: float(value)
-        for name, value in verdict.items()
-        if isinstance(value, int | float) and value is not None
-    }
+    found = {prefix + name: value for name, value in verdict(pair["rows"]).items() if value is not None}
     found[prefix + "train_s_max"] = max(one["train_s"] for one in pair["trainings"])
     for one in pair["interference"]:
         found[f"{prefix}planner_over_best_rival_at_interference_{one['factor']}"] = one[

@@ -18,7 +18,7 @@ from benchmarks.learning.contestants import (
 from benchmarks.learning.training import trained
 from benchmarks.learning.workloads import MEMBERS_MAX, Workload
 from planner.contest.judge import Course, judge
-from planner.contest.worth import Worth, better, spread_of
+from planner.contest.worth import Worth, better
 from planner.learning.maddpg.environment import bound_plan
 from planner.learning.maddpg.problem import Problem
 from planner.learning.maddpg.seeds import seeds
@@ -158,7 +158,6 @@ def run_pair(
     ]
     pair = {
         "rows": rows,
-        "verdict": _verdict(against, best_rival, planner, policy_fresh),
         "policy_when_chosen": rounded(policy_chosen),
         "trainings": [_training(one) for one in found],
         "interference": [
@@ -207,38 +206,8 @@ def _best(those: Sequence[Contestant], worth: Callable[[Contestant], Worth]) -> 
     return found
 
 
-def _verdict(
-    against: Sequence[Contestant], best_rival: Contestant, planner: Contestant, policy: Worth
-) -> dict[str, Any]:
-    """What the issue asks of this pair."""
-    synchronised = next((one.fresh for one in against if one.planner == "synchronised"), None)
-    return {
-        "best_rival": best_rival.planner,
-        "planner_over_best_rival": _over(planner.fresh, best_rival.fresh),
-        "planner_p99_over_best_rival": _p99_over(planner.fresh, best_rival.fresh),
-        "planner_holds": not better(best_rival.fresh, planner.fresh)
-        or _equal(planner.fresh, best_rival.fresh),
-        "maddpg_over_best_rival": _over(policy, best_rival.fresh),
-        "maddpg_p99_over_best_rival": _p99_over(policy, best_rival.fresh),
-        "maddpg_holds": not better(best_rival.fresh, policy) or _equal(policy, best_rival.fresh),
-        "maddpg_variance_growth_per_s": policy.variance_growth,
-        "synchronised_variance_growth_per_s": None if synchronised is None else synchronised.variance_growth,
-    }
-
-
 def _over(one: Worth, other: Worth) -> float:
     return round(one.throughput_per_s / other.throughput_per_s, 4)
-
-
-def _p99_over(one: Worth, other: Worth) -> float:
-    return round(one.p99_s / other.p99_s, 4) if other.p99_s else 1.0
-
-
-def _equal(one: Worth, other: Worth) -> bool:
-    """In throughput and p99, within spread."""
-    gain = abs(one.throughput_per_s - other.throughput_per_s)
-    longer_s = one.p99_s - other.p99_s
-    return gain <= spread_of(one, other) and longer_s <= max(one.p99_spread, other.p99_spread)
 
 
 def _training(one: Trained) -> dict[str, Any]:

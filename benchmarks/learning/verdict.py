@@ -1,0 +1,57 @@
+"""What the rows of one pair say of the learned policy and of the planner. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+LEARNED: Final = ("maddpg", "planner")
+"""Rows that are no rival's."""
+
+Row = Mapping[str, Any]
+
+
+def compared(one: Row, other: Row) -> int:
+    """1 where the first is ahead, -1 where it is behind, else 0.
+
+    Throughput decides. Where it differs by no more than the larger of both spreads over arrivals, the p99
+    does, and that is equal within the larger of its spreads.
+    """
+    for name, spread, sign in (
+        ("throughput_per_s", "throughput_spread", 1),
+        ("p99_ms", "p99_spread_ms", -1),
+    ):
+        gain = sign * (one[name] - other[name])
+        if abs(gain) > max(one[spread], other[spread]):
+            return 1 if gain > 0.0 else -1
+    return 0
+
+
+def best_rival(rows: Sequence[Row]) -> Row:
+    """The rival that is ahead of the best one before it, the first at first."""
+    rivals = [row for row in rows if row["planner"] not in LEARNED]
+    best = rivals[0]
+    for row in rivals[1:]:
+        if compared(row, best) > 0:
+            best = row
+    return best
+
+
+def verdict(rows: Sequence[Row]) -> dict[str, float | None]:
+    """Policy and planner beside the best rival; growth of the queues' variance beside the joint graph's.
+
+    `*_holds` is 1 where the row is level with the best rival or ahead. `synchronised_variance_growth_per_s`
+    is None for one model, which has nothing to wait for.
+    """
+    rival = best_rival(rows)
+    by_name = {row["planner"]: row for row in rows}
+    found: dict[str, float | None] = {}
+    for name in LEARNED:
+        row = by_name[name]
+        found[f"{name}_over_best_rival"] = round(row["throughput_per_s"] / rival["throughput_per_s"], 4)
+        found[f"{name}_p99_over_best_rival"] = (
+            round(row["p99_ms"] / rival["p99_ms"], 4) if rival["p99_ms"] else 1.0
+        )
+        found[f"{name}_holds"] = float(compared(row, rival) >= 0)
+    joint = by_name.get("synchronised")
+    found["maddpg_variance_growth_per_s"] = by_name["maddpg"]["variance_growth_per_s"]
+    found["synchronised_variance_growth_per_s"] = joint["variance_growth_per_s"] if joint else None
+    return found
