@@ -1,0 +1,11 @@
+"""Constrained types that several admin messages share."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+Page = Annotated[int, Meta(ge=1, le=256)]
+PathText = Annotated[str, Meta(min_length=1, max_length=4096)]
+After = Annotated[str, Meta(max_length=64)]
+LongText = Annotated[str, Meta(max_length=512 << 10)]
+UpToAMinute = Annotated[float, Meta(ge=0.0, le=60.0)]
