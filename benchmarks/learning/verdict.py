@@ -15,24 +15,25 @@ def compared(one: Row, other: Row) -> int:
     Throughput decides. Where it differs by no more than the larger of both spreads over arrivals, the p99
     does, and that is equal within the larger of its spreads.
     """
-    for name, spread, sign in (
-        ("throughput_per_s", "throughput_spread", 1),
-        ("p99_ms", "p99_spread_ms", -1),
-    ):
-        gain = sign * (one[name] - other[name])
-        if abs(gain) > max(one[spread], other[spread]):
-            return 1 if gain > 0.0 else -1
-    return 0
+    return _ahead(one, other, "throughput_per_s", "throughput_spread") or _ahead(
+        other, one, "p99_ms", "p99_spread_ms"
+    )
+
+
+def _ahead(one: Row, other: Row, name: str, spread: str) -> int:
+    """1 where the first has more of it beyond the spread, -1 where it has less, else 0."""
+    gain = one[name] - other[name]
+    if abs(gain) <= max(one[spread], other[spread]):
+        return 0
+    return 1 if gain > 0.0 else -1
 
 
 def best_rival(rows: Sequence[Row]) -> Row:
-    """The rival that is ahead of the best one before it, the first at first."""
+    """Of the rivals whose throughput is level with the highest, the one with the shortest p99."""
     rivals = [row for row in rows if row["planner"] not in LEARNED]
-    best = rivals[0]
-    for row in rivals[1:]:
-        if compared(row, best) > 0:
-            best = row
-    return best
+    top = max(rivals, key=lambda row: float(row["throughput_per_s"]))
+    level = [row for row in rivals if not _ahead(top, row, "throughput_per_s", "throughput_spread")]
+    return min(level, key=lambda row: float(row["p99_ms"]))
 
 
 def verdict(rows: Sequence[Row]) -> dict[str, float | None]:
