@@ -18,7 +18,7 @@ from benchmarks.learning.contestants import (
 from benchmarks.learning.training import trained
 from benchmarks.learning.workloads import MEMBERS_MAX, Workload
 from planner.contest.judge import Course, judge
-from planner.contest.worth import Worth, better
+from planner.contest.worth import Worth, better, surely_better
 from planner.learning.maddpg.environment import bound_plan
 from planner.learning.maddpg.problem import Problem
 from planner.learning.maddpg.seeds import seeds
@@ -148,7 +148,7 @@ def run_pair(
     policy_chosen, policy_fresh = _policies(problem, found, effort.settings, choice, fresh)
     learned = [_learned(problem, one, choice, fresh) for one in found]
     best_rival = _best(against, lambda one: one.fresh)
-    planner = _best([*against, *learned], lambda one: one.chosen_by)
+    planner = _planner(against, learned)
     told(f"planner: {planner.planner}; best rival: {best_rival.planner}")
     where = {"device": device.name, "workload": workload.name}
     rows = [{**where, **one.row()} for one in against]
@@ -196,6 +196,12 @@ def _learned(problem: Problem, one: Trained, choice: Course, fresh: Course) -> C
         fresh=judged(problem, one.plan, fresh),
         search_s=one.train_s,
     )
+
+
+def _planner(against: Sequence[Contestant], learned: Sequence[Contestant]) -> Contestant:
+    """The best rival's plan, or a learned one that is surely better, by the arrivals that choose."""
+    rival, found = (_best(those, lambda one: one.chosen_by) for those in (against, learned))
+    return found if surely_better(found.chosen_by, rival.chosen_by) else rival
 
 
 def _best(those: Sequence[Contestant], worth: Callable[[Contestant], Worth]) -> Contestant:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from planner.contest.worth import LEAST_SPREAD
+
 LEARNED: Final = ("maddpg", "planner")
 """Rows that are no rival's."""
 
@@ -12,8 +14,9 @@ Row = Mapping[str, Any]
 def compared(one: Row, other: Row) -> int:
     """1 where the first is ahead, -1 where it is behind, else 0.
 
-    Throughput decides. Where it differs by no more than the larger of both spreads over arrivals, the p99
-    does, and that is equal within the larger of its spreads.
+    Throughput decides. Where it is equal within spread, the p99 does. The spread of two rows is the larger
+    of their spreads over arrivals, but at least half a per cent: less is no difference, whatever the seeds
+    say (`planner.contest.worth`).
     """
     return _ahead(one, other, "throughput_per_s", "throughput_spread") or _ahead(
         other, one, "p99_ms", "p99_spread_ms"
@@ -23,7 +26,7 @@ def compared(one: Row, other: Row) -> int:
 def _ahead(one: Row, other: Row, name: str, spread: str) -> int:
     """1 where the first has more of it beyond the spread, -1 where it has less, else 0."""
     gain = one[name] - other[name]
-    if abs(gain) <= max(one[spread], other[spread]):
+    if abs(gain) <= max(one[spread], other[spread], LEAST_SPREAD * other[name]):
         return 0
     return 1 if gain > 0.0 else -1
 

@@ -43,6 +43,13 @@ def test_the_larger_spread_counts() -> None:
     assert compared(unsure, sure) == 1
 
 
+def test_less_than_half_a_per_cent_is_no_difference_even_where_all_seeds_agree() -> None:
+    one, other = (row(name, 100.0, 100.0, spreads=(0.0, 0.0)) for name in ("one", "other"))
+    assert compared({**one, "throughput_per_s": 100.4}, other) == 0
+    assert compared({**one, "throughput_per_s": 99.6, "p99_ms": 99.0}, other) == 1
+    assert compared({**one, "throughput_per_s": 100.6, "p99_ms": 900.0}, other) == 1
+
+
 def test_policy_and_planner_are_no_rivals_of_themselves() -> None:
     rows = [
         row("a", 100.0, 50.0),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.contest.worth import Figures, Worth, better, figures_of, worth_of
+from planner.contest.worth import Figures, Worth, better, figures_of, surely_better, worth_of
 from planner.twin.arrivals import Periodic
 from planner.twin.reference import Twin
 from tests.engine.plans import chains
@@ -43,6 +43,25 @@ def test_throughput_decides_and_p99_where_it_is_equal_within_spread(
 def test_a_tiny_difference_is_none_even_where_all_seeds_agree() -> None:
     exact = replace(SOME, throughput_spread=0.0)
     assert not better(replace(exact, throughput_per_s=100.4, p99_s=0.2), exact)
+
+
+@pytest.mark.parametrize(
+    ("gain", "p99_s", "wins"),
+    [
+        (1.6, 0.2, True),
+        (1.4, 0.2, False),  # better by these arrivals, worse by others that bring half a spread less
+        (1.4, 0.09, True),
+        (-0.4, 0.09, True),
+        (-0.6, 0.09, False),
+        (0.0, 0.11, False),
+    ],
+)
+def test_what_is_surely_better_would_be_with_half_a_spread_more_or_less(
+    gain: float, p99_s: float, wins: bool
+) -> None:
+    one = replace(SOME, throughput_per_s=100.0 + gain, p99_s=p99_s)
+    assert surely_better(one, SOME) is wins
+    assert better(one, SOME) or not wins
 
 
 def test_figures_of_a_saturated_model_are_those_of_its_queue() -> None:
