@@ -81,6 +81,9 @@ def train(
     while not course.done:
         try:
             while workers.room and (work := course.next_work()) is not None:
+                if course.settled and not polished and course.candidates.best is not None:
+                    polish(problem, course.table, course.candidates.best.actions)
+                    polished = True
                 given_s[work.number] = clock()
                 workers.give(work)
             work, done = workers.take()
@@ -104,9 +107,6 @@ def train(
         if left_s < _LAST_EVALUATIONS * _usual(took_s) and not course.stopped:
             ended = "time"
             course.stop()
-        if course.stopped and not polished and course.candidates.best is not None:
-            polish(problem, course.table, course.candidates.best.actions)
-            polished = True
     return _trained(course, clock() - began_s, ended)
 
 

@@ -1,8 +1,12 @@
 """The order of a training, whoever does the work; and going on where it was interrupted."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from planner.contest.worth import Worth
+from planner.learning.maddpg import train as training
 from planner.learning.maddpg.candidates import Candidates
 from planner.learning.maddpg.course import FRESH_SEED, VALIDATION_SEED, Course
 from planner.learning.maddpg.seeds import seeds
@@ -124,6 +128,36 @@ def test_ctrl_c_keeps_the_best() -> None:
 
     found = train(PROBLEM, SMALL, 0, clock=lambda: 0.0, on_progress=pressed)
     assert found.ended == "interrupted" and found.transitions == 0
+
+
+def test_the_last_look_waits_for_plans_and_policies_that_could_be_the_best_yet() -> None:
+    """1. Two workers evaluate plans; 2. time is up and one is done; 3. the other one's plan is better."""
+    course = Course(PROBLEM, SMALL, seed=0)
+    one, other = course.next_work(), course.next_work()
+    assert isinstance(one, Evaluate) and isinstance(other, Evaluate)
+    course.stop()
+    found = run(PROBLEM, course.table, SMALL, one)
+    assert isinstance(found.found, Worth)
+    course.take(one, found)
+    assert course.next_work() is None and not course.settled
+    better = replace(found.found, throughput_per_s=2.0 * found.found.throughput_per_s)
+    course.take(other, replace(found, found=better))
+    last = followed(course, 1000)
+    assert course.done and course.candidates.best is not None
+    assert [work.row for work in last if isinstance(work, Evaluate) and work.row] == [other.row]
+    assert course.candidates.best.actions == other.row
+
+
+def test_the_last_look_sees_the_schedules_that_were_searched_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+    monkeypatch.setattr(training, "polish", lambda *_: happened.append("polished"))
+
+    def told(course: Course) -> None:
+        happened.extend(name for name in course.fresh if name not in happened)
+
+    found = train(PROBLEM, SMALL, 0, clock=lambda: 0.0, told=told)
+    assert found.ended == "done"
+    assert happened == ["polished", "fresh plan", "fresh policy"]
 
 
 def test_bytes_that_are_no_state_are_refused() -> None:
