@@ -98,7 +98,7 @@ def train(
                 on_progress(progress)
                 save(course.state())
         except KeyboardInterrupt:
-            if course.stopped:
+            if ended == "interrupted":
                 raise  # a second time, while the best so far is looked at for the last time
             ended = "interrupted"
             course.abandon()

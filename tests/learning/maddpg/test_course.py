@@ -1,5 +1,6 @@
 """The order of a training, whoever does the work; and going on where it was interrupted."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -128,6 +129,24 @@ def test_ctrl_c_keeps_the_best() -> None:
 
     found = train(PROBLEM, SMALL, 0, clock=lambda: 0.0, on_progress=pressed)
     assert found.ended == "interrupted" and found.transitions == 0
+
+
+def test_ctrl_c_during_the_last_look_keeps_the_best_and_a_second_one_does_not_wait() -> None:
+    """The time is up, which the operator need not know; 1. pressed once: the last look goes on; 2. again."""
+
+    def pressed(times: int) -> Callable[[Course], None]:
+        left = iter(range(times))
+
+        def told(course: Course) -> None:
+            if course.stopped and next(left, None) is not None:
+                raise KeyboardInterrupt
+
+        return told
+
+    found = train(PROBLEM, SMALL, 0, clock=lambda: 0.0, budget_s=-1.0, told=pressed(1))
+    assert found.ended == "interrupted" and found.plan_worth.throughput_per_s > 0.0
+    with pytest.raises(KeyboardInterrupt):
+        train(PROBLEM, SMALL, 0, clock=lambda: 0.0, budget_s=-1.0, told=pressed(2))
 
 
 def test_the_last_look_waits_for_plans_and_policies_that_could_be_the_best_yet() -> None:
