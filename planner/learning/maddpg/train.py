@@ -43,7 +43,7 @@ class Trained:
     history: tuple[Progress, ...]
     transitions: int
     updates: int
-    train_s: float
+    train_s: float  # with those of earlier runs
     ended: str  # "done", "time", "interrupted"
 
 
@@ -56,23 +56,24 @@ def train(
     budget_s: float | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     state: bytes | None = None,
+    spent_s: float = 0.0,
     save: Callable[[bytes], None] = lambda state: None,
     pool: SearchPool | None = None,
     told: Callable[[Course], None] = lambda course: None,
 ) -> Trained:
     """Train to the end, or for about `budget_s` by `clock`, or until Ctrl-C; the best so far counts.
 
-    `state` is what `save` was given after a validation of an earlier run: that run goes on. Episodes and
-    evaluations run on the workers of `pool`, or here, one after another; `told` is called after each. Here,
-    or with one worker, equal seeds give equal results within the budget on the same machine, interrupted or
-    not.
+    `state` is what `save` was given after a validation of an earlier run: that run goes on. It took
+    `spent_s`, which are within the budget, too. Episodes and evaluations run on the workers of `pool`, or
+    here, one after another; `told` is called after each. Here, or with one worker, equal seeds give equal
+    results within the budget on the same machine, interrupted or not.
 
     Raises:
         DecodeError: `state` is none, or of another problem.
         UnavailableError: the pool's workers die again and again.
     """
     torch.set_num_threads(1)  # seeds side by side gain more than threads inside one
-    began_s = clock()
+    began_s = clock() - spent_s
     course = Course(problem, settings, seed) if state is None else Course.restored(problem, state)
     workers: Workers = Here(course) if pool is None else Actors(course, pool)
     ended, polished = "done", False

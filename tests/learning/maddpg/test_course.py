@@ -123,6 +123,15 @@ def test_a_training_out_of_time_keeps_the_best() -> None:
     assert found.plan_worth.throughput_per_s > 0.0
 
 
+def test_a_training_that_goes_on_counts_the_seconds_of_the_run_before() -> None:
+    """30 of its 45 s are spent: what is left is enough for half as much at the most."""
+    now = iter(range(10_000))
+    found = train(PROBLEM, SMALL, 0, clock=lambda: float(next(now)), budget_s=45.0, spent_s=30.0)
+    now = iter(range(10_000))
+    whole = train(PROBLEM, SMALL, 0, clock=lambda: float(next(now)), budget_s=45.0)
+    assert found.train_s > 45.0 and found.transitions < whole.transitions
+
+
 def test_ctrl_c_keeps_the_best() -> None:
     def pressed(progress: object) -> None:
         raise KeyboardInterrupt
