@@ -97,7 +97,8 @@ def train(
             told(course)
             if progress is not None:
                 on_progress(progress)
-                save(course.state())
+                if not course.stopped:  # else the next run, which may have more time, would be over, too
+                    save(course.state())
         except KeyboardInterrupt:
             if ended == "interrupted":
                 raise  # a second time, while the best so far is looked at for the last time

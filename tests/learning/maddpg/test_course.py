@@ -19,6 +19,7 @@ from shared.policy.maddpg.combining import combine_blocks
 from shared.policy.maddpg.network import MaddpgNetwork
 from shared.policy.maddpg.space import Space
 from tests.learning.maddpg.toy import SMALL, problem
+from tests.learning.pools import InlinePool
 from tests.policy.maddpg.cases import space
 
 PROBLEM = problem()
@@ -130,6 +131,19 @@ def test_a_training_that_goes_on_counts_the_seconds_of_the_run_before() -> None:
     now = iter(range(10_000))
     whole = train(PROBLEM, SMALL, 0, clock=lambda: float(next(now)), budget_s=45.0)
     assert found.train_s > 45.0 and found.transitions < whole.transitions
+
+
+def test_a_run_that_had_too_little_time_goes_on_when_it_is_given_more() -> None:
+    """Its time is up with the first rival's plan; with the second, under way by then, the policy is there."""
+
+    class Two(InlinePool):
+        workers = 2
+
+    kept: list[bytes] = []
+    first = train(PROBLEM, SMALL, 0, clock=lambda: 0.0, budget_s=-1.0, save=kept.append, pool=Two())
+    assert first.ended == "time" and len(first.history) == 1
+    found = train(PROBLEM, SMALL, 0, clock=lambda: 0.0, state=kept[-1] if kept else None)
+    assert found.ended == "done" and found.transitions == SMALL.transitions
 
 
 def test_ctrl_c_keeps_the_best() -> None:
