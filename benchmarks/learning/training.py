@@ -77,8 +77,9 @@ def _train(folder: Path, seed: int, budget_s: float) -> None:
         settings,
         seed,
         clock=time.monotonic,
-        budget_s=max(budget_s - before_s, _LEAST_LEFT_S),
+        budget_s=max(budget_s, before_s + _LEAST_LEFT_S),
         state=state.read_bytes() if state.exists() else None,
+        spent_s=before_s,
         save=save,
     )
     _write(folder / f"{seed}.trained", pickle.dumps(result))

@@ -24,7 +24,7 @@ from planner.cli.training_view import TrainingView, figures, rivals_worth
 
 if TYPE_CHECKING:
     from planner.learning.maddpg.settings import Settings
-    from planner.learning.maddpg.stored import StoredProblem
+    from planner.learning.maddpg.stored import StoredProblem, Wanted
     from planner.learning.maddpg.train import Trained
     from planner.store.database import Database
 
@@ -78,7 +78,7 @@ def maddpg(
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     try:
         found = stored_problem(store, wanted)
-        run = _Run(found, settings, seed, budget_s, workers or default_workers(), ray_address, output)
+        run = _Run(wanted, found, settings, seed, budget_s, workers or default_workers(), ray_address, output)
         progress(f"twin: {found.times}; arrivals: {found.arrivals}; {run.about['blocks']} blocks")
         trained = run.train()
         digest, plan = _keep(store.database, trained)
@@ -99,6 +99,7 @@ class _Run:
 
     def __init__(
         self,
+        wanted: "Wanted",
         found: "StoredProblem",
         settings: "Settings",
         seed: int,
@@ -116,6 +117,8 @@ class _Run:
             "models": [[one.artifact, *one.cuts, one.replicas, one.batch] for one in space.models],
             "blocks": space.bins,
             "members_max": space.members_max,
+            "twin": wanted.twin,
+            "rate": wanted.rates_per_s,
             "settings": settings.plain(),
             "seed": seed,
         }
@@ -150,8 +153,9 @@ class _Run:
                 self._settings,
                 self._seed,
                 clock=time.monotonic,
-                budget_s=max(self._budget_s - spent_s, 0.0),
+                budget_s=self._budget_s,
                 state=kept.state if kept else None,
+                spent_s=spent_s,
                 save=save,
                 pool=pool,
                 told=view,

@@ -85,6 +85,7 @@ def host(pipe: Connection, workers: int, address: str) -> None:
         return
     pipe.send(Running())
     _Tasks(ray, pipe).serve()
+    pipe.close()  # the planner waits for this process from here on, and not for ever
     ray.shutdown()
 
 

@@ -14,11 +14,12 @@ from planner.replan.policy import How, PlainPolicy, Policy, Proposal
 from planner.replan.predict import step_s
 from shared.bound import bind
 from shared.digest import digest_bytes
-from shared.errors import StageloomError
+from shared.errors import InputError, StageloomError
 from shared.ids import Digest
 from shared.legality import violations
 from shared.messages.admin import Proposer
 from shared.plan import CombinedBlock, Member, Plan
+from shared.policy.samples import Sample, progress_bits
 from shared.schedule import Schedule
 from shared.search.beam import beam
 from shared.search.block_job import BlockJob
@@ -138,25 +139,38 @@ def learned(seen: Observation) -> Learned:
 
 def _plan(policy: "Checkpoint", seen: Observation) -> Learned:
     from shared.policy.maddpg.decide import decide, loads_of, plan_of
-    from shared.policy.samples import Sample, progress_bits
 
-    plan = seen.incumbent
-    samples = [
-        Sample(
-            tuple(
-                progress_bits((mask,), model.num_blocks)
-                for mask, model in zip(one.progress, plan.models, strict=False)
-            ),
-            one.deviations,
-        )
-        for one in seen.samples
-    ]
-    decision = decide(policy.space, policy.network, samples, loads_of(plan, seen.loads), plan.lanes)
+    plan, loads = seen.incumbent, loads_of(seen.incumbent, seen.loads)
+    decision = decide(policy.space, policy.network, _samples(seen), loads, plan.lanes)
     shelf = _Shelf(policy, seen)
     combined = [CombinedBlock(members, shelf.schedule(members)) for members in decision.combination.combined]
     made = plan_of(plan, decision, combined)
     bind(made, seen.graphs)
     return Learned(made, missing=tuple(shelf.missing.values()))
+
+
+def _samples(seen: Observation) -> list[Sample]:
+    """The alarm's, which are in the order of its loads, with their models in the plan's order.
+
+    None of them where a model of the plan was not seen: a policy takes what is missing as idle.
+
+    Raises:
+        InputError: a sample is not of the loads' models.
+    """
+    if any(not len(one.progress) == len(one.deviations) == len(seen.loads) for one in seen.samples):
+        raise InputError("a sample shows other models than the alarm's loads", remedy="update the agent")
+    places = {load.model: at for at, load in enumerate(seen.loads)}
+    models = seen.incumbent.models
+    if any(model.name not in places for model in models):
+        return []
+    order = [(places[model.name], model.num_blocks) for model in models]
+    return [
+        Sample(
+            tuple(progress_bits((one.progress[at],), blocks) for at, blocks in order),
+            tuple(one.deviations[at] for at, _ in order),
+        )
+        for one in seen.samples
+    ]
 
 
 class _Shelf:

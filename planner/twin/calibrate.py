@@ -76,14 +76,17 @@ class Beside(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a device measured. `source` says where and when, for the device file."""
+    """What a device measured. `source` says where and when, for the device file.
+
+    None: it was not measured, and stays the device file's.
+    """
 
     operators: Operators
     steps: Sequence[StepSample]
     beside: Sequence[Beside] = ()
-    spreads: Sequence[float] = ()  # seconds of single steps over their means
-    step_s: float = 0.0  # between two steps of a lane that has work
-    task_s: float = 0.0
+    spreads: Sequence[float] | None = None  # seconds of single steps over their means
+    step_s: float | None = None  # between two steps of a lane that has work
+    task_s: float | None = None
     source: str
 
 
@@ -116,9 +119,9 @@ def calibrate(base: DeviceFile, measured: Measured) -> Calibrated:
         kind=Kind.MEASURED,
         item_s=item_s,
         border_s_per_byte=border,
-        step_s=measured.step_s,
-        task_s=measured.task_s,
-        noise=noise_quantiles(measured.spreads),
+        step_s=base.step_s if measured.step_s is None else measured.step_s,
+        task_s=base.task_s if measured.task_s is None else measured.task_s,
+        noise=base.noise if measured.spreads is None else noise_quantiles(measured.spreads),
     )
     rates = replace(device.rates(), contention=base.groups_interference)
     costs = CostTable(measured_s=operators, rates=rates)
@@ -129,7 +132,7 @@ def calibrate(base: DeviceFile, measured: Measured) -> Calibrated:
         groups_interference=contention,
         barrier_s=barrier_s,
         lanes_interference=lanes,
-        sources={**base.sources, **dict.fromkeys(_FITTED, measured.source)},
+        sources={**base.sources, **dict.fromkeys(_told_by(measured), measured.source)},
     )
     if not device.noise:
         device = replace(device, sources={k: v for k, v in device.sources.items() if k != "noise"})
@@ -137,16 +140,16 @@ def calibrate(base: DeviceFile, measured: Measured) -> Calibrated:
     return Calibrated(device, costs, _errors(StepTimes(device, costs), measured.steps))
 
 
-_FITTED: Final = (
-    "item_s",
-    "border_s_per_byte",
-    "step_s",
-    "task_s",
-    "noise",
-    "groups_interference",
-    "barrier_s",
-    "lanes_interference",
-)
+def _told_by(measured: Measured) -> list[str]:
+    """The figures of a device file that were measured."""
+    apart = {
+        "step_s": measured.step_s is not None,
+        "task_s": measured.task_s is not None,
+        "noise": measured.spreads is not None,
+        "lanes_interference": bool(measured.beside),
+    }
+    fitted = ("item_s", "border_s_per_byte", "groups_interference", "barrier_s")
+    return [*fitted, *(name for name, known in apart.items() if known)]
 
 
 def noise_quantiles(spreads: Sequence[float]) -> tuple[tuple[float, float], ...]:

@@ -22,7 +22,6 @@ from shared.messages.telemetry import (
     quantile_us,
 )
 from shared.policy.queues import Measure, variance
-from shared.policy.samples import Sample, progress_bits
 
 PLAN_CHARS: Final = 16
 """Of a plan's digest, by which rows of steps name it."""
@@ -141,20 +140,6 @@ class Window:
             return 0.0
         found = [variance(self._counted(glance, measure)) for glance in self.glances]
         return math.fsum(found) / len(found)
-
-    def samples(self, measure: Measure = Measure.WORK) -> tuple[Sample, ...]:
-        """The glances as a policy reads them (TOP, equation 1), models in the plan's order."""
-        made = []
-        for glance in self.glances:
-            counted = self._counted(glance, measure)
-            mean = math.fsum(counted) / len(counted)
-            made.append(
-                Sample(
-                    tuple(progress_bits((queue.progress,), queue.blocks) for queue in glance.queues),
-                    tuple(value - mean for value in counted),
-                )
-            )
-        return tuple(made)
 
     def _counted(self, glance: EngineGlance, measure: Measure) -> list[float]:
         if measure is Measure.TASKS:

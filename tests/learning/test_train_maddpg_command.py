@@ -77,6 +77,9 @@ def test_a_training_leaves_a_policy_and_a_plan_and_goes_on_where_it_was(
     assert json.loads(said.out)["checkpoint"] == printed["checkpoint"]
     assert execute([*wanted, "--seed", "4"]) == ExitCode.USAGE
     assert "is a run with other seed; name another --output" in capsys.readouterr().err
+    other = command(home, *MODELS, "--rate", "relu=30", "--rate", "wide=200", "--output", str(out))
+    assert execute([*other, "--twin", "nano"]) == ExitCode.USAGE
+    assert "is a run with other members_max, twin, rate; name another --output" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,23 @@ def test_a_policy_that_fits_proposes_its_plan_beside_the_plain_ones() -> None:
     assert LearnedPolicy().searches(now) == PlainPolicy().searches(now)
 
 
+def test_samples_are_read_in_the_order_of_the_loads_whatever_the_plans_is() -> None:
+    """A device names queues in the order in which it first had them, among them some of models since gone."""
+    now = observed(encode(Checkpoint(SPACE, NETWORK)))
+    gone = replace(now.loads[0], model="gone")
+    other = replace(
+        now,
+        loads=(gone, *reversed(now.loads)),
+        samples=tuple(
+            AlarmSample((0b1, *reversed(one.progress)), (0.0, *reversed(one.deviations))) for one in SAMPLES
+        ),
+    )
+    assert LearnedPolicy().at_once(other)[-1].plan.models == LearnedPolicy().at_once(now)[-1].plan.models
+    renamed = replace(now.loads[1], model="unseen")
+    unseen = replace(now, loads=(now.loads[0], renamed))
+    assert LearnedPolicy().remark(unseen).endswith(LearnedPolicy().at_once(unseen)[-1].plan.digest[:12])
+
+
 def test_its_schedules_come_by_digest_and_those_it_lacks_are_searched_for_at_once() -> None:
     """DIAMOND's branches may run side by side: a beam sees that, a missing schedule run in order does not."""
     combined = [block.members for block in wanted(Book()).combined]
@@ -168,10 +185,10 @@ def test_a_policy_that_does_not_fit_is_ignored_and_says_why(learned: bytes, why:
     assert why in LearnedPolicy().remark(now)
 
 
-def test_samples_of_other_blocks_than_the_policys_are_a_reason_too() -> None:
+def test_samples_of_other_models_than_the_loads_are_a_reason_too() -> None:
     now = replace(observed(encode(Checkpoint(SPACE, NETWORK))), samples=(AlarmSample((1,), (0.0,)),))
     assert list(LearnedPolicy().at_once(now)) == list(PlainPolicy().at_once(now))
-    assert "a sample shows blocks" in LearnedPolicy().remark(now)
+    assert "a sample shows other models" in LearnedPolicy().remark(now)
 
 
 def test_where_none_was_trained_nothing_is_said() -> None:

@@ -176,6 +176,24 @@ def test_a_fitted_device_is_measured_and_its_file_says_where() -> None:
     assert parse_device(device_toml(device), "again") == device
 
 
+def test_what_was_not_measured_stays_the_device_files() -> None:
+    """As from a planner's telemetry, which has neither gaps between steps nor single ones."""
+    base = replace(
+        cpu_device(2),
+        step_s=0.0004,
+        task_s=0.0005,
+        noise=((0.0, 0.9), (1.0, 1.1)),
+        sources={**cpu_device(2).sources, "task_s": "a guess", "noise": "a guess"},
+    )
+    measured = Measured(operators=operators(), steps=samples(CALIBRATED_ON), source="a test")
+    device = calibrate(base, measured).device
+    assert (device.step_s, device.task_s, device.noise) == (base.step_s, base.task_s, base.noise)
+    for name in ("step_s", "task_s", "noise", "lanes_interference"):
+        assert device.sources[name] == base.sources[name]
+    assert device.sources["item_s"] == "a test"
+    assert parse_device(device_toml(device), "again") == device
+
+
 def test_nothing_to_fit_is_refused() -> None:
     with pytest.raises(InputError, match="no step was measured"):
         calibrate(cpu_device(2), Measured(operators=operators(), steps=[], source="a test"))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from planner.learning.maddpg.environment import samples_of
 from planner.twin.arrivals import Bursty, Periodic, Poisson, Process
 from planner.twin.interface import Device
 from planner.twin.reference import Twin
@@ -174,13 +175,13 @@ def test_windows_add_up_to_one_long_window() -> None:
 
 
 def test_the_queues_are_looked_at_when_asked() -> None:
-    """Samples as a policy reads them: one block of a busy, a queue of 3 tasks of 0.01 s at b."""
+    """Samples as a policy reads them, in tasks: one block of a busy, a queue of 3 tasks of 0.01 s at b."""
     bound = chains(2, 1, fields={"queue": QueuePlan(max_tasks=3)})
     load: Load = {"a": Periodic(rate_per_s=1.0), "b": Periodic(rate_per_s=1000.0, offset_s=0.5)}
     twin = deployed(bound, {"a": 0.1, "b": 0.01}, load)
     window = twin.run(1.0, sample_at_s=[0.05, 0.15, 0.4, 0.9])
     assert [glance.now_s for glance in window.glances] == [0.05, 0.15, 0.4, 0.9]
-    samples = window.samples(Measure.TASKS)
+    samples = samples_of(window.glances, (1.0, 1.0))
     assert [sample.progress for sample in samples] == [
         ((1, 0), (0,)),
         ((0, 1), (0,)),

@@ -100,6 +100,12 @@ class Course:
         return self._stopped
 
     @property
+    def settled(self) -> bool:
+        """Whether no more episodes come, and nothing is looked at any more that could be the best yet."""
+        judging = (one for one in (*self._waiting, *self._out.values()) if isinstance(one, Evaluate))
+        return self._stopped and all(one.name.startswith(_FRESH) for one in judging)
+
+    @property
     def plan_worth(self) -> Worth | None:
         """What the best plan is worth: on arrivals that did not choose it, once that is known."""
         best = None if self.candidates.best is None else self.candidates.best.worth
@@ -177,7 +183,9 @@ class Course:
         return self._episode(steps, warming)
 
     def _last(self) -> Work | None:
-        """The evaluation on fresh arrivals, of the plan and the policy."""
+        """The evaluation on fresh arrivals, of the plan and the policy, once it is known which they are."""
+        if not self.settled:
+            return None
         pending = {one.name for one in self._out.values() if isinstance(one, Evaluate)} | self.fresh.keys()
         best = self.candidates.best
         if best is not None and _FRESH + _PLAN not in pending:

@@ -8,11 +8,11 @@ from math import fsum
 from planner.learning.maddpg.schedules import TOP_LIMITS, ScheduleTable
 from planner.twin.interface import MakeDevice
 from shared.bound import BoundModel, bind
+from shared.errors import InputError
 from shared.graph import Graph
 from shared.ids import Digest, OpId
 from shared.plan import Plan
 from shared.policy.maddpg.book import Blocks
-from shared.policy.maddpg.decide import require_own
 from shared.policy.maddpg.space import Space
 from shared.policy.plain import Load
 from shared.search.costs import CostTable
@@ -26,7 +26,7 @@ class Problem:
     `template` gives all that is not learned: names, cuts, replicas, batches, queues, lanes, rules, executor.
 
     Raises:
-        InputError: the template is not of this space.
+        InputError: the template is not of this space, or waits for its models.
     """
 
     space: Space
@@ -38,7 +38,11 @@ class Problem:
     limits: Limits = TOP_LIMITS  # of schedules
 
     def __post_init__(self) -> None:
-        require_own(self.space, self.template, self.space.device_class)
+        if why := self.space.refusal(self.template, self.space.device_class):
+            raise InputError(
+                f"there is nothing to learn on this plan: {why}",
+                remedy="name the models with --model, or push a plan that does not wait",
+            )
         assert len(self.arrivals_per_s) == self.space.num_models
 
     @classmethod

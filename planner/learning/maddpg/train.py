@@ -43,7 +43,7 @@ class Trained:
     history: tuple[Progress, ...]
     transitions: int
     updates: int
-    train_s: float
+    train_s: float  # with those of earlier runs
     ended: str  # "done", "time", "interrupted"
 
 
@@ -56,23 +56,24 @@ def train(
     budget_s: float | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     state: bytes | None = None,
+    spent_s: float = 0.0,
     save: Callable[[bytes], None] = lambda state: None,
     pool: SearchPool | None = None,
     told: Callable[[Course], None] = lambda course: None,
 ) -> Trained:
     """Train to the end, or for about `budget_s` by `clock`, or until Ctrl-C; the best so far counts.
 
-    `state` is what `save` was given after a validation of an earlier run: that run goes on. Episodes and
-    evaluations run on the workers of `pool`, or here, one after another; `told` is called after each. Here,
-    or with one worker, equal seeds give equal results within the budget on the same machine, interrupted or
-    not.
+    `state` is what `save` was given after a validation of an earlier run: that run goes on. It took
+    `spent_s`, which are within the budget, too. Episodes and evaluations run on the workers of `pool`, or
+    here, one after another; `told` is called after each. Here, or with one worker, equal seeds give equal
+    results within the budget on the same machine, interrupted or not.
 
     Raises:
         DecodeError: `state` is none, or of another problem.
         UnavailableError: the pool's workers die again and again.
     """
     torch.set_num_threads(1)  # seeds side by side gain more than threads inside one
-    began_s = clock()
+    began_s = clock() - spent_s
     course = Course(problem, settings, seed) if state is None else Course.restored(problem, state)
     workers: Workers = Here(course) if pool is None else Actors(course, pool)
     ended, polished = "done", False
@@ -81,6 +82,9 @@ def train(
     while not course.done:
         try:
             while workers.room and (work := course.next_work()) is not None:
+                if course.settled and not polished and course.candidates.best is not None:
+                    polish(problem, course.table, course.candidates.best.actions)
+                    polished = True
                 given_s[work.number] = clock()
                 workers.give(work)
             work, done = workers.take()
@@ -93,9 +97,10 @@ def train(
             told(course)
             if progress is not None:
                 on_progress(progress)
-                save(course.state())
+                if not course.stopped:  # else the next run, which may have more time, would be over, too
+                    save(course.state())
         except KeyboardInterrupt:
-            if course.stopped:
+            if ended == "interrupted":
                 raise  # a second time, while the best so far is looked at for the last time
             ended = "interrupted"
             course.abandon()
@@ -104,9 +109,6 @@ def train(
         if left_s < _LAST_EVALUATIONS * _usual(took_s) and not course.stopped:
             ended = "time"
             course.stop()
-        if course.stopped and not polished and course.candidates.best is not None:
-            polish(problem, course.table, course.candidates.best.actions)
-            polished = True
     return _trained(course, clock() - began_s, ended)
 
 

@@ -28,6 +28,15 @@ KIND: Final = "maddpg"
 MAX_BYTES: Final = 64 << 20
 _MAX_SCHEDULES: Final = 1 << 16
 _MAX_WIDTH: Final = 1 << 14  # of a state or an action row
+_BROKEN: Final = (
+    TypeError,
+    ValueError,
+    OverflowError,  # a number in hexadecimal that no float holds
+    RecursionError,
+    msgpack.UnpackException,
+    StageloomError,
+)
+"""What reading bytes that are no checkpoint raises."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +79,10 @@ def decode(raw: bytes) -> Checkpoint:
         arrays = {str(name): _array(shape, data) for name, shape, data in named}
         book = Book(dict(_schedule(*row) for row in scheduled))
         about = json.loads(provenance)
+        if not isinstance(about, dict):
+            raise ValueError("its provenance is no table")
         problem = problem_of(space, arrays)
-    except (TypeError, ValueError, RecursionError, msgpack.UnpackException, StageloomError) as error:
+    except _BROKEN as error:
         raise _refusal(str(error)[:200]) from error
     if problem:
         raise _refusal(problem)

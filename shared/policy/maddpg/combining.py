@@ -45,7 +45,9 @@ def centre(number: int, bins: int) -> float:
 
 def combine_blocks(space: Space, actions: Sequence[float]) -> Combination:
     """Combined blocks of at most H members. `actions`: one per member [bins]"""
-    found = _binned(space, actions)
+    found: dict[int, list[int]] = {}
+    for at, action in enumerate(actions):
+        found.setdefault(bin_of(action, space.bins), []).append(at)
     executed = [clipped(action) for action in actions]
     excess = 0
     for number in sorted(found):
@@ -60,11 +62,6 @@ def combine_blocks(space: Space, actions: Sequence[float]) -> Combination:
                 executed[at] = centre(free, space.bins)
     rows = tuple(tuple(space.members[at] for at in sorted(found[number])) for number in sorted(found))
     return Combination(rows, tuple(executed), excess)
-
-
-def largest(space: Space, actions: Sequence[float]) -> int:
-    """Members of the largest combined block before anything is split."""
-    return max(map(len, _binned(space, actions).values()))
 
 
 def actions_of(space: Space, combined: Sequence[Sequence[Member]]) -> tuple[float, ...]:
@@ -89,13 +86,6 @@ def actions_of(space: Space, combined: Sequence[Sequence[Member]]) -> tuple[floa
         for member in rows[at]:
             actions[member] = centre(number, space.bins)
     return tuple(actions)
-
-
-def _binned(space: Space, actions: Sequence[float]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for at, action in enumerate(actions):
-        found.setdefault(bin_of(action, space.bins), []).append(at)
-    return found
 
 
 def _nearest_free(number: int, taken: Container[int], bins: int) -> int:

@@ -1,8 +1,13 @@
 """The order of a training, whoever does the work; and going on where it was interrupted."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from planner.contest.worth import Worth
+from planner.learning.maddpg import train as training
 from planner.learning.maddpg.candidates import Candidates
 from planner.learning.maddpg.course import FRESH_SEED, VALIDATION_SEED, Course
 from planner.learning.maddpg.seeds import seeds
@@ -14,6 +19,7 @@ from shared.policy.maddpg.combining import combine_blocks
 from shared.policy.maddpg.network import MaddpgNetwork
 from shared.policy.maddpg.space import Space
 from tests.learning.maddpg.toy import SMALL, problem
+from tests.learning.pools import InlinePool
 from tests.policy.maddpg.cases import space
 
 PROBLEM = problem()
@@ -118,12 +124,82 @@ def test_a_training_out_of_time_keeps_the_best() -> None:
     assert found.plan_worth.throughput_per_s > 0.0
 
 
+def test_a_training_that_goes_on_counts_the_seconds_of_the_run_before() -> None:
+    """30 of its 45 s are spent: what is left is enough for half as much at the most."""
+    now = iter(range(10_000))
+    found = train(PROBLEM, SMALL, 0, clock=lambda: float(next(now)), budget_s=45.0, spent_s=30.0)
+    now = iter(range(10_000))
+    whole = train(PROBLEM, SMALL, 0, clock=lambda: float(next(now)), budget_s=45.0)
+    assert found.train_s > 45.0 and found.transitions < whole.transitions
+
+
+def test_a_run_that_had_too_little_time_goes_on_when_it_is_given_more() -> None:
+    """Its time is up with the first rival's plan; with the second, under way by then, the policy is there."""
+
+    class Two(InlinePool):
+        workers = 2
+
+    kept: list[bytes] = []
+    first = train(PROBLEM, SMALL, 0, clock=lambda: 0.0, budget_s=-1.0, save=kept.append, pool=Two())
+    assert first.ended == "time" and len(first.history) == 1
+    found = train(PROBLEM, SMALL, 0, clock=lambda: 0.0, state=kept[-1] if kept else None)
+    assert found.ended == "done" and found.transitions == SMALL.transitions
+
+
 def test_ctrl_c_keeps_the_best() -> None:
     def pressed(progress: object) -> None:
         raise KeyboardInterrupt
 
     found = train(PROBLEM, SMALL, 0, clock=lambda: 0.0, on_progress=pressed)
     assert found.ended == "interrupted" and found.transitions == 0
+
+
+def test_ctrl_c_during_the_last_look_keeps_the_best_and_a_second_one_does_not_wait() -> None:
+    """The time is up, which the operator need not know; 1. pressed once: the last look goes on; 2. again."""
+
+    def pressed(times: int) -> Callable[[Course], None]:
+        left = iter(range(times))
+
+        def told(course: Course) -> None:
+            if course.stopped and next(left, None) is not None:
+                raise KeyboardInterrupt
+
+        return told
+
+    found = train(PROBLEM, SMALL, 0, clock=lambda: 0.0, budget_s=-1.0, told=pressed(1))
+    assert found.ended == "interrupted" and found.plan_worth.throughput_per_s > 0.0
+    with pytest.raises(KeyboardInterrupt):
+        train(PROBLEM, SMALL, 0, clock=lambda: 0.0, budget_s=-1.0, told=pressed(2))
+
+
+def test_the_last_look_waits_for_plans_and_policies_that_could_be_the_best_yet() -> None:
+    """1. Two workers evaluate plans; 2. time is up and one is done; 3. the other one's plan is better."""
+    course = Course(PROBLEM, SMALL, seed=0)
+    one, other = course.next_work(), course.next_work()
+    assert isinstance(one, Evaluate) and isinstance(other, Evaluate)
+    course.stop()
+    found = run(PROBLEM, course.table, SMALL, one)
+    assert isinstance(found.found, Worth)
+    course.take(one, found)
+    assert course.next_work() is None and not course.settled
+    better = replace(found.found, throughput_per_s=2.0 * found.found.throughput_per_s)
+    course.take(other, replace(found, found=better))
+    last = followed(course, 1000)
+    assert course.done and course.candidates.best is not None
+    assert [work.row for work in last if isinstance(work, Evaluate) and work.row] == [other.row]
+    assert course.candidates.best.actions == other.row
+
+
+def test_the_last_look_sees_the_schedules_that_were_searched_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[str] = []
+    monkeypatch.setattr(training, "polish", lambda *_: happened.append("polished"))
+
+    def told(course: Course) -> None:
+        happened.extend(name for name in course.fresh if name not in happened)
+
+    found = train(PROBLEM, SMALL, 0, clock=lambda: 0.0, told=told)
+    assert found.ended == "done"
+    assert happened == ["polished", "fresh plan", "fresh policy"]
 
 
 def test_bytes_that_are_no_state_are_refused() -> None:

@@ -13,6 +13,8 @@ from shared.clock import ManualClock
 from shared.errors import InputError
 from shared.messages.admin import ModelChoice
 from shared.messages.telemetry import TaskCounters
+from shared.plan import Wait
+from tests.learning.maddpg.toy import problem
 from tests.store.helpers import NANO
 from tests.twin.test_simulate_command import SECOND, Home
 
@@ -70,6 +72,14 @@ def test_models_that_are_named_are_cut_as_asked_and_run_as_the_device_runs(home:
     assert [(one.cuts, one.replicas) for one in problem.space.models] == [((2,), 2)]
     assert problem.template.executor == home.plan.executor
     assert problem.space.members_max == 5 and problem.arrivals_per_s == (50.0,)
+
+
+def test_a_plan_that_waits_for_its_models_says_what_to_do_instead() -> None:
+    """Not to train a policy, which is what the operator is about."""
+    known = problem()
+    with pytest.raises(InputError, match="nothing to learn on this plan: the plan waits") as caught:
+        replace(known, template=replace(known.template, wait=Wait.ALL))
+    assert "name the models" in str(caught.value) and "train" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

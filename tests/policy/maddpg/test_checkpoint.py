@@ -47,6 +47,8 @@ def test_equal_policies_have_equal_bytes_in_whatever_order_they_were_made() -> N
         (2, ["toy", [], 2, 2, "geometric", "0x0p+0"], "0 models"),
         (2, ["toy", [[b"x" * 32, [], 1, 1]], 2, 2, "geometric", "nan"], "no policy|states"),
         (2, ["toy", [[b"x" * 32, [], 10**6, 1]], 10, 2, "geometric", "0x0p+0"], "1000000 replicas"),
+        (2, ["toy", [[b"x" * 32, [], 1, 1]], 2, 2, "geometric", "0x1p99999"], "too large"),
+        (3, "[]", "provenance is no table"),
         (4, [], "arrays"),
         (4, [["actor.0.0.weight", [2, 2], b""]], "shape and bytes differ"),
         (4, [["actor.0.0.bias", [1], b"\x00\x00\xc0\x7f"]], "not finite"),

@@ -1,12 +1,15 @@
 """Actions of the model scheduler: intervals, superblocks, and back from combined blocks to actions."""
 
+from collections import Counter
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.plan import Member
-from shared.policy.maddpg.combining import actions_of, bin_of, centre, combine_blocks, largest
+from shared.policy.maddpg.combining import actions_of, bin_of, centre, combine_blocks
 from shared.policy.maddpg.space import Space
 from tests.policy.maddpg.cases import space
 
@@ -22,6 +25,11 @@ def asked(draw: st.DrawFn) -> tuple[Space, list[float]]:
     where = draw(spaces())
     number = st.floats(0.0, 1.0, width=32)
     return where, draw(st.lists(number, min_size=where.bins, max_size=where.bins))
+
+
+def largest(where: Space, actions: Sequence[float]) -> int:
+    """Blocks in the fullest interval."""
+    return max(Counter(bin_of(action, where.bins) for action in actions).values())
 
 
 def test_blocks_whose_actions_fall_into_one_interval_are_combined() -> None:

@@ -1,0 +1,35 @@
+"""The process that owns Ray, with a Ray that is none."""
+
+import multiprocessing
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from planner.cluster import ray_host
+
+
+def test_the_planner_hears_that_ray_is_about_to_shut_down_and_does_not_wait_for_it_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """1. The planner closes the pool; 2. Ray's shutting down may hang: the pipe has ended before."""
+    here, there = multiprocessing.Pipe()
+    ended: list[bool] = []
+
+    def shutdown() -> None:
+        assert isinstance(here.recv(), ray_host.Running)
+        assert here.poll(0)
+        with pytest.raises(EOFError):
+            here.recv()
+        ended.append(True)
+
+    def nothing(*_: object) -> None:
+        """What is this process's own."""
+
+    monkeypatch.setattr(ray_host, "os", SimpleNamespace(setsid=nothing, nice=nothing, dup2=nothing))
+    monkeypatch.setattr(ray_host, "signal", SimpleNamespace(**{**vars(signal), "signal": nothing}))
+    monkeypatch.setattr(ray_host, "_start", lambda *_: SimpleNamespace(shutdown=shutdown))
+    here.send(None)
+    ray_host.host(there, 1, "")
+    assert ended == [True]
+    here.close()
