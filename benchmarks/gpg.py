@@ -54,13 +54,12 @@ from shared.search.costs import CostTable, StageCosts
 from shared.search.endings import TooManyError
 from shared.search.gpg import policy_stages
 from shared.search.greedy import greedy
-from shared.search.interface import Budget, Limits
+from shared.search.interface import TOP_LIMITS, Budget
 from shared.search.ios import cheapest_by_state
 from shared.search.refine import refined
 from shared.search.stages import Stages
 
 HELD_OUT: Final = ("googlenet", "nasnet_large")
-LIMITS: Final = Limits(r=3, s=8)
 DEVICE: Final = "a100"
 CONTENTION: Final = 0.1  # the middle of those that trainings draw (planner.learning.gpg.blocks)
 LEAST_OPERATORS: Final = 5  # smaller blocks leave nothing to choose
@@ -106,7 +105,7 @@ class Case:
 
     def stages(self) -> Stages:
         """Anew for every method, so that none finds anything computed."""
-        return policy_stages(self.graph, self.costs, LIMITS)
+        return policy_stages(self.graph, self.costs, TOP_LIMITS)
 
 
 def cases(models: Mapping[str, Graph], members: int, count: int) -> list[Case]:
@@ -153,7 +152,7 @@ def methods(case: Case, networks: Mapping[str, GpgNetwork], number: int) -> dict
         return sampled(encoded("gpg"), stages, count=16, noise=0.1, random=Random(number))
 
     def by_greedy(stages: Stages) -> list[int]:
-        found = greedy(case.graph, case.costs, LIMITS, Budget())
+        found = greedy(case.graph, case.costs, TOP_LIMITS, Budget())
         return [sum(1 << op for op in stage.operators) for stage in found.stages]
 
     found: dict[str, Method] = {

@@ -17,13 +17,12 @@ from shared.plan import ExecutorOptions, Member
 from shared.schedule import Schedule, StageSchedule
 from shared.search.analytic import DeviceRates
 from shared.search.costs import CostTable, StageCosts
-from shared.search.interface import Budget, Limits
+from shared.search.interface import TOP_LIMITS, Budget
 from shared.search.registry import scheduler
 
 RATES = DeviceRates(launch_s=1e-3, contention=0.3, barrier_s=1e-5)
 """Launches are dear and overlap well, so that searches both merge and put side by side all that they may."""
 
-_LIMITS = Limits(r=3, s=8)
 _BUDGET = Budget(expansions=4_000)
 _SEARCHED = ("sequential", "greedy", "ios", "ios_parallel", "ios_merge", "opara", "nimble")
 _DRAWN: Mapping[str, Callable[[CombinedGraph, random.Random], Schedule]] = {
@@ -83,7 +82,7 @@ def schedule_of(
         return merged(graph)
     if name in _DRAWN:
         return _DRAWN[name](graph, random.Random(f"{name} {members} {graph.size}"))
-    return scheduler(name)(graph, _costs(subjects, cuts, members), _LIMITS, _BUDGET)
+    return scheduler(name)(graph, _costs(subjects, cuts, members), TOP_LIMITS, _BUDGET)
 
 
 def _costs(

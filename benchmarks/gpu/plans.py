@@ -19,7 +19,7 @@ from shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedu
 from shared.search.analytic import DeviceRates
 from shared.search.costs import CostTable
 from shared.search.greedy import greedy
-from shared.search.interface import Budget, Limits, Scheduler
+from shared.search.interface import TOP_LIMITS, Budget, Scheduler
 from shared.search.ios import ios
 from shared.search.isomorphism import Shared
 from shared.search.nimble import nimble
@@ -32,7 +32,6 @@ GROUP_STREAMS: Final = 8
 CONTENTIONS: Final = (0.2, 0.5, 0.8)
 """How much groups may slow each other down: each gives IOS another schedule, and measuring decides."""
 
-_LIMITS: Final = Limits(r=3, s=8)
 _BUDGET: Final = Budget(expansions=50_000)
 _LAUNCH_S: Final = 2e-6  # of a node in a graph
 _BARRIER_S: Final = 2e-6
@@ -112,7 +111,7 @@ def by_blocks(subject: Subject, scheduler: Scheduler, costs: CostTable) -> Stage
     for block in blocks_of(subject):
         graph = combine([(subject.artifact.graph, block)])
         stage_costs = costs.for_members([(subject.artifact.digest, subject.artifact.graph, block)])
-        found = scheduler(graph, stage_costs, _LIMITS, _BUDGET)
+        found = scheduler(graph, stage_costs, TOP_LIMITS, _BUDGET)
         assert isinstance(found, StageSchedule)
         stages += [
             Stage(tuple(tuple(op + block.start for op in group) for group in stage.groups), stage.merge)
@@ -149,9 +148,9 @@ def model_candidates(subject: Subject, known: Knowledge) -> list[Candidate]:
     costs = base.for_members([(subject.artifact.digest, subject.artifact.graph, _only_block(subject))])
     profiles = known.profiles([subject])
     made: list[tuple[str, Callable[[], Schedule]]] = [
-        (SEQUENTIAL, lambda: sequential(graph, costs, _LIMITS, _BUDGET)),
-        ("ours nimble", lambda: within(nimble(graph, costs, _LIMITS, _BUDGET))),
-        ("ours opara", lambda: within(opara(graph, costs, _LIMITS, _BUDGET, profiles=profiles))),
+        (SEQUENTIAL, lambda: sequential(graph, costs, TOP_LIMITS, _BUDGET)),
+        ("ours nimble", lambda: within(nimble(graph, costs, TOP_LIMITS, _BUDGET))),
+        ("ours opara", lambda: within(opara(graph, costs, TOP_LIMITS, _BUDGET, profiles=profiles))),
         ("ours ios greedy", lambda: by_blocks(subject, greedy, base)),
     ]
     for strategy, name in ((Strategy.PARALLEL, "parallel"), (Strategy.BOTH, "with merge")):
@@ -180,8 +179,8 @@ def mix_candidates(
         [(one.artifact.digest, one.artifact.graph, _only_block(one)) for one in subjects]
     )
     profiles = known.profiles(subjects)
-    in_order = sequential(graph, costs, _LIMITS, _BUDGET)
-    interleaved = within(opara(graph, costs, _LIMITS, _BUDGET, profiles=profiles))
+    in_order = sequential(graph, costs, TOP_LIMITS, _BUDGET)
+    interleaved = within(opara(graph, costs, TOP_LIMITS, _BUDGET, profiles=profiles))
     found.append(Candidate(MIX, SEQUENTIAL, known.plan(subjects, in_order)))
     found.append(Candidate(MIX, "ours opara, joint", known.plan(subjects, interleaved)))
     beside = stages_beside([chosen[one.name] for one in subjects if one.name in chosen], graph)

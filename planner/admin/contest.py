@@ -10,7 +10,7 @@ from planner.admin.contests import Contests, Held
 from planner.admin.scene import Staged, stage
 from planner.admin.search import scheduler_key, search_job
 from planner.cluster.run import search
-from planner.contest.entrants import TOP_LIMITS, Entrant, entrants
+from planner.contest.entrants import Entrant, entrants
 from planner.contest.worth import Worth
 from planner.costs.schedules import found_schedules
 from planner.replan.considered import Considered, Verdict, considered
@@ -23,7 +23,7 @@ from shared.graph import Graph
 from shared.ids import Digest
 from shared.messages import admin
 from shared.search.costs import CostTable
-from shared.search.interface import Limits
+from shared.search.interface import TOP_LIMITS, Limits
 
 _DECIDES: Final = (
     *("policy", "combination", "members_max", "lanes"),

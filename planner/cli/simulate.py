@@ -188,19 +188,19 @@ def _from_file(path: Path, names: list[str], seconds: float | None) -> _Load:
     from planner.twin.arrivals import Recorded, require_known
 
     try:
-        found = json_text.loads(path.read_text(encoding="utf-8"))
+        found = json_text.loads(path.read_text(encoding="utf-8"), parse_int=float)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as JSON: {str(error)[:200]}") from error
     if not isinstance(found, dict) or not all(_is_times(times) for times in found.values()):
         raise InputError(f"{path} is no table of lists of seconds", remedy='such as {"resnet50": [0.0, 0.5]}')
-    processes = {name: Recorded(times_s=tuple(map(float, times))) for name, times in found.items()}
+    processes = {name: Recorded(times_s=tuple(times)) for name, times in found.items()}
     require_known(processes, names)
     longest_s = max((one.times_s[-1] for one in processes.values() if one.times_s), default=0.0)
     return _Load(processes, seconds or max(longest_s, 1.0), f"recorded in {path.name}")
 
 
 def _is_times(value: object) -> bool:
-    return isinstance(value, list) and all(type(one) in (int, float) for one in value)
+    return isinstance(value, list) and all(isinstance(one, float) for one in value)
 
 
 def _run(times: "StepTimes", bound: "BoundPlan", load: _Load, seed: int) -> "Window":

@@ -14,7 +14,7 @@ from typing import Final
 from shared.plan import ExecutorOptions
 from shared.search.compose import Combination, ModelChoice, Rules
 from shared.search.costs import CostTable
-from shared.search.interface import Limits
+from shared.search.interface import TOP_LIMITS, Limits
 from shared.search.job import SearchJob
 from shared.search.rivals import policies
 
@@ -30,7 +30,6 @@ SEARCHES: Final[Mapping[str, tuple[str, Combination]]] = MappingProxyType(
 )
 """Scheduler and combination of our own searches, by name; the joint ones never wait for a model."""
 
-TOP_LIMITS: Final = Limits(r=3, s=8)
 _JOINT: Final = frozenset({"synchronised", "shared_input", "aligned-ios", "aligned-beam"})
 _SLOW: Final = _JOINT | {"self_acceleration"}  # to search for: many operators at once
 _WHOLE: Final = "whole"

@@ -149,7 +149,11 @@ class _Foreground:
     def submit(self, function: Callable[..., T], *arguments: Any) -> "Future[T]":
         """See `SearchPool`."""
         self._behind.pause()
-        future = self._pool.submit(function, *arguments)
+        try:
+            future = self._pool.submit(function, *arguments)
+        except BaseException:
+            self._behind.resume()
+            raise
         future.add_done_callback(lambda _: self._behind.resume())
         return future
 

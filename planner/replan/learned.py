@@ -23,7 +23,7 @@ from shared.policy.samples import Sample, progress_bits
 from shared.schedule import Schedule
 from shared.search.beam import beam
 from shared.search.block_job import BlockJob
-from shared.search.interface import Budget, Limits
+from shared.search.interface import TOP_LIMITS, Budget
 from shared.search.job import SearchJob
 from shared.stage_string import parse
 
@@ -37,7 +37,6 @@ SEARCHED: Final = "beam r=3 s=8"
 SEARCH_S: Final = 20.0
 """For one combined block, while nobody waits."""
 
-_LIMITS: Final = Limits(r=3, s=8)  # as in training
 _AT_ONCE: Final = Budget(expansions=200)
 
 
@@ -198,14 +197,14 @@ class _Shelf:
         costs = self._seen.costs.for_members(self._blocks.parts(members), batch=self._blocks.batch(members))
         if known:
             return min(known, key=lambda one: step_s(costs, graph, one, (1 << len(members)) - 1))
-        made = beam(graph, costs, _LIMITS, _AT_ONCE)
+        made = beam(graph, costs, TOP_LIMITS, _AT_ONCE)
         self.missing[key] = BlockJob(
             combined_block=key[0],
             batch=key[1],
             graph=graph,
             costs=costs,
             first=made,
-            limits=_LIMITS,
+            limits=TOP_LIMITS,
             budget_s=SEARCH_S,
         )
         return made

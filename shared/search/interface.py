@@ -1,7 +1,7 @@
 """What every scheduler takes and gives."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from shared.blocks import CombinedGraph
 from shared.errors import SettingError
@@ -20,6 +20,10 @@ class Limits:
         for name, value in (("r", self.r), ("s", self.s)):
             if value is not None and value < 1:
                 raise SettingError(f"the limit {name} = {value} allows no stage", remedy="use 1 or more")
+
+
+TOP_LIMITS: Final = Limits(r=3, s=8)
+"""TOP's (section VI-B): what policies are trained under, and what searches for them are bound by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,10 @@ def job(name: str) -> BlockJob:
     )
 
 
+def refused() -> None:
+    """What the pool does not take."""
+
+
 class IdlePool:
     """Its futures end when the test says so; `begun` are those handed out, in order."""
 
@@ -41,6 +45,8 @@ class IdlePool:
         self.begun: queue.SimpleQueue[tuple[SearchFuture[Any], tuple[Any, ...]]] = queue.SimpleQueue()
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        if function is refused:
+            raise TypeError("cannot be sent to a worker")
         future: SearchFuture[Any] = SearchFuture()
         self.begun.put((future, arguments))
         return future
@@ -103,6 +109,13 @@ def test_a_search_that_fails_is_forgotten_and_the_next_one_runs(rig: Rig) -> Non
     rig.searches.want("class", [job("a")])
     following.settle(BETTER)
     assert rig.pool.next()[1] == job("a"), "it may be asked for again"
+
+
+def test_a_search_that_cannot_begin_leaves_the_others_going(rig: Rig) -> None:
+    with pytest.raises(TypeError):
+        rig.searches.foreground.submit(refused)
+    rig.searches.want("class", [job("a")])
+    assert rig.pool.next()[1] == job("a")
 
 
 def test_closing_ends_the_search_that_runs() -> None:

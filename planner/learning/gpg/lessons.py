@@ -21,13 +21,12 @@ from shared.policy.gpg.network import levels
 from shared.search.beam import best_endings
 from shared.search.costs import StageCosts
 from shared.search.endings import GroupRule, TooManyError
-from shared.search.interface import Limits
+from shared.search.interface import TOP_LIMITS
 from shared.search.ios import cheapest_by_state
 from shared.search.ranking import RankedEndings
 from shared.search.refine import refined
 from shared.search.stages import Stages, Strategy
 
-LIMITS = Limits(r=3, s=8)
 _EXACT = 60_000  # pairs of a state and an ending
 _BEAM = 4_000
 _STATES = 64  # of one block
@@ -87,7 +86,7 @@ class Lesson:
 
 def lesson(graph: CombinedGraph, costs: StageCosts, random: Random) -> Lesson:
     """From exact dynamic programming, or from a beam search where that is too large."""
-    stages = Stages(graph, costs, LIMITS, GroupRule.CONNECTED, Strategy.PARALLEL)
+    stages = Stages(graph, costs, TOP_LIMITS, GroupRule.CONNECTED, Strategy.PARALLEL)
     block = BlockRows.of(graph, costs)
     try:
         cheapest_s = cheapest_by_state(stages, _EXACT)

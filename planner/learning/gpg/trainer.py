@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from planner.learning.gpg.blocks import Drawing
-from planner.learning.gpg.lessons import LIMITS, BlockRows, Lesson, StateRows, lesson
+from planner.learning.gpg.lessons import BlockRows, Lesson, StateRows, lesson
 from planner.learning.gpg.losses import Episode, imitated, reinforced
 from planner.learning.gpg.model import GpgModel
 from planner.learning.gpg.settings import Reward, Settings
 from shared.policy.gpg.choose import LookAhead, acted, best_ending, looked_ahead, ranked, schedule_s
 from shared.policy.gpg.network import EncodedBlock, GpgNetwork
 from shared.search.endings import GroupRule
+from shared.search.interface import TOP_LIMITS
 from shared.search.stages import Stages, Strategy
 
 _QUICK = LookAhead(around=4, spread=8, improved=1, sweeps=1)
@@ -135,7 +136,7 @@ class Trainer:
 
     def _drawn(self, random: Random) -> tuple[Stages, BlockRows]:
         graph, costs = self.drawing.draw(random)
-        stages = Stages(graph, costs, LIMITS, GroupRule.CONNECTED, Strategy.PARALLEL)
+        stages = Stages(graph, costs, TOP_LIMITS, GroupRule.CONNECTED, Strategy.PARALLEL)
         return stages, BlockRows.of(graph, costs)
 
     def _episode(self, random: Random) -> Episode:
@@ -219,7 +220,7 @@ class Trainer:
         for number in range(self.settings.validation_blocks):
             random = Random(f"{self.settings.seed}:validation:{number}")
             graph, costs = self.drawing.draw(random)
-            stages = Stages(graph, costs, LIMITS, GroupRule.CONNECTED, Strategy.PARALLEL)
+            stages = Stages(graph, costs, TOP_LIMITS, GroupRule.CONNECTED, Strategy.PARALLEL)
             block = EncodedBlock(network, graph, costs)
             if self.settings.reward is Reward.PAPER:
                 endings = acted(block, stages)

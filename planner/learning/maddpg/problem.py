@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import fsum
 
-from planner.learning.maddpg.schedules import TOP_LIMITS, ScheduleTable
+from planner.learning.maddpg.schedules import ScheduleTable
 from planner.twin.interface import MakeDevice
 from shared.bound import BoundModel, bind
 from shared.errors import InputError
@@ -16,7 +16,7 @@ from shared.policy.maddpg.book import Blocks
 from shared.policy.maddpg.space import Space
 from shared.policy.plain import Load
 from shared.search.costs import CostTable
-from shared.search.interface import Limits
+from shared.search.interface import TOP_LIMITS, Limits
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from shared.schedule import StageSchedule
 from shared.search.beam import beam
 from shared.search.costs import CostTable
 from shared.search.greedy import greedy
-from shared.search.interface import Budget, Limits, Scheduler
+from shared.search.interface import TOP_LIMITS, Budget, Limits, Scheduler
 from shared.search.sequential import sequential
 from shared.stage_string import parse, to_string
 
@@ -32,7 +32,6 @@ SEARCHED_AFTER: Final = 3
 """Times that a block is asked for."""
 
 _BOUND: Final = 10_000  # combined blocks that are kept ready
-TOP_LIMITS: Final = Limits(r=3, s=8)
 
 
 @dataclass(frozen=True, slots=True)

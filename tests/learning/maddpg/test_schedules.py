@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 
 from planner.learning.maddpg.environment import bound_plan
-from planner.learning.maddpg.schedules import TOP_LIMITS, Entry
+from planner.learning.maddpg.schedules import Entry
 from planner.learning.maddpg.train import polish
 from planner.twin.device_file import load_device
 from shared.bound import bind
 from shared.plan import Member
 from shared.search.costs import CostTable
-from shared.search.interface import Limits
+from shared.search.interface import TOP_LIMITS, Limits
 from tests.learning.maddpg.toy import problem
 
 RATES = load_device("a100").rates()
