@@ -343,6 +343,8 @@ def execute(arguments: list[str]) -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}; check the path", ExitCode.STORAGE)
+    if code == ExitCode.INTERRUPTED:  # what typer makes of Ctrl-C
+        return _fail("interrupted", ExitCode.INTERRUPTED)
     return code if isinstance(code, int) else ExitCode.OK
 
 

@@ -107,6 +107,8 @@ def execute(arguments: list[str] | None) -> int:
         return _fail(
             f"{where}{error.strerror or error}; check the path and its permissions", ExitCode.STORAGE
         )
+    if code == ExitCode.INTERRUPTED:  # what typer makes of Ctrl-C
+        return _fail("interrupted", ExitCode.INTERRUPTED)
     return code if isinstance(code, int) else ExitCode.OK
 
 
