@@ -1,11 +1,13 @@
-"""What all commands have in common: Ctrl-C is told, on both command lines."""
+"""What all commands have in common: tables on a terminal; Ctrl-C is told, on both command lines."""
 
+import re
 from typing import Any
 
 import pytest
 
 import edge_agent.cli
 from planner.cli import app, service
+from planner.cli.output import emit_table
 from shared.errors import ExitCode
 
 
@@ -22,3 +24,27 @@ def test_ctrl_c_ends_a_command_with_its_code_and_a_line_that_says_so(
     monkeypatch.setattr(edge_agent.cli, "default_home", _ctrl_c)
     assert edge_agent.cli.execute(["status"]) == ExitCode.INTERRUPTED
     assert capsys.readouterr().err.strip() == "error: interrupted"
+
+
+def test_a_table_whose_words_do_not_fit_the_terminal_is_shown_row_by_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1. drawn where every word has its place; 2. one column less, and a row is lines, no empty cells."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    columns, rows = (
+        ("plan", "digest", "why"),
+        [("p1", "bc627f4aec37", "it won"), ("p2", "63db585a0022", None)],
+    )
+    monkeypatch.setenv("COLUMNS", "23")  # plan, 12 characters, won; two gaps of 2
+    emit_table(columns, rows, empty="")
+    drawn = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert [line.split() for line in drawn.splitlines()[2:]] == [
+        ["p1", "bc627f4aec37", "it"],
+        ["won"],
+        ["p2", "63db585a0022", "-"],
+    ]
+    monkeypatch.setenv("COLUMNS", "22")
+    emit_table(columns, rows, empty="")
+    assert capsys.readouterr().out == (
+        "plan    p1\ndigest  bc627f4aec37\nwhy     it won\n\nplan    p2\ndigest  63db585a0022\n"
+    )
