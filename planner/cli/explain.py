@@ -9,6 +9,7 @@ import typer
 from planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of
 from planner.cli.output import emit, emit_json, emit_table, pair, progress, when
 from planner.cli.replans import interval
+from shared.text import counted
 
 if TYPE_CHECKING:
     from planner.explain.block import Beside, BlockExplained, Line
@@ -156,8 +157,9 @@ def _trial(trial: "TrialInfo") -> str:
 
 
 def _block(block: "BlockExplained", now_s: float) -> Iterator[str]:
-    parts = f"{block.lines[-1].last + 1} stages" if block.streams is None else f"{block.streams} streams"
-    yield f"combined block {block.index}: {block.members}, {block.operators} operators in {parts}"
+    stages = counted(block.lines[-1].last + 1, "stage")
+    parts = stages if block.streams is None else counted(block.streams, "stream")
+    yield f"combined block {block.index}: {block.members}, {counted(block.operators, 'operator')} in {parts}"
     for line in block.lines:
         number = f"{line.first}" if line.first == line.last else f"{line.first}..{line.last}"
         merged = " (one launch)" if line.merge else ""

@@ -54,7 +54,8 @@ def attach(
     if json:
         emit_json({"device": device, **as_json(reply)})
     else:
-        progress(f"attached to {device} as {in_words(reply)}")
+        done = f"attached to {device}" if wanted else f"no policy is attached to {device} from now on,"
+        progress(f"{done} as {in_words(reply)}")
 
 
 @app.command("import")
@@ -92,7 +93,10 @@ def import_policy(
         with file.open("rb") as opened:
             found = decode(opened.read(MAX_BYTES + 1))
     except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}") from error
+        raise InputError(
+            f"{file} cannot be read: {error.strerror}",
+            remedy="name a checkpoint as `stageloom train maddpg --output` writes it",
+        ) from error
     own = found
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     try:

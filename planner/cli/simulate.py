@@ -189,8 +189,13 @@ def _from_file(path: Path, names: list[str], seconds: float | None) -> _Load:
 
     try:
         found = json_text.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read as JSON: {str(error)[:200]}") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}", remedy="name a readable file") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"{path} cannot be read as JSON: {str(error)[:200]}",
+            remedy='write it like {"resnet50": [0.0, 0.5]}',
+        ) from error
     if not isinstance(found, dict) or not all(_is_times(times) for times in found.values()):
         raise InputError(f"{path} is no table of lists of seconds", remedy='such as {"resnet50": [0.0, 0.5]}')
     processes = {name: Recorded(times_s=tuple(map(float, times))) for name, times in found.items()}

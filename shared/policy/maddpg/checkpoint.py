@@ -72,7 +72,7 @@ def decode(raw: bytes) -> Checkpoint:
         about = json.loads(provenance)
         problem = problem_of(space, arrays)
     except (TypeError, ValueError, RecursionError, msgpack.UnpackException, StageloomError) as error:
-        raise _refusal(str(error)[:200]) from error
+        raise _refusal(str(error)[:200].rstrip(".")) from error
     if problem:
         raise _refusal(problem)
     return Checkpoint(space, MaddpgNetwork(arrays, space.agents), book, about)
