@@ -44,11 +44,10 @@ def list_predictions(
     finally:
         store.close()
     if json:
-        for one, measured in found:
-            emit_json(flat(one, measured))
+        emit_json([flat(one, measured) for one, measured in found])
         return
     emit_table(
-        ("number", "made", "device", "plan", "figure", "predicted", "measured", "error %"),
+        ("number", "made (UTC)", "device", "plan", "figure", "predicted", "measured", "error %"),
         [row for one, measured in found for row in _rows(one, measured)],
         empty="nothing was predicted yet; see `stageloom simulate`",
     )
