@@ -99,7 +99,7 @@ Budget = Annotated[
     str | None,
     typer.Option(
         "--budget",
-        metavar="DURATION",
+        metavar="TIME",
         help=(
             "Such as 30s or 2m. With --scheduler or --policy: search on for so long. Without: rivals and "
             "searches compete on the device's twin, under --rate; the best so far wins."

@@ -57,4 +57,12 @@ GpgSeed = Annotated[int, typer.Option(min=0, help="Equal seeds give equal polici
 ImitationSteps = Annotated[int, typer.Option(min=0, help="Blocks to imitate exact search on.")]
 Episodes = Annotated[int, typer.Option(min=0, help="Blocks to try and learn from.")]
 GpgMembersMax = Annotated[int, typer.Option(min=1, max=8, help="Blocks in a combined one, at most.")]
-TimeLimit = Annotated[float, typer.Option(min=1.0, help="Seconds; the best so far is kept.")]
+GpgBudget = Annotated[
+    str,
+    typer.Option(
+        "--budget",
+        "--time-limit",
+        metavar="TIME",
+        help="Such as 90s, 10m or 1h, in all; the best so far is kept.",
+    ),
+]

@@ -1,6 +1,7 @@
-"""What all commands have in common: tables on a terminal; Ctrl-C is told, on both command lines."""
+"""What commands have in common: times, tables on a terminal; Ctrl-C is told, on both command lines."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import edge_agent.cli
 from planner.cli import app, service
 from planner.cli.output import emit_table
+from planner.store.store import Store
 from shared.errors import ExitCode
 
 
@@ -24,6 +26,39 @@ def test_ctrl_c_ends_a_command_with_its_code_and_a_line_that_says_so(
     monkeypatch.setattr(edge_agent.cli, "default_home", _ctrl_c)
     assert edge_agent.cli.execute(["status"]) == ExitCode.INTERRUPTED
     assert capsys.readouterr().err.strip() == "error: interrupted"
+
+
+def test_a_device_can_measure_nothing_where_there_is_no_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Store(tmp_path).close()
+    assert app.execute(["device", "profile", "nano", "--data-dir", str(tmp_path)]) == ExitCode.USAGE
+    assert "no models to measure; add some with `stageloom model add`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["device", "token", "--lifetime"],
+        ["device", "replan", "nano", "--budget"],
+        ["device", "profile", "nano", "--budget"],
+        ["device", "profile", "nano", "--timeout"],
+        ["plan", "create", "--model", "m", "--budget"],
+        ["train", "gpg", "--budget"],
+        ["train", "gpg", "--time-limit"],
+        ["train", "maddpg", "--device", "nano", "--budget"],
+    ],
+    ids=" ".join,
+)
+def test_times_that_are_given_are_written_alike(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A unit is understood everywhere; a word that is no time is refused with an example of one."""
+    home = ["--data-dir", str(tmp_path)]
+    assert app.execute([*command, "soon", *home]) == ExitCode.USAGE
+    assert "'soon' is no duration; write it like --" in capsys.readouterr().err
+    app.execute([*command, "2m", *home])
+    assert "no planner" in capsys.readouterr().err
 
 
 def test_a_table_whose_words_do_not_fit_the_terminal_is_shown_row_by_row(
