@@ -56,7 +56,7 @@ def compare(
     database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
-    """Compare the two plans of a trial on a DEVICE; or, with --model, what every scheduler makes of models.
+    """Compare a trial's two plans, or with --model all schedulers. A trial is of a DEVICE.
 
     \b
     stageloom plan compare shop-7 --generation 4

@@ -62,7 +62,9 @@ Combine = Annotated[
         help="alone: each block by itself; aligned: models' i-th blocks together; replicas: a model's.",
     ),
 ]
-Members = Annotated[int, typer.Option(metavar="H", help="Blocks per combined block at most.")]
+Members = Annotated[
+    int, typer.Option("--members", "--members-max", metavar="H", help="Blocks per combined block at most.")
+]
 Replicas = Annotated[int, typer.Option(metavar="N", help="Instances of each model in flight.")]
 Batch = Annotated[int, typer.Option(metavar="N", help="Tasks per instance at most.")]
 BatchDelay = Annotated[

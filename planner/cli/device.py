@@ -29,7 +29,9 @@ _WHO = {
 
 @app.command()
 def token(
-    name: Annotated[str | None, typer.Argument(help="Fix the name that the device gets.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Fix the name that the device gets.")
+    ] = None,
     lifetime: Annotated[
         str, typer.Option("--lifetime", metavar="TIME", help="When it expires, such as 10m or 24h.")
     ] = "1h",
@@ -93,7 +95,7 @@ def show(
     database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
-    """Show one device: what it should run, what it runs, and its latest generations.
+    """Show one device. What it should run, what it runs, and its latest generations.
 
     \b
     stageloom device show shop-7
@@ -184,7 +186,7 @@ def replan(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Show how the planner re-plans a device when its queues diverge, and change what is given.
+    """Show or change how a device is re-planned. That happens when its queues diverge.
 
     \b
     stageloom device replan shop-7
@@ -236,7 +238,7 @@ def profile(
     database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
-    """Have a device measure every operator, so that plans are searched with its own times.
+    """Have a device measure every operator. Plans for it are then searched with its own times.
 
     \b
     stageloom device profile shop-7 --model resnet50 --budget 10s

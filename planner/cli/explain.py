@@ -46,7 +46,7 @@ def explain(
     database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
-    """Say why a plan is as it is: its schedules in words, what they cost, and what else was tried.
+    """Say why a plan is as it is. Its schedules in words, what they cost, and what else was tried.
 
     Of each combined block its stages, or its streams: `|` stands between what runs side by side, `+` between
     what runs as one launch. Then what each is predicted to take and how that is known, the best first:

@@ -36,7 +36,7 @@ def attach(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Send a policy to a device, which plans with it where no planner answers, as far as its autonomy goes.
+    """Send a policy to a device. Where no planner answers it plans with it, as far as its autonomy goes.
 
     A re-plan does the same by itself where the store has a policy that fits its plan; this command turns that
     off, `stageloom device replan DEVICE --attach` on again.
@@ -73,7 +73,7 @@ def import_policy(
     database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
-    """Keep a policy that was trained elsewhere; the next re-plan of a device of its class asks it.
+    """Keep a policy that was trained elsewhere. The next re-plan of a device of its class asks it.
 
     A policy has a say only on the device class it was trained for. With --device it is adopted for that
     device's class, and for the planner's artifacts with the same graphs where its own are not here. Its plans

@@ -25,7 +25,7 @@ def list_predictions(
     database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
-    """What the twin predicted, beside what the device measured of the same plan afterwards.
+    """Show the twin's predictions beside what was measured. Of a plan on a device, each.
 
     Measured is the last time that the plan ran since the prediction was made.
 

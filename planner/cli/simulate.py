@@ -79,7 +79,7 @@ def simulate(
             min=0.1, max=86400.0, metavar="S", help="Simulate so long. Default: as recorded, else 60."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Equal seeds give equal predictions.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Equal seeds give equal predictions.")] = 0,
     keep: Annotated[
         bool, typer.Option("--keep/--no-keep", help="Keep the prediction, to compare it with what comes.")
     ] = True,
@@ -87,7 +87,7 @@ def simulate(
     database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
-    """Predict queues, latency and utilisation of a plan, on a simulated device.
+    """Predict queues, latency and utilisation of a plan. It runs on a simulated device.
 
     Without --rate and --recording the arrivals that --device counted are replayed. Works while the planner is
     down, too. `stageloom predictions` shows what was predicted beside what was measured since.

@@ -45,7 +45,7 @@ def gpg(
     database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
-    """Train gpg on random combined blocks of the planner's models, and keep the policy in the store.
+    """Train gpg on random combined blocks of the planner's models. Keeps the policy in the store.
 
     The planner may run; its next search with the scheduler gpg takes the new policy. Ctrl-C keeps the best so
     far. With --output a run that was interrupted goes on when the same command is given again.

@@ -1,16 +1,41 @@
-"""What commands have in common: times, tables on a terminal; Ctrl-C is told, on both command lines."""
+"""What commands have in common: helps, times, tables on a terminal, Ctrl-C."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 import edge_agent.cli
 from planner.cli import app, service
 from planner.cli.output import emit_table
 from planner.store.store import Store
 from shared.errors import ExitCode
+
+
+def _commands(group: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command and group below a group, with its words."""
+    for name, command in group.commands.items():
+        yield (*path, name), command
+        if hasattr(command, "commands"):
+            yield from _commands(command, (*path, name))
+
+
+@pytest.mark.parametrize("command_line", [app.app, edge_agent.cli.app], ids=["stageloom", "stageloom-agent"])
+def test_help_lists_whole_sentences_and_says_what_each_option_takes(command_line: typer.Typer) -> None:
+    """In 80 columns a sentence that is too long ends in dots; an option without a metavar shows a type."""
+    root = typer.main.get_command(command_line)
+    runner = CliRunner()
+    groups = [(), *(path for path, command in _commands(root, ()) if hasattr(command, "commands"))]
+    for path in groups:
+        listed = runner.invoke(command_line, [*path, "--help"], env={"COLUMNS": "80"}).stdout
+        assert [line for line in listed.splitlines()[1:] if line.endswith("...")] == [], path
+    for path, _ in _commands(root, ()):
+        shown = runner.invoke(command_line, [*path, "--help"]).stdout
+        assert re.findall(r"^ +-.*<(?:str|int|float|path)\b.*", shown, re.MULTILINE) == [], path
 
 
 def _ctrl_c(*_: Any) -> None:
