@@ -10,7 +10,8 @@ import typer
 from typer.testing import CliRunner
 
 import edge_agent.cli
-from planner.cli import app, service
+from edge_agent.executor.registry import EXECUTORS
+from planner.cli import app, create_options, service
 from planner.cli.output import emit_table
 from planner.store.store import Store
 from shared.errors import ExitCode
@@ -36,6 +37,10 @@ def test_help_lists_whole_sentences_and_says_what_each_option_takes(command_line
     for path, _ in _commands(root, ()):
         shown = runner.invoke(command_line, [*path, "--help"]).stdout
         assert re.findall(r"^ +-.*<(?:str|int|float|path)\b.*", shown, re.MULTILINE) == [], path
+
+
+def test_the_planner_knows_the_executors_that_agents_have() -> None:
+    assert set(create_options.EXECUTORS) == set(EXECUTORS)
 
 
 def _ctrl_c(*_: Any) -> None:
