@@ -142,7 +142,7 @@ def join(
     from edge_agent.link.choice import join_planner
 
     device = join_planner(load_config(home), token, name)
-    typer.echo(f"joined as {device}; start serving with `stageloom-agent run`", err=True)
+    typer.echo(f"joined as {device}; start serving with `stageloom-agent run`, or restart it", err=True)
 
 
 @app.command()
