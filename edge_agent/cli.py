@@ -22,6 +22,7 @@ Exit codes: 0 done, 1 the answer is no (a check failed, the agent is not ready),
 """
 
 SERVICE_NAME = "stageloom-agent"
+_EXECUTORS = "onnx, onnx_cuda, torch_cuda, torch_cpu or null"
 
 # typer carries its own copy of click, whose usage errors have no public name.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -36,7 +37,9 @@ app = typer.Typer(
 
 Home = Annotated[
     Path | None,
-    typer.Option("--home", envvar=HOME_VARIABLE, help="State directory.", show_default="var/agent"),
+    typer.Option(
+        "--home", metavar="DIR", envvar=HOME_VARIABLE, help="State directory.", show_default="var/agent"
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
@@ -90,11 +93,16 @@ def run(
         typer.Option("--shape", metavar="NAME=DIMS", help="Pin an input, like images=1x3x640x640."),
     ] = None,
     scheduler: Annotated[
-        str | None, typer.Option(help=f"Scheduler for plans made here: {', '.join(schedulers())}.")
+        str | None,
+        typer.Option(metavar="NAME", help=f"Scheduler for plans made here: {', '.join(schedulers())}."),
     ] = None,
-    executor: Annotated[str | None, typer.Option(help="Executor for plans made here.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads inside one operator.")] = None,
-    replicas: Annotated[int | None, typer.Option(help="Instances of each model that may overlap.")] = None,
+    executor: Annotated[
+        str | None, typer.Option(metavar="NAME", help=f"Executor for plans made here: {_EXECUTORS}.")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="Threads inside one operator.")] = None,
+    replicas: Annotated[
+        int | None, typer.Option(metavar="N", help="Instances of each model that may overlap.")
+    ] = None,
     home: Home = None,
 ) -> None:
     """Run the agent in the foreground until Ctrl-C or SIGTERM.
@@ -122,20 +130,24 @@ def run(
 
 @app.command()
 def join(
-    token: Annotated[str, typer.Argument(help="From `stageloom device token`; good for one device, once.")],
-    name: Annotated[str | None, typer.Option(help="Name of this device.", show_default="host name")] = None,
+    token: Annotated[
+        str, typer.Argument(metavar="TOKEN", help="From `stageloom device token`; good for one device, once.")
+    ],
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of this device.", show_default="host name")
+    ] = None,
     home: Home = None,
 ) -> None:
-    """Enrol this machine with a planner: make its key pair and trade the token for a place in the fleet."""
+    """Enrol this machine with a planner. Makes its key pair and trades the token for a place in the fleet."""
     from edge_agent.link.choice import join_planner
 
     device = join_planner(load_config(home), token, name)
-    typer.echo(f"joined as {device}; start serving with `stageloom-agent run`", err=True)
+    typer.echo(f"joined as {device}; start serving with `stageloom-agent run`, or restart it", err=True)
 
 
 @app.command()
 def status(home: Home = None, as_json: Json = False) -> None:
-    """Show health, readiness, plan, link, queues and tasks of the agent that runs here.
+    """Show how the agent that runs here is. Health, readiness, plan, link, queues and tasks.
 
     Exit code 0 if it is ready, 1 if it runs but takes no tasks, 4 if no agent answers.
     """
@@ -150,7 +162,7 @@ def status(home: Home = None, as_json: Json = False) -> None:
 
 @app.command()
 def doctor(home: Home = None, as_json: Json = False) -> None:
-    """Check this machine: Python, packages, GPU, permissions, disk, limits, clock.
+    """Check whether this machine is fit. Python, packages, GPU, permissions, disk, limits, clock.
 
     Exit code 0 if nothing stands in the way, 1 otherwise.
     """
@@ -167,8 +179,13 @@ def doctor(home: Home = None, as_json: Json = False) -> None:
 
 @app.command()
 def verify(
-    model: Annotated[Path, typer.Argument(help="ONNX file.")],
-    schedule: Annotated[str, typer.Option("--schedule", help=f"Scheduler: {', '.join(schedulers())}.")],
+    model: Annotated[Path, typer.Argument(metavar="FILE", help="ONNX file.")],
+    schedule: Annotated[
+        str,
+        typer.Option(
+            "--schedule", "--scheduler", metavar="NAME", help=f"Scheduler: {', '.join(schedulers())}."
+        ),
+    ],
     shape: Annotated[
         list[str] | None,
         typer.Option("--shape", metavar="NAME=DIMS", help="Pin an input, like images=1x3x640x640."),
@@ -180,14 +197,18 @@ def verify(
     partition: Annotated[
         str | None,
         typer.Option(
-            help="whole, base or paper.", show_default="paper where the model has borders, else base"
+            metavar="NAME",
+            help="whole, base or paper.",
+            show_default="paper where the model has borders, else base",
         ),
     ] = None,
-    executor: Annotated[str, typer.Option(help="Executor to run it with.")] = "onnx",
-    seed: Annotated[int, typer.Option(help="Seed of weights and inputs.")] = 0,
+    executor: Annotated[
+        str, typer.Option(metavar="NAME", help=f"Executor to run it with: {_EXECUTORS}.")
+    ] = "onnx",
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of weights and inputs.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Run a model under a schedule and compare every block border and output with onnxruntime.
+    """Compare a model under a schedule with onnxruntime. Every block border and every output.
 
     Weights that are constant are replaced by seeded ones, so that the outputs depend on everything. Exit code
     0 only if they agree and could have differed, 1 if they differ, 3 if the comparison proves nothing.
@@ -213,11 +234,12 @@ def verify(
 
 @app.command()
 def trace(
-    out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")],
-    seconds: Annotated[float, typer.Option("--seconds", help="How long to record.")] = 5.0,
+    out: Annotated[Path, typer.Option("--out", "--output", "-o", metavar="FILE", help="File to write.")],
+    seconds: Annotated[float, typer.Option("--seconds", metavar="S", help="How long to record.")] = 5.0,
     costs: Annotated[
         Path | None,
         typer.Option(
+            metavar="FILE",
             help="Telemetry rows with a profile, as `stageloom telemetry DEVICE --json` prints them.",
             show_default="an estimate",
         ),
@@ -225,7 +247,7 @@ def trace(
     home: Home = None,
     as_json: Json = False,
 ) -> None:
-    """Record what the engine does while it serves, as a Chrome trace: open it in Perfetto.
+    """Record what the engine does while it serves. A Chrome trace: open it in Perfetto.
 
     Steps and groups on their lanes and streams, beside them as planned by the operators' costs; launches,
     queues, tasks and swaps.
@@ -240,9 +262,14 @@ def trace(
 
 @app.command()
 def install(
-    home: Annotated[Path, typer.Option("--home", help="State directory.")] = Path("/var/lib/stageloom-agent"),
+    home: Annotated[Path, typer.Option("--home", metavar="DIR", help="State directory.")] = Path(
+        "/var/lib/stageloom-agent"
+    ),
     user: Annotated[
-        str, typer.Option(help="Account that it runs as; made if missing. Applications run as the same.")
+        str,
+        typer.Option(
+            metavar="NAME", help="Account that it runs as; made if missing. Applications run as the same."
+        ),
     ] = "stageloom",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the unit and change nothing.")] = False,
 ) -> None:
@@ -343,6 +370,8 @@ def execute(arguments: list[str]) -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}; check the path", ExitCode.STORAGE)
+    if code == ExitCode.INTERRUPTED:  # what typer makes of Ctrl-C
+        return _fail("interrupted", ExitCode.INTERRUPTED)
     return code if isinstance(code, int) else ExitCode.OK
 
 

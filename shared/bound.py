@@ -95,7 +95,10 @@ def bind(plan: Plan, graphs: Mapping[Digest, Graph]) -> BoundPlan:
     if not models:
         raise PlanError("a plan needs at least one model")
     if len({model.plan.name for model in models}) != len(models):
-        raise PlanError("two models of the plan share a name", remedy="rename one of them")
+        raise PlanError(
+            "two models of the plan share a name",
+            remedy="rename one of them, or give it once with more replicas",
+        )
     _check_cover(plan, models)
     combined = tuple(_bind_combined(index, block, models) for index, block in enumerate(plan.combined))
     if plan.wait is not Wait.NONE:

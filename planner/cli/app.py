@@ -22,8 +22,8 @@ from planner.cli import (
 from planner.cli.output import progress
 from shared.errors import ExitCode, StageloomError
 
-_EXIT_CODES = "\n\n".join(
-    f"{code.value}  {text}"
+_EXIT_CODES = "\n".join(
+    f"{code.value:>3}  {text}"
     for code, text in {
         ExitCode.OK: "done",
         ExitCode.FAILED: "the command ran and its answer is no",
@@ -42,18 +42,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     add_completion=False,
-    help="""Plans how several neural networks share one edge GPU, and sends the plans to the devices.
+    help="""Plans how several neural networks share one edge device, and sends the plans to the devices.
 
     First steps:
 
     \b
     stageloom up                                     # start the planner (leave it running)
     stageloom device token D                         # then, on the device: stageloom-agent join TOKEN
+                                                     # and there: stageloom-agent run
     stageloom model add resnet50.onnx --name resnet50
     stageloom plan create --device D --model resnet50 --push
     stageloom watch
     """,
-    epilog=f"Exit codes:\n\n{_EXIT_CODES}",
+    epilog=f"\b\nExit codes:\n{_EXIT_CODES}",
 )
 service.add_to(app)
 install.add_to(app)
@@ -107,6 +108,8 @@ def execute(arguments: list[str] | None) -> int:
         return _fail(
             f"{where}{error.strerror or error}; check the path and its permissions", ExitCode.STORAGE
         )
+    if code == ExitCode.INTERRUPTED:  # what typer makes of Ctrl-C
+        return _fail("interrupted", ExitCode.INTERRUPTED)
     return code if isinstance(code, int) else ExitCode.OK
 
 

@@ -14,7 +14,7 @@ def backup(
     data_dir: DataDir = None,
     database_url: DatabaseUrl = "",
 ) -> None:
-    """Copy database, artifacts and keys into one tar file, as of one moment; the planner may run.
+    """Copy database, artifacts and keys into one tar file. It is of one moment; the planner may run.
 
     It holds the planner's secret key: keep it as safe as the data directory. To restore, unpack it into an
     empty directory and start a planner there. For a database on a server use pg_dump.

@@ -56,7 +56,7 @@ def compare(
     database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
-    """Compare the two plans of a trial on a DEVICE; or, with --model, what every scheduler makes of models.
+    """Compare a trial's two plans, or with --model all schedulers. A trial is of a DEVICE.
 
     \b
     stageloom plan compare shop-7 --generation 4
@@ -93,6 +93,20 @@ def compare(
         return
     if device is None:
         raise InputError("name a DEVICE or a --model", remedy="see `stageloom plan compare --help`")
+    given = {
+        "--scheduler": schedulers,
+        "--device": costs_of,
+        "-r": r,
+        "-s": s,
+        "--measure": measure,
+        "--plot": plot,
+    }
+    ignored = [name for name, value in given.items() if value]
+    if ignored:
+        raise InputError(
+            f"{', '.join(ignored)} would change nothing about a trial of {device}",
+            remedy="leave it out, or name models with --model in place of DEVICE",
+        )
     _of_a_trial(data_dir_of(data_dir), database_url, device, generation, json=json)
 
 

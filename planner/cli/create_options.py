@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from planner.cli.choices import MODEL_KEYS
+from shared.errors import InputError
 from shared.launch_list import Barrier
 from shared.plan import QueueRule, StepChoice, Wait
 from shared.search.registry import schedulers
@@ -62,7 +63,9 @@ Combine = Annotated[
         help="alone: each block by itself; aligned: models' i-th blocks together; replicas: a model's.",
     ),
 ]
-Members = Annotated[int, typer.Option(metavar="H", help="Blocks per combined block at most.")]
+Members = Annotated[
+    int, typer.Option("--members", "--members-max", metavar="H", help="Blocks per combined block at most.")
+]
 Replicas = Annotated[int, typer.Option(metavar="N", help="Instances of each model in flight.")]
 Batch = Annotated[int, typer.Option(metavar="N", help="Tasks per instance at most.")]
 BatchDelay = Annotated[
@@ -87,10 +90,21 @@ Barriers = Annotated[
 ]
 Lanes = Annotated[int, typer.Option(metavar="N", help="Steps that may overlap.")]
 Threads = Annotated[int, typer.Option(metavar="N", help="Threads inside one operator (onnx).")]
+EXECUTORS = ("onnx", "onnx_cuda", "torch_cuda", "torch_cpu", "null")
+
+
+def _executor(name: str) -> str:
+    if name not in EXECUTORS:
+        raise InputError(f"there is no executor {name!r}", remedy=f"choose one of {', '.join(EXECUTORS)}")
+    return name
+
+
 Executor = Annotated[
     str,
     typer.Option(
-        metavar="NAME", help="onnx, onnx_cuda, torch_cuda, torch_cpu or null; the device must have it."
+        metavar="NAME",
+        callback=_executor,
+        help=f"{', '.join(EXECUTORS[:-1])} or {EXECUTORS[-1]}; the device must have it.",
     ),
 ]
 LimitR = Annotated[int | None, typer.Option("-r", metavar="N", help="Operators per group at most.")]
@@ -99,7 +113,7 @@ Budget = Annotated[
     str | None,
     typer.Option(
         "--budget",
-        metavar="DURATION",
+        metavar="TIME",
         help=(
             "Such as 30s or 2m. With --scheduler or --policy: search on for so long. Without: rivals and "
             "searches compete on the device's twin, under --rate; the best so far wins."

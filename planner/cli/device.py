@@ -8,7 +8,7 @@ import typer
 
 from planner.admin.client import ask, is_running
 from planner.admin.path import socket_path
-from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
+from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of, parse_duration
 from planner.cli.output import emit, emit_json, emit_table, pair, progress, when
 from planner.cli.searching import measure_stages
 from shared.errors import ExitCode, InputError, UnavailableError
@@ -29,10 +29,12 @@ _WHO = {
 
 @app.command()
 def token(
-    name: Annotated[str | None, typer.Argument(help="Fix the name that the device gets.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Fix the name that the device gets.")
+    ] = None,
     lifetime: Annotated[
-        float, typer.Option("--lifetime", metavar="S", help="Seconds until it expires.")
-    ] = 3600.0,
+        str, typer.Option("--lifetime", metavar="TIME", help="When it expires, such as 10m or 24h.")
+    ] = "1h",
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
@@ -43,7 +45,10 @@ def token(
     stageloom-agent join "$(stageloom device token)"
     """
     request = checked(
-        admin.DeviceTokenRequest(device=DeviceId(name) if name is not None else None, lifetime_s=lifetime)
+        admin.DeviceTokenRequest(
+            device=DeviceId(name) if name is not None else None,
+            lifetime_s=parse_duration(lifetime, "--lifetime"),
+        )
     )
     reply = ask(data_dir_of(data_dir), request, admin.DeviceTokenReply)
     if json:
@@ -90,7 +95,7 @@ def show(
     database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
-    """Show one device: what it should run, what it runs, and its latest generations.
+    """Show one device. What it should run, what it runs, and its latest generations.
 
     \b
     stageloom device show shop-7
@@ -161,7 +166,8 @@ def replan(
         int | None, typer.Option("--members-max", metavar="H", help="Blocks per combined block at most.")
     ] = None,
     budget: Annotated[
-        float | None, typer.Option("--budget", metavar="S", help="Seconds for the searches of one re-plan.")
+        str | None,
+        typer.Option("--budget", metavar="TIME", help="For the searches of one re-plan, such as 10s."),
     ] = None,
     proposer: Annotated[
         admin.Proposer | None,
@@ -180,9 +186,9 @@ def replan(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Show how the planner re-plans a device when its queues diverge, and change what is given.
+    """Show or change how a device is re-planned. That happens when its queues diverge.
 
-    
+    \b
     stageloom device replan shop-7
     stageloom device replan shop-7 --off
     stageloom device replan shop-7 --proposer learned
@@ -193,7 +199,7 @@ def replan(
             enabled=on,
             scheduler=scheduler,
             members_max=members_max,
-            budget_s=budget,
+            budget_s=None if budget is None else parse_duration(budget, "--budget"),
             proposer=proposer,
             attach=attach,
         )
@@ -222,55 +228,60 @@ def profile(
     ] = None,
     batch: Annotated[int, typer.Option("--batch", metavar="N", help="Tasks per measured run.")] = 1,
     budget: Annotated[
-        float, typer.Option("--budget", metavar="S", help="Seconds that the device may spend.")
-    ] = 20.0,
+        str, typer.Option("--budget", metavar="TIME", help="What the device may spend, such as 20s or 2m.")
+    ] = "20s",
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="S", help="Seconds to wait for the results.")
-    ] = 120.0,
+        str, typer.Option("--timeout", metavar="TIME", help="How long to wait for the results.")
+    ] = "2m",
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the results.")] = True,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
-    """Have a device measure every operator, so that plans are searched with its own times.
+    """Have a device measure every operator. Plans for it are then searched with its own times.
 
     \b
-    stageloom device profile shop-7 --model resnet50 --budget 10
+    stageloom device profile shop-7 --model resnet50 --budget 10s
     stageloom device profile shop-7 --plan inception
     """
     from planner.store.reading import ReadStore
 
     folder = data_dir_of(data_dir)
+    budget_s, timeout_s = parse_duration(budget, "--budget"), parse_duration(timeout, "--timeout")
     if plan is not None:
         if models or batch != 1 or not wait:
             raise InputError(
                 "--plan measures the stages of one plan as it is",
                 remedy="leave out --model, --batch and --no-wait, or --plan",
             )
-        _profile_stages(folder, DeviceId(device), plan, budget, json)
+        _profile_stages(folder, DeviceId(device), plan, budget_s, json)
         return
     store = ReadStore.open(folder, database_url)
     names = models or [info.model for info in store.models()]
+    if not names:
+        raise InputError("the planner has no models to measure", remedy="add some with `stageloom model add`")
     request = checked(
-        admin.DeviceProfileRequest(device=DeviceId(device), models=tuple(names), batch=batch, budget_s=budget)
+        admin.DeviceProfileRequest(
+            device=DeviceId(device), models=tuple(names), batch=batch, budget_s=budget_s
+        )
     )
     reply = ask(folder, request, admin.DeviceProfileReply)
     progress(
         f"asked {device} to profile {', '.join(names)} in generation {reply.generation}"
-        + (f"; waiting up to {timeout:g} s" if wait else "")
+        + (f"; waiting up to {timeout_s:g} s" if wait else "")
     )
     if wait:
-        waited = time.monotonic() + timeout
+        waited = time.monotonic() + timeout_s
         while store.open_profiles(list(reply.requests)):
             if time.monotonic() > waited:
                 raise UnavailableError(
-                    f"{device} has not answered within {timeout:g} s",
+                    f"{device} has not answered within {timeout_s:g} s",
                     remedy="it answers when it is online and idle; see `stageloom device show`",
                 )
             time.sleep(_POLL_S)
         _emit_costs(store, request, reply, json)
     elif json:
-        emit_json(reply)
+        emit_json({"requests": reply.requests, "epoch": reply.epoch, "generation": reply.generation})
     store.close()
 
 

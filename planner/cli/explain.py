@@ -9,6 +9,7 @@ import typer
 from planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of
 from planner.cli.output import emit, emit_json, emit_table, pair, progress, when
 from planner.cli.replans import interval
+from shared.text import counted
 
 if TYPE_CHECKING:
     from planner.explain.block import Beside, BlockExplained, Line
@@ -45,7 +46,7 @@ def explain(
     database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
-    """Say why a plan is as it is: its schedules in words, what they cost, and what else was tried.
+    """Say why a plan is as it is. Its schedules in words, what they cost, and what else was tried.
 
     Of each combined block its stages, or its streams: `|` stands between what runs side by side, `+` between
     what runs as one launch. Then what each is predicted to take and how that is known, the best first:
@@ -156,8 +157,9 @@ def _trial(trial: "TrialInfo") -> str:
 
 
 def _block(block: "BlockExplained", now_s: float) -> Iterator[str]:
-    parts = f"{block.lines[-1].last + 1} stages" if block.streams is None else f"{block.streams} streams"
-    yield f"combined block {block.index}: {block.members}, {block.operators} operators in {parts}"
+    stages = counted(block.lines[-1].last + 1, "stage")
+    parts = stages if block.streams is None else counted(block.streams, "stream")
+    yield f"combined block {block.index}: {block.members}, {counted(block.operators, 'operator')} in {parts}"
     for line in block.lines:
         number = f"{line.first}" if line.first == line.last else f"{line.first}..{line.last}"
         merged = " (one launch)" if line.merge else ""

@@ -27,7 +27,7 @@ def install(
         str | None, typer.Option(metavar="HOST", help="The host that join tokens name.")
     ] = None,
     user: Annotated[
-        str, typer.Option(help="Account that it runs as; made if missing.")
+        str, typer.Option(metavar="NAME", help="Account that it runs as; made if missing.")
     ] = "stageloom-planner",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the unit and change nothing.")] = False,
 ) -> None:

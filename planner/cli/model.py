@@ -24,7 +24,7 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="An ONNX file.")]
 
 @app.command()
 def inspect(file: File, shape: Shapes = None, json: Json = False) -> None:
-    """Import a model without keeping it, and print what was found: operators, cuts, memory, what is opaque.
+    """Import a model without keeping it. Prints what was found: operators, cuts, memory, what is opaque.
 
     \b
     stageloom model inspect yolo.onnx --shape images=1x3x640x640

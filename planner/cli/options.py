@@ -87,7 +87,8 @@ def _option_of(path: str) -> str:
     name = path.rpartition(".")[2].removesuffix("_s")
     if name in ("device", "plan", "model") or "." in path:
         return name
-    return {"intra_op_threads": "--threads"}.get(name, "--" + name.replace("_", "-"))
+    own = {"intra_op_threads": "--threads", "r": "-r", "s": "-s"}
+    return own.get(name, "--" + name.replace("_", "-"))
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,8 @@
-"""Data on stdout, progress on stderr. Tables are drawn on a terminal and tab-separated in a pipe."""
+"""Data on stdout, progress on stderr.
+
+Tables are drawn on a terminal and tab-separated in a pipe. A terminal too narrow for a table's words gets its
+rows one below the other, a line per cell.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -37,24 +41,62 @@ def emit_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empt
         return
     from rich.console import Console
 
-    Console().print(rich_table(columns, rows))
+    console = Console()
+    if _least_width(columns, rows) > console.width:
+        emit("\n\n".join(_record(columns, row) for row in rows))
+    else:
+        console.print(rich_table(columns, rows))
 
 
 def rich_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> Any:
     """The drawn form."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title or None, title_justify="left", header_style="bold")
+    table = Table(
+        title=title or None,
+        title_justify="left",
+        header_style="bold",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, _GAP - 1, 0, 0),
+        pad_edge=False,
+    )
     for name, column in zip(columns, zip(*rows, strict=True) if rows else [()] * len(columns), strict=True):
         numeric = bool(column) and all(
             isinstance(cell, int | float) and not isinstance(cell, bool) for cell in column
         )
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(
+            name, justify="right" if numeric else "left", overflow="fold", no_wrap=_is_words((name, *column))
+        )
     for row in rows:
         # Text, not str: what a device reports must not be read as markup.
         table.add_row(*(Text(_cell(cell)) for cell in row))
     return table
+
+
+_WORD_MAX = 20  # a longer one may be folded: a device class, a path
+_GAP = 2  # blanks between two columns
+
+
+def _is_words(column: Sequence[object]) -> bool:
+    """Whether nothing in a column can be folded without breaking a word."""
+    return all(" " not in _cell(cell) and len(_cell(cell)) <= _WORD_MAX for cell in column)
+
+
+def _least_width(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> int:
+    """Columns of a terminal in which the drawn table breaks no word."""
+    cells = zip(columns, *rows, strict=True)
+    words = (max(len(word) for cell in column for word in _cell(cell).split() or [""]) for column in cells)
+    return sum(min(word, _WORD_MAX) + _GAP for word in words) - _GAP
+
+
+def _record(columns: Sequence[str], row: Sequence[object]) -> str:
+    """One row, a line per cell that holds something."""
+    width = max(len(name) for name in columns)
+    shown = ((name, _cell(cell)) for name, cell in zip(columns, row, strict=True))
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in shown if text != "-")
 
 
 def when(at_us: int) -> str:

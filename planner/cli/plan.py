@@ -76,7 +76,7 @@ def show(
     database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
-    """Print a plan: its rules, and the stage string of every combined block.
+    """Print a plan as text. Its rules, and the stage string of every combined block.
 
     \b
     stageloom plan show inception
@@ -173,7 +173,7 @@ def history(
     database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
-    """List generations, newest first: which plan, who decided it, how it ended.
+    """List generations, newest first. Of each which plan, who decided it, how it ended.
 
     \b
     stageloom plan history shop-7

@@ -1,4 +1,4 @@
-"""`stageloom policy ...`: learned policies; those of devices that plan alone, and those from elsewhere."""
+"""`stageloom policy ...`: learned policies; which there are, those of devices, those from elsewhere."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,20 +7,71 @@ import typer
 
 from planner.admin.client import ask
 from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
-from planner.cli.output import emit, emit_json, progress
+from planner.cli.output import emit, emit_json, emit_table, progress, when
 from planner.cli.pushing import as_json, in_words
 from shared.errors import InputError
 from shared.ids import DeviceId
 from shared.messages import admin
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Take over learned policies; give them to devices."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="List learned policies, take them over, give them to devices.",
 )
+
+_KINDS = ("maddpg", "gpg")
 
 
 @app.callback()
 def group() -> None:
-    """Take over learned policies; give them to devices."""
+    """List learned policies, take them over, give them to devices."""
+
+
+@app.command("list")
+def list_policies(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: Json = False) -> None:
+    """List the policies that are kept, newest first. Works while the planner is down, too.
+
+    A ratio is what a task costs under the policy on blocks or arrivals that it did not learn from: of maddpg
+    over every block alone, of gpg over one operator after another. Below 1 is better.
+
+    \b
+    stageloom policy list
+    """
+    from planner.store import checkpoints
+    from planner.store.reading import ReadStore
+
+    store = ReadStore.open(data_dir_of(data_dir), database_url)
+    try:
+        with store.database.read() as session:
+            found = [one for kind in _KINDS for one in checkpoints.kept(session, kind)]
+    finally:
+        store.close()
+    found.sort(key=lambda one: -one.trained_at_us)
+    if json:
+        names = ("digest", "policy", "device_class", "artifacts", "settings", "versions", "ratio", "steps")
+        emit_json(
+            [
+                {**{name: getattr(one, name) for name in names}, "trained_at_us": one.trained_at_us}
+                for one in found
+            ]
+        )
+        return
+    emit_table(
+        ["digest", "policy", "models", "steps", "ratio", "trained (UTC)", "class"],
+        [
+            (
+                one.digest[:12],
+                one.policy,
+                ", ".join(name or artifact[:12] for artifact, name in one.artifacts.items()),
+                one.steps,
+                f"{one.ratio:.3f}",
+                when(one.trained_at_us),
+                one.device_class or "any",
+            )
+            for one in found
+        ],
+        empty="no policy is kept; train one with `stageloom train`, or see `stageloom policy import --help`",
+    )
 
 
 @app.command()
@@ -36,7 +87,7 @@ def attach(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Send a policy to a device, which plans with it where no planner answers, as far as its autonomy goes.
+    """Send a policy to a device. Where no planner answers it plans with it, as far as its autonomy goes.
 
     A re-plan does the same by itself where the store has a policy that fits its plan; this command turns that
     off, `stageloom device replan DEVICE --attach` on again.
@@ -54,7 +105,8 @@ def attach(
     if json:
         emit_json({"device": device, **as_json(reply)})
     else:
-        progress(f"attached to {device} as {in_words(reply)}")
+        done = f"attached to {device}" if wanted else f"no policy is attached to {device} from now on,"
+        progress(f"{done} as {in_words(reply)}")
 
 
 @app.command("import")
@@ -72,7 +124,7 @@ def import_policy(
     database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
-    """Keep a policy that was trained elsewhere; the next re-plan of a device of its class asks it.
+    """Keep a policy that was trained elsewhere. The next re-plan of a device of its class asks it.
 
     A policy has a say only on the device class it was trained for. With --device it is adopted for that
     device's class, and for the planner's artifacts with the same graphs where its own are not here. Its plans
@@ -92,7 +144,10 @@ def import_policy(
         with file.open("rb") as opened:
             found = decode(opened.read(MAX_BYTES + 1))
     except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}") from error
+        raise InputError(
+            f"{file} cannot be read: {error.strerror}",
+            remedy="name a checkpoint as `stageloom train maddpg --output` writes it",
+        ) from error
     own = found
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     try:

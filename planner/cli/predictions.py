@@ -25,7 +25,7 @@ def list_predictions(
     database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
-    """What the twin predicted, beside what the device measured of the same plan afterwards.
+    """Show the twin's predictions beside what was measured. Of a plan on a device, each.
 
     Measured is the last time that the plan ran since the prediction was made.
 
@@ -44,11 +44,10 @@ def list_predictions(
     finally:
         store.close()
     if json:
-        for one, measured in found:
-            emit_json(flat(one, measured))
+        emit_json([flat(one, measured) for one, measured in found])
         return
     emit_table(
-        ("number", "made", "device", "plan", "figure", "predicted", "measured", "error %"),
+        ("number", "made (UTC)", "device", "plan", "figure", "predicted", "measured", "error %"),
         [row for one, measured in found for row in _rows(one, measured)],
         empty="nothing was predicted yet; see `stageloom simulate`",
     )

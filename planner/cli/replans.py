@@ -17,7 +17,7 @@ def replans(
     database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
-    """List re-plans, newest first: the trigger, the plan, its trial, and the times from the trigger on.
+    """List re-plans, newest first. Of each the trigger, the plan, its trial, and the times from its trigger.
 
     An outcome of no_gain is an answer, not a failure: the plan that runs is as good as any that was found.
 

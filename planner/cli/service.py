@@ -61,7 +61,7 @@ def up(
 
 
 def status(data_dir: DataDir = None, json: Json = False) -> None:
-    """Ask the running planner how it is; exit code 4 if there is none.
+    """Ask the running planner how it is. Exit code 4 if there is none.
 
     \b
     stageloom status
@@ -87,11 +87,13 @@ def status(data_dir: DataDir = None, json: Json = False) -> None:
 def watch(
     device: Annotated[str | None, typer.Argument(metavar="DEVICE")] = None,
     interval: Annotated[float, typer.Option(metavar="S", min=0.1, help="Seconds between two looks.")] = 1.0,
-    count: Annotated[int, typer.Option(metavar="N", min=0, help="Looks; 0 goes on until Ctrl-C.")] = 0,
+    count: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Looks; 0: until Ctrl-C, a table in a pipe once.")
+    ] = 0,
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Follow devices live: their state, and each model's throughput, latency and queue.
+    """Follow devices live. Shows their state, and each model's throughput, latency and queue.
 
     With --json, one object per look and line.
 
@@ -116,7 +118,7 @@ def watch(
 
 
 def migrate(data_dir: DataDir = None, database_url: DatabaseUrl = "") -> None:
-    """Bring the database to this version's tables, without starting a planner (`up` does it too).
+    """Bring the database to this version's tables. `up` does it, too; this starts no planner.
 
     \b
     stageloom backup before.tar && stageloom migrate

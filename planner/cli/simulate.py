@@ -79,7 +79,7 @@ def simulate(
             min=0.1, max=86400.0, metavar="S", help="Simulate so long. Default: as recorded, else 60."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Equal seeds give equal predictions.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Equal seeds give equal predictions.")] = 0,
     keep: Annotated[
         bool, typer.Option("--keep/--no-keep", help="Keep the prediction, to compare it with what comes.")
     ] = True,
@@ -87,7 +87,7 @@ def simulate(
     database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
-    """Predict queues, latency and utilisation of a plan, on a simulated device.
+    """Predict queues, latency and utilisation of a plan. It runs on a simulated device.
 
     Without --rate and --recording the arrivals that --device counted are replayed. Works while the planner is
     down, too. `stageloom predictions` shows what was predicted beside what was measured since.
@@ -189,8 +189,13 @@ def _from_file(path: Path, names: list[str], seconds: float | None) -> _Load:
 
     try:
         found = json_text.loads(path.read_text(encoding="utf-8"), parse_int=float)
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read as JSON: {str(error)[:200]}") from error
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}", remedy="name a readable file") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"{path} cannot be read as JSON: {str(error)[:200]}",
+            remedy='write it like {"resnet50": [0.0, 0.5]}',
+        ) from error
     if not isinstance(found, dict) or not all(_is_times(times) for times in found.values()):
         raise InputError(f"{path} is no table of lists of seconds", remedy='such as {"resnet50": [0.0, 0.5]}')
     processes = {name: Recorded(times_s=tuple(times)) for name, times in found.items()}

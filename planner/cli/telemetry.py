@@ -69,7 +69,7 @@ def telemetry(
         emit_json([_flat(entry) for entry in entries])
         return
     emit_table(
-        ("at", "span", "kind", "values"),
+        ("at (UTC)", "span", "kind", "values"),
         [
             (when(entry.at_us), _SPANS[entry.width_s], entry.kind.value, _values(entry.data))
             for entry in entries

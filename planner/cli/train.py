@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from planner.cli import train_options as opt
-from planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of
+from planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of, parse_duration
 from planner.cli.output import emit, emit_json, progress
 from planner.cli.train_maddpg import maddpg
 from shared.errors import InputError
@@ -39,13 +39,13 @@ def gpg(
     episodes: opt.Episodes = 300,
     members_max: opt.GpgMembersMax = 3,
     seed: opt.GpgSeed = 0,
-    time_limit: opt.TimeLimit = 900.0,
+    budget: opt.GpgBudget = "15m",
     output: opt.Output = None,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
-    """Train gpg on random combined blocks of the planner's models, and keep the policy in the store.
+    """Train gpg on random combined blocks of the planner's models. Keeps the policy in the store.
 
     The planner may run; its next search with the scheduler gpg takes the new policy. Ctrl-C keeps the best so
     far. With --output a run that was interrupted goes on when the same command is given again.
@@ -64,6 +64,7 @@ def gpg(
 
     if not imitation_steps + episodes:
         raise InputError("nothing to train", remedy="give --imitation-steps or --episodes")
+    budget_s = parse_duration(budget, "--budget")
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     try:
         graphs, names = _models(store, model)
@@ -76,7 +77,7 @@ def gpg(
             names=names,
             costs=device_class or "analytic",
             told=_Bar(),
-            time_limit_s=time_limit,
+            time_limit_s=budget_s,
             state=output / "run.pt" if output is not None else None,
         )
         provenance = decode(found.checkpoint).provenance

@@ -49,7 +49,7 @@ def maddpg(
     database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
-    """Train maddpg on the device's twin; keep the policy and the best plan found on the way.
+    """Train maddpg on the device's twin. Keeps the policy and the best plan found on the way.
 
     The planner may run; the next re-plan of a device of this class takes the policy into account. Nothing is
     pushed: a plan must win its trial on the device. Ctrl-C keeps the best so far. With --output a run that

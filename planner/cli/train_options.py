@@ -24,13 +24,16 @@ MembersMax = Annotated[
     int | None,
     typer.Option(min=1, max=8, metavar="H", help="Blocks in a combined one. Default: TOP's for the twin."),
 ]
-Transitions = Annotated[int, typer.Option(min=20, help="Steps of experience; fewer end sooner.")]
+Transitions = Annotated[int, typer.Option(min=20, metavar="N", help="Steps of experience; fewer end sooner.")]
 Seed = Annotated[
-    int, typer.Option(min=0, max=10_000, help="With one worker, equal seeds give equal policies.")
+    int,
+    typer.Option(min=0, max=10_000, metavar="N", help="With one worker, equal seeds give equal policies."),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, max=1024, help="Rollout actors. Default: one less than there are cores."),
+    typer.Option(
+        min=1, max=1024, metavar="N", help="Rollout actors. Default: one less than there are cores."
+    ),
 ]
 RayAddress = Annotated[
     str,
@@ -53,8 +56,18 @@ GpgDevice = Annotated[
     str,
     typer.Option("--device", metavar="NAME", help="Learn its class's measured costs. Default: estimates."),
 ]
-GpgSeed = Annotated[int, typer.Option(min=0, help="Equal seeds give equal policies.")]
-ImitationSteps = Annotated[int, typer.Option(min=0, help="Blocks to imitate exact search on.")]
-Episodes = Annotated[int, typer.Option(min=0, help="Blocks to try and learn from.")]
-GpgMembersMax = Annotated[int, typer.Option(min=1, max=8, help="Blocks in a combined one, at most.")]
-TimeLimit = Annotated[float, typer.Option(min=1.0, help="Seconds; the best so far is kept.")]
+GpgSeed = Annotated[int, typer.Option(min=0, metavar="N", help="Equal seeds give equal policies.")]
+ImitationSteps = Annotated[int, typer.Option(min=0, metavar="N", help="Blocks to imitate exact search on.")]
+Episodes = Annotated[int, typer.Option(min=0, metavar="N", help="Blocks to try and learn from.")]
+GpgMembersMax = Annotated[
+    int, typer.Option(min=1, max=8, metavar="H", help="Blocks in a combined one, at most.")
+]
+GpgBudget = Annotated[
+    str,
+    typer.Option(
+        "--budget",
+        "--time-limit",
+        metavar="TIME",
+        help="Such as 90s, 10m or 1h, in all; the best so far is kept.",
+    ),
+]

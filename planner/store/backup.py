@@ -35,6 +35,10 @@ def backup(data_dir: Path, database_url: str, target: Path, files: tuple[str, ..
             )
         if target.exists():
             raise InputError(f"{target} exists", remedy="choose another name, or remove it")
+        if not target.absolute().parent.is_dir():
+            raise StorageError(
+                f"there is no directory {target.parent} for the backup", remedy="make it first"
+            )
         for _ in range(_ATTEMPTS):
             if _attempt(store, target, [data_dir / name for name in files]):
                 return target.stat().st_size

@@ -131,7 +131,7 @@ def named(session: Session, asked: str, device_class: str) -> Digest:
     if found is None:
         raise InputError(
             f"there is no policy {asked!r} for the device class {device_class!r}",
-            remedy="train one with `stageloom train maddpg`, or give 8 or more characters of its digest",
+            remedy="train one with `stageloom train maddpg`, or give a digest from `stageloom policy list`",
         )
     return Digest(found)
 

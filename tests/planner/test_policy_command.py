@@ -73,6 +73,22 @@ def test_without_one_it_stays_for_the_class_that_it_names(
     assert world.store.fitting_checkpoint("maddpg", there, [world.digest]) == b""
 
 
+def test_a_kept_policy_is_listed_with_its_models(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = ["policy", "list", "--data-dir", str(world.home)]
+    assert execute([*listed, "--json"]) == ExitCode.OK and capsys.readouterr().out == "[]\n"
+    assert execute(command(world, written(tmp_path, checkpoint(world)))) == ExitCode.OK
+    digest = json.loads(capsys.readouterr().out)["policy"]
+    assert execute([*listed, "--json"]) == ExitCode.OK
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["digest"], found["policy"], found["device_class"]) == (digest, "maddpg", TRAINED_FOR)
+    assert (found["artifacts"], found["steps"], found["ratio"]) == ({world.digest: "diamond"}, 70, 0.8)
+    assert execute(listed) == ExitCode.OK
+    row = capsys.readouterr().out.splitlines()[1].split("\t")
+    assert row[:5] == [digest[:12], "maddpg", "diamond", "70", "0.800"] and row[6] == TRAINED_FOR
+
+
 @pytest.mark.parametrize(
     ("content", "more", "code", "why"),
     [

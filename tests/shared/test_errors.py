@@ -33,5 +33,11 @@ def test_fields_stay_beside_the_sentence() -> None:
     assert TaskRefused("queue_full", "the queue is full").code == "queue_full"
 
 
+def test_an_open_batch_is_pinned_in_the_example_and_the_other_sizes_are_the_models_own() -> None:
+    for shape, example in (("nx3x32x32", "1x3x32x32"), ("?x10", "1x10"), ("?", "1x3x224x224")):
+        assert f"for example --shape x={example}" in str(UnpinnedShape("x", "n", shape)) + " "
+    assert str(UnpinnedShape("x", "n", "maxx3xhx5")).endswith("--shape x=1x3x224x224")
+
+
 def test_every_error_ends_a_command_with_a_documented_code() -> None:
     assert all(isinstance(c.exit_code, ExitCode) and c.exit_code is not ExitCode.OK for c in CLASSES)

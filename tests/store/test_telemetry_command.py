@@ -88,7 +88,7 @@ def test_people_see_the_span_and_the_books(
     fill(store, clock)
     code, out, err = run(tmp_path, database_url, str(NANO), "--kind", "queue_sample")
     lines = [line.split("\t") for line in out.splitlines()]
-    assert code == 0 and lines[0] == ["at", "span", "kind", "values"]
+    assert code == 0 and lines[0] == ["at (UTC)", "span", "kind", "values"]
     assert [line[1] for line in lines[1:]] == ["hour"] * 6 + ["minute"] * 3 + ["row"] * 2
     assert "tasks=0.5(0..1)" in lines[1][3]
     assert err == "telemetry: 40 rows produced, 40 stored, 0 dropped, 0 lost\n"

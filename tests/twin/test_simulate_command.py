@@ -174,6 +174,7 @@ def test_a_prediction_is_shown_beside_what_was_measured_since(
     home: Home, clock: ManualClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """1. a prediction is kept; 2. the plan runs for three seconds; 3. both stand side by side."""
+    assert run(home, capsys, "predictions", "--json")[0] == "[]\n"
     figures = {"throughput_per_s": 55.0, "p50_ms": 4.0, "p99_ms": 8.0, "steps_running": 0.2}
     made = predictions.Prediction(
         device=NANO,
@@ -189,7 +190,8 @@ def test_a_prediction_is_shown_beside_what_was_measured_since(
     assert [one.figures for one in home.store.predictions(NANO)] == [figures]
     assert home.store.predictions(DeviceId("another")) == []
     out, _ = run(home, capsys, "predictions", "--json")
-    assert json.loads(out)["measured"] is None
+    (found,) = json.loads(out)
+    assert found["measured"] is None
     home.send(SECOND, PlanActivated(home.plan.digest, Origin.PLANNER, 1, 1))
     for second in (2, 3, 4):
         home.send(
@@ -199,7 +201,7 @@ def test_a_prediction_is_shown_beside_what_was_measured_since(
             StepTimings(home.plan.digest[:16], 0, 1, 50, 50 * 5000, 6000),
         )
     out, _ = run(home, capsys, "predictions", "--device", str(NANO), "--json")
-    found = json.loads(out)
+    (found,) = json.loads(out)
     assert found["measured"]["throughput_per_s"] == pytest.approx(50.0)
     assert found["measured"]["steps_running"] == pytest.approx(0.25)
     assert found["relative_errors"]["throughput_per_s"] == pytest.approx(0.1)

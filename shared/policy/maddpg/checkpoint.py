@@ -83,7 +83,7 @@ def decode(raw: bytes) -> Checkpoint:
             raise ValueError("its provenance is no table")
         problem = problem_of(space, arrays)
     except _BROKEN as error:
-        raise _refusal(str(error)[:200]) from error
+        raise _refusal(str(error)[:200].rstrip(".")) from error
     if problem:
         raise _refusal(problem)
     return Checkpoint(space, MaddpgNetwork(arrays, space.agents), book, about)

@@ -1,0 +1,115 @@
+"""What commands have in common: helps, times, tables on a terminal, Ctrl-C."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import edge_agent.cli
+from edge_agent.executor.registry import EXECUTORS
+from planner.cli import app, create_options, service
+from planner.cli.output import emit_table
+from planner.store.store import Store
+from shared.errors import ExitCode
+
+
+def _commands(group: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command and group below a group, with its words."""
+    for name, command in group.commands.items():
+        yield (*path, name), command
+        if hasattr(command, "commands"):
+            yield from _commands(command, (*path, name))
+
+
+@pytest.mark.parametrize("command_line", [app.app, edge_agent.cli.app], ids=["stageloom", "stageloom-agent"])
+def test_help_lists_whole_sentences_and_says_what_each_option_takes(command_line: typer.Typer) -> None:
+    """In 80 columns a sentence that is too long ends in dots; an option without a metavar shows a type."""
+    root = typer.main.get_command(command_line)
+    runner = CliRunner()
+    groups = [(), *(path for path, command in _commands(root, ()) if hasattr(command, "commands"))]
+    for path in groups:
+        listed = runner.invoke(command_line, [*path, "--help"], env={"COLUMNS": "80"}).stdout
+        assert [line for line in listed.splitlines()[1:] if line.endswith("...")] == [], path
+    for path, _ in _commands(root, ()):
+        shown = runner.invoke(command_line, [*path, "--help"]).stdout
+        assert re.findall(r"^ +-.*<(?:str|int|float|path)\b.*", shown, re.MULTILINE) == [], path
+
+
+def test_the_planner_knows_the_executors_that_agents_have() -> None:
+    assert set(create_options.EXECUTORS) == set(EXECUTORS)
+
+
+def _ctrl_c(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_ends_a_command_with_its_code_and_a_line_that_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(service, "emit", _ctrl_c)
+    assert app.execute(["version"]) == ExitCode.INTERRUPTED
+    assert capsys.readouterr().err.strip() == "error: interrupted"
+    monkeypatch.setattr(edge_agent.cli, "default_home", _ctrl_c)
+    assert edge_agent.cli.execute(["status"]) == ExitCode.INTERRUPTED
+    assert capsys.readouterr().err.strip() == "error: interrupted"
+
+
+def test_a_device_can_measure_nothing_where_there_is_no_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Store(tmp_path).close()
+    assert app.execute(["device", "profile", "nano", "--data-dir", str(tmp_path)]) == ExitCode.USAGE
+    assert "no models to measure; add some with `stageloom model add`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["device", "token", "--lifetime"],
+        ["device", "replan", "nano", "--budget"],
+        ["device", "profile", "nano", "--budget"],
+        ["device", "profile", "nano", "--timeout"],
+        ["plan", "create", "--model", "m", "--budget"],
+        ["train", "gpg", "--budget"],
+        ["train", "gpg", "--time-limit"],
+        ["train", "maddpg", "--device", "nano", "--budget"],
+    ],
+    ids=" ".join,
+)
+def test_times_that_are_given_are_written_alike(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A unit is understood everywhere; a word that is no time is refused with an example of one."""
+    home = ["--data-dir", str(tmp_path)]
+    assert app.execute([*command, "soon", *home]) == ExitCode.USAGE
+    assert "'soon' is no duration; write it like --" in capsys.readouterr().err
+    app.execute([*command, "2m", *home])
+    assert "no planner" in capsys.readouterr().err
+
+
+def test_a_table_whose_words_do_not_fit_the_terminal_is_shown_row_by_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1. drawn where every word has its place; 2. one column less, and a row is lines, no empty cells."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    columns, rows = (
+        ("plan", "digest", "why"),
+        [("p1", "bc627f4aec37", "it won"), ("p2", "63db585a0022", None)],
+    )
+    monkeypatch.setenv("COLUMNS", "23")  # plan, 12 characters, won; two gaps of 2
+    emit_table(columns, rows, empty="")
+    drawn = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert [line.split() for line in drawn.splitlines()[2:]] == [
+        ["p1", "bc627f4aec37", "it"],
+        ["won"],
+        ["p2", "63db585a0022", "-"],
+    ]
+    monkeypatch.setenv("COLUMNS", "22")
+    emit_table(columns, rows, empty="")
+    assert capsys.readouterr().out == (
+        "plan    p1\ndigest  bc627f4aec37\nwhy     it won\n\nplan    p2\ndigest  63db585a0022\n"
+    )
