@@ -60,6 +60,7 @@ def device_costs(
     rates, learned = _learned(store, teachers, executor, table.rates, graph_of)
     return replace(
         table,
+        measured_at=dict(models),
         rates=rates,
         interference=learned,
         stages=tuple(stage for stage in stages if all(member[0] in known for member in stage.members)),

@@ -124,7 +124,8 @@ def calibrate(base: DeviceFile, measured: Measured) -> Calibrated:
         noise=base.noise if measured.spreads is None else noise_quantiles(measured.spreads),
     )
     rates = replace(device.rates(), contention=base.groups_interference)
-    costs = CostTable(measured_s=operators, rates=rates)
+    at_one = dict.fromkeys((artifact for artifact, _ in operators), 1)  # as the steps that were fitted
+    costs = CostTable(measured_s=operators, measured_at=at_one, rates=rates)
     contention, barrier_s = _fit_groups(StepTimes(device, costs), measured.steps)
     lanes = _fit_lanes(measured.beside, base.lanes_interference)
     device = replace(

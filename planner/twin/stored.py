@@ -6,7 +6,7 @@ costs beyond its operators is in it.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -21,7 +21,7 @@ from shared.errors import InputError
 from shared.graph import Graph
 from shared.ids import DeviceId, Digest
 from shared.messages.telemetry import RowKind, StepTimings
-from shared.plan import Plan, decode_plan
+from shared.plan import ModelPlan, Plan, decode_plan
 from shared.search.costs import CostTable
 
 _LEAST_STEPS: Final = 20
@@ -68,19 +68,23 @@ def stored_times(
     """
     device_class = store.device(device).device_class
     known = base or base_device(device_class, bound.plan.executor.name)
-    models = [(model.artifact, model.batch) for model in bound.plan.models]
     held = store.calibration(device)
-    costs = device_costs(
-        store,
-        held.costs_key,
-        bound.plan.executor,
-        models,
-        graph_of=store.graph,
-        taught_by=held.taught_by,
-    )
+
+    def costs_of(models: Sequence[tuple[Digest, int]]) -> CostTable:
+        return device_costs(
+            store,
+            held.costs_key,
+            bound.plan.executor,
+            models,
+            graph_of=store.graph,
+            taught_by=held.taught_by,
+        )
+
+    costs = costs_of([(one.artifact, _known_at(store, held.costs_key, one)) for one in bound.plan.models])
     if not costs.measured_s:
         return StepTimes.derived(known, bound.plan.executor.precision), f"derived from {known.name}"
-    fitted = _fitted(store, device, known, costs, bound, held.steps_since_us)
+    at_one = costs_of([(one.artifact, 1) for one in bound.plan.models])
+    fitted = _fitted(store, device, known, at_one, bound, held.steps_since_us)
     if fitted is not None:
         times = StepTimes(fitted.device, replace(fitted.costs, stages=costs.stages))
         return times, f"measured on {device}, fitted to {len(fitted.errors)} programs that it served"
@@ -89,6 +93,11 @@ def stored_times(
     table = replace(costs, rates=costs.rates if learned else rates)
     where = device if held.own else device_class.partition(";")[0]
     return StepTimes(known, table), f"operators measured on {where}"
+
+
+def _known_at(store: ReadStore, key: str, model: ModelPlan) -> int:
+    """The batch at which a model's operators were measured: its own if they were, else one task."""
+    return model.batch if store.operator_costs(key, model.artifact, model.batch) else 1
 
 
 def _fitted(

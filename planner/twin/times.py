@@ -13,10 +13,10 @@ Other schedules (streams, `barrier=data`) run as a fluid (`shared.search.makespa
 its stages and `step_s`. Its share is the work of its operators over its seconds; work is the seconds for
 which an operator would need the whole device: its roofline on a GPU, its threads over the cores on a CPU.
 
-An operator that was measured at batch B takes, at another batch bucket b, its time times the ratio of the
-estimates at b and at B. A stage that was measured whole, with all members at their largest batch, takes what
-was measured; others what the model of the device class predicts, where stages have taught it anything
-(`shared.search.interference`), scaled by batch as their operators are.
+An operator that was measured at batch B (`CostTable.measured_at`) takes, at another batch bucket b, its time
+times the ratio of the estimates at b and at B. A stage that was measured whole, with all members at their
+largest batch, takes what was measured; others what the model of the device class predicts, where stages have
+taught it anything (`shared.search.interference`), scaled by batch as their operators are.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ from shared.search.costs import CostTable, StageCosts, combined_digest
 from shared.search.makespan import launch_list_s
 
 Part: TypeAlias = tuple[Digest, Graph, Block, int]
-"""A member of a combined block: artifact, graph, block, and the batch that its operators were measured at."""
+"""A member of a combined block: artifact, graph, block, and its plan's batch."""
 
 MAX_BLOCKS: Final = 8192
 """Combined blocks whose times are kept; a training meets many more. Those used longest ago go first."""
@@ -113,11 +113,12 @@ class StepTimes:
     ) -> tuple[float, float]:
         alone_s, work_s = estimate(graph, op, self.costs.rates, bucket)
         measured_s = self.costs.measured_s.get((artifact, op))
+        measured_at = self.costs.measured_at.get(artifact, batch)
         seconds = alone_s
         if measured_s is not None:
             seconds = measured_s
-            if bucket != batch:
-                seconds *= alone_s / estimate(graph, op, self.costs.rates, batch)[0]
+            if bucket != measured_at:
+                seconds *= alone_s / estimate(graph, op, self.costs.rates, measured_at)[0]
         if self.device.cores:
             return seconds, seconds * min(threads, self.device.cores) / self.device.cores
         return seconds, seconds * work_s / alone_s
@@ -244,7 +245,7 @@ class BlockTimes:
         return {number: self._stage_s(one, full) for number, one in zip(numbers, stages, strict=True)}
 
     def _full(self, mask: int, buckets: tuple[int, ...]) -> bool:
-        """Whether all members are active at the batch that they were measured at."""
+        """Whether all members are active at their largest batch, at which stages are measured."""
         bucket_of = dict(zip(bits(mask), buckets, strict=True))
         return all(bucket_of.get(m) == batch for m, (*_, batch) in enumerate(self._parts))
 

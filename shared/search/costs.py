@@ -62,6 +62,9 @@ class CostTable:
     """Operator costs of one device class, and what is known of stages."""
 
     measured_s: Mapping[tuple[Digest, OpId], float] = field(default_factory=dict)
+    measured_at: Mapping[Digest, int] = field(default_factory=dict)
+    """The batch of `measured_s` per artifact; one that is not named: the batch of the plan that is priced."""
+
     rates: DeviceRates = field(default_factory=DeviceRates)
     stages: tuple[MeasuredStage, ...] = ()
     provenance: Mapping[tuple[Digest, OpId], Provenance] = field(default_factory=dict)

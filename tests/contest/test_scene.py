@@ -1,6 +1,7 @@
 """Where a contest takes place: whose times, whose arrivals, and what is said of them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ from planner.admin.scene import ASSUMED_LOAD, Staged, stage
 from planner.cluster.interface import SearchFuture
 from planner.contest.entrants import entrants
 from planner.twin.arrivals import Counted, Poisson, Span
+from planner.twin.stored import stored_times
 from shared.bound import bind
 from shared.clock import ManualClock
 from shared.errors import InputError, UnavailableError
@@ -18,7 +20,8 @@ from shared.ids import DeviceId
 from shared.messages.admin import ArrivalRate
 from shared.messages.telemetry import RowKind, TaskCounters
 from shared.plan import Plan
-from shared.search.compose import ModelChoice
+from shared.search.analytic import DeviceRates
+from shared.search.compose import ModelChoice, compose
 from shared.search.job import run_search
 from tests.planner.world import KINDS, World
 from tests.store.helpers import NANO
@@ -89,6 +92,21 @@ def test_both_twins_say_the_same_and_kernels_that_were_compiled_ahead_are_used(
             found.append(scene.judge(plan, CHOICE).plain())
     assert found[0] == pytest.approx(found[1], rel=1e-6)
     assert found[0]["throughput_per_s"] == pytest.approx(400.0, rel=0.05)
+
+
+def test_a_batch_that_was_not_profiled_takes_what_one_task_takes_scaled_as_the_estimates_say(
+    world: World,
+) -> None:
+    """100 us an operator were measured at batch 1: four tasks at once are no gift, whoever asks."""
+    world.profiled()
+    one = ModelChoice(name="diamond", artifact=world.digest, graph=world.graph)
+    four = bind(compose([replace(one, batch=4)]), {world.digest: world.graph})
+    flop_s, launch_s = 1e6 / DeviceRates().flop_per_s, DeviceRates().launch_s
+    scaled_s = 4 * 100e-6 * (launch_s + 4 * flop_s) / (launch_s + flop_s)
+    asked_s = stored_times(world.store, NANO, four)[0].of_plan(four).step(0, 1, (4,)).seconds
+    assert asked_s == pytest.approx(scaled_s)
+    rival_s = _staged(world).scene.times.of_plan(four).step(0, 1, (4,)).seconds
+    assert rival_s == pytest.approx(asked_s)
 
 
 class Broken:

@@ -140,6 +140,15 @@ def test_a_batch_costs_what_the_estimates_say_relative_to_the_measured_batch() -
     assert seconds_of(bound, launching, 1, (2,)) == pytest.approx(0.010)
 
 
+def test_a_larger_batch_than_was_measured_costs_more_whatever_plan_runs_it() -> None:
+    """Measured one task at a time; the plan that is priced has batches of four."""
+    bound, graphs = diamonds(SEQUENTIAL, batch=4)
+    table = replace(costs(graphs, flop_per_s=1.0), measured_at=dict.fromkeys(graphs, 1))
+    times = StepTimes(device(), table)
+    assert seconds_of(bound, times, 1, (1,)) == pytest.approx(0.010)
+    assert seconds_of(bound, times, 1, (4,)) == pytest.approx(0.040)
+
+
 def test_weights_are_read_once_for_a_batch() -> None:
     _, graph = model("a", [[]])
     operators = tuple(replace(one, weight_bytes=1000, flop=0) for one in graph.operators)
