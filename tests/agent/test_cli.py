@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.ingest import agent_pss_mib
 from edge_agent import __version__
+from edge_agent.cli.show import status_text
 from edge_agent.config import AgentConfig, load_config
 from edge_agent.ingest.paths import HOME_VARIABLE
 from edge_agent.link.choice import KEY_NAME, MEMBERSHIP_NAME, connect_planner
@@ -20,7 +21,6 @@ from edge_agent.link.sockets import new_keys
 from edge_agent.machine.device import gpu_names
 from edge_agent.machine.doctor import clock_check, gpu_check, home_check, key_check, runtime_check
 from edge_agent.reporting.status import AgentStatus, EngineStatus, LinkStatus, TrialStatus
-from edge_agent.show import status_text
 from shared.errors import SettingError
 from shared.ids import DeviceId
 from shared.keyfile import read_keys, write_keys
@@ -102,7 +102,7 @@ def test_join_makes_the_key_for_its_owner_only_and_once(tmp_path: Path) -> None:
             "-c",
             "import edge_agent.link.choice as p, functools, sys\n"
             "p.join = functools.partial(p.join, timeout_s=0.3)\n"
-            "from edge_agent.cli import execute\n"
+            "from edge_agent.cli.app import execute\n"
             f"sys.exit(execute(['join', {token!r}, '--home', {str(home)!r}]))",
         ],
         capture_output=True,
@@ -212,7 +212,7 @@ _HEAVY = "typer rich numpy sqlalchemy ray onnxruntime onnx torch alembic"
         ("edge_agent.ask edge_agent.ingest.endpoint", f"{_HEAVY} zmq"),
         ("edge_agent.worker.process", "typer rich sqlalchemy ray onnxruntime onnx torch alembic zmq"),
         ("edge_agent.ingest.client", "typer rich sqlalchemy ray onnxruntime onnx torch alembic zmq"),
-        ("edge_agent.cli", "rich sqlalchemy ray onnxruntime onnx torch alembic numpy zmq"),
+        ("edge_agent.cli.app", "rich sqlalchemy ray onnxruntime onnx torch alembic numpy zmq"),
     ],
 )
 def test_fresh_interpreter_loads_no_heavy_package_on_this_path(modules: str, forbidden: str) -> None:

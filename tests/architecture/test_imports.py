@@ -22,7 +22,7 @@ AGENT_RUN_PATH = [  # `verify` is a command of its own: it compares with the bac
     and not m.startswith("edge_agent.executor.onnx")
     and not below(m, "edge_agent.verify")
 ]
-AGENT_CLI = [m for m in modules("edge_agent") if below(m, "edge_agent.cli")]
+AGENT_CLI = [m for m in modules("edge_agent") if below(m, "edge_agent.cli") and not m.endswith("__main__")]
 PLANNER = [m for m in modules("planner") if not m.endswith("__main__")]
 PLANNER_LIGHT = [m for m in PLANNER if not below(m, "planner.learning", "planner.cluster")]
 

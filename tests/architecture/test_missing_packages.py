@@ -16,7 +16,7 @@ import pytest
             ["plan", "compare", "--model", "a", "--plot", "a.svg"],
             "pip install 'stageloom[plot]'",
         ),
-        ("onnx", "edge_agent.cli", ["verify", "a.onnx", "--schedule", "greedy"], "stageloom[edge,onnx]"),
+        ("onnx", "edge_agent.cli.app", ["verify", "a.onnx", "--schedule", "greedy"], "stageloom[edge,onnx]"),
     ],
 )
 def test_missing_package_is_one_line_with_its_remedy(

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import edge_agent.cli
+from edge_agent.cli import app as agent
 from edge_agent.executor.registry import EXECUTORS
 from planner.cli import app, create_options, service
 from planner.cli.output import emit_table
@@ -25,7 +25,7 @@ def _commands(group: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
             yield from _commands(command, (*path, name))
 
 
-@pytest.mark.parametrize("command_line", [app.app, edge_agent.cli.app], ids=["stageloom", "stageloom-agent"])
+@pytest.mark.parametrize("command_line", [app.app, agent.app], ids=["stageloom", "stageloom-agent"])
 def test_help_lists_whole_sentences_and_says_what_each_option_takes(command_line: typer.Typer) -> None:
     """In 80 columns a sentence that is too long ends in dots; an option without a metavar shows a type."""
     root = typer.main.get_command(command_line)
@@ -53,8 +53,8 @@ def test_ctrl_c_ends_a_command_with_its_code_and_a_line_that_says_so(
     monkeypatch.setattr(service, "emit", _ctrl_c)
     assert app.execute(["version"]) == ExitCode.INTERRUPTED
     assert capsys.readouterr().err.strip() == "error: interrupted"
-    monkeypatch.setattr(edge_agent.cli, "default_home", _ctrl_c)
-    assert edge_agent.cli.execute(["status"]) == ExitCode.INTERRUPTED
+    monkeypatch.setattr(agent, "default_home", _ctrl_c)
+    assert agent.execute(["status"]) == ExitCode.INTERRUPTED
     assert capsys.readouterr().err.strip() == "error: interrupted"
 
 

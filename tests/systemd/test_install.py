@@ -9,7 +9,7 @@ from shutil import which
 
 import pytest
 
-from edge_agent.cli import execute as agent_command
+from edge_agent.cli.app import execute as agent_command
 from planner.cli.app import execute as planner_command
 from shared.errors import SettingError, StorageError, UnavailableError
 from shared.systemd import install as systemd

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import typer
 
-from edge_agent.cli import app as agent_app
+from edge_agent.cli.app import app as agent_app
 from planner.cli.app import app as planner_app
 from tests.architecture.sources import ROOT
 

@@ -152,7 +152,7 @@ def status(home: Home = None, as_json: Json = False) -> None:
     Exit code 0 if it is ready, 1 if it runs but takes no tasks, 4 if no agent answers.
     """
     from edge_agent.ask import ask_status
-    from edge_agent.show import status_text
+    from edge_agent.cli.show import status_text
 
     answer = ask_status(socket_of(home or default_home()))
     _print(msgspec.to_builtins(answer), status_text(answer), as_json)
@@ -166,8 +166,8 @@ def doctor(home: Home = None, as_json: Json = False) -> None:
 
     Exit code 0 if nothing stands in the way, 1 otherwise.
     """
+    from edge_agent.cli.show import doctor_text
     from edge_agent.machine.doctor import examine
-    from edge_agent.show import doctor_text
 
     checks = examine(home or default_home())
     found = [msgspec.to_builtins(check) for check in checks]
@@ -338,8 +338,8 @@ def _print(data: dict[str, Any], text: str, as_json: bool) -> None:
     typer.echo(json.dumps(data, indent=2) if as_json else text)
 
 
-def main() -> None:
-    """Console script."""
+def run_command_line() -> None:
+    """Run and exit."""
     sys.exit(execute(sys.argv[1:]))
 
 
@@ -378,7 +378,3 @@ def execute(arguments: list[str]) -> int:
 def _fail(line: str, code: ExitCode) -> int:
     typer.echo("error: " + " ".join(line.split()), err=True)
     return code
-
-
-if __name__ == "__main__":
-    main()
