@@ -4,9 +4,10 @@
                                   [--state DIR]
 
 Per device file and workload: every rival under its best partition, MADDPG trained anew with three seeds at
-once, and the planner's answer, which is the best of all plans by the arrivals that choose and is measured on
-others. A row per planner has throughput_per_s, utilisation, queue_variance (of queued work, s^2) and p99_ms
-with spreads over arrivals (and over the seeds of trainings for `maddpg`). Everything is simulated: `twin`.
+once, and the planner's answer: the best rival's plan, or the best learned one if it is surely better, by
+arrivals that chose neither; it is measured on others again. A row per planner has throughput_per_s,
+utilisation, queue_variance (of queued work, s^2) and p99_ms with spreads over arrivals (and over the seeds of
+trainings for `maddpg`). Everything is simulated: `twin`.
 
 --state keeps what was done, and goes on from there when the same command is given again. Without it nothing
 is kept. One pair takes about --budget seconds for its trainings and a minute for its rivals. --quick: the
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = options.workload or (["paper"] if options.quick else list(NAMES))
     effort = Effort(budget_s=options.budget)
     if options.quick:
-        effort = Effort(seeds=(1,), budget_s=30.0, settings=Settings(transitions=300))
+        effort = Effort(seeds=(1,), budget_s=min(options.budget, 30.0), settings=Settings(transitions=300))
     report = Report("learning")
     with _state(options.state) as folder:
         graphs = _graphs(folder)

@@ -21,6 +21,9 @@ from shared.search.job import run_search
 CHOICE_SEEDS = (1_000_001, 1_000_002, 1_000_003)
 """Arrivals by which plans are chosen,"""
 
+RECHECK_SEEDS = tuple(range(3_000_001, 3_000_009))
+"""those by which the best learned plan and the best rival are compared once more,"""
+
 FRESH_SEEDS = (2_000_001, 2_000_002, 2_000_003, 2_000_004, 2_000_005)
 """and those by which what was chosen is measured."""
 

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.learning.contestants import (
     CHOICE_SEEDS,
     FRESH_SEEDS,
+    RECHECK_SEEDS,
     Contestant,
     judged,
     judged_policy,
@@ -134,7 +135,9 @@ def run_pair(
         return kept
     folder.mkdir(parents=True, exist_ok=True)
     problem = problem_of(device, workload, models)
-    choice, fresh = (Course(seeds=seeds, windows=WINDOWS) for seeds in (CHOICE_SEEDS, FRESH_SEEDS))
+    choice, recheck, fresh = (
+        Course(seeds=seeds, windows=WINDOWS) for seeds in (CHOICE_SEEDS, RECHECK_SEEDS, FRESH_SEEDS)
+    )
     against = rivals(problem, models, choice, fresh, told)
     problem = chosen_problem(device, workload, models, _best(against, lambda one: one.chosen_by).plan, choice)
     found = trained(
@@ -148,7 +151,7 @@ def run_pair(
     policy_chosen, policy_fresh = _policies(problem, found, effort.settings, choice, fresh)
     learned = [_learned(problem, one, choice, fresh) for one in found]
     best_rival = _best(against, lambda one: one.fresh)
-    planner = _planner(against, learned)
+    planner = _planner(problem, against, learned, recheck)
     told(f"planner: {planner.planner}; best rival: {best_rival.planner}")
     where = {"device": device.name, "workload": workload.name}
     rows = [{**where, **one.row()} for one in against]
@@ -198,10 +201,16 @@ def _learned(problem: Problem, one: Trained, choice: Course, fresh: Course) -> C
     )
 
 
-def _planner(against: Sequence[Contestant], learned: Sequence[Contestant]) -> Contestant:
-    """The best rival's plan, or a learned one that is surely better, by the arrivals that choose."""
+def _planner(
+    problem: Problem, against: Sequence[Contestant], learned: Sequence[Contestant], recheck: Course
+) -> Contestant:
+    """The best rival's plan, or the best learned one if it is surely better by arrivals that chose neither.
+
+    What was chosen among many by a few arrivals looks better by these than it is.
+    """
     rival, found = (_best(those, lambda one: one.chosen_by) for those in (against, learned))
-    return found if surely_better(found.chosen_by, rival.chosen_by) else rival
+    sure = surely_better(*(judged(problem, one.plan, recheck) for one in (found, rival)))
+    return found if sure else rival
 
 
 def _best(those: Sequence[Contestant], worth: Callable[[Contestant], Worth]) -> Contestant:

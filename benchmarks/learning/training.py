@@ -45,7 +45,7 @@ def trained(
     try:
         for seed, process in processes.items():
             process.join()
-            told(f"seed {seed}: trained")
+            told(f"seed {seed}: {'ended without a result' if process.exitcode else 'trained'}")
     except BaseException:
         for process in processes.values():
             process.terminate()
