@@ -90,12 +90,11 @@ class Servings:
 
 
 def predict(
-    calibrated: Calibrated, trial: Trial, arrived: Mapping[str, tuple[float, ...]], seconds: float
+    calibrated: Calibrated, trial: Trial, arrived: Mapping[str, tuple[float, ...]], seconds: float, seed: int
 ) -> Window:
-    """The twin under the arrivals that came."""
-    twin = Twin(
-        calibrated.times, {name: Recorded(times_s=times) for name, times in arrived.items()}, seed=SEED
-    )
+    """The twin under the arrivals that came; `seed`: its noise, of each turn its own as on the machine."""
+    arrivals = {name: Recorded(times_s=times) for name, times in arrived.items()}
+    twin = Twin(calibrated.times, arrivals, seed=seed)
     twin.deploy(trial.bound)
     return twin.run(seconds)
 
@@ -118,7 +117,10 @@ def accuracy(report: Report, workload: Mapping[str, Artifact], *, quick: bool) -
     rows = []
     for trial in trials:
         served = servings.windows[trial.name]
-        predicted = [predict(calibrated, trial, one, seconds) for one in servings.arrived[trial.name]]
+        predicted = [
+            predict(calibrated, trial, one, seconds, SEED + turn)
+            for turn, one in enumerate(servings.arrived[trial.name])
+        ]
         halves = {"measured": served, "predicted": predicted, "odd": served[::2], "even": served[1::2]}
         rows.append(row(trial.name, halves))
     report.add(
@@ -133,6 +135,7 @@ def accuracy(report: Report, workload: Mapping[str, Artifact], *, quick: bool) -
             "item_overhead_us": 1e6 * calibrated.device.item_s,
             "groups_interference": calibrated.device.groups_interference,
             "lanes_interference": calibrated.device.lanes_interference,
+            "beside_us": 1e6 * calibrated.device.beside_s,
         },
         rows,
     )

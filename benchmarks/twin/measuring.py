@@ -1,8 +1,9 @@
 """What a calibration needs of this machine's engine, measured in turns with what it is compared on."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import attrgetter
 from statistics import fmean, median
 
 from benchmarks.twin.engine_device import EngineDevice, StepSpan
@@ -15,11 +16,11 @@ from shared.artifact import Artifact
 from shared.bound import BoundPlan
 from shared.ids import Digest, OpId
 
-OVERLOAD = 1.15
-"""Of a lane: some step is always due, so that what lies between two steps is overhead.
+LOAD = 0.85
+"""Of one lane. Not more: every task that is refused takes time from the steps, a sixth at 1.15."""
 
-Not more: every task that is refused takes time from the steps, more than a plan that is served well meets.
-"""
+LOAD_BESIDE = 1.15
+"""Of each of two lanes: both always have a step."""
 
 LOW_LOAD = 0.15
 LONGEST_GAP_S = 0.005
@@ -76,7 +77,10 @@ class Collected:
     bounds: dict[str, BoundPlan] = field(default_factory=dict)
     gaps_s: list[float] = field(default_factory=list)  # a plan's mean in a round
     extra_s: list[float] = field(default_factory=list)  # of a task beyond its steps
-    beside: dict[str, list[float]] = field(default_factory=dict)  # by model: over alone in the same round
+    beside: dict[tuple[str, str, int], list[tuple[float, float]]] = field(default_factory=dict)
+    """By plan, model and block: seconds, and those of the plan with one lane in the same round."""
+
+    gap_s: dict[str, float] = field(default_factory=dict)  # the newest mean of a plan
 
     def round(
         self,
@@ -90,7 +94,7 @@ class Collected:
         for name, bound in plans:
             say(f"calibration: {name}")
             self.bounds[name] = bound
-            load = OVERLOAD * bound.plan.lanes
+            load = LOAD if bound.plan.lanes == 1 else LOAD_BESIDE * bound.plan.lanes
             with EngineDevice(artifacts, rates(bound, service_s[name], load)) as device:
                 device.deploy(bound)
                 device.warm_up()
@@ -100,20 +104,14 @@ class Collected:
             if bound.plan.lanes == 1:
                 self._note_steps(name, steps)
             else:
-                self._note_beside(bound, steps)
+                self._note_beside(name, steps)
         first, bound = plans[0]
         self._low_load(bound, artifacts, service_s[first], seconds)
 
     def _note_steps(self, name: str, steps: Sequence[StepSpan]) -> None:
-        inside = {  # blocks before which a task may have been waited for are left out
-            index
-            for index, combined in enumerate(self.bounds[name].combined)
-            if all(member.block > 0 for member in combined.members)
-        }
-        gaps_s = [two.began_s - one.ended_s for one, two in pairwise(steps) if two.combined in inside]
-        gaps_s = [gap_s for gap_s in gaps_s if 0.0 <= gap_s < LONGEST_GAP_S]
-        if gaps_s:
-            self.gaps_s.append(fmean(gaps_s))
+        gap_s = self._gap_s(name, steps)
+        if gap_s:
+            self.gaps_s.append(gap_s)
         taken: dict[_Program, list[float]] = {}
         for step in steps:
             if step.mask > 0:
@@ -122,28 +120,49 @@ class Collected:
         for program, seconds in taken.items():
             self.programs.setdefault((name, program), []).append(seconds)
 
-    def _note_beside(self, bound: BoundPlan, steps: Sequence[StepSpan]) -> None:
-        """Whole models: a step that another lane's steps covered from begin to end, or nearly.
+    def _gap_s(self, name: str, steps: Sequence[StepSpan]) -> float:
+        """Mean seconds between two steps of a lane; 0 for whole models, before which a task is waited for."""
+        inside = {
+            index
+            for index, combined in enumerate(self.bounds[name].combined)
+            if all(member.block > 0 for member in combined.members)
+        }
+        gaps_s = [
+            two.began_s - one.ended_s
+            for lane in range(self.bounds[name].plan.lanes)
+            for one, two in pairwise(one for one in steps if one.lane == lane)
+            if two.combined in inside
+        ]
+        gaps_s = [gap_s for gap_s in gaps_s if 0.0 <= gap_s < LONGEST_GAP_S]
+        self.gap_s[name] = fmean(gaps_s) if gaps_s else 0.0
+        return self.gap_s[name]
 
-        Over the same model's step in this round's first plan, which is whole and has one lane.
+    def _note_beside(self, name: str, steps: Sequence[StepSpan]) -> None:
+        """Steps that another lane's covered from begin to end, or nearly, and how much longer their gaps are.
+
+        Over the same blocks' steps in this round's plan with the same partition and one lane.
         """
-        covered: dict[int, list[float]] = {}
-        for step in steps:
-            others = [one for one in steps if one.lane != step.lane]
-            covered_s = sum(
-                max(min(one.ended_s, step.ended_s) - max(one.began_s, step.began_s), 0.0) for one in others
-            )
-            taken_s = step.ended_s - step.began_s
-            if covered_s >= 0.9 * taken_s:
-                covered.setdefault(step.models[0], []).append(taken_s)
-        first, alone = next(iter(self.bounds.items()))
-        for model, taken in covered.items():
-            name = bound.models[model].plan.name
-            index = alone.model_index[name]
-            combined = next(i for i, c in enumerate(alone.combined) if c.members[0].model == index)
-            rounds = self.programs.get((first, (combined, 1, (1,))))
-            if rounds:
-                self.beside.setdefault(name, []).append(fmean(taken) / fmean(rounds[-1]))
+        single = name.partition(",")[0]
+        alone = {
+            (model, block): rounds[-1]
+            for (plan, (combined, _, _)), rounds in self.programs.items()
+            if plan == single
+            for model, block in [self._block(single, combined)]
+        }
+        later_s = max(self._gap_s(name, steps) - self.gap_s[single], 0.0)
+        covered: dict[tuple[str, int], list[float]] = {}
+        for step in _covered(steps):
+            covered.setdefault(self._block(name, step.combined), []).append(step.ended_s - step.began_s)
+        for key, taken in covered.items():
+            if key in alone:
+                found = fmean(taken) + later_s, fmean(alone[key])
+                self.beside.setdefault((name, *key), []).append(found)
+
+    def _block(self, name: str, combined: int) -> tuple[str, int]:
+        """Model and number of the block that a combined block of a plan of single blocks is."""
+        bound = self.bounds[name]
+        member = bound.combined[combined].members[0]
+        return bound.models[member.model].plan.name, member.block
 
     def _low_load(
         self,
@@ -183,12 +202,31 @@ class Collected:
         return Measured(
             operators=self.operators,
             steps=samples,
-            beside=[Beside(median(found), 1.0, 1.0 / cores) for found in self.beside.values()],
+            beside=[
+                Beside(median(taken for taken, _ in found), median(alone for _, alone in found), 1.0 / cores)
+                for found in self.beside.values()
+            ],
             spreads=spreads,
             step_s=step_s,
             task_s=task_s,
             source=source,
         )
+
+
+def _covered(steps: Sequence[StepSpan]) -> Iterator[StepSpan]:
+    """Steps of two lanes for at least nine tenths of which the other lane ran one, too."""
+    lanes = [sorted((one for one in steps if one.lane == lane), key=attrgetter("began_s")) for lane in (0, 1)]
+    for mine, others in (lanes, lanes[::-1]):
+        first = 0
+        for step in mine:
+            while first < len(others) and others[first].ended_s <= step.began_s:
+                first += 1
+            beside_s, at = 0.0, first
+            while at < len(others) and others[at].began_s < step.ended_s:
+                beside_s += min(others[at].ended_s, step.ended_s) - max(others[at].began_s, step.began_s)
+                at += 1
+            if beside_s >= 0.9 * (step.ended_s - step.began_s):
+                yield step
 
 
 def busy_per_task_s(window: Window) -> float:

@@ -45,9 +45,10 @@ def bound_plan(choices: Sequence[ModelChoice], **options: object) -> BoundPlan:
 
 
 def calibration(workload: Mapping[str, Artifact]) -> list[tuple[str, BoundPlan]]:
-    """Whole models, every base cut, and greedy groups there; every model alone; one plan with two lanes.
+    """Whole models, every base cut, and greedy groups there; every model alone; two lanes.
 
-    A model alone finds its weights in the caches, one among others less often: both are in the fit.
+    A model alone finds its weights in the caches, one among others less often: both are in the fit. Two lanes
+    run whole models and every base cut, since long and short steps lose different shares to each other.
     """
     plans = []
     for partition, scheduler in (("whole", "sequential"), ("base", "sequential"), ("base", "greedy")):
@@ -55,8 +56,9 @@ def calibration(workload: Mapping[str, Artifact]) -> list[tuple[str, BoundPlan]]
         plans.append((f"{partition} {scheduler}", bound_plan(choices, scheduler=scheduler)))
     for name, artifact in workload.items():
         plans.append((f"{name} alone", bound_plan([choice(name, artifact, "whole")])))
-    beside = [choice(name, artifact, "whole", 2) for name, artifact in workload.items()]
-    plans.append(("whole sequential, 2 lanes", bound_plan(beside, lanes=2)))
+    for partition in ("whole", "base"):
+        beside = [choice(name, artifact, partition, 2) for name, artifact in workload.items()]
+        plans.append((f"{partition} sequential, 2 lanes", bound_plan(beside, lanes=2)))
     return plans
 
 

@@ -12,8 +12,11 @@ a time) and operator times. Three fits follow, each on what the ones before left
    k times the operator's own time (within about OPERATOR_SPREAD), and nothing below 0.
 2. Groups. With x known, a step with stages of several groups leaves `contention` and `barrier_s` open: the
    formula of `shared.search.costs` is linear in both.
-3. Lanes. Of steps that ran with another lane's beside them all the time, the median of seconds over seconds
-   alone is `slowdown` of `planner.twin.overlap`, and gives the interference.
+3. Lanes. Steps that ran with another lane's beside them all the time took
+
+       y = slowdown(interference) (alone + beside_s)
+
+   (`planner.twin.overlap`): what short and long steps lose tells what is in proportion from what is not.
 
 Noise is the spread of single steps around their means, as quantiles.
 """
@@ -27,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from planner.twin.device_file import DeviceFile, Kind
+from planner.twin.overlap import slowdown
 from planner.twin.times import BlockTimes, StepTimes, border_bytes
 from shared.bound import BoundPlan
 from shared.errors import InputError
@@ -52,6 +56,7 @@ would make most of every p99.
 
 _LEAST_S: Final = 1e-7  # an operator that takes less is taken to take this, where times are compared
 _TURNS: Final = 200  # of the active set that keeps unknowns from falling below 0
+_BESIDE_STEPS: Final = 200  # between no fixed seconds beside another step and all that there is
 _LEAST_PULL: Final = 1e-9  # of the gradient, relatively, at which it ends
 
 
@@ -127,12 +132,13 @@ def calibrate(base: DeviceFile, measured: Measured) -> Calibrated:
     at_one = dict.fromkeys((artifact for artifact, _ in operators), 1)  # as the steps that were fitted
     costs = CostTable(measured_s=operators, measured_at=at_one, rates=rates)
     contention, barrier_s = _fit_groups(StepTimes(device, costs), measured.steps)
-    lanes = _fit_lanes(measured.beside, base.lanes_interference)
+    lanes, beside_s = _fit_lanes(measured.beside) or (base.lanes_interference, base.beside_s)
     device = replace(
         device,
         groups_interference=contention,
         barrier_s=barrier_s,
         lanes_interference=lanes,
+        beside_s=beside_s,
         sources={**base.sources, **dict.fromkeys(_told_by(measured), measured.source)},
     )
     if not device.noise:
@@ -148,6 +154,7 @@ def _told_by(measured: Measured) -> list[str]:
         "task_s": measured.task_s is not None,
         "noise": measured.spreads is not None,
         "lanes_interference": bool(measured.beside),
+        "beside_s": bool(measured.beside),
     }
     fitted = ("item_s", "border_s_per_byte", "groups_interference", "barrier_s")
     return [*fitted, *(name for name, known in apart.items() if known)]
@@ -285,14 +292,37 @@ def _fit_groups(times: StepTimes, samples: Sequence[StepSample]) -> tuple[float,
     return float(contention), float(barrier_s)
 
 
-def _fit_lanes(beside: Sequence[Beside], otherwise: float) -> float:
-    """The interference under which steps beside others take what they took, their median."""
+def _fit_lanes(beside: Sequence[Beside]) -> tuple[float, float] | None:
+    """`lanes_interference` and `beside_s` under which steps beside others take what they took.
+
+    Of the fixed seconds that are tried the one that leaves the smallest relative errors, with the median of
+    the interferences that then explain each step; None where nothing says anything of either.
+    """
+    told = [one for one in beside if one.running > max(one.running * one.share, 1.0)]
+    if not told:
+        return None
+    most_s = max(max(one.seconds - one.alone_s, 0.0) / (one.running - 1) for one in told)
+    tried = [most_s * index / _BESIDE_STEPS for index in range(_BESIDE_STEPS + 1)]
+    return min(((_interference(told, one), one) for one in tried), key=lambda fit: _lanes_error(told, *fit))
+
+
+def _interference(beside: Sequence[Beside], beside_s: float) -> float:
     found = []
     for one in beside:
         least = max(one.running * one.share, 1.0)
-        if one.running > least:
-            found.append((one.seconds / one.alone_s - least) / (one.running - least))
-    return max(median(found), 0.0) if found else otherwise
+        alone_s = one.alone_s + beside_s * (one.running - 1)
+        found.append((one.seconds / alone_s - least) / (one.running - least))
+    return max(median(found), 0.0)
+
+
+def _lanes_error(beside: Sequence[Beside], interference: float, beside_s: float) -> float:
+    """Sum of squares, relative to what was measured; what is as good as exact counts as that."""
+    total = 0.0
+    for one in beside:
+        slow = slowdown([one.share] * one.running, interference)
+        predicted_s = (one.alone_s + beside_s * (one.running - 1)) * slow
+        total += (predicted_s / one.seconds - 1.0) ** 2
+    return round(total, 12)
 
 
 def _errors(times: StepTimes, samples: Sequence[StepSample]) -> tuple[float, ...]:

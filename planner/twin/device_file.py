@@ -48,6 +48,7 @@ class DeviceFile:
     border_s_per_byte: float = 0.0  # per byte that enters or leaves an item
     groups_interference: float  # between groups of a stage; see `shared.search.costs`
     lanes_interference: float  # between steps of different lanes; see `planner.twin.overlap`
+    beside_s: float = 0.0  # what a step takes longer per step that already runs in another lane
     noise: tuple[
         tuple[float, float], ...
     ] = ()  # quantiles of a step's seconds over their mean: (level, factor)
@@ -84,6 +85,7 @@ _OPTIONAL: Final = frozenset(
         "task_s",
         "item_s",
         "border_s_per_byte",
+        "beside_s",
         "noise",
     }
 )

@@ -43,6 +43,7 @@ class Lanes:
 
     def __init__(self, device: DeviceFile, seed: int = 0) -> None:
         self._interference = device.lanes_interference
+        self._beside_s = device.beside_s
         self._noise = noise_factors(device.noise, seed)
         self._pending: list[deque[tuple[Step, StepTime]]] = []
         self._running: dict[int, _Running] = {}  # by lane
@@ -102,7 +103,8 @@ class Lanes:
     def _put(self, lane: int, now: float) -> None:
         step, time = self._pending[lane].popleft()
         factor = self._noise[step.id % NOISE_LENGTH] if self._noise else 1.0
-        self._running[lane] = _Running(step, time.seconds * factor, time.share, now)
+        seconds = time.seconds * factor + self._beside_s * len(self._running)
+        self._running[lane] = _Running(step, seconds, time.share, now)
 
     def _settle(self, now: float) -> None:
         """Bring what is left of the running steps up to date; their set is about to change."""

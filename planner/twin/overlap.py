@@ -11,6 +11,10 @@ nothing while there is room; 1, they take as long as one after another; more, th
 is the formula of the groups of a stage (`shared.search.costs`), one level up, so a plan is priced alike
 wherever it puts its parallelism.
 
+What steps cost each other beyond that does not depend on how long they are: an interpreter's lock that both
+need to begin and to end, a driver's queue. Each step is longer by `DeviceFile.beside_s` for every step that
+runs in another lane when it begins.
+
 Two steps of t seconds at u = 1 and c = 0 that begin d < t apart end at 2t - d and 2t, counted from the first.
 """
 

@@ -141,6 +141,18 @@ def test_the_lanes_interference_is_what_explains_steps_beside_others(interferenc
     assert calibrate(cpu_device(2), measured).device.lanes_interference == pytest.approx(interference)
 
 
+@pytest.mark.parametrize("interference", [0.0, 0.4])
+def test_what_short_and_long_steps_lose_tells_fixed_seconds_from_interference(interference: float) -> None:
+    beside = [
+        Beside((t + 0.0003) * slowdown([0.5, 0.5], interference), t, 0.5)
+        for t in (0.0002, 0.0005, 0.002, 0.01)
+    ]
+    measured = Measured(operators=operators(), steps=samples(CALIBRATED_ON), beside=beside, source="a test")
+    device = calibrate(cpu_device(2), measured).device
+    assert device.lanes_interference == pytest.approx(interference, abs=0.03)
+    assert device.beside_s == pytest.approx(0.0003, rel=0.05)
+
+
 def test_noise_is_kept_as_quantiles_with_a_mean_of_one() -> None:
     rng = np.random.default_rng(3)
     spreads = np.exp(rng.normal(0.0, 0.2, 5000))

@@ -44,6 +44,15 @@ def test_one_step_takes_its_time_whatever_its_share() -> None:
         assert lanes.used_s == pytest.approx(0.3 * share)
 
 
+def test_a_step_is_longer_by_fixed_seconds_per_step_that_runs_when_it_begins() -> None:
+    lanes = Lanes(device(beside_s=0.05))
+    lanes.make(2)
+    for number, lane, at_s in ((0, 0, 0.0), (1, 1, 0.1), (2, 0, 0.1)):
+        lanes.issue(step(number, lane), StepTime(0.3, 0.5), at_s)
+    ends = {lanes.end_next()[0].id: lanes.busy_s for _ in range(3)}
+    assert ends == pytest.approx({0: 0.3, 1: 0.45, 2: 0.65})
+
+
 def test_small_steps_side_by_side_cost_each_other_only_the_interference() -> None:
     assert slowdown([0.3, 0.4], 0.0) == 1.0
     assert slowdown([0.3, 0.4], 0.2) == pytest.approx(1.2)

@@ -62,6 +62,7 @@ def begin(w: World, lane: Records, now: float) -> None:
     lane.pending = step.following
     lane.running = at
     step.began_s = now
+    step.left_s += clock.beside_s * clock.running
     w.running[clock.running] = at
     clock.running += 1
 

@@ -46,7 +46,7 @@ def _record(**fields: str) -> np.dtype[np.void]:
 
 CLOCK: Final = _record(
     f8="""now_s passes tightest_s
-        interference slow changed_s counted_s used_rate next_end_s busy_s used_s""",
+        interference beside_s slow changed_s counted_s used_rate next_end_s busy_s used_s""",
     i8="""active loaded next_instance next_step next_task choices max_load touched timed deadlines open
         asked handed_first handed lacking next_ending running arrival sample ends traced traces
         num_models num_plans num_combined num_lanes num_steps num_instances num_noise""",

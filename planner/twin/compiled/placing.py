@@ -13,6 +13,7 @@ import numpy.typing as npt
 from planner.twin.compiled import layout
 from planner.twin.compiled.layout import MAX_BITS, NEVER, NOBODY, Records, World
 from planner.twin.compiled.tables import Tables
+from planner.twin.device_file import DeviceFile
 from shared.errors import PlanError
 
 Room = dict[str, int]
@@ -34,14 +35,15 @@ class Area:
 class Memory:
     """The world of one twin. `block` is what the kernels get, `world` the same as arrays."""
 
-    def __init__(self, num_models: int, interference: float, noise: npt.NDArray[np.float64]) -> None:
+    def __init__(self, num_models: int, device: DeviceFile, noise: npt.NDArray[np.float64]) -> None:
         """A device without plans. `noise`: factors, by step; at most `layout`'s number of them."""
         self._most_members = 0  # of any combined block so far
         self._allot(1)
         self._need({"models": num_models})
         clock = self.world.clock[0]
         clock.num_models, clock.num_noise = num_models, len(noise)
-        clock.active, clock.slow, clock.interference = NOBODY, 1.0, interference
+        clock.active, clock.slow = NOBODY, 1.0
+        clock.interference, clock.beside_s = device.lanes_interference, device.beside_s
         clock.next_end_s, clock.next_ending, clock.tightest_s = NEVER, NOBODY, NEVER
         self.world.noise[: len(noise)] = noise
         self.world.models.next_s = -NEVER

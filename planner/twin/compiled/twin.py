@@ -131,7 +131,7 @@ class CompiledTwin:
         if strangers := [source for source in self._sources if source not in names]:
             raise InputError(f"tasks arrive for {strangers[0]!r}, which the plan does not serve")
         self._names = names
-        memory = Memory(len(names), self.times.device.lanes_interference, self._noise)
+        memory = Memory(len(names), self.times.device, self._noise)
         clock = memory.world.clock[0]
         clock.traces = self._traces
         for model, name in zip(memory.world.models, names, strict=False):

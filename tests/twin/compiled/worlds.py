@@ -78,6 +78,7 @@ def random_world(seed: int) -> World:
     device = replace(
         load_device("nano"),
         lanes_interference=random.choice([0.0, 0.13, 1.0]),
+        beside_s=random.choice([0.0, 2.0**-14]),
         task_s=random.choice([0.0, 1e-4]),
         noise=random.choice([(), ((0.0, 0.8), (0.5, 1.0), (0.9, 1.1), (1.0, 3.0))]),
     )
