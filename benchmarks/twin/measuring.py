@@ -17,7 +17,7 @@ from shared.bound import BoundPlan
 from shared.ids import Digest, OpId
 
 LOAD = 0.85
-"""Of one lane. Not more: every task that is refused takes time from the steps, a sixth at 1.15."""
+"""Of one lane. Not more: every task that is refused takes time from the steps."""
 
 LOAD_BESIDE = 1.15
 """Of each of two lanes: both always have a step."""

@@ -83,7 +83,9 @@ def stored_times(
     costs = costs_of([(one.artifact, _known_at(store, held.costs_key, one)) for one in bound.plan.models])
     if not costs.measured_s:
         return StepTimes.derived(known, bound.plan.executor.precision), f"derived from {known.name}"
-    at_one = costs_of([(one.artifact, 1) for one in bound.plan.models])
+    at_one = costs
+    if any(batch != 1 for batch in costs.measured_at.values()):  # steps are fitted at one task
+        at_one = costs_of([(one.artifact, 1) for one in bound.plan.models])
     fitted = _fitted(store, device, known, at_one, bound, held.steps_since_us)
     if fitted is not None:
         times = StepTimes(fitted.device, replace(fitted.costs, stages=costs.stages))
