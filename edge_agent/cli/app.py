@@ -99,9 +99,12 @@ def run(
     executor: Annotated[
         str | None, typer.Option(metavar="NAME", help=f"Executor for plans made here: {_EXECUTORS}.")
     ] = None,
-    threads: Annotated[int | None, typer.Option(metavar="N", help="Threads inside one operator.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=256, help="Threads inside one operator.")
+    ] = None,
     replicas: Annotated[
-        int | None, typer.Option(metavar="N", help="Instances of each model that may overlap.")
+        int | None,
+        typer.Option(metavar="N", min=1, max=64, help="Instances of each model that may overlap."),
     ] = None,
     home: Home = None,
 ) -> None:

@@ -5,14 +5,15 @@ from typing import Annotated
 
 import typer
 
-from planner.cli.options import DatabaseUrl, DataDir, data_dir_of
-from planner.cli.output import progress
+from planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of
+from planner.cli.output import emit_json, progress
 
 
 def backup(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A tar file to make.")],
     data_dir: DataDir = None,
     database_url: DatabaseUrl = "",
+    json: Json = False,
 ) -> None:
     """Copy database, artifacts and keys into one tar file. It is of one moment; the planner may run.
 
@@ -27,4 +28,6 @@ def backup(
     from planner.store.backup import backup as make_backup
 
     size_bytes = make_backup(data_dir_of(data_dir), database_url, file, (KEY_FILE,))
+    if json:
+        emit_json({"file": str(file), "size_bytes": size_bytes})
     progress(f"{file}: {size_bytes / 1e6:.1f} MB")

@@ -139,7 +139,9 @@ def show(
 
 
 @app.command()
-def revoke(device: Annotated[str, typer.Argument(metavar="DEVICE")], data_dir: DataDir = None) -> None:
+def revoke(
+    device: Annotated[str, typer.Argument(metavar="DEVICE")], data_dir: DataDir = None, json: Json = False
+) -> None:
     """Take a device's key away. It is refused from its next message on, and keeps serving on its own.
 
     \b
@@ -150,6 +152,8 @@ def revoke(device: Annotated[str, typer.Argument(metavar="DEVICE")], data_dir: D
         checked(admin.DeviceRevokeRequest(device=DeviceId(device))),
         admin.Done,
     )
+    if json:
+        emit_json({"device": device, "revoked": True})
     progress(f"{device} is revoked; it can join again with a new token")
 
 

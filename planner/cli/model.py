@@ -111,13 +111,17 @@ def list_models(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: 
 
 
 @app.command()
-def remove(name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: DataDir = None) -> None:
+def remove(
+    name: Annotated[str, typer.Argument(metavar="NAME")], data_dir: DataDir = None, json: Json = False
+) -> None:
     """Forget a model that no device should run. Plans that name it stay, and can no longer be pushed.
 
     \b
     stageloom model remove resnet50
     """
     ask(data_dir_of(data_dir), checked(admin.ModelRemoveRequest(model=name)), admin.Done)
+    if json:
+        emit_json({"model": name, "removed": True})
     progress(f"model {name} is gone")
 
 

@@ -117,7 +117,7 @@ def watch(
             emit_table(_COLUMNS, _rows(look()), empty="no device is enrolled")
 
 
-def migrate(data_dir: DataDir = None, database_url: DatabaseUrl = "") -> None:
+def migrate(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: Json = False) -> None:
     """Bring the database to this version's tables. `up` does it, too; this starts no planner.
 
     \b
@@ -133,6 +133,8 @@ def migrate(data_dir: DataDir = None, database_url: DatabaseUrl = "") -> None:
     database = Database(database_url or sqlite_url(folder / DATABASE_FILE))
     before, after = migrate_database(database)
     database.close()
+    if json:
+        emit_json({"before": before, "after": after})
     progress(f"schema {before or 'none'} -> {after}" if before != after else f"schema {after} is current")
 
 

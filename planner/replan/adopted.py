@@ -28,8 +28,8 @@ MOST_COMBINED: Final = 200_000
 def adopted(found: Checkpoint, device_class: str, here: Mapping[Digest, Graph]) -> Checkpoint:
     """The policy for a device class of this planner. `here`: the artifacts that the planner has.
 
-    Its provenance then has `adopted`: the policy's digest, device class and artifacts as they were. The
-    same policy comes back where there is nothing to change.
+    Its provenance then has `adopted`: the policy's digest, device class and artifacts as they were, and
+    `models` and `graphs` of the artifacts that are here. The same policy comes back where there is nothing to change.
 
     Raises:
         InputError: a model of the policy is not here, nor one with the same graph.
@@ -47,7 +47,19 @@ def adopted(found: Checkpoint, device_class: str, here: Mapping[Digest, Graph]) 
         "device_class": found.space.device_class,
         "artifacts": [model.artifact for model in found.space.models],
     }
-    return Checkpoint(space, found.network, book, {**found.provenance, "adopted": before})
+    about = {**found.provenance, **_artifacts_of(found, space, here), "adopted": before}
+    return Checkpoint(space, found.network, book, about)
+
+
+def _artifacts_of(found: Checkpoint, space: Space, here: Mapping[Digest, Graph]) -> dict[str, Any]:
+    """What the provenance says of artifacts, of those that are here: it can be adopted elsewhere in turn."""
+    pairs = zip(found.space.models, space.models, strict=True)
+    now = {before.artifact: after.artifact for before, after in pairs}
+    names = found.provenance.get("models", {})
+    return {
+        "models": {name: now.get(artifact, artifact) for name, artifact in names.items()},
+        "graphs": {artifact: here[artifact].digest for artifact in now.values()},
+    }
 
 
 def _here(

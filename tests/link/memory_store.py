@@ -1,7 +1,6 @@
 """`DispatchStore` in memory: the reference that the database's implementation is compared with, and what the
 simulator crashes and restores."""
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from planner.telemetry.books import Book
 from shared.ids import DeviceId, Digest
 from shared.messages.base import RefusalCode
 from shared.messages.control import Alarm, Desired, LocalPlan
+from tests.scratch import scratch
 
 
 @dataclass
@@ -128,7 +128,7 @@ class MemoryStore:
         if digest not in self.artifacts:
             return None
         if self.folder is None:
-            self.folder = Path(tempfile.mkdtemp())
+            self.folder = scratch()
         path = self.folder / digest
         path.write_bytes(self.artifacts[digest])
         return ArtifactFile(path, len(self.artifacts[digest]))

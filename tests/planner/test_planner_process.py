@@ -149,7 +149,7 @@ def test_what_runs_on_a_device_is_seen_live(planner: PlannerProcess) -> None:
 def test_a_revoked_device_is_refused_at_its_next_message(planner: PlannerProcess) -> None:
     with _device(planner, "leaver") as device:
         device.rows(0, [QueueSample("branches", 0, 0, 0)])
-        ok(planner.home, "device", "revoke", "leaver")
+        assert _json(planner.home, "device", "revoke", "leaver") == {"device": "leaver", "revoked": True}
         device.heartbeat()
         refused = device.expect("control", control.TO_DEVICE, Refused)
         assert refused.code is RefusalCode.REVOKED

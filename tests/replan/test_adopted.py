@@ -57,6 +57,8 @@ def test_a_policy_adopted_for_a_device_class_has_a_say_there_and_tells_where_it_
     assert own.book == foreign.book
     assert own.provenance == {
         "seed": 3,
+        "models": {},
+        "graphs": {artifact: graph.digest for artifact, graph in GRAPHS.items()},
         "adopted": {
             "policy": digest_bytes([encode(foreign)]),
             "device_class": ELSEWHERE,
@@ -90,3 +92,13 @@ def test_without_the_models_here_it_is_refused_and_the_first_that_is_missing_nam
     assert f"model {index} of the policy ({name}) is not here" in str(caught.value)
     with pytest.raises(InputError, match="is not here"):
         adopted(replace(of_other_artifacts(), provenance={}), CLASS, GRAPHS)  # an older one, without graphs
+
+
+def test_an_adopted_policy_can_be_adopted_again_where_neither_artifact_of_before_is_known() -> None:
+    third = {digest_of([artifact, "third"]): graph for artifact, graph in GRAPHS.items()}
+    once = decode(encode(adopted(of_other_artifacts(), CLASS, GRAPHS)))
+    twice = adopted(once, "orin", third)
+    assert [model.artifact for model in twice.space.models] == list(third)
+    assert len(twice.book.schedules) == len(once.book.schedules)
+    assert list(twice.provenance["models"].values()) == list(third)
+    assert twice.provenance["adopted"]["policy"] == digest_bytes([encode(once)])

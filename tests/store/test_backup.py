@@ -1,5 +1,6 @@
 """A backup is made while the planner writes, unpacks to a working planner, and the books say what it lost."""
 
+import json
 import shutil
 import stat
 import tarfile
@@ -13,12 +14,13 @@ from planner.service import KEY_FILE
 from planner.store.backup import backup
 from planner.store.blobs import Blobs
 from planner.store.reading import ARTIFACT_FOLDER, DATABASE_FILE, ReadStore
+from planner.store.schema import HEAD
 from planner.store.store import Store
 from planner.telemetry.books import Balance
 from shared.errors import InputError, StorageError
 from shared.ids import Digest
 from shared.messages.telemetry import QueueSample, Row, RowKind, TelemetryAck, encode_row
-from tests.planner.processes import stageloom
+from tests.planner.processes import ok, stageloom
 from tests.store.helpers import NANO, T0_US, add_model, enrol, small_plan, start, write_of
 
 BOOT = 9
@@ -101,6 +103,7 @@ def test_a_backup_of_a_planner_that_writes_is_as_of_one_moment(tmp_path: Path) -
     code = """
 import itertools, sys
 from pathlib import Path
+from planner.store.schema import HEAD
 from planner.store.store import Store
 from tests.store.helpers import write_of
 store = Store(Path(sys.argv[1]))
@@ -138,8 +141,9 @@ def test_a_backup_is_secret_complete_and_replaces_nothing(tmp_path: Path) -> Non
     (tmp_path / "home" / KEY_FILE).write_bytes(b"keys")
     (tmp_path / "home" / ARTIFACT_FOLDER / "ab").mkdir(exist_ok=True)
     (tmp_path / "home" / ARTIFACT_FOLDER / "ab" / "nobody-names-this").write_bytes(b"x")
-    done = stageloom(tmp_path / "home", "backup", str(tmp_path / "b.tar"))
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert json.loads(ok(tmp_path / "home", "migrate", "--json")) == {"before": HEAD, "after": HEAD}
+    said = json.loads(ok(tmp_path / "home", "backup", str(tmp_path / "b.tar"), "--json"))
+    assert said == {"file": str(tmp_path / "b.tar"), "size_bytes": (tmp_path / "b.tar").stat().st_size}
     assert stat.S_IMODE((tmp_path / "b.tar").stat().st_mode) == 0o600
     with tarfile.open(tmp_path / "b.tar") as tar:
         names = sorted(tar.getnames())
