@@ -24,6 +24,8 @@ _NO_TRIAL = {
     "proven": "no trial: it had won one there before",
     "guard": "no trial: only launch intervals changed",
 }
+_SHOWN = 8
+"""Plans that are listed for their predicted cost; a contest looks at two dozen."""
 _MINUTE_S, _HOUR_S, _DAY_S = 60.0, 3600.0, 86_400.0
 
 
@@ -42,6 +44,10 @@ def explain(
             help="With a PLAN: use this device's costs. Default: the last it was made for or given to.",
         ),
     ] = None,
+    everything: Annotated[
+        bool,
+        typer.Option("--all", help="List every plan over the same models, not the best and those tried."),
+    ] = False,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = "",
     json: Json = False,
@@ -61,7 +67,8 @@ def explain(
 
     Then how far that is above what no schedule can beat (the bound), and above the cheapest stages there are
     (the optimum, where the block is small enough to know); and other schedules of the block under the same
-    costs. In the end the plans over the same models that searches found or re-plans looked at.
+    costs. In the end the plans over the same models that searches found or re-plans looked at: the cheapest,
+    and those that a device tried. `--all` and `--json` list the others, too.
 
     \b
     stageloom plan explain shop-7                 # the plan that shop-7 should run
@@ -81,7 +88,7 @@ def explain(
         emit_json(said)
         return
     emit("\n".join(_lines(said, time.time())))
-    _print_others(said)
+    _print_others(said.others if everything else _of_note(said.others), len(said.others))
 
 
 def _lines(said: "PlanExplained", now_s: float) -> Iterator[str]:
@@ -138,7 +145,7 @@ def _decision(device: str, known: "Decided") -> str:
         )
         if replan.predicted is not None:
             said += f", predicted at {replan.predicted:.3f} of the cost of what ran"
-        return said + (f"; {known.left} other plans were looked at" if known.left else "")
+        return said + (f"; it looked at {counted(known.left, 'other plan')}, too" if known.left else "")
     who = {"operator": "an operator", "local": f"{device} itself"}.get(entry.decided_by, entry.decided_by)
     state = f"; {entry.state}" + (f" ({entry.reason})" if entry.reason else "") if entry.state else ""
     return f"{who} decided that {device} should run it, generation {generation}{state}"
@@ -203,16 +210,23 @@ def age_text(seconds: float) -> str:
     return f"{max(seconds, 0.0):.0f} s"
 
 
-def _print_others(said: "PlanExplained") -> None:
+def _of_note(others: "Sequence[Other]") -> "list[Other]":
+    """The cheapest, this one, and those that a device tried, in the order they are in."""
+    return [one for rank, one in enumerate(others) if rank < _SHOWN or one.this or one.trial or one.steps_ms]
+
+
+def _print_others(shown: "Sequence[Other]", known: int) -> None:
     progress("\nplans over the same models, the cheapest first; ms of the device for one task of each model:")
     emit_table(
         (
             *("plan", "how", "scheduler", "blocks", "predicted ms", "measured ms", "then", "trial"),
             *("what became of it", "at (UTC)"),
         ),
-        [_other(one) for one in said.others],
+        [_other(one) for one in shown],
         empty="no search of this planner is on record",
     )
+    if len(shown) < known:
+        progress(f"and {counted(known - len(shown), 'other plan')}; --all lists every one")
 
 
 def _other(one: "Other") -> tuple[object, ...]:

@@ -28,8 +28,8 @@ MOST_COMBINED: Final = 200_000
 def adopted(found: Checkpoint, device_class: str, here: Mapping[Digest, Graph]) -> Checkpoint:
     """The policy for a device class of this planner. `here`: the artifacts that the planner has.
 
-    Its provenance then has `adopted`: the policy's digest, device class and artifacts as they were, and
-    `models` and `graphs` of the artifacts that are here. The same policy comes back where there is nothing to change.
+    Its provenance then has `adopted`: the policy's digest, device class and artifacts as they were; its
+    `models` and `graphs` are of the artifacts here. The same policy comes back where nothing changes.
 
     Raises:
         InputError: a model of the policy is not here, nor one with the same graph.

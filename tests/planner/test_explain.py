@@ -205,7 +205,29 @@ def test_a_replan_says_what_it_looked_at_and_left(world: World) -> None:
     assert f"re-plan {replan} (variance 0.5, threshold 0.1) pushed it to nano" in text
     assert "noted then: it was trained for others" in text
     assert "it was trained for others" in ok(world.home, "replans", NANO)
-    assert "1 other plans were looked at" in text and "1.100 of the incumbent" in text
+    assert "it looked at 1 other plan, too" in text and "1.100 of the incumbent" in text
+
+
+def test_of_many_other_plans_the_cheapest_and_the_one_in_question_are_listed_and_all_on_request(
+    world: World,
+) -> None:
+    """The plan itself is among them, however dear; a contest leaves two dozen others."""
+    world.kept("greedy", Verdict.WORSE)
+    plan = world.plan("greedy")
+    many = [
+        considered(replace(plan, lanes=n), Verdict.WORSE, scheduler="ios", how="contest")
+        for n in range(2, 22)
+    ]
+    world.store.keep_considered(many, device_class="cpu-2-core", device=NANO)
+    text = ok(world.home, "plan", "explain", "greedy")
+    rows = text[text.index("plan\thow\t") :].splitlines()[1:]
+    assert 8 <= len(rows) <= 9 and sum("(this)" in row for row in rows) == 1
+    done = stageloom(world.home, "plan", "explain", "greedy")
+    assert f"and {21 - len(rows)} other plans; --all lists every one" in done.stderr
+    assert len(world.explained("greedy")["others"]) == 21
+    everything = stageloom(world.home, "plan", "explain", "greedy", "--all")
+    assert len(everything.stdout.splitlines()) == len(text.splitlines()) - len(rows) + 21
+    assert "--all" not in everything.stderr
 
 
 def test_a_name_that_is_neither_plan_nor_device_is_refused_in_one_line(world: World) -> None:
