@@ -32,7 +32,7 @@ test-edge: $(VENV)-edge/.installed ## The agent's tests where nothing of the pla
 	$(VENV)-edge/bin/python -m pytest -m 'not full and not gpu' tests/agent tests/worker tests/executor
 
 test-full: setup ## Everything: full-size models and long scenarios
-	$(BIN)/python -m pytest -n auto --dist loadfile -m 'not gpu'
+	$(BIN)/python -m pytest -n auto --dist loadfile --hypothesis-profile=default -m 'not gpu'
 
 lint: setup
 	$(BIN)/ruff format --check .
