@@ -13,14 +13,16 @@ from shared.search.costs import CostTable
 
 def measured_costs(rows: Iterable[Mapping[str, Any]]) -> CostTable:
     """The operator times that the run's profiles brought."""
-    return cost_table(
-        (
-            Digest(row["artifact"]),
-            {one["operator"]: OperatorCost(**one, measured_at_us=0) for one in row["timings"]},
-        )
-        for row in rows
-        if row["kind"] == "profile_result"
-    )
+    operators: dict[Digest, dict[int, OperatorCost]] = {}
+    measured_at: dict[Digest, int] = {}
+    for row in rows:
+        if row["kind"] == "profile_result":
+            artifact = Digest(row["artifact"])
+            measured_at[artifact] = row["batch"]
+            operators.setdefault(artifact, {}).update(
+                {one["operator"]: OperatorCost(**one, measured_at_us=0) for one in row["timings"]}
+            )
+    return cost_table(operators, measured_at)
 
 
 def predicted(
@@ -53,16 +55,17 @@ def _entry(
     block = bound.combined[combined]
     if not isinstance(block.plan.schedule, StageSchedule):
         return None
-    parts = []
+    parts, batches = [], []
     for member in block.members:
         model = bound.models[member.model]
         parts.append((model.plan.artifact, model.graph, model.blocks[member.block]))
+        batches.append(model.plan.batch)
     return {
         "plan": digest,
         "block": " + ".join(
             f"{bound.models[m.model].plan.name}#{m.replica}.{m.block}" for m in block.members
         ),
         "steps": steps,
-        "predicted_ms": 1000 * costs.for_members(parts).schedule_s(block.plan.schedule),
+        "predicted_ms": 1000 * costs.for_members(parts, batches=batches).schedule_s(block.plan.schedule),
         "measured_ms": mean_us / 1000,
     }

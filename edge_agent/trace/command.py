@@ -98,22 +98,25 @@ def read_costs(path: Path | None) -> tuple[CostTable, str]:
     if path is None:
         return CostTable(), "costs estimated"
     try:
-        measured = measured_s(json.loads(path.read_text(encoding="utf-8")))
+        table = measured(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} does not hold telemetry rows: {error}") from error
-    if not measured:
+    if not table.measured_s:
         raise InputError(f"{path} holds no operator profile", remedy="run `stageloom device profile` first")
-    return CostTable(measured_s=measured), "costs measured"
+    return table, "costs measured"
 
 
-def measured_s(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[Digest, OpId], float]:
-    """Seconds per operator, from the profile results among telemetry rows; the last one counts."""
-    return {
+def measured(rows: Iterable[Mapping[str, Any]]) -> CostTable:
+    """Seconds per operator, from the profile results among telemetry rows; the last batch size counts."""
+    profiles = [row for row in rows if row["kind"] == "profile_result"]
+    batch_of = {Digest(row["artifact"]): int(row["batch"]) for row in profiles}
+    measured_s = {
         (Digest(row["artifact"]), OpId(one["operator"])): one["median_us"] * 1e-6
-        for row in rows
-        if row["kind"] == "profile_result"
+        for row in profiles
+        if row["batch"] == batch_of[row["artifact"]]
         for one in row["timings"]
     }
+    return CostTable(measured_s=measured_s, measured_at=batch_of)
 
 
 def write_trace(home: Path, socket: Path, seconds: float, out: Path, costs: Path | None) -> dict[str, Any]:

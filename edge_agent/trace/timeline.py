@@ -99,11 +99,13 @@ class Joined:
         """Per operator of a combined block. [num_ops]"""
         known = self._costs_s.get(combined)
         if known is None:
-            parts = []
+            parts, batches = [], []
             for member in self.bound.combined[combined].members:
                 model = self.bound.models[member.model]
                 parts.append((model.plan.artifact, model.graph, model.blocks[member.block]))
-            known = self._costs_s[combined] = self.costs.for_members(parts).operators_s
+                batches.append(model.plan.batch)
+            known = self.costs.for_members(parts, batches=batches).operators_s
+            self._costs_s[combined] = known
         return known
 
     def parts(self, step: StepEntry) -> list[LaunchList]:

@@ -5,7 +5,7 @@ one device measured for one model serves every device of its class, and every mo
 artifact. What stages teach of how groups hinder each other serves models that were never measured in stages.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -50,20 +50,24 @@ def device_costs(
 ) -> CostTable:
     """All that is kept of these (artifact, batch) under a device class, or a device's own key.
 
-    Stages of other models, and those of the classes in `taught_by`, are in it by what they taught. `now_us`
-    0: nothing is stale.
+    Of an artifact that was not measured at its batch it is what one task at a time took. Stages of other
+    models, and those of the classes in `taught_by`, are in it by what they taught. `now_us` 0: nothing is
+    stale.
     """
     stages = tuple(store.stage_costs(key, executor))
-    table = cost_table((artifact, store.operator_costs(key, artifact, batch)) for artifact, batch in models)
-    known = {artifact for artifact, _ in models}
+    operators, measured_at = {}, {}
+    for artifact, batch in models:
+        found = store.operator_costs(key, artifact, batch)
+        measured_at[artifact] = batch if found else 1
+        operators[artifact] = found or store.operator_costs(key, artifact)
+    table = cost_table(operators, measured_at)
     teachers = [(key, stages), *((one, store.stage_costs(one, executor)) for one in taught_by)]
     rates, learned = _learned(store, teachers, executor, table.rates, graph_of)
     return replace(
         table,
-        measured_at=dict(models),
         rates=rates,
         interference=learned,
-        stages=tuple(stage for stage in stages if all(member[0] in known for member in stage.members)),
+        stages=tuple(stage for stage in stages if all(member[0] in operators for member in stage.members)),
         fresh_since_us=max(now_us - round(STALE_S * 1e6), 0),
     )
 
@@ -87,7 +91,8 @@ def _learned(
             of_batch = tuple(stage for stage in stages if stage.batch == batch)
             artifacts = dict.fromkeys(member[0] for stage in of_batch for member in stage.members)
             graphs = {one: graph for one in artifacts if (graph := _graph(graph_of, one)) is not None}
-            table = cost_table((one, store.operator_costs(device_class, one, batch)) for one in graphs)
+            operators = {one: store.operator_costs(device_class, one, batch) for one in graphs}
+            table = cost_table(operators, dict.fromkeys(graphs, batch))
             taught += samples(replace(table, rates=rates, stages=of_batch), graphs)
     key = teachers[0][0], executor
     found = _models.get(key)
@@ -109,20 +114,20 @@ def _graph(graph_of: Callable[[Digest], Graph], artifact: Digest) -> Graph | Non
 
 
 def cost_table(
-    measured: Iterable[tuple[Digest, Mapping[int, OperatorCost]]], rates: DeviceRates | None = None
+    measured: Mapping[Digest, Mapping[int, OperatorCost]], measured_at: Mapping[Digest, int]
 ) -> CostTable:
-    """The table over all artifacts; an operator without a measurement keeps its estimate.
+    """The table over all artifacts, measured at these batches; what was not measured keeps its estimate.
 
     A time of zero is kept: an operator that only passes a tensor on costs nothing worth measuring.
     """
     kept = {
         (artifact, OpId(operator)): cost
-        for artifact, costs in measured
+        for artifact, costs in measured.items()
         for operator, cost in costs.items()
         if cost.median_us >= 0
     }
     return CostTable(
         measured_s={key: cost.median_us / 1e6 for key, cost in kept.items()},
+        measured_at=measured_at,
         provenance={key: Provenance(cost.runs, cost.measured_at_us) for key, cost in kept.items()},
-        rates=rates or DeviceRates(),
     )

@@ -98,7 +98,11 @@ def explain(store: ReadStore, info: PlanInfo, device: DeviceInfo | None) -> Plan
         for index in range(len(plan.combined))
     )
     looked_at = store.considered(serves(plan), device_class, limit=_LOOKED_AT)
-    operators = {(one, OpId(op)) for one, graph in graphs.items() for op in range(len(graph.operators))}
+    operators = {
+        (one.artifact, OpId(op), one.batch)
+        for one in plan.models
+        for op in range(len(graphs[one.artifact].operators))
+    }
     return PlanExplained(
         plan=info.plan,
         digest=info.digest,
@@ -111,7 +115,7 @@ def explain(store: ReadStore, info: PlanInfo, device: DeviceInfo | None) -> Plan
         contention=table.rates.contention,
         fitted_to=0 if table.interference is None else table.interference.samples,
         operators=len(operators),
-        operators_measured=sum(1 for key in operators if key in table.measured_s),
+        operators_measured=sum(table.is_measured(*key) for key in operators),
         stages_measured=len(table.stages),
         predicted_ms=1e3 * predict(plan, graphs, table, ()).busy,
         decided=None if device is None else _decided(store, info.digest, device.device, looked_at),
@@ -139,7 +143,7 @@ def _known(store: ReadStore, bound: BoundPlan, index: int, key: str, steps: _Ste
     origins = []
     for member in combined.plan.members:
         model = bound.models[member.model]
-        measured = store.operator_origins(key, model.plan.artifact, batch)
+        measured = store.operator_origins(key, model.plan.artifact, model.plan.batch)
         origins += [measured.get(op) for op in model.blocks[member.block].operators]
     return Known(
         operators=origins,

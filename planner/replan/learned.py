@@ -194,7 +194,8 @@ class _Shelf:
         ]
         if len(known) == 1:
             return known[0]
-        costs = self._seen.costs.for_members(self._blocks.parts(members), batch=self._blocks.batch(members))
+        parts, batches = self._blocks.parts(members), self._blocks.batches(members)
+        costs = self._seen.costs.for_members(parts, batches=batches)
         if known:
             return min(known, key=lambda one: step_s(costs, graph, one, (1 << len(members)) - 1))
         made = beam(graph, costs, TOP_LIMITS, _AT_ONCE)

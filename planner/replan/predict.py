@@ -73,7 +73,7 @@ def block_costs(bound: BoundPlan, index: int, costs: CostTable) -> StageCosts:
         )
         for m in members
     ]
-    return costs.for_members(parts, batch=max(bound.plan.models[m.model].batch for m in members))
+    return costs.for_members(parts, batches=[bound.plan.models[m.model].batch for m in members])
 
 
 def step_s(costs: StageCosts, graph: CombinedGraph, schedule: Schedule, mask: int) -> float:

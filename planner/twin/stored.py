@@ -21,7 +21,7 @@ from shared.errors import InputError
 from shared.graph import Graph
 from shared.ids import DeviceId, Digest
 from shared.messages.telemetry import RowKind, StepTimings
-from shared.plan import ModelPlan, Plan, decode_plan
+from shared.plan import Plan, decode_plan
 from shared.search.costs import CostTable
 
 _LEAST_STEPS: Final = 20
@@ -80,7 +80,7 @@ def stored_times(
             taught_by=held.taught_by,
         )
 
-    costs = costs_of([(one.artifact, _known_at(store, held.costs_key, one)) for one in bound.plan.models])
+    costs = costs_of([(one.artifact, one.batch) for one in bound.plan.models])
     if not costs.measured_s:
         return StepTimes.derived(known, bound.plan.executor.precision), f"derived from {known.name}"
     at_one = costs
@@ -95,11 +95,6 @@ def stored_times(
     table = replace(costs, rates=costs.rates if learned else rates)
     where = device if held.own else device_class.partition(";")[0]
     return StepTimes(known, table), f"operators measured on {where}"
-
-
-def _known_at(store: ReadStore, key: str, model: ModelPlan) -> int:
-    """The batch at which a model's operators were measured: its own if they were, else one task."""
-    return model.batch if store.operator_costs(key, model.artifact, model.batch) else 1
 
 
 def _fitted(

@@ -13,10 +13,9 @@ Other schedules (streams, `barrier=data`) run as a fluid (`shared.search.makespa
 its stages and `step_s`. Its share is the work of its operators over its seconds; work is the seconds for
 which an operator would need the whole device: its roofline on a GPU, its threads over the cores on a CPU.
 
-An operator that was measured at batch B (`CostTable.measured_at`) takes, at another batch bucket b, its time
-times the ratio of the estimates at b and at B. A stage that was measured whole, with all members at their
-largest batch, takes what was measured; others what the model of the device class predicts, where stages have
-taught it anything (`shared.search.interference`), scaled by batch as their operators are.
+Operators take what `CostTable.operator_s` says of the batch bucket. A stage that was measured whole, with all
+members at their largest batch, takes what was measured; others what the model of the device class predicts,
+where stages have taught it anything (`shared.search.interference`), scaled by batch as their operators are.
 """
 
 from collections.abc import Sequence
@@ -33,8 +32,6 @@ from shared.ids import Digest, OpId
 from shared.launch_list import Barrier, Item, LaunchList, lower
 from shared.plan import CombinedBlock, Plan
 from shared.schedule import Group, StageSchedule
-from shared.search import analytic
-from shared.search.analytic import DeviceRates
 from shared.search.costs import CostTable, StageCosts, combined_digest
 from shared.search.makespan import launch_list_s
 
@@ -99,42 +96,22 @@ class StepTimes:
 
     def operators(self, part: Part, bucket: int, threads: int) -> tuple[tuple[float, float], ...]:
         """Seconds and work of a member's operators at a batch bucket. [block's operators]"""
-        artifact, graph, block, batch = part
-        key = (artifact, block.start, block.stop, batch, bucket, threads)
+        artifact, graph, block, _ = part
+        key = (artifact, block.start, block.stop, bucket, threads)
         found = self._operators.get(key)
         if found is None:
             found = self._operators[key] = tuple(
-                self._operator(artifact, graph, OpId(op), batch, bucket, threads) for op in block.operators
+                self._operator(artifact, graph, OpId(op), bucket, threads) for op in block.operators
             )
         return found
 
     def _operator(
-        self, artifact: Digest, graph: Graph, op: OpId, batch: int, bucket: int, threads: int
+        self, artifact: Digest, graph: Graph, op: OpId, bucket: int, threads: int
     ) -> tuple[float, float]:
-        alone_s, work_s = estimate(graph, op, self.costs.rates, bucket)
-        measured_s = self.costs.measured_s.get((artifact, op))
-        measured_at = self.costs.measured_at.get(artifact, batch)
-        seconds = alone_s
-        if measured_s is not None:
-            seconds = measured_s
-            if bucket != measured_at:
-                seconds *= alone_s / estimate(graph, op, self.costs.rates, measured_at)[0]
+        seconds = self.costs.operator_s(artifact, graph, op, bucket)
         if self.device.cores:
             return seconds, seconds * min(threads, self.device.cores) / self.device.cores
-        return seconds, seconds * work_s / alone_s
-
-
-def estimate(graph: Graph, op: OpId, rates: DeviceRates, batch: int) -> tuple[float, float]:
-    """Roofline seconds of an operator alone and its work, with `batch` rows (`shared.search.analytic`).
-
-    Weights are read once, everything else is there once per row.
-    """
-    operator = graph.operators[op]
-    rows = sum(graph.tensors[tensor].nbytes for tensor in (*operator.inputs, *operator.outputs))
-    flop, moved_bytes = operator.flop * batch, operator.weight_bytes + rows * batch
-    elements = analytic.elements_of(graph, op) * batch
-    alone_s = analytic.roofline_s(rates, flop, moved_bytes, elements)
-    return alone_s, max(flop / rates.flop_per_s, moved_bytes / rates.bytes_per_s)
+        return seconds, self.costs.work_s(artifact, graph, op, bucket)
 
 
 class PlanTimes:
@@ -204,7 +181,7 @@ class BlockTimes:
         if costs.interference is None or not costs.interference.samples:
             return None
         parts = [(artifact, graph, block) for artifact, graph, block, _ in self._parts]
-        return replace(costs.for_members(parts, batch=max(batch for *_, batch in self._parts)), measured=())
+        return replace(costs.for_members(parts, batches=[batch for *_, batch in self._parts]), measured=())
 
     def items(self, mask: int) -> LaunchList:
         """What a step of these members runs."""
@@ -304,8 +281,8 @@ class BlockTimes:
         total_s = sum(seconds[op] for op in item.ops)
         artifact, graph, ops = self.model_ops(item)
         if item.merge:
-            apart_s = sum(costs.operator_s(artifact, graph, op) for op in ops)
-            total_s *= costs.merged_s(artifact, graph, ops) / apart_s
+            apart_s = sum(costs.operator_s(artifact, graph, op, bucket) for op in ops)
+            total_s *= costs.merged_s(artifact, graph, ops, bucket) / apart_s
         if device.border_s_per_byte:
             total_s += device.border_s_per_byte * bucket * border_bytes(graph, ops)
         return total_s + device.item_s

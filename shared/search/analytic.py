@@ -42,15 +42,19 @@ def roofline_s(rates: DeviceRates, flop: int, moved_bytes: int, elements: int) -
     return rates.launch_s + max(flop / (rates.flop_per_s * share), moved_bytes / (rates.bytes_per_s * bus))
 
 
-def alone_s(graph: Graph, op: OpId, rates: DeviceRates) -> float:
-    """Seconds of one operator with nothing beside it."""
-    moved = _moved_bytes(graph, op)
-    return roofline_s(rates, graph.operators[op].flop, moved, elements_of(graph, op))
+def alone_s(graph: Graph, op: OpId, rates: DeviceRates, batch: int = 1) -> float:
+    """Seconds of one operator with nothing beside it, over `batch` rows.
+
+    Weights are read once, everything else is there once per row.
+    """
+    moved = _moved_bytes(graph, op, batch)
+    return roofline_s(rates, graph.operators[op].flop * batch, moved, elements_of(graph, op) * batch)
 
 
-def work_s(graph: Graph, op: OpId, rates: DeviceRates) -> float:
+def work_s(graph: Graph, op: OpId, rates: DeviceRates, batch: int = 1) -> float:
     """Seconds that the whole device would need for the operator; at most `alone_s`."""
-    return max(graph.operators[op].flop / rates.flop_per_s, _moved_bytes(graph, op) / rates.bytes_per_s)
+    flop, moved = graph.operators[op].flop * batch, _moved_bytes(graph, op, batch)
+    return max(flop / rates.flop_per_s, moved / rates.bytes_per_s)
 
 
 def occupancy(graph: Graph, op: OpId, rates: DeviceRates) -> float:
@@ -67,8 +71,7 @@ def _occupancy(rates: DeviceRates, elements: int) -> float:
     return min(max(elements, 1) / rates.threads, 1.0) if rates.threads else 1.0
 
 
-def _moved_bytes(graph: Graph, op: OpId) -> int:
+def _moved_bytes(graph: Graph, op: OpId, batch: int) -> int:
     operator = graph.operators[op]
-    return operator.weight_bytes + sum(
-        graph.tensors[tensor].nbytes for tensor in (*operator.inputs, *operator.outputs)
-    )
+    row = sum(graph.tensors[tensor].nbytes for tensor in (*operator.inputs, *operator.outputs))
+    return operator.weight_bytes + row * batch

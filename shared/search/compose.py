@@ -132,7 +132,7 @@ def compose(
             (models[m.model].artifact, models[m.model].graph, blocks[m.model][m.block]) for m in members
         ]
         graph = combine([(graph, block) for _, graph, block in parts])
-        stage_costs = table.for_members(parts, batch=max(models[m.model].batch for m in members))
+        stage_costs = table.for_members(parts, batches=[models[m.model].batch for m in members])
         key = graph.offsets, graph.predecessors, stage_costs  # replicas and repeated cells share a search
         if key not in found:
             found[key] = chosen(graph, stage_costs, limits or Limits(), budget or Budget())

@@ -1,7 +1,8 @@
 """What a device class's operators cost, in seconds, and what was measured of its stages.
 
 Operators: measured on the device where a measurement is there, keyed by artifact and operator; else a
-roofline estimate (`shared.search.analytic`).
+roofline estimate (`shared.search.analytic`). One that was measured at batch B takes, at another batch b, its
+time times the ratio of the estimates at b and at B: plans of different batches can be compared.
 
 Merged launches: estimated by `shared.search.merging` until they were measured.
 
@@ -63,7 +64,7 @@ class CostTable:
 
     measured_s: Mapping[tuple[Digest, OpId], float] = field(default_factory=dict)
     measured_at: Mapping[Digest, int] = field(default_factory=dict)
-    """The batch of `measured_s` per artifact; one that is not named: the batch of the plan that is priced."""
+    """The batch of `measured_s` per artifact; of one that is not named it is 1."""
 
     rates: DeviceRates = field(default_factory=DeviceRates)
     stages: tuple[MeasuredStage, ...] = ()
@@ -92,33 +93,44 @@ class CostTable:
                     remedy="measure it again",
                 )
 
-    def operator_s(self, artifact: Digest, graph: Graph, op: OpId) -> float:
-        """The measurement, or the estimate where there is none."""
+    def operator_s(self, artifact: Digest, graph: Graph, op: OpId, batch: int = 1) -> float:
+        """The measurement, scaled where it is of another batch, or the estimate where there is none."""
         measured = self.measured_s.get((artifact, op))
-        return self.estimate_s(graph, op) if measured is None else measured
+        if measured is None:
+            return self.estimate_s(graph, op, batch)
+        at = self.measured_at.get(artifact, 1)
+        if at == batch:
+            return measured
+        return measured * self.estimate_s(graph, op, batch) / self.estimate_s(graph, op, at)
 
-    def estimate_s(self, graph: Graph, op: OpId) -> float:
+    def is_measured(self, artifact: Digest, op: OpId, batch: int) -> bool:
+        """Whether it was measured at this very batch."""
+        return (artifact, op) in self.measured_s and self.measured_at.get(artifact, 1) == batch
+
+    def estimate_s(self, graph: Graph, op: OpId, batch: int = 1) -> float:
         """Roofline estimate from the operator's flop, the bytes it reads and writes, and its threads."""
-        return analytic.alone_s(graph, op, self.rates)
+        return analytic.alone_s(graph, op, self.rates, batch)
 
-    def work_s(self, artifact: Digest, graph: Graph, op: OpId) -> float:
+    def work_s(self, artifact: Digest, graph: Graph, op: OpId, batch: int = 1) -> float:
         """The estimate's share of the device, over the operator's seconds."""
-        share = analytic.work_s(graph, op, self.rates) / self.estimate_s(graph, op)
-        return self.operator_s(artifact, graph, op) * share
+        share = analytic.work_s(graph, op, self.rates, batch) / self.estimate_s(graph, op, batch)
+        return self.operator_s(artifact, graph, op, batch) * share
 
-    def merged_s(self, artifact: Digest, graph: Graph, ops: Sequence[OpId]) -> float:
+    def merged_s(self, artifact: Digest, graph: Graph, ops: Sequence[OpId], batch: int = 1) -> float:
         """Estimate of operators that run as one launch; see `shared.search.merging`."""
-        known_s = sum(self.operator_s(artifact, graph, op) for op in ops)
-        scale = known_s / sum(self.estimate_s(graph, op) for op in ops)
-        elements = sum(analytic.elements_of(graph, op) for op in ops)
-        one_s = analytic.roofline_s(self.rates, *merged_work(graph, ops), elements)
+        known_s = sum(self.operator_s(artifact, graph, op, batch) for op in ops)
+        scale = known_s / sum(self.estimate_s(graph, op, batch) for op in ops)
+        elements = sum(analytic.elements_of(graph, op) for op in ops) * batch
+        one_s = analytic.roofline_s(self.rates, *merged_work(graph, ops, batch), elements)
         return scale * one_s + self.rates.barrier_s
 
-    def for_members(self, members: Sequence[MemberOf], *, batch: int = 1) -> StageCosts:
+    def for_members(self, members: Sequence[MemberOf], *, batches: Sequence[int] = ()) -> StageCosts:
         """The costs of a combined block, numbered as `shared.blocks.combine` numbers its operators.
 
-        `batch` is the largest of its members'.
+        `batches` is per member; without it all have one task at a time.
         """
+        batches = batches or (1,) * len(members)
+        batch = max(batches)
         known: tuple[MeasuredStage, ...] = ()
         if self.stages:
             digest = combined_digest((artifact, block.start, block.stop) for artifact, _, block in members)
@@ -131,30 +143,30 @@ class CostTable:
         old = [stage for stage in known if stage.measured_at_us < self.fresh_since_us]
         return StageCosts(
             tuple(
-                self.operator_s(artifact, graph, OpId(op))
-                for artifact, graph, block in members
+                self.operator_s(artifact, graph, OpId(op), rows)
+                for (artifact, graph, block), rows in zip(members, batches, strict=True)
                 for op in block.operators
             ),
             contention=self.rates.contention,
             barrier_s=self.rates.barrier_s,
-            work_s=self._works_s(members) if self.rates.threads else (),
-            merges=tuple(({**dict(self._merges(members)), **measured_merges}).items()),
+            work_s=self._works_s(members, batches) if self.rates.threads else (),
+            merges=tuple(({**dict(self._merges(members, batches)), **measured_merges}).items()),
             measured=tuple((stage.groups, stage.seconds) for stage in known if not stage.merge),
             measured_merges=tuple(measured_merges),
             stale=tuple((stage.groups, stage.merge) for stage in old),
-            guessed=self._guessed(members) if self.interference is not None else 0,
+            guessed=self._guessed(members, batches) if self.interference is not None else 0,
             interference=self.interference,
-            traits=self.traits(members, batch) if self.interference is not None else (),
+            traits=self.traits(members, batches) if self.interference is not None else (),
             launch_s=self.rates.launch_s,
             optimism=self.optimism,
         )
 
-    def traits(self, members: Sequence[MemberOf], batch: int = 1) -> tuple[Traits, ...]:
+    def traits(self, members: Sequence[MemberOf], batches: Sequence[int]) -> tuple[Traits, ...]:
         """What the model of a device class reads of every operator of a combined block. [num_ops]"""
         found: list[Traits] = []
         for member, (_, graph, block) in enumerate(members):
             shift = len(found) - block.start
-            scale = batch / self.rates.bytes_per_s
+            scale = batches[member] / self.rates.bytes_per_s
             for op in block.operators:
                 operator = graph.operators[op]
                 reads = tuple(
@@ -174,28 +186,28 @@ class CostTable:
                 found.append(Traits(member, moved_s, reads, makes))
         return tuple(found)
 
-    def _guessed(self, members: Sequence[MemberOf]) -> int:
+    def _guessed(self, members: Sequence[MemberOf], batches: Sequence[int]) -> int:
         known = [
-            (artifact, OpId(op)) in self.measured_s
-            for artifact, _, block in members
+            self.is_measured(artifact, OpId(op), batch)
+            for (artifact, _, block), batch in zip(members, batches, strict=True)
             for op in block.operators
         ]
         return mask_of(op for op, measured in enumerate(known) if not measured)
 
-    def _works_s(self, members: Sequence[MemberOf]) -> tuple[float, ...]:
+    def _works_s(self, members: Sequence[MemberOf], batches: Sequence[int]) -> tuple[float, ...]:
         return tuple(
-            self.work_s(artifact, graph, OpId(op))
-            for artifact, graph, block in members
+            self.work_s(artifact, graph, OpId(op), batch)
+            for (artifact, graph, block), batch in zip(members, batches, strict=True)
             for op in block.operators
         )
 
-    def _merges(self, members: Sequence[MemberOf]) -> Iterator[tuple[Group, float]]:
+    def _merges(self, members: Sequence[MemberOf], batches: Sequence[int]) -> Iterator[tuple[Group, float]]:
         """Every merge that a search may choose, in the combined graph's numbering, with its estimate."""
         offset = 0
-        for artifact, graph, block in members:
+        for (artifact, graph, block), batch in zip(members, batches, strict=True):
             for ops in mergeable(graph, block):
                 numbers = tuple(op - block.start + offset for op in ops)
-                yield numbers, self.merged_s(artifact, graph, ops)
+                yield numbers, self.merged_s(artifact, graph, ops, batch)
             offset += len(block.operators)
 
 

@@ -36,7 +36,7 @@ def _readable(table: CostTable, stage: MeasuredStage, graphs: Mapping[Digest, Gr
         ):
             return None
         members.append((artifact, graphs[artifact], Block(0, start, stop, (), (), (), ())))
-    return table.for_members(members, batch=stage.batch)
+    return table.for_members(members, batches=[stage.batch] * len(members))
 
 
 LEAST_STAGES_TO_FIT: Final = 3

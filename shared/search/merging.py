@@ -40,18 +40,14 @@ def mergeable(graph: Graph, block: Block) -> Iterator[tuple[OpId, ...]]:
                 yield tuple(sorted(by_size[first:last]))
 
 
-def merged_work(graph: Graph, ops: Sequence[OpId]) -> tuple[int, int]:
-    """(flop, bytes moved) of operators that run as one launch, at batch 1."""
+def merged_work(graph: Graph, ops: Sequence[OpId], batch: int = 1) -> tuple[int, int]:
+    """(flop, bytes moved) of operators that run as one launch, over `batch` rows."""
     one = merged(graph, ops)
     flop, weights = padding(graph, one)
+    weights += sum(graph.operators[op].weight_bytes for op in ops)
+    flop += sum(graph.operators[op].flop for op in ops)
     made = sum(graph.tensors[tensor].nbytes for tensor in one.outputs)
-    return (
-        flop + sum(graph.operators[op].flop for op in ops),
-        weights
-        + sum(graph.operators[op].weight_bytes for op in ops)
-        + graph.tensors[one.input].nbytes
-        + 3 * made,
-    )
+    return flop * batch, weights + (graph.tensors[one.input].nbytes + 3 * made) * batch
 
 
 def _taps(graph: Graph, op: OpId) -> int:

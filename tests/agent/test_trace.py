@@ -16,7 +16,7 @@ from edge_agent.executor.null import NullExecutor
 from edge_agent.executor.onnx import OnnxExecutor
 from edge_agent.reporting.recordings import Recordings
 from edge_agent.trace.chrome import MEASURED, PLANNED, QUEUES, chrome_trace
-from edge_agent.trace.command import measured_s, read_costs, record, write_trace
+from edge_agent.trace.command import read_costs, record, write_trace
 from edge_agent.trace.timeline import Timeline, timeline
 from edge_agent.worker.messages import Record, RecordingEnded
 from edge_agent.worker.recorder import Batch, Recorded, Recorder, StepEntry, SwapEntry
@@ -305,15 +305,23 @@ def test_a_recording_ends_with_the_engine_process() -> None:
     assert "not running" in ends[2]
 
 
+def profile(artifact: str, batch: int, median_us: dict[int, float]) -> dict[str, Any]:
+    timings = [{"operator": op, "median_us": one} for op, one in median_us.items()]
+    return {"kind": "profile_result", "artifact": artifact, "batch": batch, "timings": timings}
+
+
 def test_costs_are_read_from_telemetry_rows(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"kind": "queue_sample"},
-        {"kind": "profile_result", "artifact": "ab", "timings": [{"operator": 3, "median_us": 7.0}]},
+        profile("ab", 1, {2: 1.0, 3: 6.0}),
+        profile("ab", 4, {3: 7.0}),
+        profile("cd", 1, {0: 2.0}),
     ]
     file = tmp_path / "rows.json"
     file.write_text(json.dumps(rows))
     table, origin = read_costs(file)
-    assert dict(table.measured_s) == measured_s(rows) == {(Digest("ab"), OpId(3)): 7e-6}
+    assert dict(table.measured_s) == {(Digest("ab"), OpId(3)): 7e-6, (Digest("cd"), OpId(0)): 2e-6}
+    assert dict(table.measured_at) == {Digest("ab"): 4, Digest("cd"): 1}, "the last batch size counts"
     assert origin == "costs measured"
     file.write_text("[]")
     with pytest.raises(InputError, match="no operator profile"):

@@ -36,7 +36,7 @@ def test_rates_of_two_models_in_closed_form() -> None:
 
 def test_a_measured_operator_replaces_its_estimate_and_no_other() -> None:
     graph, artifact = chain("relu", 3), Digest("ab" * 32)
-    table = cost_table([(artifact, {1: OperatorCost(1, 250.0, 1.0, 9, 5)})])
+    table = cost_table({artifact: {1: OperatorCost(1, 250.0, 1.0, 9, 5)}}, {artifact: 1})
     assert table.operator_s(artifact, graph, OpId(1)) == pytest.approx(250e-6)
     assert table.operator_s(artifact, graph, OpId(0)) == table.estimate_s(graph, OpId(0))
     assert table.operator_s(Digest("cd" * 32), graph, OpId(1)) == table.estimate_s(graph, OpId(1))

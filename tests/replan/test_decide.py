@@ -77,6 +77,18 @@ def test_the_prediction_is_arrivals_times_operator_seconds_where_groups_hinder_e
         assert predict(plan_of(scheduler), GRAPHS, SECOND_EACH, LOADS).busy == pytest.approx(0.1 * operators)
 
 
+def test_a_plan_of_larger_batches_is_priced_by_its_own_batches_not_by_those_that_were_measured() -> None:
+    """Measured one task at a time; four take four times as long: a task costs the same under either plan."""
+    computing = DeviceRates(flop_per_s=1.0, bytes_per_s=1e18, launch_s=0.0, barrier_s=0.0)
+    launching = DeviceRates(flop_per_s=1e18, bytes_per_s=1e18, launch_s=1.0, barrier_s=0.0)
+    one = plan_of()
+    four = replace(one, models=tuple(replace(model, batch=4) for model in one.models))
+    for rates, ratio in ((computing, 1.0), (launching, 0.25)):
+        costs = replace(SECOND_EACH, rates=rates)
+        alone = predict(one, GRAPHS, costs, LOADS).busy
+        assert predict(four, GRAPHS, costs, LOADS).busy == pytest.approx(ratio * alone)
+
+
 def test_members_run_together_as_often_as_the_slower_one_arrives() -> None:
     """With contention 0 two aligned chains cost the longer one; the rest of the faster one runs alone."""
     free = replace(SECOND_EACH, rates=replace(RATES, contention=0.0))

@@ -50,6 +50,17 @@ def test_work_is_never_more_than_the_seconds_alone(device: str) -> None:
         assert 0.0 < work_s(graph, OpId(op), rates) <= alone_s(graph, OpId(op), rates)
 
 
+def test_weights_are_read_once_for_a_batch_and_a_launch_is_paid_once() -> None:
+    """One element a row in, one out, 16 bytes of weights; more rows fill more of the device."""
+    graph, wide = small(8_000_000), replace(SMALL, threads=0)
+    row_bytes = 16 + 16
+    assert alone_s(small(0), OpId(1), wide, 3) == 0.5 + (16 + 3 * row_bytes) / 16.0
+    assert alone_s(graph, OpId(1), wide, 3) == 0.5 + 24.0
+    assert alone_s(graph, OpId(1), SMALL, 2) == 0.5 + 16.0 / 0.5
+    assert alone_s(graph, OpId(1), SMALL, 4) == alone_s(graph, OpId(1), SMALL, 1), "four fill it"
+    assert work_s(graph, OpId(1), SMALL, 4) == 32.0
+
+
 def test_devices_that_fill_up_say_what_each_operator_leaves() -> None:
     graph = small(8_000_000)
     whole = (graph.digest, graph, split(graph, ())[0])

@@ -44,6 +44,27 @@ def test_measurement_takes_the_place_of_the_estimate_for_that_operator_only() ->
     assert costs.operators_s == (*estimates.operators_s[:2], 0.25, estimates.operators_s[3])
 
 
+@pytest.mark.parametrize(("measured_at", "batch", "seconds"), [(1, 1, 4), (1, 8, 32), (8, 8, 4), (8, 1, 0.5)])
+def test_a_measurement_is_scaled_to_another_batch_by_what_the_estimates_say(
+    measured_at: int, batch: int, seconds: float
+) -> None:
+    """Computing alone takes time, and of it eight tasks need eight times as much as one."""
+    artifact, graph = model("m", DIAMOND)
+    rates = DeviceRates(flop_per_s=1e6, bytes_per_s=1e18, launch_s=0.0)
+    table = CostTable(measured_s={(artifact, OpId(2)): 4.0}, measured_at={artifact: measured_at}, rates=rates)
+    costs = table.for_members([(artifact, graph, split(graph, ())[0])], batches=[batch])
+    assert costs.operators_s == pytest.approx((1.0 * batch, 1.0 * batch, seconds, 1.0 * batch))
+    assert table.is_measured(artifact, OpId(2), batch) == (measured_at == batch)
+
+
+def test_members_of_a_combined_block_have_batches_of_their_own() -> None:
+    artifact, graph = model("m", DIAMOND)
+    (whole,) = split(graph, ())
+    table = CostTable(rates=DeviceRates(flop_per_s=1e6, bytes_per_s=1e18, launch_s=0.0))
+    costs = table.for_members([(artifact, graph, whole)] * 2, batches=[1, 8])
+    assert costs.operators_s == pytest.approx([1.0] * 4 + [8.0] * 4)
+
+
 def test_estimate_is_the_launch_plus_the_longer_of_computing_and_moving() -> None:
     # 1e6 flop; operator 3 of the diamond reads two tensors of 16 bytes and writes one: 48 bytes.
     artifact, graph = model("m", DIAMOND)
@@ -90,6 +111,15 @@ def test_an_estimated_merge_is_one_padded_convolution_and_a_split() -> None:
     assert by_flop.merged_s == {(0, 1): pytest.approx(0.5 + (200 + zeros_flop) / 1e3 + 0.25)}
     by_bytes = CostTable(rates=moving).for_members(parts)
     assert by_bytes.merged_s == {(0, 1): pytest.approx(0.5 + moved / 1e3 + 0.25)}
+
+
+def test_a_merge_of_a_batch_reads_its_weights_once() -> None:
+    graph = siblings(same((1, 1)), same((3, 3)))
+    parts = [(ARTIFACT, graph, split(graph, ())[0])]
+    weights, row = 20 + 4 * 4 * 3 * 8, 4 * 144 * 3 + 3 * 4 * 144 * (4 + 5)
+    moving = DeviceRates(flop_per_s=1e12, bytes_per_s=1e3, launch_s=0.5, barrier_s=0.25)
+    ((_, seconds),) = CostTable(rates=moving).for_members(parts, batches=[4]).merges
+    assert seconds == pytest.approx(0.5 + (weights + 4 * row) / 1e3 + 0.25)
 
 
 def test_operators_that_took_twice_their_estimates_double_that_of_their_merge() -> None:

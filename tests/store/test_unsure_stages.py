@@ -19,7 +19,7 @@ from shared.bound import bind
 from shared.clock import ManualClock
 from shared.errors import InputError
 from shared.graph import Graph
-from shared.ids import DeviceId, Digest
+from shared.ids import DeviceId, Digest, OpId
 from shared.messages import admin
 from shared.messages.control import Desired
 from shared.messages.telemetry import (
@@ -143,12 +143,15 @@ def test_stages_that_ran_as_one_are_kept_as_the_one_group_that_they_were(planner
 
 
 class Known:
-    """Measurements of one device class: every operator takes 1 ms; stages by a law."""
+    """Measurements of one device class: every operator takes 1 ms at any batch up to one; stages by a law."""
 
-    def __init__(self, stages: Sequence[MeasuredStage]) -> None:
+    def __init__(self, stages: Sequence[MeasuredStage], most: int = 1) -> None:
         self.stages = list(stages)
+        self.most = most
 
     def operator_costs(self, device_class: str, artifact: Digest, batch: int = 1) -> dict[int, OperatorCost]:
+        if batch > self.most:
+            return {}
         return {op: OperatorCost(op, 1000.0, 1.0, 9, 1) for op in range(OPERATORS)}
 
     def stage_costs(self, device_class: str, executor: ExecutorOptions) -> list[MeasuredStage]:
@@ -184,6 +187,17 @@ def test_what_one_model_taught_serves_another_of_the_same_class_and_of_no_other(
     assert unsure_blocks(bound, taught) == ()
     stranger = device_costs(known, "another", ExecutorOptions(), [(PUPIL, 1)], graph_of=graph_of)
     assert unsure_blocks(bound, stranger) == (0,)
+
+
+def test_a_batch_that_was_not_measured_is_priced_by_what_one_task_took_and_nobody_is_sure_of_it() -> None:
+    at_one = device_costs(Known([]), CLASS, ExecutorOptions(), [(PUPIL, 8)], graph_of=graph_of)
+    at_eight = device_costs(Known([], most=8), CLASS, ExecutorOptions(), [(PUPIL, 8)], graph_of=graph_of)
+    for op in range(OPERATORS):
+        assert at_eight.operator_s(PUPIL, GRAPH, OpId(op), 8) == 1e-3
+        assert at_one.operator_s(PUPIL, GRAPH, OpId(op)) == 1e-3
+        ratio = at_one.estimate_s(GRAPH, OpId(op), 8) / at_one.estimate_s(GRAPH, OpId(op))
+        assert at_one.operator_s(PUPIL, GRAPH, OpId(op), 8) == pytest.approx(1e-3 * ratio) and ratio > 1.0
+        assert at_eight.is_measured(PUPIL, OpId(op), 8) and not at_one.is_measured(PUPIL, OpId(op), 8)
 
 
 def test_replicas_that_run_alike_are_asked_for_once() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from planner.replan.predict import block_costs, step_s
-from planner.twin.times import StepTimes, border_bytes, estimate
+from planner.twin.times import StepTimes, border_bytes
 from shared.bound import BoundPlan, bind
 from shared.graph import Graph
 from shared.ids import Digest, OpId
@@ -132,10 +132,11 @@ def test_groups_that_slow_each_other_keep_their_cores() -> None:
 def test_a_batch_costs_what_the_estimates_say_relative_to_the_measured_batch() -> None:
     """Measured at batch 4. Compute bound: a quarter for one row; launch bound: the same for any."""
     bound, graphs = diamonds(SEQUENTIAL, batch=4)
-    computing = StepTimes(device(), costs(graphs, flop_per_s=1.0))
+    at_four = dict.fromkeys(graphs, 4)
+    computing = StepTimes(device(), replace(costs(graphs, flop_per_s=1.0), measured_at=at_four))
     assert seconds_of(bound, computing, 1, (4,)) == pytest.approx(0.010)
     assert seconds_of(bound, computing, 1, (1,)) == pytest.approx(0.0025)
-    launching = StepTimes(device(), costs(graphs, launch_s=1e6))
+    launching = StepTimes(device(), replace(costs(graphs, launch_s=1e6), measured_at=at_four))
     assert seconds_of(bound, launching, 1, (1,)) == pytest.approx(0.010)
     assert seconds_of(bound, launching, 1, (2,)) == pytest.approx(0.010)
 
@@ -143,19 +144,9 @@ def test_a_batch_costs_what_the_estimates_say_relative_to_the_measured_batch() -
 def test_a_larger_batch_than_was_measured_costs_more_whatever_plan_runs_it() -> None:
     """Measured one task at a time; the plan that is priced has batches of four."""
     bound, graphs = diamonds(SEQUENTIAL, batch=4)
-    table = replace(costs(graphs, flop_per_s=1.0), measured_at=dict.fromkeys(graphs, 1))
-    times = StepTimes(device(), table)
+    times = StepTimes(device(), costs(graphs, flop_per_s=1.0))
     assert seconds_of(bound, times, 1, (1,)) == pytest.approx(0.010)
     assert seconds_of(bound, times, 1, (4,)) == pytest.approx(0.040)
-
-
-def test_weights_are_read_once_for_a_batch() -> None:
-    _, graph = model("a", [[]])
-    operators = tuple(replace(one, weight_bytes=1000, flop=0) for one in graph.operators)
-    heavy = replace(graph, operators=operators)
-    rates = DeviceRates(launch_s=0.0, bytes_per_s=1.0)
-    row_bytes = 16 + 16  # float32 [1, 4] in and out
-    assert estimate(heavy, OpId(0), rates, 3)[0] == pytest.approx(1000 + 3 * row_bytes)
 
 
 def test_a_stage_that_was_measured_takes_what_was_measured() -> None:

@@ -92,7 +92,8 @@ class ScheduleTable:
             TypeError: a scheduler gives streams, which have no stages.
         """
         graph = self.blocks.graph(members)
-        costs = self.costs.for_members(self.blocks.parts(members), batch=self.blocks.batch(members))
+        parts, batches = self.blocks.parts(members), self.blocks.batches(members)
+        costs = self.costs.for_members(parts, batches=batches)
         found = []
         for scheduler in how:
             schedule = scheduler(graph, costs, self.limits, budget)

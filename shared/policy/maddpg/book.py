@@ -48,16 +48,16 @@ class Blocks:
         """What each member is."""
         return [self._parts[member.model, member.block] for member in members]
 
-    def batch(self, members: Sequence[Member]) -> int:
-        """The largest of the members'."""
-        return max(self._batches[member.model] for member in members)
+    def batches(self, members: Sequence[Member]) -> list[int]:
+        """Tasks at a time of each member."""
+        return [self._batches[member.model] for member in members]
 
     def key(self, members: tuple[Member, ...]) -> BlockKey:
         """What the members' schedule is found by."""
         found = self._keys.get(members)
         if found is None:
             spans = ((artifact, block.start, block.stop) for artifact, _, block in self.parts(members))
-            found = self._keys[members] = combined_digest(spans), self.batch(members)
+            found = self._keys[members] = combined_digest(spans), max(self.batches(members))
         return found
 
     def graph(self, members: Sequence[Member]) -> CombinedGraph:
