@@ -1,5 +1,6 @@
 """Tensors between the host and a plan's memory: the tasks' inputs, outputs, and what a tap wants to see."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -30,10 +31,13 @@ class HostTensors:
 
     def reserve(self, bound: BoundPlan) -> None:
         """Have the memory that a plan's steps need."""
+        pieces: Counter[int] = Counter()
         for model in bound.models:
             for tensor in (*model.graph.inputs, *model.graph.outputs):
                 size = model.plan.batch * model.graph.tensors[tensor].nbytes
-                self.pieces.reserve(size, bound.plan.run_ahead)
+                pieces[size] += model.plan.replicas * bound.plan.run_ahead  # a block is in one lane at a time
+        for size, count in pieces.items():
+            self.pieces.reserve(size, count)
 
     def arrive(
         self,

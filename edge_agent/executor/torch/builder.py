@@ -48,6 +48,7 @@ class Built:
 
     program: Program
     graph: Graph | None = None
+    pool: Pool | None = None  # that the graph is in
     nbytes: int = 0
     in_turn: bool = False  # on one stream, as that was measured to be faster
     traced: tuple[Graph, Marks] | None = None
@@ -76,7 +77,8 @@ class Builder:
             recipe = plan.recipe_for(key)
             if not recipe.capturable:
                 return Built(self._bound(plan, recipe))
-            self._choose_kernels(plan, recipe)
+            if self._choose_kernels(plan, recipe):
+                self._device.give_back()  # every alternative was captured in a pool of its own
             recipe = plan.recipe_for(key)
             in_turn = self._faster_in_turn(plan, key, recipe)
             if in_turn:
@@ -86,7 +88,7 @@ class Builder:
             before = self._device.reserved_bytes()
             graph = self._capture(program, pool)
             taken = max(0, self._device.reserved_bytes() - before)
-        return Built(program, graph, taken, in_turn)
+        return Built(program, graph, pool, taken, in_turn)
 
     def trace(self, built: Built, pool: Pool) -> None:
         """A second graph of the program that also records when its groups begin and end."""
@@ -104,7 +106,8 @@ class Builder:
 
     def lap(self, launch: Callable[[], object], capturable: bool) -> float:
         """Seconds of one launch on the device, without what it costs to issue it."""
-        return median(self._laps(launch, capturable, 1))
+        with torch.inference_mode(), self._device.searching():
+            return median(self._laps(launch, capturable, 1))
 
     def _bound(self, plan: LoadedPlan, recipe: Recipe) -> Program:
         program = plan.bind(recipe)
@@ -135,8 +138,11 @@ class Builder:
 
     # Kernels
 
-    def _choose_kernels(self, plan: LoadedPlan, recipe: Recipe) -> None:
-        """Measure every operator of the recipe that was not measured before, with its real strides."""
+    def _choose_kernels(self, plan: LoadedPlan, recipe: Recipe) -> bool:
+        """Measure every operator of the recipe that was not measured before, with its real strides.
+
+        Returns whether there were any.
+        """
         todo = [
             index
             for index, unit in enumerate(recipe.units)
@@ -144,7 +150,7 @@ class Builder:
             and self._choices.choice(*self._model(plan, recipe, index), unit.ops) is None
         ]  # fmt: skip
         if not todo:
-            return
+            return False
         program = self._scratch(plan, recipe)
         self._warm(program)
         instruments = Instruments(self._timer, self._demand, self._flop_per_byte(plan.precision))
@@ -154,6 +160,7 @@ class Builder:
             reads, makes = program.arguments(index)
             lowering, batch = self._model(plan, recipe, index)
             self._choices.measure(lowering, batch, unit, reads, makes, instruments)
+        return True
 
     def _demand(self, launch: Callable[[], object]) -> float:
         """The largest share of a multiprocessor that a block of any of its kernels takes (Opara)."""

@@ -8,13 +8,17 @@
 - cuBLAS keeps a workspace per handle and stream. What is captured holds its address, and resetting another
   graph of the same stream frees it (P5, pytorch issue 193402). So the workspaces are forgotten before a
   capture, which then takes one from its own pool, and after it, so that nothing else ever finds that one.
+- The generator of random numbers keeps two tensors as long as any graph lives, made by the first capture in
+  that thread's inference mode; up to torch 2.12 no capture outside that mode could fill them. So a graph that
+  lives as long as the process is captured first, outside of it.
 """
 
 import ctypes.util
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache, partial
 from typing import Any
 
@@ -69,6 +73,7 @@ class CudaDevice:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
         self._running, self._preparing = _streams()
+        _first_graph()
         self._cycles_per_s = 0.0
 
     # Streams and events
@@ -176,17 +181,26 @@ class CudaDevice:
 
     @contextmanager
     def searching(self) -> Iterator[None]:
-        """As `Device`: cudnn tries its kernels once per shape and thread; capture on the same one (P6)."""
-        before = torch.backends.cudnn.benchmark
+        """As `Device`: cudnn tries its kernels once per shape and thread; capture on the same one (P6).
+
+        After each search torch would give all cached memory back, for which the whole device waits (P14).
+        """
+        before = torch.backends.cudnn.benchmark, torch._C._cuda_get_conv_benchmark_empty_cache()
         torch.backends.cudnn.benchmark = True
+        torch._C._cudnn_set_conv_benchmark_empty_cache(False)
         try:
             yield
         finally:
-            torch.backends.cudnn.benchmark = before
+            torch.backends.cudnn.benchmark, empties = before
+            torch._C._cudnn_set_conv_benchmark_empty_cache(empties)
 
     def use_tf32(self, on: bool) -> None:
         """As `Device` (P8)."""
         use_tf32(on)
+
+    def give_back(self) -> None:
+        """As `Device`."""
+        torch.cuda.empty_cache()
 
     def reserved_bytes(self) -> int:
         """As `Device`."""
@@ -210,6 +224,21 @@ def _new_stream(priority: int) -> torch.cuda.Stream:
     return stream
 
 
+@cache
+def _first_graph() -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """It is never replayed; see the module's text."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.inference_mode(False):
+        counted = torch.zeros(1, device="cuda")
+        torch.cuda.current_stream().synchronize()
+        _capture(graph, torch.cuda.graph_pool_handle(), _streams()[1][0], partial(_count, counted))
+    return graph, counted
+
+
+def _count(counted: Tensor) -> None:
+    counted.add_(1.0)
+
+
 def _spin(cycles: int) -> None:
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
 
@@ -227,9 +256,13 @@ def _capture(graph: torch.cuda.CUDAGraph, pool: Pool, stream: Stream, body: Call
             try:
                 body()
             except BaseException:
-                _abandon(graph)
+                _abandon(graph, pool)
                 raise
-            graph.capture_end()
+            try:
+                graph.capture_end()
+            except RuntimeError:
+                _leave(pool)
+                raise
     finally:
         _forget_workspaces()
 
@@ -244,9 +277,22 @@ def multiprocessor(device: torch.device) -> Multiprocessor:
     )
 
 
-def _abandon(graph: torch.cuda.CUDAGraph) -> None:
+def _abandon(graph: torch.cuda.CUDAGraph, pool: Pool) -> None:
     """End a capture that failed; what ending it raises says less than what made it fail."""
-    try:
-        graph.capture_end()
-    except RuntimeError:
-        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the graph is empty
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            _leave(pool)
+
+
+def _leave(pool: Pool) -> None:
+    """What `capture_end` leaves undone where CUDA has given the capture up: allocations still go to its pool.
+
+    The pool must not be captured into again.
+    """
+    device = torch.cuda.current_device()
+    for undo in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+        with suppress(RuntimeError):  # it was done
+            undo(device, pool)

@@ -94,6 +94,9 @@ class Device(Protocol):
     def use_tf32(self, on: bool) -> None:
         """Whether products of float32 matrices and convolutions may use TF32; for the whole process."""
 
+    def give_back(self) -> None:
+        """Return memory that this process has taken and does not use; the whole device may wait for it."""
+
     def reserved_bytes(self) -> int:
         """Bytes that this process has taken from the device."""
 

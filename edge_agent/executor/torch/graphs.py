@@ -8,6 +8,7 @@ that `step.after` names. `wait` blocks on the step's own event.
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -127,10 +128,13 @@ class TorchGraphExecutor(TorchExecutor):
         with torch.inference_mode():
             super().load(key, bound, artifacts)
         self._on.settle()
+        pieces: Counter[int] = Counter()
         for index, model in enumerate(bound.models):
             for size in self._host_sizes(self._plans[key], index):
-                self._host.reserve(size, bound.plan.run_ahead)
+                pieces[size] += model.plan.replicas * bound.plan.run_ahead  # a block is in one lane at a time
             log.info("model %s is lowered for %s", model.plan.name, self._device)
+        for size, count in pieces.items():
+            self._host.reserve(size, count)
 
     def _host_sizes(self, plan: LoadedPlan, index: int) -> list[int]:
         graph, batch = plan.bound.models[index].graph, plan.bound.models[index].plan.batch
@@ -156,12 +160,13 @@ class TorchGraphExecutor(TorchExecutor):
         built = self._built.get(key)
         try:
             if built is None or (built.graph is None and built.program.recipe.capturable):
-                built = self._builder.build(plan, key, self._pool(plan, key.combined))
+                built = self._builder.build(plan, key, self._pool(key))
                 self._rehearse(key.plan, built)
                 self._keep(key, built)
             if built.trace_wanted and built.traced is None and built.graph is not None:
-                self._builder.trace(built, self._pool(plan, key.combined))
+                self._builder.trace(built, self._pool(key))
         except RuntimeError as error:  # torch's own
+            self._pools.pop(self._place(key), None)  # a capture that failed may have left it unusable
             raise ExecutorError(f"a program cannot be built: {one_line(error)}") from error
 
     def _rehearse(self, plan: PlanKey, built: Built) -> None:
@@ -175,6 +180,7 @@ class TorchGraphExecutor(TorchExecutor):
             return
         for other in self._cache.put(key, built.nbytes):
             self._give_up(self._built[other])
+            self._forget_empty_pool(self._place(other))
             log.warning("the graph of combined block %d, mask %d, is given up", other.combined, other.mask)
 
     def _give_up(self, built: Built) -> None:
@@ -186,12 +192,22 @@ class TorchGraphExecutor(TorchExecutor):
             self._on.synchronize(built.last)
         del graphs
 
-    def _pool(self, plan: LoadedPlan, combined: int) -> Pool:
+    def _place(self, key: ProgramKey) -> tuple[PlanKey, int]:
         """Graphs share memory only where they never run at once: one lane, or one combined block (P2)."""
-        place = (plan.key, 0 if plan.bound.plan.lanes == 1 else combined)
+        one_lane = self._plans[key.plan].bound.plan.lanes == 1
+        return key.plan, 0 if one_lane else key.combined
+
+    def _pool(self, key: ProgramKey) -> Pool:
+        place = self._place(key)
         if place not in self._pools:
             self._pools[place] = self._on.new_pool()
         return self._pools[place]
+
+    def _forget_empty_pool(self, place: tuple[PlanKey, int]) -> None:
+        """torch captures into a pool that it knows only while one of the pool's graphs lives."""
+        pool = self._pools.get(place)
+        if not any(built.graph is not None and built.pool == pool for built in self._built.values()):
+            self._pools.pop(place, None)
 
     @property
     def held_bytes(self) -> int:

@@ -108,12 +108,19 @@ class KernelChoices:
         instruments: Instruments,
     ) -> Choice:
         """Time every alternative of a unit on these tensors, keep the fastest and ask what it demands; a
-        second call is free."""
+        second call is free.
+
+        Raises:
+            RuntimeError: the plain kernel cannot run; another that cannot is left out.
+        """
         known = self.choice(lowering, batch, unit.ops)
         if known is not None:
             return known
-        timer = instruments.timer
-        seconds = tuple((one.name, median(timer(_bound(one, reads, makes)))) for one in unit.alternatives)
+        seconds = tuple(
+            (one.name, taken_s)
+            for one in unit.alternatives
+            if (taken_s := _median_s(one, unit, reads, makes, instruments.timer)) is not None
+        )
         choice = Choice(min(seconds, key=lambda pair: pair[1])[0], seconds)
         best = next(one for one in unit.alternatives if one.name == choice.name)
         nature = Nature(
@@ -150,6 +157,19 @@ def is_memory_bound(lowering: ModelLowering, batch: int, unit: Unit, flop_per_by
     if lowering.precision is Precision.FP16:
         moved //= 2  # the graph counts four bytes an element
     return flop < flop_per_byte * moved
+
+
+def _median_s(
+    one: Alternative, unit: Unit, reads: Sequence[Tensor], makes: Sequence[Tensor], timer: Timer
+) -> float | None:
+    """What an alternative takes; None where it cannot run. The first is the plain one, which must."""
+    try:
+        return median(timer(_bound(one, reads, makes)))
+    except RuntimeError as error:  # a library has no kernel for this shape, type or layout
+        if one is unit.alternatives[0]:
+            raise
+        log.info("operators %s have no kernel %s: %s", list(unit.ops), one.name, error)
+        return None
 
 
 def _bound(one: Alternative, reads: Sequence[Tensor], makes: Sequence[Tensor]) -> Callable[[], object]:

@@ -6,6 +6,7 @@ captured for anything else, to end a capture that has not joined, to replay grap
 """
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ class Replay(Entry):
     """A graph in a stream."""
 
 
-@dataclass
+@dataclass(eq=False)
 class SimulatedGraph:
     """Nodes with the nodes that come before them."""
 
@@ -53,6 +54,17 @@ class CapturableStream(SimulatedStream):
         self.tail: set[int] = set()  # while captured: what the next node comes after
 
 
+def _as_launched(work: Launch) -> Launch:
+    """In the mode of the thread that launches, whoever lets it happen: a device's kernels have none."""
+    inference = torch.is_inference_mode_enabled()
+
+    def run() -> None:
+        with torch.inference_mode(inference):
+            work()
+
+    return run
+
+
 class SimulatedDevice(SimulatedStreams):
     """See the module's text. `ignore_waits` and `ignore_captured` leave out every n-th wait between streams,
     outside and inside captures: defects that must be found."""
@@ -60,11 +72,13 @@ class SimulatedDevice(SimulatedStreams):
     def __init__(self, seed: int, *, ignore_waits: int = 0, ignore_captured: int = 0) -> None:
         super().__init__(seed, ignore_waits=ignore_waits)
         self.torch_device = torch.device("cpu")
-        self.captures: list[SimulatedGraph] = []
+        self.captures = 0
+        self.pinned = 0  # pieces of host memory
         self.needs: Callable[[Launch], Sequence[BlockNeeds]] = lambda work: ()  # as the test says
         self.replays = 0
         self.most_ahead = 0  # replays that were issued and had not begun, at most
         self.tf32: bool | None = None
+        self.given_back = 0  # how often
         self.capturers: set[int] = set()  # threads
         self._ignore_captured = ignore_captured
         self._captured_waits = 0
@@ -73,6 +87,8 @@ class SimulatedDevice(SimulatedStreams):
         self._capturing: SimulatedGraph | None = None
         self._capturer = 0
         self._preparer = threading.Lock()
+        self._graphs: weakref.WeakSet[SimulatedGraph] = weakref.WeakSet()  # that live
+        self._pools: list[object] = []  # that were captured into
 
     # Streams
 
@@ -96,6 +112,7 @@ class SimulatedDevice(SimulatedStreams):
 
     def launch(self, stream: SimulatedStream, work: Launch) -> None:
         assert isinstance(stream, CapturableStream)
+        work = _as_launched(work)
         with self._lock:
             if stream.capture is not None:
                 self._add_node(stream, work)
@@ -156,6 +173,10 @@ class SimulatedDevice(SimulatedStreams):
     ) -> SimulatedGraph:
         with self._lock:
             assert self._capturing is None, "two captures at once"
+            alive = any(graph.pool is pool for graph in self._graphs)
+            if not alive and any(known is pool for known in self._pools):
+                raise RuntimeError("INTERNAL ASSERT FAILED: a pool of which no graph lives is captured into")
+            self._pools.append(pool)
             graph = SimulatedGraph(pool)
             streams[0].capture, streams[0].tail = graph, set()
             self._capturing, self._capturer = graph, threading.get_ident()
@@ -168,7 +189,8 @@ class SimulatedDevice(SimulatedStreams):
                 self._capturing = None
                 for stream in self._preparing + self._running:
                     stream.capture, stream.tail = None, set()
-        self.captures.append(graph)
+        self.captures += 1
+        self._graphs.add(graph)
         return graph
 
     def _joined(self, graph: SimulatedGraph, stream: CapturableStream) -> bool:
@@ -195,14 +217,10 @@ class SimulatedDevice(SimulatedStreams):
     def multiprocessor(self) -> Multiprocessor:
         return Multiprocessor()
 
-    def synchronize(self, event: SimulatedEvent) -> None:
-        with torch.inference_mode():
-            super().synchronize(event)
-
     def _advance(self, graph: SimulatedGraph) -> bool:
         """Run one node of a graph; True if that was its last."""
         if graph.running is None:
-            for other in self.captures:
+            for other in self._graphs:
                 clash = other is not graph and other.pool is graph.pool and other.running is not None
                 assert not clash, "P2: two graphs of one pool run at once"
             graph.running = set(range(len(graph.nodes)))
@@ -221,6 +239,7 @@ class SimulatedDevice(SimulatedStreams):
     # The rest
 
     def host_bytes(self, nbytes: int) -> Tensor:
+        self.pinned += 1
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def preparing(self) -> threading.Lock:
@@ -233,5 +252,8 @@ class SimulatedDevice(SimulatedStreams):
     def use_tf32(self, on: bool) -> None:
         self.tf32 = on
 
+    def give_back(self) -> None:
+        self.given_back += 1
+
     def reserved_bytes(self) -> int:
-        return len(self.captures) << 20
+        return self.captures << 20

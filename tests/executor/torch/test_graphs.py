@@ -5,6 +5,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -208,6 +209,60 @@ def test_graphs_beyond_the_bound_are_given_up_and_their_launches_issued_one_by_o
     executor.close()
 
 
+def test_a_program_whose_pool_lost_its_last_graph_is_captured_again_in_another(model: Artifact) -> None:
+    """With two lanes each combined block has a pool of its own; torch captures into none without a graph."""
+    executor = TorchGraphExecutor(SimulatedDevice(0), effort=QUICK, graph_bytes=1 << 20)
+    bound = load(executor, plan_of([model], [halves(model)], [[m] for m in members(2)], lanes=2), [model])
+    steps = StepMaker(KEY, bound)
+    programs = [steps.step(block, {0: (ONE, 1)}, after=[]).program for block in (0, 1, 0)]
+    for program in programs:
+        executor.prepare(program)
+        assert executor._built[program].graph is not None
+    assert executor._built[programs[1]].graph is None
+    executor.close()
+
+
+def test_after_a_capture_that_failed_the_next_one_has_another_pool(
+    executor: TorchGraphExecutor, model: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools: list[object] = []
+    capture = SimulatedDevice.capture
+
+    def first_fails(self: SimulatedDevice, pool: object, *arguments: Any) -> Any:
+        if pool in executor._pools.values():  # not one of those in which kernels are measured
+            pools.append(pool)
+        if len(pools) == 1:
+            raise RuntimeError("operation failed due to a previous error during capture")
+        return capture(self, pool, *arguments)
+
+    monkeypatch.setattr(SimulatedDevice, "capture", first_fails)
+    steps = StepMaker(KEY, streamed(executor, model))
+    program = steps.step(0, {0: (ONE, 1)}).program
+    with pytest.raises(ExecutorError, match=r"cannot be built: .* during capture"):
+        executor.prepare(program)
+    executor.prepare(program)
+    assert len(pools) == 2 and pools[0] is not pools[1]
+    assert answer(executor, steps, model, 1)
+
+
+def test_no_host_memory_is_pinned_while_steps_are_issued(model: Artifact) -> None:
+    """Three models whose inputs are of one size, two steps of all of them in flight."""
+    executor = simulated()
+    models = [model, artifact_of("squeezenet"), artifact_of("googlenet")]
+    group = [Member(index, 0, 0) for index in range(3)]
+    bound = load(executor, plan_of(models, [()] * 3, [group]), models)
+    steps, pinned = StepMaker(KEY, bound), device_of(executor).pinned
+    issued = [steps.step(0, {p: (InstanceId(10 * n + p), 1) for p in range(3)}, after=[]) for n in (1, 2)]
+    executor.prepare(issued[0].program)
+    for step in issued:
+        feeds = {one.instance: [random_inputs(models[one.member.model].graph, 1)] for one in step.members}
+        executor.issue(step, feeds)
+    assert device_of(executor).pinned == pinned
+    for step in issued:
+        executor.wait(step.id)
+    executor.close()
+
+
 # Capture
 
 
@@ -224,7 +279,7 @@ def test_what_waits_for_the_host_is_not_captured(
     monkeypatch.setattr(KernelChoices, "applied", foreign)
     steps = StepMaker(KEY, streamed(executor, model))
     assert answer(executor, steps, model, 1)
-    assert device_of(executor).captures == []
+    assert device_of(executor).captures == 0
 
 
 @pytest.mark.parametrize("in_turn", [False, True])
@@ -355,6 +410,6 @@ def test_a_program_is_prepared_once(executor: TorchGraphExecutor, model: Artifac
     steps = StepMaker(KEY, streamed(executor, model))
     program: ProgramKey = steps.step(0, {0: (ONE, 1)}).program
     executor.prepare(program)
-    count = len(device_of(executor).captures)
+    count = device_of(executor).captures
     executor.prepare(program)
-    assert len(device_of(executor).captures) == count
+    assert device_of(executor).captures == count

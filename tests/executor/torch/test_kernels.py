@@ -1,6 +1,7 @@
 """P6 and P7: kernels are chosen by measuring, once, and the choice is logged."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -57,6 +58,26 @@ def test_the_alternative_with_the_lowest_median_is_chosen(
         choice = choices.measure(lowering, 1, unit, [], [], Instruments(Clock(*medians)))
     assert choice.name == (wanted or unit.alternatives[0].name)
     assert f"chosen={choice.name}" in caplog.text and "'other'" in caplog.text
+
+
+def test_an_alternative_that_cannot_run_is_left_out_but_the_plain_one_must(lowering: ModelLowering) -> None:
+    def refuses(*arguments: object) -> None:
+        raise RuntimeError("FIND was unable to find an engine to execute this computation")
+
+    def runs(*arguments: object) -> None:
+        pass
+
+    def timer(launch: Callable[[], object]) -> list[float]:
+        launch()
+        return [1.0]
+
+    unit = lowering.at_batch(1).units[0]
+    plain, other = Alternative("plain", runs, runs), Alternative("other", refuses, refuses)  # type: ignore[arg-type]
+    some = replace(unit, alternatives=(plain, other))
+    assert KernelChoices().measure(lowering, 1, some, [], [], Instruments(timer)).seconds == (("plain", 1.0),)
+    none = replace(unit, alternatives=(other, plain))
+    with pytest.raises(RuntimeError, match="unable to find an engine"):
+        KernelChoices().measure(lowering, 1, none, [], [], Instruments(timer))
 
 
 def test_a_choice_is_made_once_and_used_from_then_on(lowering: ModelLowering) -> None:
