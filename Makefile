@@ -3,7 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test test-edge test-full lint types imports spell check clean
+# Nothing that these import is of the planner's alone.
+GPU_TESTS := tests/gpu tests/benchmarks/gpu/test_cuda.py tests/executor/test_every_executor.py tests/lowering/test_several.py
+
+.PHONY: help setup demo test test-edge test-full test-gpu lint types imports spell check clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -33,6 +36,9 @@ test-edge: $(VENV)-edge/.installed ## The agent's tests where nothing of the pla
 
 test-full: setup ## Everything: full-size models and long scenarios
 	$(BIN)/python -m pytest -n auto --dist loadfile --hypothesis-profile=default -m 'not gpu'
+
+test-gpu: ## What needs a CUDA device; PYTHON has torch, onnx, onnxruntime, msgspec, msgpack and pytest
+	$(PYTHON) -m pytest -m gpu $(GPU_TESTS)
 
 lint: setup
 	$(BIN)/ruff format --check .

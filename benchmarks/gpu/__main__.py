@@ -5,9 +5,9 @@
 Needs torch, numpy, onnx, msgpack, msgspec and this repository; no network. Models with seeded weights, the
 same weights, precision and channels-last layout for every variant, inputs resident on the device. In order:
 probes of the device, every variant's correctness (logits against float32 on the CPU; ours stable bit by bit
-over repeats with random delays), the table of baselines in interleaved random rounds, concurrency from kernel
-intervals, plans in the engine under full queues and open loads, plan switches, and TF32. A row that cannot
-run says why, and the rest goes on. `--out` grows row by row, so that a time limit loses nothing.
+over repeats with random delays), the table of baselines in interleaved random rounds, the same in TF32, plans
+in the engine under full queues, plan switches and open loads, and concurrency from kernel intervals. A row
+that cannot run says why, and the rest goes on. `--out` grows row by row, so that a time limit loses nothing.
 
 `device_us` is time per image (per round of the mix) by device events, runs back to back; `alone_us` by the
 host's clock, each run waited for. Ratios are taken round by round; `again` rows are a baseline against
@@ -86,13 +86,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             run.all_parts()
         finally:
             faulthandler.cancel_dump_traceback_later()
-            run.close()
-            results.close()
             about = run.about()
             table = readable(results.report.rows, {**about, **versions(_PACKAGES)})
             print(table, file=sys.stderr if as_json else sys.stdout)
             if as_json:
                 emit(results.report, as_json=True, packages=_PACKAGES, device=about)
+            results.close()
+            run.close()  # last: of a device that is lost nothing can be freed, and this raises
     return 0
 
 

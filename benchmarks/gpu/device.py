@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from edge_agent.executor.torch.cuda import first_graph
 from edge_agent.utilisation.nvml import Nvml, open_nvml
 
 CONNECTIONS: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -74,9 +75,12 @@ class Captured:
     """A CUDA graph with what it was captured from: it reads tensors that the work alone holds on to."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, work: Work) -> None:
-        self.replay: Work = graph.replay
         self.graph = graph
         self._work = work
+
+    def replay(self) -> None:
+        """See Graph. A method: whoever keeps it keeps the tensors."""
+        self.graph.replay()
 
 
 class Cuda:
@@ -93,6 +97,7 @@ class Cuda:
         self.torch = torch.device("cuda", 0)
         torch.cuda.set_device(self.torch)
         self.streams = [_cuda.Stream() for _ in range(STREAMS)]
+        first_graph()  # ours are captured in inference mode, torch.compile's are not
         self._nvml = self._find()
 
     def _find(self) -> Nvml | None:

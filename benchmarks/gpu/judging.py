@@ -18,7 +18,7 @@ from benchmarks.gpu.goals import (
 from benchmarks.gpu.limits import distances, work_of
 from benchmarks.gpu.networks import Subject
 from benchmarks.gpu.results import Results
-from benchmarks.gpu.rounds import faster
+from benchmarks.gpu.rounds import Variant, faster
 from benchmarks.gpu.table import Table, again_row, known_times, sequential_rows
 from benchmarks.gpu.torch_rows import MIX, batch_name
 from benchmarks.gpu.tracing import trace_of
@@ -80,14 +80,14 @@ def add_distances(
         results.add(figures, part="distance", name=subject.name, **row)
 
 
-def add_concurrency(results: Results, device: Device, table: Table) -> None:
+def add_concurrency(results: Results, device: Device, table: Table, variants: Sequence[Variant]) -> None:
     """Busy time and concurrency of the sequential graph and of ours, by CUPTI's kernel intervals."""
     if device.kind != "cuda":
         results.skip("concurrency", "kernel intervals", "needs CUDA")
         return
     for subject in [*(one.name for one in table.subjects), MIX]:
         wanted = {sequential_rows(subject)[0], table.best.get(subject, "")}
-        for variant in table.variants:
+        for variant in variants:
             if variant.subject != subject or variant.name not in wanted:
                 continue
             with results.attempt("concurrency", f"{subject}, {variant.name}"):

@@ -103,13 +103,9 @@ class Loaded:
 class Ours:
     """One executor and the candidates that it has loaded."""
 
-    def __init__(self, device: Device, name: str, subjects: Sequence[Subject]) -> None:
-        """
-        Raises:
-            ExecutorError: the executor cannot be made here.
-        """
+    def __init__(self, device: Device, executor: Executor, subjects: Sequence[Subject]) -> None:
         self.device = device
-        self.executor = _executor(name)
+        self.executor = executor
         self.subjects = subjects
         self.loaded: dict[tuple[str, str], Loaded] = {}
         self.errors: dict[tuple[str, str], float] = {}
@@ -158,7 +154,12 @@ class Ours:
         self.loaded = {}
 
 
-def _executor(name: str) -> Executor:
+def executor_of(name: str) -> Executor:
+    """One whose programs can be run on what lies on the device, where there is such.
+
+    Raises:
+        ExecutorError: the executor cannot be made here.
+    """
     if name == ResidentExecutor.name:
         return ResidentExecutor()
     return make_executor(name)

@@ -89,6 +89,10 @@ class Deadline:
         """Seconds, never below 0."""
         return max(self._ends_s - self._clock(), 0.0)
 
+    def within(self, seconds: float) -> "Deadline":
+        """The same clock; it ends in so many seconds at the latest."""
+        return Deadline(min(seconds, self.left_s), clock=self._clock)
+
     def share_s(self, fraction: float, *, most: float = math.inf) -> float:
         """A part of what is left."""
         return min(self.left_s * fraction, most)

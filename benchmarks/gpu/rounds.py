@@ -88,17 +88,35 @@ class Rounds:
     clock: Callable[[], float] = time.perf_counter
 
     def measure(
-        self, variants: Sequence[Variant], *, rounds: int, window_s: float, until: Callable[[], bool]
+        self,
+        variants: Sequence[Variant],
+        *,
+        rounds: int,
+        window_s: float,
+        until: Callable[[], bool],
+        on_failure: Callable[[Variant, Exception], None] | None = None,
     ) -> int:
-        """Up to `rounds` rounds while `until()` is false; how many were whole."""
-        once_s = {variant.key: self._once_s(variant) for variant in variants}
+        """Up to `rounds` rounds while `until()` is false; how many were whole.
+
+        A variant that raises is told to `on_failure` and takes no further part; without that it ends all.
+        """
+        once_s: dict[tuple[str, str], float] = {}
+        running = list(variants)
         for number in range(rounds):
-            order = list(variants)
+            order = list(running)
             self.rng.shuffle(order)
             for variant in order:
                 if until():
                     return number
-                self.samples.append(self._window(variant, number, window_s, once_s[variant.key]))
+                try:
+                    if variant.key not in once_s:
+                        once_s[variant.key] = self._once_s(variant)
+                    self.samples.append(self._window(variant, number, window_s, once_s[variant.key]))
+                except Exception as error:  # a driver's, a library's, a child process's
+                    if on_failure is None:
+                        raise
+                    on_failure(variant, error)
+                    running.remove(variant)
         return rounds
 
     def _once_s(self, variant: Variant) -> float:

@@ -15,7 +15,7 @@ from benchmarks.gpu.networks import Subject
 from benchmarks.gpu.oracle import onnxruntime_error
 from benchmarks.gpu.plans import Knowledge
 from benchmarks.gpu.probing import Probes
-from benchmarks.gpu.results import Deadline, Results
+from benchmarks.gpu.results import Deadline, Results, why
 from benchmarks.gpu.serving import Service
 from benchmarks.gpu.serving_rows import ServingRows
 from benchmarks.gpu.settings import Settings
@@ -25,15 +25,19 @@ from benchmarks.gpu.subjects import make_subject
 from benchmarks.gpu.table import Table
 from benchmarks.gpu.torch_rows import MIX, use_precision
 from benchmarks.gpu.tracing import multiprocessor, operators_of
+from edge_agent.executor.base import Executor
 from edge_agent.utilisation.chain import this_machine
 from edge_agent.utilisation.kernels import OperatorResources, Rates
 from shared.plan import Plan
 
 _SEED = 20261121
-_AFTER_TABLE_S = 75.0  # concurrency, serving, switching
-_AFTER_COMPILED_S = 150.0  # the rounds as well
+_AFTER_TABLE_S = 75.0  # serving, switching, concurrency
+_TF32_S = 45.0  # three fifths for building
+_AFTER_COMPILED_S = 190.0  # the rounds as well
+_OPERATORS_S = 60.0  # of one model, in a child
+_CONCURRENCY_S = 10.0
 _DELAY_S = 2e-4
-_OF_THE_TABLE = ("correctness", "table", "concurrency", "serving", "switching", "tf32")
+_OF_THE_TABLE = ("correctness", "table", "tf32", "serving", "switching", "concurrency")
 
 
 class Run:
@@ -57,12 +61,18 @@ class Run:
     def about(self) -> dict[str, Any]:
         """The device and how it was run."""
         return {
-            **self._device.describe(),
+            **self._described(),
             "power_mode": this_machine().power_mode(),
             "precision": self._settings.precision,
             "executor": self._settings.executor,
             **self._clocks,
         }
+
+    def _described(self) -> dict[str, Any]:
+        try:
+            return self._device.describe()
+        except RuntimeError as error:  # what was measured before the device was lost is told all the same
+            return {"gpu": f"lost: {why(error)}"}
 
     def all_parts(self) -> None:
         """Everything that the settings want."""
@@ -99,14 +109,18 @@ class Run:
         switch = None
         try:
             self._build_and_measure()
+            if self._wants_tf32:  # before the open loads, which take all the time that is left
+                with results.attempt("tf32", "all rows"):
+                    self._tf32()
             switch = self._serve()
         finally:
             if self._table is not None:
                 judging.add_goals(results, self._table, switch)
         self._note_clocks("after")
-        if settings.wants("tf32") and settings.precision == "fp16":
-            with results.attempt("tf32", "all rows"):
-                self._tf32()
+
+    @property
+    def _wants_tf32(self) -> bool:
+        return self._settings.wants("tf32") and self._settings.precision == "fp16"
 
     def _make_subjects(self) -> None:
         settings = self._settings
@@ -140,7 +154,14 @@ class Run:
         rates = Rates(flop_per_s=self._ceilings.flop_per_s, bytes_per_s=self._ceilings.bytes_per_s)
         for subject in self._subjects:
             with self._results.attempt("operators", subject.name):
-                found = operators_of(subject.name, settings.zoo, self._device.kind, settings.precision, rates)
+                found = operators_of(
+                    subject.name,
+                    settings.zoo,
+                    self._device.kind,
+                    settings.precision,
+                    rates,
+                    limit_s=self._deadline.share_s(0.2, most=_OPERATORS_S),
+                )
                 self._resources[subject.name] = found
                 known = [one for one in found if one.device_us]
                 self._results.add(
@@ -162,7 +183,7 @@ class Run:
 
     def _build_and_measure(self) -> None:
         settings, deadline = self._settings, self._deadline
-        table = Table(self._device, self._subjects, settings, self._results, rng=self._rng)
+        table = Table(self._device, self._subjects, settings, self._results, rng=self._rng, building=deadline)
         self._table = table
         table.build_torch()
         table.build_ours(self._knowledge(settings.precision))
@@ -174,7 +195,7 @@ class Run:
         if settings.wants("correctness"):
             self._stability(table)
         if settings.wants("table"):
-            reserve_s = 0.0 if settings.quick else _AFTER_TABLE_S
+            reserve_s = 0.0 if settings.quick else _AFTER_TABLE_S + _TF32_S * self._wants_tf32
             seconds = max(deadline.left_s - reserve_s, deadline.left_s / 3)
             ends_s = time.monotonic() + seconds
             with self._results.attempt(table.part, "rounds"):
@@ -184,8 +205,6 @@ class Run:
                 judging.add_distances(
                     self._results, table, self._subjects, self._ceilings, settings.precision
                 )
-        if settings.wants("concurrency"):
-            judging.add_concurrency(self._results, self._device, table)
 
     def _stability(self, table: Table) -> None:
         """Ours, the chosen plan of every subject and of the mix: the same bits under random delays."""
@@ -219,9 +238,12 @@ class Run:
     def _serve(self) -> Any:
         """Engine rows; the figures of the switches."""
         settings, results, table = self._settings, self._results, self._table
-        wanted = settings.wants("serving") or settings.wants("switching")
-        executor = table.hand_over() if table is not None and wanted else None
+        executor = None
+        if settings.wants("serving") or settings.wants("switching"):
+            with results.attempt("serving", "our executor, with nothing loaded"):
+                executor = table.hand_over() if table is not None else None
         if executor is None:
+            self._add_concurrency()
             return None
         switch = None
         service = Service(executor, self._subjects)
@@ -235,29 +257,44 @@ class Run:
                     switch = rows.switch(self._deadline.share_s(0.4, most=25.0))
             if settings.wants("serving"):
                 with results.attempt("serving", "open loads"):
-                    rows.open_loads(self._deadline, self._rng)
+                    rows.open_loads(self._deadline.within(self._deadline.left_s - _CONCURRENCY_S), self._rng)
+            self._add_concurrency(executor)
         finally:
-            service.close()
+            with results.attempt("serving", "closing"):
+                service.close()
         return switch
+
+    def _add_concurrency(self, lent: Executor | None = None) -> None:
+        """Last: a process that was profiled once launches more slowly. `lent`: the service's executor."""
+        table = self._table
+        if table is None or not self._settings.wants("concurrency"):
+            return
+        with self._results.attempt("concurrency", "kernel intervals"):
+            variants = table.variants if lent is None else table.take_back(lent)
+            judging.add_concurrency(self._results, self._device, table, variants)
+        if lent is not None:
+            table.hand_over()
 
     def _tf32(self) -> None:
         """The shortest table in TF32: sequential graphs beside ours."""
         settings = self._settings
+        deadline = self._deadline.within(self._deadline.left_s if settings.quick else _TF32_S)
         least_s = 1.0 if settings.quick else 20.0
-        if self._deadline.left_s < least_s:
+        if deadline.left_s < least_s:
             self._results.skip("tf32", "all rows", "the time was up")
             return
         use_precision("tf32")
         few = replace(
             settings, precision="tf32", batches=(), instances=(), mix_instances=(1,), modes=(), children=False
         )
-        table = Table(self._device, self._subjects, few, self._results, rng=self._rng)
+        building = deadline.within(deadline.share_s(0.6))
+        table = Table(self._device, self._subjects, few, self._results, rng=self._rng, building=building)
         try:
             table.build_torch()
             table.build_ours(self._knowledge("tf32"))
             table.check()
-            ends_s = time.monotonic() + self._deadline.share_s(0.9)
-            table.measure(self._deadline.share_s(0.8), lambda: time.monotonic() >= ends_s)
+            ends_s = time.monotonic() + deadline.share_s(0.9)
+            table.measure(deadline.share_s(0.8), lambda: time.monotonic() >= ends_s)
             table.report()
         finally:
             table.close()

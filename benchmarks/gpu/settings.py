@@ -32,7 +32,7 @@ class Settings:
         return not self.parts or part in self.parts
 
 
-PARTS = ("correctness", "probes", "table", "concurrency", "serving", "switching", "tf32")
+PARTS = ("correctness", "probes", "table", "tf32", "serving", "switching", "concurrency")
 """In the order in which they run; what they build on is always made."""
 
 

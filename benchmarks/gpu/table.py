@@ -8,10 +8,10 @@ from typing import Final
 from benchmarks.gpu import compiled, provider_rows
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.networks import Subject
-from benchmarks.gpu.ours import Ours
+from benchmarks.gpu.ours import Ours, executor_of
 from benchmarks.gpu.plans import SEQUENTIAL, Candidate, Knowledge, mix_candidates, model_candidates
 from benchmarks.gpu.provider_rows import Provider
-from benchmarks.gpu.results import Deadline, Results
+from benchmarks.gpu.results import Deadline, Results, why
 from benchmarks.gpu.rounds import Rounds, Variant, faster, shape_of_rounds, summarise
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.slicing import NAME as SLICING
@@ -48,7 +48,9 @@ class Table:
         results: Results,
         *,
         rng: Random,
+        building: Deadline | None = None,
     ) -> None:
+        """`building`: what is not built by then is skipped."""
         self.device = device
         self.subjects = subjects
         self.settings = settings
@@ -62,6 +64,7 @@ class Table:
         self.quick_us: dict[str, dict[str, float]] = {}  # by subject, what ours took then
         self.measured = Rounds(device, rng)
         self._errors: dict[tuple[str, str], float] = {}
+        self._building = building
 
     # Building
 
@@ -121,7 +124,7 @@ class Table:
         """Baselines 4 to 6 and our own plans, all in our executor."""
         ours: Ours | None = None
         with self.results.attempt(self.part, f"executor {self.settings.executor}"):
-            self.ours = ours = Ours(self.device, self.settings.executor, self.subjects)
+            self.ours = ours = Ours(self.device, executor_of(self.settings.executor), self.subjects)
         if ours is None:
             return
         chosen: dict[str, Schedule] = {}
@@ -150,20 +153,28 @@ class Table:
         """The fastest in a few short rounds; the main rounds measure it anew."""
         names = {one.name for one in candidates}
         own = [one for one in self.variants if one.subject == subject and one.name in names]
-        if not own:
-            return None
         quick = Rounds(self.device, self.measured.rng)
-        quick.measure(own, rounds=3, window_s=0.002 if self.settings.quick else 0.02, until=lambda: False)
+        window_s = 0.002 if self.settings.quick else 0.02
+        quick.measure(own, rounds=3, window_s=window_s, until=lambda: False, on_failure=self._note_failure)
         taken = {
             one.name: found.device_us
             for one in own
             if (found := summarise(quick.samples, subject, one.name)) is not None
         }
+        if not taken:
+            return None
         self.quick_us[subject] = taken
         self.best[subject] = min(taken, key=lambda name: taken[name])
         return self.candidates[subject, self.best[subject]]
 
+    def _note_failure(self, variant: Variant, error: Exception) -> None:
+        name = f"{variant.subject}, {variant.name}"
+        self.results.add({}, part=self.part, name=name, failed=why(error))
+
     def _try(self, subject: str, make: Callable[[], Variant], name: str) -> None:
+        if self._building is not None and not self._building.left_s:
+            self.results.skip(self.part, f"{subject}, {name}", "the time was up")
+            return
         with self.results.attempt(self.part, f"{subject}, {name}"):
             self.variants.append(make())
 
@@ -217,7 +228,9 @@ class Table:
         rounds, window_s = shape_of_rounds(len(self.variants), seconds)
         if self.settings.quick:
             rounds, window_s = 3, 0.002
-        done = self.measured.measure(self.variants, rounds=rounds, window_s=window_s, until=until)
+        done = self.measured.measure(
+            self.variants, rounds=rounds, window_s=window_s, until=until, on_failure=self._note_failure
+        )
         self.results.add(
             {
                 f"{self.part}.rounds".replace(" ", "."): float(done),
@@ -267,12 +280,21 @@ class Table:
         return self.ours is not None and self.ours.resident
 
     def hand_over(self) -> Executor | None:
-        """Our executor with nothing loaded; our variants are gone."""
+        """Our executor with nothing loaded; our variants can run no more, until `take_back`."""
         if self.ours is None:
             return None
-        self.ours.unload()
-        executor, self.ours = self.ours.executor, None
-        return executor
+        ours, self.ours = self.ours, None
+        ours.unload()
+        return ours.executor
+
+    def take_back(self, executor: Executor) -> list[Variant]:
+        """Our chosen plans, built anew on the executor that was handed over, and what is not ours."""
+        self.ours = ours = Ours(self.device, executor, self.subjects)
+        found = [one for one in self.variants if one.key not in self.candidates]
+        for key in self.best.items():
+            with self.results.attempt(self.part, f"{', '.join(key)}, again"):
+                found.append(ours.variant(self.candidates[key]))
+        return found
 
     def close(self) -> None:
         """Free everything."""

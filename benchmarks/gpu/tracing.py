@@ -30,7 +30,6 @@ from edge_agent.utilisation.kernels import (
 )
 
 _RUNS = 3
-_CHILD_S = 120.0
 
 
 def trace_of(device: Device, work: Callable[[], None]) -> dict[str, Any]:
@@ -100,11 +99,14 @@ def operators_child(arguments: argparse.Namespace, folder: Path) -> int:
     return 0
 
 
-def operators_of(model: str, zoo: Zoo, device: str, precision: str, rates: Rates) -> list[OperatorResources]:
+def operators_of(
+    model: str, zoo: Zoo, device: str, precision: str, rates: Rates, *, limit_s: float
+) -> list[OperatorResources]:
     """The resources of a model's operators, measured in a child.
 
     Raises:
         RuntimeError: the child failed; its last line says why.
+        subprocess.TimeoutExpired: it took longer than `limit_s`.
     """
     done = subprocess.run(
         child_command(
@@ -114,7 +116,7 @@ def operators_of(model: str, zoo: Zoo, device: str, precision: str, rates: Rates
         ),
         capture_output=True,
         text=True,
-        timeout=_CHILD_S,
+        timeout=limit_s,
         check=False,
     )
     if done.returncode:

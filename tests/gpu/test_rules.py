@@ -7,12 +7,14 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from benchmarks.contract.schedules import StepMaker, graph_of, merged, plan_of, random_streams
+from edge_agent.executor.base import TimingRequest
 from edge_agent.executor.torch.builder import Builder, Built, Effort
 from edge_agent.executor.torch.cuda import CONNECTIONS, CudaDevice
 from edge_agent.executor.torch.graphs import TorchGraphExecutor
@@ -68,12 +70,13 @@ def test_p1_results_are_bit_stable_with_random_delays_on_every_stream(
     (built,) = executor._built.values()
     rng = random.Random(1)
     streams = device.capture_streams(8)
-    answers = set()
-    for _ in range(10):
-        pool = device.new_pool()
-        with torch.inference_mode():
-            graph = device.capture(
-                pool,
+    device.sleep(streams[0], 1e-6)  # measures the clock, which no capture may
+
+    def delayed() -> Any:
+        """Captured where the program was: cudnn remembers per thread which kernels it found."""
+        with torch.inference_mode(), device.searching():
+            return device.capture(
+                device.new_pool(),
                 streams,
                 lambda: issue_program(
                     built.program,
@@ -82,10 +85,14 @@ def test_p1_results_are_bit_stable_with_random_delays_on_every_stream(
                     before_group=lambda stream: device.sleep(stream, rng.random() * 2e-4),
                 ),
             )
-            for _ in range(REPLAYS // 10):
-                device.replay(streams[0], graph)
-                device.synchronize(device.record(streams[0]))
-                answers.add(_answer_bits(executor))
+
+    answers = set()
+    for _ in range(10):
+        graph = executor._on_thread(delayed)
+        for _ in range(REPLAYS // 10):
+            device.replay(streams[0], graph)
+            device.synchronize(device.record(streams[0]))
+            answers.add(_answer_bits(executor))
     assert answers == {first.tobytes()}
 
 
@@ -273,6 +280,16 @@ def test_p11_the_current_stream_is_restored_and_a_graph_replayed_before_use(
     steps = StepMaker(KEY, streamed(executor, model))
     executor.prepare(steps.step(0, {0: (ONE, 1)}).program)
     assert len(rehearsed) == 1
+
+
+def test_operators_are_timed_one_by_one_also_once_a_program_is_captured(
+    executor: TorchGraphExecutor, model: Artifact
+) -> None:
+    steps = StepMaker(KEY, streamed(executor, model))
+    executor.prepare(steps.step(0, {0: (ONE, 1)}).program)
+    times = executor.time_operators(model, TimingRequest(repeats=3), lambda: True)
+    assert len(times) == len(model.graph.operators)
+    assert all(one.runs == 3 and one.median_us > 0.0 for one in times)
 
 
 def test_p12_the_form_that_is_kept_gives_the_same_answer(device: CudaDevice, model: Artifact) -> None:

@@ -73,7 +73,7 @@ class CudaDevice:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
         self._running, self._preparing = _streams()
-        _first_graph()
+        first_graph()
         self._cycles_per_s = 0.0
 
     # Streams and events
@@ -225,11 +225,12 @@ def _new_stream(priority: int) -> torch.cuda.Stream:
 
 
 @cache
-def _first_graph() -> tuple[torch.cuda.CUDAGraph, Tensor]:
+def first_graph() -> tuple[torch.cuda.CUDAGraph, Tensor]:
     """It is never replayed; see the module's text."""
     graph = torch.cuda.CUDAGraph()
     with torch.inference_mode(False):
         counted = torch.zeros(1, device="cuda")
+        _count(counted)  # loads the kernel, which a capture may not
         torch.cuda.current_stream().synchronize()
         _capture(graph, torch.cuda.graph_pool_handle(), _streams()[1][0], partial(_count, counted))
     return graph, counted

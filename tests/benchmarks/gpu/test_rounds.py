@@ -73,6 +73,30 @@ def test_a_window_gives_the_time_of_a_unit_back_to_back_and_of_a_run_alone() -> 
     assert len(rounds.samples[0].alone_us) == 10  # 0.4 of the window
 
 
+def test_a_variant_that_raises_is_told_once_and_the_others_go_on() -> None:
+    device, ran, told = Fake(), list[str](), list[str]()
+
+    def dies() -> None:
+        ran.append("b")
+        if len(ran) > 60:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        device.now_s += 1e-3
+
+    variants = [Variant("m", name, working(device, ran, name, 1e-3)) for name in "ac"]
+    variants.insert(1, Variant("m", "b", dies))
+    rounds = Rounds(device, Random(1), clock=lambda: device.now_s)
+
+    def tell(variant: Variant, error: Exception) -> None:
+        told.append(f"{variant.name}: {error}")
+
+    whole = rounds.measure(variants, rounds=6, window_s=0.01, until=lambda: False, on_failure=tell)
+    assert whole == 6 and told == ["b: CUDA error: an illegal memory access was encountered"]
+    counted = Counter(one.variant for one in rounds.samples)
+    assert counted["a"] == counted["c"] == 6 and 0 < counted["b"] < 6
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        rounds.measure(variants, rounds=6, window_s=0.01, until=lambda: False)
+
+
 def test_rounds_end_when_the_time_is_up_and_say_how_many_were_whole() -> None:
     device = Fake()
     variants = [Variant("m", name, working(device, [], name, 1e-3)) for name in "ab"]

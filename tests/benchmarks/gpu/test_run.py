@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.gpu.__main__ import main as command
 from benchmarks.gpu.device import Cpu
 from benchmarks.gpu.plans import Knowledge
 from benchmarks.gpu.printing import readable
@@ -105,6 +106,57 @@ def test_an_executor_that_is_missing_is_a_row_and_the_rivals_stay(tmp_path: Path
     assert [row["name"] for row in failed] == ["executor no_such"]
     assert "ExecutorError" in failed[0]["failed"]
     assert ("squeezenet", "torch graph") in {one.key for one in table.variants}
+
+
+def test_what_was_handed_over_is_built_anew_and_nothing_runs_that_was_unloaded(tmp_path: Path) -> None:
+    settings = replace(quick_settings("cpu", "torch_cpu"), models=("squeezenet",), mix_instances=(1,))
+    results = Results(tmp_path / "rows.jsonl")
+    table = Table(Cpu(), [subject_of("squeezenet")], settings, results, rng=Random(0))
+    table.build_torch()
+    table.build_ours(Knowledge("torch_cpu", "fp32"))
+    before = {one.key: one for one in table.variants}
+    executor = table.hand_over()
+    assert executor is not None and table.ours is None
+    again = {one.key: one for one in table.take_back(executor)}
+    assert again.keys() == before.keys() - table.candidates.keys() | set(table.best.items())
+    for key, variant in again.items():
+        assert (variant is before[key]) == (key not in table.candidates)
+        variant.run()
+    table.close()
+    results.close()
+    assert [row for row in results.report.rows if "failed" in row] == []
+
+
+def test_after_the_time_for_building_nothing_is_built_and_the_rows_say_so(tmp_path: Path) -> None:
+    results = Results(tmp_path / "rows.jsonl")
+    over = Deadline(0.0, clock=lambda: 1.0)
+    settings = quick_settings("cpu", "torch_cpu")
+    table = Table(Cpu(), [subject_of("squeezenet")], settings, results, rng=Random(0), building=over)
+    table.build_torch()
+    results.close()
+    assert table.variants == []
+    assert {row["skipped"] for row in results.report.rows} == {"the time was up"}
+
+
+def test_of_a_lost_device_everything_that_was_measured_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """After an error that CUDA keeps, every call raises it: also those that describe and free the device."""
+
+    def measure(run: Run) -> None:
+        run._results.add({"probe.something": 1.0}, part="probe", name="something")
+
+    def lost(*arguments: object) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(Run, "all_parts", measure)
+    monkeypatch.setattr(Run, "close", lost)
+    monkeypatch.setattr(Cpu, "describe", lost)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        command(["--device", "cpu", "--quick", "--json"])
+    said = json.loads(capfd.readouterr().out)
+    assert said["figures"] == {"probe.something": 1.0}
+    assert said["machine"]["gpu"].startswith("lost: RuntimeError: CUDA error")
 
 
 def test_a_variant_that_is_wrong_is_not_measured(tmp_path: Path) -> None:
