@@ -47,7 +47,7 @@ def _command(*arguments: str, home: Path) -> "subprocess.CompletedProcess[str]":
         (["run", "--shape", "x=1x3"], 2, "--shape is given without --model"),
         (["run", "--model", "a.onnx", "--shape", "x=1xthree"], 2, "not NAME=DIMS; write it like"),
         (["run", "--model", "a b.onnx"], 2, "cannot be the name of a model; give one with --model NAME=FILE"),
-        (["run", "--model", "a.onnx", "--threads", "0"], 2, "intra_op_threads"),
+        (["run", "--model", "a.onnx", "--threads", "0"], 2, "'--threads': Input should be greater"),
         (
             ["run", "--model", "a.onnx", "--executor", "abacus"],
             2,
