@@ -6,12 +6,13 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from edge_agent.utilisation.chain import this_machine
+from edge_agent.utilisation.chain import is_tegra, this_machine
 from edge_agent.utilisation.reading import text_of
+from shared.digest import digest_bytes
 
 _GPU_INFORMATION = "driver/nvidia/gpus"
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "torch")
-_LONGEST = 128
+_LONGEST, _DIGEST = 128, 12
 _DRIVER = re.compile(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", re.MULTILINE)
 
 
@@ -28,17 +29,14 @@ def _version(name: str) -> str | None:
         return None
 
 
-def gpu_names(proc: Path = Path("/proc")) -> list[str]:
+def gpu_names(proc: Path = Path("/proc"), root: Path = Path("/")) -> list[str]:
     """NVIDIA GPUs by what the driver says, and the integrated one of a Jetson by its device tree."""
     names = []
     for information in sorted((proc / _GPU_INFORMATION).glob("*/information")):
         lines = information.read_text(errors="replace").splitlines()
         names += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
-    try:
-        model = (proc / "device-tree/model").read_bytes().rstrip(b"\0").decode(errors="replace")
-    except OSError:
-        return names
-    return names or ([model] if "jetson" in model.lower() or "tegra" in model.lower() else [])
+    model = (text_of(proc / "device-tree/model") or "").rstrip("\0")
+    return names or ([model] if model and is_tegra(proc, root) else [])
 
 
 def cpu_name(proc: Path = Path("/proc")) -> str:
@@ -68,4 +66,9 @@ def device_class(precision: str = "fp32", *, mode: str | None = None, proc: Path
     mode = this_machine().power_mode() if mode is None else mode
     device = ", ".join(part for part in (hardware, driver and f"driver {driver}", mode) if part)
     runtimes = " ".join(f"{name}-{number}" for name, number in installed().items()) or "no-runtime"
-    return f"{device}; {runtimes}; {precision}"[:_LONGEST]
+    text = f"{device}; {runtimes}; {precision}"
+    if len(text) <= _LONGEST:
+        return text
+    # What is cut off counts, too: a digest stands for it.
+    whole = digest_bytes([text.encode()])[:_DIGEST]
+    return f"{text[: _LONGEST - _DIGEST - 1]} {whole}"

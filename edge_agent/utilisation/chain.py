@@ -49,6 +49,7 @@ class UtilisationChain:
                 self._asked_mode = ask()
         else:
             self._nvml = nvml()
+        self._limited = self._nvml is not None and self._nvml.power_mode() != ""
 
     @property
     def source(self) -> str:
@@ -70,12 +71,14 @@ class UtilisationChain:
     def power_mode(self) -> str:
         """nvpmodel's mode on a Jetson, else the GPU's power limit, else the governor; "" where none is known.
 
-        Costs with the same text were measured alike.
+        Costs with the same text were measured alike. Where NVML has told a limit once, one that it cannot
+        tell now is unknown and not the governor: that would be another mode.
         """
         if self._tegra is not None:
             return self._tegra.power_mode() or self._asked_mode
-        limit = self._nvml.power_mode() if self._nvml is not None else ""
-        return limit or self._cpu.governor()
+        if self._nvml is not None and self._limited:
+            return self._nvml.power_mode()
+        return self._cpu.governor()
 
 
 @cache

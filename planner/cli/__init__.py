@@ -5,6 +5,13 @@ import sys
 
 def main() -> None:
     """Run the command line; the process ends with a code of `shared.errors.ExitCode`."""
+    if sys.version_info < (3, 11):  # pip has left the planner's packages out without a word
+        version = ".".join(map(str, sys.version_info[:2]))
+        sys.stderr.write(
+            f"error: the planner needs Python 3.11 or later, this is {version}; make its environment with a "
+            "newer one, such as python3.11 -m venv (stageloom-agent runs on 3.10)\n"
+        )
+        sys.exit(6)
     try:
         from planner.cli.app import run
     except KeyboardInterrupt:  # pressed while the commands are imported, before anything can catch it

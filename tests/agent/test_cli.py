@@ -184,6 +184,11 @@ def test_gpus_are_read_from_the_driver_or_the_device_tree(tmp_path: Path) -> Non
     (tmp_path / "device-tree").mkdir()
     (tmp_path / "device-tree" / "model").write_bytes(b"NVIDIA Jetson Orin NX\0")
     assert gpu_names(tmp_path) == ["NVIDIA Jetson Orin NX"]
+    (tmp_path / "device-tree" / "model").write_bytes(b"NVIDIA Orin NX Developer Kit\0")
+    assert gpu_names(tmp_path, tmp_path) == []
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/nv_tegra_release").touch()
+    assert gpu_names(tmp_path, tmp_path) == ["NVIDIA Orin NX Developer Kit"]
     (tmp_path / "driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
     (tmp_path / "driver/nvidia/gpus/0000:01:00.0/information").write_text("Model: \t\t NVIDIA A100\nIRQ: 1\n")
     assert gpu_names(tmp_path) == ["NVIDIA A100"]

@@ -112,6 +112,21 @@ def test_nvml_is_asked_elsewhere_and_each_figure_by_itself(tmp_path: Path) -> No
     assert found["gpu_power"] is None and found["gpu_power_limit"] == 700.0
 
 
+def test_a_power_limit_that_cannot_be_read_now_is_unknown_and_no_other_mode(tmp_path: Path) -> None:
+    limits: list[Any] = [350_000, 350_000, NvmlError("GPU is lost"), 350_000]
+
+    def limit(*arguments: object) -> int:
+        found = limits.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return int(found)
+
+    nvml = library(nvmlInit=None, nvmlDeviceGetHandleByIndex="handle")
+    nvml.nvmlDeviceGetEnforcedPowerLimit = limit
+    it = chain(tmp_path, "server", nvml=lambda: open_nvml(library=nvml))
+    assert [it.power_mode() for _ in range(3)] == ["350 W", "", "350 W"]
+
+
 @pytest.mark.parametrize("broken", ["nvmlInit", "nvmlDeviceGetHandleByIndex"])
 def test_nvml_without_a_driver_or_a_device_is_no_source(tmp_path: Path, broken: str) -> None:
     works = {"nvmlInit": None, "nvmlDeviceGetHandleByIndex": "handle", broken: NvmlError("no driver")}
@@ -148,6 +163,8 @@ def test_the_device_class_says_driver_and_power_mode(tmp_path: Path) -> None:
     text = device_class("fp16", mode="700 W", proc=tmp_path / "proc")
     assert text.startswith("NVIDIA H100 80GB HBM3, driver 580.159.04, 700 W; ") and text.endswith("; fp16")
     assert len(text) <= 128
+    long = [device_class("fp16", mode="A" * 150 + end, proc=tmp_path / "proc") for end in ("1", "2", "1")]
+    assert {len(one) for one in long} == {128} and long[0] == long[2] != long[1]
 
 
 def test_what_a_machine_never_tells_is_reported_once_as_unsupported(tmp_path: Path) -> None:

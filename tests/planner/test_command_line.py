@@ -1,6 +1,7 @@
 """What commands have in common: helps, times, tables on a terminal, Ctrl-C."""
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 from edge_agent.cli import app as agent
 from edge_agent.executor.registry import EXECUTORS
-from planner.cli import app, create_options, service
+from planner.cli import app, create_options, main, service
 from planner.cli.output import emit_table
 from planner.store.store import Store
 from shared.errors import ExitCode
@@ -45,6 +46,17 @@ def test_the_planner_knows_the_executors_that_agents_have() -> None:
 
 def _ctrl_c(*_: Any) -> None:
     raise KeyboardInterrupt
+
+
+def test_a_python_that_is_too_old_for_the_planner_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """pip leaves its packages out there without a word; the first import that fails says nothing of it."""
+    monkeypatch.setattr(sys, "version_info", (3, 10, 12, "final", 0))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == ExitCode.BACKEND
+    assert "the planner needs Python 3.11 or later, this is 3.10" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_a_command_with_its_code_and_a_line_that_says_so(

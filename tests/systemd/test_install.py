@@ -4,6 +4,7 @@ import os
 import pwd
 import subprocess
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from shutil import which
 
@@ -207,9 +208,23 @@ def test_agents_hardening_leaves_out_what_breaks_cuda() -> None:
     settings = _settings(UNITS[0])
     assert {"MemoryDenyWriteExecute", "PrivateDevices", "PrivateUsers", "ProcSubset"}.isdisjoint(settings)
     assert settings["DevicePolicy"] == "closed"
-    allowed = (ROOT / UNITS[0]).read_text()
-    for device in ("char-nvidia*", "char-nvhost*", "/dev/nvmap", "/dev/nvidiactl", "/dev/nvidia-uvm"):
-        assert f"DeviceAllow={device} rw\n" in allowed
+    assert "RemoveIPC" not in settings, "applications may share the account"
+    assert "DeviceAllow=/dev/nvmap rw\n" in (ROOT / UNITS[0]).read_text()
+
+
+@pytest.mark.parametrize(
+    "driver",
+    [
+        *("nvidia", "nvidia-frontend", "nvidiactl", "nvidia-uvm", "nvidia-modeset", "drm"),
+        *("nvhost", "nvhost-ctrl", "host1x-fence"),
+        *("57000000.gpu", "17000000.gp10b", "17000000.gv11b", "17000000.ga10b", "17000000.gpu"),
+    ],
+)
+def test_the_agent_may_use_the_gpus_drivers_under_the_names_that_they_have(driver: str) -> None:
+    """As /proc/devices lists them, on cards and on Jetson's Nano, TX2, Xavier and Orin."""
+    lines = (ROOT / UNITS[0]).read_text().splitlines()
+    allowed = [line.removeprefix("DeviceAllow=char-").split()[0] for line in lines if "=char-" in line]
+    assert any(fnmatchcase(driver, pattern) for pattern in allowed)
 
 
 @pytest.mark.parametrize("unit", UNITS)

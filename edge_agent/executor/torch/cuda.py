@@ -101,8 +101,9 @@ class CudaDevice:
 
     def record(self, stream: Stream, *, timed: bool = False, external: bool = False) -> Event:
         """As `Device`. Whoever waits for it sleeps: an edge device has few cores to spin on."""
+        how = {"external": True} if external else {}  # torch knows that since 2.8
         event = torch.cuda.Event(  # type: ignore[no-untyped-call]
-            enable_timing=timed, blocking=True, external=external
+            enable_timing=timed, blocking=True, **how
         )
         event.record(stream)
         return event
