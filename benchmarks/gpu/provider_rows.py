@@ -1,11 +1,12 @@
 """Baseline 10: the whole model in onnxruntime on CUDA and on TensorRT, where they are installed.
 
 Inputs and outputs are bound to memory on the device and stay there. A session has a stream of its own, which
-begins after the benchmark's and which the benchmark's waits for; the host waits for neither. Input and logits
-are float32, as for our own plans, and are converted inside. A provider that onnxruntime would quietly replace
-by another one is a row that says so.
+begins after the benchmark's and which the benchmark's waits for; the host waits for neither, but in a run of
+a captured graph, which onnxruntime ends by waiting. Input and logits are float32, as for our own plans, and
+are converted inside. A provider that onnxruntime would quietly replace by another one is a row that says so.
 """
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -22,6 +23,7 @@ from benchmarks.gpu.rounds import Variant
 
 _CUDA: Final = "CUDAExecutionProvider"
 _TENSORRT: Final = "TensorrtExecutionProvider"
+_LIBNVINFER: Final = "libnvinfer.so.10"
 _WARM: Final = 3  # the first search for kernels, a graph is captured in one, and the last is measured
 
 
@@ -55,7 +57,21 @@ def why_not(provider: Provider, device: Device) -> str:
 
     if provider.name not in onnxruntime.get_available_providers():
         return f"onnxruntime {onnxruntime.__version__} was built without {provider.name}"
-    return "" if device.kind == "cuda" else "needs CUDA"
+    if device.kind != "cuda":
+        return "needs CUDA"
+    if (
+        provider.name == _TENSORRT and not _has_tensorrt()
+    ):  # the wheel brings the provider without the library
+        return "TensorRT is not installed"
+    return ""
+
+
+def _has_tensorrt() -> bool:
+    try:
+        ctypes.CDLL(_LIBNVINFER)
+    except OSError:
+        return False
+    return True
 
 
 def options_of(provider: Provider, device: Device, stream: Any, precision: str) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """One run: the parts in order, each with its share of the time."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -36,6 +37,7 @@ _TF32_S = 45.0  # three fifths for building
 _AFTER_COMPILED_S = 190.0  # the rounds as well
 _OPERATORS_S = 60.0  # of one model, in a child
 _CONCURRENCY_S = 10.0
+_SWITCHING_S = 35.0  # with concurrency
 _DELAY_S = 2e-4
 _OF_THE_TABLE = ("correctness", "table", "tf32", "serving", "switching", "concurrency")
 
@@ -57,6 +59,7 @@ class Run:
         self._ceilings: Ceilings | None = None
         self._resources: dict[str, list[OperatorResources]] = {}
         self._clocks: dict[str, Any] = {}
+        self._judged = False
 
     def about(self) -> dict[str, Any]:
         """The device and how it was run."""
@@ -106,17 +109,21 @@ class Run:
         if not any(settings.wants(part) for part in _OF_THE_TABLE):
             return
         self._measure_operators()
-        switch = None
         try:
             self._build_and_measure()
             if self._wants_tf32:  # before the open loads, which take all the time that is left
                 with results.attempt("tf32", "all rows"):
                     self._tf32()
-            switch = self._serve()
+            self._serve()
         finally:
-            if self._table is not None:
-                judging.add_goals(results, self._table, switch)
+            self._judge(None)
         self._note_clocks("after")
+
+    def _judge(self, switch: Mapping[str, Any] | None) -> None:
+        """The goals, once; `switch` are the figures of the plan switches."""
+        if self._table is not None and not self._judged:
+            judging.add_goals(self._results, self._table, switch)
+            self._judged = True
 
     @property
     def _wants_tf32(self) -> bool:
@@ -144,6 +151,9 @@ class Run:
         for (model, mode), seconds in compiling.taken_s.items():
             name = f"compiling {model}, {mode}"
             self._results.add({}, part="table", name=name, seconds=seconds)
+        if self._settings.parts == ("compile",):  # else each is told in its row of the table
+            for (model, mode), reason in compiling.failed.items():
+                self._results.skip("table", f"compiling {model}, {mode}", reason)
 
     def _measure_operators(self) -> None:
         """What every operator asks of a multiprocessor, and what bounds it: for costs and Opara's order."""
@@ -235,34 +245,35 @@ class Run:
         best = min(small, key=lambda name: times[name], default=None)
         return None if best is None else table.candidates[MIX, best].plan
 
-    def _serve(self) -> Any:
-        """Engine rows; the figures of the switches."""
+    def _serve(self) -> None:
+        """Engine rows, the goals, and concurrency."""
         settings, results, table = self._settings, self._results, self._table
         executor = None
         if settings.wants("serving") or settings.wants("switching"):
             with results.attempt("serving", "our executor, with nothing loaded"):
                 executor = table.hand_over() if table is not None else None
         if executor is None:
+            self._judge(None)
             self._add_concurrency()
-            return None
+            return
         switch = None
         service = Service(executor, self._subjects)
         try:
             rows = ServingRows(service, self._subjects, settings, results, self._best_mix())
             if settings.wants("serving"):
                 with results.attempt("serving", "full queues"):
-                    rows.full_queues()
+                    rows.full_queues(self._deadline.within(self._deadline.left_s - _SWITCHING_S))
             if settings.wants("switching"):
                 with results.attempt("switching", "between sequential graphs and ours"):
                     switch = rows.switch(self._deadline.share_s(0.4, most=25.0))
             if settings.wants("serving"):
                 with results.attempt("serving", "open loads"):
                     rows.open_loads(self._deadline.within(self._deadline.left_s - _CONCURRENCY_S), self._rng)
+            self._judge(switch)  # before the profiler, which is the likeliest to end the process
             self._add_concurrency(executor)
         finally:
             with results.attempt("serving", "closing"):
                 service.close()
-        return switch
 
     def _add_concurrency(self, lent: Executor | None = None) -> None:
         """Last: a process that was profiled once launches more slowly. `lent`: the service's executor."""

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import select
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from benchmarks.gpu.subjects import make_subject
 from benchmarks.gpu.torch_rows import MIX, Rows, use_precision
 
 NAME = "time slicing, a process per model"
+_PATIENCE_S = 60.0
 
 
 class Slices:
@@ -62,6 +64,9 @@ class Slices:
 
     def _answer(self, child: "subprocess.Popen[str]") -> dict[str, float]:
         assert child.stdout is not None
+        ready, _, _ = select.select([child.stdout], [], [], _PATIENCE_S)
+        if not ready:
+            raise RuntimeError(f"a time slice has not answered in {_PATIENCE_S:.0f} s")
         line = child.stdout.readline()
         if not line:
             raise RuntimeError(f"a time slice ended with exit code {child.wait()}")

@@ -61,18 +61,23 @@ class Switching:
         """
         found = Switches()
         self._service.shell.activate(self._service.load(plans[0]), keep=True)
-        for _ in range(self._depth):
-            self._submit()
-        for number in range(1, times + 1):
-            if time.monotonic() >= until_s and found.first_task_s:
-                break
-            self._switch(plans[number % len(plans)], found)
+        try:
+            for _ in range(self._depth):
+                self._submit()
+            for number in range(1, times + 1):
+                if time.monotonic() >= until_s and found.first_task_s:
+                    break
+                self._switch(plans[number % len(plans)], found)
+        finally:
+            self._end()  # else the tasks would go on beside whatever is measured next
+        found.completed, found.lost = self._completed, self._submitted - self._completed
+        return found
+
+    def _end(self) -> None:
         with self._lock:
             self._stopping = True
             if not self._lock.wait_for(lambda: self._open == 0, _WAIT_S):
                 raise RuntimeError(f"{self._open} tasks did not end in {_WAIT_S:.0f} s")
-        found.completed, found.lost = self._completed, self._submitted - self._completed
-        return found
 
     def _switch(self, plan: Plan, found: Switches) -> None:
         began_s = time.monotonic()

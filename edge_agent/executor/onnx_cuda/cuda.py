@@ -7,6 +7,7 @@ libraries fall back to, orders nothing here.
 
 import ctypes
 import importlib
+import os
 from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -51,6 +52,7 @@ class CudaOrtDevice:
         """Raises:
         ExecutorError: there is no CUDA device, or something that it takes is missing.
         """
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # read when CUDA starts (P4)
         cause, remedy = why_not()
         if cause:
             raise ExecutorError(f"executor 'onnx_cuda' cannot run here: {cause}", remedy=remedy)
