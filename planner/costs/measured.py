@@ -59,7 +59,7 @@ def device_costs(
     for artifact, batch in models:
         found = store.operator_costs(key, artifact, batch)
         measured_at[artifact] = batch if found else 1
-        operators[artifact] = found or store.operator_costs(key, artifact)
+        operators[artifact] = found if found or batch == 1 else store.operator_costs(key, artifact)
     table = cost_table(operators, measured_at)
     teachers = [(key, stages), *((one, store.stage_costs(one, executor)) for one in taught_by)]
     rates, learned = _learned(store, teachers, executor, table.rates, graph_of)

@@ -15,8 +15,9 @@ import torch
 
 from benchmarks.contract.schedules import StepMaker, graph_of, merged, plan_of, random_streams
 from edge_agent.executor.base import TimingRequest
+from edge_agent.executor.on_device.streams import CONNECTIONS
 from edge_agent.executor.torch.builder import Builder, Built, Effort
-from edge_agent.executor.torch.cuda import CONNECTIONS, CudaDevice
+from edge_agent.executor.torch.cuda import CudaDevice
 from edge_agent.executor.torch.graphs import TorchGraphExecutor
 from edge_agent.executor.torch.launching import issue_program
 from shared.artifact import Artifact

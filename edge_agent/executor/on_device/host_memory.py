@@ -1,11 +1,26 @@
 """Host memory that a device copies to and from by itself, lent out piece by piece."""
 
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from shared.bound import BoundPlan
+
 Piece = TypeVar("Piece")
+
+
+def pieces_of(bound: BoundPlan) -> Counter[int]:
+    """How many pieces of each size a plan's steps in flight need for inputs and outputs.
+
+    A block is in one lane at a time, so each replica takes part in `run_ahead` steps at most.
+    """
+    found: Counter[int] = Counter()
+    for model in bound.models:
+        for tensor in (*model.graph.inputs, *model.graph.outputs):
+            size = model.plan.batch * model.graph.tensors[tensor].nbytes
+            found[size] += model.plan.replicas * bound.plan.run_ahead
+    return found
 
 
 class HostMemory(Generic[Piece]):

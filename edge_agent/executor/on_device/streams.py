@@ -14,6 +14,9 @@ from shared.launch_list import Item, LaunchList
 MAX_GROUP_STREAMS = 8
 MAX_STREAMS = 32
 
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""Hardware queues that streams are spread over; read from the environment once, when CUDA starts (P4)."""
+
 
 def streams_per_lane(lanes: int) -> int:
     """How many streams every lane may use, at least its own."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from edge_agent.executor.on_device.streams import CONNECTIONS, MAX_STREAMS
 from edge_agent.executor.onnx_cuda.device import PROFILING, Event, Stream
 from shared.errors import ExecutorError
 
@@ -52,7 +53,7 @@ class CudaOrtDevice:
         """Raises:
         ExecutorError: there is no CUDA device, or something that it takes is missing.
         """
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # read when CUDA starts (P4)
+        os.environ.setdefault(CONNECTIONS, str(MAX_STREAMS))
         cause, remedy = why_not()
         if cause:
             raise ExecutorError(f"executor 'onnx_cuda' cannot run here: {cause}", remedy=remedy)

@@ -1,13 +1,12 @@
 """Tensors between the host and a plan's memory: the tasks' inputs, outputs, and what a tap wants to see."""
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from edge_agent.executor.base import Rows
-from edge_agent.executor.on_device.host_memory import HostMemory
+from edge_agent.executor.on_device.host_memory import HostMemory, pieces_of
 from edge_agent.executor.onnx_cuda.device import OrtDevice, Stream
 from edge_agent.executor.onnx_cuda.memory import PlanMemory
 from edge_agent.executor.onnx_cuda.recipe import Recipe, Value
@@ -31,12 +30,7 @@ class HostTensors:
 
     def reserve(self, bound: BoundPlan) -> None:
         """Have the memory that a plan's steps need."""
-        pieces: Counter[int] = Counter()
-        for model in bound.models:
-            for tensor in (*model.graph.inputs, *model.graph.outputs):
-                size = model.plan.batch * model.graph.tensors[tensor].nbytes
-                pieces[size] += model.plan.replicas * bound.plan.run_ahead  # a block is in one lane at a time
-        for size, count in pieces.items():
+        for size, count in pieces_of(bound).items():
             self.pieces.reserve(size, count)
 
     def arrive(

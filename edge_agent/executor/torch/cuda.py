@@ -25,19 +25,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edge_agent.executor.on_device.streams import MAX_GROUP_STREAMS, MAX_STREAMS
+from edge_agent.executor.on_device.streams import CONNECTIONS, MAX_GROUP_STREAMS, MAX_STREAMS
 from edge_agent.executor.torch.device import Event, Graph, Launch, Pool, Stream
 from edge_agent.executor.torch.footprints import block_needs, driver
 from edge_agent.lowering.dtypes import use_tf32
 from edge_agent.utilisation.kernels import BlockNeeds, Multiprocessor
 from shared.errors import ExecutorError
 
-CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _SLEEP_PROBE_CYCLES = 10_000_000
 _PREPARING = threading.Lock()
 
 
-def before_cuda_starts(connections: int = 32) -> None:
+def before_cuda_starts(connections: int = MAX_STREAMS) -> None:
     """Hardware queues, unless the environment says otherwise; read once, when CUDA starts (P4)."""
     started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if started and CONNECTIONS not in os.environ:

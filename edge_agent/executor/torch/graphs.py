@@ -8,7 +8,6 @@ that `step.after` names. `wait` blocks on the step's own event.
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from edge_agent.executor.base import GroupTime, Rows, StepResult
 from edge_agent.executor.on_device.feeds import bucket_of, check_feeds
-from edge_agent.executor.on_device.host_memory import HostMemory
+from edge_agent.executor.on_device.host_memory import HostMemory, pieces_of
 from edge_agent.executor.torch.builder import Builder, Built, Effort
 from edge_agent.executor.torch.device import Device, Event, Pool, Stream
 from edge_agent.executor.torch.executor import TorchExecutor, landing_rows, one_line, split_rows
@@ -128,12 +127,9 @@ class TorchGraphExecutor(TorchExecutor):
         with torch.inference_mode():
             super().load(key, bound, artifacts)
         self._on.settle()
-        pieces: Counter[int] = Counter()
-        for index, model in enumerate(bound.models):
-            for size in self._host_sizes(self._plans[key], index):
-                pieces[size] += model.plan.replicas * bound.plan.run_ahead  # a block is in one lane at a time
+        for model in bound.models:
             log.info("model %s is lowered for %s", model.plan.name, self._device)
-        for size, count in pieces.items():
+        for size, count in pieces_of(bound).items():
             self._host.reserve(size, count)
 
     def _host_sizes(self, plan: LoadedPlan, index: int) -> list[int]:
