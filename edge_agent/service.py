@@ -166,7 +166,10 @@ class Agent:
         if not self._plans.engine_up:
             return "the engine process is starting"
         if self._plans.active is None and not self._plans.exchanging:
-            return "a plan is being loaded" if self._plans.loading else "no plan is active"
+            if self._plans.loading:
+                return "a plan is being loaded"
+            trouble = self._plans.trouble
+            return f"no plan is active: {trouble}" if trouble else "no plan is active"
         return ""
 
     def submit(self, task: Accepted) -> None:

@@ -25,6 +25,7 @@ from edge_agent.plans.engine_view import EngineView
 from edge_agent.plans.facts import PlanFacts
 from edge_agent.plans.probation import Probation, Verdict
 from edge_agent.plans.pursuit import Pursuit
+from edge_agent.plans.restoring import Restoring
 from edge_agent.plans.supervisor import Supervisor
 from edge_agent.plans.trial_runner import TrialPlans, TrialRunner
 from edge_agent.plans.waiting import WaitingLog
@@ -55,12 +56,15 @@ class PlanManager(Pursuit):
         self._coin = coin or Random(0)
         self._windows = itertools.count(1)
         self._decided: link.TrialDecided | None = None  # the last trial's, until the next attempt
+        self._restoring: Restoring | None = None  # while last-known-good does not load and nothing runs
 
     # -- what the link asks for -----------------------------------------------------------------------------
 
     def restore(self, plan: RunnablePlan) -> list[Action]:
         """Run last-known-good."""
         self._good, self._adopted = plan, None
+        if self._restoring is not None and self._restoring.digest != plan.ref.digest:
+            self._restoring = None
         if self._candidate is not None and self._candidate.runs:
             self._candidate = None
         return self._pursue()
@@ -237,7 +241,7 @@ class PlanManager(Pursuit):
         engine = self._engine
         plan = engine.loading.pop(key, None)
         if plan is not None:
-            return self._useless(plan.ref.digest, reason) + self._pursue()
+            return self._useless(plan.ref.digest, reason, passes=True) + self._pursue()
         if key != engine.asked:
             return []  # it was to be freed, and is
         # It was loaded once, so it is not to blame: it was freed before the order came. Load it again.
@@ -251,6 +255,8 @@ class PlanManager(Pursuit):
         plan, candidate = self.active, self._candidate
         if plan is None:
             return []
+        if self._restoring is not None and plan.ref.digest == self._restoring.digest:
+            self._restoring = None
         actions = self._exchanged(plan, paused_s)
         runner = self.runner
         if candidate is not None and runner is not None and not runner.draining:
@@ -312,7 +318,7 @@ class PlanManager(Pursuit):
     def tick(self, now_s: float) -> list[Action]:
         """Time passed."""
         self._watch_running(now_s)
-        actions = self._end_overdue_load(now_s)
+        actions = self._end_overdue_load(now_s) + self._restore_again(now_s)
         candidate = self._candidate
         if candidate is None or self._engine.stopping:
             return actions
@@ -338,6 +344,28 @@ class PlanManager(Pursuit):
         reason = f"it was not loaded within {limit_s:g} s, so the engine process was ended"
         note = Note("load_overdue", f"plan {digest[:12]}: {reason}")
         return [note, *self._useless(digest, reason), StopEngine()]
+
+    def _restore_again(self, now_s: float) -> list[Action]:
+        """Nothing runs, as last-known-good did not load: try it in a fresh engine process.
+
+        One that has found no GPU once finds none ever after.
+        """
+        restoring, engine, running = self._restoring, self._engine, self.active
+        if restoring is None or restoring.digest not in self._unusable:
+            return []  # nothing is wrong, or a try is under way
+        if running is not None:  # something else runs: what failed is given up
+            self._restoring = None
+            return [] if restoring.told else [Tell(link.RestoreFailed(restoring.reason))]
+        actions: list[Action] = []
+        if restoring.failed(now_s):
+            restoring.told = True
+            actions.append(Tell(link.RestoreFailed(restoring.reason)))
+        idle = engine.up and not (engine.stopping or engine.loading) and self._candidate is None
+        if idle and self._target() is None and restoring.due(now_s):
+            self._unusable.clear()
+            engine.stopping = True
+            actions.append(StopEngine())
+        return actions
 
     # -- decisions ------------------------------------------------------------------------------------------
 
@@ -419,8 +447,8 @@ class PlanManager(Pursuit):
                 return candidate.plan
         return self.active or next(iter(engine.loading.values()), None)
 
-    def _useless(self, digest: Digest, reason: str) -> list[Action]:
-        """A plan does not check or load."""
+    def _useless(self, digest: Digest, reason: str, *, passes: bool = False) -> list[Action]:
+        """A plan does not check or load; `passes`: for a reason that may pass."""
         self._unusable[digest] = reason
         actions: list[Action] = []
         candidate = self._candidate
@@ -430,7 +458,18 @@ class PlanManager(Pursuit):
             actions.append(Tell(told(candidate.attempt, reason)))
         if self._good is not None and self._good.ref.digest == digest:
             actions.append(Note("last_good_unusable", reason))
-            actions.append(Tell(link.RestoreFailed(reason)))
+            if passes and self.active is None:
+                self._restoring = self._restoring_of(digest, reason)
+            else:
+                actions.append(Tell(link.RestoreFailed(reason)))
             if self.active is None and self._target() is None:
                 actions.append(Tell(link.ActiveChanged(None)))
         return actions
+
+    def _restoring_of(self, digest: Digest, reason: str) -> Restoring:
+        """The tries so far, if it was this plan that was tried."""
+        known = self._restoring
+        if known is None or known.digest != digest:
+            return Restoring(digest, reason, self._config.restore_patience_s)
+        known.reason = reason
+        return known

@@ -101,6 +101,11 @@ class Pursuit:
         runner = self._candidate.runner if self._candidate else None
         return None if runner is None or runner.over else runner
 
+    @property
+    def trouble(self) -> str:
+        """Why last-known-good does not run; empty where it does, or is on its way."""
+        return self._unusable.get(self._good.ref.digest, "") if self._good is not None else ""
+
     def plan_of(self, key: PlanKey) -> RunnablePlan | None:
         """The plan behind a key of the present engine process."""
         return self._engine.loaded.get(key) or self._engine.loading.get(key)
