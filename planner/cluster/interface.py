@@ -4,7 +4,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
+from shared.errors import UnavailableError
+
 T = TypeVar("T")
+
+
+class WorkersGone(UnavailableError):
+    """All workers of a pool went away together, for no fault of what they ran."""
 
 
 class SearchPool(Protocol):
@@ -41,7 +47,7 @@ class SearchFuture(Future[T]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stop: Callable[[], None] = lambda: None
+        self.stop: Callable[[], object] = lambda: None
 
     def cancel(self) -> bool:
         """Cancel, if it is not done; True where it ends cancelled."""

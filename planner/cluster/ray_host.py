@@ -5,17 +5,24 @@ beside. Its main thread starts Ray, since Ray's own processes die with the threa
 PR_SET_PDEATHSIG). When the planner goes, however it goes, the pipe ends, and so do Ray and this process.
 
 A local Ray listens on the loopback interface only: Ray binds to the address of its node, and asks the network
-for that address unless `RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER` says that nobody else is to reach it.
+for that address unless `RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER` says that nobody else is to reach it. Its token is
+made here; by itself Ray would write one into the home directory, which a service may not have.
+
+A cluster is sent this code, so that its nodes need what it imports, but not Stageloom.
 """
 
+import importlib
 import logging
 import os
 import pickle
+import secrets
 import signal
 import socket
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Final
 
 from shared.errors import ExecutorError, StageloomError, UnavailableError
@@ -27,6 +34,10 @@ _ENVIRONMENT: Final = {
     "RAY_TQDM_PATCH_PRINT": "0",
 }
 _LOOPBACK: Final = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+# Ray waits for a cluster that went away before it ends its process; meanwhile searches wait, too.
+_PATIENCE: Final = {"RAY_gcs_rpc_server_reconnect_timeout_s": "15"}
+_ABLE_S: Final = 60.0  # for the first import of this code on a node
+_TOKEN_VARIABLES: Final = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +85,11 @@ def host(pipe: Connection, workers: int, address: str) -> None:
     os.dup2(2, 1)  # Ray says what it says on stdout, which is for the planner's data
     try:
         ray = _start(workers, address)
-    except ImportError as error:
-        remedy = "install it with the extra `planner`"
-        pipe.send(Broken(ExecutorError(f"ray cannot be imported: {_line(error)}", remedy=remedy)))
+    except StageloomError as error:
+        pipe.send(Broken(error))
         return
     except Exception as error:
-        where = f"the Ray cluster at {address}" if address else "a local Ray"
-        remedy = "check --ray-address" if address else "see /tmp/ray/session_latest/logs"
-        pipe.send(Broken(UnavailableError(f"{where} does not start: {_line(error)}", remedy=remedy)))
+        pipe.send(Broken(_no_cluster(address, error) if address else _no_local(error)))
         return
     pipe.send(Running())
     _Tasks(ray, pipe).serve()
@@ -89,17 +97,32 @@ def host(pipe: Connection, workers: int, address: str) -> None:
     ray.shutdown()
 
 
+def _no_local(error: Exception) -> UnavailableError:
+    return UnavailableError(
+        f"a local Ray does not start: {_line(error)}", remedy="see /tmp/ray/session_latest/logs"
+    )
+
+
+def _no_cluster(address: str, error: Exception) -> UnavailableError:
+    remedy = (
+        "see that Ray and Python are the same there as here, and, if the cluster has a token, that "
+        "RAY_AUTH_TOKEN or ~/.ray/auth_token has it"
+    )
+    return UnavailableError(f"the Ray cluster at {address} cannot be used: {_line(error)}", remedy=remedy)
+
+
 def _start(workers: int, address: str) -> Any:
-    for name, value in {**_ENVIRONMENT, **({} if address else _LOOPBACK)}.items():
+    ours = _PATIENCE | cluster_token(os.environ, Path.home()) if address else _LOOPBACK | _own_token()
+    for name, value in (_ENVIRONMENT | ours).items():
         os.environ.setdefault(name, value)
     if address:
         _require_reachable(address)  # Ray itself tries for minutes, then ends the process
-    import ray
-
+    ray = _imported()
     logging.getLogger("ray").setLevel(logging.WARNING)
     common: dict[str, Any] = {"log_to_driver": False, "namespace": "stageloom", "configure_logging": False}
     if address:
-        ray.init(address=address, **common)
+        ray.init(address=address, runtime_env={"py_modules": _our_code()}, **common)
+        ray.get(ray.remote(num_cpus=0, max_retries=0)(able).remote(), timeout=_ABLE_S)
     else:
         ray.init(
             num_cpus=workers,
@@ -112,10 +135,49 @@ def _start(workers: int, address: str) -> Any:
     return ray
 
 
+def _imported() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        remedy = "install it with the extra `planner`"
+        raise ExecutorError(f"ray cannot be imported: {_line(error)}", remedy=remedy) from error
+    return ray
+
+
+def _own_token() -> dict[str, str]:
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
+def cluster_token(environment: Mapping[str, str], home: Path) -> dict[str, str]:
+    """What to set so that a cluster gets its token, if one is at hand. A cluster without tokens ignores it.
+
+    By itself Ray shows a token to a cluster that it found on its own machine, but to none that it is named.
+    """
+    has_token = any(environment.get(name) for name in _TOKEN_VARIABLES) or (home / ".ray/auth_token").exists()
+    return {"RAY_AUTH_MODE": "token"} if has_token else {}
+
+
+def _our_code() -> list[str]:
+    """The packages that a search imports."""
+    root = Path(__file__).resolve().parents[2]
+    return [str(root / "planner"), str(root / "shared")]
+
+
+def able() -> None:
+    """On a node: import what a search imports; a node that cannot is better found before the first search."""
+    for module in ("planner.cluster.run", "planner.contest.task"):
+        importlib.import_module(module)
+
+
 def _require_reachable(address: str) -> None:
     name, _, port = address.removeprefix("ray://").rpartition(":")
-    with socket.create_connection((name, int(port)), _REACH_S):
-        pass
+    try:
+        with socket.create_connection((name, int(port)), _REACH_S):
+            pass
+    except (OSError, ValueError) as error:
+        raise UnavailableError(
+            f"the Ray cluster at {address} cannot be reached: {_line(error)}", remedy="check --ray-address"
+        ) from error
 
 
 class _Tasks:
@@ -178,4 +240,6 @@ class _Tasks:
 
 
 def _line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0][:200] or type(error).__name__
+    """What it says, in one line; of a task's error the last one, since the traceback comes first."""
+    lines = str(error).strip().splitlines() or [""]
+    return lines[-1 if hasattr(error, "cause") else 0].strip()[:200] or type(error).__name__

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, Final, TypeVar
 
-from planner.cluster.interface import SearchFuture
+from planner.cluster.interface import SearchFuture, WorkersGone
 from planner.cluster.ray_host import Broken, Cancel, Ended, Running, Submit, host
 from shared.errors import StageloomError, UnavailableError
 
@@ -129,12 +129,7 @@ class RayPool:
         process.join(_END_S)
         process.kill()
         process.join()
-        self._end(
-            UnavailableError(
-                f"the process that owns Ray ended with code {process.exitcode}",
-                remedy="restart the planner to have Ray again",
-            )
-        )
+        self._end(WorkersGone(f"the process that owns Ray ended with code {process.exitcode}"))
 
     def _listen(self, pipe: Connection) -> None:
         while True:
@@ -167,8 +162,8 @@ class RayPool:
             self._error = self._error or error
             waiting, self._open = list(self._open.values()), {}
             closing = self._closing
+            self._over = True  # under the lock: nothing may be submitted once what is open was taken
         with self._state:
-            self._over = True
             self._state.notify_all()
         for future in waiting:
             future.fail(self._error)

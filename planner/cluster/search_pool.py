@@ -2,39 +2,53 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+from planner.cluster.interface import SearchFuture, WorkersGone
 from planner.cluster.processes import IDLE_S, ProcessPool
 from planner.cluster.ray_pool import RayPool
-from shared.errors import StageloomError, UnavailableError
+from shared.errors import ExecutorError, StageloomError, UnavailableError
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_AGAIN_S: Final = 60.0
 
 
 class AnytimePool:
     """Implements `SearchPool`; nothing waits for Ray.
 
     The first search starts Ray in the background and runs in a process of this machine; later ones run on Ray
-    as soon as it is there. With an address Ray is joined at once. Where it fails, one warning says why.
+    as soon as it is there. With an address Ray is joined at once. Where it fails or goes away, one warning
+    says why, what it was running starts again in a process of this machine, and a search that comes a minute
+    later tries to have Ray again.
     """
 
     def __init__(
-        self, workers: int = 1, *, use_ray: bool = True, ray_address: str = "", idle_s: float | None = IDLE_S
+        self,
+        workers: int = 1,
+        *,
+        use_ray: bool = True,
+        ray_address: str = "",
+        idle_s: float | None = IDLE_S,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """`idle_s`: as `ProcessPool`; Ray decides for itself."""
         self._workers = workers
         self._use_ray = use_ray
         self._address = ray_address
+        self._now_s = now_s
         self._lock = threading.Lock()
         self._closed = False
         self._processes = ProcessPool(workers, idle_s=idle_s)
+        self._again_s: float | None = 0.0  # when Ray may be started; None: never, or it has been
         self._ray: RayPool | None = None
         if use_ray and ray_address:
-            self._ray = RayPool(workers, address=ray_address, failed=_warn)
+            self._start()
 
     @property
     def workers(self) -> int:
@@ -53,10 +67,11 @@ class AnytimePool:
                 future: Future[T] = Future()
                 future.set_exception(UnavailableError("the search workers are closed"))
                 return future
-            if self._ray is None and self._use_ray:
-                self._ray = RayPool(self._workers, failed=_warn)
-        if self._ray is not None and self._ray.ready:
-            return self._ray.submit(function, *arguments)
+            if self._use_ray and self._again_s is not None and self._now_s() >= self._again_s:
+                self._start()
+            ray = self._ray
+        if ray is not None and ray.ready:
+            return _Search(lambda pool: pool.submit(function, *arguments), ray, self._processes)
         return self._processes.submit(function, *arguments)
 
     def close(self) -> None:
@@ -67,6 +82,40 @@ class AnytimePool:
         if self._ray is not None:
             self._ray.close()
 
+    def _start(self) -> None:
+        self._again_s = None
+        self._ray = RayPool(self._workers, address=self._address, failed=self._failed)
 
-def _warn(error: StageloomError) -> None:
-    log.warning("searches run in processes of this machine, since %s", error)
+    def _failed(self, error: StageloomError) -> None:
+        log.warning("searches run in processes of this machine, since %s", error)
+        if not isinstance(error, ExecutorError):  # which says that Ray is not installed
+            self._again_s = self._now_s() + _AGAIN_S
+
+
+class _Search(SearchFuture[T]):
+    """A search on Ray, and in a process of this machine if Ray goes away under it."""
+
+    def __init__(
+        self, begin: Callable[[RayPool | ProcessPool], "Future[T]"], ray: RayPool, instead: ProcessPool
+    ) -> None:
+        super().__init__()
+        self._begin, self._instead = begin, instead
+        self._follow(begin(ray))
+
+    def _follow(self, run: "Future[T]") -> None:
+        self.stop = run.cancel
+        run.add_done_callback(self._ended)
+        if self.cancelled():  # before this one could be stopped
+            run.cancel()
+
+    def _ended(self, run: "Future[T]") -> None:
+        if run.cancelled():
+            self.cancel()
+            return
+        error = run.exception()
+        if isinstance(error, WorkersGone):
+            self._follow(self._begin(self._instead))
+        elif error is not None:
+            self.fail(error)
+        else:
+            self.settle(run.result())

@@ -13,12 +13,12 @@ from typing import ClassVar
 import pytest
 
 from planner.cluster import search_pool
-from planner.cluster.interface import SearchPool
+from planner.cluster.interface import SearchFuture, SearchPool, WorkersGone
 from planner.cluster.processes import ProcessPool
 from planner.cluster.ray_pool import RayPool
 from planner.cluster.run import search
 from planner.cluster.search_pool import AnytimePool
-from shared.errors import PlanError, StageloomError, UnavailableError
+from shared.errors import ExecutorError, PlanError, StageloomError, UnavailableError
 from shared.search.job import SearchJob
 from tests.cluster.listening import (
     IPV4_LOOPBACK,
@@ -125,12 +125,12 @@ pool.close()
 """
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=ROOT, check=True)
-    assert "the Ray cluster at 127.0.0.1:9 does not start: " in done.stdout
+    assert "the Ray cluster at 127.0.0.1:9 cannot be reached: " in done.stdout
     assert "; check --ray-address" in done.stdout
 
 
 class StuckRay:
-    """A Ray that is starting, for ever, until it is said to have failed."""
+    """A Ray that is starting, for ever, until it is said to run or to have failed."""
 
     made: ClassVar[list["StuckRay"]] = []
     ready = False
@@ -139,33 +139,99 @@ class StuckRay:
         self.address, self.failed = address, failed
         self.made.append(self)
 
+    def submit(self, function: Callable[..., object], *arguments: object) -> SearchFuture[object]:
+        """It runs on and on."""
+        self.running: SearchFuture[object] = SearchFuture()
+        return self.running
+
+    def gone(self) -> None:
+        """As when the cluster is shut down."""
+        self.ready, error = False, WorkersGone("the process that owns Ray ended with code 1")
+        self.running.fail(error)
+        self.failed(error)
+
     def close(self) -> None:
         """Nothing runs."""
 
 
-def test_ray_starts_with_the_first_search_which_does_not_wait_for_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> list[StuckRay]:
+    """Every Ray that was started, none of which is one."""
     monkeypatch.setattr(search_pool, "RayPool", StuckRay)
-    StuckRay.made.clear()
+    monkeypatch.setattr(StuckRay, "made", [])
+    return StuckRay.made
+
+
+def test_ray_starts_with_the_first_search_which_does_not_wait_for_it(
+    stuck: list[StuckRay], caplog: pytest.LogCaptureFixture
+) -> None:
     pool = AnytimePool(1)
-    assert not StuckRay.made
+    assert not stuck
     assert pool.submit(add, 2, 2).result(60) == 4
-    (ray,) = StuckRay.made
+    (ray,) = stuck
     ray.failed(UnavailableError("a local Ray does not start: no memory", remedy="see its log"))
     assert "searches run in processes of this machine, since a local Ray does not start" in caplog.text
     assert pool.where == "processes"
     pool.close()
 
 
-def test_ray_is_joined_at_once_where_named_and_never_started_where_off(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(search_pool, "RayPool", StuckRay)
-    StuckRay.made.clear()
+def test_a_search_starts_again_in_a_process_if_ray_goes_away_under_it(stuck: list[StuckRay]) -> None:
+    pool = AnytimePool(1, ray_address="10.0.0.1:6379")
+    (ray,) = stuck
+    ray.ready = True
+    future = pool.submit(add, 2, 3)
+    assert pool.where == "ray"
+    assert not future.done()
+    ray.gone()
+    assert future.result(60) == 5
+    pool.close()
+
+
+def test_a_search_that_was_cancelled_does_not_start_again(stuck: list[StuckRay], tmp_path: Path) -> None:
+    pool = AnytimePool(1, ray_address="10.0.0.1:6379")
+    (ray,) = stuck
+    ray.ready = True
+    future = pool.submit(busy, str(tmp_path / "started"), str(tmp_path / "ended"))
+    assert future.cancel()
+    assert ray.running.cancelled()
+    ray.gone()
+    assert pool.submit(add, 1, 1).result(60) == 2, "the one worker is free"
+    assert not (tmp_path / "started").exists()
+    pool.close()
+
+
+def test_a_search_that_started_again_can_be_cancelled(stuck: list[StuckRay], tmp_path: Path) -> None:
+    pool = AnytimePool(1, ray_address="10.0.0.1:6379")
+    (ray,) = stuck
+    ray.ready = True
+    started = tmp_path / "started"
+    future = pool.submit(busy, str(started), str(tmp_path / "ended"))
+    ray.gone()
+    until(lambda: started.exists() and started.read_text())
+    assert future.cancel()
+    assert pool.submit(add, 1, 1).result(60) == 2
+    pool.close()
+
+
+def test_ray_is_tried_again_by_a_search_that_comes_a_minute_after_it_went_away(stuck: list[StuckRay]) -> None:
+    clock = [100.0]
+    pool = AnytimePool(1, ray_address="10.0.0.1:6379", now_s=lambda: clock[0])
+    stuck[0].failed(UnavailableError("the Ray cluster at 10.0.0.1:6379 cannot be reached"))
+    for now_s, started in ((159.0, 1), (161.0, 2), (1000.0, 2)):
+        clock[0] = now_s
+        assert pool.submit(add, 1, 1).result(60) == 2
+        assert len(stuck) == started, now_s
+    stuck[1].failed(ExecutorError("ray cannot be imported", remedy="install it"))
+    clock[0] = 2000.0
+    assert pool.submit(add, 1, 1).result(60) == 2
+    assert len(stuck) == 2, "it will not be installed meanwhile"
+    pool.close()
+
+
+def test_ray_is_joined_at_once_where_named_and_never_started_where_off(stuck: list[StuckRay]) -> None:
     AnytimePool(1, ray_address="10.0.0.1:6379").close()
-    assert [one.address for one in StuckRay.made] == ["10.0.0.1:6379"]
+    assert [one.address for one in stuck] == ["10.0.0.1:6379"]
     off = AnytimePool(1, use_ray=False)
     assert off.submit(add, 1, 2).result(60) == 3
     off.close()
-    assert len(StuckRay.made) == 1
+    assert len(stuck) == 1
