@@ -153,7 +153,8 @@ def cluster_token(environment: Mapping[str, str], home: Path) -> dict[str, str]:
 
     By itself Ray shows a token to a cluster that it found on its own machine, but to none that it is named.
     """
-    has_token = any(environment.get(name) for name in _TOKEN_VARIABLES) or (home / ".ray/auth_token").exists()
+    in_home = os.access(home / ".ray/auth_token", os.R_OK)  # of a service's home, even this may be forbidden
+    has_token = in_home or any(environment.get(name) for name in _TOKEN_VARIABLES)
     return {"RAY_AUTH_MODE": "token"} if has_token else {}
 
 
