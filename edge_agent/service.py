@@ -307,7 +307,7 @@ class Agent:
             "agent_restarted",
             f"the engine process ended ({how}) while the task was in flight; submit it again if wanted",
         )
-        self._profiles.engine_exited()
+        self._profiles.engine_exited(ordered=self._plans.engine_stopping)
         self._recordings.engine_exited()
         self._shell.do(self._plans.exited(how, self.loop.now()))
         self._shell.collect()

@@ -30,7 +30,7 @@ class ManagerConfig:
     trial: TrialConfig = field(default_factory=TrialConfig)
     timing_s: float = 10.0  # the models of a trial are timed for so long at most
     load_limit_s: float = 120.0  # an engine process that loads one plan for so long is taken to hang
-    restore_patience_s: float = 60.0  # last-known-good may fail to load for so long, and no verdict be told
+    restore_patience_s: float = 300.0  # last-known-good may fail to load for so long, and no verdict be told
 
 
 @dataclass

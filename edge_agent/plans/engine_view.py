@@ -25,6 +25,7 @@ class EngineView:
     freed: set[PlanKey] = field(default_factory=set)  # being freed, or freeing itself
     active: PlanKey | None = None
     draining: bool = False  # told to launch nothing until the next swap
+    stale: bool = False  # a plan did not load while none ran: one that has found no GPU once never finds one
     first_load: tuple[PlanKey, float] | None = None  # plans load in turn: whose turn it is, and since when
 
     def key_of(self, digest: Digest, plans: dict[PlanKey, RunnablePlan]) -> PlanKey | None:

@@ -25,7 +25,7 @@ from edge_agent.plans.engine_view import EngineView
 from edge_agent.plans.facts import PlanFacts
 from edge_agent.plans.probation import Probation, Verdict
 from edge_agent.plans.pursuit import Pursuit
-from edge_agent.plans.restoring import Restoring
+from edge_agent.plans.restoring import Restoring, Unusable
 from edge_agent.plans.supervisor import Supervisor
 from edge_agent.plans.trial_runner import TrialPlans, TrialRunner
 from edge_agent.plans.waiting import WaitingLog
@@ -56,15 +56,15 @@ class PlanManager(Pursuit):
         self._coin = coin or Random(0)
         self._windows = itertools.count(1)
         self._decided: link.TrialDecided | None = None  # the last trial's, until the next attempt
-        self._restoring: Restoring | None = None  # while last-known-good does not load and nothing runs
+        self._restoring: Restoring | None = None  # while last-known-good does not load
 
     # -- what the link asks for -----------------------------------------------------------------------------
 
     def restore(self, plan: RunnablePlan) -> list[Action]:
-        """Run last-known-good."""
+        """Run last-known-good, whatever became of it before."""
         self._good, self._adopted = plan, None
-        if self._restoring is not None and self._restoring.digest != plan.ref.digest:
-            self._restoring = None
+        self._restoring = None
+        self._unusable.pop(plan.ref.digest, None)
         if self._candidate is not None and self._candidate.runs:
             self._candidate = None
         return self._pursue()
@@ -234,14 +234,14 @@ class PlanManager(Pursuit):
             f"it needs {sizes.alone_bytes} bytes, and there are {sizes.memory_bytes} for plans; "
             "make one with fewer replicas, smaller batches or fewer models, or raise `memory_bytes`"
         )
-        return self._useless(plan.ref.digest, reason) + self._pursue()
+        return self._useless(plan.ref.digest, reason, may_pass=True) + self._pursue()
 
     def load_failed(self, key: PlanKey, reason: str) -> list[Action]:
         """The engine process could not load or activate it; what ran before still runs."""
         engine = self._engine
         plan = engine.loading.pop(key, None)
         if plan is not None:
-            return self._useless(plan.ref.digest, reason, passes=True) + self._pursue()
+            return self._useless(plan.ref.digest, reason, may_pass=True) + self._pursue()
         if key != engine.asked:
             return []  # it was to be freed, and is
         # It was loaded once, so it is not to blame: it was freed before the order came. Load it again.
@@ -255,8 +255,6 @@ class PlanManager(Pursuit):
         plan, candidate = self.active, self._candidate
         if plan is None:
             return []
-        if self._restoring is not None and plan.ref.digest == self._restoring.digest:
-            self._restoring = None
         actions = self._exchanged(plan, paused_s)
         runner = self.runner
         if candidate is not None and runner is not None and not runner.draining:
@@ -343,26 +341,27 @@ class PlanManager(Pursuit):
         digest = engine.loading[key].ref.digest
         reason = f"it was not loaded within {limit_s:g} s, so the engine process was ended"
         note = Note("load_overdue", f"plan {digest[:12]}: {reason}")
-        return [note, *self._useless(digest, reason), StopEngine()]
+        return [note, *self._useless(digest, reason, may_pass=True), StopEngine()]
 
     def _restore_again(self, now_s: float) -> list[Action]:
-        """Nothing runs, as last-known-good did not load: try it in a fresh engine process.
-
-        One that has found no GPU once finds none ever after.
-        """
-        restoring, engine, running = self._restoring, self._engine, self.active
-        if restoring is None or restoring.digest not in self._unusable:
-            return []  # nothing is wrong, or a try is under way
-        if running is not None:  # something else runs: what failed is given up
-            self._restoring = None
-            return [] if restoring.told else [Tell(link.RestoreFailed(restoring.reason))]
+        """Last-known-good did not load: try it in a fresh engine process while nothing else is to run."""
+        good, engine, instead = self._good, self._engine, self._target()
+        failed = self._unusable.get(good.ref.digest) if good is not None else None
+        if good is None or failed is None or not failed.may_pass:
+            if failed is not None or self.active is good:
+                self._restoring = None
+            return []
+        if self._restoring is None:
+            self._restoring = Restoring(good.ref.digest, self._config.restore_patience_s, now_s)
+        restoring = self._restoring
         actions: list[Action] = []
-        if restoring.failed(now_s):
+        replaced = instead is not None and self.active is instead
+        if not restoring.told and (replaced or restoring.overdue(now_s)):
             restoring.told = True
-            actions.append(Tell(link.RestoreFailed(restoring.reason)))
+            actions.append(Tell(link.RestoreFailed(failed.reason)))
         idle = engine.up and not (engine.stopping or engine.loading) and self._candidate is None
-        if idle and self._target() is None and restoring.due(now_s):
-            self._unusable.clear()
+        if instead is None and idle and restoring.due(now_s):
+            self._unusable = {one: found for one, found in self._unusable.items() if not found.may_pass}
             engine.stopping = True
             actions.append(StopEngine())
         return actions
@@ -447,9 +446,10 @@ class PlanManager(Pursuit):
                 return candidate.plan
         return self.active or next(iter(engine.loading.values()), None)
 
-    def _useless(self, digest: Digest, reason: str, *, passes: bool = False) -> list[Action]:
-        """A plan does not check or load; `passes`: for a reason that may pass."""
-        self._unusable[digest] = reason
+    def _useless(self, digest: Digest, reason: str, *, may_pass: bool = False) -> list[Action]:
+        """A plan does not check, or where that `may_pass`, load."""
+        self._unusable[digest] = Unusable(reason, may_pass)
+        self._engine.stale |= may_pass and self.active is None
         actions: list[Action] = []
         candidate = self._candidate
         if candidate is not None and candidate.digest == digest:
@@ -457,19 +457,12 @@ class PlanManager(Pursuit):
             told = link.ProbationFailed if candidate.runs else link.PlanRefused
             actions.append(Tell(told(candidate.attempt, reason)))
         if self._good is not None and self._good.ref.digest == digest:
-            actions.append(Note("last_good_unusable", reason))
-            if passes and self.active is None:
-                self._restoring = self._restoring_of(digest, reason)
-            else:
+            if self._restoring is None:  # else it was said before, and is being tried again
+                actions.append(Note("last_good_unusable", reason))
+            if not may_pass:
                 actions.append(Tell(link.RestoreFailed(reason)))
+        incumbents = (self._adopted, self._good, self._fallback)
+        if any(plan is not None and plan.ref.digest == digest for plan in incumbents):
             if self.active is None and self._target() is None:
                 actions.append(Tell(link.ActiveChanged(None)))
         return actions
-
-    def _restoring_of(self, digest: Digest, reason: str) -> Restoring:
-        """The tries so far, if it was this plan that was tried."""
-        known = self._restoring
-        if known is None or known.digest != digest:
-            return Restoring(digest, reason, self._config.restore_patience_s)
-        known.reason = reason
-        return known

@@ -20,6 +20,7 @@ from edge_agent.plans.actions import (
 from edge_agent.plans.candidate import Candidate, Phase
 from edge_agent.plans.engine_view import EngineView
 from edge_agent.plans.facts import PlanFacts
+from edge_agent.plans.restoring import Unusable
 from edge_agent.plans.supervisor import Supervisor
 from edge_agent.plans.trial_runner import TrialRunner
 from edge_agent.plans.waiting import WaitingLog
@@ -51,7 +52,7 @@ class Pursuit:
         self._served: Models = {}
         self._checking: set[Digest] = set()
         self._checked: dict[Digest, PlanFacts] = {}
-        self._unusable: dict[Digest, str] = {}  # does not check or load
+        self._unusable: dict[Digest, Unusable] = {}
         self._announced: Digest | None = None  # the plan that was last said to run outside of windows
         self._exchanging = False  # one plan gives way before the other is loaded: both do not fit
 
@@ -81,6 +82,11 @@ class Pursuit:
         return self._engine.up
 
     @property
+    def engine_stopping(self) -> bool:
+        """The engine process was told to end, and has not yet."""
+        return self._engine.stopping
+
+    @property
     def loading(self) -> bool:
         """A plan is being loaded, which may take the engine's time."""
         return bool(self._engine.loading)
@@ -104,7 +110,8 @@ class Pursuit:
     @property
     def trouble(self) -> str:
         """Why last-known-good does not run; empty where it does, or is on its way."""
-        return self._unusable.get(self._good.ref.digest, "") if self._good is not None else ""
+        found = self._unusable.get(self._good.ref.digest) if self._good is not None else None
+        return found.reason if found is not None else ""
 
     def plan_of(self, key: PlanKey) -> RunnablePlan | None:
         """The plan behind a key of the present engine process."""
@@ -170,6 +177,9 @@ class Pursuit:
         if key in engine.freed:
             return []
         if key is None and candidate.digest not in engine.crowded:
+            if engine.stale and engine.up and not engine.stopping and engine.running is None:
+                engine.stopping = True  # a newcomer is judged by a fresh process
+                return [StopEngine()]
             return self._load(candidate.plan)
         candidate.phase = Phase.STAGED
         return [Tell(self._staged(candidate))]
@@ -241,7 +251,7 @@ class Pursuit:
         """Free what was loaded and is not wanted any more, and forget plans that are gone."""
         held = {plan.ref.digest for plan in self._held()}
         self._checked = {digest: facts for digest, facts in self._checked.items() if digest in held}
-        self._unusable = {digest: reason for digest, reason in self._unusable.items() if digest in held}
+        self._unusable = {digest: found for digest, found in self._unusable.items() if digest in held}
         engine, candidate = self._engine, self._candidate
         plans = [candidate.plan if candidate else None, self._target()]
         if candidate is not None and not candidate.runs:

@@ -1,10 +1,9 @@
-"""Last-known-good that does not load, while nothing else runs: when to try it again. Pure.
+"""Last-known-good that does not load: when to try it again, and when that is a verdict. Pure.
 
 A GPU's driver may come later than the agent, and memory may be short for a while.
 """
 
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from shared.ids import Digest
 
@@ -12,30 +11,32 @@ _FIRST_S: Final = 1.0
 _LONGEST_S: Final = 60.0
 
 
-@dataclass
+class Unusable(NamedTuple):
+    """Why a plan does not run here."""
+
+    reason: str
+    may_pass: bool  # by itself: a plan that did not load may load later, one that is not legal stays so
+
+
 class Restoring:
     """One plan's tries: 1 s after the first failure, then after 2, 4, ... 60 s, without an end."""
 
-    digest: Digest
-    reason: str
-    patience_s: float  # so long the failure is no verdict
-    told: bool = False  # the link knows
-    _since_s: float | None = None
-    _again_s: float | None = None  # None: a try is under way
-    _delay_s: float = _FIRST_S
+    def __init__(self, digest: Digest, patience_s: float, now_s: float) -> None:
+        """It has just failed for the first time; for `patience_s` that is no verdict."""
+        self.digest = digest
+        self.told = False  # the link knows
+        self._verdict_s = now_s + patience_s
+        self._delay_s = _FIRST_S
+        self._again_s = now_s + self._delay_s
 
-    def failed(self, now_s: float) -> bool:
-        """It does not load, said again and again; returns whether that is to be told to the link now."""
-        if self._since_s is None:
-            self._since_s = now_s
-        if self._again_s is None:
-            self._again_s = now_s + self._delay_s
-            self._delay_s = min(2 * self._delay_s, _LONGEST_S)
-        return not self.told and now_s - self._since_s >= self.patience_s
+    def overdue(self, now_s: float) -> bool:
+        """Whether it has failed for so long that the link must know."""
+        return now_s >= self._verdict_s
 
     def due(self, now_s: float) -> bool:
-        """Whether to try now; if so, the try has begun."""
-        if self._again_s is None or now_s < self._again_s:
+        """Whether to try now; if so, the next try is due later."""
+        if now_s < self._again_s:
             return False
-        self._again_s = None
+        self._delay_s = min(2 * self._delay_s, _LONGEST_S)
+        self._again_s = now_s + self._delay_s
         return True

@@ -84,11 +84,13 @@ class ProfileDesk:
         for request in self._open.values():
             self._ask(request)
 
-    def engine_exited(self) -> None:
-        """Whatever it was asked is lost."""
+    def engine_exited(self, *, ordered: bool = False) -> None:
+        """Whatever it was asked is lost; `ordered`: no request is to blame."""
         if not self._engine_up:
             return
         self._engine_up = False
+        if ordered:
+            return
         for number, request in list(self._open.items()):
             self._deaths[number] = self._deaths.get(number, 0) + 1
             if self._deaths[number] >= _LIVES:

@@ -8,7 +8,8 @@ A local Ray listens on the loopback interface only: Ray binds to the address of 
 for that address unless `RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER` says that nobody else is to reach it. Its token is
 made here; by itself Ray would write one into the home directory, which a service may not have.
 
-A cluster is sent this code, so that its nodes need what it imports, but not Stageloom.
+A cluster is sent this code, so that its nodes need what it imports, but not Stageloom. This machine must be
+one of them: a Ray driver talks to the cluster through its own node.
 """
 
 import importlib
@@ -25,6 +26,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
+from planner.cluster.interface import WorkersGone
 from shared.errors import ExecutorError, StageloomError, UnavailableError
 
 OBJECT_STORE_BYTES: Final = 80 << 20  # Ray takes no less than 75 MiB; a search job is a few hundred KiB
@@ -76,6 +78,10 @@ class Ended:
     value: Any
 
 
+class _Unreachable(UnavailableError):
+    """Nothing listens at the cluster's address."""
+
+
 def host(pipe: Connection, workers: int, address: str) -> None:
     """Start Ray, say so, and run tasks until None comes or the pipe ends."""
     os.setsid()  # Ctrl-C at the planner's terminal is the planner's; SIGINT is how Ray cancels a task
@@ -85,7 +91,7 @@ def host(pipe: Connection, workers: int, address: str) -> None:
     os.dup2(2, 1)  # Ray says what it says on stdout, which is for the planner's data
     try:
         ray = _start(workers, address)
-    except StageloomError as error:
+    except (ExecutorError, _Unreachable) as error:
         pipe.send(Broken(error))
         return
     except Exception as error:
@@ -105,24 +111,26 @@ def _no_local(error: Exception) -> UnavailableError:
 
 def _no_cluster(address: str, error: Exception) -> UnavailableError:
     remedy = (
-        "see that Ray and Python are the same there as here, and, if the cluster has a token, that "
-        "RAY_AUTH_TOKEN or ~/.ray/auth_token has it"
+        f"see that this machine is a node of it (`ray start --address {address} --num-cpus 0`), that Ray and "
+        "Python are the same there, and, if it has a token, that RAY_AUTH_TOKEN or ~/.ray/auth_token has it"
     )
     return UnavailableError(f"the Ray cluster at {address} cannot be used: {_line(error)}", remedy=remedy)
 
 
 def _start(workers: int, address: str) -> Any:
-    ours = _PATIENCE | cluster_token(os.environ, Path.home()) if address else _LOOPBACK | _own_token()
+    ours = _PATIENCE | cluster_token(os.environ, Path.home()) if address else _LOOPBACK
     for name, value in (_ENVIRONMENT | ours).items():
         os.environ.setdefault(name, value)
-    if address:
+    if not address:
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    else:
         _require_reachable(address)  # Ray itself tries for minutes, then ends the process
     ray = _imported()
     logging.getLogger("ray").setLevel(logging.WARNING)
     common: dict[str, Any] = {"log_to_driver": False, "namespace": "stageloom", "configure_logging": False}
     if address:
         ray.init(address=address, runtime_env={"py_modules": _our_code()}, **common)
-        ray.get(ray.remote(num_cpus=0, max_retries=0)(able).remote(), timeout=_ABLE_S)
+        _require_able(ray)
     else:
         ray.init(
             num_cpus=workers,
@@ -144,10 +152,6 @@ def _imported() -> Any:
     return ray
 
 
-def _own_token() -> dict[str, str]:
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-
-
 def cluster_token(environment: Mapping[str, str], home: Path) -> dict[str, str]:
     """What to set so that a cluster gets its token, if one is at hand. A cluster without tokens ignores it.
 
@@ -164,10 +168,29 @@ def _our_code() -> list[str]:
     return [str(root / "planner"), str(root / "shared")]
 
 
-def able() -> None:
-    """On a node: import what a search imports; a node that cannot is better found before the first search."""
-    for module in ("planner.cluster.run", "planner.contest.task"):
-        importlib.import_module(module)
+def _require_able(ray: Any) -> None:
+    """Every node that a search may come to must have what it imports."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+    if not nodes:
+        raise UnavailableError("none of its nodes has a processor for searches")
+    probe = ray.remote(num_cpus=0, max_retries=0)(lacking)
+    there = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+    answers = [probe.options(scheduling_strategy=one).remote() for one in there]
+    for node, answer in zip(nodes, answers, strict=True):
+        if problem := ray.get(answer, timeout=_ABLE_S):
+            raise UnavailableError(f"its node {node['NodeManagerAddress']} cannot search: {problem}")
+
+
+def lacking() -> str:
+    """On a node: what keeps it from importing what a search imports; empty where nothing does."""
+    try:
+        for module in ("planner.cluster.run", "planner.contest.task", "numba"):
+            importlib.import_module(module)
+    except ImportError as error:
+        return _line(error)
+    return ""
 
 
 def _require_reachable(address: str) -> None:
@@ -176,9 +199,8 @@ def _require_reachable(address: str) -> None:
         with socket.create_connection((name, int(port)), _REACH_S):
             pass
     except (OSError, ValueError) as error:
-        raise UnavailableError(
-            f"the Ray cluster at {address} cannot be reached: {_line(error)}", remedy="check --ray-address"
-        ) from error
+        text = f"the Ray cluster at {address} cannot be reached: {_line(error)}"
+        raise _Unreachable(text, remedy="check --ray-address") from error
 
 
 class _Tasks:
@@ -227,7 +249,9 @@ class _Tasks:
             ended = Ended(task, True, done.result())
         except Exception as error:
             cause = getattr(error, "cause", None)
-            if not isinstance(cause, StageloomError):
+            if isinstance(error, self._ray.exceptions.NodeDiedError):
+                cause = WorkersGone(_line(error))
+            elif not isinstance(cause, StageloomError):
                 cause = UnavailableError(f"a search on Ray ended without an answer: {_line(error)}")
             ended = Ended(task, False, cause)
         self._send(ended)

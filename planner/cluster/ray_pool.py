@@ -129,7 +129,11 @@ class RayPool:
         process.join(_END_S)
         process.kill()
         process.join()
-        self._end(WorkersGone(f"the process that owns Ray ended with code {process.exitcode}"))
+        if self._running and self._address:
+            gone = f"the Ray cluster at {self._address} went away"
+        else:
+            gone = f"the process that owns Ray ended with code {process.exitcode}"
+        self._end(WorkersGone(gone))
 
     def _listen(self, pipe: Connection) -> None:
         while True:

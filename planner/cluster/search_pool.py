@@ -110,11 +110,15 @@ class _Search(SearchFuture[T]):
 
     def _ended(self, run: "Future[T]") -> None:
         if run.cancelled():
-            self.cancel()
+            if not self.cancelled():  # else it was this one that cancelled it
+                self.cancel()
             return
         error = run.exception()
         if isinstance(error, WorkersGone):
-            self._follow(self._begin(self._instead))
+            try:
+                self._follow(self._begin(self._instead))
+            except Exception as failed:  # a future would swallow it, and this one never end
+                self.fail(failed)
         elif error is not None:
             self.fail(error)
         else:

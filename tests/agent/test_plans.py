@@ -269,6 +269,11 @@ def test_plan_that_waits_for_its_turn_to_load_is_not_blamed_for_the_one_that_han
 def test_plans_that_were_refused_are_forgotten() -> None:
     manager = PlanManager(Supervisor(Random(0)))
     manager.ready()
+    manager.restore(plan("g"))
+    (running,) = manager.checked(facts("g"))
+    assert isinstance(running, LoadPlan)
+    manager.loaded(running.key)
+    manager.activated(running.key, 0.0)
     for number in range(100):
         letter = f"{number:02}"
         one = RunnablePlan(PlanRef(Digest(letter * 32), Origin.PLANNER), letter.encode(), ())
@@ -281,7 +286,7 @@ def test_plans_that_were_refused_are_forgotten() -> None:
         assert manager.facts_of(one.ref.digest) is not None
         manager.load_failed(load.key, "out of memory")
         assert manager.facts_of(one.ref.digest) is None
-    assert not manager._checked and not manager._unusable
+    assert set(manager._checked) == {plan("g").ref.digest} and not manager._unusable
 
 
 def test_nothing_is_reported_as_running_once_nothing_runs() -> None:

@@ -93,6 +93,15 @@ def test_a_long_combined_block_is_told_in_rows_that_fit() -> None:
         assert decode_row(encode_row(TelemetryRow(1, row))).data == row
 
 
+def test_a_request_survives_every_end_of_the_engine_process_that_was_ordered() -> None:
+    it = Desk()
+    it.desk.wanted(OPERATORS)
+    for _ in range(5):
+        it.desk.engine_ready()
+        it.desk.engine_exited(ordered=True)
+    assert len(it.asked) == 5 and it.told == []
+
+
 def test_a_request_is_asked_again_after_one_crash_and_given_up_after_two() -> None:
     it = Desk()
     it.desk.wanted(OPERATORS)

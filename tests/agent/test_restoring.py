@@ -2,14 +2,18 @@
 
 from random import Random
 
+import pytest
+
 from edge_agent.link import events as link
-from edge_agent.link.events import LinkState
+from edge_agent.link.events import LinkState, PlanRef, RunnablePlan
 from edge_agent.plans.actions import Action, LoadPlan, StartEngine, StopEngine, SwapTo, Tell
 from edge_agent.plans.candidate import ManagerConfig
 from edge_agent.plans.manager import PlanManager
 from edge_agent.plans.supervisor import Supervisor
-from shared.messages.control import DeviceState
-from tests.agent.world import SOUND, Nature, facts, plan, world_of
+from edge_agent.worker.messages import PlanTooLarge
+from shared.engine.steps import Outcome
+from shared.messages.control import DeviceState, Origin
+from tests.agent.world import SOUND, Nature, World, desired, facts, plan, world_of
 
 _REASON = "no CUDA-capable device is detected"
 
@@ -29,6 +33,10 @@ def failed_start(fallback: str | None = None) -> PlanManager:
 def fail(manager: PlanManager, load: Action) -> list[Action]:
     assert isinstance(load, LoadPlan)
     return manager.load_failed(load.key, _REASON)
+
+
+def active(world: World) -> PlanRef | None:
+    return world.core.state.active
 
 
 def told(actions: list[Action]) -> list[link.Event]:
@@ -95,13 +103,62 @@ def test_both_plans_are_tried_again_where_neither_loads() -> None:
     assert isinstance(load, LoadPlan) and load.plan == plan("f")
 
 
-def test_newer_plan_is_not_held_up_by_tries_with_the_old_one() -> None:
+def test_newer_plan_is_not_held_up_and_is_judged_by_a_fresh_process() -> None:
+    """The present one has found no GPU, and would say the same of any plan."""
     manager = failed_start()
     manager.tick(0.0)
     manager.stage((1, 1), plan("n"))
     assert [action for second in range(50) for action in manager.tick(float(second))] == []
-    (load,) = manager.checked(facts("n"))
+    assert manager.checked(facts("n")) == [StopEngine()]
+    load = fresh_try(manager, 50.0)
     assert isinstance(load, LoadPlan) and load.plan == plan("n")
+    assert link.PlanRefused((1, 1), _REASON) in told(fail(manager, load)), "now it is a verdict"
+
+
+def test_plan_that_is_not_legal_any_more_is_no_matter_of_time() -> None:
+    manager = PlanManager(Supervisor(Random(0)))
+    manager.ready()
+    manager.restore(plan("g"))
+    actions = manager.check_failed(plan("g").ref.digest, "illegal", frozenset())
+    assert told(actions) == [link.RestoreFailed("illegal"), link.ActiveChanged(None)]
+    assert [action for second in range(1000) for action in manager.tick(float(second))] == []
+
+
+def test_plan_for_which_memory_is_short_is_tried_again() -> None:
+    manager = PlanManager(Supervisor(Random(0)))
+    manager.ready()
+    manager.restore(plan("g"))
+    (load,) = manager.checked(facts("g"))
+    assert isinstance(load, LoadPlan)
+    manager.too_large(PlanTooLarge(load.key, 150, 0, 150, 100))
+    assert "needs 150 bytes" in manager.trouble
+    manager.tick(0.0)
+    assert manager.tick(1.0) == [StopEngine()]
+
+
+def test_load_that_hangs_after_one_that_failed_is_told_once() -> None:
+    manager = failed_start()
+    manager.tick(0.0)
+    manager.tick(1.0)
+    fresh_try(manager, 1.0)
+    told_of = [event for second in range(2, 400) for event in told(manager.tick(float(second)))]
+    assert len([event for event in told_of if isinstance(event, link.RestoreFailed)]) == 1
+
+
+def test_old_plan_is_tried_again_when_the_one_that_ran_instead_has_failed() -> None:
+    manager = failed_start()
+    manager.tick(0.0)
+    manager.activate((1, 1), plan("n"))
+    manager.checked(facts("n"))
+    (load,) = manager.ready()
+    assert isinstance(load, LoadPlan) and load.plan == plan("n")
+    manager.loaded(load.key)
+    manager.activated(load.key, 10.0)
+    manager.tick(10.25)
+    manager.task_ended(Outcome.FAILED, "wrong", load.key)
+    manager.tick(20.0)
+    (again,) = manager.restore(plan("g"))
+    assert isinstance(again, LoadPlan) and again.plan == plan("g")
 
 
 def test_device_whose_driver_comes_within_the_patience_stays_committed() -> None:
@@ -110,9 +167,34 @@ def test_device_whose_driver_comes_within_the_patience_stays_committed() -> None
     world.boot()
     world.settle(20.0)
     assert world.core.state.state is DeviceState.COMMITTED
-    assert world.core.state.active is None
+    assert active(world) is None
     world.natures["g"] = SOUND
     world.settle(40.0)
     assert world.core.state.state is DeviceState.COMMITTED
-    assert world.core.state.active == plan("g").ref
+    assert active(world) == plan("g").ref
     assert world.running == "g"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_device_on_a_plan_of_its_own_runs_again_whenever_the_driver_comes(seed: int) -> None:
+    """The link goes back from its own plan to the desired one, which does not load either."""
+    world = world_of(seed, {"g": Nature(loads=False), "d": Nature(loads=False)})
+    mine = RunnablePlan(PlanRef(plan("g").ref.digest, Origin.LOCAL, 1), b"g", ())
+    world.disk = LinkState(
+        desired=desired("d", 1),
+        state=DeviceState.COMMITTED,
+        last_good=mine,
+        active=mine.ref,
+        planned=link.Planned(epoch=1, generation=1, cause="age"),
+    )
+    world.fallback = plan("d")
+    world.boot()
+    world.settle(10.0)
+    assert active(world) is None, "nothing runs, and that is what is reported"
+    world.settle(500.0)
+    assert world.core.state.last_good == plan("d")
+    assert active(world) is None
+    world.natures["d"] = SOUND
+    world.settle(100.0)
+    assert world.running == "d"
+    assert active(world) == plan("d").ref
