@@ -113,7 +113,8 @@ class NullExecutor:
     def wait(self, step: StepId) -> StepResult:
         """Check that every active member is where it should be, then that the items obey their waits."""
         issued = self._issued.pop(step)
-        self._order.begin(issued)
+        if issued.after:
+            self._order.begin(issued)
         started_s = time.monotonic()
         try:
             outputs: dict[InstanceId, Rows] = {}

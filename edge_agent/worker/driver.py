@@ -418,15 +418,16 @@ class EngineDriver:
             now = self._clock()
             self._in_flight.discard(step.id)
             self._tally.step_ended(step, result, now)
+            book = self._book
             if result is not None:
-                book = self._book
                 book.note_start(step, result.started_s)
                 if book.window is not None:
                     book.note_window(book.window, step, result, self._plans[step.program.plan].models, now)
             if self._drops:
                 self._drop_after(step.id)
             ends = self._act(self._core.step_done(step.id, now, error), now)
-        self._answer(ends)
+        if ends:
+            self._answer(ends)
 
     def _drop_after(self, step: StepId) -> None:
         kept = []

@@ -58,7 +58,7 @@ class Task(Struct, frozen=True, gc=False, kw_only=True):
     deadline_s: float | None = None  # on the engine's clock
 
 
-class ProgramKey(Struct, frozen=True, gc=False):
+class ProgramKey(Struct, frozen=True, gc=False, cache_hash=True):
     """What an executor prepares: one combined block under one mask, each active member at a batch bucket."""
 
     plan: PlanKey
