@@ -31,6 +31,10 @@ def status_text(status: AgentStatus) -> str:
     if link.desired:
         reason = f" ({link.reason})" if link.reason else ""
         lines.append(f"desired    generation {link.desired}, {link.desired_state}{reason}")
+    if status.policy:
+        policy = status.policy
+        says = f": has no say, {policy.refused}" if policy.refused else ", plans where no planner answers"
+        lines.append(f"policy     {policy.digest[:12]}{says}")
     lines += [f"queue      {q.model}: {q.tasks} tasks, oldest {q.oldest_age_s:.3f} s" for q in status.queues]
     lines += [
         f"tasks      {t.model}: {t.submitted} submitted, {t.completed} completed, {t.refused} refused, "

@@ -108,7 +108,8 @@ class PlanShell:
             case Activated(ref, attempt):
                 _log.info("plan %s is active", ref.digest[:12])
                 parts.journal.record([PlanActivated(ref.digest, ref.origin, *attempt)])
-                parts.local.activated(ref.digest)
+                if (running := self._plans.active) is not None:
+                    parts.local.activated(running)
             case UnloadPlan(key):
                 self._engine.unload(key)
             case StartEngine(delay_s):

@@ -36,6 +36,7 @@ class LocalPlanner:
         self._holds = False
         self._wanted: Digest | None = None  # of the planner's
         self._newest: Digest | None = None  # plan that the policy made
+        self._running: RunnablePlan | None = None
 
     def start(self) -> None:
         """Take the device's own policy, if it has one; the status says what came of it."""
@@ -78,21 +79,36 @@ class LocalPlanner:
             lambda: self._desk.plan(fired, running), lambda answer: self._answered(answer, plain)
         )
 
-    def activated(self, digest: Digest) -> None:
-        """A plan runs; say so if the policy made it."""
+    def activated(self, running: RunnablePlan) -> None:
+        """A plan runs; say so if the policy made it, or has no say over it."""
+        self._running = running
+        digest = running.ref.digest
         if digest == self._newest:
             self._note("policy_plan", f"plan {digest[:12]} of the learned policy is active")
+        self._judge()
 
     def _loaded(self, found: PolicyStatus) -> None:
         self.status, self._holds = found, not found.refused
         if found.refused:
             self._note("policy_refused", f"policy {found.digest[:12]}: {found.refused}")
+        self._judge()
+
+    def _judge(self) -> None:
+        """Whether the policy is for what runs: better known now than when a trigger fires."""
+        running = self._running
+        if self._holds and running is not None:
+            self._background.run(lambda: self._desk.refusal(running), self._said)
+
+    def _said(self, refused: str) -> None:
+        """What the policy says of the running plan: nothing, or why it has no say."""
+        if self.status is None:
+            return
+        if refused and refused != self.status.refused:
+            self._note("policy_refused", f"policy {self.status.digest[:12]}: {refused}")
+        self.status = structs.replace(self.status, refused=refused)
 
     def _answered(self, answer: PolicyAnswer, plain: RunnablePlan | None) -> None:
-        if self.status is not None:
-            if answer.refused and answer.refused != self.status.refused:
-                self._note("policy_refused", f"policy {self.status.digest[:12]}: {answer.refused}")
-            self.status = structs.replace(self.status, refused=answer.refused)
+        self._said(answer.refused)
         if answer.plan is not None:
             self._newest = answer.plan.ref.digest
         self._offer(answer.plan, plain)

@@ -70,6 +70,19 @@ class PolicyDesk:
         """There is none."""
         self._found = None
 
+    def refusal(self, running: RunnablePlan) -> str:
+        """Why the policy has no say over this plan, as far as that is known before a trigger fires."""
+        before = decoded(running)
+        if self._found is None or before is None:
+            return ""
+        from shared.policy.maddpg.decide import require_own
+
+        try:
+            require_own(self._found.space, before, self._device_class())
+        except StageloomError as error:
+            return str(error)
+        return ""
+
     def plan(self, fired: Fired, running: RunnablePlan) -> PolicyAnswer:
         """What to run instead of the running plan, from the samples that led to the trigger."""
         before = decoded(running)

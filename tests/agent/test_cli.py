@@ -20,7 +20,7 @@ from edge_agent.link.membership import Membership, save_membership
 from edge_agent.link.sockets import new_keys
 from edge_agent.machine.device import gpu_names
 from edge_agent.machine.doctor import clock_check, gpu_check, home_check, key_check, runtime_check
-from edge_agent.reporting.status import AgentStatus, EngineStatus, LinkStatus, TrialStatus
+from edge_agent.reporting.status import AgentStatus, EngineStatus, LinkStatus, PolicyStatus, TrialStatus
 from shared.errors import SettingError
 from shared.ids import DeviceId
 from shared.keyfile import read_keys, write_keys
@@ -230,9 +230,11 @@ def test_fresh_interpreter_loads_no_heavy_package_on_this_path(modules: str, for
     assert done.stderr.strip() == ""
 
 
-def test_status_shows_a_trial_by_its_pairs_its_ratio_and_the_time_left() -> None:
-    def shown(trial: TrialStatus | None, pause_ms: float | None = None) -> str:
-        status = AgentStatus(
+def shown(
+    trial: TrialStatus | None = None, pause_ms: float | None = None, policy: PolicyStatus | None = None
+) -> str:
+    return status_text(
+        AgentStatus(
             version="1",
             pid=1,
             home="h",
@@ -242,7 +244,7 @@ def test_status_shows_a_trial_by_its_pairs_its_ratio_and_the_time_left() -> None
             engine=EngineStatus(pid=2, up=True, restarts=0),
             plan=None,
             trial=trial,
-            policy=None,
+            policy=policy,
             last_pause_ms=pause_ms,
             link=LinkStatus(state="alone"),
             queues=(),
@@ -250,8 +252,10 @@ def test_status_shows_a_trial_by_its_pairs_its_ratio_and_the_time_left() -> None
             applications=0,
             problems=(),
         )
-        return status_text(status)
+    )
 
+
+def test_status_shows_a_trial_by_its_pairs_its_ratio_and_the_time_left() -> None:
     runs = TrialStatus(phase="trial", pairs=9, ratio=1.0432, seconds_left=55.2)
     assert "trial      9 pairs of windows, ratio so far 1.043, decided within 55 s" in shown(runs)
     assert "trial      0 pairs of windows, decided within 60 s" in shown(
@@ -260,3 +264,10 @@ def test_status_shows_a_trial_by_its_pairs_its_ratio_and_the_time_left() -> None
     assert "the desired plan is staging" in shown(TrialStatus(phase="staging"))
     assert "trial" not in shown(None)
     assert "250 ms at the last swap" in shown(None, 250.0)
+
+
+def test_status_shows_a_policy_and_why_it_has_no_say() -> None:
+    assert "policy     abc, plans where no planner answers" in shown(policy=PolicyStatus(digest="abc"))
+    refused = PolicyStatus(digest="abc", refused="it was trained for 3 models")
+    assert "policy     abc: has no say, it was trained for 3 models" in shown(policy=refused)
+    assert "policy" not in shown()

@@ -151,9 +151,9 @@ def test_the_policys_plan_is_offered_before_the_plain_one_and_said_to_be_its_whe
     told.planner.fired(fired(), RUNNING)
     ((best, plain),) = (one.plans for one in told.plans)
     assert decode_plan(best.wire).structure != PLAN.structure == decode_plan(plain.wire).structure
-    told.planner.activated(plain.ref.digest)
+    told.planner.activated(plain)
     assert told.notes == []
-    told.planner.activated(best.ref.digest)
+    told.planner.activated(best)
     assert [code for code, _ in told.notes] == ["policy_plan"]
 
 
@@ -169,6 +169,20 @@ def test_without_a_policy_that_has_a_say_the_plain_plan_is_offered(
     assert [code for code, _ in told.notes] == ["policy_refused"] * bool(device_class), "said once"
     if device_class:
         assert told.planner.status is not None and "nano" in told.planner.status.refused
+
+
+@pytest.mark.parametrize("first", ["policy", "plan"])
+def test_a_policy_for_something_else_is_refused_before_a_trigger_fires(tmp_path: Path, first: str) -> None:
+    store, digest = ArtifactStore(tmp_path), digest_bytes([POLICY])
+    store.path(digest).write_bytes(POLICY)
+    told = Told(None, "nano")
+    if first == "plan":
+        told.planner.activated(RUNNING)
+    told.planner.use(digest, store)
+    if first == "policy":
+        told.planner.activated(RUNNING)
+    assert told.planner.status is not None and "not 'nano'" in told.planner.status.refused
+    assert [code for code, _ in told.notes] == ["policy_refused"]
 
 
 def test_nothing_to_change_withdraws_what_was_offered() -> None:
