@@ -4,8 +4,10 @@ A file is TOML with a table `[planner]`; the environment has `STAGELOOM_PLANNER_
 A setting that is unknown or cannot be read stops start-up.
 """
 
+import ipaddress
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,6 +21,8 @@ ENVIRONMENT_PREFIX: Final = "STAGELOOM_PLANNER_"
 HOME_VARIABLE: Final = "STAGELOOM_HOME"
 CONFIG_VARIABLE: Final = "STAGELOOM_PLANNER_CONFIG"
 DEFAULT_PORT: Final = 7420
+_HOST_CHARS: Final = 116  # of the 128 that an endpoint in a join token may have
+_HOST_NAME: Final = re.compile(r"([A-Za-z0-9_-]+\.)*(?![0-9]+\.?\Z)[A-Za-z0-9_-]+\.?")
 _HOME: Final = "~home~"  # replaced when the object is made, since the environment decides
 
 
@@ -36,7 +40,7 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "data_dir": Setting("path", "where the database, the artifacts, the keys and the admin socket lie"),
     "database_url": Setting("URL", "empty: SQLite in data_dir; postgresql+psycopg://... for a server"),
     "listen": Setting("HOST[:PORT]", "four consecutive ports from PORT on; 0 takes any free ones"),
-    "advertise": Setting("host", "the host that join tokens name; empty: the one listened on"),
+    "advertise": Setting("host", "the host that join tokens name, no port; empty: the one listened on"),
     "heartbeat_interval_s": Setting("seconds", "how often devices say that they live", 0.05, 60.0),
     "dead_after_s": Setting("seconds", "silence after which a device counts as offline", 0.2, 600.0),
     "bulk_credits": Setting("chunks", "artifact chunks that one device may have on their way", 1, 64),
@@ -96,6 +100,12 @@ class PlannerConfig:
             )
         if self.search not in ("ray", "local"):
             raise SettingError(f"search = {self.search!r} is unknown", remedy="use ray or local")
+        if self.advertise and not _is_host(self.advertise):
+            raise SettingError(
+                f"advertise = {self.advertise[:80]!r} is neither a host's name nor an IP address",
+                remedy="use one as devices see it, such as planner.example, without a port: "
+                "ports are those of listen",
+            )
         self.listen_address  # noqa: B018  (parsed for its errors)
 
     @property
@@ -114,6 +124,18 @@ class PlannerConfig:
                 remedy=f"use HOST or HOST:PORT, for example 0.0.0.0:{DEFAULT_PORT}",
             )
         return host, int(port)
+
+
+def _is_host(text: str) -> bool:
+    """Whether this is a host's name or an IPv4 or IPv6 address, the last with or without brackets."""
+    if len(text) > _HOST_CHARS:
+        return False
+    inner = text[1:-1] if text[0] == "[" and text[-1] == "]" else text
+    try:
+        address = ipaddress.ip_address(inner)
+    except ValueError:
+        return _HOST_NAME.fullmatch(text) is not None
+    return "%" not in inner and (inner == text or address.version == 6)  # tokens carry no zone
 
 
 def default_data_dir(environment: Mapping[str, str]) -> Path:

@@ -32,7 +32,7 @@ from planner.replan.service import Replanner
 from planner.store.retention import Retention
 from planner.store.store import Store
 from shared.clock import SystemClock
-from shared.errors import InputError, UnavailableError
+from shared.errors import InputError, StageloomError, UnavailableError
 from shared.ids import DeviceId
 from shared.keyfile import KeyPair, read_keys, write_keys
 from shared.messages.control import Desired
@@ -101,6 +101,13 @@ class Online:
         """The devices online."""
         return self._devices
 
+    def close(self) -> None:
+        """Note when the devices online were heard of last; once nobody serves them any more."""
+        try:
+            self._store.heard(self._devices)
+        except StageloomError as error:
+            logger.warning("when devices were seen last is not noted: %s", error)
+
 
 class Planner:
     """A planner on one data directory, from `__init__` (serving) to `close`."""
@@ -141,7 +148,7 @@ class Planner:
                 on_replan=lambda device, replan: alarms.put((device, replan)),
             )
             bound = self.server.start()
-            self._undo.append(self.server.stop)
+            self._undo += [self._online.close, self.server.stop]
             self.endpoints = _advertised(bound, config)
             fleet = DispatchFleet(self.server, self.endpoints, self.keys, self._online)
             self.pool = AnytimePool(

@@ -235,10 +235,8 @@ class _Story:
         rows.write_text(json.dumps(self.planner("telemetry", DEVICE)))
         how = ("--seconds", f"{TRACE_S:g}", "-o", str(self.trace_file), "--costs", str(rows), "--json")
         found = self.processes.call("agent-trace", AGENT, "trace", *how)
-        self.say(
-            f"traced {found['steps']} steps in {TRACE_S:g} s, {found['recorder_us_per_step']:.0f} us each: "
-            f"{self.trace_file.name}"
-        )
+        each = f", {found['recorder_us_per_step']:.0f} us each" if found["steps"] else ""
+        self.say(f"traced {found['steps']} steps in {TRACE_S:g} s{each}: {self.trace_file.name}")
 
     @property
     def trace_file(self) -> Path:

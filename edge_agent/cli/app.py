@@ -165,7 +165,7 @@ def status(home: Home = None, as_json: Json = False) -> None:
 
 @app.command()
 def doctor(home: Home = None, as_json: Json = False) -> None:
-    """Check whether this machine is fit. Python, packages, GPU, permissions, disk, limits, clock.
+    """Check whether this machine is fit. Python, packages, GPU, permissions, settings, disk, limits, clock.
 
     Exit code 0 if nothing stands in the way, 1 otherwise.
     """
@@ -258,8 +258,7 @@ def trace(
     from edge_agent.trace.command import trace_text, write_trace
 
     directory = home or default_home()
-    _say(f"recording {seconds:g} s")
-    found = write_trace(directory, socket_of(directory), seconds, out, costs)
+    found = write_trace(directory, socket_of(directory), seconds, out, costs, _say)
     _print(found, trace_text(found), as_json)
 
 

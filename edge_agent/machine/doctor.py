@@ -16,9 +16,12 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from edge_agent.config import SETTINGS_NAME, load_config
 from edge_agent.machine.device import cpu_name, gpu_names, installed
 from edge_agent.machine.onnx_facts import OnnxFacts, onnx_facts
 from edge_agent.machine.torch_facts import TorchFacts, torch_facts
+from edge_agent.plans.alone import require_names
+from shared.errors import SettingError
 
 _NEEDED = ("msgpack", "msgspec", "numpy", "pyzmq")
 _IMPORT_NAMES = {"pyzmq": "zmq"}
@@ -46,6 +49,7 @@ def examine(home: Path) -> list[Check]:
         lambda: onnx_cuda_check(onnx_facts(), gpu_names()),
         lambda: torch_check(torch_facts(), gpu_names()),
         lambda: home_check(home),
+        lambda: settings_check(home),
         lambda: disk_check(home),
         lambda: key_check(home),
         _files,
@@ -182,6 +186,18 @@ def home_check(home: Path) -> Check:
             remedy=f"chmod go-w {home}",
         )
     return Check(name="home", result="ok", detail=str(home.absolute()))
+
+
+def settings_check(home: Path) -> Check:
+    """`run` would take the settings file."""
+    try:
+        config = load_config(home)
+        if config.models:
+            require_names(config)
+    except SettingError as error:
+        return Check(name="settings", result="fail", detail=error.cause, remedy=error.remedy)
+    file = home / SETTINGS_NAME
+    return Check(name="settings", result="ok", detail=str(file) if file.exists() else "all defaults")
 
 
 def disk_check(home: Path) -> Check:

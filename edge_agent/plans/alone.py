@@ -13,9 +13,23 @@ from shared.importer.api import artifact_path, import_model
 from shared.messages.control import ArtifactNeed, Origin
 from shared.plan import ExecutorOptions
 from shared.search.compose import ModelChoice, compose
+from shared.search.registry import scheduler
 from shared.text import counted
 
 Progress = Callable[[str], None]
+
+
+def require_names(config: AgentConfig) -> None:
+    """Scheduler and executor of plans made here exist; to be asked before models take their time.
+
+    Raises:
+        SettingError: one does not.
+    """
+    scheduler(config.scheduler)
+    if config.executor not in EXECUTORS:
+        raise SettingError(
+            f"there is no executor {config.executor!r}", remedy=f"choose one of {', '.join(EXECUTORS)}"
+        )
 
 
 def plan_alone(config: AgentConfig, store: ArtifactStore, progress: Progress) -> RunnablePlan:
@@ -29,10 +43,7 @@ def plan_alone(config: AgentConfig, store: ArtifactStore, progress: Progress) ->
         StorageError: the artifacts cannot be stored.
         SettingError, PlanError: the settings allow no plan.
     """
-    if config.executor not in EXECUTORS:
-        raise SettingError(
-            f"there is no executor {config.executor!r}", remedy=f"choose one of {', '.join(EXECUTORS)}"
-        )
+    require_names(config)
     choices, needs = [], []
     for model in config.models:
         progress(f"importing {model.path}")

@@ -4,7 +4,7 @@ import json
 import mmap
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,19 @@ from shared.search.costs import CostTable
 _PATIENCE_S = 30.0  # beyond the recording
 
 
+def require_length(seconds: float) -> None:
+    """A recording may be so long.
+
+    Raises:
+        SettingError: it may not.
+    """
+    if not 0.0 < seconds <= MAX_TRACE_S:  # true for NaN, too
+        raise SettingError(
+            f"there is no trace of {seconds:g} seconds",
+            remedy=f"ask for more than 0 and at most {MAX_TRACE_S:g}",
+        )
+
+
 def record(socket: Path, seconds: float) -> tuple[Batch, Recorded]:
     """What the engine behind this agent does in the next `seconds`.
 
@@ -41,8 +54,7 @@ def record(socket: Path, seconds: float) -> tuple[Batch, Recorded]:
         SettingError: that is no length for a recording.
         UnavailableError: no agent answers, or its engine cannot record now.
     """
-    if not 0.0 < seconds <= MAX_TRACE_S:
-        raise SettingError(f"a trace of {seconds:g} seconds", remedy=f"ask for at most {MAX_TRACE_S:g}")
+    require_length(seconds)
     sock = channel.connect(socket, seconds + _PATIENCE_S)
     file = os.memfd_create("stageloom-trace", os.MFD_CLOEXEC)
     try:
@@ -119,16 +131,25 @@ def measured(rows: Iterable[Mapping[str, Any]]) -> CostTable:
     return CostTable(measured_s=measured_s, measured_at=batch_of)
 
 
-def write_trace(home: Path, socket: Path, seconds: float, out: Path, costs: Path | None) -> dict[str, Any]:
-    """Record, join and write; what the recording came to.
+def write_trace(
+    home: Path,
+    socket: Path,
+    seconds: float,
+    out: Path,
+    costs: Path | None,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """Record, join and write; what the recording came to. `recorder_us_per_step` is None without a step.
 
     Raises:
         SettingError, InputError, UnavailableError: see `record` and `read_costs`.
         StorageError, OSError: the file cannot be written.
     """
+    require_length(seconds)
     table, origin = read_costs(costs)
     if not os.access(out.parent, os.W_OK):  # before anything is recorded in vain
         raise StorageError(f"nothing can be written to {out.parent}", remedy="check the path")
+    progress(f"recording {seconds:g} s")
     batch, recorded = record(socket, seconds)
     joined_s = time.monotonic()
     trace = chrome_trace(
@@ -136,12 +157,13 @@ def write_trace(home: Path, socket: Path, seconds: float, out: Path, costs: Path
     )
     out.write_text(json.dumps(trace, separators=(",", ":")), encoding="utf-8")
     found = trace["otherData"]
+    steps = found["steps"]
     return {
         **found,
         "file": str(out),
         "bytes": out.stat().st_size,
         "recorder_share": round(recorded.own_s / (recorded.ended_s - recorded.began_s), 6),
-        "recorder_us_per_step": round(1e6 * recorded.own_s / max(found["steps"], 1), 3),
+        "recorder_us_per_step": round(1e6 * recorded.own_s / steps, 3) if steps else None,
         "joined_s": round(time.monotonic() - joined_s, 3),
     }
 
@@ -149,10 +171,14 @@ def write_trace(home: Path, socket: Path, seconds: float, out: Path, costs: Path
 def trace_text(found: Mapping[str, Any]) -> str:
     """For people."""
     dropped = f", {found['dropped']} entries dropped" if found["dropped"] else ""
-    return (
+    head = (
         f"{found['file']}: {found['steps']} steps, {found['groups']} groups, {found['tasks']} tasks in "
         f"{found['seconds']:g} s{dropped}\n"
-        f"the recorder took {found['recorder_us_per_step']:g} us per step, "
+    )
+    if not found["steps"]:
+        return f"{head}no step ran meanwhile: see that tasks arrive, and trace again"
+    return (
+        f"{head}the recorder took {found['recorder_us_per_step']:g} us per step, "
         f"{100 * found['recorder_share']:.2f} % of a core; planned beside measured: {found['costs']}\n"
         "open it in https://ui.perfetto.dev or chrome://tracing"
     )

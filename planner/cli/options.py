@@ -43,9 +43,15 @@ Rates = Annotated[
 ]
 Last = Annotated[
     float,
-    typer.Option("--last", min=1.0, metavar="S", help="Of --device's telemetry the newest S seconds count."),
+    typer.Option(
+        "--last", min=1.0, max=1e9, metavar="S", help="Of --device's telemetry the newest S seconds count."
+    ),
 ]
 LAST_S = 600.0
+MOST_ROWS = 1_000_000_000
+"""Of what `--limit` takes; far above what is stored, and below what a database takes for a number."""
+END_US = 253_402_300_800_000_000
+"""Of what is taken for microseconds since 1970: the end of the year 9999."""
 TwinFile = Annotated[
     str,
     typer.Option(

@@ -6,7 +6,7 @@ import typer
 from typer.core import TyperCommand
 
 from planner.cli import compare, create, explain, pushing
-from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
+from planner.cli.options import MOST_ROWS, DatabaseUrl, DataDir, Json, checked, data_dir_of
 from planner.cli.output import emit, emit_json, emit_table, pair, progress, when
 from shared.errors import InputError
 from shared.ids import DeviceId
@@ -168,7 +168,9 @@ def push(
 @app.command()
 def history(
     device: Annotated[str | None, typer.Argument(metavar="DEVICE")] = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, help="Newest entries to show.")] = 50,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=1, max=MOST_ROWS, help="Newest entries to show.")
+    ] = 50,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = "",
     json: Json = False,

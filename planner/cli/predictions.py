@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of
+from planner.cli.options import MOST_ROWS, DatabaseUrl, DataDir, Json, data_dir_of
 from planner.cli.output import emit_json, emit_table, when
 from shared.ids import DeviceId
 
@@ -20,7 +20,7 @@ def list_predictions(
     device: Annotated[
         str, typer.Option("--device", metavar="NAME", help="Of this device alone. Default: of all.")
     ] = "",
-    limit: Annotated[int, typer.Option(metavar="N", min=1, help="The newest N.")] = 20,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, max=MOST_ROWS, help="The newest N.")] = 20,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = "",
     json: Json = False,

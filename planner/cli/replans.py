@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of
+from planner.cli.options import MOST_ROWS, DatabaseUrl, DataDir, Json, data_dir_of
 from planner.cli.output import emit_json, emit_table, pair, when
 from shared.ids import DeviceId
 from shared.messages.admin import ReplanInfo
@@ -12,7 +12,9 @@ from shared.messages.admin import ReplanInfo
 
 def replans(
     device: Annotated[str | None, typer.Argument(metavar="DEVICE")] = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, help="Newest entries to show.")] = 50,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=1, max=MOST_ROWS, help="Newest entries to show.")
+    ] = 50,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = "",
     json: Json = False,

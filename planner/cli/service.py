@@ -86,7 +86,9 @@ def status(data_dir: DataDir = None, json: Json = False) -> None:
 
 def watch(
     device: Annotated[str | None, typer.Argument(metavar="DEVICE")] = None,
-    interval: Annotated[float, typer.Option(metavar="S", min=0.1, help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[
+        float, typer.Option(metavar="S", min=0.1, max=86_400.0, help="Seconds between two looks.")
+    ] = 1.0,
     count: Annotated[
         int, typer.Option(metavar="N", min=0, help="Looks; 0: until Ctrl-C, a table in a pipe once.")
     ] = 0,

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 _BAR = 30
 _SLICES = 50  # of a simulation, one per redrawing of the bar
 _DEFAULT_S = 60.0
+_DAY_S = 86_400.0  # what --seconds is bounded by, too
+_AFTER_S = 0.001  # what is simulated ends before its end: so much later the last arrival is part of it
 
 
 class Arrivals(str, Enum):
@@ -64,19 +66,22 @@ def simulate(
     twin: TwinFile = "",
     rate: Rates = None,
     arrivals: Annotated[
-        Arrivals, typer.Option("--arrivals", help="How the tasks of --rate arrive.")
-    ] = Arrivals.POISSON,
+        Arrivals | None, typer.Option("--arrivals", help="How the tasks of --rate arrive. Default: poisson.")
+    ] = None,
     recording: Annotated[
         Path | None,
         typer.Option(
-            "--recording", metavar="FILE", help="Arrivals as JSON: model to a list of seconds, ascending."
+            "--recording",
+            metavar="FILE",
+            help="Arrivals as JSON: model to a list of seconds, ascending; from the earliest on if that lies "
+            "behind a day, such as seconds since 1970, else from 0.",
         ),
     ] = None,
     last: Last = LAST_S,
     seconds: Annotated[
         float | None,
         typer.Option(
-            min=0.1, max=86400.0, metavar="S", help="Simulate so long. Default: as recorded, else 60."
+            min=0.1, max=_DAY_S, metavar="S", help="Simulate so long. Default: as recorded, else 60."
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Equal seeds give equal predictions.")] = 0,
@@ -150,7 +155,7 @@ def _load(
     plan: "Plan",
     device: str,
     rates: Mapping[str, float],
-    arrivals: Arrivals,
+    arrivals: Arrivals | None,
     recording: Path | None,
     last_s: float,
     seconds: float | None,
@@ -162,13 +167,19 @@ def _load(
     names = [model.name for model in plan.models]
     if rates and recording is not None:
         raise InputError("both --rate and --recording say what arrives", remedy="give one of them")
+    if arrivals is not None and not rates:
+        raise InputError(
+            f"--arrivals {arrivals.value} says how the tasks of --rate arrive, and there is no --rate",
+            remedy="give --rate MODEL=PER_S, or leave --arrivals out",
+        )
     if recording is not None:
         return _from_file(recording, names, seconds)
     if rates:
         text = ", ".join(f"{name} {per_s:g}/s" for name, per_s in rates.items())
-        processes = {name: _process(arrivals, per_s) for name, per_s in rates.items()}
+        how = arrivals or Arrivals.POISSON
+        processes = {name: _process(how, per_s) for name, per_s in rates.items()}
         require_known(processes, names)
-        return _Load(processes, seconds or _DEFAULT_S, f"{arrivals.value}: {text}")
+        return _Load(processes, seconds or _DEFAULT_S, f"{how.value}: {text}")
     name = _device_id(device)
     if name is None:
         raise InputError("nothing says what arrives", remedy="give --rate, --recording or --device")
@@ -200,8 +211,22 @@ def _from_file(path: Path, names: list[str], seconds: float | None) -> _Load:
         raise InputError(f"{path} is no table of lists of seconds", remedy='such as {"resnet50": [0.0, 0.5]}')
     processes = {name: Recorded(times_s=tuple(times)) for name, times in found.items()}
     require_known(processes, names)
-    longest_s = max((one.times_s[-1] for one in processes.values() if one.times_s), default=0.0)
-    return _Load(processes, seconds or max(longest_s, 1.0), f"recorded in {path.name}")
+    arrived = [one.times_s for one in processes.values() if one.times_s]
+    if not arrived:
+        raise InputError(f"{path} holds no arrival", remedy='write it like {"resnet50": [0.0, 0.5]}')
+    earliest_s = min(times[0] for times in arrived)
+    begin_s = earliest_s if earliest_s > _DAY_S else 0.0
+    length_s = max(times[-1] for times in arrived) - begin_s
+    if seconds is None and length_s >= _DAY_S:
+        raise InputError(
+            f"{path} is a recording of {length_s:.0f} s, and a day is the most that is simulated",
+            remedy="cut it, see that its times are seconds, or simulate its beginning with --seconds",
+        )
+    shifted = {
+        name: Recorded(times_s=tuple(at_s - begin_s for at_s in one.times_s))
+        for name, one in processes.items()
+    }
+    return _Load(shifted, seconds or max(length_s + _AFTER_S, 1.0), f"recorded in {path.name}")
 
 
 def _is_times(value: object) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of
+from planner.cli.options import END_US, MOST_ROWS, DatabaseUrl, DataDir, Json, data_dir_of
 from planner.cli.output import books_line, emit_json, emit_table, progress, when
 from shared.errors import InputError
 from shared.ids import DeviceId
@@ -37,9 +37,12 @@ def telemetry(
         typer.Option("--by", help="Roll everything up to this. Default: as fine as it is kept."),
     ] = None,
     since_us: Annotated[
-        int, typer.Option(metavar="US", min=0, help="From this moment on, microseconds since 1970.")
+        int,
+        typer.Option(metavar="US", min=0, max=END_US, help="From this moment on, microseconds since 1970."),
     ] = 0,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, help="The newest N rows.")] = 10_000,
+    limit: Annotated[
+        int, typer.Option(metavar="N", min=1, max=MOST_ROWS, help="The newest N rows.")
+    ] = 10_000,
     data_dir: DataDir = None,
     database_url: DatabaseUrl = "",
     json: Json = False,

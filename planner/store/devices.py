@@ -1,6 +1,6 @@
 """Enrolment, keys and what devices report; every function is one part of a transaction."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from sqlalchemy import select
@@ -32,6 +32,10 @@ UPDATE devices SET
     agent_version = CASE WHEN agent = '' THEN agent_version ELSE agent END,
     version = version + 1
 FROM given WHERE name = device
+"""
+_HEARD: Final = """
+WITH given (device, now_us, before_us) AS (VALUES {rows})
+UPDATE devices SET last_seen_us = now_us FROM given WHERE name = device AND last_seen_us < before_us
 """
 _STATE: Final = """
 WITH given (whose, in_epoch, in_generation, now, why, at_us) AS (VALUES {rows})
@@ -242,6 +246,15 @@ def presence(session: Session, changes: Sequence[tuple[DeviceId, bool, int]]) ->
         ],
     )
     return [None] * len(changes)
+
+
+def heard(session: Session, devices: Collection[DeviceId], now_us: int, *, after_us: int = 0) -> None:
+    """Note that devices were heard of now, where that was noted more than `after_us` ago.
+
+    The rows' versions stay: nobody who changes a device's row otherwise decides by when it was seen.
+    """
+    rows = [(device, now_us, now_us - after_us) for device in sorted(devices)]  # in one order: no deadlocks
+    run_on_rows(session.connection(), _HEARD, rows)
 
 
 def set_state(

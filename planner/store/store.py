@@ -4,7 +4,7 @@ Every write goes through the one writer thread and returns when it is committed.
 any thread. What may be read, with or without a running planner, is `planner.store.reading`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -471,6 +471,11 @@ class Store(ReadStore):
     def tidy(self, keep: Retention) -> Iterator[int]:
         """Roll up and delete old telemetry in small steps; see `planner.store.retention.tidy`."""
         return retention.tidy(self.database, self.writer, keep, self._clock.wall_us())
+
+    def heard(self, names: Collection[DeviceId]) -> None:
+        """Note that devices were heard of now; those that this database does not know are left out."""
+        now_us = self._clock.wall_us()
+        self.writer.run(lambda session: devices.heard(session, names, now_us))
 
     def presence(self, device: DeviceId, online: bool) -> None:
         """Note that a device came or went; returns at once."""

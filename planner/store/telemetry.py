@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from planner.dispatch.ports import StoredRow, TelemetryWrite
 from planner.store.costs import store_profile
-from planner.store.devices import set_state
+from planner.store.devices import heard, set_state
 from planner.store.manyrows import insert_rows, run_on_rows
 from planner.store.replans import take_in
 from planner.store.stages import store_stages
@@ -43,13 +43,16 @@ FROM given JOIN {_LEDGERS} AS book ON book.device = whose AND book.boot = life O
 """
 _OLDEST_US: Final = 400 * 86_400_000_000
 _NEWEST_US: Final = 86_400_000_000
+_HEARD_US: Final = 10_000_000  # so much older than its newest telemetry may be what is known of a device
 
 
 def append(session: Session, writes: Sequence[TelemetryWrite], now_us: int) -> None:
     """Store the rows that are new, and the ledgers; see `planner.telemetry.books`.
 
     Many devices send few rows each, so a commit takes a few statements for all of them, not a few for each.
+    It also notes when they were heard of: a planner that is killed has no other moment to do so.
     """
+    heard(session, {write.device for write in writes}, now_us, after_us=_HEARD_US)
     new = _settle(session, writes, now_us)
     if new:
         insert_rows(

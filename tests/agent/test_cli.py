@@ -13,13 +13,20 @@ import pytest
 from benchmarks.ingest import agent_pss_mib
 from edge_agent import __version__
 from edge_agent.cli.show import status_text
-from edge_agent.config import AgentConfig, load_config
+from edge_agent.config import SETTINGS_NAME, AgentConfig, load_config
 from edge_agent.ingest.paths import HOME_VARIABLE
 from edge_agent.link.choice import KEY_NAME, MEMBERSHIP_NAME, connect_planner
 from edge_agent.link.membership import Membership, save_membership
 from edge_agent.link.sockets import new_keys
 from edge_agent.machine.device import gpu_names
-from edge_agent.machine.doctor import clock_check, gpu_check, home_check, key_check, runtime_check
+from edge_agent.machine.doctor import (
+    clock_check,
+    gpu_check,
+    home_check,
+    key_check,
+    runtime_check,
+    settings_check,
+)
 from edge_agent.reporting.status import AgentStatus, EngineStatus, LinkStatus, PolicyStatus, TrialStatus
 from shared.errors import SettingError
 from shared.ids import DeviceId
@@ -52,6 +59,11 @@ def _command(*arguments: str, home: Path) -> "subprocess.CompletedProcess[str]":
             ["run", "--model", "a.onnx", "--executor", "abacus"],
             2,
             "no executor 'abacus'; choose one of",
+        ),
+        (
+            ["run", "--model", "absent.onnx", "--scheduler", "bogus"],
+            2,
+            "there is no scheduler 'bogus'; choose one of",
         ),
         (["verify"], 2, "Missing argument.*see `stageloom-agent verify --help`"),
         (["join", "stgl1.rubbish"], 7, "token is damaged.*stageloom device token"),
@@ -164,6 +176,29 @@ def test_damaged_membership_does_not_stop_the_agent(tmp_path: Path) -> None:
     (tmp_path / MEMBERSHIP_NAME).write_bytes(b"rubbish")
     _, problems = connect_planner(AgentConfig(home=str(tmp_path)))
     assert "join the planner again" in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "agent.json cannot be read"),
+        ("[]", "agent.json is not a JSON object"),
+        ('{"colour": "red"}', "unknown field `colour`"),
+        ('{"replicas": 0}', "Expected `int` >= 1 - at `$.replicas`"),
+        ('{"models": [{"name": "a", "path": "a.onnx"}], "scheduler": "bogus"}', "no scheduler 'bogus'"),
+        ('{"models": [{"name": "a", "path": "a.onnx"}], "executor": "abacus"}', "no executor 'abacus'"),
+    ],
+)
+def test_settings_that_the_agent_refuses_fail_the_doctor(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / SETTINGS_NAME).write_text(text)
+    found = settings_check(tmp_path)
+    assert (found.result, why in found.detail, bool(found.remedy)) == ("fail", True, True), found
+
+
+def test_settings_that_the_agent_takes_pass_the_doctor(tmp_path: Path) -> None:
+    assert settings_check(tmp_path).result == "ok"
+    (tmp_path / SETTINGS_NAME).write_text('{"replicas": 3}')
+    assert settings_check(tmp_path).result == "ok"
 
 
 def test_both_onnxruntimes_at_once_fail_the_doctor() -> None:

@@ -16,7 +16,7 @@ from edge_agent.executor.null import NullExecutor
 from edge_agent.executor.onnx import OnnxExecutor
 from edge_agent.reporting.recordings import Recordings
 from edge_agent.trace.chrome import MEASURED, PLANNED, QUEUES, chrome_trace
-from edge_agent.trace.command import read_costs, record, write_trace
+from edge_agent.trace.command import read_costs, record, trace_text, write_trace
 from edge_agent.trace.timeline import Timeline, timeline
 from edge_agent.worker.messages import Record, RecordingEnded
 from edge_agent.worker.recorder import Batch, Recorded, Recorder, StepEntry, SwapEntry
@@ -254,12 +254,23 @@ def test_a_recording_that_the_agent_cannot_make_is_refused_with_its_reason(hoste
         record(hosted.path, 1e6)
 
 
+@pytest.mark.parametrize("seconds", [float("nan"), 0.0, -1.0, 601.0])
+def test_a_length_that_no_recording_may_have_is_refused_before_anything_is_said(
+    tmp_path: Path, seconds: float
+) -> None:
+    said: list[str] = []
+    with pytest.raises(SettingError, match="ask for more than 0 and at most 600"):
+        write_trace(tmp_path, tmp_path / "agent.sock", seconds, tmp_path / "trace.json", None, said.append)
+    assert said == []
+
+
 def test_the_command_traces_an_agent_that_serves(tmp_path: Path) -> None:
     file = write_tiny(tmp_path / "net.onnx")
-    out = tmp_path / "trace.json"
+    out, said = tmp_path / "trace.json", list[str]()
     models = (ModelFile(path=str(file), name="net"),)
     with AgentProcess(tmp_path / "home", models=models, executor="null") as agent:
         agent.until_ready()
+        empty = write_trace(agent.home, agent.socket, 0.05, out, None, said.append)
         stop = threading.Event()
 
         def serve() -> None:
@@ -270,10 +281,14 @@ def test_the_command_traces_an_agent_that_serves(tmp_path: Path) -> None:
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            found = write_trace(agent.home, agent.socket, 0.3, out, None)
+            found = write_trace(agent.home, agent.socket, 0.3, out, None, said.append)
         finally:
             stop.set()
             thread.join()
+    assert said == ["recording 0.05 s", "recording 0.3 s"]
+    assert (empty["steps"], empty["recorder_us_per_step"]) == (0, None)
+    assert "no step ran meanwhile" in trace_text(empty) and "recorder" not in trace_text(empty)
+    assert "the recorder took" in trace_text(found)
     trace = json.loads(out.read_text())
     assert problems(trace) == []
     assert found["steps"] == len(_spans(trace, MEASURED, "step")) > 0

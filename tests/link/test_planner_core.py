@@ -177,20 +177,31 @@ def test_a_batch_whose_ranges_do_not_number_its_rows_is_malformed() -> None:
     assert core.backlog_rows == 0
 
 
+def offer(core: DispatchCore, first: int, last: int) -> list[ev.Action]:
+    """A batch of the rows of these numbers comes."""
+    rows = (b"x",) * (last - first + 1)
+    batch = telemetry.TelemetryBatch(rows=rows, ranges=(telemetry.RowRange(1, first, last),), ledgers=())
+    return core.handle(ev.TelemetryReceived(b"t", KEY, batch), 0.0)
+
+
 def test_a_repeated_batch_is_written_once_and_a_backlog_is_bounded() -> None:
     core = core_with(backlog_rows=3)
-
-    def offer(first: int, last: int) -> list[ev.Action]:
-        rows = (b"x",) * (last - first + 1)
-        batch = telemetry.TelemetryBatch(rows=rows, ranges=(telemetry.RowRange(1, first, last),), ledgers=())
-        return core.handle(ev.TelemetryReceived(b"t", KEY, batch), 0.0)
-
-    (append,) = offer(0, 1)
-    assert offer(0, 1) == []
-    assert code(offer(2, 3)) is RefusalCode.BUSY
+    (append,) = offer(core, 0, 1)
+    assert offer(core, 0, 1) == []
+    assert code(offer(core, 2, 3)) is RefusalCode.BUSY
     assert isinstance(append, ev.AppendTelemetry)
     assert isinstance(sent(core.handle(ev.TelemetryCommitted(append.ticket), 0.1))[0], telemetry.TelemetryAck)
-    assert isinstance(offer(2, 3)[0], ev.AppendTelemetry)
+    assert isinstance(offer(core, 2, 3)[0], ev.AppendTelemetry)
+
+
+def test_a_batch_larger_than_the_backlog_may_be_is_taken_in_alone() -> None:
+    """1. 512 rows are taken in at a limit of 3. 2. Another batch waits. 3. After the commit it comes, too."""
+    core = core_with(backlog_rows=3)
+    (append,) = offer(core, 0, telemetry.MAX_BATCH_ROWS - 1)
+    assert isinstance(append, ev.AppendTelemetry)
+    assert code(offer(core, 600, 600)) is RefusalCode.BUSY
+    assert isinstance(sent(core.handle(ev.TelemetryCommitted(append.ticket), 0.1))[0], telemetry.TelemetryAck)
+    assert isinstance(offer(core, 600, 600)[0], ev.AppendTelemetry)
 
 
 def test_chunks_are_served_within_credits_and_only_of_what_is_desired() -> None:

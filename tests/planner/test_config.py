@@ -86,3 +86,39 @@ def test_a_file_with_anything_but_the_planners_table_is_refused(contents: str, t
 )
 def test_listen_is_a_host_with_or_without_a_port(listen: str, address: tuple[str, int]) -> None:
     assert PlannerConfig(listen=listen).listen_address == address
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["planner.example", "planner", "planner.example.", "edge_1", "10.0.0.7", "::1", "[::1]", "7up.example"],
+)
+def test_a_host_name_or_an_address_can_be_advertised(host: str) -> None:
+    assert PlannerConfig(advertise=host).advertise == host
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "planner.example:9999",
+        "10.0.0.7:9999",
+        "[::1]:9999",
+        "[10.0.0.7]",
+        "[planner.example]",
+        "10.0.0",
+        "999.0.0.1",
+        "bad host \u00e9",
+        "planner\u00e9.example",
+        "tcp://planner.example",
+        "fe80::1%eth0",
+        "planner..example",
+        "planner.example\n",
+        "*",
+        " ",
+        "[",
+        "a" * 117,
+    ],
+)
+def test_what_no_device_could_connect_to_cannot_be_advertised(host: str) -> None:
+    with pytest.raises(SettingError, match="neither a host's name nor an IP address; use one") as caught:
+        PlannerConfig(advertise=host)
+    assert "\n" not in str(caught.value)

@@ -4,6 +4,7 @@ import json
 import signal
 import stat
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,18 @@ def test_kill_of_the_planner_loses_no_acknowledged_row_and_the_device_stays_enro
     assert _json(again.home, "watch", "--count", "1")["telemetry"]["stored"] == 100
     assert [info["device"] for info in _json(again.home, "device", "list")] == ["nano"]
     assert again.stop() == 0
+
+
+def test_a_planner_that_is_stopped_leaves_when_its_devices_were_heard_of_last(
+    own_planner: PlannerProcess,
+) -> None:
+    """1. a device connects; 2. later the planner is stopped; 3. the device was seen until then."""
+    home = own_planner.home
+    with _device(own_planner, "nano"):
+        until(lambda: _json(home, "device", "show", "nano")["online"])
+        stopped_us = time.time_ns() // 1000
+        assert own_planner.stop() == 0
+    assert _json(home, "device", "show", "nano")["last_seen_us"] >= stopped_us
 
 
 def test_what_runs_on_a_device_is_seen_live(planner: PlannerProcess) -> None:

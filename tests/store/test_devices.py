@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from sqlalchemy import event
 
 from planner.dispatch.ports import DispatchStore, EnrolAttempt, EnrolRefused, ReportRecord
 from planner.store.store import Store
@@ -12,7 +13,7 @@ from shared.errors import InputError
 from shared.ids import DeviceId
 from shared.messages.base import RefusalCode
 from shared.messages.control import DeviceState, Origin, Report
-from tests.store.helpers import NANO, add_model, enrol, key, small_plan
+from tests.store.helpers import NANO, add_model, enrol, key, small_plan, write_of
 
 SECRET = digest_bytes([b"secret"])
 
@@ -157,3 +158,43 @@ def test_a_restored_database_starts_an_epoch_above_what_a_device_reports(store: 
     again = store.reissue(NANO, above_epoch=4, above_generation=17)
     assert (again.epoch, again.generation) == (5, 19)
     assert store.history(NANO)[0][0].decided_by == "restored"
+
+
+def test_telemetry_says_when_a_device_was_heard_of_to_within_ten_seconds(
+    store: Store, clock: ManualClock
+) -> None:
+    """What a planner that is killed leaves: the commits of telemetry, and nothing since."""
+    enrol(store)
+    store.record_reports([ReportRecord(NANO, 7, report(1))])
+    came_us = clock.wall_us()
+    clock.advance(9.0)
+    store.append_telemetry([write_of(0, 9)])
+    assert store.device(NANO).last_seen_us == came_us
+    clock.advance(3600.0)
+    store.append_telemetry([write_of(10, 19)])
+    assert store.device(NANO).last_seen_us == clock.wall_us()
+
+
+def test_devices_that_are_heard_of_are_noted_at_once_and_strangers_left_out(
+    store: Store, clock: ManualClock
+) -> None:
+    enrol(store)
+    enrol(store, DeviceId("other"), 2)
+    clock.advance(1.0)
+    store.heard({NANO, DeviceId("stranger")})
+    assert [info.last_seen_us for info in store.devices()] == [clock.wall_us(), 0]
+    store.heard(set())
+
+
+def test_telemetry_of_many_devices_takes_as_many_statements_as_that_of_one(store: Store) -> None:
+    devices = [enrol(store, DeviceId(f"device-{at:02}"), at) for at in range(32)]
+    counted: list[int] = []
+    for first, some in ((0, devices), (1, devices), (2, devices[:1])):
+        writes = [write_of(first, first, device=device) for device in some]
+        statements: list[str] = []
+        listener = ("before_cursor_execute", lambda *given, into=statements: into.append(given[2]))
+        event.listen(store.database.engine, *listener)
+        store.append_telemetry(writes)
+        event.remove(store.database.engine, *listener)
+        counted.append(len(statements))
+    assert counted[1] == counted[2]

@@ -144,12 +144,55 @@ def test_a_recording_is_replayed_from_a_file(
         ("{", "cannot be read as JSON"),
         ('{"other": [0.1]}', "the plan has no model 'other'"),
         ('{"relu": [0.2, 0.1]}', "sort them"),
+        ('{"relu": [1e300, Infinity]}', "sort them"),
+        ("{}", "holds no arrival; write it like"),
+        ('{"relu": []}', "holds no arrival; write it like"),
+        ('{"relu": [0, 86400]}', "a recording of 86400 s, and a day is the most that is simulated; cut it"),
+        ('{"relu": [1795336918, 1795436918]}', "a recording of 100000 s, and a day is the most"),
     ):
         path.write_text(text)
         _, err = run(
             home, capsys, "simulate", "tuned", "--twin", "nano", "--recording", str(path), code=ExitCode.USAGE
         )
         assert why in err
+
+
+def recorded(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str], times: list[float], *arguments: str
+) -> dict[str, Any]:
+    path = tmp_path / "arrivals.json"
+    path.write_text(json.dumps({"relu": times}))
+    return simulated(home, capsys, "--twin", "nano", "--recording", str(path), *arguments)
+
+
+def test_the_last_arrival_of_a_recording_happens(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = recorded(home, tmp_path, capsys, [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0])
+    assert found["predicted"]["relu.arrivals_per_s"] * found["seconds"] == pytest.approx(7.0)
+    assert found["seconds"] == pytest.approx(3.0, abs=0.01)
+
+
+def test_a_recording_in_seconds_since_1970_counts_from_its_first_arrival(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    since_1970 = recorded(home, tmp_path, capsys, [1795336918.0, 1795336918.5, 1795336920.0])
+    from_0 = recorded(home, tmp_path, capsys, [0.0, 0.5, 2.0])
+    assert since_1970["predicted"] == from_0["predicted"]
+    assert since_1970["seconds"] == from_0["seconds"]
+
+
+def test_a_recording_within_a_day_counts_from_0(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert recorded(home, tmp_path, capsys, [5.0, 6.0])["seconds"] == pytest.approx(6.0, abs=0.01)
+
+
+def test_the_beginning_of_a_recording_longer_than_a_day_is_simulated_on_request(
+    home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = recorded(home, tmp_path, capsys, [0.5, 1.5, 200_000.0], "--seconds", "2")
+    assert found["predicted"]["relu.arrivals_per_s"] == pytest.approx(1.0)
 
 
 def test_what_cannot_be_simulated_says_why(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,6 +206,8 @@ def test_what_cannot_be_simulated_says_why(home: Home, capsys: pytest.CaptureFix
         (["--twin", "nano", "--device", "nobody"], "nobody"),
         (["--twin", "nano", "--device", "nano"], "counted no task of this plan's models"),
         (["--twin", "nano", "--rate", "relu=1", "--recording", "x.json"], "both --rate and --recording"),
+        (["--twin", "nano", "--arrivals", "periodic"], "no --rate; give --rate MODEL=PER_S, or leave"),
+        (["--device", "nano", "--arrivals", "poisson"], "--arrivals poisson says how the tasks of"),
     ]
     for arguments, why in cases:
         _, err = run(home, capsys, "simulate", "tuned", *arguments, code=ExitCode.USAGE)

@@ -37,7 +37,8 @@ class TelemetryCore:
         ranges = self._ranges[event.key]
         if batch.ranges and batch.ranges in ranges:
             return []  # sent again before the commit of the first; that one answers
-        if self.backlog_rows + len(batch.rows) > self._config.backlog_rows:
+        # Alone it is taken in whatever its size: a limit below one batch would hold telemetry up for ever.
+        if self.backlog_rows and self.backlog_rows + len(batch.rows) > self._config.backlog_rows:
             return [self._refuse(event, RefusalCode.BUSY, "the store is behind")]
         self.backlog_rows += len(batch.rows)
         ranges.add(batch.ranges)
