@@ -258,7 +258,7 @@ def profile(
                 "--plan measures the stages of one plan as it is",
                 remedy="leave out --model, --batch and --no-wait, or --plan",
             )
-        _profile_stages(folder, DeviceId(device), plan, budget_s, json)
+        _profile_stages(folder, database_url, DeviceId(device), plan, budget_s, json)
         return
     store = ReadStore.open(folder, database_url)
     names = models or [info.model for info in store.models()]
@@ -289,8 +289,10 @@ def profile(
     store.close()
 
 
-def _profile_stages(folder: Path, device: DeviceId, plan: str, budget_s: float, json: bool) -> None:
-    found = measure_stages(folder, device, plan, budget_s=budget_s)
+def _profile_stages(
+    folder: Path, database_url: str, device: DeviceId, plan: str, budget_s: float, json: bool
+) -> None:
+    found = measure_stages(folder, database_url, device, plan, budget_s=budget_s)
     if json:
         emit_json(
             {"device": device, "plan": plan, "requests": found.requests, "reasons": list(found.reasons)}
