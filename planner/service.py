@@ -31,6 +31,7 @@ from planner.lock import DataDirLock
 from planner.replan.service import Replanner
 from planner.store.retention import Retention
 from planner.store.store import Store
+from planner.store.used_database import keep_url
 from shared.clock import SystemClock
 from shared.errors import InputError, UnavailableError
 from shared.ids import DeviceId
@@ -131,6 +132,7 @@ class Planner:
                     "another planner runs on this database",
                     remedy="stop that one, or name another --database-url",
                 )
+            keep_url(config.data_dir, config.database_url)
             self._online = Online(self.store)
             alarms: queue.SimpleQueue[tuple[DeviceId, int] | None] = queue.SimpleQueue()
             self.server = DispatchServer(

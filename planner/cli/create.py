@@ -17,6 +17,7 @@ from planner.cli.options import (
     data_dir_of,
     parse_duration,
     parse_rates,
+    require_own,
 )
 from planner.cli.output import emit, emit_json, progress
 from planner.cli.pushing import as_json, in_words
@@ -154,6 +155,7 @@ def _create(
     json: bool,
 ) -> None:
     """Search, measure if wanted, push if wanted, tell."""
+    require_own(folder, database_url)
     if request.contest:
         reply = contest.hold(folder, request)
     elif measure_s is not None and request.device is not None:

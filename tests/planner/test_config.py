@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.config import CONFIG_VARIABLE, SETTINGS, PlannerConfig, load_config
+from planner.config import CONFIG_VARIABLE, SETTINGS, PlannerConfig, data_dir_in_force, load_config
 from shared.errors import SettingError
 
 
@@ -86,3 +86,21 @@ def test_a_file_with_anything_but_the_planners_table_is_refused(contents: str, t
 )
 def test_listen_is_a_host_with_or_without_a_port(listen: str, address: tuple[str, int]) -> None:
     assert PlannerConfig(listen=listen).listen_address == address
+
+
+def test_commands_look_for_the_data_where_a_planner_of_the_same_environment_keeps_them(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "stageloom.toml"
+    file.write_text('[planner]\ndata_dir = "/srv/from-file"\n')
+    environment = {
+        "STAGELOOM_PLANNER_DATA_DIR": "/srv/named",
+        CONFIG_VARIABLE: str(file),
+        "STAGELOOM_HOME": "/home",
+    }
+    for gone in ("STAGELOOM_PLANNER_DATA_DIR", CONFIG_VARIABLE, "STAGELOOM_HOME"):
+        assert data_dir_in_force(environment) == load_config(environment=environment).data_dir
+        del environment[gone]
+    assert data_dir_in_force(environment) == Path("var/planner")
+    with pytest.raises(SettingError, match="data_dir = '' cannot be read"):
+        data_dir_in_force({"STAGELOOM_PLANNER_DATA_DIR": ""})

@@ -1,11 +1,16 @@
 """A real planner process whose database is a Postgres server, and the commands beside it."""
 
 import json
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from planner.cli.app import execute
+from planner.store.store import Store
+from planner.store.used_database import USED_FILE
+from shared.errors import ExitCode
 from tests.planner.processes import PlannerProcess, ok
 from tests.planner.test_measuring import Measuring
 from tests.planner.test_replanning import SETTINGS, Rig, new_device, stock
@@ -26,8 +31,10 @@ def server() -> Iterator[str]:
 def planner(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlannerProcess]:
     """A planner on that server."""
     folder = tmp_path_factory.mktemp("on-postgres")
-    (folder / "planner.toml").write_text(SETTINGS)
-    made = PlannerProcess(folder / "home", "--config", str(folder / "planner.toml"), "--database-url", server)
+    (folder / "planner.toml").write_text(f'{SETTINGS}database_url = "{server}"\n')
+    (folder / "home").mkdir(mode=0o700)
+    Store(folder / "home").close()  # what a planner left there before it had a server
+    made = PlannerProcess(folder / "home", "--config", str(folder / "planner.toml"))
     yield made
     made.stop()
 
@@ -52,3 +59,38 @@ def test_whatever_has_a_device_measure_stages_waits_for_it_in_the_planners_datab
     assert profiled["requests"] == 1
     assert made["scheduler"] == "ios"
     assert row["measured_ms"] == 2.0, "as the device said"
+
+
+def test_commands_read_the_database_that_the_planner_was_given_by_its_configuration(
+    planner: PlannerProcess, model_file: Path
+) -> None:
+    home = planner.home
+    ok(home, "model", "add", str(model_file), "--name", "given", "--shape", "x=3x8")
+    ok(home, "plan", "create", "--model", "given", "--name", "given")
+    assert "given" in [one["model"] for one in json.loads(ok(home, "model", "list", "--json"))]
+    assert "given" in [one["plan"] for one in json.loads(ok(home, "plan", "list", "--json"))]
+    assert "combined given#0.0" in ok(home, "plan", "show", "given")
+    assert stat.S_IMODE((home / USED_FILE).stat().st_mode) == 0o600, "a URL may hold a password"
+
+
+@pytest.mark.parametrize("command", ["device list", "device show d", "device profile d", "migrate"])
+def test_a_url_of_another_database_than_the_running_planners_is_refused(
+    planner: PlannerProcess, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stale = f"sqlite:///{planner.home}/planner.sqlite"
+    for url, said in (("nonsense", "database_url cannot be used"), (stale, "names another database than")):
+        arguments = [*command.split(), "--data-dir", str(planner.home), "--database-url", url]
+        assert execute(arguments) == ExitCode.USAGE
+        (line,) = capsys.readouterr().err.splitlines()
+        assert said in line
+
+
+def test_no_backup_is_made_of_what_is_not_the_planners_database(
+    planner: PlannerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    backup = ["backup", str(tmp_path / "b.tar"), "--data-dir", str(planner.home)]
+    assert execute(backup) == ExitCode.USAGE
+    assert "use pg_dump" in capsys.readouterr().err
+    assert execute([*backup, "--database-url", f"sqlite:///{planner.home}/planner.sqlite"]) == ExitCode.USAGE
+    assert "names another database than" in capsys.readouterr().err
+    assert not (tmp_path / "b.tar").exists()
