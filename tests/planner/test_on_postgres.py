@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine, make_url, text
 
 from planner.cli.app import execute
 from planner.store.store import Store
 from planner.store.used_database import USED_FILE
 from shared.errors import ExitCode
-from tests.planner.processes import PlannerProcess, ok
+from tests.planner.processes import PlannerProcess, ok, stageloom
 from tests.planner.test_measuring import Measuring
 from tests.planner.test_replanning import SETTINGS, Rig, new_device, stock
 from tests.store.embedded import binaries, postgres_server
@@ -37,6 +38,26 @@ def planner(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     made = PlannerProcess(folder / "home", "--config", str(folder / "planner.toml"))
     yield made
     made.stop()
+
+
+def told(server: str, *statements: str) -> None:
+    """Have the server carry out statements that no transaction may hold."""
+    engine = create_engine(server, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        for one in statements:
+            connection.execute(text(one))
+    engine.dispose()
+
+
+def created(server: str, name: str) -> str:
+    """The URL of a new database."""
+    told(server, f"CREATE DATABASE {name}")
+    return make_url(server).set(database=name).render_as_string(hide_password=False)
+
+
+def end_sessions(server: str, name: str) -> None:
+    """As a restart of the server does."""
+    told(server, f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = '{name}'")
 
 
 def test_whatever_has_a_device_measure_stages_waits_for_it_in_the_planners_database(
@@ -94,3 +115,27 @@ def test_no_backup_is_made_of_what_is_not_the_planners_database(
     assert execute([*backup, "--database-url", f"sqlite:///{planner.home}/planner.sqlite"]) == ExitCode.USAGE
     assert "names another database than" in capsys.readouterr().err
     assert not (tmp_path / "b.tar").exists()
+
+
+def test_a_planner_whose_database_another_one_took_while_it_was_away_stops_with_one_line(
+    server: str, tmp_path: Path
+) -> None:
+    """1. Two data directories name one database; 2. the first one's lock goes with its connection; 3. the
+    second planner starts; 4. the first one is to write and ends."""
+    url = created(server, "contended")
+    first = PlannerProcess(tmp_path / "first", "--database-url", url)
+    refused = stageloom(tmp_path / "second", "up", "--listen", "127.0.0.1:0", "--database-url", url)
+    assert refused.returncode == ExitCode.USAGE
+    assert "another planner runs on this database" in refused.stderr
+    end_sessions(server, "contended")
+    second = PlannerProcess(tmp_path / "second", "--database-url", url)
+    for _ in range(2):  # the first write finds the connection gone, the second one the lock
+        stageloom(tmp_path / "first", "device", "token")
+    assert first.ended() == ExitCode.UNAVAILABLE
+    assert "Traceback" not in first.log()
+    assert first.log().splitlines()[-1] == (
+        "error: another planner took this database while it could not be reached; stop that one, or start "
+        "this one with another --database-url"
+    )
+    ok(tmp_path / "second", "device", "token")
+    assert second.stop() == 0
