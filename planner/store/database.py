@@ -14,11 +14,19 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    OperationalError,
+    ProgrammingError,
+    SQLAlchemyError,
+)
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.exc import StaleDataError
 
-from shared.errors import SettingError, StorageError, UnavailableError
+from shared.errors import SettingError, StageloomError, StorageError, UnavailableError
 
 BUSY_TIMEOUT_S = 30.0
 _READ_ONLY = "stageloom_read_only"
@@ -175,8 +183,16 @@ class Database:
                 raise LostRace(str(error.orig)) from error
             raise StorageError(
                 f"{self.url.render_as_string()}: {_first_line(error.orig or error)}",
-                remedy=_remedy(str(error.orig)),
+                remedy=_remedy(
+                    str(error.orig), of_a_server=not self.is_sqlite and isinstance(error, OperationalError)
+                ),
             ) from error
+
+
+def is_defect(error: BaseException) -> bool:
+    """Whether a failed transaction was wrong itself, rather than its database away, full or broken."""
+    wrong = (DataError, IntegrityError, ProgrammingError)
+    return not isinstance(error, StageloomError) or isinstance(error.__cause__, wrong)
 
 
 class LostRace(Exception):
@@ -242,7 +258,11 @@ def _first_line(error: object) -> str:
     return str(error).strip().split("\n")[0][:200]
 
 
-def _remedy(message: str) -> str:
+def _remedy(message: str, *, of_a_server: bool) -> str:
+    if "No space left" in message:
+        return "free space on the disk of the database server"
+    if of_a_server:
+        return "see that the database server runs and can be reached"
     if "full" in message:
         return "free space on the disk that holds the data directory"
     if "malformed" in message or "not a database" in message:
