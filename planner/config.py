@@ -143,6 +143,20 @@ def default_data_dir(environment: Mapping[str, str]) -> Path:
     return Path(environment.get(HOME_VARIABLE) or "var/planner")
 
 
+def data_dir_in_force(environment: Mapping[str, str]) -> Path:
+    """Where a planner that is started in this environment keeps its data, unless its command line says.
+
+    Raises:
+        SettingError: it is set and empty, or the file that the environment names cannot be read.
+    """
+    variable = f"{ENVIRONMENT_PREFIX}DATA_DIR"
+    if variable in environment:
+        return Path(_checked("data_dir", environment[variable], variable))
+    file = environment.get(CONFIG_VARIABLE)
+    named = _read(Path(file)).get("data_dir") if file else None
+    return default_data_dir(environment) if named is None else Path(_checked("data_dir", named, str(file)))
+
+
 def load_config(
     *,
     file: Path | None = None,

@@ -31,6 +31,7 @@ from planner.lock import DataDirLock
 from planner.replan.service import Replanner
 from planner.store.retention import Retention
 from planner.store.store import Store
+from planner.store.used_database import keep_url
 from shared.clock import SystemClock
 from shared.errors import InputError, StageloomError, UnavailableError
 from shared.ids import DeviceId
@@ -129,15 +130,16 @@ class Planner:
             lock = DataDirLock(config.data_dir)
             self._undo.append(lock.release)
             self.keys = _keys(config.data_dir / KEY_FILE)
+            claim = ExitStack()  # given up last: closing the store commits what still waits
+            self._undo.append(claim.close)
             self.store = Store(config.data_dir, config.database_url, clock)
             self._undo.append(self.store.close)
-            claim = ExitStack()
-            self._undo.append(claim.close)
             if not claim.enter_context(self.store.database.claim()):
                 raise InputError(
                     "another planner runs on this database",
                     remedy="stop that one, or name another --database-url",
                 )
+            keep_url(config.data_dir, config.database_url)
             self._online = Online(self.store)
             alarms: queue.SimpleQueue[tuple[DeviceId, int] | None] = queue.SimpleQueue()
             self.server = DispatchServer(
@@ -171,10 +173,17 @@ class Planner:
             self.close()
             raise
 
-    @property
-    def alive(self) -> bool:
-        """Whether the thread that serves the devices runs."""
-        return self.server.alive
+    def check(self) -> None:
+        """Make sure that it may go on.
+
+        Raises:
+            UnavailableError: the thread that serves the devices died, or another planner has the database.
+        """
+        self.store.database.check_claim()
+        if not self.server.alive:
+            raise UnavailableError(
+                "a part of the planner died", remedy="see the log above, and start it again"
+            )
 
     def summary(self) -> str:
         """One line for `systemctl status`, from the thread that serves the devices: proof that it turns.
@@ -197,7 +206,7 @@ def run_planner(
     """Serve until SIGINT or SIGTERM. `ready` is told once where the planner listens.
 
     Raises:
-        UnavailableError: a part of the planner died; see the log.
+        UnavailableError: as `Planner.check`.
     """
     began_s = time.monotonic()
     sys.setswitchinterval(_SWITCH_S)
@@ -232,10 +241,7 @@ def run_planner(
 def _serve(planner: Planner, stop: threading.Event, manager: Notifier) -> None:
     beat_s = time.monotonic()
     while not stop.wait(0.5):
-        if not planner.alive:
-            raise UnavailableError(
-                "a part of the planner died", remedy="see the log above, and start it again"
-            )
+        planner.check()
         if manager.listens and time.monotonic() >= beat_s:
             beat_s = time.monotonic() + _BEAT_S
             _beat(planner, manager)

@@ -8,7 +8,7 @@ import typer
 from planner.cli import comparison_plot
 from planner.cli import create_options as opt
 from planner.cli.choices import model_choice
-from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
+from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of, require_own
 from planner.cli.output import emit, emit_json, pair, progress
 from planner.cli.replans import interval
 from shared.errors import InputError
@@ -124,6 +124,8 @@ def _schedulers(
 
     if measure_s is not None and request.device is None:
         raise InputError("--measure needs a device", remedy="name it with --device")
+    if measure_s is not None:
+        require_own(folder, database_url)
     if plot is not None:
         comparison_plot.check_file(plot)
     rows = compare_schedulers(folder, database_url, request, chosen(names), measure_s)

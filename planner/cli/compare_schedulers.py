@@ -60,7 +60,7 @@ def compare_schedulers(
     try:
         job = search_job(store, request)
         if measure_s is not None and request.device is not None:
-            made = _measured_plans(folder, request, names, request.device, measure_s)
+            made = _measured_plans(folder, database_url, request, names, request.device, measure_s)
             job = search_job(store, request)  # what was measured meanwhile counts
             of = _subject(job)
             found = {
@@ -126,6 +126,7 @@ def _searched(
 
 def _measured_plans(
     folder: Path,
+    database_url: str,
     request: admin.PlanCreateRequest,
     names: Sequence[str],
     device: DeviceId,
@@ -145,7 +146,7 @@ def _measured_plans(
         made[name] = decode_plan(reply.plan.wire, reply.plan.digest), reply.search_s
         if reply.plan.digest not in measured:
             progress(f"{device} measures the plan of {name}")
-            measure_stages(folder, device, reply.plan.plan, budget_s=budget_s)
+            measure_stages(folder, database_url, device, reply.plan.plan, budget_s=budget_s)
             measured.add(reply.plan.digest)
     return made
 

@@ -8,7 +8,17 @@ from planner.admin.client import ask
 from planner.cli import contest
 from planner.cli import create_options as opt
 from planner.cli.choices import model_choice
-from planner.cli.options import DataDir, Json, Rates, checked, data_dir_of, parse_duration, parse_rates
+from planner.cli.options import (
+    DatabaseUrl,
+    DataDir,
+    Json,
+    Rates,
+    checked,
+    data_dir_of,
+    parse_duration,
+    parse_rates,
+    require_own,
+)
 from planner.cli.output import emit, emit_json, progress
 from planner.cli.pushing import as_json, in_words
 from planner.cli.searching import search, search_and_measure
@@ -49,6 +59,7 @@ def create(
     measure: opt.Measure = None,
     push_it: opt.Push = False,
     data_dir: DataDir = None,
+    database_url: DatabaseUrl = "",
     json: Json = False,
 ) -> None:
     """Search a plan and keep it under a name.
@@ -103,7 +114,7 @@ def create(
         contest=competing,
         rates=tuple(admin.ArrivalRate(model=one, per_s=per_s) for one, per_s in parse_rates(rate).items()),
     )
-    _create(data_dir_of(data_dir), checked(request), measure, push=push_it, json=json)
+    _create(data_dir_of(data_dir), database_url, checked(request), measure, push=push_it, json=json)
 
 
 def _competing(
@@ -135,13 +146,20 @@ def _competing(
 
 
 def _create(
-    folder: Path, request: admin.PlanCreateRequest, measure_s: float | None, *, push: bool, json: bool
+    folder: Path,
+    database_url: str,
+    request: admin.PlanCreateRequest,
+    measure_s: float | None,
+    *,
+    push: bool,
+    json: bool,
 ) -> None:
     """Search, measure if wanted, push if wanted, tell."""
+    require_own(folder, database_url)
     if request.contest:
         reply = contest.hold(folder, request)
     elif measure_s is not None and request.device is not None:
-        reply = search_and_measure(folder, request, request.device, budget_s=measure_s)
+        reply = search_and_measure(folder, database_url, request, request.device, budget_s=measure_s)
     else:
         reply = search(folder, request)
     _made(folder, reply, request.device if push else None, json)

@@ -8,7 +8,7 @@ import typer
 
 from planner.admin.client import ask, is_running
 from planner.admin.path import socket_path
-from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of, parse_duration
+from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of, parse_duration, require_own
 from planner.cli.output import emit, emit_json, emit_table, pair, progress, when
 from planner.cli.searching import measure_stages
 from shared.errors import ExitCode, InputError, UnavailableError
@@ -104,6 +104,7 @@ def show(
     folder = data_dir_of(data_dir)
     live = is_running(socket_path(folder))
     if live:
+        require_own(folder, database_url)
         reply = ask(folder, wanted, admin.DeviceShowReply)
         info, history = reply.device, list(reply.history)
     else:
@@ -251,6 +252,7 @@ def profile(
     from planner.store.reading import ReadStore
 
     folder = data_dir_of(data_dir)
+    require_own(folder, database_url)
     budget_s, timeout_s = parse_duration(budget, "--budget"), parse_duration(timeout, "--timeout")
     if plan is not None:
         if models or batch != 1 or not wait:
@@ -258,7 +260,7 @@ def profile(
                 "--plan measures the stages of one plan as it is",
                 remedy="leave out --model, --batch and --no-wait, or --plan",
             )
-        _profile_stages(folder, DeviceId(device), plan, budget_s, json)
+        _profile_stages(folder, database_url, DeviceId(device), plan, budget_s, json)
         return
     store = ReadStore.open(folder, database_url)
     names = models or [info.model for info in store.models()]
@@ -289,8 +291,10 @@ def profile(
     store.close()
 
 
-def _profile_stages(folder: Path, device: DeviceId, plan: str, budget_s: float, json: bool) -> None:
-    found = measure_stages(folder, device, plan, budget_s=budget_s)
+def _profile_stages(
+    folder: Path, database_url: str, device: DeviceId, plan: str, budget_s: float, json: bool
+) -> None:
+    found = measure_stages(folder, database_url, device, plan, budget_s=budget_s)
     if json:
         emit_json(
             {"device": device, "plan": plan, "requests": found.requests, "reasons": list(found.reasons)}
@@ -339,6 +343,7 @@ def _devices(folder: Path, database_url: str) -> tuple[list[admin.DeviceInfo], b
         infos = store.devices(limit=1_000_000)
         store.close()
         return infos, False
+    require_own(folder, database_url)
     infos, more = [], True
     while more:
         request = admin.DeviceListRequest(after=infos[-1].device if infos else "")

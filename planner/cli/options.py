@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import typer
 
-from planner.config import default_data_dir
+from planner.config import data_dir_in_force
 from shared.errors import InputError
 
 DataDir = Annotated[
@@ -23,7 +23,7 @@ DatabaseUrl = Annotated[
         "--database-url",
         metavar="URL",
         envvar="STAGELOOM_PLANNER_DATABASE_URL",
-        help="Default: SQLite in the data directory.",
+        help="Default: what the planner of the data directory uses.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, one value per line.")]
@@ -66,7 +66,19 @@ R = TypeVar("R")
 
 def data_dir_of(given: Path | None) -> Path:
     """The directory that was named, or the default one."""
-    return given if given is not None else default_data_dir(os.environ)
+    return given if given is not None else data_dir_in_force(os.environ)
+
+
+def require_own(folder: Path, database_url: str) -> None:
+    """Refuse a URL that would be ignored, since the planner that is asked uses another database.
+
+    Raises:
+        InputError: it names another database than that planner's, or does not parse.
+    """
+    if database_url:  # only then: a command that asks the planner need not load a database's driver
+        from planner.store.reading import require_own as require
+
+        require(folder, database_url)
 
 
 def checked(made: R) -> R:

@@ -50,7 +50,7 @@ def search(folder: Path, request: admin.PlanCreateRequest) -> admin.PlanReply:
 
 
 def search_and_measure(
-    folder: Path, request: admin.PlanCreateRequest, device: DeviceId, *, budget_s: float
+    folder: Path, database_url: str, request: admin.PlanCreateRequest, device: DeviceId, *, budget_s: float
 ) -> admin.PlanReply:
     """Search, have the device measure what nobody is sure of, search again, until nothing is asked.
 
@@ -68,7 +68,7 @@ def search_and_measure(
         asked = False
         for plan in dict.fromkeys((chosen.plan.plan, runner_up.plan.plan)):
             progress(f"round {number}: {device} measures the unsure stages of {plan}")
-            found = measure_stages(folder, device, plan, budget_s=budget_s, unsure_only=True)
+            found = measure_stages(folder, database_url, device, plan, budget_s=budget_s, unsure_only=True)
             asked = asked or found.requests > 0
         if not asked:
             break
@@ -76,7 +76,13 @@ def search_and_measure(
 
 
 def measure_stages(
-    folder: Path, device: DeviceId, plan: str, *, budget_s: float, unsure_only: bool = False
+    folder: Path,
+    database_url: str,
+    device: DeviceId,
+    plan: str,
+    *,
+    budget_s: float,
+    unsure_only: bool = False,
 ) -> StagesMeasured:
     """Have a device measure a plan's stages, all or the unsure ones, and wait.
 
@@ -90,7 +96,7 @@ def measure_stages(
     if not reply.requests:
         return StagesMeasured(0)
     give_up_s = time.monotonic() + _MEASURE_S + budget_s
-    store = ReadStore.open(folder)
+    store = ReadStore.open(folder, database_url)
     try:
         while store.open_stage_profiles(list(reply.requests)):
             if time.monotonic() > give_up_s:

@@ -10,7 +10,7 @@ import typer
 
 from planner import __version__
 from planner.admin.client import ask
-from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
+from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of, require_own
 from planner.cli.output import books_line, emit, emit_json, emit_table, pair, progress
 from shared.ids import DeviceId
 from shared.messages import admin
@@ -128,11 +128,14 @@ def migrate(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: Json
     from planner.store.database import Database, sqlite_url
     from planner.store.reading import DATABASE_FILE
     from planner.store.schema import migrate as migrate_database
+    from planner.store.used_database import kept_url
 
     folder = data_dir_of(data_dir)
-    if not database_url:
+    require_own(folder, database_url)
+    url = database_url or kept_url(folder)
+    if not url:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    database = Database(database_url or sqlite_url(folder / DATABASE_FILE))
+    database = Database(url or sqlite_url(folder / DATABASE_FILE))
     before, after = migrate_database(database)
     database.close()
     if json:

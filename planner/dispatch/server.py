@@ -159,7 +159,7 @@ class DispatchServer:
             self._context.destroy(linger=0)
             self._waker.close()
             raise
-        self._workers = StoreWorkers(self._store, self._post_all)
+        self._workers = StoreWorkers(self._store, self._post_all, self._clock.monotonic_s)
         self._thread.start()
         return Endpoints(
             control=self._endpoint(ev.Lane.CONTROL),

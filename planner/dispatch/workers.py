@@ -4,7 +4,6 @@ Four threads: telemetry and reports, each committed in groups and neither waitin
 the store's calls, in order; artifact chunks. Every piece of work ends in exactly one event, whatever fails.
 """
 
-import logging
 import queue
 import threading
 import time
@@ -13,13 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 from planner.dispatch import events as ev
+from planner.dispatch.complaints import Complaints
 from planner.dispatch.ports import DispatchStore, EnrolRefused
 from planner.dispatch.rows import telemetry_write
-from shared.errors import StageloomError
 from shared.failpoint import failpoint
 from shared.messages.base import RefusalCode
-
-log = logging.getLogger(__name__)
 
 _GROUP = 256  # pieces of work in one transaction
 _GATHER_S = (
@@ -67,9 +64,12 @@ class _Groups(Generic[Write]):
 class StoreWorkers:
     """Carries out the core's store actions and posts what came of them."""
 
-    def __init__(self, store: DispatchStore, post: Callable[[Sequence[ev.Event]], None]) -> None:
+    def __init__(
+        self, store: DispatchStore, post: Callable[[Sequence[ev.Event]], None], now_s: Callable[[], float]
+    ) -> None:
         self._store = store
         self._post = post
+        self._complaints = Complaints(now_s)
         self._telemetry = _Groups("dispatch-telemetry", self._keep_telemetry)
         self._reports = _Groups("dispatch-reports", self._keep_reports)
         self._calls = ThreadPoolExecutor(1, thread_name_prefix="dispatch-store")
@@ -121,8 +121,8 @@ class StoreWorkers:
     def _try(self, do: Callable[[], None]) -> bool:
         try:
             do()
-        except Exception:
-            log.exception("the store failed; devices will send again")
+        except Exception as error:
+            self._complaints.about("the store failed, and devices will send again", error)
             return False
         return True
 
@@ -135,7 +135,7 @@ class StoreWorkers:
                 file.seek(action.offset_bytes)
                 data = file.read(action.length_bytes)
         except Exception as error:
-            log.exception("artifact %s cannot be read", action.digest[:12])
+            self._complaints.about(f"artifact {action.digest[:12]} cannot be read", error)
             return ev.ChunkRead(action.ticket, 0, None, f"cannot be read: {type(error).__name__}")
         return ev.ChunkRead(action.ticket, artifact.size_bytes, data)
 
@@ -144,8 +144,8 @@ class StoreWorkers:
             return ev.Enrolled(action.ticket, self._store.enrol(action.attempt))
         except EnrolRefused as refused:
             return ev.EnrolDenied(action.ticket, refused.code, str(refused))
-        except Exception:
-            log.exception("enrolment failed")
+        except Exception as error:
+            self._complaints.about("enrolment failed", error)
             return ev.EnrolDenied(
                 action.ticket, RefusalCode.INTERNAL, "the planner's store failed; try again"
             )
@@ -155,16 +155,18 @@ class StoreWorkers:
             desired = self._store.reissue(
                 action.device, above_epoch=action.above_epoch, above_generation=action.above_generation
             )
-        except Exception:
-            log.exception("a new generation for %s failed", action.device)
+        except Exception as error:
+            self._complaints.about(f"a new generation for {action.device} failed", error)
             return ev.ReissueFailed(action.device)
         return ev.DesiredChanged(action.device, desired)
 
     def _alarm(self, action: ev.StoreAlarm) -> ev.Event:
         try:
             replan = self._store.record_alarm(action.device, action.alarm)
-        except Exception:
-            log.exception("an alarm of %s is not stored; it will be sent again", action.device)
+        except Exception as error:
+            self._complaints.about(
+                f"an alarm of {action.device} is not stored, and will be sent again", error
+            )
             return ev.AlarmStored(action.device, action.alarm, ok=False)
         failpoint("planner.alarm.ack")
         return ev.AlarmStored(action.device, action.alarm, replan)
@@ -172,10 +174,7 @@ class StoreWorkers:
     def _adopt(self, action: ev.AdoptLocal) -> ev.Event:
         try:
             desired = self._store.adopt_local(action.device, action.plan)
-        except StageloomError as error:
-            log.warning("device_id=%s local plan not adopted: %s", action.device, error)
-            desired = None
-        except Exception:
-            log.exception("a local plan of %s cannot be adopted", action.device)
+        except Exception as error:
+            self._complaints.about(f"a local plan of {action.device} is not adopted", error)
             desired = None
         return ev.LocalSettled(action.device, action.plan, desired)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from planner.store.blobs import Blobs, sync_directory
 from planner.store.database import Database
-from planner.store.reading import ARTIFACT_FOLDER, DATABASE_FILE, ReadStore
+from planner.store.reading import ARTIFACT_FOLDER, DATABASE_FILE, ReadStore, require_own
 from shared.errors import InputError, StorageError
 from shared.ids import Digest
 
@@ -23,9 +23,11 @@ def backup(data_dir: Path, database_url: str, target: Path, files: tuple[str, ..
     only when it is complete and on disk; it holds the planner's secret key, so it gets mode 0600.
 
     Raises:
-        InputError: the target exists, there is no planner's data, or the database is not SQLite.
+        InputError: the target exists, there is no planner's data, or the database is not SQLite, or not
+            the planner's.
         StorageError: the database cannot be read, or the target cannot be written.
     """
+    require_own(data_dir, database_url)
     store = ReadStore.open(data_dir, database_url)
     try:
         if store.database.sqlite_path is None:

@@ -8,23 +8,33 @@ to a device, which then forgets it.
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, create_engine, event, text
+from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    OperationalError,
+    ProgrammingError,
+    SQLAlchemyError,
+)
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.exc import StaleDataError
 
-from shared.errors import SettingError, StorageError
+from shared.errors import SettingError, StageloomError, StorageError, UnavailableError
 
 BUSY_TIMEOUT_S = 30.0
 _READ_ONLY = "stageloom_read_only"
 _ATTEMPTS = 32  # a transaction that loses a race this often in a row is a defect, not bad luck
 _LOST_RACE_STATES = ("40001", "40P01", "23505")  # Postgres: not serializable, deadlock, inserted by another
-_CLAIM = 0x57A6E101  # any number that no other program on a database server uses
+CLAIM = 0x57A6E101  # any number that no other program on a database server uses
+_THIS_SESSION = "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+_END_SESSION = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_start = %s"
 
 T = TypeVar("T")
 
@@ -58,6 +68,9 @@ class Database:
             self._reader = self.engine.execution_options(**{_READ_ONLY: True})
         else:
             self._reader = self.engine.execution_options(isolation_level="REPEATABLE READ")
+        self._writer = self.engine
+        self._session: tuple[object, ...] | None = None  # of the server, that held the claim last
+        self._superseded = False
 
     @property
     def sqlite_path(self) -> Path | None:
@@ -80,16 +93,17 @@ class Database:
 
         Raises:
             StorageError: the database cannot be written, nothing of the transaction was kept.
+            UnavailableError: it was claimed, and meanwhile by another process, too; nothing was written.
             StaleDataError: another writer changed a versioned row in between (not on SQLite).
         """
-        with self._translated(), Session(self.engine, expire_on_commit=False) as session, session.begin():
+        with self._translated(), Session(self._writer, expire_on_commit=False) as session, session.begin():
             yield session
 
     def change(self, work: Callable[[Session], T]) -> T:
         """Run a read-modify-write until it did not lose a race; `work` may therefore run more than once.
 
         Raises:
-            StorageError: as `write`.
+            StorageError, UnavailableError: as `write`.
         """
         for _ in range(_ATTEMPTS):
             try:
@@ -106,21 +120,58 @@ class Database:
     def claim(self) -> Iterator[bool]:
         """Whether this process is the only one to claim a database on a server; free for SQLite.
 
-        A planner's data directory is locked by a file, which says nothing about a database elsewhere.
+        A planner's data directory is locked by a file, which says nothing about a database elsewhere. There
+        the lock belongs to a connection and ends with it. So while the database is claimed, everything is
+        written through one connection, which takes the lock whenever it is made: nothing is written without.
+
+        Raises:
+            StorageError: the database cannot be reached.
         """
         if self.is_sqlite:
             yield True
             return
-        with self._translated(), self.engine.connect() as connection:
-            alone = connection.execute(
-                text("SELECT pg_try_advisory_lock(:key)"), {"key": _CLAIM}
-            ).scalar_one()
-            connection.commit()  # the lock belongs to the connection, not to its transaction
-            yield bool(alone)
+        self._superseded = False
+        writer = create_engine(self.url, pool_size=1, max_overflow=0)
+        event.listen(writer, "connect", self._on_claimed_connect)
+        try:
+            with self._translated(), suppress(UnavailableError):
+                writer.connect().close()
+            if not self._superseded:
+                self._writer = writer
+            yield not self._superseded
+        finally:
+            self._writer = self.engine
+            writer.dispose()
 
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()
+
+    def check_claim(self) -> None:
+        """Make sure that no other process has claimed the database in place of this one.
+
+        Raises:
+            UnavailableError: one has; found out by the first write after the connection was lost.
+        """
+        if self._superseded:
+            raise UnavailableError(
+                "another planner took this database while it could not be reached",
+                remedy="stop that one, or start this one with another --database-url",
+            )
+
+    def _on_claimed_connect(self, connection: Any, _record: object) -> None:
+        try:
+            with connection.cursor() as cursor:
+                # Who was superseded once stays so: what it knows is no longer what the database says.
+                ours = not self._superseded and (_locked(cursor) or _taken_back(cursor, self._session))
+                cursor.execute(_THIS_SESSION)
+                self._session = cursor.fetchone()
+            connection.commit()  # the lock belongs to the connection, not to its transaction
+            self._superseded = not ours
+            self.check_claim()
+        except BaseException:
+            connection.close()
+            raise
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -132,12 +183,38 @@ class Database:
                 raise LostRace(str(error.orig)) from error
             raise StorageError(
                 f"{self.url.render_as_string()}: {_first_line(error.orig or error)}",
-                remedy=_remedy(str(error.orig)),
+                remedy=_remedy(
+                    str(error.orig), of_a_server=not self.is_sqlite and isinstance(error, OperationalError)
+                ),
             ) from error
+
+
+def is_defect(error: BaseException) -> bool:
+    """Whether a failed transaction was wrong itself, rather than its database away, full or broken."""
+    wrong = (DataError, IntegrityError, ProgrammingError)
+    return not isinstance(error, StageloomError) or isinstance(error.__cause__, wrong)
 
 
 class LostRace(Exception):
     """Postgres chose another transaction; the same work may be tried again."""
+
+
+def _locked(cursor: Any) -> bool:
+    """Whether the server gave a connection the lock."""
+    cursor.execute("SELECT pg_try_advisory_lock(%s)", (CLAIM,))
+    return bool(cursor.fetchone()[0])
+
+
+def _taken_back(cursor: Any, session: tuple[object, ...] | None) -> bool:
+    """Whether the lock was our own, of a session that the server takes to be alive: the network lost it."""
+    if session is None:
+        return False
+    cursor.execute(_END_SESSION, session)
+    if cursor.fetchone() is None:
+        return False
+    cursor.execute("SET LOCAL lock_timeout = '10s'")
+    cursor.execute("SELECT pg_advisory_lock(%s)", (CLAIM,))
+    return True
 
 
 def _connect_args(backend: str) -> dict[str, Any]:
@@ -181,7 +258,11 @@ def _first_line(error: object) -> str:
     return str(error).strip().split("\n")[0][:200]
 
 
-def _remedy(message: str) -> str:
+def _remedy(message: str, *, of_a_server: bool) -> str:
+    if "No space left" in message:
+        return "free space on the disk of the database server"
+    if of_a_server:
+        return "see that the database server runs and can be reached"
     if "full" in message:
         return "free space on the disk that holds the data directory"
     if "malformed" in message or "not a database" in message:

@@ -34,6 +34,7 @@ from planner.store.database import Database, sqlite_url
 from planner.store.history import Entry
 from planner.store.replan_view import ReplanView
 from planner.store.tables import EventRow
+from planner.store.used_database import kept_url, same_database
 from planner.telemetry.books import Balance
 from planner.telemetry.rollup import Width
 from shared.artifact import Artifact, open_artifact
@@ -49,6 +50,21 @@ DATABASE_FILE = "planner.sqlite"
 ARTIFACT_FOLDER = "artifacts"
 
 
+def require_own(data_dir: Path, database_url: str) -> None:
+    """Make sure that a URL somebody gave names the database of the planner of `data_dir`; empty always does.
+
+    Raises:
+        InputError: it names another one, or does not parse.
+    """
+    default = data_dir / DATABASE_FILE
+    own = kept_url(data_dir) or (sqlite_url(default) if default.is_file() else database_url)
+    if database_url and not same_database(database_url, own):
+        raise InputError(
+            f"the database URL that was given names another database than the planner on {data_dir} uses",
+            remedy="leave out --database-url and STAGELOOM_PLANNER_DATABASE_URL, or name its --data-dir",
+        )
+
+
 class ReadStore:
     """What may be read, with or without a running planner."""
 
@@ -60,13 +76,13 @@ class ReadStore:
 
     @classmethod
     def open(cls, data_dir: Path, database_url: str = "") -> "ReadStore":
-        """Open for reading only.
+        """Open for reading only; without a URL the database that the planner of `data_dir` uses.
 
         Raises:
             InputError: there is no planner's data in `data_dir`.
             StorageError: the database cannot be read, or has another schema.
         """
-        store = cls(data_dir, database_url)
+        store = cls(data_dir, database_url or kept_url(data_dir))
         path = store.database.sqlite_path
         if path is not None and not path.is_file():
             raise InputError(

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.exc import StaleDataError
 
-from planner.store.database import Database, LostRace
+from planner.store.database import Database, LostRace, is_defect
 from shared.errors import StageloomError, StorageError, UnavailableError
 from shared.failpoint import failpoint
 
@@ -132,8 +132,9 @@ class Writer:
             self._one_by_one(group)
             return
         except Exception as error:
-            if not isinstance(error, StageloomError):
+            if is_defect(error):
                 logger.exception("a group of %d writes failed", len(group))
+            if not isinstance(error, StageloomError):
                 error = StorageError(f"the store failed: {error}", remedy="see the planner's log")
             for entry in group:
                 entry.answer.set_exception(error)

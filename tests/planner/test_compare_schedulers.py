@@ -99,7 +99,7 @@ def test_measure_has_every_plan_measured_once_and_costs_what_was_measured_since(
             plan=world.store.add_plan(request.scheduler, plan, request.scheduler), search_s=0.5
         )
 
-    def measure(folder: Path, device: DeviceId, plan: str, *, budget_s: float) -> None:
+    def measure(folder: Path, database_url: str, device: DeviceId, plan: str, *, budget_s: float) -> None:
         asked.append(plan)
         digest = world.store.plan(plan).digest
         joint = 4 if plan == "sequential" else 1  # its stages of one group run as one

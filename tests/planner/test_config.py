@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.config import CONFIG_VARIABLE, SETTINGS, PlannerConfig, load_config
+from planner.config import CONFIG_VARIABLE, SETTINGS, PlannerConfig, data_dir_in_force, load_config
 from shared.errors import SettingError
 
 
@@ -122,3 +122,21 @@ def test_what_no_device_could_connect_to_cannot_be_advertised(host: str) -> None
     with pytest.raises(SettingError, match="neither a host's name nor an IP address; use one") as caught:
         PlannerConfig(advertise=host)
     assert "\n" not in str(caught.value)
+
+
+def test_commands_look_for_the_data_where_a_planner_of_the_same_environment_keeps_them(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "stageloom.toml"
+    file.write_text('[planner]\ndata_dir = "/srv/from-file"\n')
+    environment = {
+        "STAGELOOM_PLANNER_DATA_DIR": "/srv/named",
+        CONFIG_VARIABLE: str(file),
+        "STAGELOOM_HOME": "/home",
+    }
+    for gone in ("STAGELOOM_PLANNER_DATA_DIR", CONFIG_VARIABLE, "STAGELOOM_HOME"):
+        assert data_dir_in_force(environment) == load_config(environment=environment).data_dir
+        del environment[gone]
+    assert data_dir_in_force(environment) == Path("var/planner")
+    with pytest.raises(SettingError, match="data_dir = '' cannot be read"):
+        data_dir_in_force({"STAGELOOM_PLANNER_DATA_DIR": ""})

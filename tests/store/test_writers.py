@@ -249,3 +249,12 @@ def test_rows_inserted_by_the_hundred_are_the_rows_given(store: Store, count: in
     with store.database.read() as session:
         found = session.execute(text("SELECT at_us, device, code, text FROM events ORDER BY at_us")).all()
     assert [tuple(one) for one in found] == rows
+
+
+def test_a_statement_of_our_own_that_is_wrong_is_in_the_log_with_its_traceback(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    statement = "INSERT INTO planner (id) VALUES (NULL)"
+    with pytest.raises(StorageError):
+        store.writer.run(lambda session: session.execute(text(statement)))
+    assert f"[SQL: {statement}]" in caplog.text and "Traceback" in caplog.text

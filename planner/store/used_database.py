@@ -1,0 +1,82 @@
+"""Which database the planner of a data directory uses, in a file there: for whoever reads beside it.
+
+The planner may know it from its service's environment or its configuration file, which no command reads.
+"""
+
+import os
+from pathlib import Path
+from typing import Final
+
+from planner.store.database import Database
+from shared.errors import StorageError
+
+USED_FILE: Final = "planner.database"
+_POSTGRES_PORT: Final = 5432
+
+
+def keep_url(data_dir: Path, database_url: str) -> None:
+    """Keep a planner's URL, for its owner alone: it may hold a password. Empty: SQLite's default file.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    path = data_dir / USED_FILE
+    new = path.with_name(f"{USED_FILE}.new")
+    try:
+        if not database_url:
+            path.unlink(missing_ok=True)
+            return
+        file = os.open(new, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        with os.fdopen(file, "w") as stream:
+            stream.write(f"{_absolute(database_url)}\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        new.replace(path)
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror}", remedy="check the data directory and its disk"
+        ) from error
+
+
+def kept_url(data_dir: Path) -> str:
+    """The URL that the running planner uses, or the last one did; empty: SQLite's default file.
+
+    Raises:
+        StorageError: the file cannot be read.
+    """
+    path = data_dir / USED_FILE
+    try:
+        return path.read_text().strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be read: {error.strerror}", remedy="run as the planner's account"
+        ) from error
+
+
+def same_database(one_url: str, other_url: str) -> bool:
+    """Whether two URLs name one database; account, password and driver may differ.
+
+    Raises:
+        SettingError: one of them does not parse.
+    """
+    return _place(one_url) == _place(other_url)
+
+
+def _absolute(database_url: str) -> str:
+    """The URL for a process in any folder."""
+    database = Database(database_url)
+    path = database.sqlite_path
+    url = database.url if path is None else database.url.set(database=str(path.absolute()))
+    return url.render_as_string(hide_password=False)
+
+
+def _place(database_url: str) -> tuple[object, ...]:
+    database = Database(database_url)
+    url, path = database.url, database.sqlite_path
+    if path is not None:
+        return ("sqlite", path.resolve())
+    host = url.host or url.query.get("host")
+    port = url.port or url.query.get("port") or _POSTGRES_PORT
+    return (url.get_backend_name(), host, str(port), url.database, url.query.get("options"))
