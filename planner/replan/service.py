@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 PROFILE_BUDGET_S: Final = 20.0
 STAGE_BUDGET_S: Final = 10.0
+STORE_AGAIN_S: Final = 5.0  # after a store that was away
 PROFILE_WAIT_S: Final = 60.0
 """A device measures only with empty queues: one that is never idle is planned with estimates."""
 
@@ -60,12 +61,14 @@ class Replanner:
         *,
         policy: Policy | None = None,
         profile_wait_s: float = PROFILE_WAIT_S,
+        store_again_s: float = STORE_AGAIN_S,
     ) -> None:
         self._store = store
         self._fleet = fleet
         self._clock = clock
         self._policy = policy or LearnedPolicy()
         self._profile_wait_s = profile_wait_s
+        self._store_again_s = store_again_s
         self._queue = due
         self._stopping = threading.Event()
         self._schedules = ScheduleSearches(pool, self._keep_schedule)
@@ -98,13 +101,20 @@ class Replanner:
     def _guarded(self, device: DeviceId, replan: int, step: Callable[[DeviceId, int], None]) -> None:
         try:
             step(device, replan)
+            return
         except StageloomError as error:
-            self._nothing(device, replan, str(error))
+            reason = str(error)
         except Exception as error:
             if self._stopping.is_set():
                 return
             log.exception("device_id=%s replan=%d failed", device, replan)
-            self._nothing(device, replan, f"the re-planner failed: {type(error).__name__}; see the log")
+            reason = f"the re-planner failed: {type(error).__name__}; see the log"
+        try:
+            self._nothing(device, replan, reason)
+        except StageloomError as error:  # the store is away, which may be why it failed: later it may not
+            log.warning("device_id=%s replan=%d waits for the store: %s", device, replan, error)
+            if not self._stopping.wait(self._store_again_s):
+                self._queue.put((device, replan))
 
     def _fast(self, device: DeviceId, replan: int) -> None:
         seen = observe(self._store, device, replan, self._clock.wall_us())

@@ -55,13 +55,17 @@ class Database:
         """
         try:
             self.url = make_url(url)
-            self.engine = create_engine(self.url, connect_args=_connect_args(self.url.get_backend_name()))
+            backend = self.url.get_backend_name()
+            # A server that was restarted has ended the connections that wait here: they are tried first.
+            self.engine = create_engine(
+                self.url, connect_args=_connect_args(backend), pool_pre_ping=backend != "sqlite"
+            )
         except (ArgumentError, SQLAlchemyError, ImportError) as error:
             raise SettingError(
                 f"database_url cannot be used: {_first_line(error)}",
                 remedy="use sqlite:///FILE, or postgresql+psycopg://... with the extra `postgres` installed",
             ) from error
-        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self.is_sqlite = backend == "sqlite"
         if self.is_sqlite:
             event.listen(self.engine, "connect", _on_sqlite_connect)
             event.listen(self.engine, "begin", _on_sqlite_begin)

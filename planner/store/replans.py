@@ -248,9 +248,12 @@ def end_all(session: Session, ends: Sequence[tuple[DeviceId, int, int, str, str]
 
 
 def found_nothing(session: Session, replan: int, reason: str, remark: str, now_us: int) -> None:
-    """A re-plan without a plan ends: no gain. Its decision is timed by the planner, which made it."""
+    """A re-plan without a plan ends: no gain. Its decision is timed by the planner, which made it.
+
+    One that has pushed a plan goes on, whatever failed since: its device says how it ends.
+    """
     row = session.get(ReplanRow, replan)
-    if row is not None and row.outcome == PENDING:
+    if row is not None and row.outcome == PENDING and not row.generation:
         row.trigger_to_decision_ms = max(now_us - row.begun_at_us, 0) / 1e3
         row.remark = remark[:_LINE]
         end(row, "no_gain", reason)
