@@ -117,6 +117,7 @@ def test_no_backup_is_made_of_what_is_not_the_planners_database(
     assert not (tmp_path / "b.tar").exists()
 
 
+@pytest.mark.full
 def test_a_planner_whose_database_another_one_took_while_it_was_away_stops_with_one_line(
     server: str, tmp_path: Path
 ) -> None:
