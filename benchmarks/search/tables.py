@@ -8,7 +8,7 @@ A test holds the page to the run that it names.
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +24,53 @@ SMALL = {
     "inception_v3_299": "Inception V3 (299 pixels)",
     "resnet50": "ResNet-50",
 }
+SEVERAL = {"+".join(MIX[:n]): name for n, name in ((2, "two members"), (3, "three"), (4, "four"))}
 LARGE = {
     "randwire": "RandWire",
     "nasnet_large": "NASNet-A Large",
-    **{"+".join(MIX[:n]): name for n, name in ((2, "two members"), (3, "three"), (4, "four"))},
+    **SEVERAL,
+}
+
+MEASURED = {
+    "squeezenet_bypass": "SqueezeNet with bypass",
+    "googlenet": "GoogLeNet",
+    "inception_v3": "Inception V3",
+    "resnet50": "ResNet-50",
+    **SEVERAL,
 }
 
 Row = Mapping[str, Any]
 
 
 def tables(rows: Sequence[Row]) -> Iterator[str]:
-    """Markdown: per group of networks one table of seconds and gaps, and one of shapes."""
+    """Markdown: per group of networks a table of seconds and gaps and one of shapes; or what was measured."""
     found = {(row["network"], row["scheduler"]): row for row in rows}
+    if all("measured_over_sequential" in row for row in rows):
+        first = {name: found[name, ORDER[0]] for name in MEASURED}
+        yield _table(MEASURED, found, lambda row: _measured(row, first[row["network"]]))
+        return
     for networks in (SMALL, LARGE):
         for cell in (_seconds, _shape):
-            lines = [
-                f"| scheduler | {' | '.join(networks.values())} |",
-                f"| --- |{' --- |' * len(networks)}",
-                *(
-                    f"| {scheduler} | {' | '.join(cell(found[name, scheduler]) for name in networks)} |"
-                    for scheduler in ORDER
-                ),
-            ]
-            yield "\n".join(lines)
+            yield _table(networks, found, cell)
+
+
+def _table(
+    networks: Mapping[str, str], found: Mapping[tuple[str, str], Row], cell: Callable[[Row], str]
+) -> str:
+    lines = [
+        f"| scheduler | {' | '.join(networks.values())} |",
+        f"| --- |{' --- |' * len(networks)}",
+        *(
+            f"| {scheduler} | {' | '.join(cell(found[name, scheduler]) for name in networks)} |"
+            for scheduler in ORDER
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def _measured(row: Row, sequential: Row) -> str:
+    predicted = row["predicted_ms"] / sequential["predicted_ms"]
+    return f"{predicted:.2f}, {row['measured_over_sequential']:.2f}"
 
 
 def _seconds(row: Row) -> str:
