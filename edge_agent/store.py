@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.digest import DIGEST_BYTES
+from shared.durable_file import sync_directory, write_synced
 from shared.errors import StateError, StorageError
 from shared.failpoint import failpoint
 from shared.ids import Digest
@@ -99,24 +100,6 @@ def _unsealed(path: Path) -> bytes:
 
 def _checksum(body: bytes) -> bytes:
     return hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest()
-
-
-def write_synced(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Write a whole file and wait until the disk has it."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_directory(directory: Path) -> None:
-    """Make a rename in it durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class ArtifactStore:

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.search.subjects import MIX
@@ -48,6 +49,7 @@ def tables(rows: Sequence[Row]) -> Iterator[str]:
     if all("measured_over_sequential" in row for row in rows):
         first = {name: found[name, ORDER[0]] for name in MEASURED}
         yield _table(MEASURED, found, lambda row: _measured(row, first[row["network"]]))
+        yield _errors(rows)
         return
     for networks in (SMALL, LARGE):
         for cell in (_seconds, _shape):
@@ -71,6 +73,13 @@ def _table(
 def _measured(row: Row, sequential: Row) -> str:
     predicted = row["predicted_ms"] / sequential["predicted_ms"]
     return f"{predicted:.2f}, {row['measured_over_sequential']:.2f}"
+
+
+def _errors(rows: Sequence[Row]) -> str:
+    off = [abs(row["predicted_ms"] / row["measured_ms"] - 1.0) for row in rows]
+    return (
+        f"A prediction is off by {100 * median(off):.1f} % in the median, by {100 * max(off):.0f} % at worst"
+    )
 
 
 def _seconds(row: Row) -> str:

@@ -31,8 +31,9 @@ from edge_agent.link.sockets import new_keys
 from edge_agent.link.statefile import load_state
 from edge_agent.machine.device import device_class
 from edge_agent.reporting.status import LinkStatus
-from edge_agent.store import ArtifactStore, sync_directory
+from edge_agent.store import ArtifactStore
 from shared.clock import SystemClock
+from shared.durable_file import sync_directory
 from shared.errors import KeyRevoked, SettingError, StateError, StorageError
 from shared.ids import DeviceId
 from shared.keyfile import KeyPair, read_keys, write_keys

@@ -1,12 +1,12 @@
 """What joining leaves behind: the planner's endpoints and key, and the name we are enrolled under."""
 
-import os
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
 from shared.codec import Codec, Limits
+from shared.durable_file import replace_synced
 from shared.errors import DecodeError, StateError, StorageError
 from shared.messages.base import DeviceName, PublicKey
 from shared.token import Endpoints
@@ -29,14 +29,8 @@ def save_membership(path: Path, membership: Membership) -> None:
     Raises:
         StorageError: it cannot be written.
     """
-    new = path.with_name(path.name + ".new")
     try:
-        file = os.open(new, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        with os.fdopen(file, "wb") as stream:
-            stream.write(_CODEC.encode(membership))
-            stream.flush()
-            os.fsync(stream.fileno())
-        new.replace(path)
+        replace_synced(path, _CODEC.encode(membership))
     except OSError as error:
         raise StorageError(
             f"{path} cannot be written: {error.strerror}", remedy="check the folder"

@@ -348,14 +348,14 @@ class PlanManager(Pursuit):
         good, engine, instead = self._good, self._engine, self._target()
         failed = self._unusable.get(good.ref.digest) if good is not None else None
         if good is None or failed is None or not failed.may_pass:
-            if failed is not None or self.active is good:
+            if failed is not None or self.active == good:
                 self._restoring = None
             return []
         if self._restoring is None:
-            self._restoring = Restoring(good.ref.digest, self._config.restore_patience_s, now_s)
+            self._restoring = Restoring(self._config.restore_patience_s, now_s)
         restoring = self._restoring
         actions: list[Action] = []
-        replaced = instead is not None and self.active is instead
+        replaced = instead is not None and self.active == instead
         if not restoring.told and (replaced or restoring.overdue(now_s)):
             restoring.told = True
             actions.append(Tell(link.RestoreFailed(failed.reason)))

@@ -5,8 +5,6 @@ A GPU's driver may come later than the agent, and memory may be short for a whil
 
 from typing import Final, NamedTuple
 
-from shared.ids import Digest
-
 _FIRST_S: Final = 1.0
 _LONGEST_S: Final = 60.0
 
@@ -21,9 +19,8 @@ class Unusable(NamedTuple):
 class Restoring:
     """One plan's tries: 1 s after the first failure, then after 2, 4, ... 60 s, without an end."""
 
-    def __init__(self, digest: Digest, patience_s: float, now_s: float) -> None:
+    def __init__(self, patience_s: float, now_s: float) -> None:
         """It has just failed for the first time; for `patience_s` that is no verdict."""
-        self.digest = digest
         self.told = False  # the link knows
         self._verdict_s = now_s + patience_s
         self._delay_s = _FIRST_S

@@ -7,9 +7,10 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from planner.store.blobs import Blobs, sync_directory
+from planner.store.blobs import Blobs
 from planner.store.database import Database
 from planner.store.reading import ARTIFACT_FOLDER, DATABASE_FILE, ReadStore, require_own
+from shared.durable_file import sync_directory
 from shared.errors import InputError, StorageError
 from shared.ids import Digest
 

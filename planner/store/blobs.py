@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shared.artifact import file_digest
+from shared.durable_file import sync_directory
 from shared.errors import DecodeError, StorageError
 from shared.ids import Digest
 
@@ -94,12 +95,3 @@ def _os_errors(where: Path) -> Iterator[None]:
             f"{error.filename or where}: {error.strerror}",
             remedy="free space or fix the permissions of the data directory",
         ) from error
-
-
-def sync_directory(path: Path) -> None:
-    """Have the names in a directory reach the disk."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -3,11 +3,11 @@
 The planner may know it from its service's environment or its configuration file, which no command reads.
 """
 
-import os
 from pathlib import Path
 from typing import Final
 
 from planner.store.database import Database
+from shared.durable_file import replace_synced
 from shared.errors import StorageError
 
 USED_FILE: Final = "planner.database"
@@ -21,17 +21,11 @@ def keep_url(data_dir: Path, database_url: str) -> None:
         StorageError: the file cannot be written.
     """
     path = data_dir / USED_FILE
-    new = path.with_name(f"{USED_FILE}.new")
     try:
         if not database_url:
             path.unlink(missing_ok=True)
             return
-        file = os.open(new, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        with os.fdopen(file, "w") as stream:
-            stream.write(f"{_absolute(database_url)}\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        new.replace(path)
+        replace_synced(path, f"{_absolute(database_url)}\n".encode())
     except OSError as error:
         raise StorageError(
             f"{path} cannot be written: {error.strerror}", remedy="check the data directory and its disk"

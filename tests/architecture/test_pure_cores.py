@@ -49,11 +49,13 @@ SHELLS_IN_SHARED = (
     "shared.importer",
     "shared.artifact",
     "shared.clock",
+    "shared.durable_file",
     "shared.keyfile",
     "shared.failpoint",
     "shared.systemd",
 )
-"""The importer runs a child process, artifacts and keys are files, the clock is what shells hand in,
+"""The importer runs a child process, artifacts and keys are files, as are those that must survive a power cut,
+the clock is what shells hand in,
 a failpoint kills its process, and systemd is spoken to and installed into."""
 
 

@@ -18,10 +18,11 @@ from edge_agent.link.states import TRANSITIONS, VERDICTS, Cause
 from edge_agent.plans.actions import Action
 from edge_agent.plans.manager import PlanManager
 from edge_agent.plans.probation import Probation
-from edge_agent.store import StateFile, write_synced
+from edge_agent.store import StateFile
 from planner.dispatch import events as pev
 from planner.dispatch.core import DispatchCore
 from planner.dispatch.ports import ReportRecord
+from shared.durable_file import write_synced
 from shared.engine.trial import TrialCore
 from shared.engine.windows import WindowFigures
 from shared.ids import DeviceId
