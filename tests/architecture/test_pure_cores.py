@@ -54,9 +54,8 @@ SHELLS_IN_SHARED = (
     "shared.failpoint",
     "shared.systemd",
 )
-"""The importer runs a child process, artifacts and keys are files, as are those that must survive a power cut,
-the clock is what shells hand in,
-a failpoint kills its process, and systemd is spoken to and installed into."""
+"""The importer runs a child process, artifacts and keys are files, as is what must survive a power cut, the
+clock is what shells hand in, a failpoint kills its process, and systemd is spoken to and installed into."""
 
 
 CORES_ELSEWHERE = (
