@@ -40,6 +40,7 @@ class StepChoice(Enum):
     RATIO = "ratio"  # highest input ratio first, ties to the oldest instance (TOP, VI-A)
     ROUND_ROBIN = "round_robin"
     WEIGHTED = "weighted"  # proportional share: the combined block furthest behind its weight
+    DEADLINE = "deadline"  # earliest deadline first, over the queued and launched tasks of all models
 
 
 class Wait(Enum):

@@ -3,6 +3,8 @@
 Whatever changes a slot touches combined blocks; `refresh` works out their moves again, `issue_next` runs one.
 """
 
+from operator import attrgetter
+
 from shared.engine.choice import Chooser
 from shared.engine.programs import Program, ProgramStatus
 from shared.engine.records import Instance, StepRecord, TaskRecord
@@ -13,6 +15,7 @@ from shared.ids import StepId
 from shared.plan import Wait
 
 _NEVER = float("inf")
+_index = attrgetter("index")
 
 
 class Board:
@@ -62,8 +65,9 @@ class Board:
     # What could run
 
     def refresh(self, now: float) -> None:
-        """Work out again what the touched combined blocks would run."""
+        """Work out again what the touched combined blocks would run, and in which lanes they could begin."""
         touched, chooser = self.touched, self.chooser
+        alone = len(self.lanes) == 1
         while touched:
             combined, _ = touched.popitem()
             present = combined.ready | combined.empty
@@ -76,11 +80,22 @@ class Board:
                     chooser.dismiss(combined)
             elif moves != combined.full and combined.plan.waits and self._must_wait(combined, now):
                 chooser.dismiss(combined)
-            elif moves & combined.ready:
-                chooser.admit(combined)
-            else:
+            elif not moves & combined.ready:
                 chooser.dismiss(combined)
                 self._shift(combined)
+            elif alone or not self.in_flight:  # nothing has to be waited for in another lane
+                chooser.admit(combined, NO_LANE)
+            else:
+                self._place(combined, now)
+
+    def _place(self, combined: CombinedState, now: float) -> None:
+        """Let a combined block stand where members could begin, if it may run without the others."""
+        for stand, moves in combined.place(combined.moves, self.in_flight):
+            if moves == combined.full or not combined.plan.waits or not self._must_wait(combined, now):
+                combined.moves = moves
+                self.chooser.admit(combined, stand)
+                return
+        self.chooser.dismiss(combined)
 
     def _must_wait(self, combined: CombinedState, now: float) -> bool:
         """Under `wait: all` always, under `timeout` until it is over."""
@@ -103,7 +118,7 @@ class Board:
 
     def end_waits(self, now: float) -> None:
         """Look again at the combined blocks that have waited for members long enough."""
-        for combined in self.timed:
+        for combined in sorted(self.timed, key=_index):
             if now >= combined.since_s + combined.plan.wait_timeout_s:
                 self.touched[combined] = None
 
@@ -125,6 +140,11 @@ class Board:
                     slot.vacate(self.touched)
 
     # Issuing
+
+    def has_room(self, plan: PlanState) -> bool:
+        """Whether a lane of the plan could begin a step now, or in a plan of one lane be handed the next."""
+        limit = plan.run_ahead if plan.lanes == 1 else 1
+        return any(load < limit for load in self.lanes[: plan.lanes])
 
     def issue_next(self, now: float) -> bool:
         """Issue one step into the least loaded lane that can take one."""
@@ -215,9 +235,11 @@ class Board:
         combined.in_flight -= 1
         if not combined.in_flight:
             combined.lane = NO_LANE
-            if combined.rivals is not None:
-                self.chooser.unbind(combined)
+            if combined.moves:
+                self.touched[combined] = None  # it could run in any lane now
         self.lanes[record.lane] -= 1
+        for waiter in sorted(record.waiters, key=_index):  # in an order that does not hang on who asked first
+            self.touched[waiter] = None
         for plan in record.holds:
             plan.steps -= 1
         for instance, slot in record.members:

@@ -1,10 +1,15 @@
 """Which combined block runs next in a lane.
 
+Only those compete that could begin there (`CombinedState.place`): in an idle lane, those that nothing in
+flight holds up; in a busy one, those that come after a step in flight in that very lane. A plan of one lane
+knows no such difference.
+
 Overdue ones come first. Those passed over `max_skips` times go in the order in which they reached that bound:
 in one lane that is "most passed over first", and with several lanes it keeps the guarantee, since an overdue
 block can then be overtaken only by blocks that were overdue before it, each once. So none is passed over more
 than max_skips + C - 1 times, C being the number of combined blocks. Then come those whose oldest instance is
-past half the time it had left when it became ready there, most passed over first. The rest follow `rank`.
+past half the time it had left when it became ready there, most passed over first; under `deadline` the rank
+itself says what is urgent. The rest follow `rank`.
 
 Nothing here looks at every candidate in every choice: who stands in line with whom is kept (`Rivals`), with a
 heap of ranks and one count of turns for all of them.
@@ -19,7 +24,7 @@ from shared.plan import StepChoice
 
 _NEVER = float("inf")
 _ABSENT = object()
-_RATIO, _WEIGHTED = StepChoice.RATIO, StepChoice.WEIGHTED
+_RATIO, _WEIGHTED, _DEADLINE = StepChoice.RATIO, StepChoice.WEIGHTED, StepChoice.DEADLINE
 _SLACK = 64  # ranks that no longer hold which a heap may keep beyond the valid ones before it is swept
 
 Rank: TypeAlias = tuple[float, float, int, int, CombinedState]
@@ -27,17 +32,15 @@ Rank: TypeAlias = tuple[float, float, int, int, CombinedState]
 
 
 class Rivals:
-    """The combined blocks of one plan that could run in the same lanes: in any, or in the one they are in.
+    """The combined blocks of one plan that could begin in any idle lane, or behind the steps of a busy one.
 
     A choice in such a lane takes one of them or passes over all of them, so that one count of turns says how
     often each was passed over.
     """
 
-    __slots__ = ("heap", "lane", "lanes", "line", "max_skips", "run_ahead", "sweep_at", "turns")
+    __slots__ = ("heap", "line", "max_skips", "run_ahead", "sweep_at", "turns")
 
-    def __init__(self, plan: PlanState, lane: int) -> None:
-        self.lane = lane
-        self.lanes = plan.lanes
+    def __init__(self, plan: PlanState) -> None:
         self.run_ahead = plan.run_ahead
         self.max_skips = plan.max_skips
         self.turns = 0  # choices in which they took part
@@ -84,10 +87,11 @@ class Rivals:
 class Chooser:
     """Step choice and its counts, over the combined blocks of all loaded plans."""
 
-    __slots__ = ("_by_lane", "_choices", "_late_s", "_passes", "_timed", "_urgent")
+    __slots__ = ("_busy", "_choices", "_idle", "_late_s", "_passes", "_timed", "_urgent")
 
     def __init__(self) -> None:
-        self._by_lane: list[list[Rivals]] = [[]]  # those that a lane may take from
+        self._idle: list[list[Rivals]] = [[]]  # those that a lane may take from while nothing is in it,
+        self._busy: list[list[Rivals]] = [[]]  # and those while something is
         self._choices = 0
         self._passes = 0.0  # of the last one chosen under WEIGHTED
         self._urgent: dict[CombinedState, None] = {}  # overdue, or late
@@ -96,34 +100,47 @@ class Chooser:
 
     def add(self, plan: PlanState) -> None:
         """A plan was loaded."""
-        while len(self._by_lane) < plan.lanes:
-            self._by_lane.append([])
-        anywhere = Rivals(plan, NO_LANE)
-        # With one lane only it makes no difference whether a block is in it.
-        bound = [Rivals(plan, lane) for lane in range(plan.lanes)] if plan.lanes > 1 else [anywhere]
-        plan.rivals = [*bound, anywhere]
+        while len(self._idle) < plan.lanes:
+            self._idle.append([])
+            self._busy.append([])
+        anywhere = Rivals(plan)
+        # With one lane only it makes no difference what is in it.
+        behind = [Rivals(plan) for _ in range(plan.lanes)] if plan.lanes > 1 else [anywhere]
+        plan.rivals = [*behind, anywhere]
         for lane in range(plan.lanes):
-            self._by_lane[lane] += dict.fromkeys((bound[lane], anywhere))
+            self._idle[lane].append(anywhere)
+            self._busy[lane].append(behind[lane])
 
     def remove(self, plan: PlanState) -> None:
         """It is released: none of its combined blocks can run."""
-        for lane in self._by_lane:
+        for lane in (*self._idle, *self._busy):
             lane[:] = [rivals for rivals in lane if rivals not in plan.rivals]
 
-    def admit(self, combined: CombinedState) -> None:
-        """It can run, or what it would run changed: work out its rank. A superseded plan goes first."""
+    def admit(self, combined: CombinedState, stand: int) -> None:
+        """It can run in lane `stand`, behind what is in flight there, or in any idle lane (`NO_LANE`).
+
+        Works out its rank; what it would run may have changed. A superseded plan goes first.
+        """
         plan = combined.plan
         oldest = (combined.size == 1 and combined.slots[0].instance) or combined.oldest()
-        rivals = combined.rivals
-        if rivals is None:
-            rivals = combined.rivals = plan.rivals[combined.lane]
-            combined.since_turn = rivals.turns
-            rivals.line[combined] = None
-            if plan.step_choice is _WEIGHTED and combined.passes < self._passes:
-                combined.passes = self._passes  # an idle combined block does not save up its share
+        rivals, before = plan.rivals[stand], combined.rivals
+        if before is not rivals:
+            if before is not None:
+                self._change(combined, before, rivals)
+            else:
+                combined.since_turn = rivals.turns
+                rivals.line[combined] = None
+                if plan.step_choice is _WEIGHTED and combined.passes < self._passes:
+                    combined.passes = self._passes  # an idle combined block does not save up its share
+            combined.rivals = rivals
         if plan.step_choice is _RATIO:
             ratio = 1.0 if combined.size == 1 else combined.input_ratio
             rivals.push((plan.precedence, -ratio, oldest.id, combined.index, combined))
+        elif plan.step_choice is _DEADLINE:
+            rivals.push(
+                (plan.precedence, combined.earliest_deadline_s(), oldest.id, combined.index, combined)
+            )
+            return
         elif plan.step_choice is _WEIGHTED:
             rivals.push((plan.precedence, combined.passes, oldest.id, combined.index, combined))
         else:
@@ -131,6 +148,14 @@ class Chooser:
         deadline_s = oldest.deadline_s
         if deadline_s != _NEVER or combined.late_s != _NEVER:
             self._set_late(combined, (oldest.ready_s + deadline_s) * 0.5)
+
+    @staticmethod
+    def _change(combined: CombinedState, before: Rivals, rivals: Rivals) -> None:
+        """It could begin elsewhere than before: how often it was passed over goes with it."""
+        combined.since_turn = rivals.turns - (before.turns - combined.since_turn)
+        if before.line.pop(combined, _ABSENT) is None:
+            rivals.line[combined] = None
+            rivals.line = dict.fromkeys(sorted(rivals.line, key=attrgetter("since_turn")))
 
     def _set_late(self, combined: CombinedState, late_s: float) -> None:
         """From `late_s` on its oldest instance is past half its time; infinity for never."""
@@ -156,19 +181,6 @@ class Chooser:
                 self._urgent.pop(combined, None)
                 self._timed.pop(combined, None)
 
-    @staticmethod
-    def unbind(combined: CombinedState) -> None:
-        """Nothing of it is in flight any more: it could run in any lane."""
-        before, after, rank = combined.rivals, combined.plan.rivals[NO_LANE], combined.rank
-        if before is None or rank is None or before is after:
-            return
-        combined.since_turn = after.turns - combined.skips
-        combined.rivals = after
-        if before.line.pop(combined, _ABSENT) is None:
-            after.line[combined] = None
-            after.line = dict.fromkeys(sorted(after.line, key=attrgetter("since_turn")))
-        after.push((*rank,))
-
     def choose(self, lane: int, load: int, now: float) -> CombinedState | None:
         """Take out the next combined block for a lane with `load` steps in flight; counts it as chosen.
 
@@ -176,8 +188,8 @@ class Chooser:
         """
         if now >= self._late_s:
             self._find_late(now)
-        standing = self._by_lane[lane]
-        chosen = self._most_urgent(lane, load) if self._urgent else None
+        standing = (self._busy if load else self._idle)[lane]
+        chosen = self._most_urgent(standing, load) if self._urgent else None
         if chosen is None:
             best: Rank | None = None
             for rivals in standing:
@@ -217,18 +229,21 @@ class Chooser:
             self._urgent[combined] = None
         self._late_s = min((combined.late_s for combined in self._timed), default=_NEVER)
 
-    def _most_urgent(self, lane: int, load: int) -> CombinedState | None:
-        """The most urgent one that can run in the lane."""
-        fits = []
-        for combined in self._urgent:
-            rivals = combined.rivals
-            assert rivals is not None
-            stands = rivals.lane
-            if (stands == lane or stands == NO_LANE) and rivals.run_ahead > load and rivals.lanes > lane:
-                fits.append(combined)
+    def _most_urgent(self, standing: list[Rivals], load: int) -> CombinedState | None:
+        """The most urgent one of those that a lane may take."""
+        fits = [c for c in self._urgent if c.rivals in standing and c.rivals.run_ahead > load]
         if len(fits) < 2:
             return fits[0] if fits else None
         return min(fits, key=_urgency)
+
+    @staticmethod
+    def earliest_deadline_s(plan: PlanState) -> float | None:
+        """The earliest deadline of what could begin in an idle lane, None without such.
+
+        The plan must rank by deadline.
+        """
+        rank = plan.rivals[NO_LANE].first()
+        return None if rank is None else rank[1]
 
 
 def _urgency(combined: CombinedState) -> tuple[float, ...]:

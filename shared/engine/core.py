@@ -210,7 +210,8 @@ class EngineCore:
                 elif slot.last:
                     instance.over = True
                     self._end_rows(instance, slot.track, Outcome.COMPLETED, "")
-        return self._end(now, stirred=bool(out))
+        several = self._active is not None and self._active.lanes > 1  # a replica's first block may begin now
+        return self._end(now, stirred=several or bool(out))
 
     def _end_rows(self, instance: Instance, track: Track, outcome: Outcome, reason: str) -> None:
         for row in instance.rows:
@@ -332,7 +333,9 @@ class EngineCore:
             if board.touched:
                 board.refresh(now)
             if launching and active is not None:
-                if stirred or active.vacated or self._launch_s <= now:
+                if active.by_deadline:
+                    self._launch_by_deadline(active, now)
+                elif stirred or active.vacated or self._launch_s <= now:
                     self._launch(active, now)
                     stirred = False
             if len(board.in_flight) >= board.capacity:
@@ -379,18 +382,18 @@ class EngineCore:
             # A shared task that was launched has made room in buffers that were looked at before.
             self._launch_s = min(map(self._due_s, launchers))
 
-    @staticmethod
-    def _due_s(launcher: Launcher, *, early: bool = False) -> float:
-        """From when on it may launch, given a free slot 0; infinity without one or with nothing to launch."""
+    def _due_s(self, launcher: Launcher, *, early: bool = False) -> float:
+        """From when on it may launch; infinity with nothing to launch, or no replica to launch into."""
         target = launcher.target
-        if not launcher.queue.launchable or target is None or not target.free_tracks:
+        if not launcher.queue.launchable or target is None or not target.next_track(self._board.in_flight):
             return _NEVER
         return launcher.due_s(early=early)
 
     def _launch_early(self, now: float) -> bool:
         """With an idle lane, launch the one task or batch that is nearest to its turn."""
-        assert self._active is not None
-        if 0 not in self._board.lanes[: self._active.lanes]:
+        active = self._active
+        assert active is not None
+        if active.by_deadline or 0 not in self._board.lanes[: active.lanes]:
             return False
         nearest: Launcher | None = None
         for launcher in self._ledger.launchers.values():
@@ -403,14 +406,39 @@ class EngineCore:
         self._launch_one(nearest, now)
         return True
 
+    def _launch_by_deadline(self, active: PlanState, now: float) -> None:
+        """While a lane has room, launch the task of the earliest deadline, if none launched goes before it.
+
+        So queued and launched tasks compete alike: nothing is launched before it could begin.
+        """
+        active.vacated = False
+        self._launch_s = _NEVER
+        while self._board.has_room(active):
+            idle = 0 in self._board.lanes[: active.lanes]
+            first: Launcher | None = None
+            earliest: tuple[float, int] = (_NEVER, 0)
+            for launcher in self._ledger.launchers.values():
+                due_s = self._due_s(launcher, early=idle)
+                if due_s > now:
+                    self._launch_s = min(self._launch_s, due_s)
+                    continue
+                entry = launcher.queue.first()
+                if first is None or (entry.deadline_s, entry.seq) < earliest:
+                    first, earliest = launcher, (entry.deadline_s, entry.seq)
+            launched_s = self._board.chooser.earliest_deadline_s(active)
+            if first is None or (launched_s is not None and launched_s <= earliest[0]):
+                return
+            self._launch_one(first, now)
+            self._board.refresh(now)
+
     def _launch_one(self, launcher: Launcher, now: float) -> None:
         target = launcher.target
-        assert target is not None
+        track = None if target is None else target.next_track(self._board.in_flight)
+        assert track is not None
         rows = launcher.take(now)
-        free = target.free_tracks
-        track = target.tracks[(free & -free).bit_length() - 1]
         instance = Instance(InstanceId(self._next_instance), track, rows, now)
         self._next_instance += 1
+        track.newest = instance
         first = track.slots[0]
         first.occupy(instance)
         first.enter(instance, self._board.touched)

@@ -112,15 +112,20 @@ class TaskQueue:
         elif len(self._runs) > 2 * len(self._singles) + _SLACK:
             self._rebuild()
 
-    def take(self) -> TaskRecord:
-        """Remove and return the task to launch next; there must be one."""
+    def first(self) -> TaskRecord:
+        """The task to launch next; there must be one."""
         single = self._first_single()
         buffered = self.buffer
         if single is None or (buffered is not None and self._key(buffered) < self._key(single)):
             assert buffered is not None
-            single = buffered
-        self.discard(single)
+            return buffered
         return single
+
+    def take(self) -> TaskRecord:
+        """Remove and return the task to launch next; there must be one."""
+        entry = self.first()
+        self.discard(entry)
+        return entry
 
     def reconfigure(self, plan: QueuePlan) -> list[TaskRecord]:
         """Follow a new plan's rule and bounds; returns who no longer fits, still in the queue."""

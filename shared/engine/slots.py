@@ -12,7 +12,7 @@ from shared.engine.programs import MAX_REMEMBERED, Program, ProgramTable
 from shared.engine.records import Instance, StepRecord
 from shared.engine.steps import PlanKey
 from shared.ids import StepId
-from shared.plan import Member, Wait
+from shared.plan import Member, StepChoice, Wait
 
 if TYPE_CHECKING:
     from shared.engine.choice import Rank, Rivals
@@ -173,6 +173,27 @@ class Slot:
         self.readers = []
         return step in readers
 
+    def lanes_before(self, in_flight: InFlight, waiter: "CombinedState | None" = None) -> tuple[int, int]:
+        """The lanes, as masks, of the steps in flight that running the block now must come after.
+
+        First those that make what the block reads, then those that read what it overwrites. `waiter` is noted
+        at each of these steps, to be looked at again when it ends. Until then no step is added to them: slots
+        that the block reads have been written, the slot that it writes has had its last reader.
+        """
+        made = overwritten = 0
+        ahead = self.ahead
+        if self.behind is None:
+            for step in self.readers or self.writers:
+                overwritten |= _lane_of(step, in_flight, waiter)
+        else:
+            for slot in self.reads:
+                for step in slot.writers:
+                    made |= _lane_of(step, in_flight, waiter)
+        if ahead is not None:
+            for step in ahead.readers or ahead.writers:
+                overwritten |= _lane_of(step, in_flight, waiter)
+        return made, overwritten
+
     def vacate(self, touched: "Touched") -> None:
         """Take the instance out of the block and free all that it holds."""
         self.leave(touched)
@@ -181,10 +202,20 @@ class Slot:
         self.track.plan.population -= 1
 
 
+def _lane_of(step: StepId, in_flight: InFlight, waiter: "CombinedState | None") -> int:
+    """The lane of a step in flight, as a bit; 0 once it has ended."""
+    record = in_flight.get(step)
+    if record is None:
+        return 0
+    if waiter is not None:
+        record.waiters[waiter] = None
+    return 1 << record.lane
+
+
 class Track:
     """One replica of one model: its slots, by block."""
 
-    __slots__ = ("blocks", "bound", "model", "plan", "replica", "slots")
+    __slots__ = ("blocks", "bound", "model", "newest", "plan", "replica", "slots")
 
     def __init__(self, plan: "PlanState", model: "ModelState", replica: int) -> None:
         self.plan = plan
@@ -192,6 +223,7 @@ class Track:
         self.replica = replica
         self.bound = model.bound
         self.blocks = len(self.bound.blocks)
+        self.newest: Instance | None = None  # that came last, by a launch or from another plan
         self.slots = tuple(Slot(self, block) for block in range(self.blocks))
         last = self.bound.slot_readers
         for block, slot in enumerate(self.slots):
@@ -201,11 +233,30 @@ class Track:
             slot.frees = tuple(one for one in self.slots if last[one.block] == block)
             slot.holds = tuple(one for one in self.slots[: block + 1] if last[one.block] >= block)
 
+    @property
+    def room(self) -> int:
+        """Blocks that the instance that came last has behind it; all of them where none is on its way."""
+        newest = self.newest
+        if newest is None or newest.track is not self or newest.over:
+            return self.blocks
+        return newest.passed
+
+    def may_begin(self, in_flight: InFlight) -> bool:
+        """Whether an instance that is launched into the free slot 0 could run its first block in any lane."""
+        first = self.slots[0]
+        ahead = first.ahead
+        if ahead is not None and ahead.holder is not None:
+            return False
+        made, overwritten = first.lanes_before(in_flight)
+        if self.plan.lanes == 1:
+            return (made | overwritten) <= 1
+        return first.home.lane == NO_LANE and not made | overwritten
+
 
 class ModelState:
     """One model of a loaded plan."""
 
-    __slots__ = ("bound", "free_tracks", "index", "name", "tracks")
+    __slots__ = ("_at_once", "_in_order", "bound", "free_tracks", "index", "name", "tracks")
 
     def __init__(self, plan: "PlanState", index: int, bound: BoundModel) -> None:
         self.name = bound.plan.name
@@ -213,6 +264,31 @@ class ModelState:
         self.bound = bound
         self.tracks = [Track(plan, self, replica) for replica in range(bound.plan.replicas)]
         self.free_tracks = (1 << bound.plan.replicas) - 1  # replicas whose slot 0 is free
+        self._in_order = plan.lanes == 1 and not plan.by_deadline
+        self._at_once = (bound.plan.replicas == 1 or plan.wait is not Wait.NONE) and not plan.by_deadline
+
+    def next_track(self, in_flight: InFlight) -> Track | None:
+        """The replica that the next launch goes into; None where none is free, or a better one may be soon.
+
+        In one lane: the first one whose slot 0 is free. In several: one whose first block could begin, and of
+        those the one whose newest instance is furthest ahead, as blocks that follow each other never overlap
+        in one replica. Where none could begin a task waits for the first that can. A model's only replica
+        takes it at once, to have it ready behind the step that it waits for; so does the first one in a plan
+        that waits for members, where others may wait for just this task.
+        """
+        free = self.free_tracks
+        if not free:
+            return None
+        if self._in_order:
+            return self.tracks[(free & -free).bit_length() - 1]
+        found: Track | None = None
+        for track in self.tracks:
+            if free >> track.replica & 1 and track.may_begin(in_flight):
+                if found is None or track.room > found.room:
+                    found = track
+        if found is None and self._at_once:
+            return self.tracks[(free & -free).bit_length() - 1]
+        return found
 
 
 class CombinedState:
@@ -335,6 +411,42 @@ class CombinedState:
                     moves |= bit
         return moves
 
+    def place(self, moves: int, in_flight: InFlight) -> list[tuple[int, int]]:
+        """Where those that would `move` could begin, best first: pairs of a lane, or `NO_LANE`, and members.
+
+        A member may run in a lane if all steps in flight that it must come after lie there. So those that
+        come after none can begin in any idle lane, if nothing of the combined block is in flight. Behind a
+        step in a busy lane stands only what reads its result: that waits for nothing else then, and no other
+        lane could have begun it earlier. What merely overwrites something that is still read there is looked
+        at when that step ends: an older instance may want the lane. Members that must come after steps in
+        several lanes wait until those end.
+        """
+        ready, one_lane = self.ready, self.plan.lanes == 1
+        own_lanes = (1 << self.plan.lanes) - 1  # an instance from another plan may come after steps elsewhere
+        free = moves & self.empty
+        behind: dict[int, int] = {}
+        for slot in self.order:
+            bit = slot.bit
+            if moves & ready & bit:
+                made, overwritten = slot.lanes_before(in_flight, self)
+                lanes = made | overwritten
+                if not lanes or (one_lane and lanes == 1):
+                    free |= bit
+                elif lanes & own_lanes and not lanes & (lanes - 1) and (made or slot.track.blocks == 1):
+                    lane = lanes.bit_length() - 1
+                    behind[lane] = behind.get(lane, 0) | bit
+        places = []
+        if self.lane == NO_LANE or one_lane:
+            mask = self.find_moves(free)
+            if mask & ready:
+                places.append((NO_LANE, mask))
+        if behind and not one_lane:
+            for lane in sorted(behind, key=lambda lane: (-behind[lane].bit_count(), lane)):
+                mask = self.find_moves(free | behind[lane])
+                if mask & behind[lane] and self.lane in (NO_LANE, lane):
+                    places.append((lane, mask))
+        return places
+
     def oldest(self) -> Instance:
         """The oldest instance among the members that would move; dead ones only where all are."""
         mask = self.moves & self.ready or self.moves
@@ -351,6 +463,13 @@ class CombinedState:
             mask ^= low
         return best
 
+    def earliest_deadline_s(self) -> float:
+        """The earliest deadline among the members that would move."""
+        mask = self.moves & self.ready
+        return min(
+            slot.instance.deadline_s for slot in self.slots if mask & slot.bit and slot.instance is not None
+        )
+
 
 class PlanState:
     """A loaded plan."""
@@ -358,6 +477,7 @@ class PlanState:
     __slots__ = (
         "alone",
         "bound",
+        "by_deadline",
         "combined",
         "kept",
         "key",
@@ -390,6 +510,8 @@ class PlanState:
         self.step_choice = bound.plan.step_choice
         self.wait = bound.plan.wait
         self.wait_timeout_s = bound.plan.wait_timeout_us * 1e-6
+        # Tasks are launched in the order of their deadlines, too, unless members wait for each other's tasks.
+        self.by_deadline = self.step_choice is StepChoice.DEADLINE and self.wait is Wait.NONE
         self.models = [ModelState(self, index, model) for index, model in enumerate(bound.models)]
         self.combined = [
             CombinedState(self, index, tuple(self._slot(member) for member in combined.members))

@@ -74,6 +74,8 @@ def move_to(
     stood.vacate(touched)
     new.plan.population += 1
     instance.track = new
+    if new.room >= block:
+        new.newest = instance
     instance.block = block
     instance.passed = block
     for slot in taken:

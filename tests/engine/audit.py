@@ -5,7 +5,8 @@ from shared.engine.choice import Chooser
 from shared.engine.core import EngineCore
 from shared.engine.launcher import Launcher
 from shared.engine.records import Instance
-from shared.engine.slots import CombinedState, PlanState, Track
+from shared.engine.slots import NO_LANE, CombinedState, PlanState, Slot, Track
+from shared.engine.steps import Action, IssueStep
 from shared.plan import StepChoice, Wait
 
 
@@ -42,7 +43,8 @@ class SpyChooser(Chooser):
             c
             for plan in self.plans
             for c in runnable(plan)
-            if (not c.in_flight or c.lane == lane) and load < plan.run_ahead and lane < plan.lanes
+            if load < plan.run_ahead and lane < plan.lanes
+            if plan.lanes == 1 or stands(c) == (lane if load else NO_LANE)
         ]
         for c in could:
             assert c.skips == self.passed_over.get(c, 0), "what it was passed over was miscounted"
@@ -61,6 +63,9 @@ class SpyChooser(Chooser):
         elif chosen.plan.bound.plan.step_choice is StepChoice.RATIO:
             rivals = [c for c in could if c.plan is chosen.plan]
             assert ratios[chosen] == max(ratios[c] for c in rivals), "not the highest input ratio"
+        elif chosen.plan.bound.plan.step_choice is StepChoice.DEADLINE:
+            rivals = [c for c in could if c.plan is chosen.plan]
+            assert _deadline_s(chosen) == min(map(_deadline_s, rivals)), "not the earliest deadline"
         for c in could:
             if c is chosen:
                 self.passed_over.pop(c, None)
@@ -76,7 +81,20 @@ def runnable(plan: PlanState) -> list[CombinedState]:
     return [combined for combined in plan.combined if combined.rivals is not None]
 
 
+def stands(combined: CombinedState) -> int:
+    """The lane behind whose steps it could begin, or `NO_LANE`: in any idle one; of one lane both are 0."""
+    found = combined.plan.rivals.index(combined.rivals)  # type: ignore[arg-type]
+    return NO_LANE if found == combined.plan.lanes else found
+
+
+def _deadline_s(combined: CombinedState) -> float:
+    instances = [combined.slots[p].instance for p in bits(combined.moves & combined.ready)]
+    return min(instance.deadline_s for instance in instances if instance is not None)
+
+
 def _late(combined: CombinedState, now: float) -> bool:
+    if combined.plan.step_choice is StepChoice.DEADLINE:
+        return False
     active = [combined.slots[p].instance for p in bits(combined.moves & combined.ready)]
     oldest = min((i for i in active if i is not None), key=lambda i: i.id)
     return now >= (oldest.ready_s + oldest.deadline_s) / 2
@@ -120,7 +138,7 @@ class SpyCore(EngineCore):
                 for track in model.tracks:
                     _audit_track(track)
             for combined in plan.combined:
-                self._audit_combined(combined, now)
+                self._audit_combined(combined)
             inside = {s.instance.id for c in plan.combined for s in c.slots if s.instance is not None}
             assert plan.population == len(inside)
             assert plan.steps == sum(plan in record.holds for record in self._board.in_flight.values())
@@ -140,18 +158,84 @@ class SpyCore(EngineCore):
         free = any(model.free_tracks for plan in self.plans for model in plan.models)
         assert free or not waiting, "every model has its next task, yet nothing runs"
 
-    def _audit_combined(self, combined: CombinedState, now: float) -> None:
-        assert combined.moves == _slow_moves(combined)
-        active = combined.moves & combined.ready
+    def _end(self, now: float, *, stirred: bool = True) -> list[Action]:
+        actions = super()._end(now, stirred=stirred)
+        for action in actions:
+            if isinstance(action, IssueStep):
+                self._check_lane(action)
+        return actions
+
+    def _check_lane(self, action: IssueStep) -> None:
+        """With several lanes no step waits for another lane, and in a busy one it waits for a step there."""
+        step, in_flight = action.step, self._board.in_flight
+        plan = self._plans[step.program.plan]
+        after = {in_flight[one].lane for one in step.after if one in in_flight}
+        assert after <= {step.lane}, "a lane waits for another one"
+        before = [one for one, record in in_flight.items() if record.lane == step.lane and one < step.id]
+        assert plan.lanes == 1 or not before or after, "a step lies behind one that it need not wait for"
+
+    def _audit_combined(self, combined: CombinedState) -> None:
+        moves = _slow_moves(combined, combined.ready | combined.empty)
+        assert bool(combined.moves) == bool(moves)
         waits = combined.plan.wait is not Wait.NONE and not combined.plan.loose
         if not waits:
             assert not combined.empty, "a dead instance was not freed"
-            assert (combined.rivals is not None) == bool(active)
-        elif combined.moves == combined.full:
-            assert (combined.rivals is not None) == bool(active)
-            assert active, "dead instances did not travel on"
-        elif combined.plan.wait is Wait.ALL:
-            assert combined.rivals is None
+        elif moves == combined.full:
+            assert moves & combined.ready, "dead instances did not travel on"
+        places = self._places(combined, moves)
+        if waits and combined.plan.wait is Wait.ALL:
+            places = [(lane, mask) for lane, mask in places if mask == combined.full]
+        if combined.rivals is not None:
+            assert (stands(combined), combined.moves) in places
+        elif not waits or combined.plan.wait is Wait.ALL:
+            assert not places, "a combined block that could begin does not compete"
+
+    def _places(self, combined: CombinedState, moves: int) -> list[tuple[int, int]]:
+        """Where members could begin: in any idle lane, or behind steps whose results they read."""
+        lanes, found = combined.plan.lanes, []
+        needed = {p: self._lanes_before(combined.slots[p]) for p in bits(moves & combined.ready)}
+        free = moves & combined.empty
+        for position, (made, overwritten) in needed.items():
+            if not made | overwritten or (lanes == 1 and made | overwritten == {0}):
+                free |= 1 << position
+        mask = _slow_moves(combined, free)
+        if mask & combined.ready and (lanes == 1 or not combined.in_flight):
+            found.append((0 if lanes == 1 else NO_LANE, mask))
+        for lane in range(lanes) if lanes > 1 else ():
+            own = 0
+            for position, (made, overwritten) in needed.items():
+                alone = combined.slots[position].track.blocks == 1
+                if made | overwritten == {lane} and (made or alone):
+                    own |= 1 << position
+            mask = _slow_moves(combined, free | own)
+            if mask & own and (not combined.in_flight or combined.lane == lane):
+                found.append((lane, mask))
+        return found
+
+    def _lanes_before(self, slot: Slot) -> tuple[set[int], set[int]]:
+        """The lanes of steps that make what the block reads, and of those that read what it overwrites.
+
+        Worked out from the steps in flight; only what a move stands for is taken from the slots' books.
+        """
+        made: set[int] = set()
+        overwritten: set[int] = set()
+        reads = {one.block for one in slot.reads} if slot.block else set()
+        writes = {slot.block + 1} | ({0} if not slot.block else set())
+        for record in self._board.in_flight.values():
+            for _, other in record.members:
+                if other.track is slot.track:
+                    if reads & {other.block + 1}:
+                        made.add(record.lane)
+                    touched = {one.block for one in other.reads} | {other.block + 1}
+                    touched |= {0} if not other.block else set()
+                    if writes & touched - {slot.track.blocks}:
+                        overwritten.add(record.lane)
+        if len(self._plans) > 1 or slot.track.newest is None or slot.track.newest.moved_after:
+            masks = slot.lanes_before(self._board.in_flight)
+            made, overwritten = (
+                set(bits(mask)) | own for mask, own in zip(masks, (made, overwritten), strict=True)
+            )
+        return made, overwritten
 
     def _audit_lanes(self) -> None:
         loads = [0] * len(self._board.lanes)
@@ -162,10 +246,10 @@ class SpyCore(EngineCore):
         assert loads == self._board.lanes
         assert all(len(lanes) == 1 for lanes in lanes_of.values()), "a combined block is in two lanes"
         for combined in (c for plan in self.plans for c in runnable(plan)):
-            assert combined.rivals is combined.plan.rivals[combined.lane]
-            for lane in range(combined.plan.lanes):
-                free = not combined.in_flight or combined.lane == lane
-                assert not free or loads[lane] >= combined.plan.run_ahead, "a lane was left without work"
+            plan, stand = combined.plan, stands(combined)
+            for lane in range(plan.lanes) if stand == NO_LANE else [stand]:
+                limit = 1 if stand == NO_LANE else plan.run_ahead
+                assert loads[lane] >= limit, "a lane was left without work"
 
     def _audit_tasks(self, now: float) -> None:
         stats = self.snapshot(now)
@@ -199,9 +283,8 @@ def _audit_track(track: Track) -> None:
     assert bool(track.model.free_tracks >> track.replica & 1) == (holder[0] is None)
 
 
-def _slow_moves(combined: CombinedState) -> int:
+def _slow_moves(combined: CombinedState, moving: int) -> int:
     """By trial: drop members that cannot move until those left free each other's next slots."""
-    moving = combined.ready | combined.empty
     while True:
         kept = 0
         for position in bits(moving):

@@ -18,13 +18,24 @@ from planner.twin.compiled.layout import (
     Records,
     World,
 )
-from planner.twin.compiled.slots import access, advance, enter, forget, leave, occupy, touch, vacate
+from planner.twin.compiled.slots import (
+    access,
+    advance,
+    enter,
+    forget,
+    lanes_of,
+    leave,
+    occupy,
+    room,
+    steps_before,
+    touch,
+    vacate,
+)
 
 
 @jit
-def find_moves(w: World, home: Records) -> int:
-    """The members that are active, and the empty ones that would travel on with them."""
-    present: int = home.ready | home.empty
+def find_moves(w: World, home: Records, present: int) -> int:
+    """The members among the `present` that are active, and the empty ones that would travel with them."""
     moves = present & home.next_free
     if moves != present:
         for i in range(home.first_pair, home.first_pair + home.num_pairs):
@@ -43,20 +54,82 @@ def refresh(w: World, now: float) -> None:
         index = w.touched[clock.touched]
         home = w.combined[index]
         home.touched = 0
-        home.moves = moves = find_moves(w, home)
+        home.moves = moves = find_moves(w, home, home.ready | home.empty)
         if home.timed:
             home.timed = 0
             clock.timed -= 1
         if not moves:
             home.since_s = NEVER
         held_back = moves != home.full and must_wait(w, home, now)
-        if moves & home.ready and not held_back:
-            admit(w, index)
+        if moves & home.ready and not held_back and place(w, index, now):
             continue
         if home.runnable:  # no longer: what it was passed over for is gone
             home.runnable, home.skips, home.overdue_seq = 0, 0, 0
-        if moves and not held_back:
+        if moves and not moves & home.ready and not held_back:
             shift(w, home)
+
+
+@jit
+def place(w: World, index: int, now: float) -> bool:
+    """Let a combined block compete where members could begin; false where they could in no lane.
+
+    See `shared.engine.slots.CombinedState.place`.
+    """
+    clock = w.clock[0]
+    home = w.combined[index]
+    if clock.num_lanes == 1:
+        admit(w, index, NOBODY)
+        return True
+    free = sort_by_lane(w, home)
+    waits = w.plans[home.plan].waits
+    mask = find_moves(w, home, free)
+    if mask & home.ready and (home.lane == NOBODY or home.lanes == 1):
+        if mask == home.full or not waits or not must_wait(w, home, now):
+            home.moves = mask
+            admit(w, index, NOBODY)
+            return True
+    while True:
+        lane, most = NOBODY, 0
+        for other in range(home.lanes):
+            members = count_bits(w.behind[other])
+            if members > most:
+                lane, most = other, members
+        if lane == NOBODY:
+            return False
+        own = w.behind[lane]
+        w.behind[lane] = 0
+        mask = find_moves(w, home, free | own)
+        if mask & own and (home.lane == NOBODY or home.lane == lane):
+            if mask == home.full or not waits or not must_wait(w, home, now):
+                home.moves = mask
+                admit(w, index, lane)
+                return True
+
+
+@jit
+def sort_by_lane(w: World, home: Records) -> int:
+    """Sort the members that would move: those that come after nothing, a mask, and in `behind` by lane."""
+    for lane in range(w.clock[0].num_lanes):
+        w.behind[lane] = 0
+    free = home.moves & home.empty
+    for i in range(home.first_member, home.first_member + home.num_members):
+        member = w.members[i]
+        if not home.moves & home.ready & member.bit:
+            continue
+        slot = w.slots[member.slot]
+        track = w.tracks[slot.track]
+        made, overwritten = steps_before(w, track, slot.block)
+        home.waits_for |= made | overwritten
+        lanes = lanes_of(w, made | overwritten)
+        if not lanes or (home.lanes == 1 and lanes == 1):
+            free |= member.bit
+        elif home.lanes > 1 and not lanes & (lanes - 1) and (made or track.blocks == 1):
+            lane = 0
+            while not lanes >> lane & 1:
+                lane += 1
+            if lane < home.lanes:
+                w.behind[lane] |= member.bit
+    return free
 
 
 @jit
@@ -104,6 +177,16 @@ def loosen(w: World, index: int) -> None:
             held = w.slots[w.members[i].slot].held
             if held != NOBODY and not w.instances[held].live:
                 vacate(w, held)
+
+
+@jit
+def has_room(w: World, plan: Records) -> bool:
+    """Whether a lane of the plan could begin a step now, or in a plan of one lane be handed the next."""
+    limit = plan.run_ahead if plan.lanes == 1 else 1
+    for lane in range(plan.lanes):
+        if w.lanes[lane].load < limit:
+            return True
+    return False
 
 
 @jit
@@ -214,6 +297,8 @@ def retire(w: World, at: int) -> None:
     home.in_flight -= 1
     if not home.in_flight:
         home.lane = NOBODY
+        if home.moves:  # it could run in any lane now
+            touch(w, step.combined)
     w.lanes[step.lane].load -= 1
     others = ~(1 << at)
     for p in range(w.clock[0].num_plans):
@@ -221,6 +306,10 @@ def retire(w: World, at: int) -> None:
         if step.holds >> p & 1:
             plan.steps -= 1
         if plan.loaded:
+            for c in range(plan.first_combined, plan.first_combined + plan.num_combined):
+                if w.combined[c].waits_for >> at & 1:
+                    w.combined[c].waits_for &= others
+                    touch(w, c)
             for s in range(plan.first_slot, plan.first_slot + plan.num_slots):
                 slot = w.slots[s]
                 slot.writers &= others
@@ -339,6 +428,9 @@ def move_to(w: World, index: int, at: int) -> None:
             stand_ins |= taken.readers or taken.writers
     vacate(w, index)
     instance.on_board = 1
+    track = w.tracks[new.track]
+    if room(w, track, new.track) >= new.block:
+        track.newest, track.newest_id = index, instance.id
     instance.track, instance.block, instance.passed = new.track, new.block, new.block
     plan, old_plan = w.tracks[new.track].plan, w.tracks[old.track].plan
     w.plans[plan].population += 1

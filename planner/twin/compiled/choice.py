@@ -4,7 +4,7 @@
 # mypy: disable-error-code="no-any-return"
 
 from planner.twin.compiled.jit import jit
-from planner.twin.compiled.layout import NEVER, NOBODY, RATIO, ROUND_ROBIN, Records, World
+from planner.twin.compiled.layout import BY_DEADLINE, NEVER, NOBODY, RATIO, ROUND_ROBIN, Records, World
 
 
 @jit
@@ -34,15 +34,33 @@ def oldest(w: World, home: Records) -> int:
 
 
 @jit
-def admit(w: World, index: int) -> None:
-    """It can run, or what it would run changed: work out its rank."""
+def earliest_deadline_s(w: World, home: Records) -> float:
+    """The earliest deadline among the members that would move."""
+    mask = home.moves & home.ready
+    earliest_s = NEVER
+    for i in range(home.first_member, home.first_member + home.num_members):
+        member = w.members[i]
+        if mask & member.bit:
+            earliest_s = min(earliest_s, w.instances[w.slots[member.slot].held].deadline_s)
+    return earliest_s
+
+
+@jit
+def admit(w: World, index: int, stand: int) -> None:
+    """It can run behind a lane's steps, or in any idle lane (`NOBODY`): work out its rank."""
     home = w.combined[index]
+    home.stand = stand
     first = w.instances[oldest(w, home)]
-    if not home.overdue_seq:
-        home.urgent_s = (first.ready_s + first.deadline_s) * 0.5 if first.deadline_s != NEVER else NEVER
     choice = w.plans[home.plan].step_choice
+    if not home.overdue_seq:
+        home.urgent_s = NEVER
+        if first.deadline_s != NEVER and choice != BY_DEADLINE:
+            home.urgent_s = (first.ready_s + first.deadline_s) * 0.5
     if choice == RATIO:
         home.rank = -count_bits(home.moves & home.ready) / home.num_members
+        home.tie = first.id
+    elif choice == BY_DEADLINE:
+        home.rank = earliest_deadline_s(w, home)
         home.tie = first.id
     elif choice == ROUND_ROBIN:
         home.rank = home.last_choice
@@ -86,7 +104,7 @@ def choose(w: World, lane: int, load: int, now: float) -> int:
             continue
         for c in range(plan.first_combined, plan.first_combined + plan.num_combined):
             home = w.combined[c]
-            here = home.lane == lane or home.lane == NOBODY
+            here = home.lanes == 1 or home.stand == (lane if load else NOBODY)
             if not (home.runnable and here and home.run_ahead > load and home.lanes > lane):
                 continue
             w.candidates[count] = c

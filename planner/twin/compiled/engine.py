@@ -9,6 +9,7 @@ At one instant steps end first, then tasks arrive, then time-outs pass, then the
 from collections.abc import Sequence
 
 from planner.twin.compiled.board import (
+    has_room,
     issue_next,
     refresh,
     retire,
@@ -30,12 +31,13 @@ from planner.twin.compiled.layout import (
 )
 from planner.twin.compiled.ledger import (
     activate,
-    due_s,
     expire,
+    lane_idle,
     launch,
     launch_early,
     log_end,
     next_deadline_s,
+    ready_s,
     submit,
 )
 from planner.twin.compiled.slots import forget, touch
@@ -180,11 +182,24 @@ def next_wakeup_s(w: World, now: float) -> float:
             home = w.combined[c]
             if home.timed:
                 wakeup = min(wakeup, home.since_s + w.plans[home.plan].wait_timeout_s)
+    return max(min(wakeup, next_launch_s(w, now)), now)
+
+
+@jit
+def next_launch_s(w: World, now: float) -> float:
+    """When the spacing of the next launch is over; infinity where something else has to happen first."""
+    launch_s = NEVER
+    by_deadline = idle = False
+    if w.clock[0].active != NOBODY:
+        plan = w.plans[w.clock[0].active]
+        by_deadline, idle = plan.by_deadline != 0, lane_idle(w)
+        if by_deadline and not has_room(w, plan):
+            return NEVER
     for model in range(w.clock[0].num_models):
-        launcher = w.models[model]
-        if launcher.queued and w.targets[launcher.target].free:
-            wakeup = min(wakeup, due_s(w, model, False))
-    return max(wakeup, now)
+        due_s = ready_s(w, model, by_deadline and idle)
+        if due_s > now or not by_deadline:  # else one of an earlier deadline goes before it
+            launch_s = min(launch_s, due_s)
+    return launch_s
 
 
 @jit

@@ -25,7 +25,7 @@ REFUSED: Final[Any] = np.int64(1)
 EXPIRED: Final[Any] = np.int64(2)
 
 # StepChoice and Wait as numbers.
-RATIO, ROUND_ROBIN, WEIGHTED = range(3)
+RATIO, ROUND_ROBIN, WEIGHTED, BY_DEADLINE = range(4)
 WAIT_NONE, WAIT_ALL, WAIT_TIMEOUT = range(3)
 
 # Why a run stopped.
@@ -53,13 +53,15 @@ CLOCK: Final = _record(
 )
 PLAN: Final = _record(
     f8="wait_timeout_s",
-    i8="""key loaded superseded waits population steps lanes step_choice wait executor programs preparing
+    i8="""key loaded superseded waits population steps lanes run_ahead step_choice wait by_deadline executor
+        programs preparing
         first_combined num_combined first_slot num_slots first_target""",
 )
 TARGET: Final = _record(
-    f8="interval_s delay_s", i8="plan first_track replicas free batch work_conserving max_tasks drop_oldest"
+    f8="interval_s delay_s",
+    i8="""plan first_track replicas free batch work_conserving max_tasks drop_oldest in_order at_once""",
 )
-TRACK: Final = _record(i8="plan model target replica first_slot blocks")
+TRACK: Final = _record(i8="plan model target replica first_slot blocks newest newest_id")
 SLOT: Final = _record(
     i8="""track block start home bit stride holder held writers readers
         first_freed num_freed first_read num_read first_held num_held"""
@@ -67,7 +69,7 @@ SLOT: Final = _record(
 COMBINED: Final = _record(
     f8="since_s urgent_s rank passes stride",
     i8="""plan index lanes run_ahead max_skips num_members full first_member first_pair num_pairs first_time
-        ready empty next_free moves lane in_flight touched timed runnable
+        ready empty next_free moves lane in_flight touched timed runnable stand waits_for
         tie skips overdue_seq last_choice""",
 )
 LINK: Final = _record(i8="block")  # of a list of slots, by the block
@@ -116,6 +118,7 @@ _ARRAYS: Final[dict[str, tuple[Any, tuple[int, ...]]]] = {
     "tallies": (TALLY, (4096,)),  # of steps that ended, at the times of the same members with buckets of 1
     "touched": (np.int64, (256,)),  # a stack of combined blocks
     "candidates": (np.int64, (256,)),  # combined blocks that a lane could take
+    "behind": (np.int64, (16,)),  # members that could run behind the steps of a lane, by lane
     "asked": (np.int64, (16,)),  # programs that are being prepared: indices of their times
     "lanes": (LANE, (16,)),
     "steps": (STEP, (MAX_BITS,)),
@@ -128,7 +131,7 @@ _ARRAYS: Final[dict[str, tuple[Any, tuple[int, ...]]]] = {
     "ends": (END, (2048,)),
     "trace": (TRACE, (2048,)),
 }
-_FIXED: Final = frozenset({"clock", "noise", "lanes", "steps", "running", "handed"})
+_FIXED: Final = frozenset({"clock", "noise", "lanes", "behind", "steps", "running", "handed"})
 
 
 class World(NamedTuple):
@@ -149,6 +152,7 @@ class World(NamedTuple):
     tallies: Records
     touched: npt.NDArray[np.int64]
     candidates: npt.NDArray[np.int64]
+    behind: npt.NDArray[np.int64]
     asked: npt.NDArray[np.int64]
     lanes: Records
     steps: Records

@@ -3,7 +3,7 @@
 # A record knows its fields' types only when it is compiled.
 # mypy: disable-error-code="no-any-return"
 
-from planner.twin.compiled.board import bury, loosen
+from planner.twin.compiled.board import bury, has_room, loosen, refresh
 from planner.twin.compiled.jit import jit
 from planner.twin.compiled.layout import (
     COMPLETED,
@@ -14,7 +14,7 @@ from planner.twin.compiled.layout import (
     Records,
     World,
 )
-from planner.twin.compiled.slots import enter, occupy, touch
+from planner.twin.compiled.slots import enter, next_track, occupy, touch
 
 
 @jit
@@ -77,25 +77,69 @@ def due_s(w: World, model: int, early: bool) -> float:
 
 @jit
 def launch(w: World, now: float) -> None:
-    """Launch everything that is due and finds a free slot 0."""
+    """Launch everything that is due and finds a replica."""
+    if w.plans[w.clock[0].active].by_deadline:
+        launch_by_deadline(w, now)
+        return
     for model in range(w.clock[0].num_models):
-        launcher = w.models[model]
-        while launcher.queued and w.targets[launcher.target].free and due_s(w, model, False) <= now:
+        while ready_s(w, model, False) <= now:
             launch_one(w, model, now)
+
+
+@jit
+def ready_s(w: World, model: int, early: bool) -> float:
+    """From when on a model may launch; infinity with nothing to launch, or no replica to launch into."""
+    launcher = w.models[model]
+    if not launcher.queued or next_track(w, w.targets[launcher.target]) == NOBODY:
+        return NEVER
+    return due_s(w, model, early)
+
+
+@jit
+def lane_idle(w: World) -> bool:
+    """Whether nothing is in flight in some lane of the active plan."""
+    for lane in range(w.plans[w.clock[0].active].lanes):
+        if not w.lanes[lane].load:
+            return True
+    return False
+
+
+@jit
+def launch_by_deadline(w: World, now: float) -> None:
+    """While a lane has room, launch the task of the earliest deadline, if none launched goes before it."""
+    plan = w.plans[w.clock[0].active]
+    while has_room(w, plan):
+        idle = lane_idle(w)
+        first, earliest_s, earliest_task = NOBODY, NEVER, 0
+        for model in range(w.clock[0].num_models):
+            if ready_s(w, model, idle) > now:
+                continue
+            launcher = w.models[model]
+            row = w.queues[model, launcher.head]
+            deadline_s = row.arrived_s + launcher.deadline_s
+            sooner = deadline_s < earliest_s or (deadline_s == earliest_s and row.task < earliest_task)
+            if first == NOBODY or sooner:
+                first, earliest_s, earliest_task = model, deadline_s, row.task
+        if first == NOBODY:
+            return
+        for c in range(plan.first_combined, plan.first_combined + plan.num_combined):
+            home = w.combined[c]
+            stands = home.lanes == 1 or home.stand == NOBODY
+            if home.runnable and stands and home.rank <= earliest_s:
+                return
+        launch_one(w, first, now)
+        refresh(w, now)
 
 
 @jit
 def launch_early(w: World, now: float) -> bool:
     """With an idle lane, launch the one task or batch that is nearest to its turn."""
-    idle = False
-    for lane in range(w.plans[w.clock[0].active].lanes):
-        idle |= w.lanes[lane].load == 0
-    if not idle:
+    if w.plans[w.clock[0].active].by_deadline or not lane_idle(w):
         return False
     nearest = NOBODY
     for model in range(w.clock[0].num_models):
         launcher = w.models[model]
-        if not w.targets[launcher.target].free or due_s(w, model, True) > now:
+        if ready_s(w, model, True) > now:
             continue
         if nearest == NOBODY or launcher.next_s < w.models[nearest].next_s:
             nearest = model
@@ -107,13 +151,11 @@ def launch_early(w: World, now: float) -> bool:
 
 @jit
 def launch_one(w: World, model: int, now: float) -> None:
-    """Take the tasks of one launch out of the queue, into slot 0 of the first free replica."""
+    """Take the tasks of one launch out of the queue, into slot 0 of a replica."""
     clock = w.clock[0]
     launcher = w.models[model]
     target = w.targets[launcher.target]
-    replica = 0
-    while not target.free >> replica & 1:
-        replica += 1
+    at_track = next_track(w, target)
     index = 0
     while w.instances[index].used:
         index += 1
@@ -127,11 +169,13 @@ def launch_one(w: World, model: int, now: float) -> None:
     launcher.launched += count
     instance.used, instance.on_board, instance.over, instance.started = 1, 1, 0, 0
     instance.id, instance.model, instance.steps = clock.next_instance, model, 0
-    instance.track, instance.block, instance.passed = target.first_track + replica, 0, 0
+    instance.track, instance.block, instance.passed = at_track, 0, 0
     instance.ready_s, instance.begin, instance.count, instance.live = now, 0, count, count
     clock.next_instance += 1
     fit(w, index, target.batch)
-    at = w.tracks[instance.track].first_slot
+    track = w.tracks[at_track]
+    track.newest, track.newest_id = index, instance.id
+    at = track.first_slot
     occupy(w, at, index)
     enter(w, at, index)
     w.plans[target.plan].population += 1

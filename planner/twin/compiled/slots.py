@@ -112,6 +112,81 @@ def forget(w: World, index: int) -> None:
 
 
 @jit
+def steps_before(w: World, track: Records, block: int) -> tuple[int, int]:
+    """The steps in flight, as masks, that make what a block reads, and that read what it overwrites."""
+    made, overwritten = 0, 0
+    if block == 0:
+        slot = w.slots[track.first_slot]
+        overwritten |= slot.readers or slot.writers
+    else:
+        slot = w.slots[track.first_slot + block]
+        for i in range(slot.first_read, slot.first_read + slot.num_read):
+            made |= w.slots[track.first_slot + w.links[i].block].writers
+    if block + 1 < track.blocks:
+        slot = w.slots[track.first_slot + block + 1]
+        overwritten |= slot.readers or slot.writers
+    return made, overwritten
+
+
+@jit
+def lanes_of(w: World, steps: int) -> int:
+    """The lanes of some steps in flight, as a mask."""
+    lanes = 0
+    for at in range(w.clock[0].num_steps):
+        if steps >> at & 1:
+            lanes |= 1 << w.steps[at].lane
+    return lanes
+
+
+@jit
+def room(w: World, track: Records, index: int) -> int:
+    """Blocks that the instance that came last has behind it; all of them where none is on its way."""
+    if track.newest == NOBODY:
+        return track.blocks
+    newest = w.instances[track.newest]
+    same = newest.used and newest.id == track.newest_id and newest.track == index
+    if not same or newest.over:
+        return track.blocks
+    return newest.passed
+
+
+@jit
+def may_begin(w: World, track: Records) -> bool:
+    """Whether an instance that is launched into the free slot 0 could run its first block in any lane."""
+    first = w.slots[track.first_slot]
+    if track.blocks > 1 and w.slots[track.first_slot + 1].holder != NOBODY:
+        return False
+    made, overwritten = steps_before(w, track, 0)
+    if w.plans[track.plan].lanes == 1:
+        return lanes_of(w, made | overwritten) <= 1
+    return w.combined[first.home].lane == NOBODY and made | overwritten == 0
+
+
+@jit
+def next_track(w: World, target: Records) -> int:
+    """The track that the next launch goes into, or `NOBODY`; see `shared.engine.slots.ModelState`."""
+    free = target.free
+    if not free:
+        return NOBODY
+    first = 0
+    while not free >> first & 1:
+        first += 1
+    if target.in_order:
+        return target.first_track + first
+    best, best_room = NOBODY, 0
+    for replica in range(target.replicas):
+        index = target.first_track + replica
+        track = w.tracks[index]
+        if free >> replica & 1 and may_begin(w, track):
+            found = room(w, track, index)
+            if best == NOBODY or found > best_room:
+                best, best_room = index, found
+    if best == NOBODY and target.at_once:
+        return target.first_track + first
+    return best
+
+
+@jit
 def access(w: World, track: Records, block: int, step: int) -> int:
     """Note what running `block` reads and overwrites; the steps that it must wait for, as a mask.
 

@@ -19,6 +19,7 @@ _CHOICES: Final = {
     StepChoice.RATIO: layout.RATIO,
     StepChoice.ROUND_ROBIN: layout.ROUND_ROBIN,
     StepChoice.WEIGHTED: layout.WEIGHTED,
+    StepChoice.DEADLINE: layout.BY_DEADLINE,
 }
 _WAITS: Final = {
     Wait.NONE: layout.WAIT_NONE,
@@ -49,7 +50,8 @@ def plan_tables(bound: BoundPlan, key: int, executor: int) -> Tables:
     """
     plan = bound.plan
     _check(bound)
-    targets, tracks, slots, links, slot_of = _tracks(bound)
+    by_deadline = plan.step_choice is StepChoice.DEADLINE and plan.wait is Wait.NONE
+    targets, tracks, slots, links, slot_of = _tracks(bound, by_deadline)
     combined, members, pairs, num_times = _combined(bound, slots, slot_of)
     head = _filled(
         layout.PLAN,
@@ -59,9 +61,11 @@ def plan_tables(bound: BoundPlan, key: int, executor: int) -> Tables:
                 "wait_timeout_s": plan.wait_timeout_us * 1e-6,
                 "loaded": 1,
                 "lanes": plan.lanes,
+                "run_ahead": plan.run_ahead,
                 "step_choice": _CHOICES[plan.step_choice],
                 "wait": _WAITS[plan.wait],
                 "waits": plan.wait is not Wait.NONE,
+                "by_deadline": by_deadline,
                 "executor": executor,
                 "num_combined": len(combined),
                 "num_slots": len(slots),
@@ -123,7 +127,7 @@ def _queue_bound(model: BoundModel) -> int:
 
 
 def _tracks(
-    bound: BoundPlan,
+    bound: BoundPlan, by_deadline: bool
 ) -> tuple[list[_Row], list[_Row], list[_Row], list[_Row], dict[Member, int]]:
     """Targets, tracks, slots, the lists that slots refer to, and the slot of each member."""
     targets: list[_Row] = []
@@ -144,6 +148,8 @@ def _tracks(
                 "work_conserving": plan.work_conserving,
                 "max_tasks": _queue_bound(model),
                 "drop_oldest": plan.queue.rule is QueueRule.DROP_OLDEST,
+                "in_order": bound.plan.lanes == 1 and not by_deadline,
+                "at_once": not by_deadline and (plan.replicas == 1 or bound.plan.wait is not Wait.NONE),
             }
         )
         lists = [_listed(links, model, block) for block in range(plan.num_blocks)]
@@ -167,6 +173,8 @@ def _tracks(
                     "replica": replica,
                     "first_slot": len(slots) - plan.num_blocks,
                     "blocks": plan.num_blocks,
+                    "newest": NOBODY,
+                    "newest_id": NOBODY,
                 }
             )
     return targets, tracks, slots, links, slot_of

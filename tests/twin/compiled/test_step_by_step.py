@@ -208,10 +208,36 @@ DEFECTS = {  # with a small world that shows it, the kernel, and what is altered
         "slot.writers, slot.readers = bit, 0\n    slot",
     ),
     "the fullest lane first": (
-        72,
+        7,
         "board",
         "range(w.clock[0].max_load)",
         "range(w.clock[0].max_load - 1, -1, -1)",
+    ),
+    "behind what merely overwrites": (
+        20,
+        "board",
+        "and (made or track.blocks == 1)",
+        "and track.blocks > 0",
+    ),
+    "a member begins though it waits for another lane": (
+        3,
+        "board",
+        "if not lanes or (home.lanes == 1 and lanes == 1):",
+        "if lanes >= 0:",
+    ),
+    "the replica with the least room": (53, "slots", "found > best_room", "found < best_room"),
+    "any replica at once": (30, "slots", "if best == NOBODY and target.at_once:", "if best == NOBODY:"),
+    "the last deadline counts": (
+        74,
+        "choice",
+        "earliest_s = min(earliest_s, w.instances",
+        "earliest_s = min(NEVER, w.instances",
+    ),
+    "launches do not compete by deadline": (
+        10,
+        "ledger",
+        "home.rank <= earliest_s",
+        "home.rank > earliest_s",
     ),
     "arrivals before endings": (
         13,

@@ -1,0 +1,74 @@
+"""Lanes: how long they idle while something could begin, and how near throughput comes to what they allow.
+
+    python -m benchmarks.lanes [--quick] [--json]
+
+The engine core runs alone, on a virtual clock, with steps of equal and of random times; whether an idle lane
+could begin something is worked out from what was issued and what ended, by none of the engine's own books
+(`benchmarks.lanes.watch`).
+
+- `could_idle_max_run_ahead_1`, `_2`: the largest share of lane time in which a lane was idle though something
+  could begin there
+- `rate_min`: the least W x rate / lanes over chains with replicas >= lanes <= tasks in the system
+- `rate_over_bound_min`: the least rate over min(L / W, R / max(t_b + t_{b+1})), equal times, saturated
+- `most_skips_over_bound`: how often a combined block was passed over, at most, less max_skips + C - 1
+- `lane_more_min`: the least throughput with one lane more over that without it
+
+Chains of 1 to 12 blocks on 1 to 4 lanes, 1 to 4 replicas, run-ahead 1 and 2; then random plans of up to three
+models with skips, combined blocks, deadlines and every rule, under closed and Poisson loads. Takes minutes.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
+
+from benchmarks.lanes.cases import sweep
+from benchmarks.lanes.rows import chain_row, figures_of, random_row
+from benchmarks.report import Report, arguments, emit, progress
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is swept."""
+
+    lanes: Sequence[int] = (1, 2, 3, 4)
+    replicas: Sequence[int] = (1, 2, 3, 4)
+    blocks: Sequence[int] = tuple(range(1, 13))
+    models: Sequence[int] = (1, 3)
+    random_plans: int = 1200
+
+
+FULL = Grid()
+QUICK = Grid(lanes=(1, 2, 4), replicas=(1, 2, 4), blocks=(1, 2, 5, 8), models=(1,), random_plans=100)
+
+
+def measure(grid: Grid, mapped: Callable[..., Iterable[Any]] = map) -> Report:
+    """Run all cases; `mapped` is `map`, or that of a pool of processes."""
+    report = Report("lanes")
+    cases = list(sweep(lanes=grid.lanes, replicas=grid.replicas, blocks=grid.blocks, models=grid.models))
+    progress(f"{len(cases)} cases of chains")
+    rows = list(mapped(chain_row, cases))
+    progress(f"{grid.random_plans} random plans")
+    rows += mapped(random_row, range(grid.random_plans))
+    report.add(figures_of(rows), rows)
+    return report
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark."""
+    options = arguments(__doc__ or "").parse_args(argv)
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        report = measure(
+            QUICK if options.quick else FULL,
+            lambda function, cases: pool.map(function, cases, chunksize=8),
+        )
+    if not options.json:
+        report.rows = sorted(report.rows, key=lambda row: -row["could_idle"])[:10]
+    emit(report, as_json=options.json, packages=["msgspec"])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

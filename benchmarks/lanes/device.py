@@ -1,0 +1,192 @@
+"""The engine core on a virtual clock, with steps of known times: what each lane did, and could have done.
+
+A lane runs its steps in the order of their issue, each as soon as the steps that it names have ended. Equal
+events come in the order in which they were made.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from random import Random
+
+from benchmarks.lanes.watch import Watch
+from shared.bound import BoundPlan
+from shared.engine.core import EngineCore
+from shared.engine.steps import (
+    Action,
+    DropInstance,
+    FinishTask,
+    IssueStep,
+    Outcome,
+    PlanKey,
+    PrepareProgram,
+    Step,
+    Task,
+)
+from shared.ids import StepId, TaskId
+from shared.plan import Wait
+
+StepSeconds = Callable[[Step], float]
+
+
+@dataclass(frozen=True)
+class LaneUse:
+    """What the lanes of one run did, after the first tenth of it."""
+
+    completed: int
+    seconds: float
+    busy: float  # share of all lane time; W x rate / lanes, if a task is W seconds of steps
+    could_idle: float  # share of all lane time in which a lane was idle though something could begin there
+    beyond_bound: int  # the most times that a combined block was passed over, less max_skips + C - 1
+    most_skips: int
+
+
+class VirtualDevice:
+    """One plan under a closed load (`tasks` in the system at any time) or a Poisson one (`rate`, tasks/s)."""
+
+    def __init__(
+        self,
+        bound: BoundPlan,
+        seconds: StepSeconds,
+        *,
+        seed: int,
+        tasks: int = 0,
+        rate: float = 0.0,
+        deadlines_s: tuple[float, float] | None = None,
+    ) -> None:
+        self._bound = bound
+        self._step_seconds = seconds
+        self._random = Random(seed)
+        self._tasks, self._rate, self._deadlines_s = tasks, rate, deadlines_s
+        self._times_out = bound.plan.wait is Wait.TIMEOUT
+        self._core = EngineCore()
+        self._watch = Watch(bound, self._launched)
+        self._pending: list[deque[Step]] = [deque() for _ in range(bound.plan.lanes)]
+        self._running: list[Step | None] = [None] * bound.plan.lanes
+        self._in_flight: set[StepId] = set()
+        self._started: set[TaskId] = set()
+        self._model_of: dict[TaskId, int] = {}
+        self._events: list[tuple[float, int, Callable[[], list[Action]]]] = []
+        self._made = self._submitted = self._completed = 0
+        self._now = self._busy_s = self._could_idle_s = 0.0
+
+    def run(self, completions: int) -> LaneUse:
+        """Go on until so many tasks have completed."""
+        core = self._core
+        self._act(core.load(PlanKey(0), self._bound, 0.0))
+        self._act(core.activate(PlanKey(0), 0.0))
+        for _ in range(self._tasks):
+            self._at(0.0, self._submit)
+        if self._rate:
+            self._at(self._random.expovariate(self._rate), self._arrive)
+        cut, began_s = completions // 10, 0.0
+        while self._completed < completions:
+            if self._completed < cut:
+                began_s, self._busy_s, self._could_idle_s = self._now, 0.0, 0.0
+            self._next_event()
+        seconds = self._now - began_s
+        lane_s = seconds * self._bound.plan.lanes
+        most = max(one.most_skips for one in core.snapshot(self._now).combined)
+        allowed = self._bound.plan.max_skips + len(self._bound.combined) - 1
+        return LaneUse(
+            completed=self._completed - cut,
+            seconds=seconds,
+            busy=self._busy_s / lane_s,
+            could_idle=self._could_idle_s / lane_s,
+            beyond_bound=most - allowed,
+            most_skips=most,
+        )
+
+    def _launched(self, model: int, replica: int) -> bool:
+        # The engine says nowhere else where it launched a task to.
+        instance = self._core._plans[PlanKey(0)].models[model].tracks[replica].slots[0].instance
+        return instance is not None
+
+    # Events
+
+    def _at(self, when_s: float, event: Callable[[], list[Action]]) -> None:
+        heappush(self._events, (when_s, self._made, event))
+        self._made += 1
+
+    def _next_event(self) -> None:
+        wakeup = self._core.next_wakeup(self._now)
+        due_s = self._events[0][0] if self._events else None
+        if wakeup is not None and (due_s is None or wakeup < due_s):
+            self._pass(wakeup)
+            self._act(self._core.tick(wakeup))
+            return
+        if due_s is None:
+            raise RuntimeError("nothing is left to happen")
+        self._pass(due_s)
+        _, _, event = heappop(self._events)
+        self._act(event())
+
+    def _pass(self, now: float) -> None:
+        """Count what the lanes do until `now`."""
+        passed_s = now - self._now
+        if passed_s > 0.0:
+            idle = sum(
+                not pending and running is None
+                for pending, running in zip(self._pending, self._running, strict=True)
+            )
+            self._busy_s += passed_s * sum(running is not None for running in self._running)
+            # A plan with a time-out is watched all the time: what counts is since when a member could move.
+            if (idle or self._times_out) and self._watch.could_begin(self._now):
+                self._could_idle_s += passed_s * idle
+        self._now = now
+
+    def _arrive(self) -> list[Action]:
+        self._at(self._now + self._random.expovariate(self._rate), self._arrive)
+        return self._submit()
+
+    def _submit(self) -> list[Action]:
+        models = self._bound.plan.models
+        index = self._random.randrange(len(models))
+        deadline_s = None
+        if self._deadlines_s is not None:
+            deadline_s = self._now + self._random.uniform(*self._deadlines_s)
+        id = TaskId(self._submitted)
+        self._submitted += 1
+        self._model_of[id] = index
+        self._watch.arrived(index)
+        task = Task(id=id, models=(models[index].name,), nbytes=1, deadline_s=deadline_s)
+        return self._core.submit(task, self._now)
+
+    def _end(self, lane: int) -> list[Action]:
+        step = self._running[lane]
+        assert step is not None
+        self._running[lane] = None
+        self._in_flight.discard(step.id)
+        self._watch.ended(step)
+        return self._core.step_done(step.id, self._now)
+
+    # Actions
+
+    def _act(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, IssueStep):
+                self._watch.issued(action.step)
+                self._in_flight.add(action.step.id)
+                self._pending[action.step.lane].append(action.step)
+                for member in action.step.members:
+                    self._started.update(member.tasks)
+            elif isinstance(action, FinishTask):
+                self._finish(action)
+            elif isinstance(action, DropInstance):
+                self._watch.dropped(action.instance)
+            elif isinstance(action, PrepareProgram):
+                self._act(self._core.program_ready(action.program, self._now))
+        for lane, pending in enumerate(self._pending):
+            if pending and self._running[lane] is None and self._in_flight.isdisjoint(pending[0].after):
+                step = self._running[lane] = pending.popleft()
+                self._at(self._now + self._step_seconds(step), lambda lane=lane: self._end(lane))  # type: ignore[misc]
+
+    def _finish(self, action: FinishTask) -> None:
+        model = self._model_of.pop(action.task)
+        if action.task not in self._started:
+            self._watch.gave_up(model)
+        self._started.discard(action.task)
+        self._completed += action.outcome is Outcome.COMPLETED
+        if self._tasks:
+            self._at(self._now, self._submit)
