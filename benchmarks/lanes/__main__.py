@@ -36,18 +36,19 @@ class Grid:
     lanes: Sequence[int] = (1, 2, 3, 4)
     replicas: Sequence[int] = (1, 2, 3, 4)
     blocks: Sequence[int] = tuple(range(1, 13))
-    models: Sequence[int] = (1, 3)
+    several_blocks: Sequence[int] = (1, 2, 5, 12)  # of plans of two and of three models
     random_plans: int = 1200
 
 
 FULL = Grid()
-QUICK = Grid(lanes=(1, 2, 4), replicas=(1, 2, 4), blocks=(1, 2, 5, 8), models=(1,), random_plans=100)
+QUICK = Grid(lanes=(1, 2, 4), replicas=(1, 2, 4), blocks=(1, 2, 5), several_blocks=(3,), random_plans=100)
 
 
 def measure(grid: Grid, mapped: Callable[..., Iterable[Any]] = map) -> Report:
     """Run all cases; `mapped` is `map`, or that of a pool of processes."""
     report = Report("lanes")
-    cases = list(sweep(lanes=grid.lanes, replicas=grid.replicas, blocks=grid.blocks, models=grid.models))
+    several = sweep(lanes=grid.lanes, replicas=grid.replicas, blocks=grid.several_blocks, models=(2, 3))
+    cases = [*sweep(lanes=grid.lanes, replicas=grid.replicas, blocks=grid.blocks, models=(1,)), *several]
     progress(f"{len(cases)} cases of chains")
     rows = list(mapped(chain_row, cases))
     progress(f"{grid.random_plans} random plans")
