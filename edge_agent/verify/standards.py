@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 NOISE_MULTIPLE = 5.0
-"""Measured: 1.5 on the float models of docs/results, whichever executor; 1.2 behind a saturated Sigmoid."""
+"""Right schedules differ by up to 1.5 times the noise, as docs/architecture.md tells."""
 
 MAX_TOLERANCE = 0.1
 
