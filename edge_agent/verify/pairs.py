@@ -48,6 +48,7 @@ def seed_model(
 
     Raises:
         InputError: a range does not fit an input.
+        ModelError: the operators contradict each other's shapes.
     """
     import onnx
 
@@ -169,6 +170,5 @@ def _standards(
     """By tensor name; what heads read comes before what they make."""
     found: dict[str, Standard] = {}
     for name in sorted(names, key=lambda name: bool(_heads(seeded, name))):
-        rounding = seeded.rounding.get(name, Rounding())
-        found[name] = standard_of(name, expected, plain, rounding, _heads(seeded, name), found)
+        found[name] = standard_of(name, expected, plain, seeded.rounding[name], _heads(seeded, name), found)
     return found

