@@ -91,12 +91,12 @@ def _row(executor: Executor, case: Case, repeats: int) -> dict[str, object]:
     try:
         found = case.run(executor, repeats=repeats)
     except ExecutorError as error:
-        found, failed = Outcome(difference=float("inf")), str(error)
+        found, failed = Outcome(), str(error)
     return {
         "model": "+".join(one.name for one in case.subjects),
         "plan": case.name,
         "repeats": repeats,
-        "difference": found.difference,
+        "difference": float("inf") if failed else found.difference,
         "sensitivity": min(one.pair.sensitivity for one in case.subjects),
         "stable": found.stable,
         "tensors": found.tensors,

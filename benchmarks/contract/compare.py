@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from benchmarks.contract.schedules import StepMaker
 from benchmarks.contract.subjects import Subject
 from edge_agent.executor.base import Executor
-from edge_agent.verify.compare import relative_difference
+from edge_agent.verify.judge import Judge
+from edge_agent.verify.pairs import Pair
 from shared.bound import BoundPlan
 from shared.engine.steps import InstanceId, PlanKey
 from shared.plan import Member
@@ -20,7 +21,6 @@ from shared.plan import Member
 if TYPE_CHECKING:
     import numpy as np
 
-TOLERANCE = 1e-4
 _LONGEST_DELAY_S = 1e-3
 _keys = itertools.count(1)
 
@@ -29,28 +29,35 @@ _keys = itertools.count(1)
 class Outcome:
     """What many runs of one plan came to."""
 
-    difference: float = 0.0  # the largest, norm of the difference over norm of the reference
-    worst: str = ""  # where
     stable: bool = True  # equal bits for equal inputs
     tensors: int = 0  # compared, repeats included
+    judge: "Judge[tuple[object, ...]]" = field(default_factory=Judge, repr=False)
     _first: dict[tuple[object, ...], bytes] = field(default_factory=dict, repr=False)
+
+    @property
+    def difference(self) -> float:
+        """The largest relative difference."""
+        return max((one.difference for one in self.judge.judged()), default=0.0)
+
+    @property
+    def worst(self) -> str:
+        """Where the first tensor lies that does not agree; empty if all do."""
+        return next((str(one.place) for one in self.judge.judged() if not one.agrees), "")
 
     @property
     def agrees(self) -> bool:
         """All is as it should be."""
-        return self.stable and self.tensors > 0 and self.difference <= TOLERANCE
+        return self.stable and self.tensors > 0 and not self.worst
 
-    def add(self, place: tuple[object, ...], got: "np.ndarray", wanted: "np.ndarray") -> None:
-        """Compare one tensor of one task; `place` also says which input it comes from."""
+    def add(self, pair: Pair, place: tuple[object, ...], name: str, which: int, got: "np.ndarray") -> None:
+        """Compare one tensor of one task; `which` is the input it comes from."""
         self.tensors += 1
         bits = got.tobytes()
-        if self._first.get(place) == bits:
+        if self._first.get((*place, which)) == bits:
             return
-        self.stable = self.stable and place not in self._first
-        self._first.setdefault(place, bits)
-        gap = relative_difference(got, wanted)
-        if gap > self.difference:
-            self.difference, self.worst = gap, str(place)
+        self.stable = self.stable and (*place, which) not in self._first
+        self._first.setdefault((*place, which), bits)
+        self.judge.add(pair, place, name, which, got)
 
 
 class Delays:
@@ -182,7 +189,8 @@ class Wave:
         self._executor.wait(step.id)
 
     def _which(self, repeat: int, member: Member, row: int) -> int:
-        return (repeat + member.model + member.replica + row) % 2
+        inputs = len(self._subjects[member.model].pair.feeds)
+        return (repeat + member.model + member.replica + row) % inputs
 
     def check(
         self, repeat: int, member: Member, tensors: "Mapping[str, np.ndarray]", outcome: Outcome
@@ -194,5 +202,5 @@ class Wave:
             which = self._which(repeat, member, row)
             for name, array in tensors.items():
                 got = array[row : row + 1] if rows else array
-                place = (subject.name, member.replica, member.block, name, which, row)
-                outcome.add(place, got, subject.pair.expected[which][name])
+                place = (subject.name, member.replica, member.block, name, row)
+                outcome.add(subject.pair, place, name, which, got)

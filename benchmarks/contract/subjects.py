@@ -51,8 +51,13 @@ def onnx_subject(name: str, path: Path, folder: Path) -> Subject:
     """A model from a file, imported in this process."""
     folder.mkdir(parents=True, exist_ok=True)
     import_here(path, {}, folder, ImportLimits(), lambda line: None)
+    return artifact_subject(name, open_artifact(folder / ARTIFACT_NAME), folder)
+
+
+def artifact_subject(name: str, artifact: Artifact, folder: Path) -> Subject:
+    """A model that was imported; `folder` is as for `zoo_subject`."""
     rng = np.random.default_rng(_SEED)
-    seeded = seed_model(open_artifact(folder / ARTIFACT_NAME), {}, rng, folder)
+    seeded = seed_model(artifact, {}, rng, folder)
     graph = seeded.artifact.graph
     crossing = {t for cut in graph.base_cuts for t in graph.live_at(cut)} | set(graph.outputs)
     pair = find_pair(seeded, [graph.tensors[t].name for t in sorted(crossing)], {}, rng, folder)

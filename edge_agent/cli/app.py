@@ -214,7 +214,8 @@ def verify(
     """Compare a model under a schedule with onnxruntime. Every block border and every output.
 
     Weights that are constant are replaced by seeded ones, so that the outputs depend on everything. Exit code
-    0 only if they agree and could have differed, 1 if they differ, 3 if the comparison proves nothing.
+    0 only if they agree and could have differed, 1 if they differ, 3 if the comparison proves nothing or
+    onnxruntime differs from itself as much. Before a final Sigmoid or Softmax, which would hide a defect.
     """
     from edge_agent.verify.command import VerifyArgs, run_verify
 

@@ -107,8 +107,9 @@ class Candidate:
         if self._fallbacks:
             raise ExecutorError(f"executor {self._executor.name!r} could not prepare the schedule")
         for instance, tensors in self._seen.items():
-            if instance in self._task_of:
-                ios[self._task_of[instance]].trace.tensors.update(tensors)
+            task = self._task_of.get(instance, TaskId(-1))
+            if task in ios:  # else a step of a task that failed in an earlier run ended late
+                ios[task].trace.tensors.update(tensors)
         return [io.trace for io in ios.values()]
 
     def close(self) -> None:

@@ -4,19 +4,18 @@ Section "Executors" of docs/architecture.md says what is compared and why; tests
 executor and requires that they are found.
 """
 
-import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from edge_agent.executor.base import Executor, TimingRequest
 from edge_agent.executor.registry import make_executor
 from edge_agent.verify.candidate import Candidate, Place, Trace
-from edge_agent.verify.compare import relative_difference
 from edge_agent.verify.inputs import ValueRange
-from edge_agent.verify.pairs import Pair, find_pair, seed_model
-from edge_agent.verify.report import VerifyReport
+from edge_agent.verify.judge import Judge, Judged
+from edge_agent.verify.pairs import Pair, Seeded, find_pair, seed_model
+from edge_agent.verify.report import Before, Compared, VerifyReport
 from shared.artifact import Artifact, open_artifact
 from shared.bound import BoundPlan, bind
 from shared.engine.steps import Outcome
@@ -112,7 +111,8 @@ def verify_artifact(
         places = _places(bound)
         pair = find_pair(seeded, [name for _, name in places], ranges or {}, rng, folder)
         del seeded.model  # a parsed copy of all weights, which the engine does not need
-        progress(f"running {2 * repeats} tasks")
+        tasks = len(pair.feeds) * repeats
+        progress(f"running {tasks} tasks")
         candidate = Candidate(executor, bound, seeded.artifact)
         try:
             tally = _run(candidate, pair, places, repeats, rng if delays else None)
@@ -127,10 +127,10 @@ def verify_artifact(
         blocks=len(bound.models[0].blocks),
         seeded_weights=len(seeded.names),
         pairs=pair.drawn,
-        runs=2 * repeats,
-        tensors=len(places),
-        difference=tally.difference,
-        worst=tally.worst,
+        inputs=len(pair.feeds),
+        runs=tasks,
+        compared=tuple(_compared(one, bound) for one in tally.judge.judged()),
+        before=tuple(_before(seeded)),
         sensitivity=pair.sensitivity,
         stable=tally.stable,
         failed_tasks=tally.failed,
@@ -167,6 +167,28 @@ def _bind(artifact: Artifact, schedule: str, partition: str, executor: str, cost
     return bind(plan, {artifact.digest: artifact.graph})
 
 
+def _compared(one: "Judged[Place]", bound: BoundPlan) -> Compared:
+    standard = one.standard
+    blocks = len(bound.models[0].blocks)
+    return Compared(
+        tensor=one.name,
+        block=None if one.place[0] == blocks else one.place[0],
+        difference=one.difference,
+        noise=standard.noise,
+        tolerance=standard.tolerance,
+        jumps=standard.jumps,
+        agrees=one.agrees,
+        doubtful=one.doubtful,
+    )
+
+
+def _before(seeded: Seeded) -> Iterator[Before]:
+    """The final operators of the outputs before which the comparison looks."""
+    for output in seeded.outputs:
+        for head in seeded.endings[output].heads:
+            yield Before(kind=head.kind, output=output, tensor=head.reads)
+
+
 def _places(bound: BoundPlan) -> tuple[Place, ...]:
     """Where the engine must show which tensor: behind every block, and in the task's answer."""
     graph, blocks = bound.models[0].graph, bound.models[0].blocks
@@ -181,10 +203,11 @@ def _run(
     repeats: int,
     delays: "np.random.Generator | None",
 ) -> "_Tally":
-    """Both inputs, again and again, in alternating order: a slot that keeps what came before shows."""
+    """All inputs, again and again, forwards and backwards: a slot that keeps what came before shows."""
     tally = _Tally(pair, places)
+    inputs = range(len(pair.feeds))
     for repeat in range(repeats):
-        order = (0, 1) if repeat % 2 == 0 else (1, 0)
+        order = inputs if repeat % 2 == 0 else inputs[::-1]
         traces = candidate.run([pair.feeds[which] for which in order], delays if repeat else None)
         for which, trace in zip(order, traces, strict=True):
             tally.add(which, trace)
@@ -195,8 +218,7 @@ class _Tally:
     """What the traces amount to so far."""
 
     def __init__(self, pair: Pair, places: tuple[Place, ...]) -> None:
-        self.difference = 0.0
-        self.worst = ""
+        self.judge: Judge[Place] = Judge()
         self.stable = True
         self.failed = 0
         self.reason = ""
@@ -211,11 +233,7 @@ class _Tally:
             self.reason = self.reason or trace.reason
             return
         for place in self._places:
-            found = trace.tensors.get(place)
-            expected = self._pair.expected[which][place[1]]
-            gap = math.inf if found is None else relative_difference(found, expected)
-            if gap > self.difference or (gap == math.inf and not self.worst):
-                self.difference, self.worst = gap, f"{place[1]} behind block {place[0]}"
+            self.judge.add(self._pair, place, place[1], which, trace.tensors.get(place))
         first = self._first.setdefault(which, trace)
         self.stable = self.stable and all(
             first.tensors[place].tobytes() == trace.tensors[place].tobytes()

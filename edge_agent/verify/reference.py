@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING
 
 from edge_agent.verify.inputs import Feeds
 from shared.errors import ExecutorError
-from shared.importer.operators import SHAPE_ONLY
 
 if TYPE_CHECKING:
     import numpy as np
     import onnx
 
-_SATURATING = {"Softmax", "Sigmoid"}
-_REARRANGING = SHAPE_ONLY | {"Transpose"}
-
 
 class Reference:
     """One session over all of a normalised model."""
 
-    def __init__(self, model: "onnx.ModelProto", names: Iterable[str], folder: Path) -> None:
+    def __init__(
+        self, model: "onnx.ModelProto", names: Iterable[str], folder: Path, *, optimised: bool = True
+    ) -> None:
         """`names` are the tensors to return; `folder` takes a copy of the model for the session to load.
+
+        `optimised`: with all that onnxruntime does to a model before it runs, or node by node as it stands.
 
         Raises:
             ExecutorError: onnxruntime cannot load the model.
@@ -40,6 +40,8 @@ class Reference:
         del model.graph.output[outputs:]
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4
+        if not optimised:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             self._session = onnxruntime.InferenceSession(
@@ -69,19 +71,3 @@ class Reference:
             ) from error
         found = dict(zip(self._computed, made, strict=True))
         return {name: found[name] if name in found else feeds[name] for name in self._names}
-
-
-def before_saturation(model: "onnx.ModelProto", output: str) -> str:
-    """The tensor that a final Softmax or Sigmoid reads, or `output` itself where there is none.
-
-    Behind them a change may vanish (a probability stays at 1) or look large (one of 1e-9 doubles).
-    """
-    maker = {name: node for node in model.graph.node for name in node.output if name}
-    name = output
-    while (node := maker.get(name)) is not None:
-        if node.op_type in _SATURATING:
-            return str(node.input[0])
-        if node.op_type not in _REARRANGING or node.output[0] != name:
-            return output
-        name = node.input[0]
-    return output

@@ -1,17 +1,53 @@
 """What a verification found, as a value and as text."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
-from edge_agent.verify.compare import MAX_DIFFERENCE, MIN_SENSITIVITY
+from edge_agent.verify.compare import MIN_SENSITIVITY
 from shared.errors import ExitCode
 from shared.text import counted
 
+_NAMED = 3  # final operators named in the text
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One tensor at one place, with the numbers of `edge_agent.verify.standards`."""
+
+    tensor: str
+    block: int | None  # the block it was seen behind; None: in the task's answer
+    difference: float  # infinite where one is not finite or has another shape
+    noise: float  # by which onnxruntime differs from itself there
+    tolerance: float
+    jumps: bool  # rounding may flip an element: it agrees if a quarter of the inputs do
+    agrees: bool
+    doubtful: bool  # beyond the tolerance, but not beyond what the noise explains
+
+    @property
+    def where(self) -> str:
+        """For people."""
+        place = "in the answer" if self.block is None else f"behind block {self.block}"
+        return f"{self.tensor} {place}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; JSON knows no infinity, so one is null."""
+        return {name: _finite(value) for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """A final operator that hides what it reads, and the tensor that is looked at instead."""
+
+    kind: str
+    output: str
+    tensor: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class VerifyReport:
-    """The two numbers of section "Executors" in docs/architecture.md, and what they were taken over."""
+    """The numbers of section "The comparison that could fail" in docs/architecture.md, tensor by tensor."""
 
     model: str
     scheduler: str
@@ -21,56 +57,125 @@ class VerifyReport:
     blocks: int
     seeded_weights: int  # weights that said nothing and were replaced
     pairs: int  # pairs of inputs drawn until one was good enough
+    inputs: int  # run: the pair, or more where rounding may flip an element
     runs: int  # tasks through the engine
-    tensors: int  # block-border tensors and outputs compared per task
-    difference: float  # largest over all of them; infinite where one is not finite or has another shape
-    worst: str  # where the difference is largest
+    compared: tuple[Compared, ...]
+    before: tuple[Before, ...]
     sensitivity: float
     stable: bool  # every repeat had the same bits
     failed_tasks: int = 0  # tasks that the engine did not complete
     reason: str = ""  # of the first failed task
 
     @property
+    def tensors(self) -> int:
+        """Block-border tensors and outputs compared per task."""
+        return len(self.compared)
+
+    @cached_property
+    def worst(self) -> Compared | None:
+        """The tensor that exceeds its tolerance most or comes closest to it; None if no task completed."""
+        return max(
+            self.compared, key=lambda one: (not one.agrees, not one.doubtful, _ratio(one)), default=None
+        )
+
+    @property
+    def difference(self) -> float:
+        """At `worst`."""
+        return self.worst.difference if self.worst else 0.0
+
+    @property
+    def noise(self) -> float:
+        """Of onnxruntime at `worst`."""
+        return self.worst.noise if self.worst else 0.0
+
+    @property
+    def tolerance(self) -> float:
+        """At `worst`."""
+        return self.worst.tolerance if self.worst else 0.0
+
+    @property
     def agrees(self) -> bool:
         """Everything that was compared is the same, whatever that proves."""
-        return self.difference <= MAX_DIFFERENCE and self.stable and not self.failed_tasks
+        return self.stable and not self.failed_tasks and all(one.agrees for one in self.compared)
+
+    @property
+    def doubtful(self) -> bool:
+        """Nothing is wrong, but onnxruntime differs from itself so much that nothing is right either."""
+        return (
+            not self.agrees
+            and self.stable
+            and not self.failed_tasks
+            and all(one.agrees or one.doubtful for one in self.compared)
+        )
 
     @property
     def exit_code(self) -> ExitCode:
         """OK only where results agree and could have differed."""
+        if self.doubtful:
+            return ExitCode.CANNOT_FAIL
         if not self.agrees:
             return ExitCode.FAILED
         return ExitCode.OK if self.sensitivity > MIN_SENSITIVITY else ExitCode.CANNOT_FAIL
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; JSON knows no infinity, so a difference that is none is null."""
+        plain = asdict(self)
         return {
-            **{name: getattr(self, name) for name in self.__slots__},
-            "difference": self.difference if math.isfinite(self.difference) else None,
+            **plain,
+            "difference": _finite(self.difference),
+            "noise": _finite(self.noise),
+            "tolerance": _finite(self.tolerance),
+            "worst": self.worst.where if self.worst else "",
             "agrees": self.agrees,
+            "doubtful": self.doubtful,
             "exit_code": int(self.exit_code),
+            "tensors": self.tensors,
+            "compared": [one.to_json() for one in self.compared],
         }
 
     def to_text(self) -> str:
         """A few lines for people, the verdict last."""
         blocks = f"partition {self.partition} of {counted(self.blocks, 'block')}"
-        where = f" at {self.worst}" if self.worst else ""
         rows = {
             "model": f"{self.model}, {self.operators} operators, {self.seeded_weights} weights seeded",
             "schedule": f"{self.scheduler}, {blocks}, executor {self.executor}",
             "compared": f"{counted(self.tensors, 'tensor')} in {counted(self.runs, 'run')}, "
             f"{counted(self.pairs, 'pair')} of inputs drawn",
-            "difference": f"{self.difference:.3g} (at most {MAX_DIFFERENCE:g}){where}",
+            **({"judged": self._judged()} if self.before else {}),
+            **self._numbers(),
             "sensitivity": f"{self.sensitivity:.3g} (more than {MIN_SENSITIVITY:g})",
             "stable": "yes" if self.stable else "no",
         }
         return "\n".join([*(f"{name:12} {value}" for name, value in rows.items()), self._verdict()])
+
+    def _numbers(self) -> dict[str, str]:
+        worst = self.worst
+        if worst is None:
+            return {}
+        agreeing = ", on the quarter of the inputs that agree best" if worst.jumps else ""
+        return {
+            "difference": f"{worst.difference:.3g} (at most {worst.tolerance:.3g}), {worst.where}{agreeing}",
+            "noise": f"{worst.noise:.3g} there between onnxruntime with and without optimisation",
+        }
+
+    def _judged(self) -> str:
+        named = [
+            f"before the final {one.kind} of {one.output}, at {one.tensor}" for one in self.before[:_NAMED]
+        ]
+        rest = len(self.before) - len(named)
+        return "; ".join(named) + (f"; and {rest} more" if rest else "")
 
     def _verdict(self) -> str:
         if self.failed_tasks:
             return f"FAILED: {self.failed_tasks} tasks did not complete: {self.reason}"
         if not self.stable:
             return "FAILED: repeats of one input gave different bits"
+        if self.doubtful and self.worst:
+            return (
+                f"CANNOT JUDGE: onnxruntime differs from itself by {self.worst.noise:.3g} at "
+                f"{self.worst.tensor}, which explains the difference but would hide a wrong schedule; "
+                "give valid values of the inputs with --range NAME=LO:HI, or another --seed"
+            )
         if not self.agrees:
             return "FAILED: the schedule does not compute what the model computes"
         if self.exit_code is ExitCode.CANNOT_FAIL:
@@ -79,3 +184,14 @@ class VerifyReport:
                 "give valid values of the inputs with --range NAME=LO:HI"
             )
         return "OK"
+
+
+def _ratio(one: Compared) -> float:
+    """Difference over tolerance; where nothing is allowed, infinite as soon as there is any."""
+    if one.tolerance:
+        return one.difference / one.tolerance
+    return math.inf if one.difference else 0.0
+
+
+def _finite(value: Any) -> Any:
+    return value if not isinstance(value, float) or math.isfinite(value) else None

@@ -242,12 +242,15 @@ def _to_replace(
 
 
 def _is_uniform(tensor: "onnx.TensorProto", axis: int | None) -> bool:
-    """Whether all elements are equal, or with an axis all that share their place along it."""
+    """Whether all elements are equal, or with an axis all that share their place along it.
+
+    One number alone may say much: the bias that keeps a detector's only channel near zero.
+    """
     import numpy as np
     from onnx import numpy_helper
 
     array = numpy_helper.to_array(tensor)
-    if array.dtype.name not in _FLOATS or not array.size:
+    if array.dtype.name not in _FLOATS or array.size < 2:
         return False
     rows = array.reshape(1, -1)
     if axis is not None and array.size > array.shape[axis]:

@@ -13,7 +13,6 @@ from edge_agent.executor.base import Rows
 from edge_agent.executor.onnx import OnnxExecutor
 from edge_agent.verify.check import verify, verify_artifact
 from edge_agent.verify.inputs import MAX_PAIRS, ValueRange
-from edge_agent.verify.reference import before_saturation
 from edge_agent.verify.report import VerifyReport
 from shared.engine.steps import InstanceId, Step
 from shared.errors import ExecutorError, ExitCode, InputError, PlanError, SettingError, UnpinnedShape
@@ -112,27 +111,6 @@ def test_random_operator_is_never_agreement(tmp_path: Path) -> None:
     ]
     report = check(make_model(nodes, [image("x", 1, 8)], [image("y", 1, 8)], {}), tmp_path)
     assert report.exit_code is ExitCode.FAILED
-
-
-def graph_of(*nodes: onnx.NodeProto) -> onnx.ModelProto:
-    return make_model(nodes, [image("x", 1, 8)], [image("y", 1, 8)], {"shape": np.array([1, 8], np.int64)})
-
-
-@pytest.mark.parametrize(
-    ("nodes", "expected"),
-    [
-        ([("Relu", ["x"], "z"), ("Softmax", ["z"], "y")], "z"),
-        ([("Relu", ["x"], "z"), ("Sigmoid", ["z"], "s"), ("Reshape", ["s", "shape"], "y")], "z"),
-        ([("Softmax", ["x"], "z"), ("Relu", ["z"], "y")], "y"),
-        ([("Relu", ["x"], "z"), ("Identity", ["z"], "y")], "y"),
-        ([("Softmax", ["x"], "y")], "x"),
-    ],
-)
-def test_sensitivity_is_taken_before_a_final_softmax_or_sigmoid(
-    nodes: list[tuple[str, list[str], str]], expected: str
-) -> None:
-    model = graph_of(*(helper.make_node(kind, reads, [made]) for kind, reads, made in nodes))
-    assert before_saturation(model, "y") == expected
 
 
 def test_saturated_softmax_does_not_hide_that_the_input_matters(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_agent.verify.compare import relative_difference, sensitivity
+from edge_agent.verify.compare import relative_difference, sensitivity, smallest_share
 
 VALUES = st.lists(st.floats(0.5, 8.0, width=32), min_size=1, max_size=20)
 
@@ -24,11 +24,41 @@ def test_equal_tensors_of_any_type_do_not_differ(dtype: str) -> None:
     assert relative_difference(array.copy(), array) == 0.0
 
 
-def test_one_wrong_id_among_many_counts_by_its_size() -> None:
+@pytest.mark.parametrize("wrong", [4, 6000])
+def test_wrong_ids_count_by_their_number_whatever_their_size(wrong: int) -> None:
     ids = np.full(100, 3, np.int64)
-    wrong = ids.copy()
-    wrong[0] = 6
-    assert relative_difference(wrong, ids) == pytest.approx(3 / 30)
+    found = ids.copy()
+    found[:2] = wrong
+    assert relative_difference(found, ids) == pytest.approx(2 / 100)
+    assert relative_difference(found == 3, ids == 3) == pytest.approx(2 / 100)
+
+
+@pytest.mark.parametrize("zero_point", [0, 100])
+def test_quantised_bytes_differ_by_quanta_over_their_spread_wherever_the_zero_point_lies(
+    zero_point: int,
+) -> None:
+    values = np.array([-20, 20] * 50)
+    expected = (values + zero_point).astype(np.uint8 if zero_point else np.int8)
+    found = expected.copy()
+    found[:4] += 1
+    assert relative_difference(found, expected) == pytest.approx(math.sqrt(4) / (20 * math.sqrt(100)))
+
+
+def test_floor_is_the_least_scale_of_a_difference_of_floats() -> None:
+    small = np.full(4, 1e-8)
+    assert relative_difference(small * 2, small) == pytest.approx(1.0)
+    assert relative_difference(small * 2, small, floor=2e-3) == pytest.approx(1e-5)
+    assert relative_difference(np.full(4, 1e-3), np.zeros(4), floor=2e-3) == pytest.approx(1.0)
+    assert relative_difference(small * math.nan, small, floor=1.0) == math.inf
+
+
+def test_smallest_share_needs_two_inputs_and_is_the_largest_of_one_or_two() -> None:
+    gaps = [0.0, 0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
+    assert smallest_share(gaps, 0.25) == 0.0
+    assert smallest_share([0.3, *gaps[2:], 0.0], 0.25) == 0.3  # one input that agrees is not enough
+    assert smallest_share(gaps, 0.75) == 0.8
+    assert smallest_share([0.0, 1.0], 0.25) == 1.0
+    assert smallest_share([0.2], 0.25) == 0.2
 
 
 @pytest.mark.parametrize(

@@ -43,10 +43,10 @@ def caught(artifact: Artifact, executor: Broken, schedule: str = "greedy") -> No
     assert report.difference > 1e-4
 
 
-def first_in_session(artifact: Artifact) -> list[int]:
+def first_in_session(artifact: Artifact, partition: str = "paper") -> list[int]:
     """Operators that do not run in one session with the operator before them."""
     graph = artifact.graph
-    choice = ModelChoice(name="m", artifact=artifact.digest, graph=graph, partition="paper")
+    choice = ModelChoice(name="m", artifact=artifact.digest, graph=graph, partition=partition)
     bound = bind(compose([choice], scheduler="greedy"), {artifact.digest: graph})
     return [
         int(block.graph.model_op(item.ops[0]))
@@ -88,6 +88,7 @@ def twins(graph: Graph) -> list[tuple[TensorId, TensorId]]:
         for a, b in combinations(range(len(graph.operators)), 2)
         if graph.predecessors[a] == graph.predecessors[b]
         and graph.tensors[made[a]].shape == graph.tensors[made[b]].shape
+        and graph.tensors[made[a]].dtype == graph.tensors[made[b]].dtype
     ]
 
 

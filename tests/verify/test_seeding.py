@@ -201,3 +201,13 @@ def test_node_that_cannot_run_alone_leaves_its_readers_weights_drawn_but_unscale
     model = helper.make_model(graph, opset_imports=domains)
     assert seeded(model, [X]) == ["w"]
     assert weights(model)["w"].std() == pytest.approx(1 / np.sqrt(27), rel=0.3)
+
+
+def test_bias_of_one_channel_stays_beside_weights_that_say_something() -> None:
+    nodes = [helper.make_node("Conv", ["x", "w", "b"], ["y"], kernel_shape=[1, 1])]
+    stored = {
+        "w": np.random.default_rng(1).standard_normal((1, 3, 1, 1)).astype(np.float32),
+        "b": np.array([-40.0], np.float32),
+    }
+    model = make_model(nodes, [image("x", 1, 3, 24, 24)], [image("y", 1, 1, 24, 24)], stored)
+    assert seeded(model, [X]) == []
