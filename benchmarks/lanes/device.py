@@ -7,6 +7,7 @@ events come in the order in which they were made.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from random import Random
 
@@ -43,7 +44,10 @@ class LaneUse:
 
 
 class VirtualDevice:
-    """One plan under a closed load (`tasks` in the system at any time) or a Poisson one (`rate`, tasks/s)."""
+    """One plan under a closed load (`tasks` in the system at any time) or a Poisson one (`rate`, tasks/s).
+
+    Models come at random; with `even`, for a closed load, each model has its share of the tasks at any time.
+    """
 
     def __init__(
         self,
@@ -53,12 +57,13 @@ class VirtualDevice:
         seed: int,
         tasks: int = 0,
         rate: float = 0.0,
+        even: bool = False,
         deadlines_s: tuple[float, float] | None = None,
     ) -> None:
         self._bound = bound
         self._step_seconds = seconds
         self._random = Random(seed)
-        self._tasks, self._rate, self._deadlines_s = tasks, rate, deadlines_s
+        self._tasks, self._rate, self._even, self._deadlines_s = tasks, rate, even, deadlines_s
         self._times_out = bound.plan.wait is Wait.TIMEOUT
         self._core = EngineCore()
         self._watch = Watch(bound, self._launched)
@@ -76,8 +81,8 @@ class VirtualDevice:
         core = self._core
         self._act(core.load(PlanKey(0), self._bound, 0.0))
         self._act(core.activate(PlanKey(0), 0.0))
-        for _ in range(self._tasks):
-            self._at(0.0, self._submit)
+        for number in range(self._tasks):
+            self._at(0.0, partial(self._submit, number % len(self._bound.models) if self._even else None))
         if self._rate:
             self._at(self._random.expovariate(self._rate), self._arrive)
         cut, began_s = completions // 10, 0.0
@@ -140,9 +145,9 @@ class VirtualDevice:
         self._at(self._now + self._random.expovariate(self._rate), self._arrive)
         return self._submit()
 
-    def _submit(self) -> list[Action]:
+    def _submit(self, model: int | None = None) -> list[Action]:
         models = self._bound.plan.models
-        index = self._random.randrange(len(models))
+        index = self._random.randrange(len(models)) if model is None else model
         deadline_s = None
         if self._deadlines_s is not None:
             deadline_s = self._now + self._random.uniform(*self._deadlines_s)
@@ -189,4 +194,4 @@ class VirtualDevice:
         self._started.discard(action.task)
         self._completed += action.outcome is Outcome.COMPLETED
         if self._tasks:
-            self._at(self._now, self._submit)
+            self._at(self._now, partial(self._submit, model if self._even else None))

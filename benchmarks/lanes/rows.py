@@ -16,7 +16,7 @@ _LOADS = (0.05, 0.2, 1.0)  # tasks/s; a block takes about a second
 
 def chain_row(case: Chains, completions: int = COMPLETIONS) -> dict[str, Any]:
     """One case of the sweep over chains."""
-    use = VirtualDevice(case.plan(), case.seconds(), seed=0, tasks=case.tasks).run(completions)
+    use = VirtualDevice(case.plan(), case.seconds(), seed=0, tasks=case.tasks, even=True).run(completions)
     row = {"kind": "chains", **asdict(case), "busy": use.busy, "could_idle": use.could_idle}
     row["most_skips_over_bound"] = use.beyond_bound
     row["work_per_s"] = use.busy * case.lanes

@@ -74,7 +74,7 @@ BatchDelay = Annotated[
 Queue = Annotated[QueueRule, typer.Option(help="Who loses when a queue is full; the last two also order it.")]
 Choice = Annotated[
     StepChoice,
-    typer.Option(help="Which block runs next: fullest input first, in turn, or by the models' weights."),
+    typer.Option(help="Which block runs next: fullest input first, in turn, by weights, or earliest deadline first."),
 ]
 Waiting = Annotated[
     Wait, typer.Option(help="Whether a combined block waits until all its members have a task.")
