@@ -101,7 +101,8 @@ def built_here(
     """Normalised model and graph, made in this process; the argument stays as it was."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    return normalise_and_build(copy, shapes or {}, tmp_path, ImportLimits(), lambda line: None)
+    found = normalise_and_build(copy, shapes or {}, tmp_path, ImportLimits(), lambda line: None)
+    return found.model, found.built
 
 
 def run(model: bytes | onnx.ModelProto, feeds: Mapping[str, Any], optimise: bool = False) -> dict[str, Any]:
@@ -125,9 +126,9 @@ def feeds_for(graph: Graph, seed: int = 0, batch: int = 1) -> dict[str, Any]:
         tensor = graph.tensors[tensor_id]
         shape = tensor.shape if batch == 1 else (batch, *tensor.shape[1:])
         if tensor.dtype.startswith("float"):
-            feeds[tensor.name] = rng.standard_normal(shape).astype(tensor.dtype)
+            feeds[tensor.name] = np.asarray(rng.standard_normal(shape), tensor.dtype)
         else:
-            feeds[tensor.name] = rng.integers(0, 2, shape).astype(tensor.dtype)
+            feeds[tensor.name] = np.asarray(rng.integers(0, 2, shape), tensor.dtype)
     return feeds
 
 
