@@ -1,11 +1,12 @@
 """Inputs for the importer's own runs: a few rows of contents that a model accepts.
 
-Floats lie around 0. Integers and booleans are 0 or 1, which every range of indices allows; a model may still
-refuse them (a sample rate that it does not know), so single integers are also taken from the constants that
-the model compares something with.
+Floats lie around 0. Integers and booleans are 0 or 1, which most ranges of indices allow; a model may still
+refuse them (an axis, a sample rate that it does not know), so they are also all 0, all 1, or, where they are
+single, one of the constants that the model compares something with.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,14 @@ Feeds = dict[str, Any]
 """Arrays by input name."""
 
 
+@dataclass(frozen=True)
+class _Fill:
+    """What integers are instead of drawn, if anything; `single`: only those that come alone."""
+
+    value: int | None = None
+    single: bool = False
+
+
 class Draws:
     """Seeded rows of inputs; `settle` finds contents on which the model runs."""
 
@@ -43,7 +52,13 @@ class Draws:
                 )
         single = [n for n, v in inputs.items() if v.size == 1 and v.dtype.startswith(("int", "uint"))]
         self._single = frozenset(single)
-        self._integers = [None, *(_compared_integers(model) if single else ())]
+        compared = _compared_integers(model) if single else ()
+        self._fills = [
+            _Fill(),
+            _Fill(value=0),
+            _Fill(value=1),
+            *(_Fill(value=v, single=True) for v in compared),
+        ]
 
     def rows(self) -> list[Feeds]:
         """The rows, each with other contents; the same ones on every call."""
@@ -59,10 +74,10 @@ class Draws:
         """
         refused = found = attempt(session, names, self.rows()[0])
         while isinstance(found, Exception):
-            if len(self._integers) == 1:
+            if len(self._fills) == 1:
                 assert isinstance(refused, Exception)
                 raise refused
-            del self._integers[0]
+            del self._fills[0]
             found = attempt(session, names, self.rows()[0])
         return found
 
@@ -70,10 +85,11 @@ class Draws:
         value = self._inputs[name]
         if value.dtype.startswith("float"):
             return rng.standard_normal(value.shape).astype(value.dtype)
-        drawn = rng.integers(0, 2, value.shape)
-        if name in self._single and self._integers[0] is not None:
-            drawn = np.full(value.shape, self._integers[0])
-        return np.asarray(drawn).astype(value.dtype)
+        drawn = np.asarray(rng.integers(0, 2, value.shape))
+        fill = self._fills[0]
+        if fill.value is not None and (name in self._single or not fill.single):
+            drawn = np.full(value.shape, fill.value)
+        return drawn.astype(value.dtype)
 
 
 def _compared_integers(model: onnx.ModelProto) -> list[int]:

@@ -76,23 +76,23 @@ def prepare(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits:
 
 def _check(model: onnx.ModelProto) -> None:
     """The ONNX checker; it comes before anything that walks functions, of which 3,000 chained ones crash
-    onnxruntime. What it misses and onnxruntime does not is filled in: a graph's name, a value's rank.
+    onnxruntime. What it misses and onnxruntime does not is filled in: a graph's name, a value's type or rank.
     """
     graphs = list(all_graphs(model))
     described = [v for graph in graphs for v in (*graph.input, *graph.output, *graph.value_info)]
+    untyped = [value for value in described if value.type.WhichOneof("value") is None]
     lacking = [
         value.type.tensor_type
         for value in described
-        if value.type.WhichOneof("value") in (None, "tensor_type")
-        and not value.type.tensor_type.HasField("shape")
+        if value.type.WhichOneof("value") == "tensor_type" and not value.type.tensor_type.HasField("shape")
     ]
-    untyped = [tensor for tensor in lacking if not tensor.elem_type]
     for graph in graphs:
         graph.name = graph.name or "graph"
     for tensor in lacking:
         tensor.shape.SetInParent()
-    for tensor in untyped:
-        tensor.elem_type = TensorProto.FLOAT
+    for value in untyped:
+        value.type.tensor_type.elem_type = TensorProto.FLOAT
+        value.type.tensor_type.shape.SetInParent()
     try:
         onnx.checker.check_model(model)
     except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
@@ -102,8 +102,8 @@ def _check(model: onnx.ModelProto) -> None:
     finally:
         for tensor in lacking:
             tensor.ClearField("shape")
-        for tensor in untyped:
-            tensor.ClearField("elem_type")
+        for value in untyped:
+            value.ClearField("type")
 
 
 def clamp_ir_version(model: onnx.ModelProto) -> None:

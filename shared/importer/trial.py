@@ -39,8 +39,11 @@ def try_model(model: onnx.ModelProto, graph: Graph, draws: Draws, path: Path) ->
 
     Every tensor that crosses operators is looked at, not only the outputs: slots hold them all.
 
+    A model that runs on none of the contents that can be tried is taken as inference describes it: it may
+    ask for values that only its users know.
+
     Raises:
-        ModelError: the model does not run at all.
+        ModelError: onnxruntime cannot load the model with every crossing tensor visible.
         MemoryError: trying it needs more memory than this process may use.
     """
     problem = _static_problem(model, graph)
@@ -48,17 +51,23 @@ def try_model(model: onnx.ModelProto, graph: Graph, draws: Draws, path: Path) ->
     crossing = sorted({*graph.outputs, *(t for o in graph.operators for t in o.outputs)})
     made = [graph.tensors[t] for t in crossing if graph.tensors[t].name not in inputs]
     names = [tensor.name for tensor in made]
-    started = None
+    session, first = None, None
     if not problem:
         try:
-            started = _start(model, path, made, draws, open_batch=True)
+            session = _open(model, path, made, open_batch=True)
+            first = draws.settle(session, names)
         except Exception as error:  # onnxruntime's exceptions share no base class
             require_memory(error)
             problem = f"it does not run with an open batch: {one_line(error, path.parent)}"
             model.ParseFromString(path.read_bytes())
-    if started is None:
-        started = _start_single(model, path, made, draws)
-    session, single = started[0], [started[1]]
+    if session is None or first is None:
+        session = _open_single(model, path, made)
+        try:
+            first = draws.settle(session, names)
+        except Exception as error:  # contents that only its users know
+            require_memory(error)
+            return Trial(f"no run could be tried: {one_line(error, path.parent)}", {})
+    single = [first]
     rows = draws.rows()[:_BATCH]
     second = attempt(session, names, rows[1])
     if isinstance(second, Exception):
@@ -70,32 +79,29 @@ def try_model(model: onnx.ModelProto, graph: Graph, draws: Draws, path: Path) ->
     return Trial(problem or _batch_problem(graph, made, single, session, rows), {})
 
 
-def _start(
-    model: onnx.ModelProto, path: Path, made: Sequence[Tensor], draws: Draws, *, open_batch: bool
-) -> tuple[onnxruntime.InferenceSession, list[Any]]:
-    """A session that shows all crossing tensors, and what it makes of the first row; consumes `model`."""
+def _open(
+    model: onnx.ModelProto, path: Path, made: Sequence[Tensor], *, open_batch: bool
+) -> onnxruntime.InferenceSession:
+    """A session that shows all crossing tensors; consumes `model`."""
     _expose(model, made, open_batch=open_batch)
     _redraw_constant_weights(model, np.random.default_rng(_SEED))
     variant = path.with_suffix(".trial")
     variant.write_bytes(model.SerializeToString())
     model.Clear()
     try:
-        session = open_session(variant, onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC)
+        return open_session(variant, onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC)
     finally:
         variant.unlink()
-    return session, draws.settle(session, [tensor.name for tensor in made])
 
 
-def _start_single(
-    model: onnx.ModelProto, path: Path, made: Sequence[Tensor], draws: Draws
-) -> tuple[onnxruntime.InferenceSession, list[Any]]:
+def _open_single(model: onnx.ModelProto, path: Path, made: Sequence[Tensor]) -> onnxruntime.InferenceSession:
     try:
-        return _start(model, path, made, draws, open_batch=False)
+        return _open(model, path, made, open_batch=False)
     except Exception as error:  # onnxruntime's exceptions share no base class
         require_memory(error)
         raise ModelError(
-            f"unsupported: the model does not run: {one_line(error, path.parent)}",
-            remedy="check that it runs in onnxruntime on zeros and ones, and export it again",
+            f"unsupported: onnxruntime cannot load the folded model: {one_line(error, path.parent)}",
+            remedy="check that onnxruntime runs the file with these shapes, and export it again",
         ) from error
 
 

@@ -20,7 +20,7 @@ from shared.importer.subgraph import ModelSource
 FLOAT = TensorProto.FLOAT
 
 
-def info(name: str, shape: Sequence[int | str] | None, dtype: int = FLOAT) -> onnx.ValueInfoProto:
+def info(name: str, shape: Sequence[int | str | None] | None, dtype: int = FLOAT) -> onnx.ValueInfoProto:
     """An input or output of a graph."""
     return helper.make_tensor_value_info(name, dtype, shape)
 
