@@ -84,7 +84,7 @@ class Draws:
     def _draw(self, name: str, rng: np.random.Generator) -> Any:
         value = self._inputs[name]
         if value.dtype.startswith("float"):
-            return rng.standard_normal(value.shape).astype(value.dtype)
+            return np.asarray(rng.standard_normal(value.shape), value.dtype)
         drawn = np.asarray(rng.integers(0, 2, value.shape))
         fill = self._fills[0]
         if fill.value is not None and (name in self._single or not fill.single):

@@ -128,6 +128,9 @@ def _drop_repeated_outputs(graph: onnx.GraphProto) -> None:
 
 def _keep_live_nodes(graph: onnx.GraphProto) -> None:
     """Remove what no output needs and sort the rest, which onnxruntime does not ask of a file, in place."""
+    made = [name for node in graph.node for name in node.output if name]
+    if len(set(made)) < len(made):
+        return  # a value with two makers is for the checker to refuse
     order = stable_order(graph, {})
     if order != list(range(len(graph.node))):
         kept = onnx.GraphProto()

@@ -78,6 +78,27 @@ def chained_functions(count: int) -> onnx.ModelProto:
     return model
 
 
+def varying_loop() -> onnx.ModelProto:
+    """A loop that collects as many rows as its input says, at most two."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["c"], ["co"]),
+            helper.make_node("Identity", ["a"], ["ao"]),
+            helper.make_node("Identity", ["a"], ["row"]),
+        ],
+        "body",
+        [info("i", [], TensorProto.INT64), info("c", [], TensorProto.BOOL), info("a", [])],
+        [info("co", [], TensorProto.BOOL), info("ao", []), info("row", [])],
+    )
+    nodes = [
+        helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64),
+        helper.make_node("Clip", ["i", "zero", "two"], ["n"]),
+        helper.make_node("Loop", ["n", "t", "x"], ["last", "rows"], body=body),
+    ]
+    weights = {"zero": np.array(0), "two": np.array(2), "t": np.array(True)}
+    return model_of(nodes, [info("x", [])], [info("rows", None)], weights)
+
+
 def write_external(folder: Path, location: str, **entries: int | str) -> Path:
     """A model whose one weight [4, 4] claims to lie at `location`."""
     model = model_of(

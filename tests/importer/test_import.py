@@ -19,7 +19,7 @@ from shared.importer.inspect import inspect_model, report_rows
 from shared.importer.report import ImportReport
 from shared.importer.subgraph import ModelSource
 from tests.importer.conftest import LIGHT, Imported
-from tests.importer.models import built_here, feeds_for, info, model_of, run
+from tests.importer.models import built_here, feeds_for, info, model_of, run, varying_loop
 
 SMALL_LIGHT = ["light_densenet121", "light_inception_v1", "light_inception_v2", "light_shufflenet",
                "light_squeezenet"]  # fmt: skip
@@ -239,29 +239,22 @@ def test_a_run_overrules_a_false_shape_claim(tmp_path: Path) -> None:
 
 
 def test_an_output_whose_shape_differs_from_run_to_run_is_refused(tmp_path: Path) -> None:
-    """A custom operator's output is only seen in runs; here two runs disagree."""
+    with pytest.raises(ModelError, match="unsupported: output 'rows': its shape differs"):
+        _report(varying_loop(), tmp_path)
+
+
+def test_a_model_that_no_run_satisfies_is_taken_as_inference_describes_it(tmp_path: Path) -> None:
+    """Only its users know what it asks for: here a position that zeros and ones do not name."""
     nodes = [
-        helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64),
-        helper.make_node("Clip", ["i", "zero", "two"], ["n"]),
-        helper.make_node("Loop", ["n", "t", "x"], ["last", "rows"], body=_counting()),
+        helper.make_node("Add", ["i", "far"], ["at"]),
+        helper.make_node("Gather", ["table", "at"], ["r"]),
+        helper.make_node("Add", ["r", "x"], ["y"]),
     ]
-    weights = {"zero": np.array(0), "two": np.array(2), "t": np.array(True)}
-    model = model_of(nodes, [info("x", [])], [info("rows", None)], weights)
-    with pytest.raises(ModelError, match="unsupported: output 'rows': its shape"):
-        _report(model, tmp_path)
-
-
-def _counting() -> onnx.GraphProto:
-    return helper.make_graph(
-        [
-            helper.make_node("Identity", ["c"], ["co"]),
-            helper.make_node("Identity", ["a"], ["ao"]),
-            helper.make_node("Identity", ["a"], ["row"]),
-        ],
-        "body",
-        [info("i", [], TensorProto.INT64), info("c", [], TensorProto.BOOL), info("a", [])],
-        [info("co", [], TensorProto.BOOL), info("ao", []), info("row", [])],
-    )
+    weights = {"far": np.array([-40, 3]), "table": np.ones((30, 4), np.float32)}
+    inputs = [info("x", [2, 4]), info("i", [2], TensorProto.INT64)]
+    report = _report(model_of(nodes, inputs, [info("y", [2, 4])], weights), tmp_path)
+    assert report.outputs[0].shape == (2, 4) and not report.batchable
+    assert report.batch_reason
 
 
 def _report(model: onnx.ModelProto, tmp_path: Path) -> ImportReport:
