@@ -10,6 +10,8 @@ from edge_agent.verify.inputs import MAX_PAIRS, Feeds, ValueRange, check_ranges,
 from edge_agent.verify.reference import Reference, before_saturation
 from edge_agent.verify.seeding import seed_weights
 from shared.artifact import Artifact, open_artifact, write_artifact
+from shared.graph import Graph
+from shared.ids import TensorId
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,7 +74,7 @@ def find_pair(
     `names` are the tensors to be compared.
     """
     graph = seeded.artifact.graph
-    judged = [before_saturation(seeded.model, graph.tensors[t].name) for t in graph.outputs]
+    judged = [before_saturation(seeded.model, graph.tensors[t].name) for t in _told_by_inputs(graph)]
     reference = Reference(seeded.model, [*names, *judged], folder)
     tensors = [graph.tensors[t] for t in graph.inputs]
     best: Pair | None = None
@@ -86,3 +88,12 @@ def find_pair(
             break
     assert best is not None
     return replace(best, drawn=attempt + 1)
+
+
+def _told_by_inputs(graph: Graph) -> list[TensorId]:
+    """The outputs that some input reaches, as a constant cannot be sensitive to one; all, if there is none."""
+    reached = set(graph.inputs)
+    for operator in graph.operators:
+        if not reached.isdisjoint(operator.inputs):
+            reached.update(operator.outputs)
+    return [t for t in graph.outputs if t in reached] or list(graph.outputs)

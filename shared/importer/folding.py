@@ -1,7 +1,7 @@
 """Constant folding by onnxruntime, which leaves the model's signature and its types as they were."""
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 import onnx
@@ -11,7 +11,8 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError  # type: 
 from onnx import TensorProto
 
 from shared.errors import ModelError
-from shared.importer.normalise import Inputs, clamp_ir_version
+from shared.importer.nodes import all_graphs, nodes_within
+from shared.importer.normalise import Inputs, clamp_ir_version, rename_reads
 from shared.importer.session import one_line, quiet_options
 
 _INSERTED_CAST = "InsertedPrecisionFreeCast_"
@@ -27,6 +28,8 @@ def optimise(model: onnx.ModelProto, inputs: Inputs, folder: Path) -> onnx.Model
         ModelError: onnxruntime cannot load the model, or the result has another signature.
     """
     before = signature(model)
+    own = {weight.name for graph in all_graphs(model) for weight in graph.initializer}
+    own |= {name for node in nodes_within(model.graph) for name in node.output}
     source = folder / "pinned.onnx"
     source.write_bytes(model.SerializeToString())
     try:
@@ -41,6 +44,7 @@ def optimise(model: onnx.ModelProto, inputs: Inputs, folder: Path) -> onnx.Model
         folded = _with_constants_of(folded, source)
     source.unlink()
     clamp_ir_version(folded)
+    _rename_added_weights(folded.graph, own)
     after = signature(folded)
     if [name for name, _ in before] != [name for name, _ in after] or any(
         one and other and one != other for (_, one), (_, other) in zip(before, after, strict=True)
@@ -71,6 +75,17 @@ def _fold(source: Path, folder: Path) -> onnx.ModelProto:
         raise OSError(errno.EIO, "onnxruntime could not write the folded model") from error
     target.unlink()
     return folded
+
+
+def _rename_added_weights(graph: onnx.GraphProto, own: Container[str]) -> None:
+    """Give weights that onnxruntime added names of ours, in place.
+
+    It would add weights of the same names when it loads the folded file, and then refuses it.
+    """
+    names = {w.name: f"folded/{w.name}" for w in graph.initializer if w.name not in own}
+    for weight in graph.initializer:
+        weight.name = names.get(weight.name, weight.name)
+    rename_reads(graph, names)
 
 
 def _leave_open(model: onnx.ModelProto, inputs: Inputs) -> bool:

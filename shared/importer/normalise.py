@@ -196,7 +196,7 @@ def _detach_constant_outputs(graph: onnx.GraphProto) -> None:
     for output in graph.output:
         if output.name in weights:
             stored = f"{output.name}/constant"
-            _rename_reads(graph, output.name, stored)
+            rename_reads(graph, {output.name: stored})
             weights[output.name].name = stored
             graph.node.append(helper.make_node("Identity", [stored], [output.name], name=stored))
 
@@ -230,15 +230,15 @@ def _store_raw(weight: TensorProto) -> None:
     weight.ClearField("doc_string")
 
 
-def _rename_reads(graph: onnx.GraphProto, old: str, new: str) -> None:
+def rename_reads(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Let the nodes, those of nested graphs included, read values by other names, in place."""
     for node in nodes_within(graph):
         for index, name in enumerate(node.input):
-            if name == old:
-                node.input[index] = new
+            if name in names:
+                node.input[index] = names[name]
         for inner in sub_graphs(node):
             for output in inner.output:
-                if output.name == old:
-                    output.name = new
+                output.name = names.get(output.name, output.name)
 
 
 def stable_order(graph: onnx.GraphProto, source_order: Mapping[str, int]) -> list[int]:
