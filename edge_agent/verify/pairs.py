@@ -91,7 +91,7 @@ def find_pair(
 
 
 def _told_by_inputs(graph: Graph) -> list[TensorId]:
-    """The outputs that some input reaches, as a constant cannot be sensitive to one; all, if there is none."""
+    """The outputs that some input reaches, as a constant is sensitive to none; all, if there is no other."""
     reached = set(graph.inputs)
     for operator in graph.operators:
         if not reached.isdisjoint(operator.inputs):

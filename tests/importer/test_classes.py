@@ -141,7 +141,7 @@ def test_random_operators_are_ordinary_ones_and_forbid_a_batch(tmp_path: Path) -
 
 
 def test_weights_that_folding_adds_have_names_that_onnxruntime_does_not_give_again(tmp_path: Path) -> None:
-    """It adds the shapes of a Gemm's reshapes; loading the file again, it would add them once more and fail."""
+    """It adds the shapes of a Gemm's reshapes; loading the file again, it would add them again and fail."""
     nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Add", ["m", "b"], ["y"])]
     weights = {"w": np.ones((4, 3), np.float32), "b": np.ones(3, np.float32)}
     model = model_of(nodes, [info("x", ["n", 5, 4])], [info("y", ["n", 5, 3])], weights)
