@@ -3,7 +3,7 @@
 StageloomError
  |- InputError                 what a person or a file gave us; exit code 2
  |   |- ModelError             an ONNX file that cannot be imported (path, reason)
- |   |   `- UnpinnedShape      a dimension without a number (input, dimension)
+ |   |   `- UnpinnedShape      dimensions without a number (inputs, each with an example)
  |   |- SettingError           an unreadable setting (name, reason)
  |   `- TokenError             a join token that is wrong, used or expired
  |- DecodeError                bytes that are not what they claim to be (what, reason)
@@ -23,6 +23,8 @@ StageloomError
 An error carries fields beside its sentence. `str(error)` is one line: the cause, then the remedy.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 
@@ -62,19 +64,34 @@ class ModelError(InputError):
     """An ONNX file that cannot be imported; nothing of it was kept."""
 
 
-class UnpinnedShape(ModelError):
-    """A graph input has a dimension without a number."""
+@dataclass(frozen=True)
+class OpenInput:
+    """A graph input of which the file leaves dimensions open."""
 
-    def __init__(self, input_name: str, dimension: str, shape: str) -> None:
-        self.input_name = input_name
-        self.dimension = dimension
-        self.shape = shape
-        rest = shape.partition("x")[2]  # all of it where only the batch is open
-        pinned = f"1x{rest}" if rest and all(size.isdecimal() for size in rest.split("x")) else "1x3x224x224"
+    name: str
+    claimed: str  # as the file has it: batchx3xheightxwidth, or `no shape`
+    example: str  # numbers of the same rank: 1x3x224x224
+
+
+class UnpinnedShape(ModelError):
+    """Graph inputs have dimensions without a number; all of them are named at once, each with an example.
+
+    The remedy is written as `--shape INPUT=DIMS` options, or, for commands that take them, as
+    `--model MODEL:INPUT=DIMS,INPUT=DIMS` (`for_model`).
+    """
+
+    def __init__(self, inputs: Sequence[OpenInput], *, model: str = "") -> None:
+        self.inputs = tuple(inputs)
+        claims = ", ".join(f"{found.name!r} {found.claimed}" for found in self.inputs)
+        pairs = [f"{found.name}={found.example}" for found in self.inputs]
+        options = f"--model {model}:{','.join(pairs)}" if model else " ".join(f"--shape {p}" for p in pairs)
         super().__init__(
-            f"input {input_name!r} has the unpinned dimension {dimension!r} in {shape}",
-            remedy=f"pin it with --shape {input_name}=DIMS, for example --shape {input_name}={pinned}",
+            f"the model leaves dimensions open: {claims}", remedy=f"pin them, for example {options}"
         )
+
+    def for_model(self, model: str) -> "UnpinnedShape":
+        """The same error for the model that a command line gave as `--model MODEL`."""
+        return UnpinnedShape(self.inputs, model=model)
 
 
 class SettingError(InputError):

@@ -10,6 +10,7 @@ import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import onnx
 
@@ -52,7 +53,7 @@ class ModelParts:
             model = merged_model(self._parsed.model, self.artifact.graph, chosen, batch, self._weights)
             _write(fd, memoryview(model))
             return
-        if batch == 1 and len(ops) == len(self.artifact.graph.operators):
+        if batch == 1 and len(ops) == len(self.artifact.graph.operators) and self._reads_and_makes_all:
             _write(fd, self._model)
             return
         part = self._parsed.extract(chosen, batch=batch).onnx_bytes
@@ -64,6 +65,14 @@ class ModelParts:
             head = _head(_GRAPH_INITIALIZER, len(weight))
             _write(fd, memoryview(_head(_MODEL_GRAPH, len(head) + len(weight)) + head))
             _write(fd, weight)
+
+    @cached_property
+    def _reads_and_makes_all(self) -> bool:
+        """Whether operators read every input and make every output; a file asks for all that it has."""
+        graph = self.artifact.graph
+        return all(graph.consumers[t] for t in graph.inputs) and all(
+            graph.producer[t] >= 0 for t in graph.outputs
+        )
 
     @property
     def _parsed(self) -> ModelSource:

@@ -184,7 +184,7 @@ def open_session(key: SessionKey, source: ModelParts) -> Session:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = key.intra_op_threads
     options.inter_op_num_threads = 1
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what it would print, it raises
     options.add_session_config_entry("session.use_env_allocators", "1")
     # A pool that spins between operators takes the core that another lane computes on.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

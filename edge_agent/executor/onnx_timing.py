@@ -5,8 +5,9 @@ cache, and seems faster than it will ever be. A window of operators is loaded at
 weights are not there twice.
 """
 
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import numpy as np
@@ -21,6 +22,7 @@ from shared.errors import ExecutorError
 from shared.graph import Graph
 from shared.ids import TensorId
 
+_log = logging.getLogger(__name__)
 _SEED = 7
 
 WINDOW_BYTES: Final = 64 << 20
@@ -32,12 +34,14 @@ def time_operators(
 ) -> tuple[OperatorTime, ...]:
     """Time per operator, each run as a session of its own; NOT_TIMED where the time was up.
 
+    Nor is an operator timed that refuses its inputs: a model may ask for values that only its users know.
+
     Operators run in the model's order on what the ones before them made, so that value-dependent kernels see
     plausible data. Tensors are dropped after their last reader. It asks for an idle moment
     before every run, and keeps no run during which a task came. [num_operators]
 
     Raises:
-        ExecutorError: an operator cannot run alone.
+        ExecutorError: an operator cannot be loaded alone.
     """
     return tuple(summary(taken) if taken else NOT_TIMED for taken in operator_runs(artifact, request, idle))
 
@@ -46,7 +50,7 @@ def operator_runs(artifact: Artifact, request: TimingRequest, idle: Callable[[],
     """Seconds of every run behind `time_operators`, which says more. [num_operators][...]
 
     Raises:
-        ExecutorError: an operator cannot run alone.
+        ExecutorError: an operator cannot be loaded alone.
     """
     moments = IdleTime(idle, own_s=request.limit_s, wall_s=request.wall_s)
     timing = _Timing(artifact, request, moments)
@@ -72,7 +76,8 @@ class _Timing:
         self._request = request
         self._moments = moments
         self._source = ModelParts(artifact)
-        self._values = seeded_inputs(artifact.graph, request.batch)
+        self._values = seeded_values(artifact.graph, artifact.graph.inputs, request.batch)
+        self._refusing: set[int] = set()
 
     def window(self, ops: range) -> list[list[float]]:
         """Seconds per operator and run; fewer runs, or none, where the time was up. [len(ops)][...]
@@ -83,7 +88,10 @@ class _Timing:
         taken_s: list[list[float]] = [[] for _ in ops]
         sessions: dict[int, Session] = {}
         before = self._values
-        while any(len(taken) < self._request.repeats for taken in taken_s):
+        while any(
+            len(taken) < self._request.repeats and op not in self._refusing
+            for op, taken in zip(ops, taken_s, strict=True)
+        ):
             warm = len(sessions) == len(ops)  # the first round makes the sessions, and counts for nothing
             self._values = dict(before)
             for op, taken in zip(ops, taken_s, strict=True):
@@ -91,41 +99,49 @@ class _Timing:
                     return taken_s
                 with self._moments.spend():
                     took_s = self._run(op, sessions)
-                if warm and self._moments.undisturbed:
+                if took_s is not None and warm and self._moments.undisturbed:
                     taken.append(took_s)
         return taken_s
 
-    def _run(self, op: int, sessions: dict[int, Session]) -> float:
-        """Seconds of one run, what it reads for the last time dropped."""
+    def _run(self, op: int, sessions: dict[int, Session]) -> float | None:
+        """Seconds of one run, what it reads for the last time dropped; None where the operator refuses it."""
         graph = self._artifact.graph
+        if op not in sessions:
+            sessions[op] = self._session(op)
+        began_s = time.perf_counter()
+        took_s = None
         try:
-            if op not in sessions:
-                key = SessionKey(
-                    self._artifact.digest, (op,), self._request.batch, self._request.intra_op_threads
-                )
-                sessions[op] = open_session(key, self._source)
-            began_s = time.perf_counter()
             sessions[op].run(self._values)
             took_s = time.perf_counter() - began_s
-        except ExecutorError:
-            raise
         except Exception as error:  # onnxruntime's exceptions share no base class
-            raise ExecutorError(f"operator {op} of {graph.name!r} cannot run: {one_line(error)}") from error
+            _log.info("operator %d of %r is not timed: %s", op, graph.name, one_line(error))
+            self._refusing.add(op)
+            self._values.update(seeded_values(graph, graph.operators[op].outputs, self._request.batch))
         for tensor in [t for t in self._values if all(reader <= op for reader in graph.consumers[t])]:
             del self._values[tensor]
         return took_s
 
+    def _session(self, op: int) -> Session:
+        key = SessionKey(self._artifact.digest, (op,), self._request.batch, self._request.intra_op_threads)
+        try:
+            return open_session(key, self._source)
+        except ExecutorError:
+            raise
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            name = self._artifact.graph.name
+            raise ExecutorError(f"operator {op} of {name!r} cannot run alone: {one_line(error)}") from error
 
-def seeded_inputs(graph: Graph, batch: int) -> Values:
-    """Seeded inputs of the graph's types. [batch, ...]"""
+
+def seeded_values(graph: Graph, tensors: Iterable[TensorId], batch: int) -> Values:
+    """Seeded contents for tensors of the graph, of their types. [batch, ...]"""
     rng = np.random.default_rng(_SEED)
     values: dict[TensorId, np.ndarray] = {}
-    for tensor in graph.inputs:
+    for tensor in tensors:
         described = graph.tensors[tensor]
         shape = described.shape if batch == 1 else (batch, *described.shape[1:])
         dtype = np.dtype(described.dtype)
         if dtype.kind == "f":
-            values[tensor] = rng.standard_normal(shape).astype(dtype)
+            values[tensor] = np.asarray(rng.standard_normal(shape), dtype)
         else:
-            values[tensor] = rng.integers(0, 2, shape).astype(dtype)
+            values[tensor] = np.asarray(rng.integers(0, 2, shape), dtype)
     return values

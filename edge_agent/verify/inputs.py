@@ -89,13 +89,15 @@ def draw_pair(
 def _draw(
     tensor: Tensor, values: ValueRange | None, attempt: int, second: bool, rng: "np.random.Generator"
 ) -> "np.ndarray":
+    import numpy as np
+
     if tensor.dtype in _FLOATS:
         drawn = _real(tensor.shape, values, attempt, second, rng)
     elif tensor.dtype == "bool" and values is None:
         drawn = rng.random(tensor.shape) < (0.5, 0.2, 0.8)[(attempt + second) % 3]
     else:
         drawn = _whole(tensor, values, attempt, second, rng)
-    return drawn.astype(tensor.dtype)
+    return np.asarray(drawn, tensor.dtype)  # numpy draws a scalar as a number
 
 
 def _real(

@@ -140,12 +140,23 @@ def find_pair(
 def _judged(seeded: Seeded) -> list[str]:
     """Where the outputs' dependence on the input is taken: before their heads, and at what has none."""
     found: dict[str, None] = {}
-    for output in seeded.outputs:
+    for output in _told_by_inputs(seeded):
         ending = seeded.endings[output]
         found.update(dict.fromkeys(head.reads for head in ending.heads))
         if not ending.only_heads:
             found[output] = None
     return list(found)
+
+
+def _told_by_inputs(seeded: Seeded) -> list[str]:
+    """The outputs that some input reaches, as a constant is sensitive to none; all, if there is no other."""
+    graph = seeded.artifact.graph
+    reached = set(graph.inputs)
+    for operator in graph.operators:
+        if not reached.isdisjoint(operator.inputs):
+            reached.update(operator.outputs)
+    names = {graph.tensors[t].name for t in reached}
+    return [output for output in seeded.outputs if output in names] or list(seeded.outputs)
 
 
 def _around_heads(seeded: Seeded, names: Sequence[str]) -> Iterable[str]:

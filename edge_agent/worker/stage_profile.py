@@ -246,9 +246,9 @@ def _seeded_inputs(model: BoundModel) -> "Mapping[str, numpy.ndarray]":
     for tensor in (model.graph.tensors[t] for t in model.graph.inputs):
         dtype = numpy.dtype(tensor.dtype)
         if dtype.kind == "f":
-            made[tensor.name] = rng.standard_normal(tensor.shape).astype(dtype)
+            made[tensor.name] = numpy.asarray(rng.standard_normal(tensor.shape), dtype)
         else:
-            made[tensor.name] = rng.integers(0, 2, tensor.shape).astype(dtype)
+            made[tensor.name] = numpy.asarray(rng.integers(0, 2, tensor.shape), dtype)
     return made
 
 

@@ -74,7 +74,7 @@ BatchDelay = Annotated[
 Queue = Annotated[QueueRule, typer.Option(help="Who loses when a queue is full; the last two also order it.")]
 Choice = Annotated[
     StepChoice,
-    typer.Option(help="Which block runs next: fullest input first, in turn, by weights, or earliest deadline first."),
+    typer.Option(help="Which block goes first: the fullest, in turn, by weights, or by deadline."),
 ]
 Waiting = Annotated[
     Wait, typer.Option(help="Whether a combined block waits until all its members have a task.")

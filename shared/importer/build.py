@@ -23,10 +23,13 @@ PAPER = "paper"
 
 @dataclass(frozen=True)
 class Built:
-    """A graph, and which of its operators the papers' counts leave out."""
+    """A graph, which of its operators the papers' counts leave out, and which hold nodes together."""
 
     graph: Graph
     classifier: int  # mask of operators
+    joined: Mapping[
+        int, str
+    ]  # by operator: why some of its nodes cannot be cut apart, though it is not opaque
 
 
 def build_graph(model: onnx.ModelProto, values: Mapping[str, Value], borders: Borders | None) -> Built:
@@ -44,13 +47,17 @@ def build_graph(model: onnx.ModelProto, values: Mapping[str, Value], borders: Bo
                 remedy="export the model so that its outputs are tensors of fixed shape",
             )
     nodes = [_view(node, weights) for node in model.graph.node]
-    unfit = {
-        name: values.get(name, UNKNOWN).unfit
-        for node in nodes
-        for name in node.makes
-        if values.get(name, UNKNOWN).unfit
-    }
-    groups = form_operators(nodes, outputs=outputs, unfit=unfit)
+    unfit: dict[str, str] = {}
+    joined: dict[str, str] = {}
+    for name in (name for node in nodes for name in node.makes):
+        value = values.get(name, UNKNOWN)
+        if value.unfit:
+            (unfit if value.opaque else joined)[name] = value.unfit
+    groups = form_operators(nodes, outputs=outputs, unfit=unfit, joined=joined)
+    if not groups:
+        raise ModelError(
+            "unsupported: the model computes nothing", remedy="export a model of at least one operator"
+        )
     levels, classifier_nodes = _place_borders(groups, nodes, borders)
     order = sorted(range(len(groups)), key=lambda g: levels[g])  # stable, so still topological
     groups = [groups[g] for g in order]
@@ -64,7 +71,7 @@ def build_graph(model: onnx.ModelProto, values: Mapping[str, Value], borders: Bo
     if problem := graph_problem(graph):
         raise ModelError(f"the importer made a broken graph: {problem}", remedy="report this model")
     classifier = mask_of(i for i, g in enumerate(order) if classifier_nodes >> g & 1)
-    return Built(graph, classifier)
+    return Built(graph, classifier, {i: group.joined for i, group in enumerate(groups) if group.joined})
 
 
 def _view(node: onnx.NodeProto, weights: Mapping[str, object]) -> NodeView:
@@ -222,10 +229,10 @@ def unit_views(graph: Graph) -> list[UnitView]:
     return [
         UnitView(
             kind=operator.kind,
-            before=tuple(bits(graph.predecessors[op])),
-            readers=graph.successors[op].bit_count(),
+            before=tuple(sorted({graph.producer[t] for t in operator.inputs} - {-1})),
+            readers=len({reader for t in operator.outputs for reader in graph.consumers[t]}),
             is_output=not outputs.isdisjoint(operator.outputs),
             opaque=bool(operator.opaque),
         )
-        for op, operator in enumerate(graph.operators)
+        for operator in graph.operators
     ]

@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
         report = import_here(Path(request["path"]), request["shapes"], scratch, limits, _progress)
         outcome: dict[str, Any] = {"report": report.to_json()}
     except UnpinnedShape as error:
-        outcome = {"unpinned": [error.input_name, error.dimension, error.shape]}
+        outcome = {"unpinned": [[found.name, found.claimed, found.example] for found in error.inputs]}
     except ModelError as error:
         outcome = {"error": [error.cause, error.remedy]}
     except MemoryError:

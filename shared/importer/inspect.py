@@ -62,8 +62,9 @@ def report_rows(report: ImportReport) -> list[tuple[str, str]]:
         for p in report.partitions
     ]
     rows += [
-        ("opaque", f"operator {o.operator} ({o.kind} {o.name!r}, {o.nodes} nodes): {o.why}")
-        for o in report.opaque
+        (label, f"operator {o.operator} ({o.kind} {o.name!r}, {counted(o.nodes, 'node')}): {o.why}")
+        for label, wholes in (("opaque", report.opaque), ("joined", report.joined))
+        for o in wholes
     ]
     return rows
 

@@ -1,14 +1,27 @@
 """Reading ONNX nodes: what their sub-graphs capture, which domains they use, what makes them opaque."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import onnx
 from onnx import AttributeProto
 
+_MAX_FUNCTION_DEPTH = 1 << 12  # functions that call themselves are for the checker to refuse
 _STANDARD_DOMAINS = {"", "ai.onnx", "ai.onnx.ml"}
-_RANDOM = {
+RANDOM = frozenset({
     "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli",
+})  # fmt: skip
+_SIZED_BY_CONTENT = {"NonZero", "Unique", "Compress", "NonMaxSuppression", "StringSplit"}
+"""Operators whose output has as many elements as the input's contents say."""
+_SIZED_BY_INPUT: dict[str, tuple[int, ...]] = {
+    "Reshape": (1,), "Expand": (1,), "Tile": (1,), "ConstantOfShape": (0,), "Range": (0, 1, 2),
+    "Slice": (1, 2, 3, 4), "Resize": (1, 2, 3), "Upsample": (1,), "Pad": (1, 3), "TopK": (1,), "OneHot": (1,),
+    "CenterCropPad": (1,), "Split": (1,), "AffineGrid": (1,), "Squeeze": (1,), "Unsqueeze": (1,),
+    "Col2Im": (1, 2), "MaxUnpool": (2,), "STFT": (1, 3), "DFT": (1, 2), "HannWindow": (0,),
+    "HammingWindow": (0,), "BlackmanWindow": (0,), "MelWeightMatrix": (0, 1), "ReduceSum": (1,),
+    "ReduceMean": (1,), "ReduceMax": (1,), "ReduceMin": (1,), "ReduceProd": (1,), "ReduceL1": (1,),
+    "ReduceL2": (1,), "ReduceLogSum": (1,), "ReduceLogSumExp": (1,), "ReduceSumSquare": (1,),
 }  # fmt: skip
+"""Per operator the inputs whose contents are sizes, positions or axes."""
 
 
 def sub_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -28,6 +41,13 @@ def nodes_within(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
         yield node
         for inner in sub_graphs(node):
             waiting.extend(inner.node)
+
+
+def all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """The main graph and all nested in it; not those of functions."""
+    yield model.graph
+    for node in nodes_within(model.graph):
+        yield from sub_graphs(node)
 
 
 def captured_names(node: onnx.NodeProto) -> list[str]:
@@ -53,15 +73,62 @@ def _capture(graph: onnx.GraphProto, outer: frozenset[str], found: dict[str, Non
             found.setdefault(output.name)
 
 
+def live_nodes(graph: onnx.GraphProto) -> list[int]:
+    """Indices of the nodes that some graph output needs, ascending."""
+    maker = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
+    live: set[int] = set()
+    waiting = [maker[output.name] for output in graph.output if output.name in maker]
+    while waiting:
+        index = waiting.pop()
+        if index not in live:
+            live.add(index)
+            node = graph.node[index]
+            waiting.extend(maker[n] for n in (*node.input, *captured_names(node)) if n in maker)
+    return sorted(live)
+
+
 def opaque_reason(node: onnx.NodeProto) -> str:
     """Why this node cannot be cut further or treated like an ordinary one; empty if it can."""
     if next(sub_graphs(node), None) is not None:
         return f"control flow: {node.op_type}"
     if node.domain not in _STANDARD_DOMAINS:
         return f"custom operator: {node.domain}.{node.op_type}"
-    if node.op_type in _RANDOM:
-        return f"random: {node.op_type} differs from run to run"
     return ""
+
+
+def sized_while_running(node: onnx.NodeProto, constants: Container[str]) -> bool:
+    """Whether the sizes of a standard operator's outputs depend on what its inputs hold.
+
+    `constants` names the values that are known beforehand. Control flow and custom operators cannot be told.
+    """
+    if node.domain not in _STANDARD_DOMAINS:
+        return False
+    if node.op_type in _SIZED_BY_CONTENT:
+        return True
+    read = [node.input[i] for i in _SIZED_BY_INPUT.get(node.op_type, ()) if i < len(node.input)]
+    return any(name and name not in constants for name in read)
+
+
+def count_nodes(model: onnx.ModelProto, most: int) -> int:
+    """Nodes of the graph with those nested in it and those of the functions it calls; stops beyond `most`.
+
+    Functions that call each other count as often as they are called: 30 that call the next one twice make
+    a graph of 2^30 nodes.
+    """
+    functions = {(f.domain, f.name): f for f in model.functions}
+    waiting = [(model.graph.node, 0)]
+    count = 0
+    while waiting and count <= most:
+        nodes, depth = waiting.pop()
+        for node in nodes:
+            count += 1
+            waiting.extend((inner.node, depth) for inner in sub_graphs(node))
+            called = functions.get((node.domain, node.op_type))
+            if called is not None and depth < _MAX_FUNCTION_DEPTH:
+                waiting.append((called.node, depth + 1))
+            if count > most:
+                break
+    return count
 
 
 def int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:

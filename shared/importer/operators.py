@@ -11,8 +11,9 @@ The rule, applied to the normalised graph in this order:
    not count: it belongs to the operator that makes its input, or, behind a graph input, to its only reader.
 3. A node without run-time inputs (a constant too large to fold) belongs to its only reader.
 4. Every other node is an operator: pools, Concat, Add, Relu behind an Add, Transpose, Softmax...
-5. Values that cannot be a slot (sequences, optionals, strings, shapes known only while running) never cross
-   operators: maker and readers of such a value become one operator, opaque, with the reason.
+5. Values that cannot be a slot never cross operators: maker and readers of such a value become one operator.
+   Around sequences, maps, optionals and strings it is opaque, with the reason; around a tensor of which the
+   size is known only while running, or of an element type that slots do not hold, it is *joined*.
 6. Operators that would wait for each other are merged, so each can run as a unit (its node set is convex).
 
 Fused units are counted on top, as common inference kernels fuse: an elementwise operator over several inputs
@@ -52,11 +53,12 @@ class NodeView:
 
 @dataclass(frozen=True)
 class Group:
-    """One operator to be: its nodes, ascending, the leading one, and why it is opaque if it is."""
+    """One operator to be: its nodes, ascending, the leading one, why it is opaque or joined if it is."""
 
     nodes: tuple[int, ...]
     lead: int
     opaque: str = ""
+    joined: str = ""
 
 
 @dataclass
@@ -85,11 +87,14 @@ def form_operators(
     *,
     outputs: Iterable[str],
     unfit: Mapping[str, str],
+    joined: Mapping[str, str] | None = None,
 ) -> list[Group]:
     """Group `nodes` (topologically ordered) by the module's rule; the groups come in a topological order.
 
-    `outputs` are the graph's; `unfit` maps a value that cannot cross operators to the reason.
+    `outputs` are the graph's; `unfit` and `joined` map values that nodes make and that cannot cross operators
+    to the reason; those of `unfit` make an operator opaque.
     """
+    joined = joined or {}
     links = _Links(nodes, frozenset(outputs))
     owner = list(range(len(nodes)))
     for index, node in enumerate(nodes):
@@ -97,10 +102,15 @@ def form_operators(
             for member in _tail(links, index, owner):
                 owner[member] = index
     _absorb_shape_only(links, owner)
-    reasons = {index: node.opaque for index, node in enumerate(nodes) if node.opaque}
-    _merge_unfit(links, owner, unfit, reasons)
+    _merge_around(links, owner, {*unfit, *joined})
     owner = _contract_cycles(links, owner)
-    return _ordered(links, owner, reasons)
+    reasons = {index: node.opaque for index, node in enumerate(nodes) if node.opaque}
+    joints: dict[int, str] = {}
+    for found, whys in ((reasons, unfit), (joints, joined)):
+        for value, why in whys.items():
+            if links.readers.get(value):
+                found.setdefault(links.maker[value], why)
+    return _ordered(links, owner, reasons, joints)
 
 
 def _is_tail_kind(node: NodeView) -> bool:
@@ -149,29 +159,38 @@ def _absorb_shape_only(links: _Links, owner: list[int]) -> None:
     for index, node in enumerate(links.nodes):
         if owner[index] == index and _is_shape_only(node) and node.reads[0] in links.maker:
             owner[index] = owner[links.maker[node.reads[0]]]
+    members: dict[int, list[int]] = {}
+    for index, group in enumerate(owner):
+        members.setdefault(group, []).append(index)
     for index, node in enumerate(links.nodes):
         absorbable = _is_shape_only(node) or not node.reads
         if owner[index] != index or node.opaque or not absorbable:
             continue
-        inside = {i for i, group in enumerate(owner) if group == index}
-        made = [value for i in inside for value in links.nodes[i].makes]
+        made = [value for i in members[index] for value in links.nodes[i].makes]
         readers = {owner[r] for value in made for r in links.readers.get(value, ())} - {index}
         if len(readers) == 1 and links.outputs.isdisjoint(made):
             (target,) = readers
-            for member in inside:
+            for member in members[index]:
                 owner[member] = target
+            members[target] += members.pop(index)
 
 
-def _merge_unfit(links: _Links, owner: list[int], unfit: Mapping[str, str], reasons: dict[int, str]) -> None:
+def _merge_around(links: _Links, owner: list[int], values: Iterable[str]) -> None:
     """Rule 5: one operator around each value that cannot cross a border."""
-    for value, why in unfit.items():
-        if value not in links.maker:
-            continue
-        target = owner[links.maker[value]]
-        reasons.setdefault(links.maker[value], why)
-        merged = {owner[r] for r in links.readers.get(value, ())}
-        if merged - {target}:
-            owner[:] = [target if o in merged else o for o in owner]
+    into: dict[int, int] = {}  # a group that was merged, and the one it went into
+
+    def root(group: int) -> int:
+        while group in into:
+            into[group] = group = into.get(into[group], into[group])
+        return group
+
+    for value in values:
+        target = root(owner[links.maker[value]])
+        for reader in links.readers.get(value, ()):
+            if (merged := root(owner[reader])) != target:
+                low, high = sorted((merged, target))
+                into[high] = target = low
+    owner[:] = [root(group) for group in owner]
 
 
 def _group_successors(links: _Links, owner: Sequence[int]) -> dict[int, set[int]]:
@@ -217,7 +236,9 @@ def _contract_cycles(links: _Links, owner: Sequence[int]) -> list[int]:
     return [component[o] for o in owner]
 
 
-def _ordered(links: _Links, owner: Sequence[int], reasons: Mapping[int, str]) -> list[Group]:
+def _ordered(
+    links: _Links, owner: Sequence[int], reasons: Mapping[int, str], joints: Mapping[int, str]
+) -> list[Group]:
     """Groups in topological order, by first node where there is a choice."""
     members: dict[int, list[int]] = {}
     for index, group in enumerate(owner):
@@ -233,7 +254,7 @@ def _ordered(links: _Links, owner: Sequence[int], reasons: Mapping[int, str]) ->
     groups = []
     while ready:
         _, group = heapq.heappop(ready)
-        groups.append(_group(links.nodes, members[group], reasons))
+        groups.append(_group(links.nodes, members[group], reasons, joints))
         for successor in after[group]:
             missing[successor] -= 1
             if missing[successor] == 0:
@@ -241,13 +262,17 @@ def _ordered(links: _Links, owner: Sequence[int], reasons: Mapping[int, str]) ->
     return groups
 
 
-def _group(nodes: Sequence[NodeView], members: list[int], reasons: Mapping[int, str]) -> Group:
-    why = list(dict.fromkeys(reasons[i] for i in members if i in reasons))
+def _group(
+    nodes: Sequence[NodeView], members: list[int], reasons: Mapping[int, str], joints: Mapping[int, str]
+) -> Group:
     opaque = [i for i in members if i in reasons]
     weighted = [i for i in members if nodes[i].kind in WEIGHTED]
     counted = [i for i in members if not _is_shape_only(nodes[i])]
     lead = (opaque or weighted or counted or members)[0]
-    return Group(tuple(members), lead, "; ".join(why))
+    why, joint = (
+        "; ".join(dict.fromkeys(found[i] for i in members if i in found)) for found in (reasons, joints)
+    )
+    return Group(tuple(members), lead, why, joint)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The whole way from an ONNX file to an artifact, in this process; the child process runs it under limits."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -9,15 +9,18 @@ import onnx
 from shared.artifact import write_artifact
 from shared.errors import ModelError
 from shared.importer import normalise
-from shared.importer.borders import METADATA_KEY, parse_borders
+from shared.importer.borders import METADATA_KEY, Borders, parse_borders
 from shared.importer.build import Built, build_graph
+from shared.importer.draws import Draws
+from shared.importer.folding import optimise
 from shared.importer.limits import ImportLimits
 from shared.importer.process import ARTIFACT_NAME, Progress
 from shared.importer.report import ImportReport
+from shared.importer.shapes import settle_values
 from shared.importer.source import read_model
 from shared.importer.summary import report_of
 from shared.importer.trial import try_model
-from shared.importer.values import claimed_values, infer_values, weight_value, with_claims
+from shared.importer.values import Value, claimed_values, infer_values, weight_value, with_claims
 
 
 def import_here(
@@ -34,18 +37,16 @@ def import_here(
     """
     progress("reading")
     model = read_model(path, limits)
-    model, built = normalise_and_build(model, shapes, scratch, limits, progress)
-    weights = [weight_value(weight) for weight in model.graph.initializer]
-    opset = next((o.version for o in model.opset_import if not o.domain), 0)
-    normalised = scratch / "normalised.onnx"
-    normalised.write_bytes(model.SerializeToString(deterministic=True))
+    normalised = normalise_and_build(model, shapes, scratch, limits, progress)
+    weights = [weight_value(weight) for weight in normalised.model.graph.initializer]
+    opset = next((o.version for o in normalised.model.opset_import if not o.domain), 0)
+    file = scratch / "normalised.onnx"
     progress("trying it")
-    problem = try_model(model, built.graph, normalised)
-    built = replace(built, graph=replace(built.graph, batchable=not problem))
+    built, problem = _try(normalised, file, scratch)
     progress("writing")
     artifact = scratch / ARTIFACT_NAME
-    digest = write_artifact(artifact, built.graph, normalised.read_bytes())
-    normalised.unlink()
+    digest = write_artifact(artifact, built.graph, file.read_bytes())
+    file.unlink()
     return report_of(
         built,
         digest=digest,
@@ -57,13 +58,25 @@ def import_here(
     )
 
 
+@dataclass(frozen=True)
+class Normalised:
+    """A model in its one form, the graph that it makes, and what went into it."""
+
+    model: onnx.ModelProto
+    built: Built
+    settled: Mapping[str, Value]  # inputs, and values that runs have shown
+    claims: Mapping[str, Value]
+    borders: Borders | None
+    draws: Draws
+
+
 def normalise_and_build(
     model: onnx.ModelProto,
     shapes: Mapping[str, Sequence[int]],
     scratch: Path,
     limits: ImportLimits,
     progress: Progress,
-) -> tuple[onnx.ModelProto, Built]:
+) -> Normalised:
     """The normalised model and its graph; consumes `model`.
 
     Raises:
@@ -72,18 +85,38 @@ def normalise_and_build(
     carried = next((entry.value for entry in model.metadata_props if entry.key == METADATA_KEY), None)
     borders = None if carried is None else parse_borders(carried)
     progress("checking")
-    normalise.prepare(model, shapes, limits)
+    inputs = normalise.prepare(model, shapes, limits)
     positions = normalise.source_positions(model)
     claims = claimed_values(model)
     progress("folding constants")
-    model = normalise.optimise(model, scratch)
+    model = optimise(model, inputs, scratch)
     if len(model.graph.node) > limits.nodes:
         raise ModelError(
             f"the model has {len(model.graph.node)} nodes, the limit is {limits.nodes}",
             remedy="raise the limit nodes if you trust the file",
         )
-    normalise.canonicalise(model, positions, with_claims(infer_values(model), claims))
+    normalise.canonicalise(model, positions, with_claims(infer_values(model, inputs.pinned), claims))
     progress("building the graph")
-    values = with_claims(infer_values(model), claims)
-    values.update(normalise.ask_onnxruntime(model, values, scratch))
-    return model, build_graph(model, values, borders)
+    draws = Draws(inputs.pinned, model)
+    values = settle_values(model, inputs.pinned, claims, draws, scratch)
+    normalise.pin_outputs(model.graph, values)
+    return Normalised(model, build_graph(model, values, borders), inputs.pinned, claims, borders, draws)
+
+
+def _try(normalised: Normalised, file: Path, scratch: Path) -> tuple[Built, str]:
+    """Run the model until the graph says what the runs show; leaves it in `file`. Consumes it.
+
+    Every round corrects a value from inferred to seen, or from seen to unknown, so the rounds end.
+    """
+    model, built, settled = normalised.model, normalised.built, dict(normalised.settled)
+    while True:
+        file.write_bytes(model.SerializeToString(deterministic=True))
+        trial = try_model(model, built.graph, normalised.draws, file)
+        if not trial.corrections:
+            batchable = replace(built.graph, batchable=not trial.batch_problem)
+            return replace(built, graph=batchable), trial.batch_problem
+        settled.update(trial.corrections)
+        model.ParseFromString(file.read_bytes())
+        values = settle_values(model, settled, normalised.claims, normalised.draws, scratch)
+        normalise.pin_outputs(model.graph, values)
+        built = build_graph(model, values, normalised.borders)

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from shared.errors import ExecutorError, ModelError, UnpinnedShape
+from shared.errors import ExecutorError, ModelError, OpenInput, UnpinnedShape
 from shared.importer.limits import ImportLimits
 
 _MAX_PROGRESS_CHARS = 1 << 16
@@ -131,7 +131,7 @@ def _outcome(code: int, scratch: Path, path: Path, limits: ImportLimits) -> dict
             raise OSError(code - STORAGE_EXIT, os.strerror(code - STORAGE_EXIT)) from None
         raise _died(code, scratch, path, limits) from None
     if "unpinned" in outcome:
-        raise UnpinnedShape(*outcome["unpinned"])
+        raise UnpinnedShape([OpenInput(*fields) for fields in outcome["unpinned"]])
     if "error" in outcome:
         cause, remedy = outcome["error"]
         if speaks_of_memory(cause):

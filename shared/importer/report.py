@@ -26,8 +26,8 @@ class PartitionReport:
 
 
 @dataclass(frozen=True)
-class OpaqueReport:
-    """An operator that stays whole, and why."""
+class WholeReport:
+    """An operator of several nodes that stays whole, and why."""
 
     operator: int
     name: str
@@ -54,7 +54,8 @@ class ImportReport:
     base_cuts: tuple[int, ...]
     cut_bytes: tuple[int, ...]  # what crosses each base cut
     partitions: tuple[PartitionReport, ...]
-    opaque: tuple[OpaqueReport, ...]
+    opaque: tuple[WholeReport, ...]  # control flow, custom operators, sequences, strings
+    joined: tuple[WholeReport, ...]  # ordinary operators that hold values of sizes known only while running
     inputs: tuple[TensorReport, ...]
     outputs: tuple[TensorReport, ...]
     batchable: bool
@@ -76,7 +77,8 @@ class ImportReport:
             PartitionReport(p["name"], tuple(p["cuts"]), p["blocks"], tuple(p["operators"]))
             for p in fields["partitions"]
         )
-        fields["opaque"] = tuple(OpaqueReport(**o) for o in fields["opaque"])
+        for key in ("opaque", "joined"):
+            fields[key] = tuple(WholeReport(**o) for o in fields[key])
         for key in ("inputs", "outputs"):
             fields[key] = tuple(TensorReport(t["name"], t["dtype"], tuple(t["shape"])) for t in fields[key])
         return cls(**fields)

@@ -1,6 +1,6 @@
 """Cutting sub-models out of a normalised model: one ONNX file that computes exactly the chosen operators."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,6 +35,12 @@ class ModelSource:
         self.model.ParseFromString(onnx_bytes)
         self._weights = {weight.name: weight for weight in self.model.graph.initializer}
         self._onnx_digest = digest_bytes([onnx_bytes])
+        # Of pinned inputs onnxruntime infers more, here a contradiction in a branch that never runs.
+        self._open = any(
+            not value.type.tensor_type.HasField("shape")
+            or any(not dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim)
+            for value in self.model.graph.input
+        )
 
     @classmethod
     def open(cls, artifact: Artifact) -> "ModelSource":
@@ -90,7 +96,9 @@ class ModelSource:
 
     def _describe(self, tensor: TensorId, batch: int) -> onnx.ValueInfoProto:
         found = self.graph.tensors[tensor]
-        shape = found.shape if batch == 1 else (batch, *found.shape[1:])
+        shape: Sequence[int | None] = found.shape if batch == 1 else (batch, *found.shape[1:])
+        if self._open:
+            shape = [None] * len(shape)
         return helper.make_tensor_value_info(found.name, ELEMENT_TYPES[found.dtype], shape)
 
 

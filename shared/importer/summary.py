@@ -7,7 +7,7 @@ from shared.ids import Digest
 from shared.importer.build import Built, unit_views
 from shared.importer.cuts import crossing_bytes
 from shared.importer.operators import critical_path
-from shared.importer.report import ImportReport, OpaqueReport, PartitionReport, TensorReport
+from shared.importer.report import ImportReport, PartitionReport, TensorReport, WholeReport
 
 
 def report_of(
@@ -44,10 +44,11 @@ def report_of(
         cut_bytes=tuple(live[cut] for cut in graph.base_cuts),
         partitions=tuple(_partition(name, cuts, built) for name, cuts in graph.partitions),
         opaque=tuple(
-            OpaqueReport(op, operator.name, operator.kind, len(operator.nodes), operator.opaque)
+            _whole(graph, op, operator.opaque)
             for op, operator in enumerate(graph.operators)
             if operator.opaque
         ),
+        joined=tuple(_whole(graph, op, why) for op, why in built.joined.items()),
         inputs=tuple(_tensor(graph, t) for t in graph.inputs),
         outputs=tuple(_tensor(graph, t) for t in graph.outputs),
         batchable=graph.batchable,
@@ -64,6 +65,11 @@ def _partition(name: str, cuts: tuple[int, ...], built: Built) -> PartitionRepor
         for first, last in pairwise(edges)
     )
     return PartitionReport(name, cuts, sum(1 for count in counts if count), counts)
+
+
+def _whole(graph: Graph, op: int, why: str) -> WholeReport:
+    operator = graph.operators[op]
+    return WholeReport(op, operator.name, operator.kind, len(operator.nodes), why)
 
 
 def _tensor(graph: Graph, tensor: int) -> TensorReport:

@@ -3,7 +3,8 @@
 A batch b > 1 is allowed only if, re-pinned to a batch of 2, the rows equal two single runs.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import onnxruntime
 
 from shared.errors import ModelError
 from shared.graph import Graph, Tensor
-from shared.importer.normalise import one_line, quiet_options
+from shared.importer.draws import Draws, Feeds
+from shared.importer.nodes import RANDOM, nodes_within
 from shared.importer.operators import ELEMENTWISE, WEIGHTED
-from shared.importer.process import speaks_of_memory
-from shared.importer.values import ELEMENT_TYPES
+from shared.importer.session import attempt, one_line, open_session, require_memory
+from shared.importer.values import ELEMENT_TYPES, VARIES, Value
 
 TOLERANCE = 1e-4  # norm of the difference over norm of the reference
 _BATCH = 2
@@ -24,90 +26,120 @@ _SEED = 20260101
 _SCALAR_BYTES = 4
 
 
-def try_model(model: onnx.ModelProto, graph: Graph, path: Path) -> str:
-    """Why a batch of b > 1 is not allowed; empty if it is. `path` is the normalised file on disk.
+@dataclass(frozen=True)
+class Trial:
+    """What a few runs showed."""
 
-    Consumes `model`, the same file parsed. Every tensor that crosses operators is looked at, not only the
-    outputs: slots hold them all.
+    batch_problem: str  # why a batch of b > 1 is not allowed; empty if it is
+    corrections: Mapping[str, Value]  # tensors that are not what the graph says
+
+
+def try_model(model: onnx.ModelProto, graph: Graph, draws: Draws, path: Path) -> Trial:
+    """Run the model; `path` is the normalised file on disk and `model` the same file parsed, consumed here.
+
+    Every tensor that crosses operators is looked at, not only the outputs: slots hold them all.
+
+    A model that runs on none of the contents that can be tried is taken as inference describes it: it may
+    ask for values that only its users know.
 
     Raises:
-        ModelError: the model does not run at all, or a tensor has another shape than the graph says.
+        ModelError: onnxruntime cannot load the model with every crossing tensor visible.
         MemoryError: trying it needs more memory than this process may use.
     """
-    problem = _static_problem(graph)
+    problem = _static_problem(model, graph)
     inputs = {graph.tensors[t].name for t in graph.inputs}
     crossing = sorted({*graph.outputs, *(t for o in graph.operators for t in o.outputs)})
     made = [graph.tensors[t] for t in crossing if graph.tensors[t].name not in inputs]
-    rows = _rows(graph)
-    _expose(model, made, open_batch=not problem)
+    names = [tensor.name for tensor in made]
+    session, first = None, None
+    if not problem:
+        try:
+            session = _open(model, path, made, open_batch=True)
+            first = draws.settle(session, names)
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            require_memory(error)
+            problem = f"it does not run with an open batch: {one_line(error, path.parent)}"
+            model.ParseFromString(path.read_bytes())
+    if session is None or first is None:
+        session = _open_single(model, path, made)
+        try:
+            first = draws.settle(session, names)
+        except Exception as error:  # contents that only its users know
+            require_memory(error)
+            return Trial(f"no run could be tried: {one_line(error, path.parent)}", {})
+    single = [first]
+    rows = draws.rows()[:_BATCH]
+    second = attempt(session, names, rows[1])
+    if isinstance(second, Exception):
+        problem = problem or f"it does not run on every input: {one_line(second, path.parent)}"
+    else:
+        single.append(second)
+    if corrections := _corrections(made, single):
+        return Trial(problem, corrections)
+    return Trial(problem or _batch_problem(graph, made, single, session, rows), {})
+
+
+def _open(
+    model: onnx.ModelProto, path: Path, made: Sequence[Tensor], *, open_batch: bool
+) -> onnxruntime.InferenceSession:
+    """A session that shows all crossing tensors; consumes `model`."""
+    _expose(model, made, open_batch=open_batch)
     _redraw_constant_weights(model, np.random.default_rng(_SEED))
     variant = path.with_suffix(".trial")
     variant.write_bytes(model.SerializeToString())
     model.Clear()
     try:
-        session = _session(variant)
-        single = [session.run([t.name for t in made], row) for row in (rows if not problem else rows[:1])]
-    except Exception as error:  # onnxruntime's exceptions share no base class
-        _require_memory(error)
-        _require_runnable(path, rows[0])
-        return problem or f"it does not run with an open batch: {one_line(error, path.parent)}"
+        return open_session(variant, onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC)
     finally:
         variant.unlink()
-    _require_shapes(made, single[0])
-    if problem:
-        return problem
-    both = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+
+
+def _open_single(model: onnx.ModelProto, path: Path, made: Sequence[Tensor]) -> onnxruntime.InferenceSession:
     try:
-        together = session.run([t.name for t in made], both)
-    except Exception as error:
-        _require_memory(error)
-        return f"it does not run with a batch of {_BATCH}: {one_line(error, path.parent)}"
+        return _open(model, path, made, open_batch=False)
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        require_memory(error)
+        raise ModelError(
+            f"unsupported: onnxruntime cannot load the folded model: {one_line(error, path.parent)}",
+            remedy="check that onnxruntime runs the file with these shapes, and export it again",
+        ) from error
+
+
+def _batch_problem(
+    graph: Graph,
+    made: Sequence[Tensor],
+    single: Sequence[Sequence[Any]],
+    session: onnxruntime.InferenceSession,
+    rows: Sequence[Feeds],
+) -> str:
+    """Why rows in a batch are not what they are alone; empty if they are."""
+    both = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+    together = attempt(session, [t.name for t in made], both)
+    if isinstance(together, Exception):
+        return f"it does not run with a batch of {_BATCH}: {one_line(together)}"
     return _row_problem(made, single, together) or _blind_problem(graph, made, single)
 
 
-def _static_problem(graph: Graph) -> str:
+def _static_problem(model: onnx.ModelProto, graph: Graph) -> str:
     """Why a batch is out of the question without trying it."""
     for tensor in graph.tensors:
         if tensor.shape[:1] != (1,):
             return f"tensor {tensor.name[:80]!r} of shape {list(tensor.shape)} has no leading dimension of 1"
     if not graph.inputs:
         return "it has no input"
-    if random := next((o.name for o in graph.operators if o.opaque.startswith("random")), ""):
-        return f"operator {random[:80]!r} differs from run to run"
+    if random := next((node.name for node in nodes_within(model.graph) if node.op_type in RANDOM), ""):
+        return f"node {random[:80]!r} differs from run to run"
     return ""
 
 
-def _session(path: Path) -> onnxruntime.InferenceSession:
-    options = quiet_options(onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC)
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-
-def _require_memory(error: Exception) -> None:
-    """The answer must not depend on the memory an import was given: too little is an error of its own."""
-    if speaks_of_memory(f"{type(error).__name__} {error}"):
-        raise MemoryError from error
-
-
-def _require_runnable(path: Path, feeds: dict[str, Any]) -> None:
-    """Run the normalised file as it is."""
-    try:
-        _session(path).run(None, feeds)
-    except Exception as error:
-        _require_memory(error)
-        raise ModelError(
-            f"unsupported: the model does not run: {one_line(error, path.parent)}",
-            remedy="check that it runs in onnxruntime on zeros and ones, and export it again",
-        ) from error
-
-
-def _require_shapes(made: Sequence[Tensor], found: Sequence[Any]) -> None:
-    for tensor, value in zip(made, found, strict=True):
-        if value.shape != tensor.shape:
-            raise ModelError(
-                f"{tensor.name[:80]!r} should have shape {list(tensor.shape)},"
-                f" a run gives {list(value.shape)}",
-                remedy="export the model with shapes that are true, or with none",
-            )
+def _corrections(made: Sequence[Tensor], runs: Sequence[Sequence[Any]]) -> dict[str, Value]:
+    """Tensors that have another shape in the runs than the graph says."""
+    found = {}
+    for index, tensor in enumerate(made):
+        shapes = {run[index].shape for run in runs}
+        if shapes != {tensor.shape}:
+            found[tensor.name] = Value(tensor.dtype, shapes.pop()) if len(shapes) == 1 else VARIES
+    return found
 
 
 def _row_problem(made: Sequence[Tensor], single: Sequence[Sequence[Any]], together: Sequence[Any]) -> str:
@@ -176,22 +208,3 @@ def _redraw_constant_weights(model: onnx.ModelProto, rng: np.random.Generator) -
         else:
             drawn = rng.standard_normal(values.size, dtype=np.float32) / np.float32(np.sqrt(fan_in))
         weight.raw_data = drawn.tobytes()
-
-
-def _rows(graph: Graph) -> list[dict[str, Any]]:
-    """Two seeded input rows."""
-    rng = np.random.default_rng(_SEED + 1)
-    return [
-        {graph.tensors[t].name: _draw(graph.tensors[t], rng) for t in graph.inputs} for _ in range(_BATCH)
-    ]
-
-
-def _draw(tensor: Tensor, rng: np.random.Generator) -> Any:
-    """Floats around 0; integers and booleans 0 or 1, which every index range allows."""
-    if tensor.dtype.startswith("float"):
-        return rng.standard_normal(tensor.shape).astype(tensor.dtype)
-    if tensor.dtype == "bfloat16":
-        raise ModelError(
-            "unsupported: bfloat16 inputs", remedy="export the model with float16 or float32 inputs"
-        )
-    return rng.integers(0, 2, tensor.shape).astype(tensor.dtype)

@@ -4,6 +4,7 @@ Shape inference works on a skeleton: weights beyond a few kilobytes become typed
 500 MB model is copied nor a hostile one executed.
 """
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -17,6 +18,7 @@ from shared.graph import ITEM_BYTES
 from shared.importer.limits import ImportLimits
 from shared.importer.nodes import captured_names
 
+_log = logging.getLogger(__name__)
 _SMALL_WEIGHT_BYTES = 1 << 12  # shapes, axes, scales: what shape inference wants to know by value
 
 DTYPES: dict[int, str] = {
@@ -36,6 +38,7 @@ class Value:
     dtype: str = ""
     shape: tuple[int, ...] = ()
     unfit: str = ""
+    opaque: bool = False  # unfit, and no tensor of numbers at all: a sequence, a map, strings
 
     @property
     def nbytes(self) -> int:
@@ -49,6 +52,7 @@ class Value:
 
 
 UNKNOWN = Value(unfit="its shape is known only while running")
+VARIES = Value(unfit="its shape differs from run to run")
 
 
 def value_of(type_proto: Any) -> Value:
@@ -57,10 +61,12 @@ def value_of(type_proto: Any) -> Value:
     if kind is None:
         return UNKNOWN
     if kind != "tensor_type":
-        return Value(unfit=f"{kind.removesuffix('_type').replace('_', ' ')} values cannot be cut")
+        return Value(
+            unfit=f"{kind.removesuffix('_type').replace('_', ' ')} values cannot be cut", opaque=True
+        )
     tensor = type_proto.tensor_type
     if tensor.elem_type == TensorProto.STRING:
-        return Value(unfit="string tensors cannot be cut")
+        return Value(unfit="string tensors cannot be cut", opaque=True)
     if tensor.elem_type == TensorProto.UNDEFINED:
         return UNKNOWN
     if tensor.elem_type not in DTYPES:
@@ -87,15 +93,27 @@ def weight_value(tensor: TensorProto) -> Value:
     return Value(DTYPES[tensor.data_type], tuple(int(d) for d in tensor.dims))
 
 
-def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with its large weights as typed inputs, and without shapes that the file claims."""
+def skeleton(model: onnx.ModelProto, settled: Mapping[str, Value]) -> onnx.ModelProto:
+    """The model with its large weights as typed inputs, and without shapes that the file claims.
+
+    Values of `settled` become typed inputs as well, and whatever makes them makes another value.
+    """
     bare = onnx.ModelProto()
     bare.ir_version = model.ir_version
     bare.opset_import.extend(model.opset_import)
     bare.functions.extend(model.functions)
     bare.graph.name = model.graph.name
     bare.graph.node.extend(model.graph.node)
-    bare.graph.input.extend(model.graph.input)
+    for node in bare.graph.node:
+        for index, name in enumerate(node.output):
+            if name in settled:
+                node.output[index] = f"{name}/made"
+    bare.graph.input.extend(value for value in model.graph.input if value.name not in settled)
+    bare.graph.input.extend(
+        onnx.helper.make_tensor_value_info(name, ELEMENT_TYPES[value.dtype], value.shape)
+        for name, value in settled.items()
+        if not value.unfit
+    )
     for output in model.graph.output:
         claimed = bare.graph.output.add()
         claimed.CopyFrom(output)
@@ -110,26 +128,28 @@ def skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
     return bare
 
 
-def infer_values(model: onnx.ModelProto) -> dict[str, Value]:
+def infer_values(model: onnx.ModelProto, settled: Mapping[str, Value] | None = None) -> dict[str, Value]:
     """Every named value of the main graph: inputs, weights, node outputs. Names that stay unknown are absent.
 
-    Raises:
-        ModelError: the operators contradict each other's types or shapes.
+    `settled` are values that are known otherwise; they are returned as they are. Where the operators
+    contradict each other's types or shapes only weights, inputs and settled values are known: what
+    onnxruntime makes of such a model is its to say.
     """
-    bare = skeleton(model)
-    try:
-        inferred = onnx.shape_inference.infer_shapes(bare, check_type=True, strict_mode=False, data_prop=True)
-    except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
-        raise ModelError(
-            f"shape inference fails: {' '.join(str(error).split())[:300]}",
-            remedy="export the model again with shapes that fit together",
-        ) from error
+    settled = settled or {}
+    bare = skeleton(model, settled)
     values = {weight.name: weight_value(weight) for weight in model.graph.initializer}
     weights = set(values)
+    inferred = bare
+    for check_type in (True, False):
+        try:
+            inferred = onnx.shape_inference.infer_shapes(bare, check_type=check_type, data_prop=True)
+            break
+        except (onnx.shape_inference.InferenceError, RuntimeError, ValueError) as error:
+            _log.info("shape inference fails: %s", " ".join(str(error).split())[:300])
     for info in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output):
         if info.name not in weights:
             values[info.name] = value_of(info.type)
-    return values
+    return {**values, **settled}
 
 
 def claimed_values(model: onnx.ModelProto) -> dict[str, Value]:

@@ -7,19 +7,30 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import TensorProto, helper
 
 from edge_agent.config import SETTINGS_NAME
 from planner.store.reading import DATABASE_FILE
 from planner.store.store import Store
-from tests.importer.models import allocating_2_gib, chained_functions, info, model_of, write_external
+from shared.importer.limits import ImportLimits
+from tests.importer.models import (
+    allocating_2_gib,
+    chained_functions,
+    info,
+    model_of,
+    varying_loop,
+    write_external,
+)
 
+MAX_NODES = ImportLimits().nodes
 OVERSIZED_BYTES = 3 << 30  # more than a protobuf can hold
 
 
 def write_files(folder: Path) -> None:
     """Everything below `folder`; nothing that runs."""
     _write_models(folder)
+    for name, model in unsupported_models().items():
+        (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
     _write_external(folder)
     _write_settings(folder)
     _write_data_directories(folder)
@@ -41,6 +52,45 @@ def _write_models(folder: Path) -> None:
     (folder / "functions.onnx").write_bytes(chained_functions(3000).SerializeToString())
     with (folder / "oversized.onnx").open("wb") as file:
         file.truncate(OVERSIZED_BYTES)  # sparse
+
+
+def unsupported_models() -> dict[str, onnx.ModelProto]:
+    """Files that onnxruntime runs and slots cannot hold, or that it does not run, by name."""
+    x, y = info("x", [4]), info("y", None)
+    string, whole, half = TensorProto.STRING, TensorProto.INT64, TensorProto.BFLOAT16
+    node = helper.make_node
+    sparse = relu([1, 4])
+    sparse.graph.sparse_initializer.add()
+    chain = [node("Sin", [f"d{i - 1}" if i else "x"], [f"d{i}"]) for i in range(MAX_NODES + 1)]
+    filled = [node("ConstantOfShape", ["s"], [f"c{i}"]) for i in range(9)]
+    filled.append(node("Sum", ["x", *(f"c{i}" for i in range(9))], ["y"]))
+    two_inputs = [info("ids", ["b", "s"]), info("fixed", [1]), info("images", [None, 3, "h", "w"])]
+    return {
+        "open_inputs": model_of([node("Relu", ["ids"], ["y"])], two_inputs, [y]),
+        "string_input": model_of(
+            [node("Identity", ["x"], ["y"])], [info("x", [1], string)], [info("y", [1], string)]
+        ),
+        "bfloat16_input": model_of(
+            [node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)], [info("x", [1], half)], [y]
+        ),
+        "sequence_output": model_of(
+            [node("SequenceConstruct", ["x"], ["y"])],
+            [x],
+            [helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)],
+        ),
+        "string_output": model_of([node("Cast", ["x"], ["y"], to=string)], [x], [info("y", [4], string)]),
+        "sized_output": model_of([node("NonZero", ["x"], ["y"])], [x], [info("y", [1, "n"], whole)]),
+        "varying_output": varying_loop(),
+        "nothing": model_of([], [x], [x]),
+        "unknown_operator": model_of(
+            [node("Magic", ["x"], ["y"], domain="acme")], [x], [y], extra_domains=["acme"]
+        ),
+        "sparse": sparse,
+        "two_makers": model_of([node("Relu", ["x"], ["y"]), node("Exp", ["x"], ["y"])], [x], [y]),
+        "many_nodes": model_of(chain, [x], [info(f"d{MAX_NODES}", [4])]),
+        "constants": model_of(filled, [info("x", [1])], [y], {"s": np.array([1 << 26])}),
+        "borders": model_of([node("Relu", ["x"], ["y"])], [x], [y], metadata="{"),
+    }
 
 
 def _write_external(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """The onnxruntime executor: sessions that plans share, what they state, what fails alone, timing."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,11 +12,14 @@ from edge_agent.executor.onnx import OnnxExecutor
 from edge_agent.executor.onnx_parts import ModelParts
 from edge_agent.executor.onnx_sessions import Session, SessionCache, SessionKey, Values, weight_bytes
 from edge_agent.executor.onnx_timing import summary, windows
+from shared.artifact import open_artifact
 from shared.engine.steps import InstanceId, PlanKey
 from shared.errors import ExecutorError
+from shared.importer.api import artifact_path, import_model
 from shared.plan import ExecutorOptions, Member, Plan
 from tests.executor.drive import KEY, load, run
 from tests.executor.models import artifact_of, difference, random_inputs, reference
+from tests.importer.classes import CLASSES
 
 TOLERANCE = 1e-4
 
@@ -111,6 +115,19 @@ def test_operators_are_timed_only_while_idle(onnx: OnnxExecutor) -> None:
     assert {time.runs for time in times} == {2}
     busy = onnx.time_operators(model, TimingRequest(wall_s=0.02), lambda: False)
     assert set(busy) == {NOT_TIMED}
+
+
+def test_an_operator_that_refuses_seeded_values_is_not_timed_and_those_behind_it_are(
+    onnx: OnnxExecutor, tmp_path: Path
+) -> None:
+    """A branch for a sample rate that only the model's users know; costs are estimated there."""
+    sample = CLASSES["branch_that_never_runs"]()
+    path = tmp_path / "m.onnx"
+    path.write_bytes(sample.model.SerializeToString())
+    report = import_model(path, shapes=sample.shapes, out_dir=tmp_path)
+    model = open_artifact(artifact_path(tmp_path, report.digest))
+    times = onnx.time_operators(model, TimingRequest(repeats=2), lambda: True)
+    assert [time.runs for time in times] == [2, 0, 2]
 
 
 def test_spread_of_an_operator_is_half_the_distance_of_its_16th_and_84th_percentile() -> None:

@@ -20,7 +20,7 @@ from shared.importer.subgraph import ModelSource
 FLOAT = TensorProto.FLOAT
 
 
-def info(name: str, shape: Sequence[int | str] | None, dtype: int = FLOAT) -> onnx.ValueInfoProto:
+def info(name: str, shape: Sequence[int | str | None] | None, dtype: int = FLOAT) -> onnx.ValueInfoProto:
     """An input or output of a graph."""
     return helper.make_tensor_value_info(name, dtype, shape)
 
@@ -78,6 +78,27 @@ def chained_functions(count: int) -> onnx.ModelProto:
     return model
 
 
+def varying_loop() -> onnx.ModelProto:
+    """A loop that collects as many rows as its input says, at most two."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["c"], ["co"]),
+            helper.make_node("Identity", ["a"], ["ao"]),
+            helper.make_node("Identity", ["a"], ["row"]),
+        ],
+        "body",
+        [info("i", [], TensorProto.INT64), info("c", [], TensorProto.BOOL), info("a", [])],
+        [info("co", [], TensorProto.BOOL), info("ao", []), info("row", [])],
+    )
+    nodes = [
+        helper.make_node("Cast", ["x"], ["i"], to=TensorProto.INT64),
+        helper.make_node("Clip", ["i", "zero", "two"], ["n"]),
+        helper.make_node("Loop", ["n", "t", "x"], ["last", "rows"], body=body),
+    ]
+    weights = {"zero": np.array(0), "two": np.array(2), "t": np.array(True)}
+    return model_of(nodes, [info("x", [])], [info("rows", None)], weights)
+
+
 def write_external(folder: Path, location: str, **entries: int | str) -> Path:
     """A model whose one weight [4, 4] claims to lie at `location`."""
     model = model_of(
@@ -101,7 +122,8 @@ def built_here(
     """Normalised model and graph, made in this process; the argument stays as it was."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    return normalise_and_build(copy, shapes or {}, tmp_path, ImportLimits(), lambda line: None)
+    found = normalise_and_build(copy, shapes or {}, tmp_path, ImportLimits(), lambda line: None)
+    return found.model, found.built
 
 
 def run(model: bytes | onnx.ModelProto, feeds: Mapping[str, Any], optimise: bool = False) -> dict[str, Any]:
@@ -125,9 +147,9 @@ def feeds_for(graph: Graph, seed: int = 0, batch: int = 1) -> dict[str, Any]:
         tensor = graph.tensors[tensor_id]
         shape = tensor.shape if batch == 1 else (batch, *tensor.shape[1:])
         if tensor.dtype.startswith("float"):
-            feeds[tensor.name] = rng.standard_normal(shape).astype(tensor.dtype)
+            feeds[tensor.name] = np.asarray(rng.standard_normal(shape), tensor.dtype)
         else:
-            feeds[tensor.name] = rng.integers(0, 2, shape).astype(tensor.dtype)
+            feeds[tensor.name] = np.asarray(rng.integers(0, 2, shape), tensor.dtype)
     return feeds
 
 

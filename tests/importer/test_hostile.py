@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from shared.errors import ModelError, StorageError, UnpinnedShape
+from shared.errors import ModelError, OpenInput, StorageError, UnpinnedShape
 from shared.importer.api import import_model
 from shared.importer.limits import ImportLimits
 from tests.importer.models import allocating_2_gib, built_here, chained_functions, info, model_of
@@ -73,6 +73,40 @@ def test_an_allocation_hidden_from_shape_inference_meets_the_memory_limit(tmp_pa
     assert "memory" in str(error) or "alloc" in str(error)
 
 
+def test_60000_dead_nodes_cost_next_to_nothing(tmp_path: Path) -> None:
+    """They go before the checker, shape inference and onnxruntime, which took minutes of processor time."""
+    dead = [helper.make_node("Sin", [f"d{i - 1}" if i else "x"], [f"d{i}"]) for i in range(60_000)]
+    model = model_of([*dead, helper.make_node("Relu", ["x"], ["y"])], [info("x", [1])], [info("y", [1])])
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    report = import_model(
+        tmp_path / "m.onnx", shapes={}, out_dir=tmp_path / "out", limits=ImportLimits(cpu_s=20)
+    )
+    assert report.operators == 1
+
+
+def test_too_many_nodes_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    chain = [helper.make_node("Sin", [f"d{i - 1}" if i else "x"], [f"d{i}"]) for i in range(50)]
+    model = model_of(chain, [info("x", [1])], [info("d49", [1])])
+    error = _refusal(model, tmp_path, limits=ImportLimits(nodes=49))
+    assert str(error) == "the model has more than 49 nodes; raise the limit nodes if you trust the file"
+
+
+def test_functions_count_as_often_as_they_are_called(tmp_path: Path) -> None:
+    """Thirty functions that call the next one twice make a graph of a thousand million nodes."""
+    model = model_of(
+        [helper.make_node("f0", ["x"], ["y"], domain="d")],
+        [info("x", [1])],
+        [info("y", [1])],
+        extra_domains=["d"],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("d", 1)]
+    for index in range(30):
+        kind, domain = (f"f{index + 1}", "d") if index < 29 else ("Relu", "")
+        calls = [helper.make_node(kind, [a], [b], domain=domain) for a, b in (("a", "m"), ("m", "b"))]
+        model.functions.append(helper.make_function("d", f"f{index}", ["a"], ["b"], calls, opsets))
+    assert "more than 100000 nodes" in str(_refusal(model, tmp_path))
+
+
 def test_3000_chained_functions_are_refused(tmp_path: Path) -> None:
     assert "importer crashed" not in str(_refusal(chained_functions(3000), tmp_path))
 
@@ -103,14 +137,39 @@ def test_a_path_that_is_no_file_is_refused(tmp_path: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "dimension"), [(["n", 4], "n"), ([None, 4], "0"), ([1, -1], "1"), ([0, 4], "0")]
+    ("shape", "claimed", "example"),
+    [
+        (["n", 4], "nx4", "1x4"),
+        ([None, 4], "?x4", "1x4"),
+        ([1, -1], "1x-1", "1x128"),
+        ([0, 4], "0x4", "1x4"),
+        (["n", 3, "h", "w"], "nx3xhxw", "1x3x224x224"),
+        (["n", "h", "w", 3], "nxhxwx3", "1x224x224x3"),
+        (["n", "c", "t"], "nxcxt", "1x128x128"),
+        (["n"], "n", "1"),
+        (None, "of any shape", "1x128"),
+    ],
 )
-def test_an_unpinned_dimension_is_named(tmp_path: Path, shape: list[int | str], dimension: str) -> None:
-    model = model_of([helper.make_node("Relu", ["x"], ["y"])], [info("x", shape)], [info("y", ["?", "?"])])
+def test_an_open_dimension_is_named_with_an_example_of_the_right_rank(
+    tmp_path: Path, shape: list[int | str] | None, claimed: str, example: str
+) -> None:
+    model = model_of([helper.make_node("Relu", ["x"], ["y"])], [info("x", shape)], [info("y", None)])
     error = _refusal(model, tmp_path)
     assert isinstance(error, UnpinnedShape)
-    assert (error.input_name, error.dimension) == ("x", dimension)
-    assert "--shape x=" in error.remedy
+    assert error.inputs == (OpenInput("x", claimed, example),)
+    path = tmp_path / "model.onnx"
+    pinned = {"x": tuple(map(int, example.split("x")))}
+    report = import_model(path, shapes=pinned, out_dir=tmp_path / "out")
+    assert report.inputs[0].shape == pinned["x"]
+
+
+def test_open_dimensions_of_all_inputs_are_named_at_once(tmp_path: Path) -> None:
+    inputs = [info("ids", ["b", "s"]), info("fixed", [1, 4]), info("mask", ["b", "s"])]
+    nodes = [helper.make_node("Sum", ["ids", "fixed", "mask"], ["y"])]
+    model = model_of(nodes, inputs, [info("y", ["b", "s"])])
+    assert str(_refusal(model, tmp_path)).endswith("--shape ids=1x128 --shape mask=1x128")
+    left = _refusal(model, tmp_path, shapes={"ids": (1, 4)})
+    assert isinstance(left, UnpinnedShape) and [found.name for found in left.inputs] == ["mask"]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +178,7 @@ def test_an_unpinned_dimension_is_named(tmp_path: Path, shape: list[int | str], 
         ({"z": (1, 4)}, "no input 'z'"),
         ({"x": (1, 4, 4)}, "has 2 dimensions, not 3"),
         ({"x": (1, 5)}, "is 4 in the file, not 5"),
-        ({"x": (0, 4)}, "not positive"),
+        ({"x": (-1, 4)}, "has a negative dimension"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(tmp_path: Path, shapes: Shapes, reason: str) -> None:

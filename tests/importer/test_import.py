@@ -12,13 +12,14 @@ from onnx import TensorProto, helper
 
 from benchmarks import zoo
 from shared.artifact import open_artifact
+from shared.errors import ModelError
 from shared.graph import graph_problem
 from shared.importer.api import artifact_path, import_model
 from shared.importer.inspect import inspect_model, report_rows
 from shared.importer.report import ImportReport
 from shared.importer.subgraph import ModelSource
 from tests.importer.conftest import LIGHT, Imported
-from tests.importer.models import built_here, feeds_for, info, model_of, run
+from tests.importer.models import built_here, feeds_for, info, model_of, run, varying_loop
 
 SMALL_LIGHT = ["light_densenet121", "light_inception_v1", "light_inception_v2", "light_shufflenet",
                "light_squeezenet"]  # fmt: skip
@@ -225,7 +226,7 @@ def test_strings_inside_a_model_stay_in_one_opaque_operator(tmp_path: Path) -> N
     np.testing.assert_array_equal(found, [[0, 1, 0]])
 
 
-def test_a_false_shape_claim_is_refused_after_a_run(tmp_path: Path) -> None:
+def test_a_run_overrules_a_false_shape_claim(tmp_path: Path) -> None:
     body = helper.make_graph(
         [helper.make_node("Identity", ["c"], ["co"]), helper.make_node("Concat", ["a", "a"], ["ao"], axis=1)],
         "body",
@@ -234,10 +235,26 @@ def test_a_false_shape_claim_is_refused_after_a_run(tmp_path: Path) -> None:
     )
     nodes = [helper.make_node("Loop", ["n", "t", "x"], ["y"], body=body)]
     model = model_of(nodes, [info("x", [1, 4])], [info("y", [1, 8])], {"n": np.array(2), "t": np.array(True)})
-    path = tmp_path / "m.onnx"
-    path.write_bytes(model.SerializeToString())
-    with pytest.raises(Exception, match=r"should have shape \[1, 8\], a run gives \[1, 16\]"):
-        import_model(path, shapes={}, out_dir=tmp_path / "out")
+    assert _report(model, tmp_path).outputs[0].shape == (1, 16)
+
+
+def test_an_output_whose_shape_differs_from_run_to_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="unsupported: output 'rows': its shape differs"):
+        _report(varying_loop(), tmp_path)
+
+
+def test_a_model_that_no_run_satisfies_is_taken_as_inference_describes_it(tmp_path: Path) -> None:
+    """Only its users know what it asks for: here a position that zeros and ones do not name."""
+    nodes = [
+        helper.make_node("Add", ["i", "far"], ["at"]),
+        helper.make_node("Gather", ["table", "at"], ["r"]),
+        helper.make_node("Add", ["r", "x"], ["y"]),
+    ]
+    weights = {"far": np.array([-40, 3]), "table": np.ones((30, 4), np.float32)}
+    inputs = [info("x", [2, 4]), info("i", [2], TensorProto.INT64)]
+    report = _report(model_of(nodes, inputs, [info("y", [2, 4])], weights), tmp_path)
+    assert report.outputs[0].shape == (2, 4) and not report.batchable
+    assert report.batch_reason
 
 
 def _report(model: onnx.ModelProto, tmp_path: Path) -> ImportReport:

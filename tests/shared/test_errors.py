@@ -4,7 +4,7 @@ import inspect
 import re
 
 from shared import errors
-from shared.errors import ExitCode, PlanError, StageloomError, TaskRefused, UnpinnedShape
+from shared.errors import ExitCode, OpenInput, PlanError, StageloomError, TaskRefused, UnpinnedShape
 
 CLASSES = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, StageloomError)]
 
@@ -27,16 +27,18 @@ def test_an_error_is_one_line_whatever_its_cause_holds() -> None:
 
 
 def test_fields_stay_beside_the_sentence() -> None:
-    shape = UnpinnedShape("images", "height", "1x3x?x?")
-    assert (shape.input_name, shape.dimension) == ("images", "height")
-    assert "--shape images=" in str(shape)
+    shape = UnpinnedShape([OpenInput("images", "1x3xhxw", "1x3x224x224")])
+    assert [found.name for found in shape.inputs] == ["images"]
     assert TaskRefused("queue_full", "the queue is full").code == "queue_full"
 
 
-def test_an_open_batch_is_pinned_in_the_example_and_the_other_sizes_are_the_models_own() -> None:
-    for shape, example in (("nx3x32x32", "1x3x32x32"), ("?x10", "1x10"), ("?", "1x3x224x224")):
-        assert f"for example --shape x={example}" in str(UnpinnedShape("x", "n", shape)) + " "
-    assert str(UnpinnedShape("x", "n", "maxx3xhx5")).endswith("--shape x=1x3x224x224")
+def test_open_dimensions_of_all_inputs_are_pinned_by_pasting_the_example() -> None:
+    error = UnpinnedShape([OpenInput("ids", "nxs", "1x128"), OpenInput("sr", "?", "1")])
+    assert str(error) == (
+        "the model leaves dimensions open: 'ids' nxs, 'sr' ?; "
+        "pin them, for example --shape ids=1x128 --shape sr=1"
+    )
+    assert error.for_model("vad=m.onnx").remedy.endswith("--model vad=m.onnx:ids=1x128,sr=1")
 
 
 def test_every_error_ends_a_command_with_a_documented_code() -> None:

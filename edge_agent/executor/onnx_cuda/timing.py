@@ -12,7 +12,7 @@ from edge_agent.executor.onnx_cuda.program import Work, bound_run
 from edge_agent.executor.onnx_cuda.sessions import open_device_session
 from edge_agent.executor.onnx_parts import ModelParts
 from edge_agent.executor.onnx_sessions import Session, SessionKey, one_line
-from edge_agent.executor.onnx_timing import seeded_inputs
+from edge_agent.executor.onnx_timing import seeded_values
 from edge_agent.executor.summary import summary
 from shared.artifact import Artifact
 from shared.errors import ExecutorError
@@ -90,7 +90,7 @@ def time_operators(
 
 def _fill_inputs(graph: Graph, batch: int, device: OrtDevice, places: dict[TensorId, int]) -> None:
     stream = device.stream(PROFILING)
-    for tensor, array in seeded_inputs(graph, batch).items():
+    for tensor, array in seeded_values(graph, graph.inputs, batch).items():
         places[tensor] = device.allocate(max(1, array.nbytes))
         host = device.host_bytes(array.nbytes)
         host[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)

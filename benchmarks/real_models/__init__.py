@@ -1,0 +1,1 @@
+"""Published models, as their packages hold them: imported, verified, served."""

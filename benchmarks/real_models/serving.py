@@ -1,0 +1,134 @@
+"""Models served by an agent process and asked through its client, beside onnxruntime on the file itself."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+
+from edge_agent.config import SETTINGS_NAME
+from edge_agent.ingest.client import Client
+from edge_agent.ingest.paths import socket_of
+from edge_agent.verify.compare import MAX_DIFFERENCE, relative_difference
+from shared.errors import StageloomError, UnavailableError
+
+_START_S = 240.0
+_POLL_S = 0.1
+_RESULT_S = 60.0
+_NOISE_FACTOR = 10.0
+
+Feeds = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model to serve: what applications call it, its file, and how its inputs are pinned."""
+
+    name: str
+    path: Path
+    shapes: Mapping[str, Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How far served outputs are from onnxruntime's, and how far they may be."""
+
+    difference: float
+    allowed: float
+
+    @property
+    def agrees(self) -> bool:
+        """Within what onnxruntime itself allows."""
+        return self.difference <= self.allowed
+
+
+@contextlib.contextmanager
+def agent(models: Sequence[Served], home: Path) -> Iterator[Client]:
+    """A client of `stageloom-agent run` once it serves all `models`; the agent ends with the block.
+
+    Raises:
+        UnavailableError: the agent ended or did not serve in time.
+    """
+    home.mkdir(parents=True)
+    settings = {
+        "replicas": 1,
+        "models": [{"name": m.name, "path": str(m.path), "shapes": dict(m.shapes)} for m in models],
+    }
+    (home / SETTINGS_NAME).write_text(json.dumps(settings))
+    log = home / "log"
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "edge_agent.cli", "run", "--home", str(home)], stdout=sink, stderr=sink
+        )
+    try:
+        with _connected(process, home, {model.name for model in models}, log) as client:
+            yield client
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _connected(process: subprocess.Popen[bytes], home: Path, names: set[str], log: Path) -> Client:
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        client = _try_connecting(home)
+        if client is not None:
+            if names <= client.models().keys():
+                return client
+            client.close()
+        time.sleep(_POLL_S)
+    lines = log.read_text(errors="replace").splitlines() or ["it said nothing"]
+    raise UnavailableError(f"the agent does not serve: {lines[-1]}")
+
+
+def _try_connecting(home: Path) -> Client | None:
+    try:
+        return Client(socket_of(home))
+    except UnavailableError:
+        return None
+
+
+def ask(client: Client, model: Served, tasks: Sequence[Feeds]) -> Answer:
+    """The worst of some tasks, all submitted at once.
+
+    The bound is the difference that `verify` allows, or ten times what onnxruntime's own optimisations make
+    of the same inputs: a quantised model rounds a value up or down by that noise.
+
+    Raises:
+        StageloomError: a task was refused or failed.
+    """
+    plain = _session(model.path, onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL)
+    careful = _session(model.path, onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    futures = [client.submit(model.name, dict(feeds)) for feeds in tasks]
+    answers = []
+    for feeds, future in zip(tasks, futures, strict=True):
+        served = future.result(timeout=_RESULT_S)
+        expected = _run(plain, feeds)
+        if served.keys() != expected.keys():
+            raise StageloomError(f"{model.name} answers {sorted(served)}, not {sorted(expected)}")
+        noise = _difference(_run(careful, feeds), expected)
+        allowed = max(MAX_DIFFERENCE, _NOISE_FACTOR * noise)
+        answers.append(Answer(_difference(served, expected), allowed))
+    return max(answers, key=lambda answer: answer.difference / answer.allowed)
+
+
+def _session(path: Path, level: onnxruntime.GraphOptimizationLevel) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = level
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def _run(session: onnxruntime.InferenceSession, feeds: Feeds) -> dict[str, Any]:
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(feeds)), strict=True))
+
+
+def _difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
+    return max(relative_difference(found[name], expected[name]) for name in expected)

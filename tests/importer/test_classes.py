@@ -1,0 +1,153 @@
+"""A small model of every class of published files: imported, cut, and run through the engine."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from edge_agent.executor.registry import make_executor
+from edge_agent.verify.check import verify_artifact
+from edge_agent.verify.inputs import ValueRange
+from shared.artifact import Artifact, open_artifact
+from shared.graph import Graph, graph_problem
+from shared.importer.limits import ImportLimits
+from shared.importer.pipeline import import_here
+from shared.importer.process import ARTIFACT_NAME
+from shared.importer.report import ImportReport
+from shared.importer.subgraph import ModelSource
+from tests.importer.classes import CLASSES, Sample
+from tests.importer.models import feeds_for, info, model_of, run, run_in_parts, write_external
+
+HALF_TOLERANCE = 2e-3  # float16 rounds to 5e-4, wherever it is cut
+
+
+def _imported(path: Path, sample: Sample, folder: Path) -> tuple[ImportReport, Artifact]:
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    report = import_here(path, sample.shapes, scratch, ImportLimits(), lambda line: None)
+    return report, open_artifact(scratch / ARTIFACT_NAME)
+
+
+def _feeds(graph: Graph, sample: Sample) -> dict[str, Any]:
+    rng = np.random.default_rng(1)
+    feeds = feeds_for(graph)
+    for name, (low, high) in sample.ranges.items():
+        feeds[name] = np.asarray(rng.integers(low, high, feeds[name].shape, endpoint=True), feeds[name].dtype)
+    return feeds
+
+
+def _runnable(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The file for onnxruntime, which refuses the IR version that today's onnx writes by itself."""
+    model.ir_version = min(model.ir_version, 13)
+    return model
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_it_imports_and_every_cut_computes_what_the_file_does(name: str, tmp_path: Path) -> None:
+    sample = CLASSES[name]()
+    path = tmp_path / "m.onnx"
+    path.write_bytes(sample.model.SerializeToString())
+    report, artifact = _imported(path, sample, tmp_path)
+    graph = artifact.graph
+    assert graph_problem(graph) == ""
+    assert tuple(found.why for found in report.opaque) == sample.opaque
+    assert tuple(found.why for found in report.joined) == sample.joined
+    feeds = _feeds(graph, sample)
+    names = {value.name for value in sample.model.graph.input}
+    expected = run(_runnable(sample.model), {n: a for n, a in feeds.items() if n in names}, optimise=True)
+    source = ModelSource.open(artifact)
+    found = {**feeds, **run_in_parts(source, [[op] for op in range(len(graph.operators))], feeds)}
+    assert {graph.tensors[t].name for t in graph.outputs} == expected.keys()
+    for output, array in expected.items():
+        tolerance = HALF_TOLERANCE if array.dtype == np.float16 else 1e-5
+        assert found[output].dtype == array.dtype
+        np.testing.assert_allclose(found[output], array, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_it_runs_through_the_engine(name: str, tmp_path: Path) -> None:
+    """As `stageloom-agent verify` does; an output that no input reaches need not be sensitive to one."""
+    sample = CLASSES[name]()
+    path = tmp_path / "m.onnx"
+    path.write_bytes(sample.model.SerializeToString())
+    _, artifact = _imported(path, sample, tmp_path)
+    ranges = {name: ValueRange(*ends) for name, ends in sample.ranges.items()}
+    report = verify_artifact(artifact, "greedy", make_executor("onnx"), ranges=ranges, repeats=2)
+    assert not report.failed_tasks, report.reason
+    assert report.stable
+    limit = HALF_TOLERANCE if name == "float16" else 1e-5
+    assert report.difference <= limit
+    assert report.sensitivity > 1e-2
+
+
+def test_float16_stays_float16(tmp_path: Path) -> None:
+    """Without such kernels onnxruntime casts and takes operators apart; the artifact must not."""
+    sample = CLASSES["float16"]()
+    path = tmp_path / "m.onnx"
+    path.write_bytes(sample.model.SerializeToString())
+    report, artifact = _imported(path, sample, tmp_path)
+    assert {tensor.dtype for tensor in artifact.graph.tensors} == {"float16"}
+    assert [operator.kind for operator in artifact.graph.operators] == ["Conv", "MatMul", "Softmax"]
+    assert report.weight_bytes == 2 * (4 * 3 * 3 * 3 + 36 * 5) + 8 * 3  # and the target of the Reshape
+    kinds = [node.op_type for node in onnx.load_from_string(artifact.onnx_bytes()).graph.node]
+    assert "Cast" not in kinds and "Shape" not in kinds
+
+
+def test_external_data_is_embedded_and_runs(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(np.arange(16, dtype=np.float32).tobytes())
+    path = write_external(tmp_path, "w.bin")
+    _, artifact = _imported(path, Sample(onnx.load(path)), tmp_path)
+    feeds = {"x": np.array([[1, 0, 0, 2]], np.float32)}
+    np.testing.assert_array_equal(run(artifact.onnx_bytes(), feeds)["y"], [[24, 27, 30, 33]])
+
+
+@pytest.mark.parametrize("ir_version", range(3, onnx.IR_VERSION + 1))
+def test_files_of_every_ir_version_import(ir_version: int, tmp_path: Path) -> None:
+    sample = CLASSES["old_file" if ir_version == 3 else "dynamic_axes"]()
+    sample.model.ir_version = ir_version
+    path = tmp_path / "m.onnx"
+    path.write_bytes(sample.model.SerializeToString())
+    _, artifact = _imported(path, sample, tmp_path)
+    assert 8 <= onnx.load_from_string(artifact.onnx_bytes()).ir_version <= 10
+    assert len(artifact.graph.inputs) == 1
+
+
+@pytest.mark.parametrize("opset", range(7, 27))
+def test_files_of_every_opset_import(opset: int, tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Relu", ["m"], ["y"])]
+    weights = {"w": np.ones((4, 3), np.float32)}
+    model = model_of(nodes, [info("x", ["n", 4])], [info("y", ["n", 3])], weights, opset=opset)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    report, _ = _imported(path, Sample(model, {"x": (2, 4)}), tmp_path)
+    assert report.operators == 1 and report.opset == opset
+
+
+def test_random_operators_are_ordinary_ones_and_forbid_a_batch(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("RandomNormalLike", ["x"], ["noise"], name="noise"),
+        helper.make_node("Mul", ["noise", "scale"], ["small"]),
+        helper.make_node("Add", ["x", "small"], ["y"]),
+    ]
+    model = model_of(nodes, [info("x", [1, 4]), info("scale", [1, 4])], [info("y", [1, 4])])
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    report, _ = _imported(path, Sample(model), tmp_path)
+    assert not report.opaque and report.operators == 3
+    assert report.batch_reason == "node 'noise' differs from run to run"
+
+
+def test_weights_that_folding_adds_have_names_that_onnxruntime_does_not_give_again(tmp_path: Path) -> None:
+    """It adds the shapes of a Gemm's reshapes; loading the file again, it would add them again and fail."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Add", ["m", "b"], ["y"])]
+    weights = {"w": np.ones((4, 3), np.float32), "b": np.ones(3, np.float32)}
+    model = model_of(nodes, [info("x", ["n", 5, 4])], [info("y", ["n", 5, 3])], weights)
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model.SerializeToString())
+    _, artifact = _imported(path, Sample(model, {"x": (2, 5, 4)}), tmp_path)
+    folded = onnx.load_from_string(artifact.onnx_bytes()).graph
+    names = {weight.name for weight in folded.initializer}
+    assert names > {"w", "b"} and all(name.startswith("folded/") for name in names - {"w", "b"})
