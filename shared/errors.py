@@ -71,6 +71,7 @@ class UnpinnedShape(ModelError):
         self.shape = shape
         rest = shape.partition("x")[2]  # all of it where only the batch is open
         pinned = f"1x{rest}" if rest and all(size.isdecimal() for size in rest.split("x")) else "1x3x224x224"
+        self.example = ((input_name, pinned),)  # inputs and the dimensions that would pin them
         super().__init__(
             f"input {input_name!r} has the unpinned dimension {dimension!r} in {shape}",
             remedy=f"pin it with --shape {input_name}=DIMS, for example --shape {input_name}={pinned}",

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from shared.errors import ModelError, UnpinnedShape
 from shared.graph import ITEM_BYTES
+from shared.importer.inputs import declared_inputs
 from shared.importer.limits import ImportLimits
 from shared.importer.nodes import captured_names, int_attribute, nodes_within, sub_graphs
 from shared.importer.values import (
@@ -74,8 +75,9 @@ def _pin(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> None:
     inputs = {value.name: value for value in model.graph.input}
     for name in shapes:
         if name not in inputs:
-            known = ", ".join(repr(n[:80]) for n in inputs) or "none"
-            raise ModelError(f"the model has no input {name!r}", remedy=f"its inputs are {known}")
+            raise ModelError(
+                f"the model has no input {name!r}", remedy=f"its inputs are {declared_inputs(model)}"
+            )
     for value in model.graph.input:
         kind = value.type.WhichOneof("value")
         element = value.type.tensor_type.elem_type

@@ -11,6 +11,7 @@ from shared.errors import ModelError
 from shared.importer import normalise
 from shared.importer.borders import METADATA_KEY, parse_borders
 from shared.importer.build import Built, build_graph
+from shared.importer.inputs import declared_inputs
 from shared.importer.limits import ImportLimits
 from shared.importer.process import ARTIFACT_NAME, Progress
 from shared.importer.report import ImportReport
@@ -55,6 +56,15 @@ def import_here(
         opset=opset,
         batch_reason=problem,
     )
+
+
+def inputs_here(path: Path, limits: ImportLimits) -> str:
+    """The model's inputs, for `shared.importer.inputs.list_inputs`, which should be called instead.
+
+    Raises:
+        ModelError: the file cannot be read.
+    """
+    return declared_inputs(read_model(path, limits))
 
 
 def normalise_and_build(
