@@ -4,8 +4,9 @@
     bert.onnx:input_ids=1x128,attention_mask=1x128
     'saved model.onnx:serving_default_args_0:0=1x16,temperature=scalar'
 
-DIMS are whole numbers from 1 on, joined by `x`; `scalar` is a tensor without dimensions. Empty DIMS are an
-error and no scalar: a shell's unset variable leaves them. Without NAME the model is called like its file.
+DIMS are whole numbers joined by `x`; `scalar` is a tensor without dimensions. 0 is read, since states may be
+empty at first; whether the model takes it is the importer's to say. Empty DIMS are an error and no scalar: a
+shell's unset variable leaves them. Without NAME the model is called like its file.
 
 File and input names may hold `:`, `=`, `,` and spaces, so one text can have several readings: with or without
 `NAME=` taken off its front, and with or without a list of `INPUT=DIMS` taken off its end at any `:`. The
@@ -28,11 +29,12 @@ Shape = tuple[int, ...]
 MODEL_METAVAR: Final = "[NAME=]FILE[:INPUT=DIMS,...]"
 _MAX_RANK: Final = 16
 _SCALAR: Final = "scalar"
-_DIMS: Final = rf"{_SCALAR}|[1-9][0-9]{{0,8}}(?:x[1-9][0-9]{{0,8}}){{0,{_MAX_RANK - 1}}}"
+_DIM: Final = r"(?:0|[1-9][0-9]{0,8})"
+_DIMS: Final = rf"{_SCALAR}|{_DIM}(?:x{_DIM}){{0,{_MAX_RANK - 1}}}"
 _PIN: Final = re.compile(rf"(.+?)=({_DIMS})(?:,|\Z)", re.DOTALL)
 _INEXPRESSIBLE: Final = re.compile(rf"=(?:{_DIMS}),", re.DOTALL)
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_DIMS_REMEDY: Final = f"write dimensions like 1x3x640x640, each 1 or more, or {_SCALAR}"
+_DIMS_REMEDY: Final = f"write whole numbers like 1x3x640x640, or {_SCALAR}"
 _SHOWN: Final = 200  # characters of what was typed
 
 

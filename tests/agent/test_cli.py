@@ -56,7 +56,7 @@ def _command(*arguments: str, home: Path) -> "subprocess.CompletedProcess[str]":
         (
             ["run", "--model", "a.onnx", "--shape", "x=1xthree"],
             2,
-            "'1xthree' in --shape .* is no shape; write dimensions like",
+            "'1xthree' in --shape .* is no shape; write whole numbers like",
         ),
         (["run", "--model", "a b.onnx"], 2, "cannot be the name of a model; give one of .* as NAME=FILE"),
         (["run", "--model", "a.onnx", "--threads", "0"], 2, "'--threads': Input should be greater"),
