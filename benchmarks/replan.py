@@ -141,7 +141,7 @@ class Bench:
         self.until("the agent", lambda: self.planner("device", "show", DEVICE)["online"])
         for name in MODELS:
             zoo.write("squeezenet", self.folder / f"{name}.onnx", width=0.5 if name == "heavy" else 0.25)
-            self.planner("model", "add", str(self.folder / f"{name}.onnx"), "--name", name)
+            self.planner("model", "add", f"{name}={self.folder / name}.onnx")
         chosen = [word for model in MODELS for word in ("--model", model)]
         self.planner("plan", "create", "--name", "A", "--scheduler", "greedy", *chosen)
         self.planner("plan", "create", "--name", "B", "--scheduler", "sequential", *chosen)

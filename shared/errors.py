@@ -76,22 +76,18 @@ class OpenInput:
 class UnpinnedShape(ModelError):
     """Graph inputs have dimensions without a number; all of them are named at once, each with an example.
 
-    The remedy is written as `--shape INPUT=DIMS` options, or, for commands that take them, as
-    `--model MODEL:INPUT=DIMS,INPUT=DIMS` (`for_model`).
+    The remedy is written as `--shape INPUT=DIMS` options; `shared.importer.model_argument` writes it as a
+    `--model` for the commands that take these.
     """
 
-    def __init__(self, inputs: Sequence[OpenInput], *, model: str = "") -> None:
+    def __init__(self, inputs: Sequence[OpenInput]) -> None:
         self.inputs = tuple(inputs)
         claims = ", ".join(f"{found.name!r} {found.claimed}" for found in self.inputs)
         pairs = [f"{found.name}={found.example}" for found in self.inputs]
-        options = f"--model {model}:{','.join(pairs)}" if model else " ".join(f"--shape {p}" for p in pairs)
+        options = " ".join(f"--shape {pair}" for pair in pairs)
         super().__init__(
             f"the model leaves dimensions open: {claims}", remedy=f"pin them, for example {options}"
         )
-
-    def for_model(self, model: str) -> "UnpinnedShape":
-        """The same error for the model that a command line gave as `--model MODEL`."""
-        return UnpinnedShape(self.inputs, model=model)
 
 
 class SettingError(InputError):

@@ -160,7 +160,7 @@ class _Story:
         """Import each model; artifacts travel by digest when a plan names them."""
         for name in MODELS:
             self.say(f"importing {name}")
-            self.planner("model", "add", str(self.model_path(name)), "--name", name)
+            self.planner("model", "add", f"{name}={self.model_path(name)}")
 
     def make_plan(self, name: str, *how: str) -> dict[str, Any]:
         """A plan of all three models."""

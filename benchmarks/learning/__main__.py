@@ -1,17 +1,20 @@
 """The learned planner beside every rival on the twin, on TOP's devices and workloads.
 
     python -m benchmarks.learning [--quick] [--json] [--device NAME]... [--workload NAME]... [--budget S]
-                                  [--state DIR]
+                                  [--untrained] [--state DIR]
 
 Per device file and workload: every rival under its best partition, MADDPG trained anew with three seeds at
 once, and the planner's answer: the best rival's plan, or the best learned one if it is surely better, by
-arrivals that chose neither; it is measured on others again. A row per planner has throughput_per_s,
+arrivals that chose neither; it is measured on others again. Beside them every seed: an unlearned candidate
+that a training starts from, so what learning gains is the margin over the best of them. A row per planner has
+throughput_per_s,
 utilisation, queue_variance (of queued work, s^2) and p99_ms with spreads over arrivals (and over the seeds of
 trainings for `maddpg`). Everything is simulated: `twin`.
 
 --state keeps what was done, and goes on from there when the same command is given again. Without it nothing
 is kept. One pair takes about --budget seconds for its trainings and a minute for its rivals. --quick: the
-Nano under the paper's workload and little training.
+Nano under the paper's workload and little training. --untrained: rivals and seeds alone, without a training.
+`python -m benchmarks.learning.table FILE...` prints docs/learning.md's table from what --json printed.
 """
 
 import contextlib
@@ -24,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.allocation import imported
-from benchmarks.learning.pair import QUEUE, Effort, run_pair
+from benchmarks.learning.pair import QUEUE, Effort, run_pair, run_untrained
 from benchmarks.learning.verdict import verdict
 from benchmarks.learning.workloads import MEMBERS_MAX, MIX, workloads
 from benchmarks.report import Report, arguments, emit, progress
@@ -47,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--workload", action="append", choices=NAMES, help="default: all")
     parser.add_argument("--budget", type=float, default=600.0, help="seconds for the trainings of a pair")
     parser.add_argument("--state", type=Path, help="keep what was done here, and go on from it")
+    parser.add_argument("--untrained", action="store_true", help="rivals and seeds alone")
     options = parser.parse_args(argv)
     devices = options.device or (["nano"] if options.quick else list(MEMBERS_MAX))
     names = options.workload or (["paper"] if options.quick else list(NAMES))
@@ -57,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with _state(options.state) as folder:
         graphs = _graphs(folder)
         for device in devices:
-            for pair in _pairs(device, names, graphs, effort, folder):
+            for pair in _pairs(device, names, graphs, None if options.untrained else effort, folder):
                 report.add({}, pair["rows"])
                 report.figures.update(_figures(pair))
     held = [value for name, value in report.figures.items() if name.endswith("planner_holds")]
@@ -90,7 +94,7 @@ def _graphs(folder: Path) -> dict[str, Graph]:
 
 
 def _pairs(
-    name: str, wanted: Sequence[str], graphs: dict[str, Graph], effort: Effort, folder: Path
+    name: str, wanted: Sequence[str], graphs: dict[str, Graph], effort: Effort | None, folder: Path
 ) -> Iterator[dict[str, Any]]:
     device = load_device(name)
     choices = [_choice(model, graphs[model]) for model, _ in MIX]
@@ -101,14 +105,11 @@ def _pairs(
         where = f"{name}, {workload.name}"
         progress(where)
         models = [one for one in choices if one.name in workload.models]
-        yield run_pair(
-            device,
-            workload,
-            models,
-            effort,
-            folder=folder / name / workload.name,
-            told=partial(_tell, where),
-        )
+        kept, told = folder / name / workload.name, partial(_tell, where)
+        if effort is None:
+            yield run_untrained(device, workload, models, folder=kept, told=told)
+        else:
+            yield run_pair(device, workload, models, effort, folder=kept, told=told)
 
 
 def _tell(where: str, line: str) -> None:
@@ -124,7 +125,8 @@ def _figures(pair: dict[str, Any]) -> dict[str, float]:
     first = pair["rows"][0]
     prefix = f"{first['device']}.{first['workload']}."
     found = {prefix + name: value for name, value in verdict(pair["rows"]).items() if value is not None}
-    found[prefix + "train_s_max"] = max(one["train_s"] for one in pair["trainings"])
+    if pair["trainings"]:
+        found[prefix + "train_s_max"] = max(one["train_s"] for one in pair["trainings"])
     for one in pair["interference"]:
         found[f"{prefix}planner_over_best_rival_at_interference_{one['factor']}"] = one[
             "planner_over_best_rival"
@@ -142,13 +144,18 @@ def _totals(figures: dict[str, float]) -> dict[str, float]:
             if name.endswith(ending) and not (several and ".single." in name)
         ]
 
-    return {
-        "pairs": float(len(those(".planner_holds"))),
-        "planner_holds": sum(those(".planner_holds")),
-        "planner_over_best_rival_min": min(those(".planner_over_best_rival")),
-        "multi_model_pairs": float(len(those(".maddpg_holds", several=True))),
-        "maddpg_holds_multi_model": sum(those(".maddpg_holds", several=True)),
-    }
+    ahead = those(".learned_ahead_of_best_seed")
+    found = {"seeds_pairs": float(len(those(".seed_over_best_rival")))}
+    if holds := those(".planner_holds"):
+        found |= {
+            "pairs": float(len(holds)),
+            "planner_holds": sum(holds),
+            "planner_over_best_rival_min": min(those(".planner_over_best_rival")),
+            "multi_model_pairs": float(len(those(".maddpg_holds", several=True))),
+            "maddpg_holds_multi_model": sum(those(".maddpg_holds", several=True)),
+            "learned_ahead_of_best_seed": sum(ahead),
+        }
+    return found
 
 
 if __name__ == "__main__":

@@ -8,10 +8,12 @@ from typing import Any
 from planner.contest.entrants import entrants
 from planner.contest.judge import Course, judge
 from planner.contest.worth import Worth, better, figures_of, worth_of
-from planner.learning.maddpg.environment import Environment, clipped_row
+from planner.learning.maddpg.environment import Environment, bound_plan, clipped_row
 from planner.learning.maddpg.problem import Problem
 from planner.learning.maddpg.schedules import ScheduleTable
+from planner.learning.maddpg.seeds import seeds
 from planner.learning.maddpg.settings import Settings
+from planner.learning.maddpg.train import polish
 from shared.bound import bind
 from shared.plan import Plan
 from shared.policy.maddpg.network import MaddpgNetwork
@@ -70,6 +72,21 @@ def rivals(
                 search_s=search_s,
             )
     return [replace(one, fresh=judged(problem, one.plan, fresh)) for one in best.values()]
+
+
+def seeds_worth(problem: Problem, course: Course) -> dict[str, Worth]:
+    """Every unlearned candidate that a training starts from, by its name.
+
+    A seed's schedules are searched for as long as those of the best learned plan, so that what remains
+    between the two is what was learned.
+    """
+    table = problem.table()
+    found = {}
+    for seed in seeds(problem.space):
+        polish(problem, table, seed.actions)
+        bound = bound_plan(problem, table, seed.actions)
+        found[seed.name] = judge(bound, problem.make_device, course, problem.service_s)
+    return found
 
 
 def judged(problem: Problem, plan: Plan, course: Course) -> Worth:

@@ -1,7 +1,7 @@
 """One device under one workload: rivals, trainings, the planner's choice, and other interference."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from benchmarks.learning.contestants import (
     judged_policy,
     rivals,
     rounded,
+    seeds_worth,
 )
 from benchmarks.learning.training import trained
+from benchmarks.learning.verdict import LEARNED_PLAN, SEED
 from benchmarks.learning.workloads import MEMBERS_MAX, Workload
 from planner.contest.judge import Course, judge
 from planner.contest.worth import Worth, better, surely_better
@@ -37,6 +39,9 @@ QUEUE = QueuePlan(max_tasks=4096)
 
 INTERFERENCE = (0.5, 1.5)
 WINDOWS = 10
+CHOICE, RECHECK, FRESH = (
+    Course(seeds=arrivals, windows=WINDOWS) for arrivals in (CHOICE_SEEDS, RECHECK_SEEDS, FRESH_SEEDS)
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,17 +134,9 @@ def run_pair(
     told: Callable[[str], None],
 ) -> dict[str, Any]:
     """The rows and figures of one pair; from its file where it was done before."""
-    done = folder / "pair.json"
-    if done.exists():
-        kept: dict[str, Any] = json.loads(done.read_text())
+    if (kept := _kept(folder / "pair.json")) is not None:
         return kept
-    folder.mkdir(parents=True, exist_ok=True)
-    problem = problem_of(device, workload, models)
-    choice, recheck, fresh = (
-        Course(seeds=seeds, windows=WINDOWS) for seeds in (CHOICE_SEEDS, RECHECK_SEEDS, FRESH_SEEDS)
-    )
-    against = rivals(problem, models, choice, fresh, told)
-    problem = chosen_problem(device, workload, models, _best(against, lambda one: one.chosen_by).plan, choice)
+    problem, against = _before_training(device, workload, models, told)
     found = trained(
         problem,
         effort.settings,
@@ -148,15 +145,16 @@ def run_pair(
         folder=folder,
         told=told,
     )
-    policy_chosen, policy_fresh = _policies(problem, found, effort.settings, choice, fresh)
-    learned = [_learned(problem, one, choice, fresh) for one in found]
+    policy_chosen, policy_fresh = _policies(problem, found, effort.settings, CHOICE, FRESH)
+    learned = [_learned(problem, one, CHOICE, FRESH) for one in found]
     best_rival = _best(against, lambda one: one.fresh)
-    planner = _planner(problem, against, learned, recheck)
+    planner = _planner(problem, against, learned, RECHECK)
     told(f"planner: {planner.planner}; best rival: {best_rival.planner}")
     where = {"device": device.name, "workload": workload.name}
-    rows = [{**where, **one.row()} for one in against]
-    rows += [
-        {**where, "planner": "maddpg", "partition": _cuts(problem, models), **rounded(policy_fresh)},
+    partition = _cuts(problem, models)
+    rows = [
+        *_rows_before_training(where, problem, against, partition),
+        {**where, "planner": "maddpg", "partition": partition, **rounded(policy_fresh)},
         {**where, "planner": "planner", "of": planner.planner, **rounded(planner.fresh)},
     ]
     pair = {
@@ -164,12 +162,57 @@ def run_pair(
         "policy_when_chosen": rounded(policy_chosen),
         "trainings": [_training(one) for one in found],
         "interference": [
-            _other_interference(device, workload, models, factor, planner, best_rival, fresh)
+            _other_interference(device, workload, models, factor, planner, best_rival, FRESH)
             for factor in INTERFERENCE
         ],
     }
-    done.write_text(json.dumps(pair))
+    (folder / "pair.json").write_text(json.dumps(pair))
     return pair
+
+
+def run_untrained(
+    device: DeviceFile,
+    workload: Workload,
+    models: Sequence[ModelChoice],
+    *,
+    folder: Path,
+    told: Callable[[str], None],
+) -> dict[str, Any]:
+    """The rows of one pair that need no training, rivals and seeds; from its file where it was done."""
+    if (kept := _kept(folder / "untrained.json")) is not None:
+        return kept
+    problem, against = _before_training(device, workload, models, told)
+    where = {"device": device.name, "workload": workload.name}
+    rows = _rows_before_training(where, problem, against, _cuts(problem, models))
+    pair = {"rows": rows, "trainings": [], "interference": []}
+    (folder / "untrained.json").write_text(json.dumps(pair))
+    return pair
+
+
+def _kept(file: Path) -> dict[str, Any] | None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return json.loads(file.read_text()) if file.exists() else None
+
+
+def _before_training(
+    device: DeviceFile, workload: Workload, models: Sequence[ModelChoice], told: Callable[[str], None]
+) -> tuple[Problem, list[Contestant]]:
+    """The problem to learn, over the structure that is worth most without learning, and the rivals."""
+    against = rivals(problem_of(device, workload, models), models, CHOICE, FRESH, told)
+    rival = _best(against, lambda one: one.chosen_by).plan
+    return chosen_problem(device, workload, models, rival, CHOICE), against
+
+
+def _rows_before_training(
+    where: Mapping[str, str], problem: Problem, against: Sequence[Contestant], partition: str
+) -> list[dict[str, Any]]:
+    return [
+        *({**where, **one.row()} for one in against),
+        *(
+            {**where, "planner": SEED, "of": name, "partition": partition, **rounded(worth)}
+            for name, worth in seeds_worth(problem, FRESH).items()
+        ),
+    ]
 
 
 def _cuts(problem: Problem, models: Sequence[ModelChoice]) -> str:
@@ -192,7 +235,7 @@ def _policies(
 
 def _learned(problem: Problem, one: Trained, choice: Course, fresh: Course) -> Contestant:
     return Contestant(
-        planner="maddpg's best plan",
+        planner=LEARNED_PLAN,
         partition="",
         plan=one.plan,
         chosen_by=judged(problem, one.plan, choice),

@@ -6,7 +6,13 @@ from typing import Any, Final
 from planner.contest.worth import LEAST_SPREAD
 
 LEARNED: Final = ("maddpg", "planner")
-"""Rows that are no rival's."""
+"""Rows of what was trained."""
+
+LEARNED_PLAN: Final = "maddpg's best plan"
+"""What the planner's row is `of` where it chose a plan of a training."""
+
+SEED: Final = "seed"
+"""Rows of unlearned candidates; a training starts with the best (`planner.learning.maddpg.seeds`)."""
 
 Row = Mapping[str, Any]
 
@@ -33,29 +39,64 @@ def _ahead(one: Row, other: Row, name: str, spread: str) -> int:
 
 def best_rival(rows: Sequence[Row]) -> Row:
     """Of the rivals whose throughput is level with the highest, the one with the shortest p99."""
-    rivals = [row for row in rows if row["planner"] not in LEARNED]
-    top = max(rivals, key=lambda row: float(row["throughput_per_s"]))
-    level = [row for row in rivals if not _ahead(top, row, "throughput_per_s", "throughput_spread")]
+    return _best([row for row in rows if row["planner"] not in (*LEARNED, SEED)])
+
+
+def best_seed(rows: Sequence[Row]) -> Row | None:
+    """The best unlearned candidate, by the same rule; None in files that were written without them."""
+    seeds = [row for row in rows if row["planner"] == SEED]
+    return _best(seeds) if seeds else None
+
+
+def best_learned(rows: Sequence[Row]) -> Row | None:
+    """The better of the policy alone and of the best learned plan, where the planner chose that one.
+
+    None where nothing was trained.
+    """
+    learned = [
+        row
+        for row in rows
+        if row["planner"] == "maddpg" or (row["planner"] == "planner" and row.get("of") == LEARNED_PLAN)
+    ]
+    return _best(learned) if learned else None
+
+
+def _best(rows: Sequence[Row]) -> Row:
+    top = max(rows, key=lambda row: float(row["throughput_per_s"]))
+    level = [row for row in rows if not _ahead(top, row, "throughput_per_s", "throughput_spread")]
     return min(level, key=lambda row: float(row["p99_ms"]))
 
 
-def verdict(rows: Sequence[Row]) -> dict[str, float | None]:
-    """Policy and planner beside the best rival; growth of the queues' variance beside the joint graph's.
+def over(one: Row, other: Row) -> tuple[float, float]:
+    """Throughput and p99 of the first row over the second's."""
+    return (
+        round(one["throughput_per_s"] / other["throughput_per_s"], 4),
+        round(one["p99_ms"] / other["p99_ms"], 4) if other["p99_ms"] else 1.0,
+    )
 
-    `*_holds` is 1 where the row is level with the best rival or ahead. `synchronised_variance_growth_per_s`
-    is None for one model, which has nothing to wait for.
+
+def verdict(rows: Sequence[Row]) -> dict[str, float | None]:
+    """Policy and planner beside the best rival and the best seed; growth of the queues' variance.
+
+    `*_holds` is 1 where the row is level with the best rival or ahead. `learned_over_best_seed` is what
+    learning gained; `learned_ahead_of_best_seed` is 1 where that is more than spread. What needs a row that
+    is not there is left out. `synchronised_variance_growth_per_s` is None for one model, which has nothing to
+    wait for.
     """
-    rival = best_rival(rows)
+    rival, seed, learned = best_rival(rows), best_seed(rows), best_learned(rows)
     by_name = {row["planner"]: row for row in rows}
     found: dict[str, float | None] = {}
     for name in LEARNED:
-        row = by_name[name]
-        found[f"{name}_over_best_rival"] = round(row["throughput_per_s"] / rival["throughput_per_s"], 4)
-        found[f"{name}_p99_over_best_rival"] = (
-            round(row["p99_ms"] / rival["p99_ms"], 4) if rival["p99_ms"] else 1.0
-        )
-        found[f"{name}_holds"] = float(compared(row, rival) >= 0)
+        if (row := by_name.get(name)) is not None:
+            found[f"{name}_over_best_rival"], found[f"{name}_p99_over_best_rival"] = over(row, rival)
+            found[f"{name}_holds"] = float(compared(row, rival) >= 0)
+    if seed is not None:
+        found["seed_over_best_rival"], found["seed_p99_over_best_rival"] = over(seed, rival)
+    if seed is not None and learned is not None:
+        found["learned_over_best_seed"], found["learned_p99_over_best_seed"] = over(learned, seed)
+        found["learned_ahead_of_best_seed"] = float(compared(learned, seed) > 0)
     joint = by_name.get("synchronised")
-    found["maddpg_variance_growth_per_s"] = by_name["maddpg"]["variance_growth_per_s"]
+    if "maddpg" in by_name:
+        found["maddpg_variance_growth_per_s"] = by_name["maddpg"]["variance_growth_per_s"]
     found["synchronised_variance_growth_per_s"] = joint["variance_growth_per_s"] if joint else None
     return found

@@ -13,6 +13,7 @@ from edge_agent import __version__
 from edge_agent.config import ModelFile, encode_config, load_config
 from edge_agent.ingest.paths import HOME_VARIABLE, default_home, socket_of
 from shared.errors import ExitCode, SettingError, StageloomError
+from shared.importer.model_argument import MODEL_METAVAR, parse_model, parse_models, parse_shape
 from shared.search.registry import schedulers
 
 _CODES = """
@@ -44,53 +45,19 @@ Home = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
 
-def parse_shapes(texts: list[str]) -> dict[str, tuple[int, ...]]:
-    """`images=1x3x640x640` and so on.
-
-    Raises:
-        SettingError: one of them is something else.
-    """
-    shapes: dict[str, tuple[int, ...]] = {}
-    for text in texts:
-        name, _, dims = text.rpartition("=")
-        try:
-            shape = tuple(int(dim) for dim in dims.split("x"))
-        except ValueError:
-            shape = ()
-        if not name or not shape or any(dim < 0 for dim in shape):
-            raise SettingError(
-                f"--shape {text!r} is not NAME=DIMS", remedy="write it like --shape input=1x3x224x224"
-            )
-        shapes[name] = shape
-    return shapes
-
-
-def parse_model(text: str, shapes: dict[str, tuple[int, ...]]) -> ModelFile:
-    """`FILE` or `NAME=FILE`; without a name the file's own is used.
-
-    Raises:
-        SettingError: the name has characters that no model name may have.
-    """
-    name, separator, file = text.partition("=")
-    if not separator or "/" in name:
-        file, name = text, Path(text).stem
-    try:
-        return msgspec.convert({"path": file, "name": name, "shapes": shapes}, ModelFile)
-    except msgspec.ValidationError as error:
-        raise SettingError(
-            f"{name!r} cannot be the name of a model", remedy="give one with --model NAME=FILE"
-        ) from error
-
-
 @app.command()
 def run(
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", metavar="[NAME=]FILE", help="Serve this ONNX file alone; repeat for more."),
+        typer.Option(
+            "--model",
+            metavar=MODEL_METAVAR,
+            help="Serve this ONNX file, with its open inputs pinned. Repeat for more models.",
+        ),
     ] = None,
     shape: Annotated[
         list[str] | None,
-        typer.Option("--shape", metavar="NAME=DIMS", help="Pin an input, like images=1x3x640x640."),
+        typer.Option("--shape", metavar="INPUT=DIMS", help="Pin an input of the only --model."),
     ] = None,
     scheduler: Annotated[
         str | None,
@@ -112,11 +79,20 @@ def run(
 
     After `join` it serves what the planner desires, and starts on its last-known-good plan if the planner is
     away. With --model it needs no planner: it imports the files and makes a plan itself.
+
+    \b
+    stageloom-agent run --model squeezenet.onnx
+    stageloom-agent run --model detector=yolo.onnx:images=1x3x640x640 \\
+                        --model bert.onnx:input_ids=1x128,attention_mask=1x128
+
+    DIMS are numbers joined by x, or `scalar`. Without NAME a model is called like its file.
     """
     models = None
     if model:
-        shapes = parse_shapes(shape or [])
-        models = tuple(msgspec.to_builtins(parse_model(text, shapes)) for text in model)
+        models = tuple(
+            msgspec.to_builtins(ModelFile(path=one.path, name=one.called, shapes=dict(one.shapes)))
+            for one in parse_models(model, shape or ())
+        )
     elif shape:
         raise SettingError("--shape is given without --model", remedy="name the ONNX file with --model FILE")
     config = load_config(
@@ -182,7 +158,7 @@ def doctor(home: Home = None, as_json: Json = False) -> None:
 
 @app.command()
 def verify(
-    model: Annotated[Path, typer.Argument(metavar="FILE", help="ONNX file.")],
+    model: Annotated[str, typer.Argument(metavar=MODEL_METAVAR, help="ONNX file, open inputs pinned.")],
     schedule: Annotated[
         str,
         typer.Option(
@@ -191,7 +167,7 @@ def verify(
     ],
     shape: Annotated[
         list[str] | None,
-        typer.Option("--shape", metavar="NAME=DIMS", help="Pin an input, like images=1x3x640x640."),
+        typer.Option("--shape", metavar="INPUT=DIMS", help="Pin an input, like images=1x3x640x640."),
     ] = None,
     value_range: Annotated[
         list[str] | None,
@@ -215,15 +191,19 @@ def verify(
 
     Weights that are constant are replaced by seeded ones, so that the outputs depend on everything. Exit code
     0 only if they agree and could have differed, 1 if they differ, 3 if the comparison proves nothing or
-    onnxruntime differs from itself as much. Before a final Sigmoid or Softmax, which would hide a defect.
+    onnxruntime differs from itself as much. It looks before a final Sigmoid or Softmax, which hides defects.
+
+    \b
+    stageloom-agent verify yolo.onnx:images=1x3x640x640 --schedule greedy
     """
     from edge_agent.verify.command import VerifyArgs, run_verify
 
+    chosen = parse_model(model).with_shapes(map(parse_shape, shape or ()))
     report, code = run_verify(
         VerifyArgs(
-            model=model,
+            model=Path(chosen.path),
             schedule=schedule,
-            shapes=tuple(shape or ()),
+            shapes=chosen.shapes,
             ranges=tuple(value_range or ()),
             partition=partition,
             executor=executor,

@@ -8,8 +8,9 @@ from edge_agent.executor.registry import EXECUTORS
 from edge_agent.link.events import PlanRef, RunnablePlan
 from edge_agent.store import ArtifactStore
 from shared.artifact import open_artifact
-from shared.errors import SettingError
+from shared.errors import SettingError, UnpinnedShape
 from shared.importer.api import artifact_path, import_model
+from shared.importer.model_argument import ModelArgument, unpinned_in_option
 from shared.messages.control import ArtifactNeed, Origin
 from shared.plan import ExecutorOptions
 from shared.search.compose import ModelChoice, compose
@@ -39,7 +40,7 @@ def plan_alone(config: AgentConfig, store: ArtifactStore, progress: Progress) ->
     since one caller of a session leaves gaps that another fills.
 
     Raises:
-        ModelError, UnpinnedShape: a file cannot be imported.
+        ModelError: a file cannot be imported, or leaves dimensions open.
         StorageError: the artifacts cannot be stored.
         SettingError, PlanError: the settings allow no plan.
     """
@@ -48,7 +49,11 @@ def plan_alone(config: AgentConfig, store: ArtifactStore, progress: Progress) ->
     for model in config.models:
         progress(f"importing {model.path}")
         scratch = store.directory.parent / "import"
-        report = import_model(Path(model.path), shapes=model.shapes, out_dir=scratch)
+        try:
+            report = import_model(Path(model.path), shapes=model.shapes, out_dir=scratch)
+        except UnpinnedShape as error:
+            argument = ModelArgument(model.path, model.name, tuple(model.shapes.items()))
+            raise unpinned_in_option(error, argument) from error
         artifact = open_artifact(store.adopt(artifact_path(scratch, report.digest), report.digest))
         choices.append(
             ModelChoice(

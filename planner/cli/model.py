@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from planner.admin.client import ask, require_running
-from planner.cli.options import DatabaseUrl, DataDir, Json, Shapes, checked, data_dir_of, parse_shapes
+from planner.cli.options import DatabaseUrl, DataDir, Json, Shapes, checked, data_dir_of
 from planner.cli.output import emit, emit_json, emit_table, progress, when
+from shared.importer.model_argument import MODEL_METAVAR, named, parse_model, parse_shape
 from shared.messages import admin
 
 app = typer.Typer(
@@ -19,7 +20,7 @@ app = typer.Typer(
     help="Look at ONNX files, import them, list and remove models.",
 )
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="An ONNX file.")]
+File = Annotated[str, typer.Argument(metavar=MODEL_METAVAR, help="An ONNX file, open inputs pinned.")]
 
 
 @app.command()
@@ -27,11 +28,12 @@ def inspect(file: File, shape: Shapes = None, json: Json = False) -> None:
     """Import a model without keeping it. Prints what was found: operators, cuts, memory, what is opaque.
 
     \b
-    stageloom model inspect yolo.onnx --shape images=1x3x640x640
+    stageloom model inspect yolo.onnx:images=1x3x640x640
     """
     from shared.importer.inspect import inspect_model, report_rows
 
-    report = inspect_model(file, parse_shapes(shape), progress=_progress())
+    model = parse_model(file).with_shapes(map(parse_shape, shape or ()))
+    report = inspect_model(Path(model.path), dict(model.shapes), progress=_progress())
     if json:
         emit_json(report.to_json())
         return
@@ -43,7 +45,15 @@ def inspect(file: File, shape: Shapes = None, json: Json = False) -> None:
 @app.command()
 def add(
     file: File,
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="What applications will call it.")],
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name",
+            metavar="NAME",
+            help="What applications will call it.",
+            show_default="NAME=, else the file's",
+        ),
+    ] = None,
     shape: Shapes = None,
     data_dir: DataDir = None,
     json: Json = False,
@@ -51,19 +61,26 @@ def add(
     """Import a model and give it to the planner. The same file again changes nothing.
 
     \b
-    stageloom model add resnet50.onnx --name resnet50 --shape data=1x3x224x224
+    stageloom model add resnet50.onnx --shape data=1x3x224x224
+    stageloom model add detector=yolo.onnx:images=1x3x640x640
+    stageloom model add bert.onnx:input_ids=1x128,attention_mask=1x128
     """
     from shared.importer.api import artifact_path, import_model
 
     folder = data_dir_of(data_dir)
-    checked(admin.ModelRemoveRequest(model=name))
+    model = named(parse_model(file).with_shapes(map(parse_shape, shape or ())), name)
+    checked(admin.ModelRemoveRequest(model=model.called))
     require_running(folder)  # known before minutes go into an import
     # Where the planner looks too: as a service it may have a /tmp of its own.
     with tempfile.TemporaryDirectory(prefix=".add-", dir=folder.absolute()) as scratch:
-        report = import_model(file, shapes=parse_shapes(shape), out_dir=Path(scratch), progress=_progress())
+        report = import_model(
+            Path(model.path), shapes=dict(model.shapes), out_dir=Path(scratch), progress=_progress()
+        )
         request = checked(
             admin.ModelAddRequest(
-                model=name, path=str(artifact_path(Path(scratch), report.digest)), digest=report.digest
+                model=model.called,
+                path=str(artifact_path(Path(scratch), report.digest)),
+                digest=report.digest,
             )
         )
         info = ask(folder, request, admin.ModelReply, timeout_s=600.0).model

@@ -30,7 +30,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, one va
 Shapes = Annotated[
     list[str] | None,
     typer.Option(
-        "--shape", metavar="NAME=DIMS", help="Pin an input, such as images=1x3x640x640. Repeatable."
+        "--shape", metavar="INPUT=DIMS", help="Pin an input, such as images=1x3x640x640. Repeatable."
     ),
 ]
 Rates = Annotated[
@@ -130,24 +130,6 @@ def _at(value: Any, path: str) -> Any:
         elif isinstance(value, dict):
             value = value.get(step)
     return value
-
-
-def parse_shapes(texts: list[str] | None) -> dict[str, tuple[int, ...]]:
-    """`NAME=AxBxC` to a shape per input.
-
-    Raises:
-        InputError: not of that form, or a name given twice.
-    """
-    shapes: dict[str, tuple[int, ...]] = {}
-    for text in texts or []:
-        name, separator, dims = text.rpartition("=")
-        parts = dims.lower().split("x") if dims else []
-        if not separator or not name or not all(part.isdecimal() and int(part) > 0 for part in parts):
-            raise InputError(f"--shape {text!r} is not NAME=DIMS", remedy="write it like images=1x3x224x224")
-        if name in shapes:
-            raise InputError(f"--shape names {name!r} twice", remedy="give each input once")
-        shapes[name] = tuple(int(part) for part in parts)
-    return shapes
 
 
 _MOST_PER_S = 1e6  # what messages carry

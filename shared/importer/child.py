@@ -30,10 +30,15 @@ def main(arguments: list[str]) -> int:
     scratch = Path(request["scratch"])
     try:
         # Imported under the limits: the libraries' own start-up counts.
-        from shared.importer.pipeline import import_here
+        from shared.importer.pipeline import import_here, inputs_here
 
-        report = import_here(Path(request["path"]), request["shapes"], scratch, limits, _progress)
-        outcome: dict[str, Any] = {"report": report.to_json()}
+        path = Path(request["path"])
+        outcome: dict[str, Any]
+        if request["inputs_only"]:
+            outcome = {"report": {"inputs": inputs_here(path, limits)}}
+        else:
+            report = import_here(path, request["shapes"], scratch, limits, _progress)
+            outcome = {"report": report.to_json()}
     except UnpinnedShape as error:
         outcome = {"unpinned": [[found.name, found.claimed, found.example] for found in error.inputs]}
     except ModelError as error:

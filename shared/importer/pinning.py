@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import onnx
 
 from shared.errors import ModelError, OpenInput, UnpinnedShape
+from shared.importer.inputs import declared_inputs
 from shared.importer.values import DTYPES, ELEMENT_TYPES, Value, value_of
 
 _NAME_CHARS = 80
@@ -25,9 +26,9 @@ def pin_inputs(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> d
     inputs = {value.name: value for value in model.graph.input}
     for name in shapes:
         if name not in inputs:
-            known = ", ".join(repr(n[:_NAME_CHARS]) for n in inputs) or "none"
             raise ModelError(
-                f"the model has no input {name[:_NAME_CHARS]!r}", remedy=f"its inputs are {known}"
+                f"the model has no input {name[:_NAME_CHARS]!r}",
+                remedy=f"its inputs are {declared_inputs(model)}",
             )
     for value in inputs.values():
         kind = value.type.WhichOneof("value")

@@ -13,6 +13,7 @@ from shared.importer.borders import METADATA_KEY, Borders, parse_borders
 from shared.importer.build import Built, build_graph
 from shared.importer.draws import Draws
 from shared.importer.folding import optimise
+from shared.importer.inputs import declared_inputs
 from shared.importer.limits import ImportLimits
 from shared.importer.process import ARTIFACT_NAME, Progress
 from shared.importer.report import ImportReport
@@ -68,6 +69,15 @@ class Normalised:
     claims: Mapping[str, Value]
     borders: Borders | None
     draws: Draws
+
+
+def inputs_here(path: Path, limits: ImportLimits) -> str:
+    """The model's inputs, for `shared.importer.inputs.list_inputs`, which should be called instead.
+
+    Raises:
+        ModelError: the file cannot be read.
+    """
+    return declared_inputs(read_model(path, limits))
 
 
 def normalise_and_build(

@@ -32,9 +32,17 @@ Progress = Callable[[str], None]
 
 
 def run_child(
-    path: Path, shapes: Mapping[str, Sequence[int]], scratch: Path, limits: ImportLimits, progress: Progress
+    path: Path,
+    shapes: Mapping[str, Sequence[int]],
+    scratch: Path,
+    limits: ImportLimits,
+    progress: Progress,
+    *,
+    inputs_only: bool = False,
 ) -> dict[str, Any]:
     """Import `path` in a child process whose files go to `scratch`; returns the report as JSON.
+
+    With `inputs_only` the file is read and nothing more, and the report says what its inputs are.
 
     Raises:
         ModelError: the child refused the model, crashed, or exceeded a limit.
@@ -53,6 +61,7 @@ def run_child(
                 "shapes": {name: [int(d) for d in dims] for name, dims in shapes.items()},
                 "scratch": str(scratch.absolute()),
                 "limits": asdict(limits),
+                "inputs_only": inputs_only,
             }
         )
     )

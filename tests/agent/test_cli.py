@@ -12,8 +12,9 @@ import pytest
 
 from benchmarks.ingest import agent_pss_mib
 from edge_agent import __version__
+from edge_agent.cli.app import execute
 from edge_agent.cli.show import status_text
-from edge_agent.config import SETTINGS_NAME, AgentConfig, load_config
+from edge_agent.config import SETTINGS_NAME, AgentConfig, ModelFile, decode_config, load_config
 from edge_agent.ingest.paths import HOME_VARIABLE
 from edge_agent.link.choice import KEY_NAME, MEMBERSHIP_NAME, connect_planner
 from edge_agent.link.membership import Membership, save_membership
@@ -52,8 +53,12 @@ def _command(*arguments: str, home: Path) -> "subprocess.CompletedProcess[str]":
         (["run"], 2, "joined no planner.*stageloom-agent join TOKEN"),
         (["run", "--model", "absent.onnx"], 2, "cannot read absent.onnx"),
         (["run", "--shape", "x=1x3"], 2, "--shape is given without --model"),
-        (["run", "--model", "a.onnx", "--shape", "x=1xthree"], 2, "not NAME=DIMS; write it like"),
-        (["run", "--model", "a b.onnx"], 2, "cannot be the name of a model; give one with --model NAME=FILE"),
+        (
+            ["run", "--model", "a.onnx", "--shape", "x=1xthree"],
+            2,
+            "'1xthree' in --shape .* is no shape; write whole numbers like",
+        ),
+        (["run", "--model", "a b.onnx"], 2, "cannot be the name of a model; give one of .* as NAME=FILE"),
         (["run", "--model", "a.onnx", "--threads", "0"], 2, "'--threads': Input should be greater"),
         (
             ["run", "--model", "a.onnx", "--executor", "abacus"],
@@ -83,6 +88,19 @@ def test_error_is_one_line_with_its_remedy_and_exit_code(
     assert error.startswith("error: ")
     assert re.search(message, error), error
     assert not any(line.startswith(("error", "Traceback")) for line in progress)
+
+
+def test_each_model_of_a_run_has_its_own_name_and_its_own_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda program, arguments: started.append(arguments))
+    both = ["--model", f"{tmp_path}/yolo.onnx:images=1x3x64x64", "--model", "bert=b.onnx:ids:0=1x8,t=scalar"]
+    assert execute(["run", "--home", str(tmp_path), *both]) == 0
+    assert decode_config(started[0][-1]).models == (
+        ModelFile(path=f"{tmp_path}/yolo.onnx", name="yolo", shapes={"images": (1, 3, 64, 64)}),
+        ModelFile(path="b.onnx", name="bert", shapes={"ids:0": (1, 8), "t": ()}),
+    )
 
 
 def test_version_is_an_option_too(tmp_path: Path) -> None:

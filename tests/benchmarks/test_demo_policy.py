@@ -1,10 +1,13 @@
 """The demo's trained policies are for the demo's models, as these are written and imported now."""
 
 from pathlib import Path
+from random import Random
 
+import numpy as np
 import pytest
 
 from benchmarks import zoo
+from benchmarks.demo.policy_answers import STATES, answers, random_state
 from benchmarks.demo.story import FIRST, MODELS, POLICIES
 from planner.replan.adopted import adopted
 from shared.artifact import open_artifact
@@ -13,6 +16,7 @@ from shared.graph import Graph
 from shared.ids import Digest
 from shared.importer.api import artifact_path, import_model
 from shared.policy.maddpg.checkpoint import Checkpoint, decode
+from shared.policy.maddpg.network import MaddpgNetwork
 from shared.search.compose import ModelChoice, compose
 
 MAX_BYTES = 300_000
@@ -60,3 +64,26 @@ def test_a_kept_policy_is_small_and_says_where_it_comes_from(file: Path) -> None
     assert "adopted" not in about and tuple(about["models"]) and set(about["models"]) == set(MODELS)
     readme = (POLICIES / "README.md").read_text()
     assert f"`{file.name}`" in readme and digest_bytes([body]) in readme
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_the_page_says_how_few_answers_a_kept_policy_gives(file: Path) -> None:
+    found = answers(decode(file.read_bytes()))
+    row = f"| `{file.name}` | {found.combinations} | {found.commonest} |"
+    assert (
+        row in (POLICIES / "README.md").read_text()
+        and f"{STATES:,} seeded" in (POLICIES / "README.md").read_text()
+    )
+
+
+def test_answers_are_counted_over_states_that_differ() -> None:
+    policy = decode(FILES[0].read_bytes())
+    space = policy.space
+    random = Random(0)
+    drawn = [random_state(space, random) for _ in range(50)]
+    assert len(set(drawn)) == 50
+    draw = np.random.default_rng(0).normal
+    arrays = {name: draw(size=kept.shape).astype(np.float32) for name, kept in policy.network.arrays.items()}
+    attentive = Checkpoint(space, MaddpgNetwork(arrays, space.agents))
+    found = answers(attentive, states=200)
+    assert found.combinations > 2 and found.commonest < 200

@@ -1,10 +1,17 @@
 """The verdict over a pair's rows: throughput first, p99 where that is equal, both within spread."""
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.learning.verdict import best_rival, compared, verdict
+from benchmarks.learning.table import merged, table
+from benchmarks.learning.verdict import LEARNED_PLAN, best_learned, best_rival, best_seed, compared, verdict
+from shared.errors import InputError
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def row(planner: str, throughput: float, p99: float, *, spreads: tuple[float, float] = (1.0, 5.0)) -> Any:
@@ -69,3 +76,57 @@ def test_growth_stands_beside_the_joint_graphs_where_there_is_one() -> None:
     found = verdict([*rows, row("synchronised", 40.0, 900.0)])
     assert found["synchronised_variance_growth_per_s"] == pytest.approx(0.4)
     assert found["maddpg_variance_growth_per_s"] == pytest.approx(1.0)
+
+
+def seeded() -> list[Any]:
+    """A rival, two seeds of which the second is better, and a policy that is better still."""
+    seeds = [
+        {**row("seed", throughput, 40.0), "of": name} for name, throughput in (("a", 101.0), ("b", 110.0))
+    ]
+    planner = {**row("planner", 112.0, 90.0), "of": LEARNED_PLAN}
+    return [row("rival", 100.0, 50.0), *seeds, row("maddpg", 109.9, 60.0), planner]
+
+
+def test_what_learning_gains_is_counted_from_the_best_unlearned_seed() -> None:
+    rows = seeded()
+    assert best_rival(rows)["planner"] == "rival"
+    seed, learned = best_seed(rows), best_learned(rows)
+    assert seed is not None and seed["of"] == "b"
+    assert learned is not None and learned["planner"] == "planner"
+    found = verdict(rows)
+    assert found["seed_over_best_rival"] == pytest.approx(1.1)
+    assert found["learned_over_best_seed"] == pytest.approx(1.0182)
+    assert found["learned_ahead_of_best_seed"] == 1.0
+
+
+def test_a_planner_that_chose_a_rival_learned_nothing() -> None:
+    rows = [{**one, "of": "rival"} if one["planner"] == "planner" else one for one in seeded()]
+    learned = best_learned(rows)
+    assert learned is not None and learned["planner"] == "maddpg"
+    assert verdict(rows)["learned_ahead_of_best_seed"] == 0.0
+
+
+def test_rows_without_a_training_have_no_verdict_on_learning() -> None:
+    rows = [one for one in seeded() if one["planner"] in ("rival", "seed")]
+    assert best_learned(rows) is None
+    assert set(verdict(rows)) == {
+        "seed_over_best_rival",
+        "seed_p99_over_best_rival",
+        "synchronised_variance_growth_per_s",
+    }
+
+
+def test_files_that_differ_in_a_row_are_not_merged() -> None:
+    one = {"figures": {}, "rows": [{"device": "nano", "workload": "paper", **row("ios", 1.0, 2.0)}]}
+    other = {"figures": {}, "rows": [{"device": "nano", "workload": "paper", **row("ios", 1.1, 2.0)}]}
+    assert len(merged([one, one])[0]) == 1
+    with pytest.raises(InputError, match="differ in nano, paper, ios"):
+        merged([one, other])
+
+
+def test_the_pages_table_is_what_the_files_that_it_links_say() -> None:
+    page = (DOCS / "learning.md").read_text()
+    files = [DOCS / name for name in re.findall(r"\((results/\S+-learning\S*\.json)\)", page)]
+    lines = table(*merged(json.loads(file.read_text()) for file in files))
+    assert len(lines) == 2 + 16
+    assert "\n".join(lines) in page

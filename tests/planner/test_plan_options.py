@@ -54,7 +54,7 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlannerProcess
     file = folder / "chain.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), file)
     process = PlannerProcess(folder / "home")
-    ok(process.home, "model", "add", str(file), "--name", "chain", "--shape", "x=1x8")
+    assert ok(process.home, "model", "add", f"chain={file}:x=1x8") == "chain\n"
     yield process
     process.stop()
 

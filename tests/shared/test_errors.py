@@ -38,7 +38,6 @@ def test_open_dimensions_of_all_inputs_are_pinned_by_pasting_the_example() -> No
         "the model leaves dimensions open: 'ids' nxs, 'sr' ?; "
         "pin them, for example --shape ids=1x128 --shape sr=1"
     )
-    assert error.for_model("vad=m.onnx").remedy.endswith("--model vad=m.onnx:ids=1x128,sr=1")
 
 
 def test_every_error_ends_a_command_with_a_documented_code() -> None:
