@@ -62,6 +62,7 @@ def figures_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     chains = [row for row in rows if row["kind"] == "chains"]
     fed = [row for row in chains if row["replicas"] >= row["lanes"]]
     return {
+        "could_idle_max": max(row["could_idle"] for row in rows),
         **{
             f"could_idle_max_run_ahead_{depth}": max(
                 row["could_idle"] for row in rows if row["run_ahead"] == depth
@@ -69,11 +70,31 @@ def figures_of(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
             for depth in (1, 2)
         },
         "rate_min": min(row["busy"] for row in fed),
-        "rate_over_bound_min": min(row["rate_over_bound"] for row in chains if "rate_over_bound" in row),
+        "rate_over_bound": min(row["rate_over_bound"] for row in chains if "rate_over_bound" in row),
         "most_skips_over_bound": max(row["most_skips_over_bound"] for row in rows),
         "lane_more_min": min(lane_more(chains)),
         "cases": float(len(rows)),
     }
+
+
+def worst_of(rows: Sequence[dict[str, Any]], count: int = 10) -> list[dict[str, Any]]:
+    """The rows that decide the figures: the worst by each measure."""
+    found: dict[int, dict[str, Any]] = {}
+    for measure, sign in (
+        ("could_idle", -1),
+        ("most_skips_over_bound", -1),
+        ("busy", 1),
+        ("rate_over_bound", 1),
+    ):
+        fed = measure == "busy"
+        ranked = [
+            row
+            for row in rows
+            if measure in row and (not fed or (row["kind"] == "chains" and row["replicas"] >= row["lanes"]))
+        ]
+        for row in sorted(ranked, key=lambda row: sign * row[measure])[:count]:
+            found[id(row)] = row
+    return list(found.values())
 
 
 def lane_more(chains: Iterable[dict[str, Any]]) -> list[float]:
