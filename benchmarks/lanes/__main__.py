@@ -6,15 +6,16 @@ The engine core runs alone, on a virtual clock, with steps of equal and of rando
 could begin something is worked out from what was issued and what ended, by none of the engine's own books
 (`benchmarks.lanes.watch`).
 
-- `could_idle_max`, and by run-ahead `_run_ahead_1`, `_2`: the largest share of lane time in which a lane was idle though something
-  could begin there
+- `could_idle_max`, and by run-ahead `_run_ahead_1`, `_2`: the largest share of lane time in which a lane was
+  idle though something could begin there
 - `rate_min`: the least W x rate / lanes over chains with replicas >= lanes <= tasks in the system
 - `rate_over_bound`: the least rate over min(L / W, R / max(t_b + t_{b+1})), equal times, saturated
 - `most_skips_over_bound`: how often a combined block was passed over, at most, less max_skips + C - 1
 - `lane_more_min`: the least throughput with one lane more over that without it
 
 Chains of 1 to 12 blocks on 1 to 4 lanes, 1 to 4 replicas, run-ahead 1 and 2; then random plans of up to three
-models with skips, combined blocks, deadlines and every rule, under closed and Poisson loads. Takes minutes. The rows are the worst of each figure.
+models with skips, combined blocks, deadlines and every rule, under closed and Poisson loads. Takes minutes.
+The rows are the worst of each figure.
 """
 
 import sys
