@@ -28,7 +28,7 @@ from benchmarks.real_models.serving import Served, agent, ask
 from benchmarks.real_models.unpacking import onnx_files
 from benchmarks.report import Report, arguments, emit, progress
 from edge_agent.verify.check import verify
-from edge_agent.verify.inputs import Feeds, ValueRange, draw_pair
+from edge_agent.verify.inputs import MAX_PAIRS, Feeds, ValueRange, draw_pair
 from shared.artifact import open_artifact
 from shared.errors import ExitCode, StageloomError
 from shared.graph import Tensor
@@ -180,7 +180,7 @@ def _serve(models: Sequence[Model], folder: Path) -> None:
         with agent(served, folder / "home") as client:
             for model, one in zip(models, served, strict=True):
                 try:
-                    answer = ask(client, one, _tasks(model))
+                    answer = ask(client, one, _draws(model))
                 except (StageloomError, TimeoutError) as error:
                     model.errors.append(f"serve: {error}")
                     continue
@@ -193,9 +193,11 @@ def _serve(models: Sequence[Model], folder: Path) -> None:
             model.errors.append(f"serve: {error}")
 
 
-def _tasks(model: Model) -> list[Feeds]:
-    """Two inputs of differing contents."""
-    return list(draw_pair(model.inputs, model.ranges, 0, np.random.default_rng(_SEED)))
+def _draws(model: Model) -> Iterator[Feeds]:
+    """Inputs of ever other contents, as `verify` draws them."""
+    rng = np.random.default_rng(_SEED)
+    for attempt in range(MAX_PAIRS):
+        yield from draw_pair(model.inputs, model.ranges, attempt, rng)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,19 @@
 
 import io
 import json
+import math
 import tarfile
 import zipfile
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from benchmarks.real_models.__main__ import NO_REGISTRY, main
 from benchmarks.real_models.catalogue import PACKAGES, Pieces
+from benchmarks.real_models.serving import Case, Feeds, OwnNoise, telling_cases
 from benchmarks.real_models.unpacking import onnx_files
 
 
@@ -60,6 +65,32 @@ def test_a_model_in_pieces_comes_out_whole_in_the_order_of_its_index(tmp_path: P
 def test_a_model_in_pieces_that_lacks_bytes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="/models/medium: 6 of 7 bytes"):
         list(onnx_files(*_npm_archive(tmp_path, size=7)))
+
+
+def test_served_tasks_have_inputs_that_tell_something(tmp_path: Path) -> None:
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "rectified", value[:1], value[1:])
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), tmp_path / "m.onnx")
+    draws = ({"x": np.array([number, -1.0], np.float32)} for number in (-1.0, 2.0, -3.0, 4.0, 5.0))
+    cases = telling_cases(OwnNoise(tmp_path / "m.onnx"), draws)
+    assert [case.expected["y"].tolist() for case in cases] == [[2.0, 0.0], [4.0, 0.0]]
+    assert next(draws)["x"][0] == 5.0  # it looks no further
+
+
+def test_the_least_noisy_inputs_serve_where_none_tells() -> None:
+    cases = [Case({}, {"y": np.ones(1)}, noise) for noise in (0.5, math.inf, 0.2, 0.3)]
+    assert [case.noise for case in telling_cases(_Listed(cases), [{}] * 4)] == [0.2, 0.3]
+
+
+class _Listed(OwnNoise):
+    """Cases that were made before."""
+
+    def __init__(self, cases: list[Case]) -> None:
+        self._cases = iter(cases)
+
+    def case(self, feeds: Feeds) -> Case:
+        return next(self._cases)
 
 
 def _npm_archive(folder: Path, *, size: int) -> tuple[Path, Path, list[Pieces]]:
