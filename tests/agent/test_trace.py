@@ -1,6 +1,7 @@
 """Traces: what was recorded is drawn where it ran, in the Chrome event format, beside what was planned."""
 
 import json
+import re
 import threading
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -110,7 +111,9 @@ def test_groups_lie_within_their_step_on_a_track_per_lane_and_stream(trace: Trac
 
 def test_names_of_tracks_say_lane_and_stream(trace: Trace) -> None:
     names = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
-    assert {"lane 0 steps", "lane 0 stream 0", "lane 0 stream 1", "launches of a"} <= names
+    assert {"lane 0 steps", "lane 0 stream 0", "launches of a"} <= names
+    # Which lane ran a second group beside the first is the machine's affair.
+    assert any(re.fullmatch(r"lane \d stream [1-9]", name) for name in names)
 
 
 def test_the_planned_items_take_what_their_operators_cost_and_obey_their_waits(
