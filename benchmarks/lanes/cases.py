@@ -32,7 +32,7 @@ class Chains:
         """The plan."""
         graphs = [_chain(index, self.blocks) for index in range(self.models)]
         models = [_model(index, graph, self.replicas) for index, graph in enumerate(graphs)]
-        groups = [[member] for member in _members(models)]
+        groups = [[member] for member in members_of(models)]
         return _bind(models, groups, graphs, lanes=self.lanes, run_ahead=self.run_ahead)
 
     def seconds(self) -> StepSeconds:
@@ -69,15 +69,15 @@ def random_plan(random: Random) -> BoundPlan:
         for index, graph in enumerate(graphs)
     ]
     wait = random.choice([Wait.NONE, Wait.NONE, Wait.NONE, Wait.ALL, Wait.TIMEOUT])
-    members = _members(models)
+    members = members_of(models)
     if wait is Wait.NONE:
-        groups = _random_groups(random, members)
+        groups = random_groups(random, members)
     else:  # blocks of one depth together: no cycle, and never two blocks of one replica
         depths = range(max(model.num_blocks for model in models))
         groups = [
             group
             for depth in depths
-            for group in _random_groups(random, [one for one in members if one.block == depth])
+            for group in random_groups(random, [one for one in members if one.block == depth])
         ]
     return _bind(
         models,
@@ -121,7 +121,8 @@ def _model(
     return ModelPlan(name=f"m{index}", artifact=_digest(index), cuts=cuts, replicas=replicas, queue=queue)
 
 
-def _members(models: Sequence[ModelPlan]) -> list[Member]:
+def members_of(models: Sequence[ModelPlan]) -> list[Member]:
+    """All sub-blocks of a plan."""
     return [
         Member(index, replica, block)
         for index, model in enumerate(models)
@@ -130,7 +131,8 @@ def _members(models: Sequence[ModelPlan]) -> list[Member]:
     ]
 
 
-def _random_groups(random: Random, members: Sequence[Member]) -> list[list[Member]]:
+def random_groups(random: Random, members: Sequence[Member]) -> list[list[Member]]:
+    """Each member in one group, none of them empty."""
     groups: list[list[Member]] = [[] for _ in range(random.randint(1, len(members)))]
     for member in random.sample(members, k=len(members)):
         random.choice(groups).append(member)

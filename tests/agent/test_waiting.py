@@ -4,6 +4,7 @@ from dataclasses import fields
 
 import pytest
 
+from benchmarks.lanes.cases import members_of
 from edge_agent.plans.facts import PlanFacts, strict_intervals_s
 from edge_agent.plans.probation import Probation, ProbationConfig, Verdict
 from edge_agent.plans.trial_settings import GuardSettings, TrialSettings
@@ -12,7 +13,7 @@ from shared.engine.interval_guard import GuardConfig
 from shared.engine.trial import TrialConfig
 from shared.ids import Digest
 from shared.plan import ModelPlan
-from tests.engine.generate import chain, digest, members_of, plan_of
+from tests.engine.generate import chain, digest, plan_of
 
 
 def filled(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
+from benchmarks.lanes.cases import members_of, random_groups
 from shared.blocks import combine, split
 from shared.bound import BoundPlan, bind
 from shared.graph import Graph, Operator, Tensor, graph_problem
@@ -85,16 +86,6 @@ def plan_of(
     return bind(Plan(models=tuple(models), combined=tuple(combined), **rules), graphs)  # type: ignore[arg-type]
 
 
-def members_of(models: Sequence[ModelPlan]) -> list[Member]:
-    """All sub-blocks of a plan."""
-    return [
-        Member(index, replica, block)
-        for index, model in enumerate(models)
-        for replica in range(model.replicas)
-        for block in range(model.num_blocks)
-    ]
-
-
 @dataclass(frozen=True)
 class Library:
     """The models that a scenario's plans choose from."""
@@ -148,13 +139,13 @@ def random_plan(random: Random, library: Library) -> BoundPlan:
     wait = random.choice([Wait.NONE, Wait.NONE, Wait.NONE, Wait.ALL, Wait.TIMEOUT])
     members = members_of(models)
     if wait is Wait.NONE:
-        groups = _random_groups(random, members)
+        groups = random_groups(random, members)
     else:
         # Blocks of one depth together: no cycle, and never two blocks of one replica.
         groups = []
         for depth in range(max(model.num_blocks for model in models)):
             level = [member for member in members if member.block == depth]
-            groups.extend(_random_groups(random, level))
+            groups.extend(random_groups(random, level))
     return plan_of(
         models,
         groups,
@@ -166,10 +157,3 @@ def random_plan(random: Random, library: Library) -> BoundPlan:
         wait_timeout_us=random.choice([0, 500, 4_000]),
         max_skips=random.randint(1, 4),
     )
-
-
-def _random_groups(random: Random, members: list[Member]) -> list[list[Member]]:
-    groups: list[list[Member]] = [[] for _ in range(random.randint(1, len(members)))]
-    for member in random.sample(members, k=len(members)):
-        random.choice(groups).append(member)
-    return [group for group in groups if group]

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
+from benchmarks.lanes.cases import members_of
 from shared.bound import BoundPlan
 from shared.graph import Graph
 from shared.ids import Digest
 from shared.plan import Member, ModelPlan
-from tests.engine.generate import chain, digest, members_of, plan_of
+from tests.engine.generate import chain, digest, plan_of
 
 
 def models_of(blocks: Sequence[int], **fields: object) -> list[ModelPlan]:

@@ -6,13 +6,14 @@ from random import Random
 
 import pytest
 
+from benchmarks.lanes.cases import members_of
 from shared.blocks import slot_readers, slot_reads, split
 from shared.bound import bind
 from shared.errors import PlanError
 from shared.graph import Graph
 from shared.plan import CombinedBlock, Member, ModelPlan, Plan, Wait
 from shared.schedule import StageSchedule
-from tests.engine.generate import chain, digest, graph_of, members_of, random_graph, sequential
+from tests.engine.generate import chain, digest, graph_of, random_graph, sequential
 from tests.engine.plans import chains, models_of, with_models
 
 PAIR = [[(0, 0, 0), (1, 0, 0)], [(0, 0, 1), (1, 0, 1)]]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+from benchmarks.lanes.cases import members_of
 from planner.twin.arrivals import Periodic, Poisson, Process
 from planner.twin.device_file import DeviceFile, load_device
 from planner.twin.reference import Twin
@@ -15,7 +16,7 @@ from shared.engine.steps import Action, FinishTask, PrepareProgram, ProgramKey, 
 from shared.graph import Graph
 from shared.ids import Digest
 from shared.plan import Member, ModelPlan, QueuePlan, QueueRule, StepChoice, Wait
-from tests.engine.generate import digest, members_of, plan_of, random_graph
+from tests.engine.generate import digest, plan_of, random_graph
 
 _TICKS_PER_S = 1 << 14
 _LARGEST = 4  # members of a combined block: its times are a dense table
