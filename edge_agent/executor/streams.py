@@ -5,6 +5,9 @@ itself and goes on; a helper that wakes too late finds nothing left, so a wake-u
 more than a small group takes) is waited for by nobody. Likewise whoever ends the last item of a stage begins
 the next one, while the others are still waking up. Only a caller with nothing to do sleeps.
 
+Helpers are called only while fewer threads are at work than there are cores: with a step in every lane a
+helper would but take turns with them, and both steps would wait at their stages' ends for who is not running.
+
 A session releases the interpreter lock while it computes; what is decided in between is a few lines under one
 lock per run.
 """
@@ -17,7 +20,7 @@ from heapq import heappop, heappush
 from queue import SimpleQueue
 from typing import Protocol
 
-MAX_THREADS = max(2, os.cpu_count() or 1)
+MAX_THREADS = max(2, len(os.sched_getaffinity(0)))
 """Threads that one step may use, the caller's included: more than cores only adds switches."""
 
 
@@ -59,25 +62,25 @@ def assign(launches: Sequence[Waiting], max_threads: int = MAX_THREADS) -> Threa
 
 
 class _Run:
-    """One run of a launch list in progress. Everything but `body` and `call` is guarded by `lock`."""
+    """One run of a launch list in progress. Everything but `body` and `pool` is guarded by `lock`."""
 
     __slots__ = (
         "asleep",
         "bell",
         "body",
-        "call",
         "error",
         "frees",
         "idle",
         "lock",
+        "pool",
         "ready",
         "running",
         "waits",
     )
 
-    def __init__(self, plan: Threading, body: Callable[[int], None], call: "Callable[[_Run], bool]") -> None:
+    def __init__(self, plan: Threading, body: Callable[[int], None], pool: "StreamPool") -> None:
         self.body = body
-        self.call = call  # has one more helper come, if there is one
+        self.pool = pool  # where helpers come from
         self.frees = plan.frees
         self.waits = list(plan.waits)
         self.ready = [item for item, count in enumerate(plan.waits) if not count]  # a heap
@@ -92,21 +95,25 @@ class _Run:
     def lead(self) -> None:
         """Run items until all have ended, or after an error those that had begun."""
         ended = -1
+        self.pool.at_work(1)
         while True:
             with self.lock:
                 item = self._next(ended)
                 if item < 0:
                     if not self.running:
+                        self.pool.at_work(-1)
                         return
                     self.asleep = True
             if item < 0:
+                self.pool.at_work(-1)
                 self.bell.acquire()
+                self.pool.at_work(1)
                 ended = -1
             else:
                 ended = self._run(item)
 
     def help(self) -> None:
-        """Run items as long as one is ready."""
+        """Run items as long as one is ready; the pool counted this thread when it was called."""
         ended = -1
         while True:
             with self.lock:
@@ -116,6 +123,7 @@ class _Run:
                     self.bell.release()
                 if item < 0:
                     self.idle += 1
+                    self.pool.at_work(-1)
                     return
             ended = self._run(item)
 
@@ -135,7 +143,7 @@ class _Run:
         self.running += 1
         item = heappop(ready)
         wanted = len(ready) - self.asleep
-        while wanted > 0 and self.idle and self.call(self):
+        while wanted > 0 and self.idle and self.pool.call(self):
             self.idle -= 1
             wanted -= 1
         return item
@@ -151,9 +159,15 @@ class _Run:
 
 
 class StreamPool:
-    """Threads shared by all lanes; it grows to what the loaded programs can use at once."""
+    """Threads shared by all lanes; it grows to what the loaded programs can use at once.
 
-    def __init__(self) -> None:
+    `cores`: helpers are called while fewer threads are at work.
+    """
+
+    def __init__(self, cores: int = MAX_THREADS) -> None:
+        self._cores = cores
+        self._lock = threading.Lock()
+        self._at_work = 0  # callers that are not asleep, and helpers, called ones included
         self._calls: SimpleQueue[_Run | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
 
@@ -169,16 +183,23 @@ class StreamPool:
             run.help()
             del run  # or an idle helper would keep the last step's tensors alive
 
-    def _call(self, run: _Run) -> bool:
-        """Wake a helper, unless as many calls wait as there are helpers."""
-        if self._calls.qsize() >= len(self._threads):
-            return False
+    def at_work(self, change: int) -> None:
+        """So many threads more are at work, or fewer."""
+        with self._lock:
+            self._at_work += change
+
+    def call(self, run: _Run) -> bool:
+        """Wake a helper, unless as many calls wait as there are helpers, or no core is free for it."""
+        with self._lock:
+            if self._at_work >= self._cores or self._calls.qsize() >= len(self._threads):
+                return False
+            self._at_work += 1
         self._calls.put(run)
         return True
 
     def run(self, plan: Threading, body: Callable[[int], None]) -> None:
         """Call `body(item)` for every item, in an order that obeys the waits; the first error is raised."""
-        run = _Run(plan, body, self._call)
+        run = _Run(plan, body, self)
         run.lead()
         if run.error is not None:
             raise run.error

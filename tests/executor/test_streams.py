@@ -89,6 +89,30 @@ def test_a_group_whose_helper_has_not_woken_runs_on_the_callers_thread() -> None
     assert names == [caller, caller]
 
 
+def test_no_helper_is_called_while_every_core_has_a_thread_at_work() -> None:
+    """1. Another lane's step takes one core of two: both groups run on the caller's thread. 2. It ends."""
+    pool = StreamPool(cores=2)
+    pool.grow(1)
+    plan = assign([_Item(0, ()), _Item(1, ())], 2)
+    names: list[int] = []
+    both = threading.Barrier(2, timeout=30.0)
+
+    def side_by_side(item: int) -> None:
+        names.append(threading.get_ident())
+        both.wait()
+
+    try:
+        pool.at_work(1)
+        pool.run(plan, lambda item: names.append(threading.get_ident()))
+        assert names == [threading.get_ident()] * 2
+        pool.at_work(-1)
+        names.clear()
+        pool.run(plan, side_by_side)
+    finally:
+        pool.close()
+    assert len(set(names)) == 2
+
+
 def test_whoever_ends_a_stage_goes_on_with_the_next() -> None:
     """1. The caller has ended its group and sleeps. 2. The helper ends the other one and begins item 2."""
     pool = StreamPool()
@@ -105,7 +129,7 @@ def test_whoever_ends_a_stage_goes_on_with_the_next() -> None:
             assert _until(lambda: run.asleep)
 
     plan = assign([_Item(0, ()), _Item(1, ()), _Item(0, (0, 1))], 2)
-    run = _Run(plan, body, pool._call)
+    run = _Run(plan, body, pool)
     try:
         run.lead()
     finally:
