@@ -162,6 +162,7 @@ class OnnxExecutor:
         """
         issued, feeds = self._issued.pop(step)
         self._order.begin(issued)
+        self._pool.begin()
         started_s = time.monotonic()
         try:
             values = {m.position: self._gather(issued, m, feeds) for m in issued.members}
@@ -172,6 +173,7 @@ class OnnxExecutor:
                 m.instance: self._leave(issued, m, values[m.position]) for m in issued.members if m.last
             }
         finally:
+            self._pool.end()
             self._order.end(issued)
         return StepResult(started_s, time.monotonic(), outputs, tuple(groups))
 

@@ -7,13 +7,16 @@ the next one, while the others are still waking up. Only a caller with nothing t
 
 Helpers are called only while fewer threads are at work than there are cores: with a step in every lane a
 helper would but take turns with them, and both steps would wait at their stages' ends for who is not running.
+A lane that has ended a step is still at work for a moment: most often its next step is about to begin.
 
 A session releases the interpreter lock while it computes; what is decided in between is a few lines under one
 lock per run.
 """
 
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -22,6 +25,10 @@ from typing import Protocol
 
 MAX_THREADS = max(2, len(os.sched_getaffinity(0)))
 """Threads that one step may use, the caller's included: more than cores only adds switches."""
+
+_BETWEEN_STEPS_S = 0.001
+"""A lane whose step has ended counts as at work for so long; the next one begins some 10 us later, or 200 us
+where another thread holds the interpreter."""
 
 
 class Waiting(Protocol):
@@ -95,25 +102,23 @@ class _Run:
     def lead(self) -> None:
         """Run items until all have ended, or after an error those that had begun."""
         ended = -1
-        self.pool.at_work(1)
         while True:
             with self.lock:
                 item = self._next(ended)
                 if item < 0:
                     if not self.running:
-                        self.pool.at_work(-1)
                         return
                     self.asleep = True
             if item < 0:
-                self.pool.at_work(-1)
+                self.pool.sleep()
                 self.bell.acquire()
-                self.pool.at_work(1)
+                self.pool.begin()
                 ended = -1
             else:
                 ended = self._run(item)
 
     def help(self) -> None:
-        """Run items as long as one is ready; the pool counted this thread when it was called."""
+        """Run items as long as one is ready."""
         ended = -1
         while True:
             with self.lock:
@@ -123,7 +128,6 @@ class _Run:
                     self.bell.release()
                 if item < 0:
                     self.idle += 1
-                    self.pool.at_work(-1)
                     return
             ended = self._run(item)
 
@@ -161,13 +165,16 @@ class _Run:
 class StreamPool:
     """Threads shared by all lanes; it grows to what the loaded programs can use at once.
 
-    `cores`: helpers are called while fewer threads are at work.
+    A lane's thread tells when its step begins, ends, and sleeps in between. `cores`: helpers are called while
+    fewer threads than that are at work.
     """
 
-    def __init__(self, cores: int = MAX_THREADS) -> None:
+    def __init__(self, cores: int = MAX_THREADS, clock: Callable[[], float] = time.monotonic) -> None:
         self._cores = cores
+        self._clock = clock
         self._lock = threading.Lock()
-        self._at_work = 0  # callers that are not asleep, and helpers, called ones included
+        self._helping = 0  # helpers that have been called and have not returned
+        self._at_work_until_s: dict[int, float] = {}  # per thread that runs steps
         self._calls: SimpleQueue[_Run | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
 
@@ -182,18 +189,29 @@ class StreamPool:
         while (run := self._calls.get()) is not None:
             run.help()
             del run  # or an idle helper would keep the last step's tensors alive
+            with self._lock:
+                self._helping -= 1
 
-    def at_work(self, change: int) -> None:
-        """So many threads more are at work, or fewer."""
-        with self._lock:
-            self._at_work += change
+    def begin(self) -> None:
+        """The calling thread begins a step, or goes on with it."""
+        self._at_work_until_s[threading.get_ident()] = math.inf
+
+    def sleep(self) -> None:
+        """The calling thread has to wait within its step."""
+        self._at_work_until_s[threading.get_ident()] = -math.inf
+
+    def end(self) -> None:
+        """The calling thread's step has ended."""
+        self._at_work_until_s[threading.get_ident()] = self._clock() + _BETWEEN_STEPS_S
 
     def call(self, run: _Run) -> bool:
         """Wake a helper, unless as many calls wait as there are helpers, or no core is free for it."""
+        now_s = self._clock()
+        stepping = sum(until_s > now_s for until_s in list(self._at_work_until_s.values()))
         with self._lock:
-            if self._at_work >= self._cores or self._calls.qsize() >= len(self._threads):
+            if stepping + self._helping >= self._cores or self._calls.qsize() >= len(self._threads):
                 return False
-            self._at_work += 1
+            self._helping += 1
         self._calls.put(run)
         return True
 

@@ -90,25 +90,42 @@ def test_a_group_whose_helper_has_not_woken_runs_on_the_callers_thread() -> None
 
 
 def test_no_helper_is_called_while_every_core_has_a_thread_at_work() -> None:
-    """1. Another lane's step takes one core of two: both groups run on the caller's thread. 2. It ends."""
-    pool = StreamPool(cores=2)
+    """1. Another lane's step takes one core of two: both groups run on the caller's thread. 2. It ended."""
+    now_s = 0.0
+    pool = StreamPool(cores=2, clock=lambda: now_s)
     pool.grow(1)
     plan = assign([_Item(0, ()), _Item(1, ())], 2)
     names: list[int] = []
     both = threading.Barrier(2, timeout=30.0)
 
+    def alone(item: int) -> None:
+        names.append(threading.get_ident())
+
     def side_by_side(item: int) -> None:
         names.append(threading.get_ident())
         both.wait()
 
+    def lane() -> None:
+        pool.begin()
+        went_on.wait(30.0)
+        pool.end()
+
+    went_on = threading.Event()
+    other = threading.Thread(target=lane)
+    other.start()
     try:
-        pool.at_work(1)
-        pool.run(plan, lambda item: names.append(threading.get_ident()))
-        assert names == [threading.get_ident()] * 2
-        pool.at_work(-1)
+        assert _until(lambda: pool._at_work_until_s != {})
+        pool.begin()
+        pool.run(plan, alone)
+        went_on.set()
+        other.join()
+        pool.run(plan, alone)  # the other lane's next step would begin in a moment
+        assert names == [threading.get_ident()] * 4
+        now_s = 1.0
         names.clear()
         pool.run(plan, side_by_side)
     finally:
+        went_on.set()
         pool.close()
     assert len(set(names)) == 2
 

@@ -76,6 +76,7 @@ class TorchCpuExecutor(TorchExecutor):
         issued, feeds = self._issued.pop(step)
         self._order.begin(issued)
         self._moves.advance(self._order.running)
+        self._pool.begin()
         started_s = time.monotonic()
         try:
             with torch.inference_mode():
@@ -90,6 +91,7 @@ class TorchCpuExecutor(TorchExecutor):
                 raise
             raise ExecutorError(f"step {step} failed: {one_line(error)}") from error
         finally:
+            self._pool.end()
             self._order.end(issued)
             self._moves.advance(self._order.running)
         return StepResult(started_s, time.monotonic(), outputs, tuple(groups))
