@@ -24,7 +24,7 @@ from planner.config import PlannerConfig
 from planner.contest.ahead import CompiledAhead
 from planner.dispatch.admin import AdminServer
 from planner.dispatch.core import DispatchConfig
-from planner.dispatch.events import DesiredChanged, Revoked
+from planner.dispatch.events import DesiredChanged, Released, Revoked
 from planner.dispatch.server import DispatchServer, ServerConfig, new_keys
 from planner.housekeeping import Housekeeper
 from planner.lock import DataDirLock
@@ -70,6 +70,10 @@ class DispatchFleet:
     def revoked(self, device: DeviceId) -> None:
         """Tell dispatch that a device is out."""
         self._server.post(Revoked(device))
+
+    def released(self, device: DeviceId) -> None:
+        """Tell dispatch that a device's quarantine has ended."""
+        self._server.post(Released(device))
 
     def backlog_rows(self) -> int:
         """Telemetry rows taken in and not yet committed."""

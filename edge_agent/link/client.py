@@ -33,6 +33,7 @@ from shared.failpoint import failpoint
 from shared.keyfile import KeyPair
 from shared.messages import control, telemetry
 from shared.messages.base import RefusalCode, Refused
+from shared.text import bounded
 
 log = logging.getLogger(__name__)
 
@@ -314,7 +315,7 @@ class LinkClient:
             self._send_telemetry(now_s)
 
     def _record_event(self, code: str, text: str) -> None:
-        self._record(telemetry.Event(code[:128], text[:512]))
+        self._record(telemetry.Event(bounded(code, 128), bounded(text)))
 
     def _record(self, data: telemetry.RowData) -> None:
         body = _encoded(telemetry.Row(self._clock.wall_us(), data))

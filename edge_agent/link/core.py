@@ -22,7 +22,7 @@ from shared.ids import Digest
 from shared.messages import control
 from shared.messages.base import Refused
 from shared.messages.control import DeviceState
-from shared.text import counted
+from shared.text import bounded, counted
 
 
 class LinkCore:
@@ -247,7 +247,7 @@ class LinkCore:
             one.digest for one in self._missing()
         }:
             return []
-        return self._change(reason=f"artifact {digest[:12]}: {reason}"[:512])
+        return self._change(reason=bounded(f"artifact {digest[:12]}: {reason}"))
 
     def _answered(self, request: int) -> list[ev.Action]:
         if request in self.state.answered:

@@ -28,6 +28,7 @@ from shared.messages.control import (
     StageProfileRequest,
 )
 from shared.messages.telemetry import RowData
+from shared.text import bounded
 
 Attempt = tuple[int, int]
 
@@ -147,7 +148,7 @@ class LinkState(Struct, frozen=True, kw_only=True):
         Raises:
             RuntimeError: the step is not in the table of states.
         """
-        return structs.replace(self, state=step(self.state, cause), reason=reason[:512])
+        return structs.replace(self, state=step(self.state, cause), reason=bounded(reason))
 
     def without_local(self, cause: Cause) -> "LinkState":
         """The attempt at a plan made here is over; nothing else changes.

@@ -26,6 +26,7 @@ from shared.ids import Digest
 from shared.messages import control
 from shared.messages.control import Autonomy, DeviceState, Origin
 from shared.messages.telemetry import TrialEnded
+from shared.text import bounded
 
 _BARRED: Final = 32  # digests of plans and of structures remembered
 _SETTLED: Final = frozenset(
@@ -340,6 +341,6 @@ def _row(local: ev.LocalAttempt, result: TrialResult, now_us: int) -> tuple[Tria
         result.pairs,
         record.began_us,
         now_us,
-        result.reason[:512],
+        bounded(result.reason),
     )
     return (row,)

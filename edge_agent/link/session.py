@@ -3,10 +3,19 @@
 Nothing of it survives a restart. Every method that sends takes the report of what is true now.
 """
 
+from typing import Final
+
 from edge_agent.link.config import LinkConfig
 from edge_agent.link.events import Action, Reconnect, Send
 from shared.messages.base import RefusalCode, Refused
 from shared.messages.control import Heartbeat, Hello, Report, Reported, Welcome
+
+_UNWANTED: Final = (
+    RefusalCode.REVOKED,
+    RefusalCode.UNKNOWN_KEY,
+    RefusalCode.QUARANTINED,
+    RefusalCode.SUPERSEDED,
+)
 
 
 class Session:
@@ -71,7 +80,7 @@ class Session:
             if now_s - self._hello_sent_s < config.hello_again_s / 4:
                 return []  # our hello and this refusal passed each other
             return self._hello(report, now_s)
-        if refused.code in (RefusalCode.REVOKED, RefusalCode.UNKNOWN_KEY, RefusalCode.SUPERSEDED):
+        if refused.code in _UNWANTED:
             again_s = config.refused_again_s
             if refused.code is RefusalCode.SUPERSEDED:
                 # A late hello of our life before, or a copy of this device: come back soon, then ever later.

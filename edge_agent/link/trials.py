@@ -20,6 +20,7 @@ from shared.ids import Digest
 from shared.messages.control import Activation, Desired, DeviceState
 from shared.messages.telemetry import TrialEnded
 from shared.plan import decode_plan
+from shared.text import bounded
 
 MAX_PROVEN: Final = 64
 MAX_ABANDONED: Final = 3
@@ -247,6 +248,6 @@ def _row(
         result.pairs,
         record.began_us,
         now_us,
-        result.reason[:512],
+        bounded(result.reason),
     )
     return (row,)

@@ -18,6 +18,7 @@ from shared.messages.telemetry import (
     StepTrace,
     TaskCounters,
 )
+from shared.text import bounded
 
 _TIMINGS_PER_ROW = 64
 _GROUPS_PER_ROW = 128
@@ -146,10 +147,10 @@ def profile_rows(times: OperatorTimes, environment: str) -> list[RowData]:
             times.request,
             Digest(times.artifact),
             times.batch,
-            environment[:128],
+            bounded(environment, 128),
             tuple(part),
             whole and index == len(parts) - 1,
-            times.reason[:512],
+            bounded(times.reason),
         )
         for index, part in enumerate(parts)
     ]
@@ -164,11 +165,11 @@ def stage_rows(times: StageTimes, plan: Digest, environment: str) -> list[RowDat
             times.request,
             plan,
             times.combined,
-            environment[:128],
+            bounded(environment, 128),
             tuple(part),
             times.step_us,
             times.last and index == len(parts) - 1,
-            times.reason[:512],
+            bounded(times.reason),
         )
         for index, part in enumerate(parts)
     ]

@@ -22,6 +22,10 @@ class Fleet(Protocol):
         """The store holds a device as revoked."""
         ...
 
+    def released(self, device: DeviceId) -> None:
+        """The store holds a device's quarantine as ended."""
+        ...
+
     def backlog_rows(self) -> int:
         """Telemetry rows taken in and not yet committed."""
         ...

@@ -30,6 +30,7 @@ from shared.ids import DeviceId
 from shared.messages import admin
 from shared.messages.control import MAX_PROFILED, Desired
 from shared.search.registry import scheduler as find_scheduler
+from shared.text import bounded
 from shared.token import JoinToken, format_token
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class AdminHandler:
             admin.DeviceListRequest: self._device_list,
             admin.DeviceShowRequest: self._device_show,
             admin.DeviceRevokeRequest: self._revoke,
+            admin.DeviceReleaseRequest: self._release,
             admin.DeviceProfileRequest: self._profile,
             admin.StageProfileCreate: self._stage_profile,
             admin.DeviceReplanRequest: self._replan_settings,
@@ -118,6 +120,11 @@ class AdminHandler:
     def _revoke(self, request: admin.DeviceRevokeRequest) -> admin.AdminReply:
         self._store.revoke(request.device)
         self._fleet.revoked(request.device)
+        return admin.Done()
+
+    def _release(self, request: admin.DeviceReleaseRequest) -> admin.AdminReply:
+        self._store.release(request.device)
+        self._fleet.released(request.device)
         return admin.Done()
 
     def _profile(self, request: admin.DeviceProfileRequest) -> admin.AdminReply:
@@ -254,7 +261,7 @@ class AdminHandler:
 
     def _one_of_many(self, device: DeviceId, result: Desired | InputError) -> admin.Pushed:
         if isinstance(result, InputError):
-            return admin.Pushed(device=device, cause=str(result)[:512])
+            return admin.Pushed(device=device, cause=bounded(str(result)))
         reply = self._pushed(device, result)
         return admin.Pushed(
             device=device, epoch=reply.epoch, generation=reply.generation, autonomy=reply.autonomy
@@ -279,28 +286,34 @@ class AdminHandler:
         else:
             infos = self._online([self._store.device(request.device)])
         window_us = round(WATCH_WINDOW_S * 1e6)
-        rates = [
-            rate
-            for info in infos
-            if info.online
-            for rate in model_rates(info.device, self._store.newest_telemetry(info.device, KINDS, window_us))
-        ]
+        unread: dict[DeviceId, str] = {}
+        rates: list[admin.ModelRate] = []
+        for info in infos:
+            if info.online:
+                rows, unread[info.device] = self._store.newest_readable(info.device, KINDS, window_us)
+                rates += model_rates(info.device, rows)
         return admin.WatchReply(
             at_us=self._clock.wall_us(),
-            devices=infos,
+            devices=tuple(
+                msgspec.structs.replace(info, unshown=info.unshown or unread.get(info.device, ""))
+                for info in infos
+            ),
             rates=tuple(rates[:1024]),
             telemetry=self._books(request.device),
         )
 
     def _status(self, request: admin.StatusRequest) -> admin.AdminReply:
+        members = self._store.fleet()
         return admin.StatusReply(
             planner_version=__version__,
             epoch=self._store.epoch(),
-            devices=len(self._store.fleet()),
+            devices=len(members),
             online=len(self._fleet.online()),
             telemetry_backlog=self._fleet.backlog_rows(),
             telemetry=self._books(None),
             uptime_s=self._clock.monotonic_s() - self._started_s,
+            quarantined=sum(bool(member.quarantine) for member in members),
+            unreadable=self._store.unreadable(),
         )
 
     def _books(self, device: DeviceId | None) -> admin.TelemetryBooks:

@@ -9,14 +9,16 @@ import typer
 from planner.admin.client import ask, is_running
 from planner.admin.path import socket_path
 from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of, parse_duration, require_own
-from planner.cli.output import emit, emit_json, emit_table, pair, progress, when
+from planner.cli.output import emit, emit_json, emit_table, pair, presence, progress, tell_troubles, when
 from planner.cli.searching import measure_stages
 from shared.errors import ExitCode, InputError, UnavailableError
 from shared.ids import DeviceId
 from shared.messages import admin
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Enrol devices, look at them, take their key away."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Enrol devices, look at them, release them, take their key away.",
 )
 
 _POLL_S = 0.2
@@ -75,7 +77,7 @@ def list_devices(data_dir: DataDir = None, database_url: DatabaseUrl = "", json:
         [
             (
                 info.device,
-                "revoked" if info.revoked else info.online if live else None,
+                presence(info, live=live),
                 info.report.state.value if info.report.state else None,
                 pair(info.desired_epoch, info.desired_generation),
                 (info.desired_plan or "")[:12],
@@ -86,6 +88,7 @@ def list_devices(data_dir: DataDir = None, database_url: DatabaseUrl = "", json:
         ],
         empty="no device is enrolled; make a token with `stageloom device token`",
     )
+    tell_troubles(infos)
 
 
 @app.command()
@@ -119,7 +122,7 @@ def show(
     report = info.report
     lines = {
         "device": info.device,
-        "online": "revoked" if info.revoked else ("yes" if info.online else "no") if live else "unknown",
+        "online": _ONLINE.get(said := presence(info, live=live), said),
         "class": info.device_class,
         "agent": info.agent_version,
         "enrolled": when(info.enrolled_at_us),
@@ -129,6 +132,7 @@ def show(
         "state": (report.state.value if report.state else "-") + (report.reason and f": {report.reason}"),
     }
     emit("\n".join(f"{name + ':':<11} {text}" for name, text in lines.items()))
+    tell_troubles([info])
     emit_table(
         ["generation", "plan", "decided by", "state", "at (UTC)", "reason"],
         [
@@ -156,6 +160,22 @@ def revoke(
     if json:
         emit_json({"device": device, "revoked": True})
     progress(f"{device} is revoked; it can join again with a new token")
+
+
+@app.command()
+def release(
+    device: Annotated[str, typer.Argument(metavar="DEVICE")], data_dir: DataDir = None, json: Json = False
+) -> None:
+    """Let a quarantined device in again. One that still counts too far is quarantined again.
+
+    \b
+    stageloom device show shop-7       # says why it is refused
+    stageloom device release shop-7
+    """
+    ask(data_dir_of(data_dir), checked(admin.DeviceReleaseRequest(device=DeviceId(device))), admin.Done)
+    if json:
+        emit_json({"device": device, "quarantined": False})
+    progress(f"{device} is let in when it comes again, within a minute")
 
 
 @app.command()
@@ -332,6 +352,9 @@ def _emit_costs(
         emit_table(columns, rows, empty="nothing was measured")
     if any(reason for *_, reason in rows):
         raise typer.Exit(ExitCode.FAILED)
+
+
+_ONLINE: dict[object, str] = {True: "yes", False: "no", None: "unknown"}
 
 
 def _devices(folder: Path, database_url: str) -> tuple[list[admin.DeviceInfo], bool]:

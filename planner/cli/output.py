@@ -5,13 +5,14 @@ rows one below the other, a line per cell.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
 import msgspec
 
-from shared.messages.admin import TelemetryBooks
+from shared.messages.admin import DeviceInfo, TelemetryBooks
+from shared.text import counted
 
 
 def emit(text: str) -> None:
@@ -109,6 +110,26 @@ def when(at_us: int) -> str:
 def pair(epoch: int, generation: int) -> str:
     """A generation as people read it, `epoch.generation`; empty before the first."""
     return f"{epoch}.{generation}" if generation else ""
+
+
+def presence(info: DeviceInfo, *, live: bool = True) -> bool | str | None:
+    """Whether a device is there, or why it cannot be; None where no planner runs that knows."""
+    if info.revoked or info.quarantine:
+        return "revoked" if info.revoked else "quarantined"
+    return info.online if live else None
+
+
+def tell_troubles(infos: Iterable[DeviceInfo]) -> None:
+    """On stderr, what is wrong with devices, a line each."""
+    for info in infos:
+        if info.unshown:
+            progress(_cell(f"{info.device}: {info.unshown}"))
+        if info.quarantine and not info.revoked:
+            remedy = f"`stageloom device release {info.device}` lets it in"
+            progress(_cell(f"{info.device} is quarantined: {info.quarantine}; {remedy}"))
+        if info.unreadable:
+            what = counted(info.unreadable, "record")
+            progress(_cell(f"{info.device}: {what} could not be stored as sent; {info.unreadable_reason}"))
 
 
 def books_line(books: TelemetryBooks) -> str:

@@ -11,9 +11,19 @@ import typer
 from planner import __version__
 from planner.admin.client import ask
 from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of, require_own
-from planner.cli.output import books_line, emit, emit_json, emit_table, pair, progress
+from planner.cli.output import (
+    books_line,
+    emit,
+    emit_json,
+    emit_table,
+    pair,
+    presence,
+    progress,
+    tell_troubles,
+)
 from shared.ids import DeviceId
 from shared.messages import admin
+from shared.text import counted
 
 
 def add_to(app: typer.Typer) -> None:
@@ -82,6 +92,11 @@ def status(data_dir: DataDir = None, json: Json = False) -> None:
         f"{reply.online} of {reply.devices} devices online, {reply.telemetry_backlog} telemetry rows waiting"
     )
     emit(books_line(reply.telemetry))
+    if reply.quarantined or reply.unreadable:
+        emit(
+            f"{counted(reply.quarantined, 'device')} quarantined, {counted(reply.unreadable, 'record')} "
+            "unreadable; see `stageloom device list`"
+        )
 
 
 def watch(
@@ -116,7 +131,9 @@ def watch(
         _live(look, count, interval)
     else:
         for _ in _looks(count or 1, interval):
-            emit_table(_COLUMNS, _rows(look()), empty="no device is enrolled")
+            reply = look()
+            emit_table(_COLUMNS, _rows(reply), empty="no device is enrolled")
+            tell_troubles(reply.devices)
 
 
 def migrate(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: Json = False) -> None:
@@ -173,7 +190,7 @@ def _rows(reply: admin.WatchReply) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     for info in reply.devices:
         state = info.report.state.value if info.report.state else None
-        head = (info.device, "revoked" if info.revoked else info.online, state, _reported(info))
+        head = (info.device, presence(info), state, _reported(info))
         rates = [rate for rate in reply.rates if rate.device == info.device]
         rows += [
             # Without a task there is no latency: a false 0 would look like a very good one.

@@ -11,12 +11,12 @@ from planner.cli.output import books_line, emit_json, emit_table, progress, when
 from shared.errors import InputError
 from shared.ids import DeviceId
 from shared.messages.admin import TelemetryBooks
-from shared.messages.telemetry import KIND_OF, RowKind
+from shared.messages.telemetry import RowKind
 
 if TYPE_CHECKING:
     from planner.store.history import Entry
 
-_KINDS = [kind.value for kind in KIND_OF.values()]
+_KINDS = [kind.value for kind in RowKind]
 
 
 class By(str, Enum):

@@ -22,6 +22,7 @@ from planner.dispatch.wake import Waker
 from shared.errors import DecodeError, ExitCode, SettingError, StageloomError, UnavailableError
 from shared.messages.admin import REPLIES, REQUESTS, AdminReply, AdminRequest, Failed
 from shared.messages.base import Message
+from shared.text import bounded
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ class AdminServer:
         try:
             request = REQUESTS.decode(frames[1])
         except DecodeError as error:
-            failed = Failed(cause=str(error)[:512], remedy="use the planner's own command")
+            failed = Failed(cause=bounded(str(error)), remedy="use the planner's own command")
             return self._reply(route, failed, 0)
         try:
             answer = self._handle(request)
@@ -158,7 +159,7 @@ class AdminServer:
 
 def _failed(request: AdminRequest, error: BaseException) -> Failed:
     if isinstance(error, StageloomError):
-        return Failed(cause=error.cause[:512], remedy=error.remedy[:512], exit_code=error.exit_code)
+        return Failed(cause=bounded(error.cause), remedy=bounded(error.remedy), exit_code=error.exit_code)
     log.error("%s failed", type(request).__name__, exc_info=error)
     return Failed(cause=f"the planner failed: {type(error).__name__}", remedy="see its log")
 

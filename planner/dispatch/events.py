@@ -124,6 +124,19 @@ class Revoked(Struct, frozen=True):
     device: DeviceId
 
 
+class QuarantineStored(Struct, frozen=True):
+    """The store knows of a quarantine; not `ok`: it does not."""
+
+    device: DeviceId
+    ok: bool = True
+
+
+class Released(Struct, frozen=True):
+    """An operator ended a quarantine."""
+
+    device: DeviceId
+
+
 class Unreachable(Struct, frozen=True):
     """A send found no such connection."""
 
@@ -151,6 +164,8 @@ Event = (
     | AlarmStored
     | LocalSettled
     | Revoked
+    | QuarantineStored
+    | Released
     | Unreachable
     | Tick
 )
@@ -214,6 +229,13 @@ class AdoptLocal(Struct, frozen=True):
     plan: LocalPlan
 
 
+class Quarantine(Struct, frozen=True):
+    """Note that a device is refused from now on; answer with `QuarantineStored`."""
+
+    device: DeviceId
+    reason: str
+
+
 class ReplanDue(Struct, frozen=True):
     """An alarm began a re-plan."""
 
@@ -237,6 +259,7 @@ Action = (
     | Reissue
     | StoreAlarm
     | AdoptLocal
+    | Quarantine
     | ReplanDue
     | PresenceChanged
 )

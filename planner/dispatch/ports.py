@@ -1,9 +1,11 @@
 """What dispatch needs from the store. Calls block and come from dispatch's own store threads, never from the
 thread that owns the sockets. A method that returns has committed; one that raises `StorageError` has not, and
-its caller tries again or lets the device try again.
+its caller tries again or lets the device try again. What only the sender of a record can be blamed for is
+kept as unreadable, which counts as stored: sent again it would fail again.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -25,7 +27,10 @@ class EnrolRefused(StageloomError):
 
 @dataclass(frozen=True)
 class FleetMember:
-    """One enrolled device as stored; `public_key` is its CURVE key in Z85."""
+    """One enrolled device as stored; `public_key` is its CURVE key in Z85.
+
+    `quarantine`: why it is refused until an operator releases it; empty where it is not.
+    """
 
     device: DeviceId
     public_key: str
@@ -34,6 +39,7 @@ class FleetMember:
     boot: int = 0
     report: Report | None = None
     device_class: str = ""
+    quarantine: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ class ReportRecord:
 
 @dataclass(frozen=True)
 class StoredRow:
-    """One telemetry row; (device, boot, sequence) is its key. `data` is None where `kind` is UNREADABLE."""
+    """One telemetry row; (device, boot, sequence) is its key. An UNREADABLE one has a `reason`, no data."""
 
     boot: int
     sequence: int
@@ -69,6 +75,7 @@ class StoredRow:
     kind: RowKind
     body: bytes
     data: RowData | None
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -141,6 +148,13 @@ class DispatchStore(Protocol):
 
         Raises:
             StageloomError: the plan does not decode, or names an artifact that is not here.
+        """
+        ...
+
+    def quarantine(self, device: DeviceId, reason: str) -> "Future[None]":
+        """Refuse a device over restarts, too, until an operator releases it.
+
+        Returns at once, so that a release that comes later is stored later; the future ends with the commit.
         """
         ...
 

@@ -22,6 +22,6 @@ def telemetry_write(device: DeviceId, batch: TelemetryBatch) -> TelemetryWrite:
 def _stored(boot: int, sequence: int, body: bytes) -> StoredRow:
     try:
         row = decode_row(body)
-    except DecodeError:
-        return StoredRow(boot, sequence, 0, RowKind.UNREADABLE, body, None)
+    except DecodeError as error:
+        return StoredRow(boot, sequence, 0, RowKind.UNREADABLE, body, None, error.cause)
     return StoredRow(boot, sequence, row.at_us, KIND_OF[type(row.data)], body, row.data)

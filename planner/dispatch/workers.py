@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 from planner.dispatch import events as ev
@@ -25,6 +25,7 @@ _GATHER_S = (
 
 Write = TypeVar("Write", ev.AppendTelemetry, ev.StoreReport)
 Call = ev.Enrol | ev.Reissue | ev.StoreAlarm | ev.AdoptLocal
+Work = ev.AppendTelemetry | ev.StoreReport | Call | ev.ReadChunk | ev.Quarantine
 
 
 class _Groups(Generic[Write]):
@@ -75,7 +76,7 @@ class StoreWorkers:
         self._calls = ThreadPoolExecutor(1, thread_name_prefix="dispatch-store")
         self._chunks = ThreadPoolExecutor(1, thread_name_prefix="dispatch-chunks")
 
-    def submit(self, action: ev.AppendTelemetry | ev.StoreReport | Call | ev.ReadChunk) -> None:
+    def submit(self, action: Work) -> None:
         """Take work; never blocks."""
         match action:
             case ev.AppendTelemetry():
@@ -92,6 +93,8 @@ class StoreWorkers:
                 self._calls.submit(lambda: self._post([self._alarm(action)]))
             case ev.AdoptLocal():
                 self._calls.submit(lambda: self._post([self._adopt(action)]))
+            case ev.Quarantine():
+                self._quarantine(action)
 
     def close(self) -> None:
         """Finish what was taken and stop."""
@@ -170,6 +173,15 @@ class StoreWorkers:
             return ev.AlarmStored(action.device, action.alarm, ok=False)
         failpoint("planner.alarm.ack")
         return ev.AlarmStored(action.device, action.alarm, replan)
+
+    def _quarantine(self, action: ev.Quarantine) -> None:
+        def done(stored: "Future[None]") -> None:
+            error = stored.exception()
+            if isinstance(error, Exception):
+                self._complaints.about(f"the quarantine of {action.device} is not stored", error)
+            self._post([ev.QuarantineStored(action.device, ok=error is None)])
+
+        self._store.quarantine(action.device, action.reason).add_done_callback(done)
 
     def _adopt(self, action: ev.AdoptLocal) -> ev.Event:
         try:

@@ -185,7 +185,8 @@ class Database:
             error = _first_failure(last)
             if getattr(error.orig, "sqlstate", None) in _LOST_RACE_STATES:
                 raise LostRace(str(error.orig)) from error
-            raise StorageError(
+            kind = Unstorable if isinstance(error, DataError | IntegrityError) else StorageError
+            raise kind(
                 f"{self.url.render_as_string()}: {_first_line(error.orig or error)}",
                 remedy=_remedy(
                     str(error.orig), of_a_server=not self.is_sqlite and isinstance(error, OperationalError)
@@ -193,10 +194,30 @@ class Database:
             ) from error
 
 
+class Unstorable(StorageError):
+    """The database is well and will not take what was to be written."""
+
+
 def is_defect(error: BaseException) -> bool:
-    """Whether a failed transaction was wrong itself, rather than its database away, full or broken."""
-    wrong = (DataError, IntegrityError, ProgrammingError)
+    """Whether a failed transaction was wrong itself, rather than its data, or its database away or full."""
+    wrong = (IntegrityError, ProgrammingError)
     return not isinstance(error, StageloomError) or isinstance(error.__cause__, wrong)
+
+
+def is_of_the_record(error: BaseException) -> bool:
+    """Whether what was to be written is to blame: written again, it fails again.
+
+    Not a database that is away, full, read-only or of another shape: the same may be written later.
+    """
+    elsewhere = (StorageError, UnavailableError, OSError, MemoryError, LostRace, StaleDataError)
+    return isinstance(error, Unstorable) or not isinstance(error, elsewhere)
+
+
+def why(error: BaseException) -> str:
+    """What is wrong with a record, in a line."""
+    cause = error.__cause__ if isinstance(error, Unstorable) and error.__cause__ else error
+    orig = getattr(cause, "orig", None) or cause
+    return f"{type(orig).__name__}: {_first_line(orig)}"
 
 
 class LostRace(Exception):

@@ -29,6 +29,7 @@ from planner.store.tables import (
 )
 from shared.errors import InputError
 from shared.ids import DeviceId, Digest
+from shared.messages.base import MOST
 from shared.messages.control import (
     Activation,
     ArtifactNeed,
@@ -189,10 +190,10 @@ def _push_some(connection: Connection, pushes: Sequence[Push], now_us: int) -> S
     for one in pushes:
         try:
             wanted = _permitted(one, known, shelf)
+            level = _next(one, levels.get(one.device), wanted, epoch)
         except InputError as refusal:
             given.append(refusal)
             continue
-        level = _next(one, levels.get(one.device), wanted, epoch)
         given.append(level)
         levels[one.device] = changed[one.device] = level
         name, digest = (wanted.name, wanted.digest) if wanted is not None else (None, None)
@@ -233,9 +234,15 @@ def _permitted(one: Push, known: dict[str, bool], shelf: "_Shelf") -> "_Plan | N
 
 def _next(one: Push, before: _Level | None, wanted: _Plan | None, epoch: int) -> _Level:
     before = before or _Level(epoch, 0, None, Autonomy.OFF.value, one.activation.value, None)
+    generation = max(before.generation, one.above_generation) + 1
+    if generation > MOST:
+        raise InputError(
+            f"device {one.device!r} has no generation above {before.generation}",
+            remedy="enrol it under another name",
+        )
     return _Level(
         epoch=epoch,
-        generation=max(before.generation, one.above_generation) + 1,
+        generation=generation,
         plan=wanted.name if wanted is not None else before.plan,
         autonomy=one.autonomy.value if one.autonomy is not None else before.autonomy,
         activation=one.activation.value if wanted is not None else before.activation,

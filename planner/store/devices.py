@@ -1,14 +1,17 @@
 """Enrolment, keys and what devices report; every function is one part of a transaction."""
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from planner.counters import CEILING
 from planner.dispatch.ports import EnrolAttempt, EnrolRefused, ReportRecord
-from planner.store import replans
+from planner.store import replans, unreadable
 from planner.store.manyrows import insert_rows, run_on_rows
+from planner.store.showing import shown
 from planner.store.tables import (
     DesiredRow,
     DeviceRow,
@@ -16,6 +19,7 @@ from planner.store.tables import (
     JoinTokenRow,
     PlannerRow,
     PlanRow,
+    QuarantineRow,
     ReportedRow,
 )
 from shared.errors import InputError
@@ -23,6 +27,7 @@ from shared.ids import DeviceId, Digest
 from shared.messages.admin import DeviceInfo
 from shared.messages.base import RefusalCode
 from shared.messages.control import DeviceState, Origin, Report
+from shared.text import bounded
 
 _SEEN: Final = """
 WITH given (device, now_us, class, agent) AS (VALUES {rows})
@@ -66,8 +71,13 @@ def raise_epoch(session: Session, above: int, now_us: int) -> int:
 
     A device that reports a newer (epoch, generation) than this database ever gave out proves that the
     database was restored from an older copy; a new epoch keeps its generations from being taken for old ones.
+
+    Raises:
+        InputError: such an epoch would leave no room above it.
     """
     row = planner_row(session, now_us)
+    if above > CEILING:
+        raise InputError(f"epoch {above} is beyond {CEILING}")
     if row.epoch <= above:
         row.epoch = above + 1
         add_event(
@@ -129,6 +139,7 @@ def enrol(session: Session, attempt: EnrolAttempt, now_us: int) -> DeviceId:
         session.add(row)
     row.public_key, row.revoked, row.enrolled_at_us = attempt.public_key, False, now_us
     row.device_class, row.agent_version = attempt.device_class, attempt.agent_version
+    _end_quarantine(session, name)
     token.used_at_us, token.used_by_key, token.enrolled_as = now_us, attempt.public_key, name
     add_event(session, now_us, name, "enrolled", f"as {name}")
     return name
@@ -144,6 +155,37 @@ def revoke(session: Session, device: DeviceId, now_us: int) -> None:
     if not row.revoked:
         row.revoked = True
         add_event(session, now_us, device, "revoked", "by operator")
+
+
+def quarantine(session: Session, device: DeviceId, reason: str, now_us: int) -> None:
+    """Refuse a device until an operator releases it; a repeat changes nothing.
+
+    Raises:
+        InputError: there is no such device.
+    """
+    known_device(session, device)
+    if session.get(QuarantineRow, device) is None:
+        session.add(QuarantineRow(device=device, reason=bounded(reason), at_us=now_us))
+        add_event(session, now_us, device, "quarantined", reason)
+
+
+def release(session: Session, device: DeviceId, now_us: int) -> None:
+    """End a device's quarantine; a repeat changes nothing.
+
+    Raises:
+        InputError: there is no such device.
+    """
+    known_device(session, device)
+    if _end_quarantine(session, device):
+        add_event(session, now_us, device, "released", "by operator")
+
+
+def _end_quarantine(session: Session, device: DeviceId) -> bool:
+    """Whether there was one to end."""
+    row = session.get(QuarantineRow, device)
+    if row is not None:
+        session.delete(row)
+    return row is not None
 
 
 def known_device(session: Session, device: DeviceId) -> DeviceRow:
@@ -309,21 +351,52 @@ def device_infos(
 ) -> list[DeviceInfo]:
     """Devices by name; `online` is False here, since only a running planner knows."""
     wanted = (
-        select(DeviceRow, DesiredRow, PlanRow.digest, ReportedRow)
+        select(DeviceRow, DesiredRow, PlanRow.digest, ReportedRow, QuarantineRow)
         .outerjoin(DesiredRow, DesiredRow.device == DeviceRow.name)
         .outerjoin(PlanRow, PlanRow.name == DesiredRow.plan)
         .outerjoin(ReportedRow, ReportedRow.device == DeviceRow.name)
+        .outerjoin(QuarantineRow, QuarantineRow.device == DeviceRow.name)
         .where(DeviceRow.name > after)
         .order_by(DeviceRow.name)
         .limit(limit)
     )
     if device is not None:
         wanted = wanted.where(DeviceRow.name == device)
-    return [_info(*row) for row in session.execute(wanted)]
+    found = session.execute(wanted).all()
+    unread = unreadable.of_devices(session, found[0][0].name, found[-1][0].name) if found else {}
+    return [
+        shown(partial(_info, *row, *unread.get(row[0].name, (0, ""))), partial(_unshown, row[0], row[-1]))
+        for row in found
+    ]
+
+
+def _unshown(row: DeviceRow, refused: QuarantineRow | None, reason: str) -> DeviceInfo:
+    """What is always to be had of a device: its name, and whether it is let in."""
+    return DeviceInfo(
+        device=DeviceId(row.name),
+        online=False,
+        revoked=row.revoked,
+        device_class="",
+        agent_version="",
+        enrolled_at_us=0,
+        last_seen_us=0,
+        desired_epoch=0,
+        desired_generation=0,
+        desired_plan=None,
+        report=Report(),
+        quarantine=refused.reason if refused else "",
+        unshown=reason,
+    )
 
 
 def _info(
-    row: DeviceRow, desired: DesiredRow | None, digest: str | None, reported: ReportedRow | None
+    row: DeviceRow,
+    desired: DesiredRow | None,
+    digest: str | None,
+    reported: ReportedRow | None,
+    refused: QuarantineRow | None,
+    unread: int,
+    unread_reason: str,
 ) -> DeviceInfo:
     return DeviceInfo(
         device=DeviceId(row.name),
@@ -337,6 +410,10 @@ def _info(
         desired_generation=desired.generation if desired else 0,
         desired_plan=Digest(digest) if digest else None,
         report=report_of(reported),
+        quarantine=refused.reason if refused else "",
+        quarantined_at_us=refused.at_us if refused else 0,
+        unreadable=unread,
+        unreadable_reason=unread_reason,
     )
 
 

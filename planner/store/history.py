@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from msgspec import Struct
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from planner.store.showing import read_row
 from planner.store.tables import RollupRow, TelemetryRow
 from planner.telemetry.rollup import (
     KINDS,
@@ -18,20 +20,31 @@ from planner.telemetry.rollup import (
     span_of,
     widen,
 )
+from shared.errors import DecodeError
 from shared.ids import DeviceId
-from shared.messages.telemetry import RowData, RowKind, StepTimings, decode_row
+from shared.messages.telemetry import Row, RowData, RowKind, StepTimings
 
 _PAGE = 5_000
 
 
+class UnreadableData(Struct, frozen=True, array_like=True):
+    """A row that is kept as its bytes, and why nobody reads them."""
+
+    reason: str
+    size_bytes: int
+
+
 class Entry(NamedTuple):
-    """One row, or what `rows` of them say in `width_s` seconds from `at_us` on (0: it is a row)."""
+    """One row, or what `rows` of them say in `width_s` seconds from `at_us` on (0: it is a row).
+
+    A row that cannot be read is of kind UNREADABLE, whatever it was stored as.
+    """
 
     at_us: int
     width_s: int
     kind: RowKind
     rows: int
-    data: RowData | SpanData
+    data: RowData | SpanData | UnreadableData
 
 
 def history(
@@ -44,9 +57,8 @@ def history(
         for span in _spans(session, device, width, kinds, since_us=since_us, limit=limit)
     ]
     rows = [
-        Entry(row.at_us, 0, kind, 1, row.data)
-        for _, kind, body in _rows(session, device, kinds, since_us=since_us, limit=limit)
-        for row in (decode_row(body),)
+        _row_entry(at_us, kind, body)
+        for at_us, kind, body in _rows(session, device, kinds, since_us=since_us, limit=limit)
     ]
     entries += reversed(rows)
     entries.sort(key=lambda entry: entry.at_us)
@@ -71,7 +83,8 @@ def history_by(
 
     def finer() -> Iterator[Span]:
         for at_us, kind, body in _rows(session, device, wanted, since_us=since_us):
-            yield span_of(at_us, kind, decode_row(body).data, width)
+            if isinstance(row := read_row(body), Row):
+                yield span_of(at_us, kind, row.data, width)
         for span in _spans(session, device, Width.MINUTE, wanted, since_us=since_us):
             yield widen(span, width)
         if width is Width.HOUR:
@@ -100,9 +113,19 @@ def first_steps(session: Session, device: DeviceId, *, since_us: int, limit: int
         .order_by(TelemetryRow.at_us, TelemetryRow.sequence)
         .limit(limit)
     )
-    found += [(at_us, decode_row(body).data) for at_us, body in rows]
+    found += [(at_us, row.data) for at_us, body in rows if isinstance(row := read_row(body), Row)]
     found.sort(key=lambda one: one[0])
     return [data for _, data in found[:limit] if isinstance(data, StepTimings)]
+
+
+def _row_entry(at_us: int, kind: RowKind, body: bytes) -> Entry:
+    row = read_row(body)
+    if isinstance(row, DecodeError):
+        return Entry(at_us, 0, RowKind.UNREADABLE, 1, UnreadableData(row.cause, len(body)))
+    if kind is RowKind.UNREADABLE:
+        reason = "the database would not take what it says; see `stageloom device show`"
+        return Entry(at_us, 0, kind, 1, UnreadableData(reason, len(body)))
+    return Entry(row.at_us, 0, kind, 1, row.data)
 
 
 def _entry(span: Span, width: Width) -> Entry:

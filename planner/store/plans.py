@@ -1,11 +1,13 @@
 """Models, plans, and the history of who decided what a device should run."""
 
+from functools import partial
 from typing import Final
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from planner.store.database import Database
+from planner.store.showing import shown
 from planner.store.tables import ArtifactRow, DesiredRow, GenerationRow, ModelRow, PlanRow
 from shared.errors import InputError
 from shared.graph import Graph
@@ -174,7 +176,21 @@ def _plan_row(session: Session, name: str) -> PlanRow:
 def plan_infos(session: Session, *, after: str = "", limit: int = 256) -> list[PlanInfo]:
     """Plans by name."""
     wanted = select(PlanRow).where(PlanRow.name > after).order_by(PlanRow.name).limit(limit)
-    return [_plan_info(row) for row in session.scalars(wanted)]
+    return [shown(partial(_plan_info, row), partial(_unshown_plan, row)) for row in session.scalars(wanted)]
+
+
+def _unshown_plan(row: PlanRow, reason: str) -> PlanInfo:
+    return PlanInfo(
+        plan=row.name,
+        digest=Digest(row.digest),
+        scheduler=row.scheduler,
+        models=(),
+        created_at_us=row.created_at_us,
+        text=reason,
+        wire=b"",
+        text_bytes=0,
+        wire_bytes=len(row.wire),
+    )
 
 
 def _plan_info(row: PlanRow) -> PlanInfo:
@@ -210,20 +226,38 @@ def history(
         )
     }
     entries = [
-        HistoryEntry(
-            device=DeviceId(row.device),
-            epoch=row.epoch,
-            generation=row.generation,
-            plan=row.plan or "",
-            digest=Digest(row.digest) if row.digest else None,
-            decided_by=row.decided_by,
-            state=_shown_state(row, newest.get(row.device)),
-            reason=row.reason,
-            at_us=row.decided_at_us,
-        )
+        shown(partial(_entry, row, newest.get(row.device)), partial(_unshown_entry, row))
         for row in rows[:limit]
     ]
     return entries, rows[limit - 1].position if len(rows) > limit else 0
+
+
+def _entry(row: GenerationRow, newest: tuple[int, int] | None) -> HistoryEntry:
+    return HistoryEntry(
+        device=DeviceId(row.device),
+        epoch=row.epoch,
+        generation=row.generation,
+        plan=row.plan or "",
+        digest=Digest(row.digest) if row.digest else None,
+        decided_by=row.decided_by,
+        state=_shown_state(row, newest),
+        reason=row.reason,
+        at_us=row.decided_at_us,
+    )
+
+
+def _unshown_entry(row: GenerationRow, reason: str) -> HistoryEntry:
+    return HistoryEntry(
+        device=DeviceId(row.device),
+        epoch=0,
+        generation=0,
+        plan="",
+        digest=None,
+        decided_by="",
+        state="",
+        reason=reason,
+        at_us=0,
+    )
 
 
 def _shown_state(row: GenerationRow, newest: tuple[int, int] | None) -> str:

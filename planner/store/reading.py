@@ -27,6 +27,7 @@ from planner.store import (
     schema,
     stages,
     telemetry,
+    unreadable,
 )
 from planner.store.blobs import Blobs
 from planner.store.considered import KeptConsidered
@@ -333,9 +334,12 @@ class ReadStore:
     def telemetry(
         self, device: DeviceId, kinds: Sequence[RowKind], *, since_us: int = 0, limit: int = 10_000
     ) -> list[Row]:
-        """Telemetry of some kinds from `since_us` on, oldest first, at most the newest `limit` rows."""
+        """Telemetry of some kinds from `since_us` on, oldest first, at most the newest `limit` rows.
+
+        A row that this version cannot read is left out.
+        """
         with self.database.read() as session:
-            return telemetry.rows_since(session, device, kinds, since_us=since_us, limit=limit)
+            return telemetry.rows_since(session, device, kinds, since_us=since_us, limit=limit)[0]
 
     def telemetry_history(
         self,
@@ -358,9 +362,24 @@ class ReadStore:
             return history.first_steps(session, device, since_us=since_us, limit=limit)
 
     def newest_telemetry(self, device: DeviceId, kinds: Sequence[RowKind], window_us: int) -> list[Row]:
-        """The telemetry of the last `window_us` before the device's newest row, by the device's clock."""
+        """The telemetry of the last `window_us` before the device's newest row, by the device's clock.
+
+        A row that this version cannot read is left out.
+        """
+        rows, _ = self.newest_readable(device, kinds, window_us)
+        return rows
+
+    def newest_readable(
+        self, device: DeviceId, kinds: Sequence[RowKind], window_us: int
+    ) -> tuple[list[Row], str]:
+        """`newest_telemetry`, and what of it cannot be read; empty where it is whole."""
         with self.database.read() as session:
             return telemetry.newest_rows(session, device, kinds, window_us)
+
+    def unreadable(self) -> int:
+        """How many records of all devices the database would not take."""
+        with self.database.read() as session:
+            return unreadable.number(session)
 
     def events(self, *, limit: int = 100) -> list[tuple[int, str, str, str]]:
         """The newest events, newest first: (at_us, device or "", code, text)."""

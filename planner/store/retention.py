@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from planner.store.database import Database
 from planner.store.history import span_from
+from planner.store.showing import read_row
 from planner.store.tables import ConsideredPlanRow, DeviceRow, EventRow, RollupRow, TelemetryRow
 from planner.store.writer import Writer
 from planner.telemetry.rollup import (
@@ -28,7 +29,7 @@ from planner.telemetry.rollup import (
     widen,
 )
 from shared.ids import DeviceId
-from shared.messages.telemetry import RowKind, decode_row
+from shared.messages.telemetry import Row, RowKind
 
 CHUNK: Final = 500
 """Rows that one transaction treats at most."""
@@ -203,7 +204,11 @@ def _take_rows(session: Session, device: DeviceId, kind: RowKind, before_us: int
             session,
             device,
             Width.MINUTE,
-            merge(span_of(at_us, kind, decode_row(body).data, Width.MINUTE) for at_us, body in gone),
+            merge(
+                span_of(at_us, kind, row.data, Width.MINUTE)
+                for at_us, body in gone
+                if isinstance(row := read_row(body), Row)  # an older version took what this one does not
+            ),
         )
     return len(gone)
 

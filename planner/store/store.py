@@ -7,6 +7,7 @@ any thread. What may be read, with or without a running planner, is `planner.sto
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from sqlalchemy import select
@@ -30,6 +31,7 @@ from planner.store import (
     costs,
     desired,
     devices,
+    mending,
     plans,
     renewals,
     replans,
@@ -37,12 +39,15 @@ from planner.store import (
     schema,
     stages,
     telemetry,
+    unreadable,
 )
+from planner.store.database import is_of_the_record, why
 from planner.store.desired import Push
 from planner.store.devices import enrolled_after
+from planner.store.isolation import isolated
 from planner.store.reading import ReadStore
 from planner.store.retention import Retention
-from planner.store.tables import DeviceRow, ReportedRow
+from planner.store.tables import DeviceRow, QuarantineRow, ReportedRow
 from planner.store.writer import Writer
 from shared.artifact import open_artifact
 from shared.clock import Clock, SystemClock
@@ -51,6 +56,7 @@ from shared.failpoint import failpoint
 from shared.ids import DeviceId, Digest
 from shared.messages.admin import MAX_PUSHED, ModelInfo, PlanInfo
 from shared.messages.control import Activation, Alarm, Autonomy, Desired, LocalPlan
+from shared.messages.telemetry import RowKind
 from shared.plan import ExecutorOptions, Plan
 
 
@@ -73,7 +79,7 @@ class Store(ReadStore):
         self.blobs.sweep()
         self.writer = Writer(self.database)
         now_us = self._clock.wall_us()
-        self.writer.run(lambda session: devices.planner_row(session, now_us).epoch)
+        self.writer.run(lambda session: mending.mend(session, now_us))
 
     def close(self) -> None:
         """Commit what was submitted, then close."""
@@ -92,11 +98,12 @@ class Store(ReadStore):
         """Every enrolled device, revoked ones included."""
         with self.database.read() as session:
             rows = session.execute(
-                select(DeviceRow, ReportedRow)
+                select(DeviceRow, ReportedRow, QuarantineRow.reason)
                 .outerjoin(ReportedRow, ReportedRow.device == DeviceRow.name)
+                .outerjoin(QuarantineRow, QuarantineRow.device == DeviceRow.name)
                 .order_by(DeviceRow.enrolled_at_us, DeviceRow.name)
             ).all()
-            wanted = desired.desired_of(session, [DeviceId(row.name) for row, _ in rows])
+            wanted = desired.desired_of(session, [DeviceId(row.name) for row, _, _ in rows])
             return [
                 FleetMember(
                     device=DeviceId(row.name),
@@ -106,8 +113,9 @@ class Store(ReadStore):
                     boot=reported.boot if reported else 0,
                     report=devices.report_of(reported) if reported else None,
                     device_class=row.device_class,
+                    quarantine=quarantine or "",
                 )
-                for row, reported in rows
+                for row, reported, quarantine in rows
             ]
 
     def enrol(self, attempt: EnrolAttempt) -> DeviceId:
@@ -135,21 +143,69 @@ class Store(ReadStore):
         return self.writer.run(work)
 
     def record_reports(self, records: Sequence[ReportRecord]) -> None:
-        """Store the newest reports, and the state of their generations, in one transaction."""
-        now_us = self._clock.wall_us()
+        """Store the newest reports, and the state of their generations, in one transaction.
 
-        self.writer.run(lambda session: devices.store_reports(session, records, now_us))
+        One that cannot be stored is counted as unreadable.
+        """
+        now_us = self._clock.wall_us()
+        isolated(
+            lambda some: self.writer.run(lambda session: devices.store_reports(session, some, now_us)),
+            records,
+            lambda record, error: self._unreadable(record.device, "report", error),
+        )
 
     def append_telemetry(self, writes: Sequence[TelemetryWrite]) -> None:
-        """Store rows and ledgers in one transaction, durable when this returns."""
-        now_us = self._clock.wall_us()
+        """Store rows and ledgers, durable when this returns: in one transaction, unless a row is to blame.
 
+        A row that cannot be stored for what it says is stored as its bytes, as unreadable.
+        """
+        isolated(self._append, writes, lambda write, _: self._append_by_row(write))
+
+    def _append(self, writes: Sequence[TelemetryWrite]) -> None:
+        now_us = self._clock.wall_us()
         self.writer.run(lambda session: telemetry.append(session, writes, now_us), bulk=True)
 
+    def _append_by_row(self, write: TelemetryWrite) -> None:
+        """Store what can be stored of a write that cannot be as a whole; its rows in order."""
+        rows = [TelemetryWrite(write.device, (row,), ()) for row in write.rows]
+        isolated(self._append, rows, self._append_unread)
+        ledgers = TelemetryWrite(write.device, (), write.ledgers)
+        blame = partial(self._unreadable, write.device, "telemetry ledger")
+        isolated(self._append, [ledgers], lambda _, error: blame(error))
+
+    def _append_unread(self, write: TelemetryWrite, error: Exception) -> None:
+        (row,) = write.rows
+        unread = replace(row, kind=RowKind.UNREADABLE, data=None, reason=why(error))
+        blame = partial(self._unreadable, write.device, "telemetry row")
+        isolated(self._append, [replace(write, rows=(unread,))], lambda _, again: blame(again))
+
+    def _unreadable(self, device: DeviceId, kind: str, error: Exception) -> None:
+        """Count a record of which nothing is stored."""
+        record, now_us = unreadable.Unreadable(device, kind, why(error)), self._clock.wall_us()
+        self.writer.run(lambda session: unreadable.note(session, [record], now_us))
+
     def record_alarm(self, device: DeviceId, alarm: Alarm) -> int | None:
-        """Keep an alarm; returns the re-plan that it begins, or None; see `DispatchStore`."""
+        """Keep an alarm; returns the re-plan that it begins, or None; see `DispatchStore`.
+
+        One that cannot be stored is counted as unreadable.
+        """
         now_us = self._clock.wall_us()
-        return self.writer.run(lambda session: replans.record_alarm(session, device, alarm, now_us))
+        try:
+            return self.writer.run(lambda session: replans.record_alarm(session, device, alarm, now_us))
+        except Exception as error:
+            if not is_of_the_record(error):
+                raise
+            self._unreadable(device, "alarm", error)
+            return None
+
+    def quarantine(self, device: DeviceId, reason: str) -> Future[None]:
+        """Refuse a device, over restarts too, until `release`; returns at once.
+
+        Raises (from the future):
+            InputError: there is no such device.
+        """
+        now_us = self._clock.wall_us()
+        return self.writer.submit(lambda session: devices.quarantine(session, device, reason, now_us))
 
     def adopt_local(self, device: DeviceId, local: LocalPlan) -> Desired | None:
         """Desire a plan that the device made, unless a newer value stands; see `DispatchStore`.
@@ -200,6 +256,15 @@ class Store(ReadStore):
         """
         now_us = self._clock.wall_us()
         self.writer.run(lambda session: devices.revoke(session, device, now_us))
+
+    def release(self, device: DeviceId) -> None:
+        """End a device's quarantine; a repeat changes nothing.
+
+        Raises:
+            InputError: there is no such device.
+        """
+        now_us = self._clock.wall_us()
+        self.writer.run(lambda session: devices.release(session, device, now_us))
 
     def add_model(self, name: str, source: Path, digest: Digest) -> ModelInfo:
         """Copy an artifact file in and name it.

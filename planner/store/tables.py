@@ -44,6 +44,15 @@ class DeviceRow(Table):
     __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
 
 
+class QuarantineRow(Table):
+    """A device that is refused until an operator releases it, and why."""
+
+    __tablename__ = "quarantines"
+    device: Mapped[str] = mapped_column(_NAME, ForeignKey("devices.name"), primary_key=True)
+    reason: Mapped[str]
+    at_us: Mapped[int]
+
+
 class JoinTokenRow(Table):
     """A one-time secret, kept only as its digest."""
 
@@ -405,6 +414,17 @@ class LedgerRow(Table):
     settled: Mapped[int]
     version: Mapped[int] = mapped_column()
     __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
+
+
+class UnreadableRow(Table):
+    """What a device sent and the database would not take, by kind: how much, and why the newest of it."""
+
+    __tablename__ = "unreadable_records"
+    device: Mapped[str] = mapped_column(_NAME, primary_key=True)
+    kind: Mapped[str] = mapped_column(String(32), primary_key=True)
+    number: Mapped[int]
+    reason: Mapped[str]
+    at_us: Mapped[int]
 
 
 class EventRow(Table):

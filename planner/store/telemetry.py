@@ -8,10 +8,13 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from planner.dispatch.ports import StoredRow, TelemetryWrite
+from planner.store import unreadable
 from planner.store.costs import store_profile
 from planner.store.devices import heard, set_state
 from planner.store.manyrows import insert_rows, run_on_rows
 from planner.store.replans import take_in
+from planner.store.saturating import saturated, sum_of
+from planner.store.showing import readable
 from planner.store.stages import store_stages
 from planner.store.tables import EventRow, LedgerRow, TelemetryRow
 from planner.telemetry.books import Balance, Book
@@ -25,7 +28,6 @@ from shared.messages.telemetry import (
     StageProfileResult,
     StateChange,
     TrialEnded,
-    decode_row,
 )
 
 _FINAL = (DeviceState.COMMITTED, DeviceState.REJECTED, DeviceState.NO_GAIN, DeviceState.ROLLED_BACK)
@@ -64,6 +66,15 @@ def append(session: Session, writes: Sequence[TelemetryWrite], now_us: int) -> N
                 for device, row in new
             ],
         )
+    unreadable.note(
+        session,
+        (
+            unreadable.Unreadable(device, "telemetry row", row.reason)
+            for device, row in new
+            if row.kind is RowKind.UNREADABLE
+        ),
+        now_us,
+    )
     for device, row in new:
         if isinstance(row.data, ProfileResult):
             store_profile(session, device, row.data, now_us)
@@ -141,12 +152,12 @@ def _filed_us(at_us: int, now_us: int) -> int:
 
 
 def balance(session: Session, device: DeviceId | None = None) -> Balance:
-    """The books over all boots of one device or of all devices."""
+    """The books over all boots of one device or of all devices; each sum ends at the wire's largest count."""
     columns = (LedgerRow.produced, LedgerRow.stored, LedgerRow.dropped, LedgerRow.lost)
-    wanted = select(*(func.coalesce(func.sum(column), 0) for column in columns))
+    wanted = select(*(sum_of(column) for column in columns))
     if device is not None:
         wanted = wanted.where(LedgerRow.device == device)
-    return Balance(*(int(total) for total in session.execute(wanted).one()))
+    return Balance(*(saturated(total) for total in session.execute(wanted).one()))
 
 
 def rows_since(
@@ -156,8 +167,9 @@ def rows_since(
     *,
     since_us: int = 0,
     limit: int = 10_000,
-) -> list[Row]:
-    """Rows of some kinds from `since_us` on, oldest first, at most the newest `limit`."""
+) -> tuple[list[Row], str]:
+    """Rows of some kinds from `since_us` on, oldest first, at most the newest `limit`; and what of them
+    cannot be read (`planner.store.showing.readable`)."""
     found = session.execute(
         select(TelemetryRow.body)
         .where(
@@ -168,11 +180,13 @@ def rows_since(
         .order_by(TelemetryRow.at_us.desc(), TelemetryRow.sequence.desc())
         .limit(limit)
     )
-    return [decode_row(body) for (body,) in reversed(found.all())]
+    return readable(body for (body,) in reversed(found.all()))
 
 
-def newest_rows(session: Session, device: DeviceId, kinds: Sequence[RowKind], window_us: int) -> list[Row]:
-    """Rows of the last `window_us` before the device's newest row of these kinds, oldest first.
+def newest_rows(
+    session: Session, device: DeviceId, kinds: Sequence[RowKind], window_us: int
+) -> tuple[list[Row], str]:
+    """`rows_since` for the last `window_us` before the device's newest row of these kinds.
 
     Measured by the device's own clock, which need not agree with this machine's.
     """

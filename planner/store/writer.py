@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.exc import StaleDataError
 
-from planner.store.database import Database, LostRace, is_defect
+from planner.store.database import Database, LostRace, Unstorable, is_defect, is_of_the_record
 from shared.errors import StageloomError, StorageError, UnavailableError
 from shared.failpoint import failpoint
 
@@ -132,25 +132,28 @@ class Writer:
             self._one_by_one(group)
             return
         except Exception as error:
-            if is_defect(error):
-                logger.exception("a group of %d writes failed", len(group))
-            if not isinstance(error, StageloomError):
-                error = StorageError(f"the store failed: {error}", remedy="see the planner's log")
+            if len(group) > 1 and is_of_the_record(error):
+                self._one_by_one(group)
+                return
+            failure = _failure(error)
             for entry in group:
-                entry.answer.set_exception(error)
+                entry.answer.set_exception(failure)
             return
         for entry, result in zip(group, results, strict=True):
             _deliver(entry, result)
 
     def _one_by_one(self, group: Sequence[_Entry]) -> None:
-        """Postgres rolled the group back in favour of another writer: run each work until it is in."""
+        """Run each work until it is in, or shows that it cannot be.
+
+        Postgres rolled the group back in favour of another writer, or one of its works is to blame.
+        """
         for entry in group:
             try:
                 (result,) = self._database.change(
                     lambda session, entry=entry: entry.together(session, [entry.item])  # type: ignore[misc]
                 )
             except Exception as error:
-                result = error
+                result = _failure(error)
             _deliver(entry, result)
 
 
@@ -173,6 +176,18 @@ def _attempt(session: Session, work: Callable[[Session], Any]) -> Any:
             return work(session)
     except StageloomError as error:
         return error
+
+
+def _failure(error: Exception) -> StageloomError:
+    """What is told of a transaction that failed; a defect goes to the log with its traceback."""
+    if is_defect(error):
+        logger.error("a write failed", exc_info=error)
+    if isinstance(error, StageloomError):
+        return error
+    kind = Unstorable if is_of_the_record(error) else StorageError
+    failure = kind(f"the store failed: {error}", remedy="see the planner's log")
+    failure.__cause__ = error
+    return failure
 
 
 def _deliver(entry: _Entry, result: Any) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from shared.ids import DeviceId
 from shared.messages.admin import ModelRate
+from shared.messages.base import MOST_REAL
 from shared.messages.telemetry import LatencyHistogram, QueueSample, Row, RowKind, TaskCounters, quantile_us
 
 KINDS = (RowKind.TASK_COUNTERS, RowKind.LATENCY_HISTOGRAM, RowKind.QUEUE_SAMPLE)
@@ -36,7 +37,9 @@ def model_rates(device: DeviceId, rows: Iterable[Row]) -> list[ModelRate]:
         ModelRate(
             device=device,
             model=name,
-            throughput_per_s=model.completed * 1e6 / model.interval_us if model.interval_us else 0.0,
+            throughput_per_s=(
+                min(model.completed * 1e6 / model.interval_us, MOST_REAL) if model.interval_us else 0.0
+            ),
             latency_p50_ms=quantile_us(model.histograms, 0.50) / 1e3,
             latency_p99_ms=quantile_us(model.histograms, 0.99) / 1e3,
             queued=model.queued,

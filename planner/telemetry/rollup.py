@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import Struct
 
+from shared.messages.base import MOST
 from shared.messages.telemetry import (
     LATENCY_BOUNDS_US,
     DifferenceSample,
@@ -234,11 +235,11 @@ def _together(one: Any, other: Any) -> SpanData:
 
 
 _COUNTS: Final = TaskCounters.__struct_fields__[1:]
-_MOST: Final = 2**53  # what a count may be; a device that lies must not make a span that cannot be read
 
 
 def _sum(one: int, other: int) -> int:
-    return min(one + other, _MOST)
+    """A device that lies must not make a span that cannot be read."""
+    return min(one + other, MOST)
 
 
 def _buckets(pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -12,22 +12,28 @@ from msgspec import Meta, Struct
 from shared.ids import DeviceId, Digest
 
 PROTOCOL_VERSION: Final = 1
+MOST: Final = 2**53
+"""The largest count, and the largest time in microseconds: a double still holds it exactly. Sums end here."""
+
+NO_NUL: Final = r"^[^\x00]*\Z"
+"""A NUL has no place in a text: Postgres stores none, and C programs end a text there."""
 
 Version = Annotated[int, Meta(ge=1, le=255)]
-Correlation = Annotated[int, Meta(ge=0, le=2**53)]
+Correlation = Annotated[int, Meta(ge=0, le=MOST)]
 """Chosen by whoever asks; the answer repeats it. 0 where nothing is asked."""
 
-Count = Annotated[int, Meta(ge=0, le=2**53)]
+Count = Annotated[int, Meta(ge=0, le=MOST)]
 SmallCount = Annotated[int, Meta(ge=0, le=1_000_000)]
-Epoch = Annotated[int, Meta(ge=0, le=2**53)]
-Generation = Annotated[int, Meta(ge=0, le=2**53)]
+Epoch = Annotated[int, Meta(ge=0, le=MOST)]
+Generation = Annotated[int, Meta(ge=0, le=MOST)]
 BootId = Annotated[int, Meta(ge=1, le=2**62)]
 """One life of an agent: random, so that it is unique even where nothing could be stored."""
 
 Mask = Annotated[int, Meta(ge=0, le=2**62)]
-MicroSeconds = Annotated[int, Meta(ge=0, le=2**53)]
+MicroSeconds = Annotated[int, Meta(ge=0, le=MOST)]
 Seconds = Annotated[float, Meta(ge=0.0, le=1e9)]
-Real = Annotated[float, Meta(ge=-1e15, le=1e15)]
+MOST_REAL: Final = 1e15
+Real = Annotated[float, Meta(ge=-MOST_REAL, le=MOST_REAL)]
 PositiveBytes = Annotated[int, Meta(ge=1, le=2**44)]
 
 Name = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
@@ -38,10 +44,10 @@ DigestText = Annotated[Digest, Meta(min_length=64, max_length=64, pattern=r"^[0-
 PublicKey = Annotated[str, Meta(min_length=40, max_length=40, pattern=r"^[\x21-\x7e]{40}\Z")]
 """A CURVE key in Z85."""
 
-Line = Annotated[str, Meta(max_length=512)]
+Line = Annotated[str, Meta(max_length=512, pattern=NO_NUL)]
 """One line for people: a reason, a remedy."""
 
-ShortText = Annotated[str, Meta(max_length=128)]
+ShortText = Annotated[str, Meta(max_length=128, pattern=NO_NUL)]
 MAX_PLAN_BYTES: Final = 96 << 10
 PlanBytes = Annotated[bytes, Meta(max_length=MAX_PLAN_BYTES)]
 
@@ -58,6 +64,7 @@ class RefusalCode(str, Enum):
 
     UNKNOWN_KEY = "unknown_key"
     REVOKED = "revoked"
+    QUARANTINED = "quarantined"  # it counted further than it can have; an operator lets it in again
     HELLO_FIRST = "hello_first"  # no session on this connection: say hello again
     SUPERSEDED = "superseded"  # another agent with the same key said hello later
     MALFORMED = "malformed"

@@ -39,6 +39,7 @@ MAX_BATCH_BYTES: Final = 256 << 10
 
 # Latency buckets: upper bounds in microseconds, a factor 2**(1/4) apart, from 10 us to about 168 s.
 LATENCY_BOUNDS_US: Final = tuple(round(10 * 2 ** (step / 4)) for step in range(97))
+Bucket = Annotated[int, Meta(ge=0, le=len(LATENCY_BOUNDS_US) - 1)]
 
 
 class TaskCounters(Struct, frozen=True, tag=1, array_like=True):
@@ -61,7 +62,7 @@ class LatencyHistogram(Struct, frozen=True, tag=2, array_like=True):
     count: Count
     sum_us: MicroSeconds
     max_us: MicroSeconds
-    buckets: Annotated[tuple[tuple[SmallCount, Count], ...], Meta(max_length=128)]
+    buckets: Annotated[tuple[tuple[Bucket, Count], ...], Meta(max_length=128)]
 
 
 class QueueSample(Struct, frozen=True, tag=3, array_like=True):

@@ -2,6 +2,7 @@
 simulator crashes and restores."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
@@ -72,6 +73,12 @@ class MemoryStore:
 
     def revoke(self, device: DeviceId) -> None:
         self.members[device] = replace(self.members[device], revoked=True)
+
+    def quarantine(self, device: DeviceId, reason: str) -> "Future[None]":
+        self.members[device] = replace(self.members[device], quarantine=reason)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
     def push(self, device: DeviceId, desired: Desired) -> Desired:
         """Desire this as the device's next generation."""

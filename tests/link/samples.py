@@ -188,6 +188,7 @@ MESSAGES: tuple[Message, ...] = (
     admin.DeviceListReply(devices=(DEVICE_INFO,), more=True),
     admin.DeviceShowRequest(device=DEVICE),
     admin.DeviceShowReply(device=DEVICE_INFO, history=(HISTORY,)),
+    admin.DeviceReleaseRequest(device=DEVICE),
     admin.DeviceRevokeRequest(device=DEVICE),
     admin.DeviceProfileRequest(device=DEVICE, models=("resnet50",), budget_s=5.0),
     admin.DeviceProfileReply(requests=(3,), epoch=2, generation=10),

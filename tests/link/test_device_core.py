@@ -345,9 +345,10 @@ def test_a_silent_planner_is_left() -> None:
     assert "Reconnect" in kinds(driver.do(ev.Tick(), after_s=0.2))
 
 
-def test_a_revoked_device_serves_on_and_asks_seldom() -> None:
+@pytest.mark.parametrize("code", [RefusalCode.REVOKED, RefusalCode.QUARANTINED])
+def test_a_refused_device_serves_on_and_asks_seldom(code: RefusalCode) -> None:
     driver = Driver(ev.LinkState(last_good=GOOD)).online()
-    (action,) = driver.do(ev.Received(Refused(code=RefusalCode.REVOKED, reason="revoked")))
+    (action,) = driver.do(ev.Received(Refused(code=code, reason="no")))
     assert isinstance(action, ev.Reconnect) and action.delay_s == 60.0
     assert driver.core.session.denied is not None and driver.core.report().active == GOOD.ref.digest
 

@@ -1,5 +1,6 @@
 """Every message: golden bytes, round trips, and a bound on every field."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def test_the_inspection_finds_an_unbounded_field() -> None:
 
 
 def _unbounded(kind: shapes.Type, where: str) -> list[str]:
-    """Paths of fields through which an unbounded value could arrive."""
+    """Paths of fields through which an unbounded value, or a NUL, could arrive."""
     match kind:
         case shapes.UnionType(types=members):
             return [path for member in members for path in _unbounded(member, where)]
@@ -101,7 +102,10 @@ def _unbounded(kind: shapes.Type, where: str) -> list[str]:
             return [path for item in items for path in _unbounded(item, f"{where}[]")]
         case shapes.VarTupleType(item_type=item, max_length=longest):
             return ([] if longest is not None else [where]) + _unbounded(item, f"{where}[]")
-        case shapes.StrType(max_length=longest) | shapes.BytesType(max_length=longest):
+        case shapes.StrType(max_length=longest, pattern=pattern):
+            refuses_nul = pattern is not None and not re.search(pattern, "a\0" * 20)
+            return [] if longest is not None and refuses_nul else [where]
+        case shapes.BytesType(max_length=longest):
             return [] if longest is not None else [where]
         case shapes.IntType(ge=low, gt=above, le=high) | shapes.FloatType(ge=low, gt=above, le=high):
             return [] if (low is not None or above is not None) and high is not None else [where]

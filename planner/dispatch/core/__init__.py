@@ -90,6 +90,12 @@ class DispatchCore:
                 return [] if adopted is None else self._control.desired_changed(device, adopted, now_s)
             case ev.Revoked(device):
                 return self._control.revoked(device)
+            case ev.QuarantineStored(device, ok):
+                self.fleet.quarantine_stored(device, ok)
+                return []
+            case ev.Released(device):
+                self.fleet.released(device)
+                return []
             case ev.Unreachable(lane, route):
                 self.counts["unreachable"] += 1
                 return self._control.unreachable(route) if lane is ev.Lane.CONTROL else []

@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec import structs
 
+from planner.counters import beyond_reach
 from planner.dispatch import events as ev
 from planner.dispatch.core.alarms import AlarmDesk
 from planner.dispatch.core.fleet import Device, DispatchConfig, Fleet, Session
@@ -50,6 +51,11 @@ class ControlCore:
         who = self._fleet.authorise(ev.Lane.CONTROL, event.route, event.key, message.correlation)
         if isinstance(who, ev.Send):
             return [who]
+        reason = beyond_reach(
+            message, epoch=self.epoch, generation=_pair(who.member.desired)[1], known=who.member.report
+        )
+        if reason:
+            return self._fleet.quarantine(who, reason, ev.Lane.CONTROL, event.route, message.correlation)
         if isinstance(message, control.Hello):
             return self._hello(who, event.route, message, now_s)
         session = who.session

@@ -2,12 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from planner.dispatch import events as ev
 from planner.dispatch.ports import FleetMember
 from shared.ids import DeviceId
 from shared.messages.base import RefusalCode, Refused
+from shared.text import bounded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,14 +100,48 @@ class Fleet:
         if device.member.revoked:
             reason = f"device {device.member.device} was revoked; join with a new token"
             return self.refuse(lane, route, correlation, RefusalCode.REVOKED, reason)
+        if device.member.quarantine:
+            return self._refuse_quarantined(device, lane, route, correlation)
         return device
+
+    def quarantine(
+        self, who: Device, reason: str, lane: ev.Lane, route: bytes, correlation: int
+    ) -> list[ev.Action]:
+        """Refuse a device from this message on, until an operator releases it; nothing of it is stored."""
+        was_here, who.session = who.session is not None, None
+        who.member = replace(who.member, quarantine=reason)
+        who.behind = None
+        self.counts["quarantines"] += 1
+        gone = [ev.PresenceChanged(who.member.device, False)] if was_here else []
+        return [
+            ev.Quarantine(who.member.device, reason),
+            self._refuse_quarantined(who, lane, route, correlation),
+            *gone,
+        ]
+
+    def quarantine_stored(self, device: DeviceId, ok: bool) -> None:
+        """The store answered; where it could not note it, the device's next message quarantines it again."""
+        who = self.get(device)
+        if who is not None and not ok:
+            who.member = replace(who.member, quarantine="")
+
+    def released(self, device: DeviceId) -> None:
+        """An operator ended a quarantine: the device is let in at its next message."""
+        who = self.get(device)
+        if who is not None:
+            who.member = replace(who.member, quarantine="")
 
     def refuse(
         self, lane: ev.Lane, route: bytes, correlation: int, code: RefusalCode, reason: str
     ) -> ev.Send:
         """Say no, and count it."""
         self.counts[code.value] += 1
-        return ev.Send(lane, route, Refused(correlation=correlation, code=code, reason=reason[:512]))
+        return ev.Send(lane, route, Refused(correlation=correlation, code=code, reason=bounded(reason)))
+
+    def _refuse_quarantined(self, who: Device, lane: ev.Lane, route: bytes, correlation: int) -> ev.Send:
+        device, why = who.member.device, who.member.quarantine
+        reason = f"device {device} is quarantined: {why}; `stageloom device release {device}` lets it in"
+        return self.refuse(lane, route, correlation, RefusalCode.QUARANTINED, reason)
 
     def ticket(self) -> int:
         """A number for a piece of work that is given away."""

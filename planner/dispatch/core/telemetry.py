@@ -3,6 +3,7 @@
 from collections import defaultdict
 from dataclasses import dataclass
 
+from planner.counters import rows_beyond_reach
 from planner.dispatch import events as ev
 from planner.dispatch.core.fleet import Device, DispatchConfig, Fleet
 from shared.messages.base import RefusalCode
@@ -32,6 +33,8 @@ class TelemetryCore:
         who = self._fleet.authorise(lane, event.route, event.key, batch.correlation)
         if isinstance(who, ev.Send):
             return [who]
+        if reason := rows_beyond_reach(batch):
+            return self._fleet.quarantine(who, reason, lane, event.route, batch.correlation)
         if not _numbered(batch):
             return [self._refuse(event, RefusalCode.MALFORMED, "ranges do not number the rows")]
         ranges = self._ranges[event.key]

@@ -16,6 +16,7 @@ from shared.messages.admin.devices import (
     DeviceListRequest,
     DeviceProfileReply,
     DeviceProfileRequest,
+    DeviceReleaseRequest,
     DeviceRevokeRequest,
     DeviceShowReply,
     DeviceShowRequest,
@@ -84,6 +85,7 @@ __all__ = [
     "DeviceListRequest",
     "DeviceProfileReply",
     "DeviceProfileRequest",
+    "DeviceReleaseRequest",
     "DeviceReplanReply",
     "DeviceReplanRequest",
     "DeviceRevokeRequest",
@@ -145,6 +147,7 @@ AdminRequest = (
     DeviceTokenRequest
     | DeviceListRequest
     | DeviceShowRequest
+    | DeviceReleaseRequest
     | DeviceRevokeRequest
     | DeviceProfileRequest
     | StageProfileCreate

@@ -7,11 +7,13 @@ from msgspec import Meta, Struct
 from shared.messages.admin.fields import After, Page
 from shared.messages.admin.plans import HistoryEntry
 from shared.messages.base import (
+    NO_NUL,
     Count,
     DeviceName,
     DigestText,
     Epoch,
     Generation,
+    Line,
     Message,
     MicroSeconds,
     Name,
@@ -21,7 +23,12 @@ from shared.messages.control import Report
 
 
 class DeviceInfo(Struct, frozen=True, kw_only=True):
-    """One enrolled device as the planner sees it now."""
+    """One enrolled device as the planner sees it now.
+
+    `quarantine`: why the planner refuses it, since `quarantined_at_us`; empty where it does not. `unreadable`
+    counts what it sent and the database would not take, `unreadable_reason` is the newest one's. `unshown`:
+    what of it cannot be shown, and why.
+    """
 
     device: DeviceName
     online: bool
@@ -34,6 +41,11 @@ class DeviceInfo(Struct, frozen=True, kw_only=True):
     desired_generation: Generation
     desired_plan: DigestText | None
     report: Report
+    quarantine: Line = ""
+    quarantined_at_us: MicroSeconds = 0
+    unreadable: Count = 0
+    unreadable_reason: Line = ""
+    unshown: Line = ""
 
 
 class DeviceTokenRequest(Message, frozen=True, kw_only=True, tag="device_token_request"):
@@ -46,7 +58,7 @@ class DeviceTokenRequest(Message, frozen=True, kw_only=True, tag="device_token_r
 class DeviceTokenReply(Message, frozen=True, kw_only=True, tag="device_token_reply"):
     """The token's text, shown once and stored nowhere."""
 
-    token: Annotated[str, Meta(min_length=1, max_length=1024)]
+    token: Annotated[str, Meta(min_length=1, max_length=1024, pattern=NO_NUL)]
     expires_at_us: MicroSeconds
 
 
@@ -71,6 +83,12 @@ class DeviceShowReply(Message, frozen=True, kw_only=True, tag="device_show_reply
 
 class DeviceRevokeRequest(Message, frozen=True, kw_only=True, tag="device_revoke_request"):
     """Take a device's key away; effective at its next message. A repeat changes nothing."""
+
+    device: DeviceName
+
+
+class DeviceReleaseRequest(Message, frozen=True, kw_only=True, tag="device_release_request"):
+    """End a device's quarantine; effective at its next message. A repeat changes nothing."""
 
     device: DeviceName
 

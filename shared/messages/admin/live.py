@@ -60,6 +60,8 @@ class StatusRequest(Message, frozen=True, kw_only=True, tag="status_request"):
 
 
 class StatusReply(Message, frozen=True, kw_only=True, tag="status_reply"):
+    """`quarantined` counts devices, `unreadable` what devices sent and the database would not take."""
+
     planner_version: ShortText
     epoch: Epoch
     devices: SmallCount
@@ -67,3 +69,5 @@ class StatusReply(Message, frozen=True, kw_only=True, tag="status_reply"):
     telemetry_backlog: Count
     telemetry: TelemetryBooks
     uptime_s: Seconds
+    quarantined: SmallCount = 0
+    unreadable: Count = 0

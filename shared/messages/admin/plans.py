@@ -8,6 +8,8 @@ from shared.launch_list import Barrier
 from shared.messages.admin.contests import ContestInfo
 from shared.messages.admin.fields import After, LongText, Page, UpToAMinute
 from shared.messages.base import (
+    MOST,
+    NO_NUL,
     Count,
     DeviceName,
     DigestText,
@@ -49,7 +51,7 @@ class HistoryEntry(Struct, frozen=True, kw_only=True):
     device: DeviceName
     epoch: Epoch
     generation: Generation
-    plan: Annotated[str, Meta(max_length=64)]
+    plan: Annotated[str, Meta(max_length=64, pattern=NO_NUL)]
     digest: DigestText | None
     decided_by: ShortText
     state: ShortText
@@ -124,13 +126,13 @@ class PlanCancelRequest(Message, frozen=True, kw_only=True, tag="plan_cancel_req
     A contest does not fail but answers with its best so far.
     """
 
-    ticket: Annotated[int, Meta(ge=1, le=2**53)]
+    ticket: Annotated[int, Meta(ge=1, le=MOST)]
 
 
 class PlanProgressRequest(Message, frozen=True, kw_only=True, tag="plan_progress_request"):
     """How far is the contest of the `PlanCreateRequest` with this ticket?"""
 
-    ticket: Annotated[int, Meta(ge=1, le=2**53)]
+    ticket: Annotated[int, Meta(ge=1, le=MOST)]
 
 
 class PlanProgressReply(Message, frozen=True, kw_only=True, tag="plan_progress_reply"):

@@ -6,6 +6,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from shared.messages.base import (
+    NO_NUL,
     Count,
     DeviceName,
     DigestText,
@@ -60,7 +61,7 @@ class ReplanInfo(Struct, frozen=True, kw_only=True):
     boot: Count
     alarm: Count
     control: DigestText | None
-    plan: Annotated[str, Meta(max_length=64)]
+    plan: Annotated[str, Meta(max_length=64, pattern=NO_NUL)]
     digest: DigestText | None
     epoch: Epoch
     generation: Generation

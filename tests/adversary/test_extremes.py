@@ -1,0 +1,124 @@
+"""The extremes of every field of every message, from a device to what an operator reads, over a restart."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import inspect as shapes
+
+from planner.counters import CEILING
+from planner.dispatch.admin import AdminRefused
+from shared.codec import Codec
+from shared.errors import DecodeError
+from shared.messages import admin, control, telemetry
+from shared.messages.base import Message, RefusalCode, Refused
+from shared.messages.control import ControlToPlanner, Heartbeat, Hello, LocalPlan, Reported
+from shared.messages.telemetry import MAX_ROW_BYTES, Ledger, RowRange
+from tests.adversary.extremes import extremes
+from tests.adversary.rig import BOOT, CODECS, Device, Rig
+
+SENT_LONG_AGO_US = 1_700_000_000_000_000
+EXTREME_ROWS = tuple(extremes(shapes.type_info(telemetry.RowData)))
+
+
+def messages(codec: Codec[Any]) -> list[Any]:
+    """The extremes of all messages of a conversation that fit into its frames."""
+    return [message for message in extremes(shapes.type_info(codec.types)) if _fits(codec, message)]
+
+
+def _fits(codec: Codec[Any], message: Any) -> bool:
+    try:
+        return bool(codec.decode(codec.encode(message)))
+    except (ValueError, DecodeError):
+        return False  # the longest lists of the longest texts; the frame's own bound comes first
+
+
+def counts_too_far(message: ControlToPlanner) -> bool:
+    """Whether a control message says a counter that only the end of the wire's range explains."""
+    said = message.report if isinstance(message, Hello | Reported) else message
+    if not isinstance(message, Hello | Reported | Heartbeat | LocalPlan):
+        return False
+    names = ("epoch", "generation", "revision", "local_counter")
+    return any(getattr(said, name, 0) > CEILING for name in names)
+
+
+def say_control(rig: Rig, bad: Device, message: ControlToPlanner) -> None:
+    """Send it within a session, and see that it is refused where it must be; then the device is let in."""
+    bad.send("control", message)
+    answer = bad.heartbeat()
+    if counts_too_far(message):
+        assert isinstance(answer, Refused) and answer.code is RefusalCode.QUARANTINED, message
+        rig.ask(admin.DeviceReleaseRequest(device=bad.name), admin.Done)
+    if not isinstance(answer, control.HeartbeatAck):
+        assert isinstance(bad.hello(), control.Welcome), message
+
+
+def numbered(rows: Sequence[telemetry.RowData], first: int) -> Iterator[telemetry.TelemetryBatch]:
+    """Batches of rows, 16 each, which may have 4 KiB each."""
+    for at in range(0, len(rows), 16):
+        some = [telemetry.Row(SENT_LONG_AGO_US, one) for one in rows[at : at + 16]]
+        bodies = [msgspec.msgpack.encode(row) for row in some]
+        bodies = [body for body in bodies if len(body) <= MAX_ROW_BYTES]
+        yield telemetry.TelemetryBatch(
+            rows=tuple(bodies),
+            ranges=(RowRange(BOOT, first, first + len(bodies) - 1),),
+            ledgers=(Ledger(BOOT, first + len(bodies), 0),),
+        )
+        first += len(bodies)
+
+
+def pages(rig: Rig) -> dict[str, Any]:
+    """What an operator reads; each page is whole, or this raises."""
+    rig.ask(admin.StatusRequest(), admin.StatusReply)
+    rig.ask(admin.PlanHistoryRequest(), admin.PlanHistoryReply)
+    for name in ("good", "bad"):
+        assert rig.info(name).unshown == ""
+        rig.command("telemetry", name)
+        rig.command("replans", name)
+    rig.command("watch")
+    rig.command("plan", "list")
+    watched = rig.ask(admin.WatchRequest(), admin.WatchReply)
+    assert {info.device for info in watched.devices} == {"good", "bad"}
+    return {info["device"]: info for info in json.loads(rig.command("device", "list", "--json"))}
+
+
+@pytest.mark.timeout(600)
+def test_what_any_message_may_say_at_its_extremes_is_stored_and_shown(rig: Rig) -> None:
+    """1. A good device stores rows; 2. a bad one says the extremes of every field of every message; 3. every
+    page shows both, before and after a restart; 4. the good one's books are its own, and it is served."""
+    text = "\N{RIGHT-TO-LEFT OVERRIDE}" * 128
+    good, bad = rig.device("good"), rig.device("bad", agent_version=text, device_class=text)
+    assert good.is_served() and bad.is_served()
+    for message in messages(CODECS["control"][0]):
+        say_control(rig, bad, message)
+    assert good.is_served()
+    for batch in numbered(EXTREME_ROWS, first=1):
+        reply = bad.answer("telemetry", batch)
+        assert isinstance(reply, telemetry.TelemetryAck), reply
+    for lane in ("telemetry", "bulk"):
+        for message in messages(CODECS[lane][0]):
+            reply = bad.answer(lane, message)
+            if isinstance(reply, Refused) and reply.code is RefusalCode.QUARANTINED:
+                rig.ask(admin.DeviceReleaseRequest(device=bad.name), admin.Done)
+    assert good.is_served()
+    for _ in range(2):
+        shown = pages(rig)
+        assert shown["good"]["unreadable"] == 0
+        rig.restart()
+        assert good.is_served()
+    books = json.loads(rig.command("device", "show", "good", "--json"))
+    assert books["quarantine"] == ""
+    rows = json.loads(rig.command("telemetry", "good", "--json"))
+    assert [row["code"] for row in rows if row["kind"] == "event"] == ["served"] * len(rows)
+    assert len(rows) == 5
+
+
+def test_no_operators_request_at_its_extremes_ends_the_planner(rig: Rig) -> None:
+    good = rig.device("good")
+    for request in messages(admin.REQUESTS):
+        with suppress(AdminRefused):
+            rig.ask(request, Message)
+    assert good.is_served()
