@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from edge_agent.ingest.memory_file import seals_of
 from edge_agent.ingest.messages import Declare, ModelInfo, ToApplication, encode
 from edge_agent.ingest.signature import check_layout
 from shared.errors import TaskRefused
@@ -115,10 +116,9 @@ class Connection:
             raise TaskRefused("bad_arena", f"more than {self.limits.max_arenas} arenas on one connection")
         if nbytes + sum(arena.nbytes for arena in self.arenas.values()) > self.limits.max_arena_bytes:
             raise TaskRefused("bad_arena", f"more than {self.limits.max_arena_bytes} bytes of arenas")
-        try:
-            seals = fcntl.fcntl(descriptors[0], fcntl.F_GET_SEALS)
-        except OSError as error:
-            raise TaskRefused("bad_arena", "the arena's descriptor is not a memory file") from error
+        seals = seals_of(descriptors[0])
+        if seals is None:
+            raise TaskRefused("bad_arena", "the arena's descriptor is not a memory file")
         if seals & _SIZE_SEALS != _SIZE_SEALS or os.fstat(descriptors[0]).st_size != nbytes:
             raise TaskRefused("bad_arena", "the arena is not sealed against shrinking and growing")
         arena = Arena(new_id, descriptors.pop(), nbytes)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 import stat
+import struct
 import threading
 from concurrent.futures import Future
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from edge_agent import Client, TaskFuture
 from edge_agent.ingest import channel
 from edge_agent.ingest.connection import ConnectionLimits
+from edge_agent.ingest.memory_file import close_received
 from edge_agent.ingest.messages import (
     AttachArena,
     Declare,
@@ -25,6 +27,8 @@ from edge_agent.ingest.messages import (
     ModelInfo,
     Submit,
     TensorInfo,
+    Trace,
+    Traced,
     decode_to_application,
     encode,
 )
@@ -340,6 +344,34 @@ def test_descriptor_that_is_no_memory_file_is_refused(hosted: Hosted) -> None:
     with open("/dev/null", "rb") as other:
         channel.send_with_descriptor(sock, encode(AttachArena(0, 4096)), other.fileno())
     assert "memory file" in _last_word(sock)
+
+
+def test_a_received_socket_that_lingers_is_closed_without_waiting_for_its_reader() -> None:
+    """1. An application passes a socket whose data nobody reads, and ends. 2. The agent has the last copy."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    sender = socket.create_connection(listener.getsockname())
+    reader, _ = listener.accept()
+    sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+    sender.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sender.send(bytes(1 << 16))
+    sender.setblocking(True)
+    close_received([sender.detach()])
+    closing = [thread for thread in threading.enumerate() if thread.name == "close"]
+    assert len(closing) == 1, "a thread waits instead of this one"
+    reader.close()  # unread data resets the connection
+    closing[0].join(60)
+    assert not closing[0].is_alive()
+    listener.close()
+
+
+def test_a_trace_into_anything_but_a_memory_file_is_refused_by_what_to_do(hosted: Hosted) -> None:
+    with _raw(hosted.path) as sock, open("/dev/null", "wb") as other:
+        channel.send_with_descriptor(sock, encode(Trace(3, 1.0)), other.fileno())
+        answer = decode_to_application(channel.receive(sock)[0])
+    assert isinstance(answer, Traced) and answer.request == 3
+    assert "make one with memfd_create" in answer.reason
 
 
 def test_tensor_outside_its_arena_is_refused(hosted: Hosted) -> None:
