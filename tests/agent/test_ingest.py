@@ -1,6 +1,7 @@
 """The local endpoint and the client library, over a real socket with a played backend."""
 
 import contextlib
+import fcntl
 import os
 import socket
 import stat
@@ -336,6 +337,20 @@ def test_arena_that_could_shrink_under_the_engine_is_refused(hosted: Hosted) -> 
     os.ftruncate(descriptor, 4096)
     channel.send_with_descriptor(sock, encode(AttachArena(0, 4096)), descriptor)
     assert "sealed" in _last_word(sock)
+    os.close(descriptor)
+
+
+def test_an_arena_in_huge_pages_is_refused(hosted: Hosted) -> None:
+    try:
+        descriptor = os.memfd_create("huge", os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+    except OSError:
+        pytest.skip("this kernel has no huge pages")
+    size = os.fstatvfs(descriptor).f_bsize
+    os.ftruncate(descriptor, size)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    sock = _raw(hosted.path)
+    channel.send_with_descriptor(sock, encode(AttachArena(0, size)), descriptor)
+    assert "huge pages" in _last_word(sock)
     os.close(descriptor)
 
 

@@ -34,7 +34,7 @@ def test_a_sqlite_database_is_held_once_by_whatever_name(
     monkeypatch.chdir(folder)
     names = {
         "same": file,
-        "relative": Path("../shared/planner.sqlite"),
+        "relative": Path("./planner.sqlite"),
         "symlink": tmp_path / "link.sqlite",
         "folder symlink": tmp_path / "elsewhere/planner.sqlite",
     }

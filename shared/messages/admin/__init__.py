@@ -24,6 +24,7 @@ from shared.messages.admin.devices import (
     StageProfileCreate,
 )
 from shared.messages.admin.live import (
+    ClockTrustRequest,
     ModelRate,
     StatusReply,
     StatusRequest,
@@ -76,6 +77,7 @@ __all__ = [
     "AdminReply",
     "AdminRequest",
     "ArrivalRate",
+    "ClockTrustRequest",
     "ContestFailure",
     "ContestFigures",
     "ContestInfo",
@@ -162,6 +164,7 @@ AdminRequest = (
     | PlanHistoryRequest
     | WatchRequest
     | StatusRequest
+    | ClockTrustRequest
 )
 
 
