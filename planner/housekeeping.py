@@ -7,6 +7,7 @@ from typing import Final
 
 from planner.store.retention import Retention
 from planner.store.store import Store
+from planner.telemetry.trusted_time import notice
 from shared.errors import StageloomError
 
 logger = logging.getLogger(__name__)
@@ -20,6 +21,8 @@ class Housekeeper:
     def __init__(self, store: Store, keep: Retention) -> None:
         self._store = store
         self._keep = keep
+        self._checked_s: float | None = None  # when the clock was compared last, monotonic
+        self._held = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="housekeeping", daemon=True)
         self._thread.start()
@@ -40,7 +43,20 @@ class Housekeeper:
             if self._stop.wait(INTERVAL_S):
                 return
 
+    def _check_clock(self) -> None:
+        """Compare the clock with what is believed of it, and say so when that changes."""
+        now_s = time.monotonic()
+        elapsed_s = now_s - self._checked_s if self._checked_s is not None else 0.0
+        self._checked_s = now_s
+        ahead_s = self._store.advance_clock(elapsed_s)
+        if ahead_s and not self._held:
+            logger.warning("%s", notice(ahead_s))
+        elif self._held and not ahead_s:
+            logger.info("the clock is believed again; old telemetry and events go as before")
+        self._held = bool(ahead_s)
+
     def _tidy(self) -> None:
+        self._check_clock()
         rows, began_s = 0, time.monotonic()
         for treated in self._store.tidy(self._keep):
             rows += treated

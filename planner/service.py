@@ -27,8 +27,9 @@ from planner.dispatch.core import DispatchConfig
 from planner.dispatch.events import DesiredChanged, Released, Revoked
 from planner.dispatch.server import DispatchServer, ServerConfig, new_keys
 from planner.housekeeping import Housekeeper
-from planner.lock import DataDirLock
+from planner.lock import lock_data_dir, lock_sqlite
 from planner.replan.service import Replanner
+from planner.store.reading import sqlite_file
 from planner.store.retention import Retention
 from planner.store.store import Store
 from planner.store.used_database import keep_url
@@ -121,7 +122,7 @@ class Planner:
         """Lock, migrate, bind, serve.
 
         Raises:
-            InputError: another planner runs on the data directory.
+            InputError: another planner runs on the data directory, or on the database.
             StorageError: the data directory or the database cannot be used.
             UnavailableError: an address is taken.
             SettingError: the system allows too few open files.
@@ -131,8 +132,10 @@ class Planner:
         self._undo: list[Callable[[], None]] = []
         try:
             admin_path = socket_path(config.data_dir)
-            lock = DataDirLock(config.data_dir)
-            self._undo.append(lock.release)
+            self._undo.append(lock_data_dir(config.data_dir).release)
+            file = sqlite_file(config.data_dir, config.database_url)
+            if file is not None:
+                self._undo.append(lock_sqlite(file, config.data_dir).release)
             self.keys = _keys(config.data_dir / KEY_FILE)
             claim = ExitStack()  # given up last: closing the store commits what still waits
             self._undo.append(claim.close)

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import mmap
 import os
 import socket
 from collections import deque
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from edge_agent.ingest.memory_file import seals_of
 from edge_agent.ingest.messages import Declare, ModelInfo, ToApplication, encode
 from edge_agent.ingest.signature import check_layout
 from shared.errors import TaskRefused
@@ -105,7 +107,8 @@ class Connection:
 
         Raises:
             TaskRefused: no descriptor, not a memory file of that size with both size seals (without them the
-                application could shrink it and crash whoever reads it), or over a limit.
+                application could shrink it and crash whoever reads it), in huge pages (where a page that was
+                given back and is wanted again may be out), or over a limit.
         """
         if len(descriptors) != 1:
             raise TaskRefused("bad_arena", f"{len(descriptors)} descriptors came with an arena, not one")
@@ -115,12 +118,13 @@ class Connection:
             raise TaskRefused("bad_arena", f"more than {self.limits.max_arenas} arenas on one connection")
         if nbytes + sum(arena.nbytes for arena in self.arenas.values()) > self.limits.max_arena_bytes:
             raise TaskRefused("bad_arena", f"more than {self.limits.max_arena_bytes} bytes of arenas")
-        try:
-            seals = fcntl.fcntl(descriptors[0], fcntl.F_GET_SEALS)
-        except OSError as error:
-            raise TaskRefused("bad_arena", "the arena's descriptor is not a memory file") from error
+        seals = seals_of(descriptors[0])
+        if seals is None:
+            raise TaskRefused("bad_arena", "the arena's descriptor is not a memory file")
         if seals & _SIZE_SEALS != _SIZE_SEALS or os.fstat(descriptors[0]).st_size != nbytes:
             raise TaskRefused("bad_arena", "the arena is not sealed against shrinking and growing")
+        if os.fstatvfs(descriptors[0]).f_bsize != mmap.PAGESIZE:
+            raise TaskRefused("bad_arena", "the arena lies in huge pages, which may run out while it is read")
         arena = Arena(new_id, descriptors.pop(), nbytes)
         self.arenas[number] = arena
         return arena

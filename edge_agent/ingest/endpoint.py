@@ -16,6 +16,7 @@ from typing import Protocol
 from edge_agent.ingest.channel import SOCKET_NAME, receive, socket_address
 from edge_agent.ingest.connection import Arena, Connection, ConnectionLimits, Layout
 from edge_agent.ingest.ledger import UNKNOWN_MODEL, TaskLedger
+from edge_agent.ingest.memory_file import close_received, seals_of
 from edge_agent.ingest.messages import (
     MAX_PACKET_BYTES,
     PROTOCOL_VERSION,
@@ -91,7 +92,7 @@ class Backend(Protocol):
         """The status as JSON."""
 
     def trace(self, seconds: float, file: int, ended: Callable[[str], None]) -> None:
-        """Record into a file, whose descriptor stays the caller's; then say why that failed, or nothing."""
+        """Record into a memory file, whose descriptor stays the caller's; `ended` hears why not, if so."""
 
 
 class Endpoint:
@@ -243,8 +244,7 @@ class Endpoint:
                 self._drop(connection, "")
                 return
             finally:
-                for descriptor in descriptors:
-                    os.close(descriptor)
+                close_received(descriptors)
 
     def _handle(self, connection: Connection, message: ToAgent, descriptors: list[int]) -> None:
         if not connection.greeted and not isinstance(message, Hello):
@@ -273,15 +273,7 @@ class Endpoint:
             case AskStatus():
                 self._send(connection, Status(message.request, self._backend.status()))
             case Trace():
-                if len(descriptors) != 1:
-                    raise DecodeError("a recording was asked for without the file for it")
-                self._backend.trace(
-                    message.seconds,
-                    descriptors[0],
-                    lambda reason: self._traced(
-                        connection.id, Traced(message.request, reason[:_REASON_CHARS])
-                    ),
-                )
+                self._trace(connection.id, message, descriptors)
             case Hello():
                 if message.version != PROTOCOL_VERSION:
                     raise DecodeError(
@@ -295,6 +287,18 @@ class Endpoint:
                     connection,
                     Welcome(PROTOCOL_VERSION, limits.max_tasks, limits.max_arena_bytes, limits.max_arenas),
                 )
+
+    def _trace(self, connection: int, asked: Trace, descriptors: list[int]) -> None:
+        if len(descriptors) != 1:
+            raise DecodeError("a recording was asked for without the file for it")
+
+        def ended(reason: str) -> None:
+            self._traced(connection, Traced(asked.request, reason[:_REASON_CHARS]))
+
+        if seals_of(descriptors[0]) is None:
+            ended("the descriptor is not a memory file; make one with memfd_create and copy it afterwards")
+            return
+        self._backend.trace(asked.seconds, descriptors[0], ended)
 
     def _traced(self, connection: int, traced: Traced) -> None:
         if (found := self._connections.get(connection)) is not None:

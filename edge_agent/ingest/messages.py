@@ -141,7 +141,7 @@ class AskStatus(Struct, frozen=True, array_like=True, tag=7):
 
 
 class Trace(Struct, frozen=True, array_like=True, tag=10):
-    """Application to agent, with the descriptor of a file: record what the engine does into it."""
+    """Application to agent, with the descriptor of a memory file: record what the engine does into it."""
 
     request: Id
     seconds: Annotated[float, Meta(gt=0.0, le=MAX_TRACE_S)]

@@ -1,4 +1,9 @@
-"""Tasks whose tensors lie in clients' arenas: found, checked, read in place and answered in place."""
+"""Tasks whose tensors lie in clients' arenas: found, checked, read in place and answered in place.
+
+A client can write to its arena while the engine reads it. Of numbers that are only computed with, that spoils
+the client's own results. Indices, sizes and masks are different: backends check them once and read them again
+when they address memory, so the engine works on a copy of those that it takes when the task comes.
+"""
 
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +24,8 @@ if TYPE_CHECKING:
 
 BAD_INPUT = "bad_input"
 UNKNOWN_ARENA = "unknown_arena"
+ADDRESSING = ("int32", "int64", "bool")
+"""Types that ONNX's operators take indices, sizes and masks in."""
 
 
 class ArenaTasks:
@@ -117,6 +124,11 @@ class ArenaTasks:
                 for tensor in (graph.tensors[t] for t in graph.outputs)
                 if (place := targets.get(f"{name}/{tensor.name}" if several else tensor.name))
             }
+        layout.addressing = {
+            name: tuple(key for key, view in views.items() if view.dtype.name in ADDRESSING)
+            for name, views in layout.inputs.items()
+            if any(view.dtype.name in ADDRESSING for view in views.values())
+        }
         layout.input_bytes = models[0].input_bytes if models else 0
         used = {arena for _, arena, _ in (*declared.inputs, *declared.outputs)}
         layout.arenas = tuple(used & self._in_arena.keys())
@@ -158,15 +170,23 @@ class ArenaTasks:
 class _Layout:
     """A layout, and what it comes to under the plan that it was last used with."""
 
-    __slots__ = ("arenas", "bound", "declared", "input_bytes", "inputs", "outputs")
+    __slots__ = ("addressing", "arenas", "bound", "declared", "input_bytes", "inputs", "outputs")
 
     def __init__(self, declared: Declare) -> None:
         self.declared = declared
         self.bound: BoundPlan | None = None
         self.inputs: dict[str, dict[str, numpy.ndarray]] = {}  # by model and tensor
         self.outputs: dict[str, dict[str, numpy.ndarray]] = {}
+        self.addressing: dict[str, tuple[str, ...]] = {}  # inputs that are copied, by model
         self.arenas: tuple[int, ...] = ()
         self.input_bytes = 0
+
+    def settled_inputs(self) -> "dict[str, dict[str, numpy.ndarray]]":
+        """The inputs, those that may address memory as they are now."""
+        settled = dict(self.inputs)
+        for model, names in self.addressing.items():
+            settled[model] = self.inputs[model] | {name: self.inputs[model][name].copy() for name in names}
+        return settled
 
 
 class _ArenaTask(TaskIO):
@@ -174,13 +194,13 @@ class _ArenaTask(TaskIO):
 
     def __init__(self, owner: ArenaTasks, task: TaskId, layout: _Layout) -> None:
         self._owner = owner
-        self._inputs = layout.inputs
+        self._inputs = layout.inputs if not layout.addressing else layout.settled_inputs()
         self._outputs = layout.outputs
         self._arenas = layout.arenas
         owner.hold(task, layout.arenas)
 
     def inputs(self, model: str) -> "Mapping[str, numpy.ndarray]":
-        """Views into the arena."""
+        """Views into the arena, and copies of what may address memory."""
         return self._inputs[model]
 
     def deliver(self, model: str, outputs: "Mapping[str, numpy.ndarray]") -> None:

@@ -1,14 +1,14 @@
 """Records what the running engine does for a while: steps with their groups, launches, queues, swaps, tasks.
 
 Off, it costs a comparison per step. On, the engine's threads append small values to queues, and the main
-thread writes them out every few milliseconds, so memory is bounded by what happens in between and by
-MAX_WAITING; what goes beyond that, or beyond the file's bound, is counted as dropped and never waited for.
+thread encodes them every few milliseconds and hands them to the file's own thread. So memory is bounded by
+what happens in between, by MAX_WAITING and by the file's bounds; what goes beyond is counted as dropped and
+never waited for.
 
 The file is a sequence of `Batch`es in msgpack, each after its length in four bytes, and one `Recorded` last.
 """
 
 import math
-import os
 import struct
 import time
 from collections import deque
@@ -19,6 +19,7 @@ import msgspec
 
 from edge_agent.executor.base import StepResult
 from edge_agent.worker.messages import Record, RecordingEnded
+from edge_agent.worker.recording_file import RecordingFile
 from shared.bound import BoundPlan
 from shared.engine.core import EngineCore
 from shared.engine.steps import Outcome, PlanKey, Step
@@ -27,8 +28,8 @@ from shared.ids import TaskId
 MAX_WAITING = 20_000
 """Entries of each kind that wait to be written: some megabytes."""
 
-MAX_BYTES = 256 << 20
-"""Of the file."""
+CLOSING_S = 10.0
+"""How long after its time a recording may take to reach its file."""
 
 _WRITE_S = 0.02  # how often is written
 _ENTRIES_PER_WRITE = 1000  # of each kind: a millisecond or two in which Python does nothing else
@@ -196,80 +197,80 @@ class Recording:
     """At most one recording at a time, driven by the engine process's main thread."""
 
     def __init__(
-        self, driver: Callable[[], Recordable | None], report: Callable[[RecordingEnded], None]
+        self,
+        driver: Callable[[], Recordable | None],
+        report: Callable[[RecordingEnded], None],
+        open_file: Callable[[int], RecordingFile] = RecordingFile,
     ) -> None:
         self._driver = driver
         self._report = report
+        self._open_file = open_file
         self._order: Record | None = None
         self._recorder = Recorder()
-        self._fd = -1
-        self._bytes = 0
+        self._file: RecordingFile | None = None  # of the newest recording, ended or not
         self._began_s = self._until_s = 0.0
-        self._full = False
+        self._complete = False  # all is handed to the file
         self.due_s = math.inf  # when `advance` has something to do
 
     def order(self, order: Record, fd: int, now: float) -> None:
         """Record from now on into a file; `fd` stays the caller's."""
         driver = self._driver()
-        if driver is None or self._order is not None:
-            why = "another recording is under way" if self._order else "no plan is loaded"
-            self._report(RecordingEnded(order.number, why))
+        if self._order is not None or (self._file is not None and not self._file.ended):
+            self._report(RecordingEnded(order.number, "another recording is under way"))
             return
-        self._fd = os.dup(fd)
-        self._order, self._recorder = order, Recorder()
-        self._bytes, self._full = 0, False
+        if driver is None:
+            self._report(RecordingEnded(order.number, "no plan is loaded"))
+            return
+        self._file = self._open_file(fd)
+        self._order, self._recorder, self._complete = order, Recorder(), False
         self._began_s, self._until_s = now, now + order.seconds
         driver.record(self._recorder)
         self.due_s = now + _WRITE_S
 
     def advance(self, now: float) -> None:
-        """Write some of what waits; end when the time is up and nothing waits any more."""
-        order = self._order
-        if order is None or now < self.due_s:
+        """Hand over some of what waits; end when the time is up and the file has it all."""
+        order, file = self._order, self._file
+        if order is None or file is None or now < self.due_s:
             return
         if now >= self._until_s and (driver := self._driver()) is not None:
             driver.record(None)
-        try:
-            batch = self._recorder.take()
-            if batch is not None:
-                self._write(batch)
-            elif now >= self._until_s:
-                self._finish(order)
-                return
-        except OSError as error:
-            self._end(order, f"the recording cannot be written: {error.strerror}")
+        if file.ended:
+            self._end(order, file.error)
             return
-        self.due_s = now + (_WRITE_S if now < self._until_s else 0.0)
+        if now >= self._until_s + CLOSING_S:
+            file.abandon()
+            self._end(order, f"its file took more than {CLOSING_S:g} s beyond the recording; try again")
+            return
+        batch = None if self._complete else self._recorder.take()
+        if batch is not None:
+            self._hand_over(batch, file)
+        elif now >= self._until_s and not self._complete:
+            self._finish(file)
+        waits = batch is None or now < self._until_s
+        self.due_s = now + (_WRITE_S if waits else 0.0)
 
-    def _write(self, batch: Batch) -> None:
+    def _hand_over(self, batch: Batch, file: RecordingFile) -> None:
         begun_s = time.thread_time()
-        if self._full:
+        if not file.put(_framed(batch)):
             self._recorder.dropped += batch.entries
-        else:
-            self._append(batch)
-            self._full = self._bytes > MAX_BYTES
         self._recorder.own_s += time.thread_time() - begun_s
 
-    def _append(self, message: Batch | Recorded) -> None:
-        body = _encode(message)
-        data = _length.pack(len(body)) + body
-        while data:
-            written = os.write(self._fd, data)
-            self._bytes += written
-            data = data[written:]
-
-    def _finish(self, order: Record) -> None:
+    def _finish(self, file: RecordingFile) -> None:
         recorder = self._recorder
         plans = {int(key): bound.plan.wire for key, bound in recorder.plans.items()}
-        self._append(Recorded(self._began_s, self._until_s, plans, recorder.dropped, recorder.own_s))
-        self._end(order, "")
+        file.finish(_framed(Recorded(self._began_s, self._until_s, plans, recorder.dropped, recorder.own_s)))
+        self._complete = True
 
     def _end(self, order: Record, reason: str) -> None:
         if (driver := self._driver()) is not None:
             driver.record(None)
-        os.close(self._fd)
         self._order, self.due_s = None, math.inf
         self._report(RecordingEnded(order.number, reason))
+
+
+def _framed(message: Batch | Recorded) -> bytes:
+    body = _encode(message)
+    return _length.pack(len(body)) + body
 
 
 def read_recording(data: bytes) -> tuple[Batch, Recorded]:

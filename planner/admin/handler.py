@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 WATCH_WINDOW_S = 5.0
 SECRET_BYTES = 16
+_LINE = 512  # characters of a notice
 
 
 class AdminHandler:
@@ -75,6 +76,7 @@ class AdminHandler:
             admin.PlanHistoryRequest: self._history,
             admin.WatchRequest: self._watch,
             admin.StatusRequest: self._status,
+            admin.ClockTrustRequest: self._trust_clock,
         }
 
     def handle(self, request: admin.AdminRequest) -> Answer:
@@ -314,7 +316,12 @@ class AdminHandler:
             uptime_s=self._clock.monotonic_s() - self._started_s,
             quarantined=sum(bool(member.quarantine) for member in members),
             unreadable=self._store.unreadable(),
+            notices=tuple(one[:_LINE] for one in self._store.notices()),
         )
+
+    def _trust_clock(self, request: admin.ClockTrustRequest) -> admin.AdminReply:
+        self._store.trust_clock()
+        return admin.Done()
 
     def _books(self, device: DeviceId | None) -> admin.TelemetryBooks:
         return admin.TelemetryBooks(**self._store.telemetry_balance(device)._asdict())

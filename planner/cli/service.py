@@ -1,4 +1,4 @@
-"""Commands about the planner itself: `up`, `status`, `watch`, `migrate`, `version`."""
+"""Commands about the planner itself: `up`, `status`, `watch`, `trust-clock`, `migrate`, `version`."""
 
 import sys
 import time
@@ -30,6 +30,7 @@ def add_to(app: typer.Typer) -> None:
     """Put these commands at the top level."""
     for command in (up, status, watch, migrate, version):
         app.command()(command)
+    app.command("trust-clock")(trust_clock)
     app.callback()(_options)
 
 
@@ -97,6 +98,20 @@ def status(data_dir: DataDir = None, json: Json = False) -> None:
             f"{counted(reply.quarantined, 'device')} quarantined, {counted(reply.unreadable, 'record')} "
             "unreadable; see `stageloom device list`"
         )
+    for notice in reply.notices:
+        emit(f"notice: {notice}")
+
+
+def trust_clock(data_dir: DataDir = None) -> None:
+    """Say that this machine's clock is right. What is too old by it may then be deleted, step by step.
+
+    The planner holds back where its clock is days ahead of all that it knows; `stageloom status` says so.
+
+    \b
+    stageloom trust-clock
+    """
+    ask(data_dir_of(data_dir), admin.ClockTrustRequest(), admin.Done)
+    progress("the clock is trusted")
 
 
 def watch(

@@ -113,11 +113,15 @@ class AlarmStored(Struct, frozen=True):
 
 
 class LocalSettled(Struct, frozen=True):
-    """The store has decided about a local plan; where it adopted it, `desired` says so."""
+    """The store has decided about a local plan: `desired` where it adopted it, `refused` why it may not be.
+
+    Neither: a newer value stands, or the store failed.
+    """
 
     device: DeviceId
     plan: LocalPlan
     desired: Desired | None = None
+    refused: str = ""
 
 
 class Revoked(Struct, frozen=True):

@@ -25,6 +25,10 @@ class EnrolRefused(StageloomError):
         super().__init__(cause, remedy="make a new token with `stageloom device token`")
 
 
+class LocalPlanRefused(StageloomError):
+    """A device may not make this plan, or it is none; nothing of it was kept."""
+
+
 @dataclass(frozen=True)
 class FleetMember:
     """One enrolled device as stored; `public_key` is its CURVE key in Z85.
@@ -147,7 +151,8 @@ class DispatchStore(Protocol):
         Returns what is desired then, or None where a newer value stands. Recorded with `decided_by` "local".
 
         Raises:
-            StageloomError: the plan does not decode, or names an artifact that is not here.
+            LocalPlanRefused: the device's autonomy is off, or the plan is illegal, or names an artifact that
+                is not here or was never assigned to this device. It is kept as an event.
         """
         ...
 

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from planner.dispatch import events as ev
 from planner.dispatch.complaints import Complaints
-from planner.dispatch.ports import DispatchStore, EnrolRefused
+from planner.dispatch.ports import DispatchStore, EnrolRefused, LocalPlanRefused
 from planner.dispatch.rows import telemetry_write
 from shared.failpoint import failpoint
 from shared.messages.base import RefusalCode
@@ -186,6 +186,8 @@ class StoreWorkers:
     def _adopt(self, action: ev.AdoptLocal) -> ev.Event:
         try:
             desired = self._store.adopt_local(action.device, action.plan)
+        except LocalPlanRefused as error:
+            return ev.LocalSettled(action.device, action.plan, refused=str(error))
         except Exception as error:
             self._complaints.about(f"a local plan of {action.device} is not adopted", error)
             desired = None

@@ -8,12 +8,13 @@ from sqlalchemy.orm import Session
 
 from planner.costs.operators import OperatorCost
 from planner.costs.schedules import FoundSchedule
+from planner.store import answers
 from planner.store.calibrations import calibration
 from planner.store.desired import Push, push
 from planner.store.devices import known_device
 from planner.store.plans import models
 from planner.store.stages import next_request
-from planner.store.tables import OperatorCostRow, ProfileRow, ScheduleRow
+from planner.store.tables import ArtifactRow, OperatorCostRow, ProfileRow, ScheduleRow
 from shared.ids import DeviceId, Digest
 from shared.messages.control import Desired
 from shared.messages.telemetry import ProfileResult
@@ -46,7 +47,7 @@ def request_profile(
     Raises:
         InputError: there is no such device or model, or the device is revoked.
     """
-    known_device(session, device)
+    own = known_device(session, device).device_class
     first = next_request(session)
     rows = [
         ProfileRow(
@@ -57,7 +58,7 @@ def request_profile(
             batch=batch,
             budget_s=budget_s / len(names),
             requested_at_us=now_us,
-            environment="",
+            environment=own,
             reason="",
         )
         for at, info in enumerate(models(session, names))
@@ -68,12 +69,21 @@ def request_profile(
     return [row.request for row in rows], desired
 
 
-def store_profile(session: Session, device: DeviceId, result: ProfileResult, now_us: int) -> None:
-    """Keep part of a profile. Costs belong to the environment that the device measured them in.
+def store_profile(session: Session, device: DeviceId, result: ProfileResult, now_us: int) -> str:
+    """Keep part of a profile; returns why not, empty where it is kept.
 
-    They count as measured when they arrive: a device's wall clock may be wrong by years.
+    Costs belong to the environment that the device measured them in. They count as measured when they arrive:
+    a device's wall clock may be wrong by years.
     """
+    request = session.get(ProfileRow, result.request)
+    why = answers.not_open(request, device, result.request)
+    if request is None or why:
+        return why
     there = result.environment or known_device(session, device).device_class
+    why = _refusal(session, device, request, result)
+    answers.note(request, result, there, why, now_us)
+    if why:
+        return why
     key = calibration(session, device, there).costs_key
     for timing in result.timings:
         session.merge(
@@ -89,11 +99,20 @@ def store_profile(session: Session, device: DeviceId, result: ProfileResult, now
                 measured_at_us=now_us,
             )
         )
-    request = session.get(ProfileRow, result.request)
-    if request is not None and request.device == device:
-        request.environment, request.reason = result.environment, result.reason
-        if result.last and request.answered_at_us is None:
-            request.answered_at_us = now_us
+    return ""
+
+
+def _refusal(session: Session, device: DeviceId, request: ProfileRow, result: ProfileResult) -> str:
+    """Why an answer to an open request cannot be taken."""
+    if (result.artifact, result.batch) != (request.artifact, request.batch):
+        return f"request {request.request} is about another artifact or batch"
+    artifact = session.get(ArtifactRow, request.artifact)
+    operators = artifact.operators if artifact is not None else 0
+    if any(timing.operator >= operators for timing in result.timings):
+        return f"the artifact of request {request.request} has {operators} operators"
+    return answers.foreign(session, device, request, result.environment) or answers.implausible(
+        result.timings
+    )
 
 
 def open_profiles(session: Session, requests: list[int]) -> list[int]:

@@ -124,8 +124,8 @@ class Database:
     def claim(self) -> Iterator[bool]:
         """Whether this process is the only one to claim a database on a server; free for SQLite.
 
-        A planner's data directory is locked by a file, which says nothing about a database elsewhere. There
-        the lock belongs to a connection and ends with it. So while the database is claimed, everything is
+        SQLite's file is locked by another beside it (`planner.lock`), which is no use for a server. There the
+        lock belongs to a connection and ends with it. So while the database is claimed, everything is
         written through one connection, which takes the lock whenever it is made: nothing is written without.
 
         Raises:

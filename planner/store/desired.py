@@ -40,7 +40,7 @@ from shared.messages.control import (
     ProfileRequest,
     StageProfileRequest,
 )
-from shared.plan import decode_plan
+from shared.plan import Plan, decode_plan
 
 _MOST: Final = 256
 """Devices a statement."""
@@ -267,18 +267,18 @@ def may_plan(session: Session, device: DeviceId) -> bool:
     return level is not None and level.autonomy != Autonomy.OFF.value
 
 
-def adopt(session: Session, device: DeviceId, local: LocalPlan, now_us: int) -> Desired | None:
+def adopt(session: Session, device: DeviceId, local: LocalPlan, plan: Plan, now_us: int) -> Desired | None:
     """Make a plan that the device made its next generation, if nothing newer was desired meanwhile.
 
-    Returns what is desired then, None where a newer value stands.
+    Returns what is desired then, None where a newer value stands. Whether the device may make it is for
+    `planner.store.grants` to say.
 
     Raises:
-        PlanError: the plan does not decode.
         InputError: an artifact of it is not here, or the device is revoked.
     """
     if newest(session, device) != (local.epoch, local.generation):
         return None
-    name = named(session, decode_plan(local.plan, local.plan_digest), "local", now_us)
+    name = named(session, plan, "local", now_us)
     return push(session, Push(device=device, plan=name, decided_by="local"), now_us)
 
 

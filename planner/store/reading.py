@@ -66,6 +66,15 @@ def require_own(data_dir: Path, database_url: str) -> None:
         )
 
 
+def sqlite_file(data_dir: Path, database_url: str) -> Path | None:
+    """The file of a planner's database; None where that is on a server.
+
+    Raises:
+        SettingError: the URL does not parse.
+    """
+    return Database(database_url).sqlite_path if database_url else data_dir / DATABASE_FILE
+
+
 class ReadStore:
     """What may be read, with or without a running planner."""
 

@@ -13,6 +13,7 @@ import msgspec
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
+from planner.store import answers
 from planner.store.calibrations import calibration
 from planner.store.desired import Push, push
 from planner.store.devices import known_device
@@ -78,7 +79,7 @@ def request_stages(
     Raises:
         InputError: there is no such device or plan, or the device is revoked.
     """
-    known_device(session, device)
+    own = known_device(session, device).device_class
     name = plan_info(session, plan).plan
     request = next_request(session)
     session.add(
@@ -89,7 +90,7 @@ def request_stages(
             combined_blocks=msgspec.msgpack.encode(combined_blocks),
             budget_s=budget_s,
             requested_at_us=now_us,
-            environment="",
+            environment=own,
             reason="",
         )
     )
@@ -97,26 +98,28 @@ def request_stages(
     return request, push(session, Push(device=device, plan=None, decided_by="profile"), now_us)
 
 
-def store_stages(session: Session, device: DeviceId, result: StageProfileResult, now_us: int) -> None:
-    """Keep part of a stage profile; a plan that this database does not know has nothing to keep it under.
+def store_stages(session: Session, device: DeviceId, result: StageProfileResult, now_us: int) -> str:
+    """Keep part of a stage profile; returns why not, empty where it is kept.
 
     As with operators, measured is when it arrives.
     """
     request = session.get(StageProfileRow, result.request)
-    if request is not None and request.device == device:
-        request.environment, request.reason = result.environment, result.reason
-        if result.last and request.answered_at_us is None:
-            request.answered_at_us = now_us
-    row = session.scalars(select(PlanRow).where(PlanRow.digest == result.plan).limit(1)).first()
-    plan = decode_plan(row.wire) if row is not None else None
-    if plan is None or result.combined_block >= len(plan.combined):
-        return
-    schedule = plan.combined[result.combined_block].schedule
-    if not isinstance(schedule, StageSchedule):
-        return
-    members, batch = combined_block_key(session, plan, result.combined_block)
+    why = answers.not_open(request, device, result.request)
+    if request is None or why:
+        return why
+    row = session.get(PlanRow, request.plan)
+    assert row is not None, "a request names a plan that is here"
+    plan = decode_plan(row.wire)
     there = result.environment or known_device(session, device).device_class
+    why = _refusal(plan, result)
+    why = why or answers.foreign(session, device, request, result.environment)
+    answers.note(request, result, there, why, now_us)
+    if why or not result.timings:
+        return why
     key = calibration(session, device, there).costs_key
+    members, batch = combined_block_key(session, plan, result.combined_block)
+    schedule = plan.combined[result.combined_block].schedule
+    assert isinstance(schedule, StageSchedule), "other schedules have no stages to tell of"
     for timing in result.timings:
         stage = joint_stage(schedule.stages[timing.stage : timing.stage + timing.stages])
         if stage is None:
@@ -138,6 +141,24 @@ def store_stages(session: Session, device: DeviceId, result: StageProfileResult,
                 measured_at_us=now_us,
             )
         )
+    return ""
+
+
+def _refusal(plan: Plan, result: StageProfileResult) -> str:
+    """Why an answer to an open request about `plan` cannot be taken."""
+    if result.plan != plan.digest:
+        return f"request {result.request} is about another plan"
+    if not result.timings:
+        return ""
+    stages = 0
+    if result.combined_block < len(plan.combined):
+        schedule = plan.combined[result.combined_block].schedule
+        stages = len(schedule.stages) if isinstance(schedule, StageSchedule) else 0
+    if any(timing.stages < 1 or timing.stage + timing.stages > stages for timing in result.timings):
+        return f"combined block {result.combined_block} of the plan has {stages} stages"
+    if not 0.0 <= result.step_us <= answers.MOST_US:
+        return f"a step of {result.step_us:g} us is outside 0 to {answers.MOST_US:g}"
+    return answers.implausible(result.timings)
 
 
 def stage_text(stage: Stage) -> str:

@@ -20,6 +20,7 @@ from planner.dispatch.ports import (
     ArtifactFile,
     EnrolAttempt,
     FleetMember,
+    LocalPlanRefused,
     ReportRecord,
     TelemetryWrite,
 )
@@ -27,12 +28,15 @@ from planner.replan.considered import Considered
 from planner.replan.settings import Note, ReplanSettings
 from planner.store import (
     checkpoints,
+    clock_trust,
     considered,
     costs,
     desired,
     devices,
+    grants,
     mending,
     plans,
+    refusals,
     renewals,
     replans,
     retention,
@@ -49,15 +53,17 @@ from planner.store.reading import ReadStore
 from planner.store.retention import Retention
 from planner.store.tables import DeviceRow, QuarantineRow, ReportedRow
 from planner.store.writer import Writer
+from planner.telemetry.trusted_time import notice
 from shared.artifact import open_artifact
+from shared.bound import bind
 from shared.clock import Clock, SystemClock
-from shared.errors import InputError
+from shared.errors import InputError, PlanError
 from shared.failpoint import failpoint
 from shared.ids import DeviceId, Digest
 from shared.messages.admin import MAX_PUSHED, ModelInfo, PlanInfo
 from shared.messages.control import Activation, Alarm, Autonomy, Desired, LocalPlan
 from shared.messages.telemetry import RowKind
-from shared.plan import ExecutorOptions, Plan
+from shared.plan import ExecutorOptions, Plan, decode_plan
 
 
 class Store(ReadStore):
@@ -211,11 +217,24 @@ class Store(ReadStore):
         """Desire a plan that the device made, unless a newer value stands; see `DispatchStore`.
 
         Raises:
-            PlanError: the plan does not decode.
-            InputError: an artifact of it is not here, or the device is revoked.
+            LocalPlanRefused: it is no legal plan, or not one that the device may make; an event says so.
         """
         now_us = self._clock.wall_us()
-        return self.writer.run(lambda session: desired.adopt(session, device, local, now_us))
+        try:
+            plan = decode_plan(local.plan, local.plan_digest)
+            with self.database.read() as session:
+                if not grants.permits(session, device, local, plan):
+                    return None
+            # Beside the writer's thread: it takes a while, and whatever changes what is permitted takes a
+            # generation, which `adopt` compares again.
+            bind(plan, {model.artifact: self.graph(model.artifact) for model in plan.models})
+            return self.writer.run(lambda session: desired.adopt(session, device, local, plan, now_us))
+        except (PlanError, InputError) as error:
+            why = str(error)[:512]
+            self.writer.run(
+                lambda session: refusals.note(session, device, refusals.LOCAL_PLAN_REFUSED, why, now_us)
+            )
+            raise LocalPlanRefused(why) from error
 
     def artifact(self, digest: Digest) -> ArtifactFile | None:
         """The artifact's file, or None if the store has none of this digest."""
@@ -534,8 +553,46 @@ class Store(ReadStore):
         self.writer.run(lambda session: replans.found_nothing(session, replan, reason, remark, now_us))
 
     def tidy(self, keep: Retention) -> Iterator[int]:
-        """Roll up and delete old telemetry in small steps; see `planner.store.retention.tidy`."""
-        return retention.tidy(self.database, self.writer, keep, self._clock.wall_us())
+        """Roll up and delete old telemetry in small steps; see `planner.store.retention.tidy`.
+
+        Ages are counted from the trusted time: `advance_clock` first.
+        """
+        wall_us = self._clock.wall_us()
+        with self.database.read() as session:
+            now_us = clock_trust.read(session, wall_us).now_us(wall_us)
+        return retention.tidy(self.database, self.writer, keep, now_us)
+
+    def advance_clock(self, elapsed_s: float) -> float:
+        """Let the trusted time follow the clock; returns how far ahead of what is believed the clock is.
+
+        `elapsed_s`: real time since the last call in this process, 0 for the first one.
+        """
+        wall_us = self._clock.wall_us()
+
+        def work(session: Session) -> float:
+            before = clock_trust.read(session, wall_us)
+            clock_trust.keep(session, before.advance(wall_us, elapsed_s))
+            return before.ahead_s(wall_us)
+
+        return self.writer.run(work)
+
+    def trust_clock(self) -> None:
+        """An operator says that the clock is right."""
+        wall_us = self._clock.wall_us()
+
+        def work(session: Session) -> None:
+            clock_trust.keep(session, clock_trust.read(session, wall_us)._replace(confirmed_us=wall_us))
+            devices.add_event(session, wall_us, None, "clock_trusted", "by operator")
+
+        self.writer.run(work)
+
+    def notices(self) -> list[str]:
+        """What an operator should know of, a line each: a clock that is not believed, what was refused."""
+        wall_us = self._clock.wall_us()
+        with self.database.read() as session:
+            ahead_s = clock_trust.read(session, wall_us).ahead_s(wall_us)
+            refused = refusals.recent(session, wall_us)
+        return [notice(ahead_s), *refused] if ahead_s else refused
 
     def heard(self, names: Collection[DeviceId]) -> None:
         """Note that devices were heard of now; those that this database does not know are left out."""

@@ -29,6 +29,15 @@ class PlannerRow(Table):
     __mapper_args__ = {"version_id_col": version}  # noqa: RUF012
 
 
+class ClockTrustRow(Table):
+    """One row, id 1: how far the clock is believed, `planner.telemetry.trusted_time.ClockTrust`."""
+
+    __tablename__ = "clock_trust"
+    id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    trusted_us: Mapped[int]
+    confirmed_us: Mapped[int]
+
+
 class DeviceRow(Table):
     """An enrolled device; its CURVE key is its identity. A revoked one keeps its row and its history."""
 

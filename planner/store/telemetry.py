@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from planner.dispatch.ports import StoredRow, TelemetryWrite
-from planner.store import unreadable
+from planner.store import refusals, unreadable
 from planner.store.costs import store_profile
 from planner.store.devices import heard, set_state
 from planner.store.manyrows import insert_rows, run_on_rows
@@ -75,11 +75,14 @@ def append(session: Session, writes: Sequence[TelemetryWrite], now_us: int) -> N
         ),
         now_us,
     )
+    refused: dict[DeviceId, str] = {}
     for device, row in new:
         if isinstance(row.data, ProfileResult):
-            store_profile(session, device, row.data, now_us)
+            why = store_profile(session, device, row.data, now_us)
+            refused |= {device: why} if why else {}
         elif isinstance(row.data, StageProfileResult):
-            store_stages(session, device, row.data, now_us)
+            why = store_stages(session, device, row.data, now_us)
+            refused |= {device: why} if why else {}
         elif isinstance(row.data, TrialEnded | PlanActivated):
             take_in(session, device, row)
         elif isinstance(row.data, StateChange) and row.data.state in _FINAL:
@@ -88,6 +91,8 @@ def append(session: Session, writes: Sequence[TelemetryWrite], now_us: int) -> N
             set_state(
                 session, device, change.epoch, change.generation, change.state, change.reason, row.at_us
             )
+    for device, why in refused.items():
+        refusals.note(session, device, refusals.MEASUREMENT_REFUSED, why, now_us)
 
 
 def _settle(

@@ -74,6 +74,9 @@ class RefusalCode(str, Enum):
     TOKEN_EXPIRED = "token_expired"
     NAME_TAKEN = "name_taken"
     NOT_FOUND = "not_found"
+    NOT_PERMITTED = (
+        "not_permitted"  # this device may not: its autonomy is off, it was never given that artifact
+    )
     BUSY = "busy"  # credits used up, or the store is behind: ask again later
     INTERNAL = "internal"
 

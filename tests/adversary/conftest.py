@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.adversary.rig import Rig
-from tests.store.conftest import database_url, postgres
+from tests.store.conftest import clock, database_url, migrated_file, migration, postgres, store
 
-__all__ = ["database_url", "postgres"]
+__all__ = ["clock", "database_url", "migrated_file", "migration", "postgres", "store"]
 
 
 @pytest.fixture

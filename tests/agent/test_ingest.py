@@ -1,9 +1,11 @@
 """The local endpoint and the client library, over a real socket with a played backend."""
 
 import contextlib
+import fcntl
 import os
 import socket
 import stat
+import struct
 import threading
 from concurrent.futures import Future
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from edge_agent import Client, TaskFuture
 from edge_agent.ingest import channel
 from edge_agent.ingest.connection import ConnectionLimits
+from edge_agent.ingest.memory_file import close_received
 from edge_agent.ingest.messages import (
     AttachArena,
     Declare,
@@ -25,6 +28,8 @@ from edge_agent.ingest.messages import (
     ModelInfo,
     Submit,
     TensorInfo,
+    Trace,
+    Traced,
     decode_to_application,
     encode,
 )
@@ -335,11 +340,53 @@ def test_arena_that_could_shrink_under_the_engine_is_refused(hosted: Hosted) -> 
     os.close(descriptor)
 
 
+def test_an_arena_in_huge_pages_is_refused(hosted: Hosted) -> None:
+    try:
+        descriptor = os.memfd_create("huge", os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+    except OSError:
+        pytest.skip("this kernel has no huge pages")
+    size = os.fstatvfs(descriptor).f_bsize
+    os.ftruncate(descriptor, size)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    sock = _raw(hosted.path)
+    channel.send_with_descriptor(sock, encode(AttachArena(0, size)), descriptor)
+    assert "huge pages" in _last_word(sock)
+    os.close(descriptor)
+
+
 def test_descriptor_that_is_no_memory_file_is_refused(hosted: Hosted) -> None:
     sock = _raw(hosted.path)
     with open("/dev/null", "rb") as other:
         channel.send_with_descriptor(sock, encode(AttachArena(0, 4096)), other.fileno())
     assert "memory file" in _last_word(sock)
+
+
+def test_a_received_socket_that_lingers_is_closed_without_waiting_for_its_reader() -> None:
+    """1. An application passes a socket whose data nobody reads, and ends. 2. The agent has the last copy."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    sender = socket.create_connection(listener.getsockname())
+    reader, _ = listener.accept()
+    sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 3600))
+    sender.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sender.send(bytes(1 << 16))
+    sender.setblocking(True)
+    close_received([sender.detach()])
+    closing = [thread for thread in threading.enumerate() if thread.name == "close"]
+    assert len(closing) == 1, "a thread waits instead of this one"
+    reader.close()  # unread data resets the connection
+    closing[0].join(60)
+    assert not closing[0].is_alive()
+    listener.close()
+
+
+def test_a_trace_into_anything_but_a_memory_file_is_refused_by_what_to_do(hosted: Hosted) -> None:
+    with _raw(hosted.path) as sock, open("/dev/null", "wb") as other:
+        channel.send_with_descriptor(sock, encode(Trace(3, 1.0)), other.fileno())
+        answer = decode_to_application(channel.receive(sock)[0])
+    assert isinstance(answer, Traced) and answer.request == 3
+    assert "make one with memfd_create" in answer.reason
 
 
 def test_tensor_outside_its_arena_is_refused(hosted: Hosted) -> None:

@@ -259,7 +259,9 @@ MESSAGES: tuple[Message, ...] = (
         telemetry_backlog=0,
         telemetry=BOOKS,
         uptime_s=12.5,
+        notices=("device nano: local_plan_refused: it may not plan alone",),
     ),
+    admin.ClockTrustRequest(),
     admin.Done(correlation=9),
     admin.Failed(cause="no such device: x", remedy="see `stageloom device list`", exit_code=2),
 )

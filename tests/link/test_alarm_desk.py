@@ -84,3 +84,14 @@ def test_a_local_plan_is_answered_by_the_desired_value_that_adopts_it_or_by_noth
     adopted = Desired(epoch=1, generation=2, plan_digest=PLAN, plan=b"p")
     (answer,) = core.handle(ev.LocalSettled(A, LOCAL, adopted), 2.1)
     assert isinstance(answer, ev.Send) and answer.message == adopted
+
+
+def test_a_local_plan_that_may_not_be_is_refused_with_the_reason_and_counted() -> None:
+    core = core_with_session()
+    core.handle(received(LOCAL), 1.0)
+    (answer,) = core.handle(ev.LocalSettled(A, LOCAL, refused="it may not plan alone"), 1.1)
+    assert isinstance(answer, ev.Send) and answer.route == b"r" and isinstance(answer.message, Refused)
+    assert answer.message.code is RefusalCode.NOT_PERMITTED
+    assert answer.message.reason == "it may not plan alone"
+    assert core.counts["local_plan_refused"] == 1
+    assert core.handle(received(LOCAL), 2.0) == [ev.AdoptLocal(A, LOCAL)], "a repeat is asked again"

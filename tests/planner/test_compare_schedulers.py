@@ -13,7 +13,7 @@ from planner.cli.comparison_plot import save
 from shared.ids import DeviceId
 from shared.messages import admin
 from shared.messages.control import Origin
-from shared.messages.telemetry import StageProfileResult, StageTiming, TrialEnded
+from shared.messages.telemetry import StageTiming, TrialEnded
 from shared.search.comparison import Measured, Standing
 from shared.search.registry import schedulers
 from tests.planner.processes import ok
@@ -39,9 +39,9 @@ def compared(world: World, *arguments: str) -> dict[str, dict[str, Any]]:
 def side_by_side(world: World) -> None:
     """Operators take 100 us; greedy's two branches were measured at 120 us side by side."""
     world.profiled()
-    plan = world.kept("greedy")
+    world.kept("greedy")
     timings = tuple(StageTiming(at, us, 1.0, 5) for at, us in enumerate((100.0, 120.0, 100.0)))
-    world.tells(StageProfileResult(2, plan.digest, 0, "", timings, 333.0, True))
+    world.measured("greedy", timings, 333.0)
 
 
 def test_every_scheduler_is_compared_and_no_planner_need_run(world: World) -> None:
@@ -101,10 +101,9 @@ def test_measure_has_every_plan_measured_once_and_costs_what_was_measured_since(
 
     def measure(folder: Path, database_url: str, device: DeviceId, plan: str, *, budget_s: float) -> None:
         asked.append(plan)
-        digest = world.store.plan(plan).digest
         joint = 4 if plan == "sequential" else 1  # its stages of one group run as one
         timing = StageTiming(0, 350.0, 1.0, 5, joint)
-        world.tells(StageProfileResult(len(asked), digest, 0, "", (timing,), 700.0, True))
+        world.measured(plan, (timing,), 700.0)
 
     monkeypatch.setattr(compare_schedulers, "search", search)
     monkeypatch.setattr(compare_schedulers, "measure_stages", measure)

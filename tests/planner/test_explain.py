@@ -14,7 +14,6 @@ from shared.bound import bind
 from shared.ids import Digest, OpId
 from shared.messages.control import Alarm, ModelLoad, Origin
 from shared.messages.telemetry import (
-    StageProfileResult,
     StageTiming,
     TrialEnded,
 )
@@ -62,14 +61,14 @@ def test_streams_are_told_one_by_one_and_predicted_together(world: World) -> Non
 
 def test_a_stage_says_how_its_cost_is_known_and_how_often_it_was_measured(world: World) -> None:
     """Greedy's middle stage runs two operators side by side: measured as a whole it is quicker."""
-    plan = world.kept("greedy")
+    world.kept("greedy")
     world.profiled()
     before = world.explained("greedy", "--device", NANO)
     assert [line["source"] for line in before["blocks"][0]["lines"]] == ["operators"] * 3
     assert before["operators_measured"] == before["operators"] == 4
     assert before["predicted_ms"] == pytest.approx(0.4, rel=0.1)
     timings = tuple(StageTiming(at, us, 1.0, 5) for at, us in enumerate((100.0, 120.0, 100.0)))
-    world.tells(StageProfileResult(2, plan.digest, 0, "", timings, 333.0, True))
+    world.measured("greedy", timings, 333.0)
     (block,) = world.explained("greedy", "--device", NANO)["blocks"]
     middle = block["lines"][1]
     assert (middle["source"], middle["runs"], middle["measured_on"]) == ("measured", 5, NANO)
@@ -99,11 +98,11 @@ def test_a_prediction_says_its_doubt_and_a_measurement_has_none(world: World) ->
 
 def test_gaps_are_to_the_bound_and_to_the_cheapest_stages(world: World) -> None:
     """Measured side by side in 120 us, the middle stage makes greedy the optimum; sequential is above."""
-    greedy = world.kept("greedy")
+    world.kept("greedy")
     world.kept("sequential")
     world.profiled()
     timings = tuple(StageTiming(at, us, 1.0, 5) for at, us in enumerate((100.0, 120.0, 100.0)))
-    world.tells(StageProfileResult(2, greedy.digest, 0, "", timings, 333.0, True))
+    world.measured("greedy", timings, 333.0)
     (block,) = world.explained("sequential", "--device", NANO)["blocks"]
     assert block["predicted_us"] == pytest.approx(400.0)
     assert block["over_optimum"] == pytest.approx(400.0 / 320.0 - 1.0)
@@ -126,8 +125,8 @@ def test_plans_over_the_same_models_are_listed_once_with_prediction_measurement_
     world.store.push(NANO, "sequential", decided_by="operator")
     desired = world.store.push(NANO, "greedy", decided_by="operator")
     timings = tuple(StageTiming(at, 100.0, 1.0, 5) for at in range(3))
+    world.measured("greedy", timings, 350.0)
     world.tells(
-        StageProfileResult(2, wide.digest, 0, "", timings, 350.0, True),
         TrialEnded(
             epoch=desired.epoch,
             generation=desired.generation,

@@ -10,9 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from planner.admin.client import ask
 from shared import failpoint
-from shared.ids import Digest
-from shared.messages import control
+from shared.ids import DeviceId, Digest
+from shared.messages import admin, control
+from shared.messages.base import RefusalCode, Refused
 from shared.messages.control import Alarm, AlarmAck, DeviceState, ModelLoad, Origin
 from shared.messages.telemetry import (
     OperatorTiming,
@@ -74,7 +76,10 @@ class Rig:
         """Say what the operators cost: two that take 1 ms each, and a cheap sum."""
         times = tuple(OperatorTiming(op, us, 1.0, 9) for op, us in enumerate((1000.0, 1000.0, 10.0)))
         artifact = self.first.artifacts[0].digest
-        self.rows(ProfileResult(999, artifact, 1, self.device.device_class, times, True))
+        wanted = admin.DeviceProfileRequest(device=DeviceId(self.device.name), models=("branches",))
+        (request,) = ask(self.home, wanted, admin.DeviceProfileReply).requests
+        self.first = self.desired()
+        self.rows(ProfileResult(request, artifact, 1, self.device.device_class, times, True))
 
     def alarm(self, number: int, plan: Digest | None, *, queued: int = 8, at_us: int = 1_000_000) -> None:
         """Fire, and read on until it is acknowledged; a plan that comes first is kept in `pushed`."""
@@ -250,6 +255,8 @@ def test_a_plan_made_on_the_device_is_adopted_only_while_nothing_newer_is_desire
         *("plan", "create", "--model", "branches", "--executor", "null"),
         *("--scheduler", "greedy", "--name", "local"),
     )
+    ok(rig.home, "plan", "push", rig.device.name, "first", "--autonomy", "full")
+    rig.first = rig.desired()
     plan = json.loads(ok(rig.home, "plan", "show", "local", "--json"))
     local = control.LocalPlan(
         boot=BOOT,
@@ -272,6 +279,26 @@ def test_a_plan_made_on_the_device_is_adopted_only_while_nothing_newer_is_desire
     assert [entry["decided_by"] for entry in history if entry["decided_by"] == "local"] == ["local"]
 
 
+def test_a_plan_of_a_device_that_may_not_plan_is_refused_and_the_operator_is_told(rig: Rig) -> None:
+    local = control.LocalPlan(
+        boot=BOOT,
+        epoch=rig.first.epoch,
+        generation=rig.first.generation,
+        local_counter=1,
+        plan_digest=rig.first.plan_digest or Digest(""),
+        plan=rig.first.plan,
+        artifacts=rig.first.artifacts,
+        cause="variance",
+    )
+    rig.device.send("control", control.TO_PLANNER, local)
+    refused = rig.device.expect("control", control.TO_DEVICE, Refused)
+    assert refused.code is RefusalCode.NOT_PERMITTED and "may not plan alone" in refused.reason
+    said = f"device {rig.device.name}: local_plan_refused: it may not plan alone"
+    assert any(one.startswith(said) for one in json.loads(ok(rig.home, "status", "--json"))["notices"])
+    assert f"notice: {said}" in ok(rig.home, "status")
+    ok(rig.home, "trust-clock")
+
+
 def test_a_proven_plan_is_pushed_at_once_when_it_is_predicted_to_be_the_best(rig: Rig) -> None:
     """A schedule that the stages measured on the device make the better one, after it won a trial there."""
     ok(
@@ -283,7 +310,11 @@ def test_a_proven_plan_is_pushed_at_once_when_it_is_predicted_to_be_the_best(rig
     wide = rig.desired()
     assert wide.plan_digest is not None
     stages = (StageTiming(0, 900.0, 1.0, 9), StageTiming(1, 10.0, 1.0, 9))  # both branches in less than one
-    rig.rows(StageProfileResult(998, wide.plan_digest, 0, rig.device.device_class, stages, 910.0, True))
+    asked = admin.StageProfileCreate(device=DeviceId(rig.device.name), plan="wide")
+    (request,) = ask(rig.home, asked, admin.DeviceProfileReply).requests
+    wide = rig.desired()
+    assert wide.plan_digest is not None
+    rig.rows(StageProfileResult(request, wide.plan_digest, 0, rig.device.device_class, stages, 910.0, True))
     rig.ended(wide, "commit", DeviceState.COMMITTED, ratio=1.9, low=1.8, high=2.0, pairs=8)
     rig.alarm(1, rig.first.plan_digest)
     rig.acknowledged(1)

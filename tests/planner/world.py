@@ -19,6 +19,7 @@ from shared.messages.telemetry import (
     RowData,
     RowKind,
     StageProfileResult,
+    StageTiming,
     TrialEnded,
 )
 from shared.plan import Plan
@@ -78,7 +79,13 @@ class World:
     def profiled(self) -> None:
         """Every operator takes 100 us."""
         times = tuple(OperatorTiming(op, 100.0, 1.0, 9) for op in range(4))
-        self.tells(ProfileResult(1, self.digest, 1, "", times, True))
+        (request,), _ = self.store.request_profile(NANO, ["diamond"])
+        self.tells(ProfileResult(request, self.digest, 1, "", times, True))
+
+    def measured(self, plan: str, timings: tuple[StageTiming, ...], step_us: float) -> None:
+        """The stages of a plan were measured, as the planner asked."""
+        request, _ = self.store.request_stages(NANO, plan)
+        self.tells(StageProfileResult(request, self.store.plan(plan).digest, 0, "", timings, step_us, True))
 
     def explained(self, *arguments: str) -> dict[str, Any]:
         """What `--json` says."""

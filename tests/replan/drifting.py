@@ -203,13 +203,17 @@ class DriftingDevice:
             self._rows += 1
         self.store.append_telemetry([TelemetryWrite(NANO, tuple(stored), (Ledger(BOOT, self._rows, 0),))])
 
-    def profile(self, request: int = 1000) -> None:
-        """The operators, at today's clock."""
+    def profile(self, request: int | None = None) -> None:
+        """The operators, at today's clock; without a request somebody asks for them now."""
+        if request is None:
+            (request,), _ = self.store.request_profile(NANO, ["branches"])
         times = tuple(OperatorTiming(op, self.operator_us(op), 1.0, 9) for op in range(len(OPERATORS_US)))
         self.sends(ProfileResult(request, self.artifact, 1, self.environment, times, True))
 
-    def profile_stages(self, plan: Plan, request: int = 1001) -> None:
-        """The stages of a plan that the store knows."""
+    def profile_stages(self, plan: Plan, request: int | None = None) -> None:
+        """The stages of a plan that the store knows; without a request somebody asks for them now."""
+        if request is None:
+            request, _ = self.store.request_stages(NANO, plan.digest)
         stages = self.stages_us(plan)
         ends = [first for first, _ in stages[1:]] + [len(plan.combined[0].schedule.stages)]  # type: ignore[union-attr]
         times = tuple(

@@ -37,13 +37,18 @@ class Rig:
         enrol(store, OTHER, number=2)
         self.artifact = add_model(store, folder)
 
-    def profiled(self, device: DeviceId, us: float, environment: str) -> None:
+    def profiled(self, device: DeviceId, us: float, environment: str, request: int | None = None) -> None:
         times = tuple(OperatorTiming(op, us, 1.0, 9) for op in range(4))
-        data = ProfileResult(1, self.artifact, 1, environment, times, True)
+        number = self.asked(device) if request is None else request
+        data = ProfileResult(number, self.artifact, 1, environment, times, True)
         self.store.append_telemetry(
             [TelemetryWrite(device, (row(self.rows, data, kind=RowKind.PROFILE_RESULT),), ())]
         )
         self.rows += 1
+
+    def asked(self, device: DeviceId) -> int:
+        (request,), _ = self.store.request_profile(device, ["relu"])
+        return request
 
     def costs(self, device: DeviceId) -> list[float]:
         found = self.store.operator_costs(self.store.calibration(device).costs_key, self.artifact)
@@ -65,12 +70,13 @@ def rig(store: Store, tmp_path: Path) -> Rig:
 def test_an_alarm_in_another_power_mode_makes_the_device_one_of_that_class(rig: Rig) -> None:
     """1. Its costs are those of the mode, of which nothing is known. 2. What it measures there is kept for
     it, and what still comes of the old mode for that. 3. Back in the old mode the old costs hold."""
+    before = rig.asked(NANO)
     rig.store.record_alarm(NANO, alarm(1, SLOW))
     assert rig.store.device(NANO).device_class == SLOW and rig.store.device(OTHER).device_class == CLASS
     assert rig.costs(NANO) == []
     assert rig.store.calibration(NANO).steps_since_us == T0_US
     rig.profiled(NANO, 25.0, SLOW)
-    rig.profiled(NANO, 11.0, CLASS)
+    rig.profiled(NANO, 11.0, CLASS, before)
     assert rig.costs(NANO) == [25.0] * 4
     rig.store.record_alarm(NANO, alarm(1, CLASS))
     assert rig.costs(NANO) == [25.0] * 4, "a repeat of the first alarm says nothing"

@@ -79,7 +79,8 @@ class Rig:
     def profiled(self) -> None:
         """Its operators were measured."""
         times = tuple(OperatorTiming(op, 10.0 * (op + 1), 1.0, 9) for op in range(4))
-        self._row(ProfileResult(999, self.artifact, 1, CLASS, times, True))
+        (request,), _ = self.store.request_profile(NANO, ["relu"])
+        self._row(ProfileResult(request, self.artifact, 1, CLASS, times, True))
 
     def _row(self, data: TrialEnded | ProfileResult) -> None:
         self.rows += 1
@@ -106,7 +107,7 @@ def test_an_observation_is_what_the_store_holds_of_the_device(rig: Rig) -> None:
     other = paced(rig.runs, 5)
     rig.tried(other, "commit")
     seen = observe(rig.store, NANO, rig.replan(rig.runs), T0_US)
-    assert (seen.incumbent, seen.desired, seen.cause) == (rig.runs, (1, 1), "variance")
+    assert (seen.incumbent, seen.desired, seen.cause) == (rig.runs, (1, 2), "variance")
     assert seen.settings == ReplanSettings(scheduler="greedy", budget_s=3.0, proposer=Proposer.LEARNED)
     assert {op: s for (_, op), s in seen.costs.measured_s.items()} == pytest.approx(
         {0: 1e-5, 1: 2e-5, 2: 3e-5, 3: 4e-5}

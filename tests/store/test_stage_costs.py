@@ -34,7 +34,8 @@ def test_a_merge_and_the_same_operators_side_by_side_keep_times_of_their_own(
         plan = Plan(models=(ModelPlan(name="two", artifact=digest),), combined=(block,))
         store.add_plan(f"plan-{number}", plan, "ios")
         timings = (StageTiming(0, took_us, 1.0, 9),)
-        rows.append(stored(number, StageProfileResult(number, plan.digest, 0, "", timings, took_us, True)))
+        request, _ = store.request_stages(NANO, f"plan-{number}")
+        rows.append(stored(number, StageProfileResult(request, plan.digest, 0, "", timings, took_us, True)))
     store.append_telemetry([TelemetryWrite(NANO, tuple(rows), (Ledger(7, 2, 0),))])
     reading = ReadStore.open(tmp_path, database_url)
     try:

@@ -87,7 +87,8 @@ class Planner:
     def operators(self) -> None:
         """All operators were measured: 1 ms each."""
         times = tuple(OperatorTiming(op, 1000.0, 1.0, 9) for op in range(OPERATORS))
-        self.answered(RowKind.PROFILE_RESULT, ProfileResult(99, self.artifact, 1, CLASS, times, True))
+        (request,), _ = self.store.request_profile(NANO, ["wide"])
+        self.answered(RowKind.PROFILE_RESULT, ProfileResult(request, self.artifact, 1, CLASS, times, True))
 
     def stages(self, request: int, *times: StageTiming) -> None:
         """Stages of the plan were measured."""
@@ -124,7 +125,8 @@ def test_a_profile_asks_nothing_once_all_is_sure_and_asks_again_when_it_is_old(
 
 def test_an_operators_own_wish_is_carried_out_however_sure_the_planner_is(planner: Planner) -> None:
     planner.operators()
-    planner.stages(5, StageTiming(0, 1500.0, 1.0, 9), StageTiming(1, 2900.0, 1.0, 9, 3))
+    (request,) = planner.ask()
+    planner.stages(request, StageTiming(0, 1500.0, 1.0, 9), StageTiming(1, 2900.0, 1.0, 9, 3))
     assert planner.ask() == ()
     assert len(planner.ask(unsure_only=False)) == 1
     told = planner.fleet.told[-1]
@@ -133,7 +135,8 @@ def test_an_operators_own_wish_is_carried_out_however_sure_the_planner_is(planne
 
 def test_stages_that_ran_as_one_are_kept_as_the_one_group_that_they_were(planner: Planner) -> None:
     planner.operators()
-    planner.stages(5, StageTiming(1, 2900.0, 1.0, 9, 3), StageTiming(0, 1500.0, 1.0, 9, 2))
+    (request,) = planner.ask()
+    planner.stages(request, StageTiming(1, 2900.0, 1.0, 9, 3), StageTiming(0, 1500.0, 1.0, 9, 2))
     (found,) = planner.store.stage_costs(CLASS, planner.plan.executor)
     assert found.groups == ((3, 4, 5),)
     assert found.seconds == pytest.approx(2.9e-3)

@@ -239,6 +239,12 @@ def test_services_are_watched_restarted_and_outlive_a_child_without_memory(unit:
     assert settings["KillMode"] == "mixed"  # the main process ends the others itself
 
 
+def test_the_planner_waits_for_the_time_by_which_it_deletes() -> None:
+    settings = _settings(UNITS[1])
+    assert "time-sync.target" in settings["After"].split()
+    assert "time-sync.target" in settings["Wants"].split()
+
+
 @pytest.mark.skipif(which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 @pytest.mark.parametrize("command", [agent_command, planner_command], ids=["agent", "planner"])
 def test_systemd_accepts_the_installed_unit_and_calls_it_well_hardened(

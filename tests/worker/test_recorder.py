@@ -9,8 +9,10 @@ import pytest
 
 from edge_agent.executor.null import NullExecutor
 from edge_agent.worker import recorder as subject
+from edge_agent.worker import recording_file
 from edge_agent.worker.messages import Record, RecordingEnded
-from edge_agent.worker.recorder import Batch, Recorder, Recording, read_recording
+from edge_agent.worker.recorder import CLOSING_S, Batch, Recorder, Recording, read_recording
+from edge_agent.worker.recording_file import RecordingFile
 from edge_agent.worker.shell import EngineShell
 from shared.artifact import Artifact
 from shared.engine.steps import Outcome
@@ -59,13 +61,21 @@ class _Driver:
         self.recorder = recorder
 
 
+class _Prompt(RecordingFile):
+    """A file that has everything as soon as it is finished."""
+
+    def finish(self, data: bytes) -> None:
+        super().finish(data)
+        self.join()
+
+
 class _Desk:
     """A recording with a driver that is played, and what it reported."""
 
     def __init__(self, path: Path) -> None:
         self.driver: _Driver | None = _Driver()
         self.reports: list[RecordingEnded] = []
-        self.recording = Recording(lambda: self.driver, self.reports.append)
+        self.recording = Recording(lambda: self.driver, self.reports.append, _Prompt)
         self.file = os.open(path, os.O_CREAT | os.O_RDWR)
         self.path = path
 
@@ -171,7 +181,7 @@ def test_without_a_plan_nothing_is_recorded_and_the_answer_says_so(desk: _Desk) 
 def test_a_file_that_is_full_costs_entries_and_is_still_complete(
     desk: _Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subject, "MAX_BYTES", 10)
+    monkeypatch.setattr(recording_file, "MAX_BYTES", 10)
     desk.recording.order(Record(1, 1.0), desk.file, 0.0)
     assert desk.driver is not None and desk.driver.recorder is not None
     for now in (0.2, 0.4):
@@ -190,6 +200,41 @@ def test_a_file_that_cannot_be_written_ends_the_recording(desk: _Desk) -> None:
     assert len(desk.reports) == 1
     assert "cannot be written" in desk.reports[0].reason
     assert desk.driver is not None and desk.driver.recorder is None
+
+
+def test_a_file_that_takes_nothing_ends_the_recording_and_never_holds_the_engine() -> None:
+    """A pipe that nobody reads stands for whatever a file's owner can do to who writes it."""
+    reader, pipe = os.pipe()
+    driver, reports = _Driver(), list[RecordingEnded]()
+    recording = Recording(lambda: driver, reports.append)
+    recording.order(Record(1, 1.0), pipe, 0.0)
+    recorder = driver.recorder
+    assert recorder is not None
+    for now in range(1, 4):
+        for task in range(1000):
+            recorder.task(TaskId(task), ("net",), (0.0, None, 0.1), Outcome.EXPIRED)
+        recording.advance(now / 4)
+    recording.advance(1.0)
+    recording.advance(1.0)
+    recording.advance(1.0 + CLOSING_S)
+    assert [one.number for one in reports] == [1] and "took more than 10 s" in reports[0].reason
+    assert driver.recorder is None
+    recording.order(Record(2, 1.0), pipe, 20.0)
+    assert reports[1] == RecordingEnded(2, "another recording is under way"), "its thread still waits"
+    os.close(reader)
+    os.close(pipe)
+
+
+def test_what_a_slow_file_has_not_taken_is_bounded_and_counted(
+    desk: _Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording_file, "MAX_WAITING_BYTES", -1)
+    desk.recording.order(Record(1, 1.0), desk.file, 0.0)
+    assert desk.driver is not None and desk.driver.recorder is not None
+    desk.driver.recorder.task(TaskId(1), ("net",), (0.0, None, 0.1), Outcome.EXPIRED)
+    desk.until_quiet(1.0)
+    _, recorded = read_recording(desk.path.read_bytes())
+    assert recorded.dropped == 1
 
 
 @pytest.mark.parametrize("size", [0, 3, 5])

@@ -86,8 +86,10 @@ class DispatchCore:
             case ev.AlarmStored():
                 return self._alarms.stored(event)
             case ev.LocalSettled(device, _, adopted):
-                self._alarms.settled(event)
-                return [] if adopted is None else self._control.desired_changed(device, adopted, now_s)
+                actions = self._alarms.settled(event)
+                if adopted is not None:
+                    actions += self._control.desired_changed(device, adopted, now_s)
+                return actions
             case ev.Revoked(device):
                 return self._control.revoked(device)
             case ev.QuarantineStored(device, ok):

@@ -2,14 +2,18 @@
 
 An alarm is acknowledged after its commit and repeated by the device until then, so it may come twice; the
 store keeps each (device, boot, number) once. A local plan has no acknowledgement: the desired value that
-adopts it is the answer.
+adopts it is the answer, or a refusal.
 """
 
 from collections import Counter
+from typing import Final
 
 from planner.dispatch import events as ev
 from shared.ids import DeviceId
+from shared.messages.base import RefusalCode, Refused
 from shared.messages.control import Alarm, AlarmAck, LocalPlan
+
+_LINE: Final = 512  # characters of a reason
 
 Key = tuple[DeviceId, int, int]  # device, boot, number (of an alarm) or local counter (of a plan)
 
@@ -20,7 +24,7 @@ class AlarmDesk:
     def __init__(self, counts: "Counter[str]") -> None:
         self._counts = counts
         self._alarms: dict[Key, bytes] = {}  # the route that waits for the acknowledgement
-        self._plans: set[Key] = set()
+        self._plans: dict[Key, tuple[bytes, int]] = {}  # route and correlation, for a refusal
 
     def received(self, device: DeviceId, route: bytes, message: Alarm | LocalPlan) -> list[ev.Action]:
         """An authorised message of a device with a session."""
@@ -32,7 +36,7 @@ class AlarmDesk:
         key = (device, message.boot, message.local_counter)
         if key in self._plans:
             return []
-        self._plans.add(key)
+        self._plans[key] = (route, message.correlation)
         return [ev.AdoptLocal(device, message)]
 
     def stored(self, event: ev.AlarmStored) -> list[ev.Action]:
@@ -50,6 +54,14 @@ class AlarmDesk:
             actions.append(ev.Send(ev.Lane.CONTROL, route, ack))
         return actions
 
-    def settled(self, event: ev.LocalSettled) -> None:
-        """The store has adopted the plan, or has not: a repeat may ask again."""
-        self._plans.discard((event.device, event.plan.boot, event.plan.local_counter))
+    def settled(self, event: ev.LocalSettled) -> list[ev.Action]:
+        """The store has adopted the plan, or has not: a repeat may ask again. A refusal is answered."""
+        asked = self._plans.pop((event.device, event.plan.boot, event.plan.local_counter), None)
+        if not event.refused or asked is None:
+            return []
+        self._counts["local_plan_refused"] += 1
+        route, correlation = asked
+        refusal = Refused(
+            correlation=correlation, code=RefusalCode.NOT_PERMITTED, reason=event.refused[:_LINE]
+        )
+        return [ev.Send(ev.Lane.CONTROL, route, refusal)]

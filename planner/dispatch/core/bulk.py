@@ -70,4 +70,5 @@ def _artifacts_of(desired: control.Desired | None) -> set[Digest]:
         return set()
     policies = {desired.policy.digest} if desired.policy is not None else set()
     profiled = {one.artifact.digest for one in desired.profiles}
-    return {need.digest for need in desired.artifacts} | profiled | policies
+    staged = desired.stage_profile.artifacts if desired.stage_profile is not None else ()
+    return {need.digest for need in (*desired.artifacts, *staged)} | profiled | policies

@@ -1,6 +1,6 @@
 """The telemetry lane: batches in, an acknowledgement once they are committed."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from planner.counters import rows_beyond_reach
@@ -37,6 +37,8 @@ class TelemetryCore:
             return self._fleet.quarantine(who, reason, lane, event.route, batch.correlation)
         if not _numbered(batch):
             return [self._refuse(event, RefusalCode.MALFORMED, "ranges do not number the rows")]
+        if not _balanced(batch):
+            return [self._refuse(event, RefusalCode.MALFORMED, "a ledger does not balance")]
         ranges = self._ranges[event.key]
         if batch.ranges and batch.ranges in ranges:
             return []  # sent again before the commit of the first; that one answers
@@ -79,3 +81,16 @@ def _numbered(batch: TelemetryBatch) -> bool:
             return False
         counted += rows.last - rows.first + 1
     return counted == len(batch.rows)
+
+
+def _balanced(batch: TelemetryBatch) -> bool:
+    """Whether the ledgers can be: each boot told once, and its rows here are produced and not dropped."""
+    rows: Counter[int] = Counter()
+    ends: Counter[int] = Counter()
+    for part in batch.ranges:
+        rows[part.boot] += part.last - part.first + 1
+        ends[part.boot] = max(ends[part.boot], part.last + 1)
+    return len({ledger.boot for ledger in batch.ledgers}) == len(batch.ledgers) and all(
+        ledger.dropped + rows[ledger.boot] <= ledger.produced and ends[ledger.boot] <= ledger.produced
+        for ledger in batch.ledgers
+    )

@@ -25,6 +25,7 @@ from shared.messages.admin.devices import (
     StageProfileCreate,
 )
 from shared.messages.admin.live import (
+    ClockTrustRequest,
     ModelRate,
     StatusReply,
     StatusRequest,
@@ -77,6 +78,7 @@ __all__ = [
     "AdminReply",
     "AdminRequest",
     "ArrivalRate",
+    "ClockTrustRequest",
     "ContestFailure",
     "ContestFigures",
     "ContestInfo",
@@ -165,6 +167,7 @@ AdminRequest = (
     | PlanHistoryRequest
     | WatchRequest
     | StatusRequest
+    | ClockTrustRequest
 )
 
 

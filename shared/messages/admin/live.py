@@ -9,6 +9,7 @@ from shared.messages.base import (
     Count,
     DeviceName,
     Epoch,
+    Line,
     Message,
     MicroSeconds,
     Name,
@@ -71,3 +72,8 @@ class StatusReply(Message, frozen=True, kw_only=True, tag="status_reply"):
     uptime_s: Seconds
     quarantined: SmallCount = 0
     unreadable: Count = 0
+    notices: Annotated[tuple[Line, ...], Meta(max_length=16)] = ()  # what an operator should know of
+
+
+class ClockTrustRequest(Message, frozen=True, kw_only=True, tag="clock_trust_request"):
+    """An operator says that the planner's clock is right: what is too old by it may go."""

@@ -1,0 +1,46 @@
+"""How far the planner believes its clock where it deletes by age. Pure.
+
+A machine without a battery, or with a wrong one, may start years ahead; by its clock all that is stored is
+too old. So the planner keeps the newest time that it believed, the *trusted time*, which follows the clock:
+
+- within `LEAP_S` of it (a planner that was off for a weekend) the clock is believed;
+- further ahead it is not: trusted time then passes at most twice as fast as real time does, so a clock that
+  stays ahead is believed after as much real time as it was ahead, or at once when an operator confirms it;
+- even then trusted time moves by `STEP_S` a run: no run deletes more than what that much time makes too old.
+"""
+
+from typing import Final, NamedTuple
+
+LEAP_S: Final = 3 * 86_400.0
+STEP_S: Final = 6 * 3_600.0
+
+
+class ClockTrust(NamedTuple):
+    """What is remembered: the trusted time and what an operator confirmed last, microseconds since 1970."""
+
+    trusted_us: int
+    confirmed_us: int = 0
+
+    def ahead_s(self, wall_us: int) -> float:
+        """How far the clock is past what is believed of it; 0 where it is believed."""
+        gap_s = (wall_us - max(self.trusted_us, self.confirmed_us)) / 1e6
+        return gap_s if gap_s > LEAP_S else 0.0
+
+    def advance(self, wall_us: int, elapsed_s: float) -> "ClockTrust":
+        """After `elapsed_s` of real time (monotonic) since the last run of housekeeping; 0: not known."""
+        if wall_us <= self.trusted_us:
+            return self  # it was set back: nothing becomes too old by that
+        step_s = min(2.0 * elapsed_s, STEP_S) if self.ahead_s(wall_us) else STEP_S
+        return self._replace(trusted_us=min(wall_us, self.trusted_us + round(step_s * 1e6)))
+
+    def now_us(self, wall_us: int) -> int:
+        """The time that ages are counted from."""
+        return min(wall_us, self.trusted_us)
+
+
+def notice(ahead_s: float) -> str:
+    """One line for people about a clock that is not believed."""
+    return (
+        f"old telemetry and events are held back: the clock is {ahead_s / 86_400.0:.1f} days ahead of all "
+        "that this planner knows; correct it, or run `stageloom trust-clock` if it is right"
+    )

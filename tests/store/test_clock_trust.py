@@ -1,0 +1,171 @@
+"""A clock that leapt deletes nothing; one that stays ahead, or is confirmed, is believed step by step."""
+
+import random
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from planner.housekeeping import Housekeeper
+from planner.store import schema
+from planner.store.retention import Retention
+from planner.store.store import Store
+from planner.telemetry.trusted_time import LEAP_S, STEP_S, ClockTrust
+from shared.clock import ManualClock
+from tests.planner.processes import until
+from tests.store.helpers import enrol, write_of
+
+DAY_S = 86_400.0
+TWO_YEARS_S = 730 * DAY_S
+KEEP = Retention(2 * DAY_S, 14 * DAY_S, 400 * DAY_S)
+RUN_S = 600.0
+T0_US = ManualClock().wall_us()
+
+
+def after(s: float) -> int:
+    return T0_US + round(s * 1e6)
+
+
+# Pure
+
+
+def test_a_clock_near_the_trusted_time_is_believed_and_moves_it_a_bounded_step() -> None:
+    trust = ClockTrust(T0_US).advance(after(RUN_S), RUN_S)
+    assert trust.trusted_us == after(RUN_S)
+    weekend = trust.advance(after(LEAP_S), 0.0)
+    assert weekend.ahead_s(after(LEAP_S)) == 0.0
+    assert weekend.trusted_us == after(RUN_S + STEP_S)
+
+
+def test_a_clock_that_leapt_is_not_believed_however_often_the_planner_starts() -> None:
+    trust = ClockTrust(T0_US)
+    for start in range(1000):
+        wall_us = after(TWO_YEARS_S + start)
+        assert trust.ahead_s(wall_us) == pytest.approx(TWO_YEARS_S + start)
+        trust = trust.advance(wall_us, 0.0)
+    assert trust == ClockTrust(T0_US)
+
+
+def test_a_clock_that_stays_ahead_is_believed_after_as_much_real_time_as_it_was_ahead() -> None:
+    trust, now_s, ahead_s = ClockTrust(T0_US), 0.0, 30 * DAY_S
+    while trust.ahead_s(after(now_s + ahead_s)):
+        now_s += RUN_S
+        trust = trust.advance(after(now_s + ahead_s), RUN_S)
+    assert now_s == pytest.approx(ahead_s - LEAP_S, rel=0.01)
+
+
+def test_a_confirmed_clock_is_followed_by_a_bounded_step_a_run() -> None:
+    wall_us = after(TWO_YEARS_S)
+    trust = ClockTrust(T0_US, confirmed_us=wall_us)
+    assert trust.ahead_s(wall_us) == 0.0
+    runs = 0
+    while trust.now_us(wall_us) < wall_us:
+        before_us, trust = trust.trusted_us, trust.advance(wall_us, RUN_S)
+        assert trust.trusted_us - before_us <= STEP_S * 1e6
+        runs += 1
+    assert runs == TWO_YEARS_S / STEP_S
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ages_never_grow_faster_than_twice_real_time_and_the_slack_whatever_the_clock_does(seed: int) -> None:
+    rng, trust, real_s, absorbed_s = random.Random(seed), ClockTrust(T0_US), 0.0, 0.0
+    for _ in range(300):
+        elapsed_s = rng.choice([0.0, RUN_S])
+        real_s += elapsed_s
+        wall_us = after(real_s + rng.choice([-400, 0, 0, 0, 4, 40, 4000]) * DAY_S)
+        before = trust
+        trust = trust.advance(wall_us, elapsed_s)
+        assert trust.trusted_us >= before.trusted_us and trust.now_us(wall_us) <= wall_us
+        if before.ahead_s(wall_us):
+            assert trust.trusted_us - before.trusted_us <= 2e6 * elapsed_s
+        else:
+            absorbed_s += (trust.trusted_us - before.trusted_us) / 1e6
+    assert trust.trusted_us <= after(2 * real_s + absorbed_s)
+
+
+# In the store
+
+
+def rows(store: Store) -> int:
+    with store.database.read() as session:
+        return int(session.execute(text("SELECT COUNT(*) FROM telemetry")).scalar_one())
+
+
+def events(store: Store) -> int:
+    with store.database.read() as session:
+        return int(session.execute(text("SELECT COUNT(*) FROM events")).scalar_one())
+
+
+def run(store: Store, elapsed_s: float = RUN_S) -> float:
+    """One run of housekeeping; how far ahead the clock was."""
+    ahead_s = store.advance_clock(elapsed_s)
+    for _ in store.tidy(KEEP):
+        pass
+    return ahead_s
+
+
+def test_one_start_with_the_clock_two_years_ahead_deletes_nothing_and_the_operator_is_told(
+    store: Store, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. A planner runs. 2. It starts two years ahead, again and again. 3. The clock is right again."""
+    enrol(store)
+    store.append_telemetry([write_of(0, 99)])
+    run(store, 0.0)
+    kept = (rows(store), events(store))
+    clock.advance(TWO_YEARS_S)
+    for _ in range(5):
+        assert run(store, 0.0) == pytest.approx(TWO_YEARS_S)
+    assert (rows(store), events(store)) == kept
+    (notice,) = store.notices()
+    assert "730.0 days ahead" in notice and "`stageloom trust-clock`" in notice
+    right = ManualClock()
+    right.advance(RUN_S)
+    monkeypatch.setattr(store, "_clock", right)
+    assert run(store, 0.0) == 0.0 and store.notices() == []
+    assert (rows(store), events(store)) == kept
+
+
+def test_what_an_operator_confirms_goes_step_by_step(store: Store, clock: ManualClock) -> None:
+    enrol(store)
+    store.append_telemetry([write_of(0, 99)])
+    run(store, 0.0)
+    clock.advance(30 * DAY_S)
+    assert run(store, 0.0) > 0
+    store.trust_clock()
+    assert store.notices() == []
+    runs = 0
+    while rows(store):
+        assert run(store) == 0.0
+        runs += 1
+    assert runs == pytest.approx(KEEP.rows_s / STEP_S, abs=1)
+
+
+def test_a_database_of_before_trusts_the_newest_time_that_it_holds(
+    store: Store, clock: ManualClock, tmp_path: Path
+) -> None:
+    """1. A database of schema 0010 with events. 2. It is upgraded by a planner two years ahead."""
+    enrol(store)
+    store.append_telemetry([write_of(0, 9)])
+    with store.database.write() as session:
+        session.execute(text("DROP TABLE clock_trust"))
+        session.execute(text("UPDATE alembic_version SET version_num = '0010'"))
+    clock.advance(TWO_YEARS_S)
+    assert schema.migrate(store.database) == ("0010", schema.HEAD)
+    assert run(store, 0.0) == pytest.approx(TWO_YEARS_S, abs=1.0)
+    assert rows(store) == 10
+
+
+def test_the_log_says_once_that_old_rows_are_held_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ManualClock()
+    store = Store(tmp_path, clock=clock)
+    enrol(store)
+    store.append_telemetry([write_of(0, 9)])
+    run(store, 0.0)
+    clock.advance(TWO_YEARS_S)
+    housekeeper = Housekeeper(store, KEEP)
+    until(lambda: "held back" in caplog.text)
+    housekeeper.close()
+    assert rows(store) == 10
+    store.close()
