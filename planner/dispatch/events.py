@@ -180,6 +180,7 @@ class ReadChunk(Struct, frozen=True):
     """Read part of an artifact; answer with `ChunkRead`."""
 
     ticket: int
+    device: DeviceId
     digest: Digest
     offset_bytes: int
     length_bytes: int
@@ -221,6 +222,13 @@ class ReplanDue(Struct, frozen=True):
     replan: int
 
 
+class NoteExcess(Struct, frozen=True):
+    """A device did more than its quotas allow; `text` says what was dropped and how often. No answer."""
+
+    device: DeviceId
+    text: str
+
+
 class PresenceChanged(Struct, frozen=True):
     """A device came or went."""
 
@@ -238,5 +246,6 @@ Action = (
     | StoreAlarm
     | AdoptLocal
     | ReplanDue
+    | NoteExcess
     | PresenceChanged
 )
