@@ -1,9 +1,9 @@
 """Database and disk work off the thread that owns the sockets.
 
 Four threads: telemetry and reports, each committed in groups and neither waiting for the other; the rest of
-the store's calls, one after another; artifact chunks. At each thread devices take turns: one with much waiting
-holds up none with little. Every piece of work ends in exactly one event, whatever fails, except a
-report that a newer one of its device overtook.
+the store's calls, one after another; artifact chunks. At each thread devices take turns, so that one with
+much waiting holds up nobody. Every piece of work ends in exactly one event, whatever fails, except a report
+that a newer one of its device overtook.
 """
 
 import logging
