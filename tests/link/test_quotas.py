@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from zmq.utils import z85
 
 from planner.dispatch import events as ev
+from planner.dispatch import zap
 from planner.dispatch.core import DispatchConfig, DispatchCore
 from planner.dispatch.fair import FairQueue
 from planner.dispatch.ports import FleetMember
@@ -327,3 +329,20 @@ def test_a_row_in_another_encoding_of_the_same_values_counts_as_one_of_them(time
 @given(st.binary(max_size=40))
 def test_any_bytes_can_be_looked_at(body: bytes) -> None:
     assert single_rows([body]) in (0, 1)
+
+
+# -- admission -----------------------------------------------------------------------------------------------
+
+
+def test_a_key_that_connects_too_often_is_sent_away_for_a_while_and_not_refused() -> None:
+    """300 is ZAP's temporary failure: the other end is told nothing and tries again by itself."""
+    made, key = core(), KEYS[BAD]
+    domain, credentials = zap.DEVICES.encode(), z85.decode(key.encode())
+    request = [b"1.0", b"1", domain, b"", b"", b"CURVE", credentials]
+    codes = []
+    for _ in range(200):
+        answer = zap.reply(request, made.may_connect, lambda key: made.may_connect_now(key, 0.0))
+        assert answer is not None
+        codes.append(answer[2])
+    allowed = int(DEFAULT_QUOTAS[Quota.CONNECTIONS].burst)
+    assert codes == [b"200"] * allowed + [b"300"] * (200 - allowed)
