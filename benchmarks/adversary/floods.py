@@ -24,6 +24,7 @@ from shared.token import Endpoints
 BOOT: Final = 1 << 40
 _QUEUED: Final = 64
 _WAIT_MS: Final = 1
+_CONNECTED_MS: Final = 20
 _NOBODYS: Final = digest_bytes([b"an artifact that nobody has"])
 Frames = Iterator[tuple[str, bytes]]
 """(socket, frame): `control`, `telemetry` or `bulk`, and one encoded message."""
@@ -70,10 +71,11 @@ class Attacker:
         self.send("control", control.TO_PLANNER.encode(message), reads=True)
 
     def reconnect(self) -> None:
-        """A new connection in place of the one on the control socket."""
+        """A new connection in place of the one on the control socket, which had a moment to come about."""
         old = self._sockets.pop("control", None)
         if old is not None:
-            old.close(linger=100)
+            old.poll(_CONNECTED_MS)
+            old.close(linger=0)
         self.hello()
 
     def send(self, lane: str, frame: bytes, *, reads: bool, give_up_s: float = float("inf")) -> bool:

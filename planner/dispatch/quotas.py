@@ -46,7 +46,7 @@ DEFAULT_QUOTAS: Final[Mapping[Quota, Rate]] = {
     Quota.LOCAL_PLANS: Rate(0.2, 20.0),
     Quota.GENERATIONS: Rate(0.1, 60.0),
     Quota.TELEMETRY_BYTES: Rate(128.0 * 1024, 128.0 * 1024 * 1024),
-    Quota.SINGLE_ROWS: Rate(20.0, 1_024.0),
+    Quota.SINGLE_ROWS: Rate(20.0, 512.0),
     Quota.LEDGERS: Rate(0.2, 4_096.0),
 }
 
