@@ -35,8 +35,8 @@ def single_rows(rows: Iterable[bytes]) -> int:
 
 def _is_single(body: bytes) -> bool:
     """See `single_rows`. A row is [at_us, [tag, ...]]: an array of two, an integer, an array, its tag."""
-    if len(body) < 4 or body[0] != 0x92:
-        return True
+    if body[0] != 0x92 or len(body) < 4:
+        return body[0] & 0xF0 == 0x90 or body[0] in (0xDC, 0xDD)  # an array in another encoding, or no row
     array = 1 + _INTEGER_BYTES.get(body[1], len(body))
     if array + 1 >= len(body) or body[array] & 0xF0 != 0x90 or body[array + 1] >= 0x80:
         return True

@@ -326,7 +326,12 @@ def test_a_row_in_another_encoding_of_the_same_values_counts_as_one_of_them(time
     assert single_rows([plain[:1] + time + plain[2:]]) == 1
 
 
-@given(st.binary(max_size=40))
+def test_bytes_that_are_no_row_are_kept_as_they_are_and_cost_little() -> None:
+    assert single_rows([b"x", b"\x81\x01\x02", b"\xff" * 40]) == 0
+    assert single_rows([b"\xdc\x00\x02" + row(STATE, 5)[1:], b"\x93" + row(STATE, 5)[1:] + b"\x00"]) == 2
+
+
+@given(st.binary(min_size=1, max_size=40))
 def test_any_bytes_can_be_looked_at(body: bytes) -> None:
     assert single_rows([body]) in (0, 1)
 
