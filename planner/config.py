@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import tomllib
 
+from planner.dispatch.quotas import DEFAULT_QUOTAS, Quota
+from planner.dispatch.rate import Rate
 from shared.errors import SettingError
 
 ENVIRONMENT_PREFIX: Final = "STAGELOOM_PLANNER_"
@@ -23,7 +25,17 @@ CONFIG_VARIABLE: Final = "STAGELOOM_PLANNER_CONFIG"
 DEFAULT_PORT: Final = 7420
 _HOST_CHARS: Final = 116  # of the 128 that an endpoint in a join token may have
 _HOST_NAME: Final = re.compile(r"([A-Za-z0-9_-]+\.)*(?![0-9]+\.?\Z)[A-Za-z0-9_-]+\.?")
+_RATE: Final = re.compile(r"([0-9]+\.?[0-9]*(?:e\+?[0-9]+)?)/([0-9]+)")
 _HOME: Final = "~home~"  # replaced when the object is made, since the environment decides
+
+
+_QUOTA: Final = "quota_"
+
+
+def _default(quota: Quota) -> str:
+    """As it is written in a setting."""
+    rate = DEFAULT_QUOTAS[quota]
+    return f"{rate.per_s:g}/{rate.burst:.0f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +57,9 @@ SETTINGS: Final[Mapping[str, Setting]] = {
     "dead_after_s": Setting("seconds", "silence after which a device counts as offline", 0.2, 600.0),
     "bulk_credits": Setting("chunks", "artifact chunks that one device may have on their way", 1, 64),
     "backlog_rows": Setting("rows", "telemetry taken in and not committed, before devices wait", 1, 1e7),
+    "device_queue_bytes": Setting(
+        "bytes", "messages of one device that wait for the store, before it waits", 1, 1e9
+    ),
     "max_devices": Setting(
         "devices",
         "what open files are asked of the system for, four each; 0: as many as it allows",
@@ -59,6 +74,13 @@ SETTINGS: Final[Mapping[str, Setting]] = {
         "seconds", "age at which minutes become hours; 0 keeps them", 0.0, 1e9
     ),
     "telemetry_hours_keep_s": Setting("seconds", "age at which hours are deleted; 0 keeps them", 0.0, 1e9),
+    "history_rows_keep": Setting(
+        "rows", "generations, alarms, re-plans, trials and events kept of each device; 0 keeps all", 0, 1e9
+    ),
+    **{
+        _QUOTA + quota.value: Setting("A_SECOND/AT_ONCE", f"{quota.value} of one device; more are dropped")
+        for quota in Quota
+    },
 }
 
 
@@ -74,6 +96,7 @@ class PlannerConfig:
     dead_after_s: float = 4.0
     bulk_credits: int = 4
     backlog_rows: int = 100_000
+    device_queue_bytes: int = 1 << 20
     max_devices: int = 0
     search: str = "ray"
     search_workers: int = 0
@@ -81,6 +104,19 @@ class PlannerConfig:
     telemetry_rows_keep_s: float = 2 * 86_400.0
     telemetry_minutes_keep_s: float = 14 * 86_400.0
     telemetry_hours_keep_s: float = 400 * 86_400.0
+    history_rows_keep: int = 1_000
+    quota_connections: str = _default(Quota.CONNECTIONS)
+    quota_control: str = _default(Quota.CONTROL)
+    quota_batches: str = _default(Quota.BATCHES)
+    quota_chunks: str = _default(Quota.CHUNKS)
+    quota_hellos: str = _default(Quota.HELLOS)
+    quota_reports: str = _default(Quota.REPORTS)
+    quota_alarms: str = _default(Quota.ALARMS)
+    quota_local_plans: str = _default(Quota.LOCAL_PLANS)
+    quota_generations: str = _default(Quota.GENERATIONS)
+    quota_telemetry_bytes: str = _default(Quota.TELEMETRY_BYTES)
+    quota_single_rows: str = _default(Quota.SINGLE_ROWS)
+    quota_ledgers: str = _default(Quota.LEDGERS)
 
     def __post_init__(self) -> None:
         if str(self.data_dir) == _HOME:
@@ -107,6 +143,16 @@ class PlannerConfig:
                 "ports are those of listen",
             )
         self.listen_address  # noqa: B018  (parsed for its errors)
+        self.quotas  # noqa: B018  (likewise)
+
+    @property
+    def quotas(self) -> dict[Quota, Rate]:
+        """What each device may do over time.
+
+        Raises:
+            SettingError: a `quota_` setting is no A_SECOND/AT_ONCE of two positive numbers.
+        """
+        return {quota: _rate(_QUOTA + quota.value, getattr(self, _QUOTA + quota.value)) for quota in Quota}
 
     @property
     def listen_address(self) -> tuple[str, int]:
@@ -124,6 +170,18 @@ class PlannerConfig:
                 remedy=f"use HOST or HOST:PORT, for example 0.0.0.0:{DEFAULT_PORT}",
             )
         return host, int(port)
+
+
+def _rate(name: str, text: str) -> Rate:
+    """A quota from its setting, such as `0.2/20`: 0.2 a second, 20 at once."""
+    match = _RATE.fullmatch(text)
+    rate = Rate(float(match[1]), float(match[2])) if match else Rate(0.0, 0.0)
+    if not (0.0 < rate.per_s <= 1e12 and 1.0 <= rate.burst <= 1e12):
+        raise SettingError(
+            f"{name} = {text[:80]!r} is no quota",
+            remedy="use A_SECOND/AT_ONCE, the second at least 1, for example 0.2/20",
+        )
+    return rate
 
 
 def _is_host(text: str) -> bool:

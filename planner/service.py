@@ -301,7 +301,10 @@ def _keys(path: Path) -> KeyPair:
 
 def _retention(config: PlannerConfig) -> Retention:
     return Retention(
-        config.telemetry_rows_keep_s, config.telemetry_minutes_keep_s, config.telemetry_hours_keep_s
+        config.telemetry_rows_keep_s,
+        config.telemetry_minutes_keep_s,
+        config.telemetry_hours_keep_s,
+        config.history_rows_keep,
     )
 
 
@@ -320,6 +323,8 @@ def _server_config(config: PlannerConfig, keys: KeyPair) -> ServerConfig:
             dead_after_s=config.dead_after_s,
             bulk_credits=config.bulk_credits,
             backlog_rows=config.backlog_rows,
+            quotas=config.quotas,
+            device_queue_bytes=config.device_queue_bytes,
         ),
     )
 

@@ -199,6 +199,7 @@ class ReadChunk(Struct, frozen=True):
     """Read part of an artifact; answer with `ChunkRead`."""
 
     ticket: int
+    device: DeviceId
     digest: Digest
     offset_bytes: int
     length_bytes: int
@@ -247,6 +248,13 @@ class ReplanDue(Struct, frozen=True):
     replan: int
 
 
+class NoteExcess(Struct, frozen=True):
+    """A device did more than its quotas allow; `text` says what was dropped and how often. No answer."""
+
+    device: DeviceId
+    text: str
+
+
 class PresenceChanged(Struct, frozen=True):
     """A device came or went."""
 
@@ -265,5 +273,6 @@ Action = (
     | AdoptLocal
     | Quarantine
     | ReplanDue
+    | NoteExcess
     | PresenceChanged
 )

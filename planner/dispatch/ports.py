@@ -163,6 +163,10 @@ class DispatchStore(Protocol):
         """
         ...
 
+    def note_excess(self, device: DeviceId, text: str) -> None:
+        """Keep for operators that a device did more than its quotas allow."""
+        ...
+
     def artifact(self, digest: Digest) -> ArtifactFile | None:
         """The artifact's file, or None if the store has none of this digest."""
         ...

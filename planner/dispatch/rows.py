@@ -1,9 +1,46 @@
 """From a batch to rows for the store, off the thread that owns the sockets."""
 
+from collections.abc import Iterable
+from typing import Final
+
 from planner.dispatch.ports import StoredRow, TelemetryWrite
 from shared.errors import DecodeError
 from shared.ids import DeviceId
-from shared.messages.telemetry import KIND_OF, RowKind, TelemetryBatch, decode_row
+from shared.messages.telemetry import (
+    KIND_OF,
+    PlanActivated,
+    ProfileResult,
+    RowKind,
+    StageProfileResult,
+    StateChange,
+    TelemetryBatch,
+    TrialEnded,
+    decode_row,
+)
+
+_SINGLE_TAGS: Final = frozenset(
+    kind.__struct_config__.tag
+    for kind in (PlanActivated, ProfileResult, StageProfileResult, StateChange, TrialEnded)
+)
+_INTEGER_BYTES: Final = dict.fromkeys(range(0x80), 1) | {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}
+
+
+def single_rows(rows: Iterable[bytes]) -> int:
+    """How many rows the store works on one by one, told by their first bytes; other rows share a statement.
+
+    A row is written as agents write it or it counts: decoding takes other encodings of the same values too.
+    """
+    return sum(map(_is_single, rows))
+
+
+def _is_single(body: bytes) -> bool:
+    """See `single_rows`. A row is [at_us, [tag, ...]]: an array of two, an integer, an array, its tag."""
+    if body[0] != 0x92 or len(body) < 4:
+        return body[0] & 0xF0 == 0x90 or body[0] in (0xDC, 0xDD)  # an array in another encoding, or no row
+    array = 1 + _INTEGER_BYTES.get(body[1], len(body))
+    if array + 1 >= len(body) or body[array] & 0xF0 != 0x90 or body[array + 1] >= 0x80:
+        return True
+    return body[array + 1] in _SINGLE_TAGS
 
 
 def telemetry_write(device: DeviceId, batch: TelemetryBatch) -> TelemetryWrite:

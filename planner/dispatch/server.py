@@ -58,7 +58,7 @@ class _LaneSpec:
     handshake_ms: int
     quota: int  # messages per round
     receive_messages: int  # queued per connection
-    send_messages: int
+    send_messages: int  # queued per connection; 0: twice the chunks that a device may ask for at once
 
 
 # In order of urgency.
@@ -66,7 +66,7 @@ _LANES: Final[dict[ev.Lane, _LaneSpec]] = {
     ev.Lane.CONTROL: _LaneSpec(
         control.TO_PLANNER, control.TO_DEVICE, zap.DEVICES, DEVICE_HANDSHAKE_MS, 512, 32, 32
     ),
-    ev.Lane.BULK: _LaneSpec(bulk.TO_PLANNER, bulk.TO_DEVICE, zap.DEVICES, DEVICE_HANDSHAKE_MS, 16, 32, 64),
+    ev.Lane.BULK: _LaneSpec(bulk.TO_PLANNER, bulk.TO_DEVICE, zap.DEVICES, DEVICE_HANDSHAKE_MS, 16, 32, 0),
     ev.Lane.TELEMETRY: _LaneSpec(
         telemetry.TO_PLANNER, telemetry.TO_DEVICE, zap.DEVICES, DEVICE_HANDSHAKE_MS, 32, 4, 32
     ),
@@ -153,7 +153,7 @@ class DispatchServer:
                     handshake_ms=spec.handshake_ms,
                     frame_bytes=spec.incoming.limits.frame_bytes,
                     receive_messages=spec.receive_messages,
-                    send_messages=spec.send_messages,
+                    send_messages=spec.send_messages or 2 * self._config.dispatch.bulk_credits,
                 )
         except UnavailableError:
             self._context.destroy(linger=0)
@@ -259,7 +259,12 @@ class DispatchServer:
                 self._handle(item, now_s)
 
     def _admit(self) -> None:
-        answer = zap.reply(self._zap.recv_multipart(), self._core.may_connect)
+        now_s = self._clock.monotonic_s()
+        answer = zap.reply(
+            self._zap.recv_multipart(),
+            self._core.may_connect,
+            lambda key: self._core.may_connect_now(key, now_s),
+        )
         self._zap.send_multipart(answer or [b"1.0", b"", b"500", b"No request", b"", b""])
 
     def _drain(self, lane: ev.Lane, router: "zmq.Socket[bytes]", now_s: float) -> None:
@@ -270,11 +275,12 @@ class DispatchServer:
                 return
             if frame is None:
                 self._core.counts["frames"] += 1
-            else:
-                self._handle(self._event(lane, route, frame), now_s)
+                continue
+            key = str(frame.get("User-Id"))
+            if self._core.may_read(lane, key, now_s):
+                self._handle(self._event(lane, route, key, frame), now_s)
 
-    def _event(self, lane: ev.Lane, route: bytes, frame: zmq.Frame) -> ev.Event:
-        key = str(frame.get("User-Id"))
+    def _event(self, lane: ev.Lane, route: bytes, key: str, frame: zmq.Frame) -> ev.Event:
         try:
             if lane is ev.Lane.CONTROL:
                 return ev.ControlReceived(route, key, self._control_message(frame))

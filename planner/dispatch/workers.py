@@ -1,65 +1,104 @@
 """Database and disk work off the thread that owns the sockets.
 
 Four threads: telemetry and reports, each committed in groups and neither waiting for the other; the rest of
-the store's calls, in order; artifact chunks. Every piece of work ends in exactly one event, whatever fails.
+the store's calls, one after another; artifact chunks. At each thread devices take turns, so that one with
+much waiting holds up nobody. Every piece of work ends in exactly one event, whatever fails, except a report
+that a newer one of its device overtook.
 """
 
-import queue
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
+from concurrent.futures import Future
+from typing import Final, Generic, TypeVar
 
 from planner.dispatch import events as ev
 from planner.dispatch.complaints import Complaints
+from planner.dispatch.fair import FairQueue
 from planner.dispatch.ports import DispatchStore, EnrolRefused, LocalPlanRefused
-from planner.dispatch.rows import telemetry_write
+from planner.dispatch.rows import single_rows, telemetry_write
 from shared.failpoint import failpoint
 from shared.messages.base import RefusalCode
 
-_GROUP = 256  # pieces of work in one transaction
-_GATHER_S = (
+log = logging.getLogger(__name__)
+
+_GROUP: Final = 256  # pieces of work in one transaction
+_GROUP_ROWS: Final = 2_048  # telemetry rows, about: what waits for the transaction waits no longer for them
+_SINGLE_ROW: Final = 16  # one that the store works on by itself takes as long as so many
+_GATHER_S: Final = (
     0.01  # the first of a group waits this long for others: a commit costs the same for one and for all
 )
+_STRANGERS: Final = ""  # whose turn it is where nobody is enrolled yet
 
-Write = TypeVar("Write", ev.AppendTelemetry, ev.StoreReport)
-Call = ev.Enrol | ev.Reissue | ev.StoreAlarm | ev.AdoptLocal
-Work = ev.AppendTelemetry | ev.StoreReport | Call | ev.ReadChunk | ev.Quarantine
+Work = TypeVar("Work")
+Call = ev.Enrol | ev.Reissue | ev.StoreAlarm | ev.AdoptLocal | ev.NoteExcess
+Action = ev.AppendTelemetry | ev.StoreReport | Call | ev.ReadChunk | ev.Quarantine
 
 
-class _Groups(Generic[Write]):
-    """A thread that hands over what has come meanwhile, a group at a time."""
+class _Turns(Generic[Work]):
+    """A thread that is handed what waits, by turns of the devices; bounded by the core, device by device."""
 
-    def __init__(self, name: str, keep: Callable[[list[Write]], None]) -> None:
-        self._keep: Callable[[list[Write]], None] = keep
-        # Unbounded here, bounded by the core: `backlog_rows`, one report per device.
-        self._queue: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
+    def __init__(
+        self,
+        name: str,
+        do: Callable[[list[Work]], None],
+        *,
+        gather_s: float = 0.0,
+        most: int = 1,
+        rows: Callable[[Work], int] = lambda work: 0,
+    ) -> None:
+        """`do` gets up to `most` pieces of work with about `_GROUP_ROWS` rows at most; the first of them
+        waits `gather_s` for others."""
+        self._do = do
+        self._gather_s = gather_s
+        self._most = most
+        self._rows = rows
+        self._queue: FairQueue[str, Work] = FairQueue()
+        self._changed = threading.Condition()  # guards what is above and below
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def put(self, action: Write) -> None:
-        self._queue.put(action)
+    def put(self, owner: str, work: Work, *, newest: bool = False) -> None:
+        """Take work; with `newest` it takes the place of what the owner has waiting."""
+        with self._changed:
+            if newest:
+                self._queue.put_newest(owner, work)
+            else:
+                self._queue.put(owner, work)
+            self._changed.notify()
 
     def close(self) -> None:
-        self._queue.put(None)
+        """Finish what was taken and stop."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
         self._thread.join()
 
     def _run(self) -> None:
-        stopping = False
-        while not stopping:
-            group: list[Write] = []
-            item = self._queue.get()
-            if item is not None:
-                time.sleep(_GATHER_S)
-            while item is not None:
-                group.append(item)
-                if len(group) == _GROUP or self._queue.empty():
-                    break
-                item = self._queue.get()
-            stopping = item is None
-            if group:
-                self._keep(group)
+        while group := self._next():
+            self._do(group)
+
+    def _next(self) -> list[Work]:
+        """What to do now; empty when all is done and it is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._closed)
+        if self._gather_s and not self._closed:
+            time.sleep(self._gather_s)
+        group: list[Work] = []
+        rows = 0
+        with self._changed:
+            while self._queue and len(group) < self._most and rows < _GROUP_ROWS:
+                group.append(self._queue.take())
+                rows += self._rows(group[-1])
+        return group
+
+
+def _weight(action: ev.AppendTelemetry) -> int:
+    """The rows of a batch, in rows of the usual kind."""
+    rows = action.batch.rows
+    return len(rows) + (_SINGLE_ROW - 1) * single_rows(rows)
 
 
 class StoreWorkers:
@@ -71,28 +110,32 @@ class StoreWorkers:
         self._store = store
         self._post = post
         self._complaints = Complaints(now_s)
-        self._telemetry = _Groups("dispatch-telemetry", self._keep_telemetry)
-        self._reports = _Groups("dispatch-reports", self._keep_reports)
-        self._calls = ThreadPoolExecutor(1, thread_name_prefix="dispatch-store")
-        self._chunks = ThreadPoolExecutor(1, thread_name_prefix="dispatch-chunks")
+        self._telemetry: _Turns[ev.AppendTelemetry] = _Turns(
+            "dispatch-telemetry",
+            self._keep_telemetry,
+            gather_s=_GATHER_S,
+            most=_GROUP,
+            rows=_weight,
+        )
+        self._reports: _Turns[ev.StoreReport] = _Turns(
+            "dispatch-reports", self._keep_reports, gather_s=_GATHER_S, most=_GROUP
+        )
+        self._calls: _Turns[Call] = _Turns("dispatch-store", self._call)
+        self._chunks: _Turns[ev.ReadChunk] = _Turns("dispatch-chunks", self._read_all)
 
-    def submit(self, action: Work) -> None:
+    def submit(self, action: Action) -> None:
         """Take work; never blocks."""
         match action:
             case ev.AppendTelemetry():
-                self._telemetry.put(action)
+                self._telemetry.put(action.device, action)
             case ev.StoreReport():
-                self._reports.put(action)
+                self._reports.put(action.record.device, action, newest=True)
             case ev.ReadChunk():
-                self._chunks.submit(lambda: self._post([self._read(action)]))
+                self._chunks.put(action.device, action)
             case ev.Enrol():
-                self._calls.submit(lambda: self._post([self._enrol(action)]))
-            case ev.Reissue():
-                self._calls.submit(lambda: self._post([self._reissue(action)]))
-            case ev.StoreAlarm():
-                self._calls.submit(lambda: self._post([self._alarm(action)]))
-            case ev.AdoptLocal():
-                self._calls.submit(lambda: self._post([self._adopt(action)]))
+                self._calls.put(_STRANGERS, action)
+            case ev.Reissue() | ev.StoreAlarm() | ev.AdoptLocal() | ev.NoteExcess():
+                self._calls.put(action.device, action)
             case ev.Quarantine():
                 self._quarantine(action)
 
@@ -100,8 +143,26 @@ class StoreWorkers:
         """Finish what was taken and stop."""
         self._telemetry.close()
         self._reports.close()
-        self._calls.shutdown()
-        self._chunks.shutdown()
+        self._calls.close()
+        self._chunks.close()
+
+    def _call(self, group: list[Call]) -> None:
+        (action,) = group
+        match action:
+            case ev.Enrol():
+                self._post([self._enrol(action)])
+            case ev.Reissue():
+                self._post([self._reissue(action)])
+            case ev.StoreAlarm():
+                self._post([self._alarm(action)])
+            case ev.AdoptLocal():
+                self._post([self._adopt(action)])
+            case ev.NoteExcess():
+                self._note(action)
+
+    def _note(self, action: ev.NoteExcess) -> None:
+        log.warning("device_id=%s is beyond its quotas, dropped: %s", action.device, action.text)
+        self._try(lambda: self._store.note_excess(action.device, action.text))
 
     def _keep_reports(self, group: list[ev.StoreReport]) -> None:
         records = [one.record for one in group]
@@ -128,6 +189,9 @@ class StoreWorkers:
             self._complaints.about("the store failed, and devices will send again", error)
             return False
         return True
+
+    def _read_all(self, group: list[ev.ReadChunk]) -> None:
+        self._post([self._read(action) for action in group])
 
     def _read(self, action: ev.ReadChunk) -> ev.Event:
         try:

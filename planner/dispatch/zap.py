@@ -20,11 +20,16 @@ ENROLMENT: Final = "stageloom.enrolment"
 _VERSION: Final = b"1.0"
 
 
-def reply(request: Sequence[bytes], may_connect: Callable[[str], bool]) -> list[bytes] | None:
+def reply(
+    request: Sequence[bytes],
+    may_connect: Callable[[str], bool],
+    may_connect_now: Callable[[str], bool] = lambda key: True,
+) -> list[bytes] | None:
     """The answer to one ZAP request; None if it is not even one. Never raises: what fails is denied.
 
     The enrolment domain admits any key, the devices' domain those of which `may_connect(key)` is true, any
     other domain nobody. The key, in Z85, becomes the `User-Id` of every message of the connection.
+    One for which `may_connect_now(key)` is false is told nothing (300, a temporary error): it tries again.
     """
     if len(request) < 2:
         return None
@@ -36,6 +41,8 @@ def reply(request: Sequence[bytes], may_connect: Callable[[str], bool]) -> list[
         key = None
     if key is None:
         return [_VERSION, request_id, b"400", b"No access", b"", b""]
+    if not may_connect_now(key):
+        return [_VERSION, request_id, b"300", b"Later", b"", b""]
     return [_VERSION, request_id, b"200", b"OK", key.encode("ascii"), b""]
 
 

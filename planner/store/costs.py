@@ -12,6 +12,7 @@ from planner.store import answers
 from planner.store.calibrations import calibration
 from planner.store.desired import Push, push
 from planner.store.devices import known_device
+from planner.store.manyrows import insert_rows
 from planner.store.plans import models
 from planner.store.stages import next_request
 from planner.store.tables import ArtifactRow, OperatorCostRow, ProfileRow, ScheduleRow
@@ -32,6 +33,11 @@ _OPERATORS: Final = select(
     OperatorCostRow.device_class == bindparam("there"),
     OperatorCostRow.artifact == bindparam("of"),
     OperatorCostRow.batch == bindparam("batch_of"),
+)
+_COST_KEY: Final = ("device_class", "artifact", "batch", "operator")
+_COST: Final = (*_COST_KEY, "median_us", "spread_us", "runs", "measured_on", "measured_at_us")
+_NEWER_COST: Final = f"ON CONFLICT ({', '.join(_COST_KEY)}) DO UPDATE SET " + ", ".join(
+    f"{name} = excluded.{name}" for name in _COST[len(_COST_KEY) :]
 )
 
 
@@ -85,20 +91,20 @@ def store_profile(session: Session, device: DeviceId, result: ProfileResult, now
     if why:
         return why
     key = calibration(session, device, there).costs_key
-    for timing in result.timings:
-        session.merge(
-            OperatorCostRow(
-                device_class=key,
-                artifact=result.artifact,
-                batch=result.batch,
-                operator=timing.operator,
-                median_us=timing.median_us,
-                spread_us=timing.spread_us,
-                runs=timing.runs,
-                measured_on=device,
-                measured_at_us=now_us,
-            )
+    rows = {
+        one.operator: (
+            *(key, result.artifact, result.batch, one.operator),
+            *(one.median_us, one.spread_us, one.runs, device, now_us),
         )
+        for one in result.timings
+    }
+    insert_rows(
+        session.connection(),
+        OperatorCostRow.__tablename__,
+        _COST,
+        list(rows.values()),
+        conflict=_NEWER_COST,
+    )
     return ""
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Executable, bindparam, delete, exists, select, tuple_
 from sqlalchemy.orm import Session
 
+from planner.store import newest
 from planner.store.database import Database
 from planner.store.history import span_from
 from planner.store.showing import read_row
@@ -34,6 +35,9 @@ from shared.messages.telemetry import Row, RowKind
 CHUNK: Final = 500
 """Rows that one transaction treats at most."""
 
+_UNSETTLED_US: Final = 3_600_000_000
+"""A plan this young may be about to be referred to."""
+
 _LOOKED_AT: Final = 64
 """Devices that are looked at together."""
 
@@ -48,11 +52,13 @@ FACTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Ages in seconds at which telemetry becomes coarser or goes; 0 keeps for ever."""
+    """Ages in seconds at which telemetry becomes coarser or goes, and how many rows of each of its histories
+    (`planner.store.newest`) a device keeps; 0 keeps for ever."""
 
     rows_s: float
     minutes_s: float
     hours_s: float
+    history_rows: int = 0
 
     def row_age_s(self, kind: RowKind) -> float:
         """How old a row of a kind becomes."""
@@ -84,7 +90,12 @@ def tidy(database: Database, writer: Writer, keep: Retention, now_us: int) -> It
             steps = _old(database, look, wanted, devices[at : at + _LOOKED_AT], keep, now_us)
             for step in steps:
                 yield from _repeat(writer, step)
+        for step in newest.steps(database, devices[at : at + _LOOKED_AT], keep.history_rows, CHUNK):
+            yield from _repeat(writer, step)
         yield 0
+    if keep.history_rows:
+        settled_us = now_us - _UNSETTLED_US
+        yield from _repeat(writer, lambda session: newest.delete_unused_plans(session, settled_us, CHUNK))
     if before_us := _before(now_us, keep.hours_s):
         yield from _repeat(writer, lambda session: _delete_older(session, EventRow, before_us))
         yield from _repeat(writer, lambda session: _delete_older(session, ConsideredPlanRow, before_us))

@@ -236,6 +236,11 @@ class Store(ReadStore):
             )
             raise LocalPlanRefused(why) from error
 
+    def note_excess(self, device: DeviceId, text: str) -> None:
+        """Keep for operators that a device did more than its quotas allow."""
+        now_us = self._clock.wall_us()
+        self.writer.run(lambda session: devices.add_event(session, now_us, device, "quota", text))
+
     def artifact(self, digest: Digest) -> ArtifactFile | None:
         """The artifact's file, or None if the store has none of this digest."""
         path = self.blobs.path(digest)

@@ -445,6 +445,7 @@ class EventRow(Table):
     device: Mapped[str | None] = mapped_column(_NAME)
     code: Mapped[str]
     text: Mapped[str]
+    __table_args__ = (Index("events_by_device", "device", "id"),)
 
 
 class PredictionRow(Table):

@@ -36,6 +36,7 @@ class MemoryStore:
     books: dict[tuple[DeviceId, int], Book] = field(default_factory=dict)
     artifacts: dict[Digest, bytes] = field(default_factory=dict)
     alarms: dict[tuple[DeviceId, int, int], Alarm] = field(default_factory=dict)
+    excess: list[tuple[DeviceId, str]] = field(default_factory=list)
     folder: Path | None = None
 
     def snapshot(self) -> Self:
@@ -48,6 +49,7 @@ class MemoryStore:
             dict(self.books),
             dict(self.artifacts),
             dict(self.alarms),
+            list(self.excess),
             self.folder,
         )
 
@@ -130,6 +132,9 @@ class MemoryStore:
             epoch=0, generation=0, plan_digest=local.plan_digest, plan=local.plan, artifacts=local.artifacts
         )
         return self.push(device, plan)
+
+    def note_excess(self, device: DeviceId, text: str) -> None:
+        self.excess.append((device, text))
 
     def artifact(self, digest: Digest) -> ArtifactFile | None:
         if digest not in self.artifacts:

@@ -74,7 +74,7 @@ class Planner:
                 self._store(
                     lambda: store.append_telemetry([write]), lambda ok: pev.TelemetryCommitted(ticket, ok)
                 )
-            case pev.ReadChunk(ticket, digest, offset, length):
+            case pev.ReadChunk(ticket, _, digest, offset, length):
                 blob = store.artifacts[digest]
                 chunk = pev.ChunkRead(ticket, len(blob), blob[offset : offset + length])
                 world.later(world.rng.random() * 0.1, lambda: self.do(chunk))
@@ -87,6 +87,8 @@ class Planner:
                 self._adopt(action)
             case pev.Reissue():
                 self._reissue(action)
+            case pev.NoteExcess(device, text):
+                store.note_excess(device, text)
             case pev.PresenceChanged(device, online):
                 world.note("planner", "%s %s", device, "came" if online else "went")
             case _:

@@ -245,6 +245,14 @@ def test_the_planner_waits_for_the_time_by_which_it_deletes() -> None:
     assert "time-sync.target" in settings["Wants"].split()
 
 
+@pytest.mark.parametrize("unit", UNITS)
+def test_services_leave_memory_and_tasks_to_the_system(unit: str) -> None:
+    settings = _settings(unit)
+    high, most = (int(settings[name].removesuffix("%")) for name in ("MemoryHigh", "MemoryMax"))
+    assert 50 <= high < most <= 95, "slowed down before anything is ended"
+    assert int(settings["TasksMax"]) >= 1_024
+
+
 @pytest.mark.skipif(which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 @pytest.mark.parametrize("command", [agent_command, planner_command], ids=["agent", "planner"])
 def test_systemd_accepts_the_installed_unit_and_calls_it_well_hardened(

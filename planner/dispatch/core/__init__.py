@@ -24,8 +24,8 @@ class DispatchCore:
     """All decisions of dispatch. Not thread-safe: the thread that owns the sockets owns this."""
 
     def __init__(self, members: Sequence[FleetMember], *, epoch: int, config: DispatchConfig) -> None:
-        self.fleet = Fleet(members)
-        self._alarms = AlarmDesk(self.fleet.counts)
+        self.fleet = Fleet(members, config)
+        self._alarms = AlarmDesk(self.fleet)
         self._control = ControlCore(self.fleet, self._alarms, epoch=epoch, config=config)
         self._telemetry = TelemetryCore(self.fleet, config)
         self._bulk = BulkCore(self.fleet, config)
@@ -50,6 +50,14 @@ class DispatchCore:
         """Whether a connection with this key gets into the devices' domain at all."""
         return self.fleet.may_connect(key)
 
+    def may_connect_now(self, key: str, now_s: float) -> bool:
+        """Whether a key that may connect has not done so too often of late."""
+        return self.fleet.connects(key, now_s)
+
+    def may_read(self, lane: ev.Lane, key: str, now_s: float) -> bool:
+        """Whether a message that came on a connection of this key is worth decoding."""
+        return self.fleet.may_read(lane, key, now_s)
+
     def presence(self) -> list[Presence]:
         """Every device, in order of enrolment."""
         return [
@@ -63,7 +71,7 @@ class DispatchCore:
             case ev.ControlReceived():
                 return self._control.received(event, now_s)
             case ev.TelemetryReceived():
-                return self._telemetry.received(event)
+                return self._telemetry.received(event, now_s)
             case ev.BulkReceived():
                 return self._bulk.received(event)
             case ev.EnrolReceived():
@@ -102,4 +110,4 @@ class DispatchCore:
                 self.counts["unreachable"] += 1
                 return self._control.unreachable(route) if lane is ev.Lane.CONTROL else []
             case ev.Tick():
-                return self._control.tick(now_s)
+                return self._control.tick(now_s) + self.fleet.excess(now_s)

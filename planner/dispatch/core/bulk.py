@@ -39,7 +39,11 @@ class BulkCore:
         self._on_their_way[event.key] += 1
         ticket = self._fleet.ticket()
         self._open[ticket] = _Open(who, event.route, request)
-        return [ev.ReadChunk(ticket, request.digest, request.offset_bytes, request.length_bytes)]
+        return [
+            ev.ReadChunk(
+                ticket, who.member.device, request.digest, request.offset_bytes, request.length_bytes
+            )
+        ]
 
     def read(self, event: ev.ChunkRead) -> list[ev.Action]:
         """The store answered."""

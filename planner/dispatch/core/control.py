@@ -14,6 +14,7 @@ from planner.dispatch import events as ev
 from planner.dispatch.core.alarms import AlarmDesk
 from planner.dispatch.core.fleet import Device, DispatchConfig, Fleet, Session
 from planner.dispatch.ports import ReportRecord
+from planner.dispatch.quotas import Quota
 from shared.ids import DeviceId
 from shared.messages import control
 from shared.messages.base import RefusalCode, Refused
@@ -57,6 +58,8 @@ class ControlCore:
         if reason:
             return self._fleet.quarantine(who, reason, ev.Lane.CONTROL, event.route, message.correlation)
         if isinstance(message, control.Hello):
+            if not self._fleet.within(who, Quota.HELLOS, now_s):
+                return []
             return self._hello(who, event.route, message, now_s)
         session = who.session
         if session is None or session.route != event.route:
@@ -71,10 +74,12 @@ class ControlCore:
                 revision=who.stored_revision,
             )
             actions: list[ev.Action] = [ev.Send(ev.Lane.CONTROL, event.route, ack)]
-            return actions + self._reissue(who) + self._send_desired(who, _pair(message), now_s)
+            return actions + self._reissue(who, now_s) + self._send_desired(who, _pair(message), now_s)
         if isinstance(message, control.Reported):
+            if not self._fleet.within(who, Quota.REPORTS, now_s):
+                return []  # sent again with the next heartbeat
             return self._absorb(who, message.boot, message.report) + self._compare(who, message.report, now_s)
-        return self._alarms.received(who.member.device, event.route, message)
+        return self._alarms.received(who, event.route, message, now_s)
 
     def _no_session(
         self, session: Session | None, route: bytes, message: control.ControlToPlanner
@@ -172,13 +177,13 @@ class ControlCore:
         wanted = _pair(desired)
         if _pair(report) > wanted or (desired is not None and _is_another(desired, report)):
             who.behind = _pair(report)
-            return self._reissue(who)
+            return self._reissue(who, now_s)
         return self._send_desired(who, _pair(report), now_s)
 
-    def _reissue(self, who: Device) -> list[ev.Action]:
+    def _reissue(self, who: Device, now_s: float) -> list[ev.Action]:
         """Have this database overtake what the device knows. Asked for with every heartbeat until it has: the
         report that showed it may be on record by then, and is not sent again."""
-        if who.behind is None or who.reissuing:
+        if who.behind is None or who.reissuing or not self._fleet.within(who, Quota.GENERATIONS, now_s):
             return []
         who.reissuing = True
         self._fleet.counts["reissued"] += 1

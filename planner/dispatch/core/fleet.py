@@ -1,14 +1,25 @@
 """Who is enrolled, who is there, and what the cores of the lanes share."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from planner.dispatch import events as ev
 from planner.dispatch.ports import FleetMember
+from planner.dispatch.quotas import DEFAULT_QUOTAS, DeviceQuotas, Quota
+from planner.dispatch.rate import Rate, TokenBucket
 from shared.ids import DeviceId
 from shared.messages.base import RefusalCode, Refused
 from shared.text import bounded
+
+_NOT_ENROLLED: Final = Rate(10.0, 100.0)  # messages of all connections whose key is out by now
+_BOOTS: Final = 4_096  # as many as an agent's spool keeps books of
+_BEFORE_DECODING: Final = {
+    ev.Lane.CONTROL: Quota.CONTROL,
+    ev.Lane.TELEMETRY: Quota.BATCHES,
+    ev.Lane.BULK: Quota.CHUNKS,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +33,8 @@ class DispatchConfig:
     backlog_rows: int = 100_000  # telemetry taken in and not yet committed, over all devices
     enrol_per_s: float = 5.0
     enrol_burst: int = 10
+    quotas: Mapping[Quota, Rate] = field(default_factory=lambda: DEFAULT_QUOTAS)  # of each device
+    device_queue_bytes: int = 1 << 20  # what of one device may wait for the store
 
 
 @dataclass
@@ -40,6 +53,7 @@ class Device:
     """One enrolled device: as stored, and what its control connection said since."""
 
     member: FleetMember
+    quotas: DeviceQuotas
     session: Session | None = None
     agent_version: str = ""
     device_class: str = ""
@@ -47,6 +61,14 @@ class Device:
     storing_revision: int | None = None
     behind: tuple[int, int] | None = None  # what it knows, and this database never gave out
     reissuing: bool = False
+    waiting_bytes: int = 0  # of its messages, handed to the store and not answered
+    boots: dict[int, None] = field(default_factory=dict)  # lives it has told of, the newest last
+
+    def know(self, boots: Iterable[int]) -> None:
+        """The device told of these of its lives; the newest `_BOOTS` are remembered."""
+        self.boots |= dict.fromkeys(boots)
+        for boot in list(self.boots)[: max(len(self.boots) - _BOOTS, 0)]:
+            del self.boots[boot]
 
 
 @dataclass(frozen=True)
@@ -62,8 +84,11 @@ class Presence:
 class Fleet:
     """Devices by name and by key; every message is authorised here."""
 
-    def __init__(self, members: Sequence[FleetMember]) -> None:
+    def __init__(self, members: Sequence[FleetMember], config: DispatchConfig) -> None:
         self.counts: Counter[str] = Counter()
+        self._config = config
+        self._not_enrolled = TokenBucket(_NOT_ENROLLED, 0.0)
+        self._beyond: set[DeviceId] = set()  # devices beyond a quota, of which an operator is to be told
         self._by_key: dict[str, Device] = {}
         self._by_name: dict[DeviceId, Device] = {}
         self._last_ticket = 0
@@ -83,7 +108,8 @@ class Fleet:
         if before is not None:
             self._by_key.pop(before.member.public_key, None)
         revision = member.report.revision if member.report else 0
-        device = Device(member, device_class=member.device_class, stored_revision=revision)
+        quotas = DeviceQuotas(self._config.quotas)
+        device = Device(member, quotas, device_class=member.device_class, stored_revision=revision)
         self._by_name[member.device] = self._by_key[member.public_key] = device
 
     def may_connect(self, key: str) -> bool:
@@ -130,6 +156,49 @@ class Fleet:
         who = self.get(device)
         if who is not None:
             who.member = replace(who.member, quarantine="")
+
+    # -- quotas ---------------------------------------------------------------------------------------------
+
+    def may_read(self, lane: ev.Lane, key: str, now_s: float) -> bool:
+        """Whether a message of this key is worth decoding; one that is not is dropped unanswered."""
+        quota = _BEFORE_DECODING.get(lane)
+        if quota is None:
+            return True
+        device = self._by_key.get(key)
+        if device is None:
+            return self._not_enrolled.take(now_s)
+        return self.within(device, quota, now_s)
+
+    def connects(self, key: str, now_s: float) -> bool:
+        """Whether an enrolled key may make another connection now."""
+        device = self._by_key.get(key)
+        return device is None or self.within(device, Quota.CONNECTIONS, now_s)
+
+    def within(self, device: Device, quota: Quota, now_s: float, amount: float = 1.0) -> bool:
+        """Whether a device may do this much more now; if not, it is counted and an operator will be told."""
+        if device.quotas.take(quota, now_s, amount):
+            return True
+        self.counts["beyond_quota"] += 1
+        self._beyond.add(device.member.device)
+        return False
+
+    def may_wait(self, device: Device, size_bytes: int) -> bool:
+        """Whether a message may wait for the store too; alone it may, whatever its size."""
+        waiting_bytes = device.waiting_bytes
+        if not waiting_bytes or waiting_bytes + size_bytes <= self._config.device_queue_bytes:
+            return True
+        self.counts["beyond_queue"] += 1
+        return False
+
+    def excess(self, now_s: float) -> list[ev.Action]:
+        """What operators are told of devices beyond their quotas: at most once a minute of each."""
+        told: list[ev.Action] = []
+        for name in sorted(self._beyond):
+            text = self._by_name[name].quotas.excess(now_s)
+            if text:
+                told.append(ev.NoteExcess(name, text))
+                self._beyond.discard(name)
+        return told
 
     def refuse(
         self, lane: ev.Lane, route: bytes, correlation: int, code: RefusalCode, reason: str

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from planner.counters import rows_beyond_reach
 from planner.dispatch import events as ev
 from planner.dispatch.core.fleet import Device, DispatchConfig, Fleet
+from planner.dispatch.quotas import ROW_BYTES, Quota
+from planner.dispatch.rows import single_rows
 from shared.messages.base import RefusalCode
 from shared.messages.telemetry import RowRange, TelemetryAck, TelemetryBatch
 
@@ -15,6 +17,7 @@ class _Open:
     who: Device
     route: bytes
     batch: TelemetryBatch
+    size_bytes: int
 
 
 class TelemetryCore:
@@ -27,7 +30,7 @@ class TelemetryCore:
         self._open: dict[int, _Open] = {}  # by ticket
         self._ranges: defaultdict[str, set[tuple[RowRange, ...]]] = defaultdict(set)  # open ones, by key
 
-    def received(self, event: ev.TelemetryReceived) -> list[ev.Action]:
+    def received(self, event: ev.TelemetryReceived, now_s: float) -> list[ev.Action]:
         """A batch came."""
         batch, lane = event.message, ev.Lane.TELEMETRY
         who = self._fleet.authorise(lane, event.route, event.key, batch.correlation)
@@ -45,11 +48,31 @@ class TelemetryCore:
         # Alone it is taken in whatever its size: a limit below one batch would hold telemetry up for ever.
         if self.backlog_rows and self.backlog_rows + len(batch.rows) > self._config.backlog_rows:
             return [self._refuse(event, RefusalCode.BUSY, "the store is behind")]
+        size_bytes = ROW_BYTES * (len(batch.rows) + len(batch.ranges) + len(batch.ledgers) + 1)
+        size_bytes += sum(map(len, batch.rows))
+        if not self._fleet.may_wait(who, size_bytes) or not self._within(who, batch, size_bytes, now_s):
+            return []  # the device sends it again
+        who.waiting_bytes += size_bytes
         self.backlog_rows += len(batch.rows)
         ranges.add(batch.ranges)
         ticket = self._fleet.ticket()
-        self._open[ticket] = _Open(who, event.route, batch)
+        self._open[ticket] = _Open(who, event.route, batch, size_bytes)
         return [ev.AppendTelemetry(ticket, who.member.device, batch)]
+
+    def _within(self, who: Device, batch: TelemetryBatch, size_bytes: int, now_s: float) -> bool:
+        """Whether the device's quotas allow this batch."""
+        within = self._fleet.within
+        told = {one.boot for one in batch.ledgers} | {one.boot for one in batch.ranges}
+        new_boots = told.difference(who.boots)
+        singles = single_rows(batch.rows)
+        if (
+            (new_boots and not within(who, Quota.LEDGERS, now_s, len(new_boots)))
+            or (singles and not within(who, Quota.SINGLE_ROWS, now_s, singles))
+            or not within(who, Quota.TELEMETRY_BYTES, now_s, size_bytes)
+        ):
+            return False
+        who.know(new_boots)
+        return True
 
     def committed(self, event: ev.TelemetryCommitted) -> list[ev.Action]:
         """The store answered."""
@@ -58,6 +81,7 @@ class TelemetryCore:
             return []
         batch, counts = done.batch, self._fleet.counts
         self.backlog_rows -= len(batch.rows)
+        done.who.waiting_bytes -= done.size_bytes
         self._ranges[done.who.member.public_key].discard(batch.ranges)
         if not event.ok:
             counts["telemetry_not_stored"] += 1

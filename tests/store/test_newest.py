@@ -1,0 +1,131 @@
+"""A device's history stays bounded, and what is in use stays whatever its age."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from planner.dispatch.ports import ReportRecord
+from planner.store import plans
+from planner.store.retention import Retention
+from planner.store.store import Store
+from planner.store.tables import AlarmRow, EventRow, GenerationRow, PlanRow, ReplanRow, Table
+from shared.clock import ManualClock
+from shared.ids import DeviceId
+from shared.messages.control import Alarm, DeviceState, LocalPlan, Report
+from shared.plan import Plan
+from shared.search.compose import ModelChoice, compose
+from tests.store.helpers import NANO, add_model, enrol, small_plan
+
+KEPT = 5
+KEEP = Retention(0.0, 0.0, 0.0, KEPT)
+
+
+@pytest.fixture
+def plan(store: Store, tmp_path: Path) -> Plan:
+    """The plan `first` of a device with a model."""
+    enrol(store)
+    add_model(store, tmp_path)
+    made = small_plan(store)
+    store.add_plan("first", made, "sequential")
+    return made
+
+
+def tidy(store: Store) -> int:
+    return sum(store.tidy(KEEP))
+
+
+def generations(store: Store) -> list[int]:
+    with store.database.read() as session:
+        wanted = select(GenerationRow.generation).order_by(GenerationRow.generation)
+        return list(session.scalars(wanted))
+
+
+def count(store: Store, table: type[Table]) -> int:
+    with store.database.read() as session:
+        return session.scalar(select(func.count()).select_from(table)) or 0
+
+
+def report(store: Store, revision: int, generation: int, state: DeviceState, **more: Any) -> None:
+    said = Report(revision=revision, epoch=1, generation=generation, state=state, **more)
+    store.record_reports([ReportRecord(NANO, 7, said)])
+
+
+def alarm(number: int) -> Alarm:
+    return Alarm(
+        boot=7, number=number, at_us=5, cause="age", value=1.0, threshold=0.1, plan=None, loads=(), samples=()
+    )
+
+
+def test_the_newest_generations_stay_and_those_that_are_in_use(store: Store, plan: Plan) -> None:
+    """1. 20 are pushed. 2. Generations 2 and 4 commit: 4 is last-known-good. 3. The device reports 6."""
+    for _ in range(20):
+        store.push(NANO, "first", decided_by="operator")
+    for revision, generation in enumerate((2, 4), 1):
+        report(store, revision, generation, DeviceState.COMMITTED)
+    report(store, 3, 6, DeviceState.STAGED)
+    assert tidy(store) > 0
+    assert generations(store) == [4, 6, 16, 17, 18, 19, 20]
+    assert tidy(store) == 0, "again changes nothing"
+
+
+def test_alarms_go_but_not_the_one_whose_replan_is_pending(
+    store: Store, plan: Plan, clock: ManualClock
+) -> None:
+    assert store.record_alarm(NANO, alarm(1)) is not None
+    for number in range(2, 30):
+        clock.advance(1.0)
+        store.record_alarm(NANO, alarm(number))
+    tidy(store)
+    with store.database.read() as session:
+        left = list(session.scalars(select(AlarmRow.number).order_by(AlarmRow.number)))
+    assert left == [1, 25, 26, 27, 28, 29]
+    assert count(store, ReplanRow) == 1
+
+
+def test_events_of_one_device_leave_those_of_others_alone(store: Store, plan: Plan) -> None:
+    quiet = enrol(store, DeviceId("quiet"), 2)
+    for number in range(50):
+        store.note_excess(NANO, f"alarms {number}")
+    tidy(store)
+    codes = [(device, code) for _, device, code, _ in store.events()]
+    assert codes.count((NANO, "quota")) == KEPT and (quiet, "enrolled") in codes
+    assert count(store, EventRow) == KEPT + 1
+
+
+def test_a_plan_that_a_device_made_goes_once_nothing_refers_to_it(
+    store: Store, plan: Plan, clock: ManualClock
+) -> None:
+    """1. A device's plan is adopted: it is desired. 2. Newer generations push it out of the history. 3. It
+    goes, and what an operator named stays."""
+    info = store.named_models(["relu"])[0]
+    graph = store.load_artifact(info.digest).graph
+    own = compose([ModelChoice(name="relu", artifact=info.digest, graph=graph, replicas=2)])
+    assert own.digest != plan.digest
+    local = LocalPlan(
+        boot=7,
+        epoch=0,
+        generation=0,
+        local_counter=1,
+        plan_digest=own.digest,
+        plan=own.wire,
+        artifacts=(),
+        cause="age",
+    )
+    assert store.adopt_local(NANO, local) is not None
+    clock.advance(7_200.0)
+    tidy(store)
+    assert count(store, PlanRow) == 2, "it is desired"
+    for _ in range(KEPT + 1):
+        store.push(NANO, "first", decided_by="operator")
+    tidy(store)
+    with store.database.read() as session:
+        assert [info.plan for info in plans.plan_infos(session)] == ["first"]
+
+
+def test_without_a_bound_everything_stays(store: Store, plan: Plan) -> None:
+    for _ in range(20):
+        store.push(NANO, "first", decided_by="operator")
+    assert sum(store.tidy(Retention(0.0, 0.0, 0.0))) == 0
+    assert len(generations(store)) == 20
