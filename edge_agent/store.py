@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.digest import DIGEST_BYTES
-from shared.durable_file import sync_directory, write_synced
+from shared.durable_file import sync_directory, sync_file, write_synced
 from shared.errors import StateError, StorageError
 from shared.failpoint import failpoint
 from shared.ids import Digest
@@ -141,12 +141,7 @@ class ArtifactStore:
         Raises:
             OSError: the disk failed.
         """
-        descriptor = os.open(self.path(digest), os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        sync_directory(self.directory)
+        sync_file(self.path(digest))
 
     def remove(self, digest: Digest) -> None:
         """Forget an artifact that turned out damaged."""

@@ -29,6 +29,37 @@ def replace_synced(path: Path, data: bytes, mode: int = 0o600) -> None:
     sync_directory(path.parent)
 
 
+def create_synced(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Make a new file that the disk has, whole or not at all.
+
+    Raises:
+        FileExistsError: there is one, which stands.
+        OSError: it cannot be written.
+    """
+    new = path.with_name(f"{path.name}.new")
+    new.unlink(missing_ok=True)  # of whoever was interrupted, with whatever mode it has
+    write_synced(new, data, mode)
+    try:
+        os.link(new, path)  # a rename would replace what is there
+    finally:
+        new.unlink()
+    sync_directory(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Have a file's content, and its name, reach the disk.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    sync_directory(path.parent)
+
+
 def sync_directory(directory: Path) -> None:
     """Have the names in a directory reach the disk.
 

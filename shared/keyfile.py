@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from shared.durable_file import create_synced
 from shared.errors import StateError, StorageError
 
 _KEY: Final = re.compile(r"[\x21-\x7e]{40}")
@@ -30,12 +31,7 @@ def write_keys(path: Path, keys: KeyPair) -> None:
         StorageError: there is a file already (keys are never overwritten), or it cannot be written.
     """
     try:
-        file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(file, "w") as stream:
-            os.fchmod(stream.fileno(), 0o600)
-            stream.write(f"{keys.public}\n{keys.secret}\n")
-            stream.flush()
-            os.fsync(stream.fileno())
+        create_synced(path, f"{keys.public}\n{keys.secret}\n".encode())
     except FileExistsError as error:
         raise StorageError(f"{path} exists already", remedy="move it away to make new keys") from error
     except OSError as error:

@@ -158,7 +158,7 @@ class SimulatedDevice:
         if self._batch is not None and now_s - self._batch_at_s < _TELEMETRY_AGAIN_S:
             return
         if self._batch is None:
-            self._batch, self._batch_at_s = self._next_batch(now_s), float("-inf")
+            self._batch, self._batch_at_s = self.next_batch(now_s), float("-inf")
         if self._send(1, telemetry.TO_PLANNER.encode(self._batch)):
             self._batch_at_s = now_s
         self._take_in(1, now_s)
@@ -226,17 +226,21 @@ class SimulatedDevice:
 
     def _desired(self, desired: control.Desired) -> None:
         if (desired.epoch, desired.generation) > (self._report.epoch, self._report.generation):
-            self._report = control.Report(
-                revision=self._report.revision + 1,
-                epoch=desired.epoch,
-                generation=desired.generation,
-                seen=desired.plan_digest,
-                active=desired.plan_digest,
-                origin=control.Origin.PLANNER,
-                state=control.DeviceState.COMMITTED,
-            )
+            self._report = self.report_on(desired, self._report.revision + 1)
             self._renew()
         self._send_report()
+
+    def report_on(self, desired: control.Desired, revision: int) -> control.Report:
+        """What it says of a plan: that it runs."""
+        return control.Report(
+            revision=revision,
+            epoch=desired.epoch,
+            generation=desired.generation,
+            seen=desired.plan_digest,
+            active=desired.plan_digest,
+            origin=control.Origin.PLANNER,
+            state=control.DeviceState.COMMITTED,
+        )
 
     def _send_report(self) -> None:
         self._send(0, control.TO_PLANNER.encode(control.Reported(boot=self._boot, report=self._report)))
@@ -268,7 +272,7 @@ class SimulatedDevice:
         )
         self._heartbeat = control.TO_PLANNER.encode(heartbeat)
 
-    def _next_batch(self, now_s: float) -> telemetry.TelemetryBatch:
+    def next_batch(self, now_s: float) -> telemetry.TelemetryBatch:
         """What an agent measures of one model in one second."""
         first, at_us = self.rows_acknowledged, round(now_s * 1e6)
         draw = self._rng.randrange

@@ -37,8 +37,11 @@ class Processes:
         for name in reversed(list(self.running)):
             self.stop(name)
 
-    def start(self, name: str, module: str, *arguments: str) -> subprocess.Popen[str]:
-        """Start `python -m module arguments`; stderr goes to NAME.log, stdout to the returned pipe."""
+    def start(self, name: str, module: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        """Start `python -m module arguments`; stderr goes to NAME.log, stdout to the returned pipe.
+
+        `variables` join the environment of this process alone.
+        """
         with (self.folder / f"{name}.log").open("w") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
@@ -46,7 +49,7 @@ class Processes:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=self.environment,
+                env={**self.environment, **variables},
                 start_new_session=True,  # Ctrl-C reaches the demo alone, which then stops them in order
                 preexec_fn=_end_with_the_demo,
             )
@@ -81,6 +84,14 @@ class Processes:
             process = self.running[name]
             if process.poll() is not None:
                 raise DemoFailed(f"{name} ended with {process.returncode}: {self.tail(name)}")
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to this process alone, not to its group; returns when it is gone."""
+        process = self.running.pop(name)
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
     def stop(self, name: str) -> int:
         """Ask the group to end (SIGTERM), then force it; returns the exit code."""

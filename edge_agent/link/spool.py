@@ -3,8 +3,9 @@
 Rows lie in segment files, one write per append (no sync: rows survive a killed process; a power cut may cost
 the youngest, of which nobody was told). When the spool is full, or all rows of a segment are too old, the
 oldest segment goes and its rows are counted as dropped. A segment of which rows were ever sent stays, because
-the planner may hold them already; it is marked by its name before the first of its rows leaves. One batch is
-out at a time, always the oldest rows.
+the planner may hold them already; before the first of its rows leaves it is marked by its name and synced, or
+a power cut could take rows that the planner has, and they would count as dropped. One batch is out at a time,
+always the oldest rows.
 
 The books, at all times and per boot: produced = acknowledged + dropped + spooled. They are kept in `ledger`,
 written to a new file and renamed before a dropped segment is removed, and name it, so that a crash between
@@ -26,6 +27,7 @@ from typing import Final
 
 from edge_agent.link.ledger import Account, decode_books, encode_books
 from shared.clock import Clock, SystemClock
+from shared.durable_file import sync_file
 from shared.errors import DecodeError
 from shared.failpoint import failpoint
 from shared.messages.telemetry import (
@@ -295,9 +297,17 @@ class Spool:
         if not segment.sent:
             segment.sent = True
             path = path.rename(self._folder / segment.name)
+            self._sync(path)
             failpoint("agent.spool.marked")
         rows = _read_rows(path)
         return rows[segment.acked : segment.acked + count]
+
+    def _sync(self, path: Path) -> None:
+        """Rows leave all the same where a disk does not obey: they are worth more than exact books."""
+        try:
+            sync_file(path)
+        except OSError as error:
+            self._complain("telemetry that was sent may be forgotten in a power cut: %s", error)
 
     def _ledgers(self, ranges: Sequence[RowRange]) -> tuple[Ledger, ...]:
         ends = {one.boot: one.last + 1 for one in ranges}

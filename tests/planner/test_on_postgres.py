@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, make_url, text
 
+from benchmarks.postgres import binaries, postgres_server
 from planner.cli.app import execute
 from planner.store.store import Store
 from planner.store.used_database import USED_FILE
@@ -15,7 +16,6 @@ from shared.errors import ExitCode
 from tests.planner.processes import PlannerProcess, ok, stageloom
 from tests.planner.test_measuring import Measuring
 from tests.planner.test_replanning import SETTINGS, Rig, new_device, stock
-from tests.store.embedded import binaries, postgres_server
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +24,8 @@ def server() -> Iterator[str]:
     programs = binaries()
     if programs is None:
         pytest.skip("no Postgres: install the extra `dev`")
-    with postgres_server(programs) as url:
-        yield url
+    with postgres_server(programs) as server:
+        yield server.url
 
 
 @pytest.fixture(scope="module")

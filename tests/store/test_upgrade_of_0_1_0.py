@@ -1,0 +1,97 @@
+"""A populated database of version 0.1.0 is upgraded, and everything in it is read as before.
+
+`tests/data/version_0_1_0.py` made it, by running that version.
+"""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from sqlalchemy import Connection, MetaData, delete, insert, text
+
+from planner.store import schema
+from planner.store.database import Database, sqlite_url
+from planner.store.desired import Push
+from planner.store.reading import ARTIFACT_FOLDER, DATABASE_FILE
+from planner.store.store import Store
+from shared.digest import digest_bytes
+from shared.ids import DeviceId
+from tests.data.version_0_1_0 import read_all, unpacked
+
+_FILE = Path(__file__).parents[1] / "data" / "version_0_1_0.json.gz"
+_REVISION = "0010"
+
+
+def kept() -> Any:
+    """`tables`, `artifacts` and `read`, what version 0.1.0 read of them."""
+    return json.loads(gzip.decompress(_FILE.read_bytes()))
+
+
+def lay_out(home: Path, database_url: str, version: Any) -> None:
+    """Make a data directory and database as version 0.1.0 left them."""
+    for blob in map(bytes.fromhex, version["artifacts"]):
+        digest = digest_bytes([blob])
+        path = home / ARTIFACT_FOLDER / digest[:2] / digest
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(blob)
+    database = Database(database_url or sqlite_url(home / DATABASE_FILE))
+    command.upgrade(schema.alembic_config(database), _REVISION)
+    with database.engine.begin() as connection:
+        fill(connection, version["tables"])
+    assert schema.current_revision(database) == _REVISION
+    database.close()
+
+
+def fill(connection: Connection, tables: dict[str, list[dict[str, Any]]]) -> None:
+    metadata = MetaData()
+    metadata.reflect(connection)
+    for table in metadata.sorted_tables:
+        rows = [unpacked(row) for row in tables[table.name]]
+        connection.execute(delete(table))
+        if rows:
+            connection.execute(insert(table), rows)
+        if connection.dialect.name == "postgresql" and rows:
+            for column in table.primary_key:
+                count_on(connection, table.name, column.name)
+
+
+def count_on(connection: Connection, table: str, column: str) -> None:
+    """A number that Postgres gives is above those that the rows brought with them."""
+    of = {"table": table, "column": column}
+    sequence = connection.execute(text("SELECT pg_get_serial_sequence(:table, :column)"), of).scalar_one()
+    if sequence is not None:
+        newest = connection.execute(text(f"SELECT max({column}) FROM {table}")).scalar_one()
+        connection.execute(
+            text("SELECT setval(:sequence, :newest)"), {"sequence": sequence, "newest": newest}
+        )
+
+
+def as_before(found: Any, before: Any) -> bool:
+    """Equal, but for fields that version 0.1.0 did not have."""
+    if isinstance(before, dict):
+        return all(name in found and as_before(found[name], value) for name, value in before.items())
+    if isinstance(before, list):
+        return len(found) == len(before) and all(map(as_before, found, before))
+    return bool(found == before)
+
+
+def test_a_database_of_version_0_1_0_is_upgraded_and_read_as_before(
+    tmp_path: Path, database_url: str
+) -> None:
+    """1. It is laid out. 2. This version opens it. 3. Everything reads as then. 4. It is used on."""
+    version = kept()
+    lay_out(tmp_path, database_url, version)
+    store = Store(tmp_path, database_url)
+    try:
+        assert schema.current_revision(store.database) == schema.HEAD
+        found = read_all(store)
+        for name, before in version["read"].items():
+            assert as_before(found[name], before), f"{name}: {found[name]}, before: {before}"
+        orin = store.device(DeviceId("orin"))
+        pushed = store.push_soon(Push(device=orin.device, plan="whole", decided_by="operator")).result(30)
+        assert pushed.generation > orin.desired_generation
+        assert len(store.history(None)[0]) == len(version["read"]["history"]) + 1
+    finally:
+        store.close()
