@@ -13,10 +13,9 @@ from typing import Generic, TypeVar
 
 from planner.dispatch import events as ev
 from planner.dispatch.complaints import Complaints
-from planner.dispatch.ports import DispatchStore, EnrolRefused
+from planner.dispatch.ports import DispatchStore
 from planner.dispatch.rows import telemetry_write
 from shared.failpoint import failpoint
-from shared.messages.base import RefusalCode
 
 _GROUP = 256  # pieces of work in one transaction
 _GATHER_S = (
@@ -24,7 +23,7 @@ _GATHER_S = (
 )
 
 Write = TypeVar("Write", ev.AppendTelemetry, ev.StoreReport)
-Call = ev.Enrol | ev.Reissue | ev.StoreAlarm | ev.AdoptLocal
+Call = ev.Reissue | ev.StoreAlarm | ev.AdoptLocal
 
 
 class _Groups(Generic[Write]):
@@ -84,8 +83,6 @@ class StoreWorkers:
                 self._reports.put(action)
             case ev.ReadChunk():
                 self._chunks.submit(lambda: self._post([self._read(action)]))
-            case ev.Enrol():
-                self._calls.submit(lambda: self._post([self._enrol(action)]))
             case ev.Reissue():
                 self._calls.submit(lambda: self._post([self._reissue(action)]))
             case ev.StoreAlarm():
@@ -138,17 +135,6 @@ class StoreWorkers:
             self._complaints.about(f"artifact {action.digest[:12]} cannot be read", error)
             return ev.ChunkRead(action.ticket, 0, None, f"cannot be read: {type(error).__name__}")
         return ev.ChunkRead(action.ticket, artifact.size_bytes, data)
-
-    def _enrol(self, action: ev.Enrol) -> ev.Event:
-        try:
-            return ev.Enrolled(action.ticket, self._store.enrol(action.attempt))
-        except EnrolRefused as refused:
-            return ev.EnrolDenied(action.ticket, refused.code, str(refused))
-        except Exception as error:
-            self._complaints.about("enrolment failed", error)
-            return ev.EnrolDenied(
-                action.ticket, RefusalCode.INTERNAL, "the planner's store failed; try again"
-            )
 
     def _reissue(self, action: ev.Reissue) -> ev.Event:
         try:

@@ -151,7 +151,7 @@ def test_join_makes_the_key_for_its_owner_only_and_once(tmp_path: Path) -> None:
 def _join(home: Path) -> None:
     home.mkdir(exist_ok=True)
     nowhere = "tcp://127.0.0.1:9"
-    endpoints = Endpoints(nowhere, nowhere, nowhere, nowhere)
+    endpoints = Endpoints(nowhere, nowhere, nowhere)
     write_keys(home / KEY_NAME, new_keys())
     save_membership(
         home / MEMBERSHIP_NAME,

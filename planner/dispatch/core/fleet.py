@@ -19,8 +19,6 @@ class DispatchConfig:
     resend_desired_s: float = 2.0
     bulk_credits: int = 4
     backlog_rows: int = 100_000  # telemetry taken in and not yet committed, over all devices
-    enrol_per_s: float = 5.0
-    enrol_burst: int = 10
 
 
 @dataclass
@@ -84,6 +82,14 @@ class Fleet:
         revision = member.report.revision if member.report else 0
         device = Device(member, device_class=member.device_class, stored_revision=revision)
         self._by_name[member.device] = self._by_key[member.public_key] = device
+
+    def join(self, device: DeviceId, public_key: str) -> None:
+        """Take in a key that was enrolled just now, or again because the first answer was lost."""
+        known = self._by_name.get(device)
+        if known is None or known.member.public_key != public_key:
+            # A revoked device joined again with a new key. The name keeps what it was to run: the store does.
+            desired = known.member.desired if known is not None else None
+            self.add(FleetMember(device, public_key, desired=desired))
 
     def may_connect(self, key: str) -> bool:
         """Whether a connection with this key gets into the devices' domain at all."""

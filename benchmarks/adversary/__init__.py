@@ -1,0 +1,1 @@
+"""What a hostile peer does to a planner."""
