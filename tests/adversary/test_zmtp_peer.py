@@ -160,7 +160,8 @@ def test_a_key_that_connects_too_often_is_left_waiting_and_others_are_not() -> N
 
 
 def test_the_wait_of_a_key_doubles_up_to_its_limit_and_starts_anew_after_a_quiet_time() -> None:
-    pace, now_s, waits_s = ConnectionPace(), 0.0, []
+    pace, now_s = ConnectionPace(), 0.0
+    waits_s: list[float] = []
     while len(waits_s) < 8:
         while pace.admits("k", now_s):
             pass

@@ -39,7 +39,7 @@ def main() -> None:
             case ["release"]:
                 go.set()
             case ["malformed", number]:
-                wait_until(lambda number=int(number): rig.count("malformed") >= number, timeout_s=60.0)  # type: ignore[misc]
+                wait_until(lambda number=int(number): rig.count("malformed") >= number, timeout_s=60.0)
         print("done", flush=True)  # noqa: T201
     rig.server.stop()
 

@@ -125,12 +125,14 @@ def test_unreadable_setting_stops_the_start_and_is_named(tmp_path: Path) -> None
 def test_join_makes_the_key_for_its_owner_only_and_once(tmp_path: Path) -> None:
     home = tmp_path / "home"
     nowhere = "tcp://127.0.0.1:9"
-    token = format_token(JoinToken(bytes(range(32)), bytes(16), nowhere, nowhere, nowhere, nowhere))
+    token = format_token(
+        JoinToken(bytes(range(32)), bytes(16), *[nowhere] * 3, "tls://127.0.0.1:9", bytes(32))
+    )
     done = subprocess.run(
         [
             sys.executable,
             "-c",
-            "import edge_agent.link.choice as p, functools, sys\n"
+            "import edge_agent.link.join as p, functools, sys\n"
             "p.join = functools.partial(p.join, timeout_s=0.3)\n"
             "from edge_agent.cli.app import execute\n"
             f"sys.exit(execute(['join', {token!r}, '--home', {str(home)!r}]))",
