@@ -20,10 +20,16 @@ PER_S: Final = 50.0
 
 
 class EnrolmentStore(Protocol):
-    """The part of the store that enrolment needs."""
+    """The part of the store that enrolment needs; a method that returns has committed."""
 
     def enrol(self, attempt: EnrolAttempt) -> DeviceId:
-        """See `planner.dispatch.ports.DispatchStore.enrol`."""
+        """Use up a token and add the key. The same key with the same secret again gets the same name.
+
+        The token's own device name, if it has one, wins over the name asked for.
+
+        Raises:
+            EnrolRefused: the secret is unknown, used by another key, or expired; or the name is taken.
+        """
         ...
 
 

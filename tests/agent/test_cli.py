@@ -71,7 +71,7 @@ def _command(*arguments: str, home: Path) -> "subprocess.CompletedProcess[str]":
             "there is no scheduler 'bogus'; choose one of",
         ),
         (["verify"], 2, "Missing argument.*see `stageloom-agent verify --help`"),
-        (["join", "stgl1.rubbish"], 7, "token is damaged.*stageloom device token"),
+        (["join", "stgl2.rubbish"], 7, "token is damaged.*stageloom device token"),
         (["join", "nothing"], 7, "does not start with"),
         (["verify", "absent.onnx", "--schedule", "sequential"], 2, "absent.onnx"),
         (["--nonsense"], 2, "No such option"),
