@@ -33,15 +33,28 @@ def main() -> None:
     for line in sys.stdin:
         match line.split():
             case ["hold"]:
-                held = threading.Event()
-                rig.server.post(lambda held=held: (held.set(), go.wait()))  # type: ignore[arg-type,misc]
-                held.wait()
+                _hold(rig, go)
             case ["release"]:
                 go.set()
             case ["malformed", number]:
-                wait_until(lambda number=int(number): rig.count("malformed") >= number, timeout_s=60.0)
+                _await_malformed(rig, int(number))
         print("done", flush=True)  # noqa: T201
     rig.server.stop()
+
+
+def _hold(rig: Rig, go: threading.Event) -> None:
+    held = threading.Event()
+
+    def hold() -> None:
+        held.set()
+        go.wait()
+
+    rig.server.post(hold)  # type: ignore[arg-type]
+    held.wait()
+
+
+def _await_malformed(rig: Rig, number: int) -> None:
+    wait_until(lambda: rig.count("malformed") >= number, timeout_s=60.0)
 
 
 if __name__ == "__main__":
