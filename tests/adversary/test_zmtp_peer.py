@@ -66,7 +66,9 @@ def victim(mode: str) -> Iterator[Victim]:
 
 
 def _peer(endpoint: str, keys: KeyPair, server_key: str) -> RawPeer:
-    return RawPeer.connect("127.0.0.1", int(endpoint.rpartition(":")[2]), keys, server_key)
+    port = int(endpoint.rpartition(":")[2])
+    # One that comes too often is told nothing until libzmq ends the handshake, after 10 s.
+    return RawPeer.connect("127.0.0.1", port, keys, server_key, timeout_s=30.0)
 
 
 def _fill_and_break(planner: Victim, lane: str, end: End) -> None:

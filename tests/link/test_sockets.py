@@ -332,7 +332,7 @@ def test_zeromqs_own_heartbeats_stay_off_since_they_end_a_process_with_a_full_qu
         ours = [
             bind_router(
                 context,
-                "tcp://127.0.0.1:*",
+                "tcp://127.0.0.1:0",
                 keys=planner_keys(),
                 domain=zap.DEVICES,
                 frame_bytes=1000,
