@@ -96,7 +96,7 @@ def _pretend_joined(home: Path) -> None:
         Membership(
             device=DeviceId("bench"),
             planner_key=new_keys().public,
-            endpoints=Endpoints(nowhere, nowhere, nowhere, nowhere),
+            endpoints=Endpoints(nowhere, nowhere, nowhere),
         ),
     )
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from random import SystemRandom
 from types import FrameType
 from typing import Any, Final
 
@@ -25,7 +26,11 @@ from planner.contest.ahead import CompiledAhead
 from planner.dispatch.admin import AdminServer
 from planner.dispatch.core import DispatchConfig
 from planner.dispatch.events import DesiredChanged, Released, Revoked
+from planner.dispatch.listening import listen
 from planner.dispatch.server import DispatchServer, ServerConfig, new_keys
+from planner.enrolment.certificate import CERTIFICATE_FILE, certificate_digest
+from planner.enrolment.desk import EnrolmentDesk
+from planner.enrolment.service import EnrolmentService
 from planner.housekeeping import Housekeeper
 from planner.lock import lock_data_dir, lock_sqlite
 from planner.replan.service import Replanner
@@ -33,19 +38,20 @@ from planner.store.reading import sqlite_file
 from planner.store.retention import Retention
 from planner.store.store import Store
 from planner.store.used_database import keep_url
-from shared.clock import SystemClock
+from shared.clock import Clock, SystemClock
 from shared.errors import InputError, StageloomError, UnavailableError
 from shared.ids import DeviceId
 from shared.keyfile import KeyPair, read_keys, write_keys
 from shared.messages.control import Desired
 from shared.systemd.notify import Notifier, manager_of
-from shared.token import Endpoints
+from shared.token import Endpoints, JoinToken
 
 logger = logging.getLogger(__name__)
 
 KEY_FILE: Final = "planner.keys"
 _SWITCH_S: Final = 0.0005  # the thread that serves devices gives way at every send, and wants back
 _BEAT_S: Final = 5.0  # the unit's watchdog waits for a minute
+_ENROL_BACKLOG: Final = 128
 _ANY_ADDRESS: Final = ("0.0.0.0", "[::]", "*")
 
 
@@ -53,12 +59,21 @@ class DispatchFleet:
     """The devices' side as the admin handler sees it."""
 
     def __init__(
-        self, server: DispatchServer, endpoints: Endpoints, keys: KeyPair, presence: "Online"
+        self,
+        server: DispatchServer,
+        keys: KeyPair,
+        presence: "Online",
+        *,
+        endpoints: Endpoints,
+        enrol: str,
+        certificate: bytes,
     ) -> None:
         self._server = server
-        self._endpoints = endpoints
         self._keys = keys
         self._presence = presence
+        self._endpoints = endpoints
+        self._enrol = enrol
+        self._certificate = certificate
 
     def online(self) -> frozenset[DeviceId]:
         """Devices with a live session."""
@@ -80,13 +95,17 @@ class DispatchFleet:
         """Telemetry rows taken in and not yet committed."""
         return self._server.ask(lambda core: core.backlog_rows)
 
-    def endpoints(self) -> Endpoints:
-        """What join tokens name."""
-        return self._endpoints
-
-    def public_key(self) -> bytes:
-        """The planner's raw CURVE public key, 32 bytes."""
-        return bytes(z85.decode(self._keys.public.encode("ascii")))
+    def token(self, secret: bytes) -> JoinToken:
+        """A token that leads here."""
+        return JoinToken(
+            planner_key=bytes(z85.decode(self._keys.public.encode("ascii"))),
+            secret=secret,
+            control=self._endpoints.control,
+            telemetry=self._endpoints.telemetry,
+            bulk=self._endpoints.bulk,
+            enrol=self._enrol,
+            certificate=self._certificate,
+        )
 
 
 class Online:
@@ -158,8 +177,20 @@ class Planner:
             )
             bound = self.server.start()
             self._undo += [self._online.close, self.server.stop]
-            self.endpoints = _advertised(bound, config)
-            fleet = DispatchFleet(self.server, self.endpoints, self.keys, self._online)
+            certificate = config.data_dir / CERTIFICATE_FILE
+            digest = certificate_digest(certificate)
+            self.enrolment = self._start_enrolment(certificate, clock)
+            name = _advertised_host(config)
+            self.endpoints = _advertised(bound, name)
+            self.enrol_address = f"tls://{name}:{self.enrolment.port}"
+            fleet = DispatchFleet(
+                self.server,
+                self.keys,
+                self._online,
+                endpoints=self.endpoints,
+                enrol=self.enrol_address,
+                certificate=digest,
+            )
             self.pool = AnytimePool(
                 config.search_workers or _search_workers(),
                 use_ray=config.search == "ray",
@@ -179,6 +210,19 @@ class Planner:
         except BaseException:
             self.close()
             raise
+
+    def _start_enrolment(self, certificate: Path, clock: Clock) -> EnrolmentService:
+        host, first = self.config.listen_address
+        service = EnrolmentService(
+            listen(host, first + 3 if first else 0, backlog=_ENROL_BACKLOG, guarded=False),
+            certificate,
+            EnrolmentDesk(self.store, self.server.admit, clock).answer,
+            clock=clock,
+            rng=SystemRandom(),
+        )
+        service.start()
+        self._undo.append(service.close)
+        return service
 
     def check(self) -> None:
         """Make sure that it may go on.
@@ -281,8 +325,8 @@ def _ready_line(planner: Planner, startup_s: float) -> dict[str, Any]:
             "control": ends.control,
             "telemetry": ends.telemetry,
             "bulk": ends.bulk,
-            "enrol": ends.enrol,
         },
+        "enrol": planner.enrol_address,
         "public_key": planner.keys.public,
         "startup_s": round(startup_s, 4),
     }
@@ -310,13 +354,12 @@ def _retention(config: PlannerConfig) -> Retention:
 
 def _server_config(config: PlannerConfig, keys: KeyPair) -> ServerConfig:
     host, first = config.listen_address
-    control, telemetry, bulk, enrol = (f"tcp://{host}:{first + at if first else 0}" for at in range(4))
+    control, telemetry, bulk = (f"tcp://{host}:{first + at if first else 0}" for at in range(3))
     return ServerConfig(
         keys=keys,
         control=control,
         telemetry=telemetry,
         bulk=bulk,
-        enrol=enrol,
         max_devices=config.max_devices,
         dispatch=DispatchConfig(
             heartbeat_interval_s=config.heartbeat_interval_s,
@@ -329,12 +372,15 @@ def _server_config(config: PlannerConfig, keys: KeyPair) -> ServerConfig:
     )
 
 
-def _advertised(bound: Endpoints, config: PlannerConfig) -> Endpoints:
-    """What devices are told: the bound ports under the advertised host."""
+def _advertised_host(config: PlannerConfig) -> str:
     host, _ = config.listen_address
-    name = config.advertise or (socket.gethostname() if host in _ANY_ADDRESS else host)
+    return config.advertise or (socket.gethostname() if host in _ANY_ADDRESS else host)
+
+
+def _advertised(bound: Endpoints, name: str) -> Endpoints:
+    """What devices are told: the bound ports under the advertised host."""
 
     def at(endpoint: str) -> str:
         return f"tcp://{name}:{endpoint.rpartition(':')[2]}"
 
-    return Endpoints(at(bound.control), at(bound.telemetry), at(bound.bulk), at(bound.enrol))
+    return Endpoints(at(bound.control), at(bound.telemetry), at(bound.bulk))

@@ -1,9 +1,12 @@
 """The join token: what an operator carries from the planner to a device, once.
 
-    token   = "stgl1." base64url(body), without padding
-    body    = msgpack array [planner key (32 bytes), secret (16 to 32 bytes), control, telemetry, bulk, enrol]
+    token   = "stgl2." base64url(body), without padding
+    body    = msgpack array [planner key (32 bytes), secret (16 to 32 bytes), control, telemetry, bulk,
+                             enrol, certificate (32 bytes)]
 
-The last four are ZeroMQ endpoints. The secret is good for one enrolment; the planner keeps only its digest.
+`control`, `telemetry` and `bulk` are ZeroMQ endpoints. `enrol` is where the planner takes the one request of
+enrolment over TLS, and `certificate` the SHA-256 of the certificate (DER) that it must show there. The secret
+is good for one enrolment; the planner keeps only its digest.
 """
 
 import base64
@@ -16,23 +19,27 @@ from msgspec import Meta, Struct
 from shared.codec import Limits, convert, unpack
 from shared.errors import DecodeError, TokenError
 
-PREFIX: Final = "stgl1."
+PREFIX: Final = "stgl2."
+_OLD_PREFIX: Final = "stgl1."  # enrolment over ZeroMQ, up to version 0.1
 MAX_TOKEN_CHARS: Final = 1024
-_LIMITS: Final = Limits(frame_bytes=MAX_TOKEN_CHARS, body_bytes=MAX_TOKEN_CHARS, array_items=6, map_items=0)
+_LIMITS: Final = Limits(frame_bytes=MAX_TOKEN_CHARS, body_bytes=MAX_TOKEN_CHARS, array_items=7, map_items=0)
 _REMEDY: Final = "make a new one with `stageloom device token`"
 
 Endpoint = Annotated[
     str, Meta(min_length=7, max_length=128, pattern=r"^tcp://[A-Za-z0-9.:\[\]_-]+:[0-9]{1,5}\Z")
 ]
 
+EnrolAddress = Annotated[
+    str, Meta(min_length=7, max_length=128, pattern=r"^tls://[A-Za-z0-9.:\[\]_-]+:[0-9]{1,5}\Z")
+]
+
 
 class Endpoints(Struct, frozen=True, array_like=True):
-    """Where the planner's four device sockets listen."""
+    """Where the planner's three device sockets listen."""
 
     control: Endpoint
     telemetry: Endpoint
     bulk: Endpoint
-    enrol: Endpoint
 
 
 class JoinToken(Struct, frozen=True, array_like=True):
@@ -43,11 +50,12 @@ class JoinToken(Struct, frozen=True, array_like=True):
     control: Endpoint
     telemetry: Endpoint
     bulk: Endpoint
-    enrol: Endpoint
+    enrol: EnrolAddress
+    certificate: Annotated[bytes, Meta(min_length=32, max_length=32)]
 
     @property
     def endpoints(self) -> Endpoints:
-        return Endpoints(self.control, self.telemetry, self.bulk, self.enrol)
+        return Endpoints(self.control, self.telemetry, self.bulk)
 
 
 def format_token(token: JoinToken) -> str:
@@ -72,6 +80,11 @@ def parse_token(text: str) -> JoinToken:
     if len(text) > MAX_TOKEN_CHARS:
         raise TokenError(
             f"the join token has {len(text)} characters, more than {MAX_TOKEN_CHARS}", remedy=_REMEDY
+        )
+    if text.startswith(_OLD_PREFIX):
+        raise TokenError(
+            "the join token was made by a planner of an older version",
+            remedy="upgrade the planner, then make a new one there with `stageloom device token`",
         )
     if not text.startswith(PREFIX):
         raise TokenError(f"the join token does not start with {PREFIX!r}", remedy=_REMEDY)

@@ -24,7 +24,6 @@ from edge_agent.link.client import ClientConfig, LinkClient
 from edge_agent.link.config import LinkConfig
 from edge_agent.link.core import LinkCore
 from edge_agent.link.interface import Link
-from edge_agent.link.join import join
 from edge_agent.link.membership import Membership, load_membership, save_membership
 from edge_agent.link.offline import OfflineLink
 from edge_agent.link.sockets import new_keys
@@ -208,6 +207,8 @@ def join_planner(config: AgentConfig, token: str, name: str | None) -> str:
 
 
 def _enrol(token: JoinToken, device: DeviceName, keys: KeyPair) -> Membership:
+    from edge_agent.link.join import join  # TLS: some MiB that an agent which only serves has no use for
+
     return join(
         token,
         DeviceId(device),

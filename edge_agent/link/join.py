@@ -1,11 +1,19 @@
-"""Joining: a token and our own key become an enrolled device."""
+"""Joining: a token and our own key become an enrolled device, by one request over TLS.
 
+The token names the planner's certificate by its digest, so no authority, host name or date is checked.
+"""
+
+import hashlib
+import hmac
+import socket
+import ssl
+import time
+from collections.abc import Callable
 from random import Random
 
-import zmq
-
 from edge_agent.link.membership import Membership
-from edge_agent.link.sockets import make_dealer, monitor_event, z85_key
+from edge_agent.link.sockets import z85_key
+from shared.backoff import backoff_s
 from shared.clock import Clock
 from shared.errors import DecodeError, KeyRevoked, RefusedError, TokenError, UnavailableError
 from shared.ids import DeviceId
@@ -14,7 +22,6 @@ from shared.messages import enrol
 from shared.messages.base import RefusalCode, Refused
 from shared.token import JoinToken
 
-_AGAIN_S = 2.0
 _TOKEN_CODES = {RefusalCode.TOKEN_WRONG, RefusalCode.TOKEN_USED, RefusalCode.TOKEN_EXPIRED}
 
 
@@ -28,6 +35,7 @@ def join(
     agent_version: str = "",
     device_class: str = "",
     timeout_s: float = 10.0,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Membership:
     """Enrol `keys` under `device`, or under the name that the token fixes. Safe to repeat.
 
@@ -35,9 +43,8 @@ def join(
         TokenError: the token is wrong, used by another key, or expired.
         KeyRevoked: the planner took this key away; another one may join.
         RefusedError: the planner says no for another reason.
-        UnavailableError: nothing answers in time, or what answers has another key than the token names.
+        UnavailableError: nothing answers in time, or what answers shows another certificate than the token's.
     """
-    planner_key = z85_key(token.planner_key)
     request = enrol.EnrolRequest(
         correlation=rng.getrandbits(50),
         secret=token.secret,
@@ -46,22 +53,9 @@ def join(
         agent_version=agent_version,
         device_class=device_class,
     )
-    limit = enrol.TO_DEVICE.limits.frame_bytes
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    monitor: zmq.Socket[bytes] | None = None
-    try:
-        dealer = make_dealer(
-            context, keys=keys, planner_key=planner_key, frame_bytes=limit, send_messages=4, rng=rng
-        )
-        monitor = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_DISCONNECTED)
-        dealer.connect(token.enrol)
-        reply = _exchange(dealer, monitor, request, token.enrol, clock, timeout_s)
-    finally:
-        if monitor is not None:
-            dealer.disable_monitor()
-            monitor.close(linger=0)
-        context.destroy(linger=0)
+    reply = _ask_until(token, request, clock.monotonic_s() + timeout_s, clock, rng, sleep)
     if isinstance(reply, enrol.EnrolReply):
+        planner_key = z85_key(token.planner_key)
         return Membership(device=reply.device, planner_key=planner_key, endpoints=token.endpoints)
     text = reply.reason or reply.code.value
     if reply.code in _TOKEN_CODES:
@@ -70,43 +64,64 @@ def join(
     raise refused(f"the planner refuses to enrol {device}: {text}")
 
 
-def _exchange(
-    dealer: "zmq.Socket[bytes]",
-    monitor: "zmq.Socket[bytes]",
+def _ask_until(
+    token: JoinToken,
     request: enrol.EnrolRequest,
-    endpoint: str,
+    deadline_s: float,
     clock: Clock,
-    timeout_s: float,
+    rng: Random,
+    sleep: Callable[[float], None],
 ) -> enrol.EnrolReply | Refused:
     """Ask until answered: the request is idempotent, and the first may meet a planner that is starting."""
-    frame = enrol.TO_PLANNER.encode(request)
-    deadline_s = clock.monotonic_s() + timeout_s
-    ask_s = float("-inf")
-    broken_handshake = False
-    poller = zmq.Poller()
-    poller.register(dealer, zmq.POLLIN)
-    poller.register(monitor, zmq.POLLIN)
-    while (now_s := clock.monotonic_s()) < deadline_s:
-        if now_s - ask_s >= _AGAIN_S:
-            try:
-                dealer.send(frame, zmq.NOBLOCK)
-                ask_s = now_s
-            except zmq.Again:
-                pass  # not connected yet
-        ready = dict(poller.poll(100))
-        if monitor in ready:
-            monitor_event(monitor)
-            broken_handshake = True
-        if dealer in ready:
-            try:
-                reply = enrol.TO_DEVICE.decode(dealer.recv())
-            except DecodeError:
-                continue
-            if reply.correlation == request.correlation:
-                return reply
-    if broken_handshake:
-        raise UnavailableError(
-            f"{endpoint} ends the handshake: it does not hold the key that the token names",
-            remedy="make a new token on the planner that runs there",
-        )
-    raise UnavailableError(f"no answer from {endpoint} in {timeout_s:g} s", remedy="is the planner up?")
+    delays_s = backoff_s(rng, first_s=0.2, cap_s=2.0)
+    while True:
+        try:
+            return ask(token, request, max(deadline_s - clock.monotonic_s(), 0.1))
+        except (OSError, EOFError, DecodeError) as error:  # ssl.SSLError is an OSError
+            problem = error
+        delay_s = next(delays_s)
+        if clock.monotonic_s() + delay_s >= deadline_s:
+            raise UnavailableError(
+                f"no answer from {token.enrol}: {problem}", remedy="is the planner up, and this port open?"
+            ) from problem
+        sleep(delay_s)
+
+
+def ask(token: JoinToken, request: enrol.EnrolRequest, timeout_s: float) -> enrol.EnrolReply | Refused:
+    """One connection, one request, one reply.
+
+    Raises:
+        UnavailableError: what answers shows another certificate; the secret was not sent.
+        OSError, EOFError, DecodeError: no connection, or no whole reply.
+    """
+    host, _, port = token.enrol.removeprefix("tls://").rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # the digest below is the check
+    with (
+        socket.create_connection((host.strip("[]"), int(port)), timeout_s) as connection,
+        context.wrap_socket(connection) as secured,
+    ):
+        certificate = secured.getpeercert(binary_form=True) or b""
+        if not hmac.compare_digest(hashlib.sha256(certificate).digest(), token.certificate):
+            raise UnavailableError(
+                f"{token.enrol} shows another certificate than the token names",
+                remedy="make a new token on the planner that runs there",
+            )
+        frame = enrol.TO_PLANNER.encode(request)
+        secured.sendall(enrol.LENGTH.pack(len(frame)) + frame)
+        (length,) = enrol.LENGTH.unpack(_exactly(secured, enrol.LENGTH.size))
+        if length > enrol.TO_DEVICE.limits.frame_bytes:
+            raise DecodeError(f"a reply of {length} bytes is announced")
+        return enrol.TO_DEVICE.decode(_exactly(secured, length))
+
+
+def _exactly(connection: ssl.SSLSocket, length: int) -> bytes:
+    data = b""
+    while len(data) < length:
+        part = connection.recv(length - len(data))
+        if not part:
+            raise EOFError("the connection was closed")
+        data += part
+    return data

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from shared.ids import DeviceId
 from shared.messages.control import Desired
-from shared.token import Endpoints
+from shared.token import JoinToken
 
 
 class Fleet(Protocol):
@@ -30,10 +30,6 @@ class Fleet(Protocol):
         """Telemetry rows taken in and not yet committed."""
         ...
 
-    def endpoints(self) -> Endpoints:
-        """Where devices reach this planner."""
-        ...
-
-    def public_key(self) -> bytes:
-        """The planner's raw CURVE public key, 32 bytes."""
+    def token(self, secret: bytes) -> JoinToken:
+        """A join token with this secret: where devices reach this planner, and how they know it."""
         ...

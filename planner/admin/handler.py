@@ -31,7 +31,7 @@ from shared.messages import admin
 from shared.messages.control import MAX_PROFILED, Desired
 from shared.search.registry import scheduler as find_scheduler
 from shared.text import bounded
-from shared.token import JoinToken, format_token
+from shared.token import format_token
 
 if TYPE_CHECKING:
     from planner.admin.contests import Contests
@@ -92,11 +92,8 @@ class AdminHandler:
     def _token(self, request: admin.DeviceTokenRequest) -> admin.AdminReply:
         secret = secrets.token_bytes(SECRET_BYTES)
         expires_at_us = self._store.add_token(digest_bytes([secret]), request.device, request.lifetime_s)
-        ends = self._fleet.endpoints()
-        token = JoinToken(
-            self._fleet.public_key(), secret, ends.control, ends.telemetry, ends.bulk, ends.enrol
-        )
-        return admin.DeviceTokenReply(token=format_token(token), expires_at_us=expires_at_us)
+        token = format_token(self._fleet.token(secret))
+        return admin.DeviceTokenReply(token=token, expires_at_us=expires_at_us)
 
     def _online(self, infos: list[admin.DeviceInfo]) -> tuple[admin.DeviceInfo, ...]:
         """A live session means heard of just now; the store learns of that only when a report changes."""

@@ -8,22 +8,20 @@ from enum import Enum
 
 from msgspec import Struct
 
-from planner.dispatch.ports import EnrolAttempt, ReportRecord
+from planner.dispatch.ports import ReportRecord
 from shared.ids import DeviceId, Digest
-from shared.messages.base import Message, RefusalCode
+from shared.messages.base import Message
 from shared.messages.bulk import ChunkRequest
 from shared.messages.control import Alarm, ControlToPlanner, Desired, LocalPlan
-from shared.messages.enrol import EnrolRequest
 from shared.messages.telemetry import TelemetryBatch
 
 
 class Lane(str, Enum):
-    """The four device sockets."""
+    """The three device sockets."""
 
     CONTROL = "control"
     TELEMETRY = "telemetry"
     BULK = "bulk"
-    ENROL = "enrol"
 
 
 class ControlReceived(Struct, frozen=True):
@@ -42,15 +40,6 @@ class BulkReceived(Struct, frozen=True):
     route: bytes
     key: str
     message: ChunkRequest
-
-
-class EnrolReceived(Struct, frozen=True):
-    """`address` is the peer's network address, the unit of the rate limit."""
-
-    route: bytes
-    key: str
-    address: str
-    message: EnrolRequest
 
 
 class Malformed(Struct, frozen=True):
@@ -75,15 +64,11 @@ class ChunkRead(Struct, frozen=True):
     reason: str = ""
 
 
-class Enrolled(Struct, frozen=True):
-    ticket: int
+class Joined(Struct, frozen=True):
+    """The store has enrolled a key under this name."""
+
     device: DeviceId
-
-
-class EnrolDenied(Struct, frozen=True):
-    ticket: int
-    code: RefusalCode
-    reason: str
+    public_key: str
 
 
 class ReportStored(Struct, frozen=True):
@@ -156,12 +141,10 @@ Event = (
     ControlReceived
     | TelemetryReceived
     | BulkReceived
-    | EnrolReceived
     | Malformed
     | TelemetryCommitted
     | ChunkRead
-    | Enrolled
-    | EnrolDenied
+    | Joined
     | ReportStored
     | DesiredChanged
     | ReissueFailed
@@ -203,13 +186,6 @@ class ReadChunk(Struct, frozen=True):
     digest: Digest
     offset_bytes: int
     length_bytes: int
-
-
-class Enrol(Struct, frozen=True):
-    """Ask the store; answer with `Enrolled` or `EnrolDenied`."""
-
-    ticket: int
-    attempt: EnrolAttempt
 
 
 class Reissue(Struct, frozen=True):
@@ -267,7 +243,6 @@ Action = (
     | AppendTelemetry
     | StoreReport
     | ReadChunk
-    | Enrol
     | Reissue
     | StoreAlarm
     | AdoptLocal

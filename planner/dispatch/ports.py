@@ -110,16 +110,6 @@ class DispatchStore(Protocol):
         """Every enrolled device, revoked ones included."""
         ...
 
-    def enrol(self, attempt: EnrolAttempt) -> DeviceId:
-        """Use up a token and add the key. The same key with the same secret again gets the same name.
-
-        The token's own device name, if it has one, wins over the name asked for.
-
-        Raises:
-            EnrolRefused: the secret is unknown, used by another key, or expired; or the name is taken.
-        """
-        ...
-
     def reissue(self, device: DeviceId, *, above_epoch: int, above_generation: int) -> Desired:
         """Desire the same as before (or nothing) as a generation above the given one.
 

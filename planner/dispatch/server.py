@@ -1,4 +1,4 @@
-"""The shell around the dispatch core: one plain thread owns the four ROUTERs and answers for admission.
+"""The shell around the dispatch core: one plain thread owns the three ROUTERs and answers for admission.
 
 Other threads reach it through `post` and `ask`. Lanes are drained in order of urgency with a quota each, so
 that heartbeats and plans keep their latency whatever telemetry arrives.
@@ -21,10 +21,8 @@ from planner.dispatch import zap
 from planner.dispatch.core import DispatchConfig, DispatchCore, Presence
 from planner.dispatch.ports import DispatchStore
 from planner.dispatch.sockets import (
-    DEVICE_HANDSHAKE_MS,
     NOBLOCK,
     NOBLOCK_MORE,
-    STRANGER_HANDSHAKE_MS,
     bind_router,
     receive,
     require_files,
@@ -36,7 +34,7 @@ from shared.codec import Codec
 from shared.errors import DecodeError, UnavailableError
 from shared.ids import DeviceId
 from shared.keyfile import KeyPair
-from shared.messages import bulk, control, enrol, telemetry
+from shared.messages import bulk, control, telemetry
 from shared.messages.base import Message
 from shared.token import Endpoints
 
@@ -54,8 +52,6 @@ _SHARED_FRAMES: Final = 256  # a plan may take a megabyte
 class _LaneSpec:
     incoming: Codec[Any]
     outgoing: Codec[Any]
-    domain: str
-    handshake_ms: int
     quota: int  # messages per round
     receive_messages: int  # queued per connection
     send_messages: int  # queued per connection; 0: twice the chunks that a device may ask for at once
@@ -63,16 +59,9 @@ class _LaneSpec:
 
 # In order of urgency.
 _LANES: Final[dict[ev.Lane, _LaneSpec]] = {
-    ev.Lane.CONTROL: _LaneSpec(
-        control.TO_PLANNER, control.TO_DEVICE, zap.DEVICES, DEVICE_HANDSHAKE_MS, 512, 32, 32
-    ),
-    ev.Lane.BULK: _LaneSpec(bulk.TO_PLANNER, bulk.TO_DEVICE, zap.DEVICES, DEVICE_HANDSHAKE_MS, 16, 32, 0),
-    ev.Lane.TELEMETRY: _LaneSpec(
-        telemetry.TO_PLANNER, telemetry.TO_DEVICE, zap.DEVICES, DEVICE_HANDSHAKE_MS, 32, 4, 32
-    ),
-    ev.Lane.ENROL: _LaneSpec(
-        enrol.TO_PLANNER, enrol.TO_DEVICE, zap.ENROLMENT, STRANGER_HANDSHAKE_MS, 4, 2, 4
-    ),
+    ev.Lane.CONTROL: _LaneSpec(control.TO_PLANNER, control.TO_DEVICE, 512, 32, 32),
+    ev.Lane.BULK: _LaneSpec(bulk.TO_PLANNER, bulk.TO_DEVICE, 16, 32, 0),
+    ev.Lane.TELEMETRY: _LaneSpec(telemetry.TO_PLANNER, telemetry.TO_DEVICE, 32, 4, 32),
 }
 
 
@@ -84,7 +73,6 @@ class ServerConfig:
     control: str = "tcp://127.0.0.1:0"
     telemetry: str = "tcp://127.0.0.1:0"
     bulk: str = "tcp://127.0.0.1:0"
-    enrol: str = "tcp://127.0.0.1:0"
     max_devices: int = 0  # as many as this process may open files for
     dispatch: DispatchConfig = field(default_factory=DispatchConfig)
 
@@ -141,7 +129,6 @@ class DispatchServer:
             ev.Lane.CONTROL: self._config.control,
             ev.Lane.TELEMETRY: self._config.telemetry,
             ev.Lane.BULK: self._config.bulk,
-            ev.Lane.ENROL: self._config.enrol,
         }
         try:
             for lane, spec in _LANES.items():
@@ -149,8 +136,7 @@ class DispatchServer:
                     self._context,
                     addresses[lane],
                     keys=self._config.keys,
-                    domain=spec.domain,
-                    handshake_ms=spec.handshake_ms,
+                    domain=zap.DEVICES,
                     frame_bytes=spec.incoming.limits.frame_bytes,
                     receive_messages=spec.receive_messages,
                     send_messages=spec.send_messages or 2 * self._config.dispatch.bulk_credits,
@@ -165,7 +151,6 @@ class DispatchServer:
             control=self._endpoint(ev.Lane.CONTROL),
             telemetry=self._endpoint(ev.Lane.TELEMETRY),
             bulk=self._endpoint(ev.Lane.BULK),
-            enrol=self._endpoint(ev.Lane.ENROL),
         )
 
     def stop(self) -> None:
@@ -208,6 +193,14 @@ class DispatchServer:
         self._inbox.put(put)
         self._waker.wake()
         return answer.result(timeout_s)
+
+    def admit(self, device: DeviceId, public_key: str) -> None:
+        """Let a key in that the store has enrolled; returns when the next connection with it is admitted.
+
+        Raises:
+            TimeoutError: the thread does not answer.
+        """
+        self.ask(lambda core: core.handle(ev.Joined(device, public_key), self._clock.monotonic_s()))
 
     def presence(self) -> list[Presence]:
         """Every device, as dispatch sees it now."""
@@ -289,9 +282,7 @@ class DispatchServer:
             return ev.Malformed(lane, route, str(error)[:200])
         if lane is ev.Lane.TELEMETRY:
             return ev.TelemetryReceived(route, key, message)
-        if lane is ev.Lane.BULK:
-            return ev.BulkReceived(route, key, message)
-        return ev.EnrolReceived(route, key, str(frame.get("Peer-Address")), message)
+        return ev.BulkReceived(route, key, message)
 
     def _control_message(self, frame: zmq.Frame) -> control.ControlToPlanner:
         if len(frame) <= _SMALL_BYTES:

@@ -4,25 +4,27 @@ import resource
 
 import zmq
 
-from shared.errors import SettingError, UnavailableError
+from planner.dispatch.listening import listen
+from shared.errors import SettingError
 from shared.keyfile import KeyPair
 
-# Connections whose other end is gone are found by TCP. Whether a device lives is told by the messages of the
-# control lane. ZeroMQ's own heartbeats stay off: libzmq 4.3 aborts the process ("Assertion failed:
-# !_io_error") when one falls due on a connection that has broken while its receive queue was full, which is
-# what a fleet leaves behind that gave up on a planner under load. They also cost as much as one of ours.
-KEEPALIVE_IDLE_S = 10
-KEEPALIVE_IVL_S = 5
-KEEPALIVE_PROBES = 3
-UNANSWERED_MS = 15_000
+# Connections whose other end is gone are found by TCP, and not soon: one that times out while it still has
+# messages queued ends the process (see `listening.py`), so the limits are far above the time that the planner
+# takes to read what a connection may have queued. Whether a device lives is told by the messages of the
+# control lane. ZeroMQ's own heartbeats stay off: one that falls due on a broken connection whose queue is
+# full ends the process, too. They also cost as much as one of ours.
+KEEPALIVE_IDLE_S = 300
+KEEPALIVE_IVL_S = 60
+KEEPALIVE_PROBES = 5
+UNANSWERED_MS = 600_000
 # A handshake takes half a millisecond of work at either end. When a whole fleet returns they queue up; cut
 # off while they queue, they begin anew, and no one ever gets in.
-DEVICE_HANDSHAKE_MS = 10_000
-STRANGER_HANDSHAKE_MS = 2_000
+HANDSHAKE_MS = 10_000
+_BACKLOG = 4096  # a whole fleet returns at once after a restart
 NOBLOCK = int(zmq.NOBLOCK)  # plain numbers: combining flags of an enum takes as long as a send
 NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _SPARE_FILES = 128
-_FILES_PER_DEVICE = 4
+_FILES_PER_DEVICE = 4  # a connection per socket, and one that TCP has not given up yet
 _MANY_DEVICES = 16_000
 
 
@@ -32,16 +34,17 @@ def bind_router(
     *,
     keys: KeyPair,
     domain: str,
-    handshake_ms: int,
     frame_bytes: int,
     receive_messages: int,
     send_messages: int,
 ) -> "zmq.Socket[bytes]":
-    """A ROUTER on `address`; the queue bounds are per connection, `handshake_ms` the time to prove a key.
+    """A ROUTER on `address` (`tcp://HOST:PORT`); the queue bounds are per connection.
 
     Raises:
         UnavailableError: the address cannot be bound.
     """
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    listening = listen(host, int(port), backlog=_BACKLOG, guarded=True)
     router = context.socket(zmq.ROUTER)
     router.curve_server = True
     router.curve_publickey, router.curve_secretkey = keys.public.encode(), keys.secret.encode()
@@ -49,7 +52,7 @@ def bind_router(
     # Without it a server whose ZAP handler is missing lets every key in.
     router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a send to nobody raises instead of vanishing
-    router.setsockopt(zmq.HANDSHAKE_IVL, handshake_ms)  # idle strangers do not keep their file descriptor
+    router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)  # idle strangers do not keep their file descriptor
     router.setsockopt(zmq.MAXMSGSIZE, frame_bytes)
     router.setsockopt(zmq.RCVHWM, receive_messages)
     router.setsockopt(zmq.SNDHWM, send_messages)
@@ -58,16 +61,10 @@ def bind_router(
     router.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_IVL_S)
     router.setsockopt(zmq.TCP_KEEPALIVE_CNT, KEEPALIVE_PROBES)
     router.setsockopt(zmq.TCP_MAXRT, UNANSWERED_MS)
-    router.setsockopt(zmq.BACKLOG, 4096)  # a whole fleet returns at once after a restart
     router.setsockopt(zmq.LINGER, 0)
     router.setsockopt(zmq.IPV6, 1)
-    try:
-        router.bind(address)
-    except zmq.ZMQError as error:
-        router.close()
-        raise UnavailableError(
-            f"{address} cannot be bound: {error}", remedy="stop what uses it, or set another address"
-        ) from error
+    router.setsockopt(zmq.USE_FD, listening.detach())  # libzmq closes it with the ROUTER
+    router.bind(address)
     return router
 
 

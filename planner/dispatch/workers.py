@@ -16,10 +16,9 @@ from typing import Final, Generic, TypeVar
 from planner.dispatch import events as ev
 from planner.dispatch.complaints import Complaints
 from planner.dispatch.fair import FairQueue
-from planner.dispatch.ports import DispatchStore, EnrolRefused, LocalPlanRefused
+from planner.dispatch.ports import DispatchStore, LocalPlanRefused
 from planner.dispatch.rows import single_rows, telemetry_write
 from shared.failpoint import failpoint
-from shared.messages.base import RefusalCode
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +28,9 @@ _SINGLE_ROW: Final = 16  # one that the store works on by itself takes as long a
 _GATHER_S: Final = (
     0.01  # the first of a group waits this long for others: a commit costs the same for one and for all
 )
-_STRANGERS: Final = ""  # whose turn it is where nobody is enrolled yet
 
 Work = TypeVar("Work")
-Call = ev.Enrol | ev.Reissue | ev.StoreAlarm | ev.AdoptLocal | ev.NoteExcess
+Call = ev.Reissue | ev.StoreAlarm | ev.AdoptLocal | ev.NoteExcess
 Action = ev.AppendTelemetry | ev.StoreReport | Call | ev.ReadChunk | ev.Quarantine
 
 
@@ -132,8 +130,6 @@ class StoreWorkers:
                 self._reports.put(action.record.device, action, newest=True)
             case ev.ReadChunk():
                 self._chunks.put(action.device, action)
-            case ev.Enrol():
-                self._calls.put(_STRANGERS, action)
             case ev.Reissue() | ev.StoreAlarm() | ev.AdoptLocal() | ev.NoteExcess():
                 self._calls.put(action.device, action)
             case ev.Quarantine():
@@ -149,8 +145,6 @@ class StoreWorkers:
     def _call(self, group: list[Call]) -> None:
         (action,) = group
         match action:
-            case ev.Enrol():
-                self._post([self._enrol(action)])
             case ev.Reissue():
                 self._post([self._reissue(action)])
             case ev.StoreAlarm():
@@ -205,17 +199,6 @@ class StoreWorkers:
             self._complaints.about(f"artifact {action.digest[:12]} cannot be read", error)
             return ev.ChunkRead(action.ticket, 0, None, f"cannot be read: {type(error).__name__}")
         return ev.ChunkRead(action.ticket, artifact.size_bytes, data)
-
-    def _enrol(self, action: ev.Enrol) -> ev.Event:
-        try:
-            return ev.Enrolled(action.ticket, self._store.enrol(action.attempt))
-        except EnrolRefused as refused:
-            return ev.EnrolDenied(action.ticket, refused.code, str(refused))
-        except Exception as error:
-            self._complaints.about("enrolment failed", error)
-            return ev.EnrolDenied(
-                action.ticket, RefusalCode.INTERNAL, "the planner's store failed; try again"
-            )
 
     def _reissue(self, action: ev.Reissue) -> ev.Event:
         try:

@@ -16,20 +16,17 @@ log = logging.getLogger(__name__)
 
 ENDPOINT: Final = "inproc://zeromq.zap.01"
 DEVICES: Final = "stageloom.devices"
-ENROLMENT: Final = "stageloom.enrolment"
 _VERSION: Final = b"1.0"
 
 
 def reply(
-    request: Sequence[bytes],
-    may_connect: Callable[[str], bool],
-    may_connect_now: Callable[[str], bool] = lambda key: True,
+    request: Sequence[bytes], may_connect: Callable[[str], bool], in_time: Callable[[str], bool]
 ) -> list[bytes] | None:
     """The answer to one ZAP request; None if it is not even one. Never raises: what fails is denied.
 
-    The enrolment domain admits any key, the devices' domain those of which `may_connect(key)` is true, any
-    other domain nobody. The key, in Z85, becomes the `User-Id` of every message of the connection.
-    One for which `may_connect_now(key)` is false is told nothing (300, a temporary error): it tries again.
+    The devices' domain admits the keys of which `may_connect(key)` is true, any other domain nobody. The key,
+    in Z85, becomes the `User-Id` of every message of the connection. One whose `in_time(key)` is false is
+    told nothing (300, a temporary error) and comes back by itself.
     """
     if len(request) < 2:
         return None
@@ -41,8 +38,8 @@ def reply(
         key = None
     if key is None:
         return [_VERSION, request_id, b"400", b"No access", b"", b""]
-    if not may_connect_now(key):
-        return [_VERSION, request_id, b"300", b"Later", b"", b""]
+    if not in_time(key):
+        return [_VERSION, request_id, b"300", b"Too often", b"", b""]
     return [_VERSION, request_id, b"200", b"OK", key.encode("ascii"), b""]
 
 
@@ -50,8 +47,6 @@ def _admitted_key(request: Sequence[bytes], may_connect: Callable[[str], bool]) 
     if len(request) != 7 or request[0] != _VERSION or request[5] != b"CURVE" or len(request[6]) != 32:
         return None
     domain, key = request[2], z85.encode(request[6]).decode("ascii")
-    if domain == ENROLMENT.encode():
-        return key
     if domain == DEVICES.encode() and may_connect(key):
         return key
     return None

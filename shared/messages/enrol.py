@@ -1,15 +1,18 @@
 """The enrolment conversation: a one-time secret turns a device's own key into an enrolled one.
 
-The connection's CURVE key is the key that gets enrolled; the message repeats it only so that a mistake in
-the device's files is told apart from a wrong token.
+One TLS connection carries one request and one reply, each a frame behind its length (`LENGTH`). TLS proves
+the planner to the device. The device proves that it holds its key when it first connects with it.
 """
 
-from typing import Annotated
+import struct
+from typing import Annotated, Final
 
 from msgspec import Meta
 
 from shared.codec import Codec, Limits
 from shared.messages.base import DeviceName, Message, PublicKey, Refused, ShortText
+
+LENGTH: Final = struct.Struct(">I")  # bytes of the frame that follows
 
 Secret = Annotated[bytes, Meta(min_length=16, max_length=32)]
 

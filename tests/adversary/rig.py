@@ -64,10 +64,10 @@ class Rig:
         if self.planner.process.poll() is None:
             self.stop()
 
-    def device(self, name: str, **told: str) -> "Device":
-        """An enrolled device; `told` is what it says of itself when it joins."""
+    def device(self, name: str, *, agent_version: str = "", device_class: str = "") -> "Device":
+        """An enrolled device, and what it says of itself when it joins."""
         token = self.ask(admin.DeviceTokenRequest(), admin.DeviceTokenReply).token
-        made = Device(name, token, **told)
+        made = Device(name, token, agent_version=agent_version, device_class=device_class)
         self._devices.append(made)
         return made
 
@@ -91,7 +91,7 @@ class Rig:
 class Device:
     """An enrolled key and three connections."""
 
-    def __init__(self, name: str, token: str, **told: str) -> None:
+    def __init__(self, name: str, token: str, *, agent_version: str = "", device_class: str = "") -> None:
         self.name = DeviceId(name)
         self.keys = new_keys()
         self.member = join(
@@ -101,7 +101,8 @@ class Device:
             clock=SystemClock(),
             rng=Random(1),
             timeout_s=PATIENCE_S,
-            **told,
+            agent_version=agent_version,
+            device_class=device_class,
         )
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}

@@ -71,7 +71,7 @@ def _command(*arguments: str, home: Path) -> "subprocess.CompletedProcess[str]":
             "there is no scheduler 'bogus'; choose one of",
         ),
         (["verify"], 2, "Missing argument.*see `stageloom-agent verify --help`"),
-        (["join", "stgl1.rubbish"], 7, "token is damaged.*stageloom device token"),
+        (["join", "stgl2.rubbish"], 7, "token is damaged.*stageloom device token"),
         (["join", "nothing"], 7, "does not start with"),
         (["verify", "absent.onnx", "--schedule", "sequential"], 2, "absent.onnx"),
         (["--nonsense"], 2, "No such option"),
@@ -125,12 +125,14 @@ def test_unreadable_setting_stops_the_start_and_is_named(tmp_path: Path) -> None
 def test_join_makes_the_key_for_its_owner_only_and_once(tmp_path: Path) -> None:
     home = tmp_path / "home"
     nowhere = "tcp://127.0.0.1:9"
-    token = format_token(JoinToken(bytes(range(32)), bytes(16), nowhere, nowhere, nowhere, nowhere))
+    token = format_token(
+        JoinToken(bytes(range(32)), bytes(16), nowhere, nowhere, nowhere, "tls://127.0.0.1:9", bytes(32))
+    )
     done = subprocess.run(
         [
             sys.executable,
             "-c",
-            "import edge_agent.link.choice as p, functools, sys\n"
+            "import edge_agent.link.join as p, functools, sys\n"
             "p.join = functools.partial(p.join, timeout_s=0.3)\n"
             "from edge_agent.cli.app import execute\n"
             f"sys.exit(execute(['join', {token!r}, '--home', {str(home)!r}]))",
@@ -151,7 +153,7 @@ def test_join_makes_the_key_for_its_owner_only_and_once(tmp_path: Path) -> None:
 def _join(home: Path) -> None:
     home.mkdir(exist_ok=True)
     nowhere = "tcp://127.0.0.1:9"
-    endpoints = Endpoints(nowhere, nowhere, nowhere, nowhere)
+    endpoints = Endpoints(nowhere, nowhere, nowhere)
     write_keys(home / KEY_NAME, new_keys())
     save_membership(
         home / MEMBERSHIP_NAME,

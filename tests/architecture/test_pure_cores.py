@@ -51,6 +51,7 @@ SHELLS_IN_SHARED = (
     "shared.clock",
     "shared.durable_file",
     "shared.keyfile",
+    "shared.private_file",
     "shared.failpoint",
     "shared.systemd",
 )

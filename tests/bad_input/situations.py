@@ -77,8 +77,8 @@ class RunningPlanner:
         ok(home, "model", "add", f"{files.words['files']}/fine.onnx", "--name", "fine")
         ok(home, "plan", "create", "--name", "first", "--model", "fine")
         fresh = self._token("fresh")
-        # The secret lies between the planner's key and the endpoints.
-        at = len(fresh) // 3
+        # The secret lies between the planner's key and the endpoints, in the second quarter.
+        at = len(fresh) // 4 + 2
         wrong = fresh[:at] + ("A" if fresh[at] != "A" else "B") + fresh[at + 1 :]
         self.words = {
             **files.words,

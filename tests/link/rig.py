@@ -22,7 +22,7 @@ from planner.dispatch.server import new_keys as planner_keys
 from shared.digest import digest_bytes
 from shared.ids import DeviceId
 from shared.keyfile import KeyPair
-from shared.messages import bulk, control, enrol, telemetry
+from shared.messages import bulk, control, telemetry
 from shared.messages.control import ArtifactNeed, Desired
 from shared.token import Endpoints
 from tests.link.memory_store import MemoryStore
@@ -31,7 +31,6 @@ LANES: dict[str, tuple[Any, Any]] = {
     "control": (control.TO_PLANNER, control.TO_DEVICE),
     "telemetry": (telemetry.TO_PLANNER, telemetry.TO_DEVICE),
     "bulk": (bulk.TO_PLANNER, bulk.TO_DEVICE),
-    "enrol": (enrol.TO_PLANNER, enrol.TO_DEVICE),
 }
 
 

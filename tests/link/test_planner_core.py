@@ -11,7 +11,7 @@ from planner.dispatch.rate import TokenBuckets
 from planner.dispatch.rows import telemetry_write
 from shared.digest import digest_bytes
 from shared.ids import DeviceId
-from shared.messages import bulk, control, enrol, telemetry
+from shared.messages import bulk, control, telemetry
 from shared.messages.base import RefusalCode, Refused
 from shared.messages.control import ArtifactNeed, Desired
 from shared.messages.telemetry import RowKind
@@ -223,37 +223,18 @@ def test_chunks_of_a_life_before_do_not_lift_the_credits_of_the_next() -> None:
     request = bulk.ChunkRequest(digest=NEED.digest, offset_bytes=0)
     (old,) = core.handle(ev.BulkReceived(b"b", KEY, request), 0.0)
     core.handle(ev.Revoked(A), 0.1)
-    joining = enrol.EnrolRequest(secret=b"s" * 16, public_key="n" * 40, device=A)
-    (attempt,) = core.handle(ev.EnrolReceived(b"e", "n" * 40, "10.0.0.1", joining), 0.2)
-    assert isinstance(attempt, ev.Enrol) and isinstance(old, ev.ReadChunk)
-    core.handle(ev.Enrolled(attempt.ticket, A), 0.3)
+    assert isinstance(old, ev.ReadChunk)
+    assert core.handle(ev.Joined(A, "n" * 40), 0.2) == []
     assert core.handle(ev.ChunkRead(old.ticket, 8, b"artifact"), 0.4) == []
     again = ev.BulkReceived(b"b", "n" * 40, request)
     assert isinstance(core.handle(again, 0.5)[0], ev.ReadChunk)
     assert code(core.handle(again, 0.6)) is RefusalCode.BUSY
 
 
-def test_only_the_digest_of_a_secret_leaves_the_core_and_the_key_must_be_the_connections() -> None:
-    core = core_with()
-    request = enrol.EnrolRequest(secret=b"s" * 16, public_key="n" * 40, device=DeviceId("new"))
-    stolen = ev.EnrolReceived(b"e", "x" * 40, "10.0.0.1", request)
-    assert code(core.handle(stolen, 0.0)) is RefusalCode.MALFORMED
-    (action,) = core.handle(ev.EnrolReceived(b"e", "n" * 40, "10.0.0.1", request), 0.0)
-    assert isinstance(action, ev.Enrol)
-    assert action.attempt.secret_digest == digest_bytes([b"s" * 16]) and b"ssss" not in repr(action).encode()
-    assert sent(core.handle(ev.Enrolled(action.ticket, DeviceId("new")), 0.1)) == [
-        enrol.EnrolReply(device=DeviceId("new"))
-    ]
-    assert core.may_connect("n" * 40)
-
-
 def test_a_revoked_device_that_joins_again_is_known_by_its_new_key_and_gets_what_it_was_to_run() -> None:
     core = core_with(desired(3))
     core.handle(ev.Revoked(A), 0.0)
-    request = enrol.EnrolRequest(secret=b"s" * 16, public_key="n" * 40, device=A)
-    (action,) = core.handle(ev.EnrolReceived(b"e", "n" * 40, "10.0.0.1", request), 0.0)
-    assert isinstance(action, ev.Enrol)
-    core.handle(ev.Enrolled(action.ticket, A), 0.1)
+    core.handle(ev.Joined(A, "n" * 40), 0.1)
     assert core.may_connect("n" * 40) and not core.may_connect(KEY)
     again = ev.ControlReceived(b"r", "n" * 40, hello(boot=2).message)
     assert desired(3) in sent(core.handle(again, 0.2))

@@ -10,28 +10,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
+import msgspec
 import pytest
 import zmq
 
 from edge_agent.link import connection
 from edge_agent.link import events as dev
-from edge_agent.link.join import join
-from edge_agent.link.membership import load_membership, save_membership
+from edge_agent.link.membership import load_membership
 from edge_agent.link.sockets import make_dealer, new_keys
 from planner.dispatch import zap
 from planner.dispatch.ports import TelemetryWrite
 from planner.dispatch.server import DispatchServer, ServerConfig
 from planner.dispatch.server import new_keys as planner_keys
 from planner.dispatch.sockets import bind_router, require_files
-from shared.clock import SystemClock
+from shared.codec import PLAIN
 from shared.digest import digest_bytes
-from shared.errors import SettingError, StateError, StorageError, TokenError, UnavailableError
+from shared.errors import SettingError, StateError, StorageError, UnavailableError
 from shared.ids import DeviceId
 from shared.keyfile import KeyPair, read_keys, write_keys
-from shared.messages import bulk, control, enrol, telemetry
+from shared.messages import bulk, control, telemetry
 from shared.messages.base import Message, RefusalCode
 from shared.messages.control import DeviceState
-from shared.token import JoinToken
+from shared.token import Endpoints
 from tests.link.memory_store import MemoryStore
 from tests.link.rig import Agent, Rig, Wire, heartbeat, running, wait_until
 
@@ -147,10 +147,9 @@ def test_a_server_without_a_zap_handler_lets_nobody_in(enforced: bool) -> None:
     with zmq.Context() as context:
         router = bind_router(
             context,
-            "tcp://127.0.0.1:*",
+            "tcp://127.0.0.1:0",
             keys=keys,
             domain=zap.DEVICES,
-            handshake_ms=2000,
             frame_bytes=1000,
             receive_messages=1,
             send_messages=1,
@@ -158,6 +157,7 @@ def test_a_server_without_a_zap_handler_lets_nobody_in(enforced: bool) -> None:
         if not enforced:
             endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT)
             router.unbind(endpoint)
+            router.setsockopt(zmq.USE_FD, -1)
             router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 0)
             router.bind("tcp://127.0.0.1:*")
         endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -171,22 +171,23 @@ def _zap_request(domain: bytes, key: bytes = b"k" * 32, mechanism: bytes = b"CUR
     return [b"1.0", b"7", domain, b"10.0.0.9", b"", mechanism, key]
 
 
-def test_admission_knows_exactly_two_domains() -> None:
-    def status(request: list[bytes], *, known: bool) -> bytes:
-        answer = zap.reply(request, lambda key: known)
+def test_admission_knows_exactly_one_domain() -> None:
+    def status(request: list[bytes], *, known: bool, in_pace: bool = True) -> bytes:
+        answer = zap.reply(request, lambda key: known, lambda key: in_pace)
         assert answer is not None and answer[1] == b"7"
         return answer[2]
 
-    devices, strangers = zap.DEVICES.encode(), zap.ENROLMENT.encode()
+    devices = zap.DEVICES.encode()
     assert status(_zap_request(devices), known=True) == b"200"
     assert status(_zap_request(devices), known=False) == b"400"
-    assert status(_zap_request(strangers), known=False) == b"200"
+    assert status(_zap_request(devices), known=True, in_pace=False) == b"300"
+    assert status(_zap_request(devices), known=False, in_pace=False) == b"400"
     for domain in (b"", b"*", b"stageloom", devices + b"x"):
         assert status(_zap_request(domain), known=True) == b"400"
     for mechanism in (b"NULL", b"PLAIN", b"GSSAPI"):
         assert status(_zap_request(devices, mechanism=mechanism), known=True) == b"400"
     assert status(_zap_request(devices, key=b"short"), known=True) == b"400"
-    assert zap.reply([b"1.0"], lambda key: True) is None
+    assert zap.reply([b"1.0"], lambda key: True, lambda key: True) is None
 
 
 def test_an_exception_in_the_credentials_check_denies_one_and_admission_lives_on(
@@ -214,12 +215,6 @@ def test_an_unknown_key_never_reaches_the_core() -> None:
     with running("a") as (rig, _), Wire(rig, "control", new_keys()) as wire:
         assert not wire.dealer.poll(500, zmq.POLLOUT)
         assert rig.count("unknown_key") == 0
-
-
-def test_the_enrolment_socket_takes_only_the_enrolment_message() -> None:
-    with running("a") as (rig, (keys,)), Wire(rig, "enrol", keys) as wire:
-        wire.send_frames([control.TO_PLANNER.encode(heartbeat())])
-        assert wire.reply().code is RefusalCode.MALFORMED
 
 
 def test_the_client_names_a_refused_key_within_five_seconds(tmp_path: Path) -> None:
@@ -289,17 +284,6 @@ def test_a_taken_address_is_an_error_with_a_remedy() -> None:
             DispatchServer(MemoryStore(), config).start()
 
 
-def test_strangers_enrol_at_a_limited_rate() -> None:
-    with running(enrol_per_s=0.001, enrol_burst=3) as (rig, _):
-        keys = new_keys()
-        with Wire(rig, "enrol", keys) as wire:
-            codes = []
-            for _ in range(6):
-                wire.send(enrol.EnrolRequest(secret=b"x" * 16, public_key=keys.public, device=DeviceId("d")))
-                codes.append(wire.reply().code)
-    assert codes == [RefusalCode.TOKEN_WRONG] * 3 + [RefusalCode.RATE] * 3
-
-
 # -- life ---------------------------------------------------------------------------------------------------
 
 
@@ -348,10 +332,9 @@ def test_zeromqs_own_heartbeats_stay_off_since_they_end_a_process_with_a_full_qu
         ours = [
             bind_router(
                 context,
-                "tcp://127.0.0.1:*",
+                "tcp://127.0.0.1:0",
                 keys=planner_keys(),
                 domain=zap.DEVICES,
-                handshake_ms=2000,
                 frame_bytes=1000,
                 receive_messages=1,
                 send_messages=1,
@@ -575,43 +558,7 @@ def test_damaged_missing_and_linked_key_files_are_refused(tmp_path: Path) -> Non
         read_keys(link)
 
 
-# -- joining ------------------------------------------------------------------------------------------------
-
-
-def _token(rig: Rig, secret: bytes, planner_key: str | None = None) -> JoinToken:
-    from zmq.utils import z85
-
-    raw = z85.decode((planner_key or rig.keys.public).encode())
-    where = rig.endpoints
-    return JoinToken(raw, secret, where.control, where.telemetry, where.bulk, where.enrol)
-
-
-def test_joining_makes_a_device_and_a_used_token_is_worth_nothing(tmp_path: Path) -> None:
-    secret, clock = b"s" * 16, SystemClock()
-    with running() as (rig, _):
-        rig.store.tokens[digest_bytes([secret])] = ""
-        keys, token = new_keys(), _token(rig, secret)
-        member = join(token, DeviceId("new"), keys, clock=clock, rng=Random(1))
-        assert member.device == "new" and member.endpoints == rig.endpoints
-        assert join(token, DeviceId("new"), keys, clock=clock, rng=Random(2)) == member, (
-            "a repeat is harmless"
-        )
-        with pytest.raises(TokenError, match="token was used"):
-            join(token, DeviceId("other"), new_keys(), clock=clock, rng=Random(3))
-        with pytest.raises(TokenError, match="no such token"):
-            join(_token(rig, b"w" * 16), DeviceId("other"), new_keys(), clock=clock, rng=Random(4))
-        path = tmp_path / "membership"
-        save_membership(path, member)
-        assert load_membership(path) == member
-        with Agent(rig, "new", keys, tmp_path / "state") as agent:
-            wait_until(lambda: agent.client.status().connected)
-
-
-def test_a_token_of_another_planner_is_named(tmp_path: Path) -> None:
-    with running() as (rig, _):
-        token = _token(rig, b"s" * 16, planner_keys().public)
-        with pytest.raises(UnavailableError, match="does not hold the key"):
-            join(token, DeviceId("d"), new_keys(), clock=SystemClock(), rng=Random(1), timeout_s=1.5)
+# -- membership ----------------------------------------------------------------------------------------------
 
 
 def test_a_damaged_membership_is_an_error_and_a_missing_one_is_none(tmp_path: Path) -> None:
@@ -620,3 +567,12 @@ def test_a_damaged_membership_is_an_error_and_a_missing_one_is_none(tmp_path: Pa
     path.write_bytes(b"\x00garbage")
     with pytest.raises(StateError, match="join the planner again"):
         load_membership(path)
+
+
+def test_a_membership_of_version_0_1_with_its_enrolment_endpoint_is_read(tmp_path: Path) -> None:
+    where = [f"tcp://10.0.0.7:{port}" for port in (7420, 7421, 7422, 7423)]
+    old = {"type": "membership", "device": "edge1", "planner_key": "k" * 40, "endpoints": where}
+    path = tmp_path / "membership"
+    path.write_bytes(PLAIN + msgspec.msgpack.encode(old))
+    member = load_membership(path)
+    assert member is not None and member.endpoints == Endpoints(*where[:3])

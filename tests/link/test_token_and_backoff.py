@@ -6,6 +6,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from shared.backoff import backoff_s
 from shared.clock import ManualClock, SystemClock
@@ -18,24 +19,25 @@ TOKEN = JoinToken(
     control="tcp://10.0.0.7:7440",
     telemetry="tcp://10.0.0.7:7441",
     bulk="tcp://planner.example.org:7442",
-    enrol="tcp://[fe80::1]:7443",
+    enrol="tls://[fe80::1]:7443",
+    certificate=bytes(range(32, 64)),
 )
 
 
 def test_a_token_round_trips() -> None:
     text = format_token(TOKEN)
-    assert text.startswith("stgl1.") and len(text) < 256
+    assert text.startswith("stgl2.") and len(text) < 304
     assert parse_token(f"  {text}\n") == TOKEN
-    assert parse_token(text).endpoints.enrol == "tcp://[fe80::1]:7443"
+    assert parse_token(text).enrol == "tls://[fe80::1]:7443"
 
 
 @given(key=st.binary(min_size=32, max_size=32), secret=st.binary(min_size=16, max_size=32))
 def test_any_key_and_secret_round_trip(key: bytes, secret: bytes) -> None:
-    token = JoinToken(key, secret, TOKEN.control, TOKEN.telemetry, TOKEN.bulk, TOKEN.enrol)
+    token = replace(TOKEN, planner_key=key, secret=secret)
     assert parse_token(format_token(token)) == token
 
 
-@given(text=st.text(max_size=300), prefix=st.sampled_from(["", "stgl1."]))
+@given(text=st.text(max_size=300), prefix=st.sampled_from(["", "stgl2."]))
 def test_any_text_is_a_token_or_refused(text: str, prefix: str) -> None:
     with pytest.raises(TokenError):
         parse_token(prefix + text)
@@ -60,15 +62,22 @@ def test_a_cut_off_token_is_refused(kept: int) -> None:
 
 def test_an_overlong_token_is_refused_before_it_is_decoded() -> None:
     with pytest.raises(TokenError, match="more than 1024"):
-        parse_token("stgl1." + "A" * MAX_TOKEN_CHARS)
+        parse_token("stgl2." + "A" * MAX_TOKEN_CHARS)
 
 
 @pytest.mark.parametrize(
     "endpoint", ["ipc:///tmp/x:1", "tcp://host", "tcp://a b:1", "tcp://h:123456", "x" * 200]
 )
-def test_a_token_names_only_tcp_endpoints(endpoint: str) -> None:
+def test_a_token_names_only_tcp_and_tls_endpoints(endpoint: str) -> None:
     with pytest.raises(TokenError):
-        format_token(JoinToken(TOKEN.planner_key, TOKEN.secret, endpoint, endpoint, endpoint, endpoint))
+        format_token(replace(TOKEN, control=endpoint))
+    with pytest.raises(TokenError):
+        format_token(replace(TOKEN, enrol=endpoint))
+
+
+def test_a_token_of_the_first_version_names_the_remedy() -> None:
+    with pytest.raises(TokenError, match=r"an older version; upgrade the planner, then make a new one"):
+        parse_token("stgl1.lsQgAAEC")
 
 
 def test_delays_double_up_to_the_cap_with_half_of_each_left_to_chance() -> None:

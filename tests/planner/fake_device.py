@@ -1,4 +1,4 @@
-"""The least that speaks to a planner: four DEALERs and no opinion."""
+"""The least that speaks to a planner: three DEALERs and no opinion."""
 
 from types import TracebackType
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import zmq
 from zmq.utils import z85
 
+from edge_agent.link.join import ask
 from shared.codec import Codec
 from shared.ids import DeviceId
 from shared.messages import bulk, control, enrol, telemetry
@@ -63,8 +64,7 @@ class FakeDevice:
             agent_version="0.1.0",
             device_class=self.device_class,
         )
-        self.send("enrol", enrol.TO_PLANNER, request)
-        return self.receive("enrol", enrol.TO_DEVICE)
+        return ask(self.token, request, 15.0)
 
     def hello(self, report: control.Report | None = None) -> control.Welcome:
         """Open a session."""

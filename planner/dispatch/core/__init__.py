@@ -11,7 +11,6 @@ from planner.dispatch import events as ev
 from planner.dispatch.core.alarms import AlarmDesk
 from planner.dispatch.core.bulk import BulkCore
 from planner.dispatch.core.control import ControlCore
-from planner.dispatch.core.enrolment import EnrolmentCore
 from planner.dispatch.core.fleet import DispatchConfig, Fleet, Presence
 from planner.dispatch.core.telemetry import TelemetryCore
 from planner.dispatch.ports import FleetMember
@@ -29,7 +28,6 @@ class DispatchCore:
         self._control = ControlCore(self.fleet, self._alarms, epoch=epoch, config=config)
         self._telemetry = TelemetryCore(self.fleet, config)
         self._bulk = BulkCore(self.fleet, config)
-        self._enrolment = EnrolmentCore(self.fleet, config)
 
     @property
     def counts(self) -> Counter[str]:
@@ -74,8 +72,6 @@ class DispatchCore:
                 return self._telemetry.received(event, now_s)
             case ev.BulkReceived():
                 return self._bulk.received(event)
-            case ev.EnrolReceived():
-                return self._enrolment.received(event, now_s)
             case ev.Malformed(lane, route, reason):
                 self.counts["malformed"] += 1
                 return [ev.Send(lane, route, Refused(code=RefusalCode.MALFORMED, reason=reason))]
@@ -83,8 +79,9 @@ class DispatchCore:
                 return self._telemetry.committed(event)
             case ev.ChunkRead():
                 return self._bulk.read(event)
-            case ev.Enrolled() | ev.EnrolDenied():
-                return self._enrolment.done(event)
+            case ev.Joined(device, public_key):
+                self.fleet.join(device, public_key)
+                return []
             case ev.ReportStored(device, revision, ok):
                 return self._control.report_stored(device, revision, ok)
             case ev.DesiredChanged(device, desired):

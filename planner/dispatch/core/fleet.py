@@ -31,8 +31,6 @@ class DispatchConfig:
     resend_desired_s: float = 2.0
     bulk_credits: int = 4
     backlog_rows: int = 100_000  # telemetry taken in and not yet committed, over all devices
-    enrol_per_s: float = 5.0
-    enrol_burst: int = 10
     quotas: Mapping[Quota, Rate] = field(default_factory=lambda: DEFAULT_QUOTAS)  # of each device
     device_queue_bytes: int = 1 << 20  # what of one device may wait for the store
 
@@ -111,6 +109,14 @@ class Fleet:
         quotas = DeviceQuotas(self._config.quotas)
         device = Device(member, quotas, device_class=member.device_class, stored_revision=revision)
         self._by_name[member.device] = self._by_key[member.public_key] = device
+
+    def join(self, device: DeviceId, public_key: str) -> None:
+        """Take in a key that was enrolled just now, or again because the first answer was lost."""
+        known = self._by_name.get(device)
+        if known is None or known.member.public_key != public_key:
+            # A revoked device joined again with a new key. The name keeps what it was to run: the store does.
+            desired = known.member.desired if known is not None else None
+            self.add(FleetMember(device, public_key, desired=desired))
 
     def may_connect(self, key: str) -> bool:
         """Whether a connection with this key gets into the devices' domain at all."""

@@ -1,0 +1,77 @@
+"""Who is enrolled: one request's frame to one reply's frame."""
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from planner.dispatch.complaints import Complaints
+from planner.dispatch.ports import EnrolAttempt, EnrolRefused
+from planner.dispatch.rate import TokenBuckets
+from shared.clock import Clock
+from shared.digest import digest_bytes
+from shared.errors import DecodeError
+from shared.ids import DeviceId
+from shared.messages import enrol
+from shared.messages.base import RefusalCode, Refused
+
+PER_PEER_S: Final = 5.0
+BURST_PER_PEER: Final = 10
+PER_S: Final = 50.0
+"""Of all peers together: each attempt takes the database's writer for a moment."""
+
+
+class EnrolmentStore(Protocol):
+    """The part of the store that enrolment needs; a method that returns has committed."""
+
+    def enrol(self, attempt: EnrolAttempt) -> DeviceId:
+        """Use up a token and add the key. The same key with the same secret again gets the same name.
+
+        The token's own device name, if it has one, wins over the name asked for.
+
+        Raises:
+            EnrolRefused: the secret is unknown, used by another key, or expired; or the name is taken.
+        """
+        ...
+
+
+class EnrolmentDesk:
+    """Answers strangers with a one-time secret, at a limited rate; used by one thread."""
+
+    def __init__(self, store: EnrolmentStore, admit: Callable[[DeviceId, str], None], clock: Clock) -> None:
+        """`admit(device, public_key)` returns when a connection with the key will be let in."""
+        self._store = store
+        self._admit = admit
+        self._clock = clock
+        self._complaints = Complaints(clock.monotonic_s)
+        self._peers = TokenBuckets(per_s=PER_PEER_S, burst=BURST_PER_PEER)
+        self._all = TokenBuckets(per_s=PER_S, burst=int(PER_S))
+
+    def answer(self, peer: str, frame: bytes) -> bytes:
+        """The reply to a request from the network address `peer`."""
+        try:
+            request = enrol.TO_PLANNER.decode(frame)
+        except DecodeError as error:
+            return _refusal(0, RefusalCode.MALFORMED, str(error))
+        now_s = self._clock.monotonic_s()
+        if not (self._peers.take(peer, now_s) and self._all.take("", now_s)):
+            return _refusal(request.correlation, RefusalCode.RATE, "too many attempts; wait a minute")
+        attempt = EnrolAttempt(
+            digest_bytes([request.secret]),
+            request.public_key,
+            request.device,
+            request.agent_version,
+            request.device_class,
+        )
+        try:
+            device = self._store.enrol(attempt)
+            self._admit(device, request.public_key)
+        except EnrolRefused as refused:
+            return _refusal(request.correlation, refused.code, str(refused))
+        except Exception as error:
+            self._complaints.about("enrolment failed", error)
+            reason = "the planner's store failed; try again"
+            return _refusal(request.correlation, RefusalCode.INTERNAL, reason)
+        return enrol.TO_DEVICE.encode(enrol.EnrolReply(correlation=request.correlation, device=device))
+
+
+def _refusal(correlation: int, code: RefusalCode, reason: str) -> bytes:
+    return enrol.TO_DEVICE.encode(Refused(correlation=correlation, code=code, reason=reason[:512]))

@@ -1,0 +1,109 @@
+"""A device joins over TLS: token, certificate, the process that listens."""
+
+import os
+import signal
+import stat
+from pathlib import Path
+from random import Random
+
+import pytest
+from msgspec.structs import replace
+
+from edge_agent.link.join import join
+from edge_agent.link.membership import Membership, load_membership, save_membership
+from edge_agent.link.sockets import new_keys
+from planner.enrolment.certificate import certificate_digest
+from shared.clock import SystemClock
+from shared.errors import StateError, StorageError, TokenError, UnavailableError
+from shared.ids import DeviceId
+from shared.keyfile import KeyPair
+from shared.token import JoinToken
+from tests.enrolment.rig import enrolling
+from tests.link.rig import Agent, wait_until
+
+
+def _join(token: JoinToken, name: str, keys: KeyPair, *, timeout_s: float = 20.0) -> Membership:
+    return join(token, DeviceId(name), keys, clock=SystemClock(), rng=Random(1), timeout_s=timeout_s)
+
+
+def test_joining_makes_a_device_and_a_used_token_is_worth_nothing(tmp_path: Path) -> None:
+    with enrolling(tmp_path) as rig:
+        keys, token = new_keys(), rig.token()
+        member = _join(token, "new", keys)
+        assert member.device == "new" and member.endpoints == rig.endpoints
+        assert _join(token, "new", keys) == member, "a repeat is harmless"
+        with pytest.raises(TokenError, match="token was used"):
+            _join(token, "other", new_keys())
+        with pytest.raises(TokenError, match="no such token"):
+            _join(rig.token(b"w" * 16, known=False), "other", new_keys())
+        path = tmp_path / "membership"
+        save_membership(path, member)
+        assert load_membership(path) == member
+        with Agent(rig, "new", keys, tmp_path / "state") as agent:
+            wait_until(lambda: agent.client.status().connected)
+
+
+def test_another_certificate_is_named_with_its_remedy_and_is_not_told_the_secret(tmp_path: Path) -> None:
+    with enrolling(tmp_path) as rig:
+        token = replace(rig.token(), certificate=bytes(32))
+        with pytest.raises(UnavailableError) as refused:
+            _join(token, "d", new_keys())
+        assert str(refused.value) == (
+            f"{token.enrol} shows another certificate than the token names; "
+            "make a new token on the planner that runs there"
+        )
+        assert set(rig.store.tokens.values()) == {""}
+
+
+def test_a_port_where_nobody_listens_is_named(tmp_path: Path) -> None:
+    with enrolling(tmp_path) as rig:
+        token = rig.token()
+    with pytest.raises(UnavailableError, match="no answer from tls://127"):
+        _join(token, "d", new_keys(), timeout_s=0.5)
+
+
+def test_a_listener_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    with enrolling(tmp_path) as rig:
+        pid = wait_until(lambda: rig.enrolment.pid)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: rig.enrolment.pid not in (None, pid))
+        assert _join(rig.token(), "new", new_keys()).device == "new"
+
+
+def test_the_listener_ends_with_its_planner(tmp_path: Path) -> None:
+    with enrolling(tmp_path) as rig:
+        pid = wait_until(lambda: rig.enrolment.pid)
+        _join(rig.token(), "new", new_keys())
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_the_listener_knows_neither_zeromq_nor_a_database(tmp_path: Path) -> None:
+    with enrolling(tmp_path) as rig:
+        _join(rig.token(), "new", new_keys())
+        mapped = Path(f"/proc/{rig.enrolment.pid}/maps").read_text()
+    assert "_ssl" in mapped
+    for library in ("zmq", "sqlite", "sqlalchemy", "numpy", "cryptography"):
+        assert library not in mapped
+
+
+def test_the_certificate_is_made_once_and_private(tmp_path: Path) -> None:
+    path = tmp_path / "enrolment.pem"
+    old = os.umask(0)
+    try:
+        digest = certificate_digest(path)
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert certificate_digest(path) == digest and len(digest) == 32
+
+
+def test_a_certificate_that_others_could_read_or_that_is_damaged_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "enrolment.pem"
+    certificate_digest(path)
+    path.chmod(0o640)
+    with pytest.raises(StorageError, match="mode 0640"):
+        certificate_digest(path)
+    path.chmod(0o600)
+    path.write_text("")
+    with pytest.raises(StateError, match="holds no certificate; remove it"):
+        certificate_digest(path)
