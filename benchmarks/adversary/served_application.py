@@ -1,0 +1,58 @@
+"""An application that is served all the time and says how long its longest task took.
+
+    python served_application.py AGENT_HOME [SECONDS]
+
+Run with the packages of the version under attack on the path.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from edge_agent import Client
+from edge_agent.ingest.paths import socket_of
+from shared.errors import StageloomError
+
+
+def main() -> None:
+    """Serve for ten seconds from the first answer on; print `serving`, at the end the longest task's time."""
+    home, seconds = Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 10.0
+    client = _connected(home)
+    model = next(iter(client.models().values()))
+    inputs = {tensor.name: np.zeros(tensor.shape, tensor.dtype) for tensor in model.inputs}
+    client.run(model.name, inputs)
+    print("serving", flush=True)
+    longest_s, ends_s = 0.0, time.monotonic() + seconds
+    while (began_s := time.monotonic()) < ends_s:
+        while not _answered(client, model.name, inputs):
+            time.sleep(0.1)
+        longest_s = max(longest_s, time.monotonic() - began_s)
+        time.sleep(0.005)
+    print(longest_s)
+
+
+def _answered(client: Client, model: str, inputs: dict[str, np.ndarray]) -> bool:
+    try:
+        client.run(model, inputs)
+    except StageloomError:  # an engine that ends takes its tasks along; they are submitted again
+        return False
+    return True
+
+
+def _connected(home: Path) -> Client:
+    ends_s = time.monotonic() + 60.0
+    while True:
+        try:
+            client = Client(socket_of(home))
+            if client.models():
+                return client
+        except StageloomError:
+            if time.monotonic() > ends_s:
+                raise
+        time.sleep(0.2)
+
+
+if __name__ == "__main__":
+    main()

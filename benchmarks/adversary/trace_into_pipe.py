@@ -1,0 +1,36 @@
+"""An application that asks its agent for a trace into a pipe that is full and that nobody reads.
+
+    python trace_into_pipe.py AGENT_HOME
+
+Run with the packages of the version under attack on the path: local messages may differ between versions.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from edge_agent.ingest import channel
+from edge_agent.ingest.messages import PROTOCOL_VERSION, Hello, Trace, encode
+from edge_agent.ingest.paths import socket_of
+
+
+def main() -> None:
+    """Ask, say so on stdout, and hold the pipe until killed."""
+    sock = channel.connect(socket_of(Path(sys.argv[1])), 60.0)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    try:
+        while True:
+            os.write(writing, bytes(4096))
+    except BlockingIOError:
+        os.set_blocking(writing, True)
+    sock.send(encode(Hello(PROTOCOL_VERSION)))
+    channel.send_with_descriptor(sock, encode(Trace(0, 0.5)), writing)
+    print("asked", flush=True)
+    time.sleep(600.0)
+    os.close(reading)
+
+
+if __name__ == "__main__":
+    main()
