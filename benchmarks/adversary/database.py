@@ -5,21 +5,18 @@ from contextlib import contextmanager
 
 import psycopg
 
+from benchmarks.postgres import binaries, postgres_server
+
 
 @contextmanager
 def postgres(url: str) -> Iterator[str]:
     """URL of a database that may be emptied; empty text where there is none."""
-    if url:
+    programs = binaries()
+    if url or programs is None:
         yield url
         return
-    from tests.store.embedded import binaries, postgres_server
-
-    programs = binaries()
-    if programs is None:
-        yield ""
-        return
-    with postgres_server(programs) as found:
-        yield found
+    with postgres_server(programs) as server:
+        yield server.url
 
 
 def fresh_database(url: str) -> str:

@@ -7,7 +7,7 @@ import select
 import signal
 import sqlite3
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +39,18 @@ class Ground:
         self,
         *,
         home: Path | None = None,
-        prefix: Sequence[str] = (),
         first: Path | None = None,
         **extra: str,
     ) -> bool:
         """Start the planner; False if it ends or is not ready in time.
 
-        `home`: another data directory; `prefix`: what its command is given to, such as `taskset`; `first` and
-        `extra`: see `Tree.environment`.
+        `home`: another data directory; `first` and `extra`: see `Tree.environment`.
         """
         home = home or self.home
         log = (self.folder / "planner.log").open("a")
         url = ("--database-url", self.database_url) if self.database_url else ()
         process = subprocess.Popen(
             [
-                *prefix,
                 *self.tree.command("planner", "up", "--json", "--listen", self.listen),
                 *("--data-dir", str(home), *url),
             ],
@@ -86,6 +83,13 @@ class Ground:
         if self.process is not None:
             _end(self.process)
             self.process = None
+
+    def pin(self, core: int) -> None:
+        """Keep the planner and its children to one core."""
+        assert self.process is not None
+        for pid in [self.process.pid, *_children(self.process.pid)]:
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), {core})
 
     def memory_mib(self) -> float:
         """Resident memory of the planner and of its children."""

@@ -12,11 +12,9 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-import onnx
-from onnx import TensorProto, helper
-
 from benchmarks.adversary.ground import Ground
 from benchmarks.adversary.peer import Beside, Credentials, Peer
+from benchmarks.adversary.plans import add_plan, write_model
 
 TOP: Final = 2**53
 """The largest counter that the wire carries."""
@@ -74,7 +72,7 @@ def epoch(ground: Ground) -> str:
 def generation(ground: Ground) -> str:
     """A report with the highest generation of the planner's own epoch, then a push to that device."""
     bad, good = ground.enrol("bad"), ground.enrol("good")
-    _add_plan(ground, "small")
+    add_plan(ground, "small")
     with Peer(bad) as peer:
         welcome = peer.hello()
         peer.report(epoch=welcome["epoch"], generation=TOP, revision=1, timeout_s=3.0)
@@ -116,8 +114,10 @@ def histogram(ground: Ground) -> str:
         peer.hello()
         rows = [[_now_us(), [2, "m", TOP, TOP, TOP, [[bucket, TOP]]]] for bucket in (96, 97, 128, 1_000_000)]
         peer.rows(1, rows, timeout_s=5.0)
-    time.sleep(2.0)  # pages read what was stored
-    broken = _pages(ground, "good")
+    broken = ""
+    for _ in range(4):  # pages that look at the last seconds read what was stored as they come to it
+        time.sleep(0.5)
+        broken = broken or _pages(ground, "good")
     if not broken and not ground.answers("telemetry", "bad", "--by", "minute", "--json"):
         broken = "`stageloom telemetry --by minute` fails"
     return broken or _served(good)
@@ -168,8 +168,8 @@ def clock_ahead(ground: Ground) -> str:
 def local_plan(ground: Ground) -> str:
     """A plan of the device's own although it may make none, of a model that it was never given."""
     bad = ground.enrol("bad")
-    _add_plan(ground, "open")
-    secret = _add_plan(ground, "secret")
+    add_plan(ground, "open")
+    secret = add_plan(ground, "secret")
     ground.ok("plan", "push", "bad", "open", "--autonomy", "off")
     digest, wire = ground.query("select digest, wire from plans where name = 'secret'")[0]
     (size,) = ground.query(f"select size_bytes from artifacts where digest = '{secret}'")[0]
@@ -202,7 +202,7 @@ def local_plan(ground: Ground) -> str:
 def foreign_costs(ground: Ground) -> str:
     """Operator costs for another device class, negative and enormous, which nobody asked for."""
     bad, good = ground.enrol("bad"), ground.enrol("good")
-    digest = _add_plan(ground, "small")
+    digest = add_plan(ground, "small")
     with Peer(good) as peer:
         peer.hello(device_class="good-class")
     with Peer(bad) as peer:
@@ -228,7 +228,7 @@ def two_planners(ground: Ground) -> str:
 def full_pipe(ground: Ground) -> str:
     """An application that asks for a trace into a full pipe, beside one that is served."""
     home = ground.folder / "alone"
-    model = _write_model(ground.folder / "small.onnx", 8)
+    model = write_model(ground.folder / "small.onnx", 8)
     agent = subprocess.Popen(
         ground.tree.command("edge_agent", "run", "--model", str(model), "--home", str(home)),
         stdout=subprocess.DEVNULL,
@@ -264,24 +264,6 @@ def full_pipe(ground: Ground) -> str:
                 process.kill()
                 process.wait()
     return f"a task of another application took {longest_s:.1f} s" if longest_s > 2.0 else ""
-
-
-def _add_plan(ground: Ground, name: str) -> str:
-    """A small model and a plan of it, both under this name; returns the artifact's digest."""
-    path = _write_model(ground.folder / f"{name}.onnx", 4 + len(name))
-    ground.ok("model", "add", str(path), "--name", name)
-    ground.ok("plan", "create", "--model", name, "--name", name)
-    return str(ground.query(f"select digest from models where name = '{name}'")[0][0])
-
-
-def _write_model(path: Path, width: int) -> Path:
-    """A few operators; another width makes another artifact."""
-    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, width]) for name in ("x", "y")]
-    nodes = [helper.make_node("Sin", ["x"], ["a"]), helper.make_node("Cos", ["a"], ["y"])]
-    graph = helper.make_graph(nodes, "small", value[:1], value[1:])
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    onnx.save(made, path)
-    return path
 
 
 SCRIPTS: Final = (
