@@ -97,7 +97,13 @@ class Peer:
 
     def heartbeat(self, *, timeout_s: float = 10.0) -> Any:
         """One heartbeat; its acknowledgement, or None."""
-        fields = {"boot": self.boot, "epoch": 0, "generation": 0, "state": None, "revision": 0}
+        fields: dict[str, Any] = {
+            "boot": self.boot,
+            "epoch": 0,
+            "generation": 0,
+            "state": None,
+            "revision": 0,
+        }
         self.send("control", "heartbeat", **fields)
         return self.expect("control", "heartbeat_ack", "refused", timeout_s=timeout_s)
 

@@ -54,9 +54,7 @@ class Tree:
 def checked_out(commit: str) -> Iterator[Tree | None]:
     """The sources of a commit in a folder of their own; None where the history does not reach so far."""
     with tempfile.TemporaryDirectory(prefix="stageloom-tree-") as folder:
-        packed = subprocess.run(
-            ["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=False
-        )
+        packed = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=False)
         if packed.returncode:
             yield None
             return

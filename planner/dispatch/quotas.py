@@ -36,7 +36,7 @@ class Quota(str, Enum):
 ROW_BYTES: Final = 64
 
 DEFAULT_QUOTAS: Final[Mapping[Quota, Rate]] = {
-    Quota.CONNECTIONS: Rate(2.0, 120.0),
+    Quota.CONNECTIONS: Rate(0.1, 120.0),
     Quota.CONTROL: Rate(100.0, 1_000.0),
     Quota.BATCHES: Rate(20.0, 400.0),
     Quota.CHUNKS: Rate(2_000.0, 8_000.0),

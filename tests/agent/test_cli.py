@@ -125,8 +125,9 @@ def test_unreadable_setting_stops_the_start_and_is_named(tmp_path: Path) -> None
 def test_join_makes_the_key_for_its_owner_only_and_once(tmp_path: Path) -> None:
     home = tmp_path / "home"
     nowhere = "tcp://127.0.0.1:9"
+    enrol = "tls://127.0.0.1:9"
     token = format_token(
-        JoinToken(bytes(range(32)), bytes(16), nowhere, nowhere, nowhere, "tls://127.0.0.1:9", bytes(32))
+        JoinToken(bytes(range(32)), bytes(16), nowhere, nowhere, nowhere, enrol, certificate=bytes(32))
     )
     done = subprocess.run(
         [
