@@ -4,44 +4,69 @@
 
 | part | what is done | figures |
 | --- | --- | --- |
-| scripts | each attack once on SQLite and once on Postgres, in 0.1.0 (commit 5cfc748) and in this version | `attacks`, `broke_before`, `held`, `attacks_postgres`, `broke_before_postgres`, `held_postgres` |
+| scripts | each attack, in 0.1.0 (commit 5cfc748) and in this version | `attacks`, `broke_before`, `held` |
+| floods | each flood beside a good device, for 20 s | `floods`, `floods_held`, `flood_p99_ms_max`, ... |
+| pings | five minutes of the ping attack on every socket | `aborts`, `pings_lost`, ... |
+| kills | 100 kills under load: see `benchmarks.adversary.kills` | `kills`, `wrong`, `hung`, ... |
 
-`broke_before` counts attacks that broke version 0.1.0 on the same machine: one that does not is no attack, and
-says nothing where it is held. Postgres is a server of its own where its wheel is installed, else `--postgres`
-names a database that may be emptied; without either its figures are left out.
+Scripts run on SQLite and again on Postgres, whose figures end in `_postgres`: a server of its own where its
+wheel is installed, else `--postgres` names a database that may be emptied; without either there are none.
+`broke_before` counts attacks that broke version 0.1.0 on the same machine: one that did not is no attack, and
+says nothing where it is held.
+
+A flood is held if the good device's p99 stays within three times what it is alone, or 250 ms, no heartbeat
+stays unanswered, no device is declared dead, and the planner grows by 256 MiB at most. Attacker and good
+device share a core, the planner has another.
 """
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.adversary import kills
+from benchmarks.adversary.beside import Noticed, flooded
 from benchmarks.adversary.database import fresh_database, postgres
+from benchmarks.adversary.floods import FLOODS
 from benchmarks.adversary.ground import ground
+from benchmarks.adversary.pinged import Survived, pinged
 from benchmarks.adversary.scripts import SCRIPTS, Attack
 from benchmarks.adversary.tree import ROOT, Tree, checked_out
 from benchmarks.report import Report, arguments, emit, progress
 
 VERSION_0_1_0 = "5cfc748"
-PARTS = ("scripts",)
-PACKAGES = ("pyzmq", "msgspec", "sqlalchemy", "psycopg")
+PARTS = ("scripts", "floods", "pings", "kills")
+PACKAGES = ("pyzmq", "msgspec", "sqlalchemy", "psycopg", "onnxruntime")
 
 
 def main() -> None:
     """Attack and print."""
     parser = arguments("Attacks on the planner and the agent, on this version and on 0.1.0")
     parser.add_argument("--only", action="append", choices=PARTS, help="this part; repeat for more")
-    parser.add_argument("--attack", action="append", metavar="NAME", help="this attack; repeat for more")
+    names = [one.name for one in SCRIPTS] + [one.name for one in FLOODS]
+    parser.add_argument(
+        "--attack", action="append", choices=names, metavar="NAME", help="this script or flood; repeat"
+    )
     parser.add_argument("--postgres", default="", metavar="URL", help="a database that may be emptied")
     options = parser.parse_args()
     report = Report("adversary")
-    chosen = [one for one in SCRIPTS if not options.attack or one.name in options.attack]
-    with postgres(options.postgres) as url, checked_out(VERSION_0_1_0) as before:
-        if before is None:
-            progress(f"the history does not hold {VERSION_0_1_0}: nothing is said of version 0.1.0")
-        databases = {"sqlite": "", **({"postgres": url} if url else {})}
-        for database, database_url in databases.items():
-            scripts(report, chosen, before, database, database_url)
+    parts = options.only or PARTS
+    if "scripts" in parts:
+        chosen = [one for one in SCRIPTS if not options.attack or one.name in options.attack]
+        with postgres(options.postgres) as url, checked_out(VERSION_0_1_0) as before:
+            if before is None:
+                progress(f"the history does not hold {VERSION_0_1_0}: nothing is said of version 0.1.0")
+            for database, database_url in {"sqlite": "", **({"postgres": url} if url else {})}.items():
+                scripts(report, chosen, before, database, database_url)
+    if "floods" in parts:
+        kinds = [one.name for one in FLOODS if not options.attack or one.name in options.attack]
+        floods(report, kinds, 5.0 if options.quick else 20.0)
+    if "pings" in parts:
+        pings(report, 20.0 if options.quick else 300.0)
+    if "kills" in parts:
+        found = kills.run(10 if options.quick else 100, seed=1)
+        report.add(found.figures, found.rows)
     emit(report, as_json=options.json, packages=PACKAGES)
 
 
@@ -73,9 +98,52 @@ def attempt(attack: Attack, tree: Tree, database_url: str) -> str:
         url = fresh_database(database_url) if database_url else ""
         with ground(tree, Path(folder), url) as place:
             broken = attack.run(place)
-            if not broken and not place.alive:
-                broken = "the planner died"
-            return broken
+            return broken or ("" if place.alive else "the planner died")
+
+
+def floods(report: Report, kinds: Sequence[str], seconds: float) -> None:
+    """Every flood beside a good device, on this version."""
+    found: dict[str, Noticed] = {}
+    for kind in kinds:
+        progress(f"flood: {kind}")
+        with (
+            tempfile.TemporaryDirectory(prefix="stageloom-") as folder,
+            ground(Tree(ROOT), Path(folder)) as place,
+        ):
+            found[kind] = flooded(place, kind, seconds)
+        progress(f"  {found[kind].broken or 'held'}: {found[kind]}")
+    report.add(
+        {
+            "floods": float(len(found)),
+            "floods_held": float(sum(not one.broken for one in found.values())),
+            "flood_p99_ms_max": max((one.p99_ms for one in found.values()), default=0.0),
+            "flood_deaths": float(sum(one.died for one in found.values())),
+            "flood_grown_mib_max": max((one.grown_mib for one in found.values()), default=0.0),
+        },
+        [{"flood": kind, **asdict(one), "broken": one.broken} for kind, one in found.items()],
+    )
+
+
+def pings(report: Report, seconds: float) -> None:
+    """The ping attack, from a stranger and from an enrolled device."""
+    found: dict[str, Survived] = {}
+    for attacker in ("stranger", "enrolled"):
+        progress(f"pings: {attacker}, {seconds:g} s")
+        with (
+            tempfile.TemporaryDirectory(prefix="stageloom-") as folder,
+            ground(Tree(ROOT), Path(folder)) as place,
+        ):
+            found[attacker] = pinged(place, seconds, enrolled=attacker == "enrolled")
+        progress(f"  {found[attacker]}")
+    report.add(
+        {
+            "aborts": float(sum(one.aborts for one in found.values())),
+            "pings_lost": float(sum(one.lost for one in found.values())),
+            "pings_unanswered": float(sum(one.unanswered for one in found.values())),
+            "pings_grown_mib_max": max(one.grown_mib for one in found.values()),
+        },
+        [{"pings": attacker, **asdict(one)} for attacker, one in found.items()],
+    )
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ class Ground:
         self.home = folder / "planner"
         self.process: subprocess.Popen[str] | None = None
         self.listen = "127.0.0.1:0"
+        self.strangers = ""  # the ZeroMQ socket that lets unknown keys in, of a version that has one
 
     @property
     def on_postgres(self) -> bool:
@@ -70,7 +71,9 @@ class Ground:
             return False
         self.process = process
         # The same ports after a restart: devices keep the endpoints that they were told.
-        self.listen = "127.0.0.1:" + json.loads(line)["endpoints"]["control"].rpartition(":")[2]
+        endpoints = json.loads(line)["endpoints"]
+        self.listen = "127.0.0.1:" + endpoints["control"].rpartition(":")[2]
+        self.strangers = endpoints.get("enrol", "")
         return True
 
     @property

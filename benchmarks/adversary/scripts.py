@@ -12,13 +12,17 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
+from benchmarks.adversary.beside import flooded
 from benchmarks.adversary.ground import Ground
 from benchmarks.adversary.peer import Beside, Credentials, Peer
+from benchmarks.adversary.pinged import pinged
 from benchmarks.adversary.plans import add_plan, write_model
 
 TOP: Final = 2**53
 """The largest counter that the wire carries."""
 
+_FLOOD_S: Final = 25.0
+_PINGS_S: Final = 40.0
 _TWO_YEARS_S: Final = 2 * 365 * 86_400
 
 
@@ -266,6 +270,26 @@ def full_pipe(ground: Ground) -> str:
     return f"a task of another application took {longest_s:.1f} s" if longest_s > 2.0 else ""
 
 
+def alarms(ground: Ground) -> str:
+    """Alarms as fast as they can be sent."""
+    return flooded(ground, "alarms", _FLOOD_S).broken
+
+
+def empty_batches(ground: Ground) -> str:
+    """Telemetry batches without rows, with new books in each."""
+    return flooded(ground, "ledgers", _FLOOD_S).broken
+
+
+def stranger_pings(ground: Ground) -> str:
+    """Connections of an unknown key that fill queues, send PINGs and end by a reset."""
+    return pinged(ground, _PINGS_S, enrolled=False, devices=2).broken
+
+
+def enrolled_pings(ground: Ground) -> str:
+    """The same with the key of an enrolled device."""
+    return pinged(ground, _PINGS_S, enrolled=True, devices=2).broken
+
+
 SCRIPTS: Final = (
     Attack("epoch", "an epoch at the end of the range", epoch),
     Attack("generation", "a generation at the end of the range", generation),
@@ -277,5 +301,9 @@ SCRIPTS: Final = (
     Attack("local_plan", "a plan of its own without autonomy, of a model never given", local_plan),
     Attack("foreign_costs", "operator costs for another class", foreign_costs),
     Attack("two_planners", "a second planner on one database", two_planners, ("sqlite",)),
+    Attack("alarms", "alarms without end", alarms),
+    Attack("empty_batches", "telemetry batches without rows, without end", empty_batches),
+    Attack("stranger_pings", "full queues, PINGs and resets of a stranger", stranger_pings),
+    Attack("enrolled_pings", "full queues, PINGs and resets of an enrolled device", enrolled_pings),
     Attack("full_pipe", "a trace into a full pipe", full_pipe, ("sqlite",)),
 )

@@ -1,4 +1,4 @@
-"""A version of the project as a folder of sources, and its commands, whatever this process was started from."""
+"""A version of the project as a folder of sources, and its commands."""
 
 import os
 import subprocess

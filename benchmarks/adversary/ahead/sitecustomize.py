@@ -1,4 +1,4 @@
-"""Found first on the path, this puts the wall clock ahead by STAGELOOM_BENCH_AHEAD_S in a planner's process."""
+"""Found first on the path, this puts the wall clock ahead by STAGELOOM_BENCH_AHEAD_S in a planner."""
 
 import os
 import time
