@@ -15,6 +15,7 @@ import zmq
 from edge_agent.link.join import join
 from edge_agent.link.sockets import make_dealer, new_keys
 from planner.admin.client import ask
+from planner.dispatch.quotas import Quota
 from shared.clock import SystemClock
 from shared.ids import DeviceId
 from shared.messages import admin, bulk, control, telemetry
@@ -45,8 +46,16 @@ class Rig:
         self._devices: list[Device] = []
 
     def start(self) -> None:
-        """Begin a life of the planner; it serves when this returns."""
-        self.planner = PlannerProcess(self.home, "--listen", self._listen, *self._database)
+        """Begin a life of the planner; it serves when this returns.
+
+        Its devices may say as much as they like: what quotas do is tested elsewhere.
+        """
+        settings = self.home.with_name("planner.toml")
+        if not settings.exists():
+            wide = "".join(f'quota_{quota.value} = "1000000000/1000000000"\n' for quota in Quota)
+            settings.write_text(f"[planner]\n{wide}")
+        where = ("--listen", self._listen, "--config", str(settings))
+        self.planner = PlannerProcess(self.home, *where, *self._database)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """End a life of the planner."""

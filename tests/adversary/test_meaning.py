@@ -320,7 +320,7 @@ def batch(*ledgers: Ledger, rows: int = 0) -> TelemetryBatch:
     "wrong",
     [
         batch(Ledger(7, 4, 5)),
-        batch(Ledger(7, 0, 2**53)),
+        batch(Ledger(7, 0, 2**39)),
         batch(Ledger(7, 3, 0), rows=4),
         batch(Ledger(7, 4, 1), rows=4),
         batch(Ledger(7, 4, 0), Ledger(7, 5, 0)),

@@ -143,14 +143,15 @@ def test_what_an_operator_confirms_goes_step_by_step(store: Store, clock: Manual
 def test_a_database_of_before_trusts_the_newest_time_that_it_holds(
     store: Store, clock: ManualClock, tmp_path: Path
 ) -> None:
-    """1. A database of schema 0010 with events. 2. It is upgraded by a planner two years ahead."""
+    """1. A database of schema 0011 with events. 2. It is upgraded by a planner two years ahead."""
     enrol(store)
     store.append_telemetry([write_of(0, 9)])
     with store.database.write() as session:
+        session.execute(text("DROP INDEX events_by_device"))
         session.execute(text("DROP TABLE clock_trust"))
-        session.execute(text("UPDATE alembic_version SET version_num = '0010'"))
+        session.execute(text("UPDATE alembic_version SET version_num = '0011'"))
     clock.advance(TWO_YEARS_S)
-    assert schema.migrate(store.database) == ("0010", schema.HEAD)
+    assert schema.migrate(store.database) == ("0011", schema.HEAD)
     assert run(store, 0.0) == pytest.approx(TWO_YEARS_S, abs=1.0)
     assert rows(store) == 10
 

@@ -13,7 +13,7 @@ from planner.store.store import Store
 from planner.store.tables import AlarmRow, EventRow, GenerationRow, PlanRow, ReplanRow, Table
 from shared.clock import ManualClock
 from shared.ids import DeviceId
-from shared.messages.control import Alarm, DeviceState, LocalPlan, Report
+from shared.messages.control import Alarm, Autonomy, DeviceState, LocalPlan, Report
 from shared.plan import Plan
 from shared.search.compose import ModelChoice, compose
 from tests.store.helpers import NANO, add_model, enrol, small_plan
@@ -97,16 +97,17 @@ def test_events_of_one_device_leave_those_of_others_alone(store: Store, plan: Pl
 def test_a_plan_that_a_device_made_goes_once_nothing_refers_to_it(
     store: Store, plan: Plan, clock: ManualClock
 ) -> None:
-    """1. A device's plan is adopted: it is desired. 2. Newer generations push it out of the history. 3. It
-    goes, and what an operator named stays."""
+    """1. The plan of a device that may plan is adopted: it is desired. 2. Newer generations push it out of
+    the history. 3. It goes, and what an operator named stays."""
     info = store.named_models(["relu"])[0]
     graph = store.load_artifact(info.digest).graph
     own = compose([ModelChoice(name="relu", artifact=info.digest, graph=graph, replicas=2)])
     assert own.digest != plan.digest
+    told = store.push(NANO, "first", decided_by="operator", autonomy=Autonomy.FULL)
     local = LocalPlan(
         boot=7,
-        epoch=0,
-        generation=0,
+        epoch=told.epoch,
+        generation=told.generation,
         local_counter=1,
         plan_digest=own.digest,
         plan=own.wire,
