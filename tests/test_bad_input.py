@@ -1,11 +1,10 @@
 """Every case of `bad_input.toml`: its exit code, one line that names cause and remedy, and nothing lost."""
 
-import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import tomllib
 from planner.cli import app as planner_cli
 from tests.bad_input.situations import DISK_BYTES, Make, run_until_it_answers, situations
 from tests.planner.processes import ROOT, environment
+from tests.scratch import small_disk
 
 CASES: list[dict[str, Any]] = tomllib.loads(
     (Path(__file__).parent / "bad_input.toml").read_text(encoding="utf-8")
@@ -24,23 +24,13 @@ CASES: list[dict[str, Any]] = tomllib.loads(
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
     """The situations, each made once."""
-    mounted: list[Path] = []
+    with ExitStack() as disks:
 
-    def disk() -> Path:
-        # Not below pytest's own folder: were this run killed, a mount there would fail every later one.
-        folder = Path(tempfile.mkdtemp(prefix="stageloom-disk-"))
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=0700", "tmpfs", str(folder)]
-        if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-            folder.rmdir()
-            pytest.skip("only root may mount a small file system to fill")
-        mounted.append(folder)
-        return folder
+        def disk() -> Path:
+            return disks.enter_context(small_disk(DISK_BYTES))
 
-    with situations(tmp_path_factory.mktemp("bad_input"), disk) as get:
-        yield get
-    for folder in mounted:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-        folder.rmdir()
+        with situations(tmp_path_factory.mktemp("bad_input"), disk) as get:
+            yield get
 
 
 def _command(arguments: list[str], home: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:

@@ -158,6 +158,11 @@ class KillRounds:
             self._start_over()
         self.acknowledged.check(self._database, self._witness)
 
+    def problems(self) -> int:
+        """How much was found so far."""
+        found = (self.hung, self.wrong, self._applications.wrong, self._applications.hung)
+        return sum(map(len, (*found, self.acknowledged.lost, self.acknowledged.wrong)))
+
     def finish(self) -> None:
         """Once all is quiet: the desired plan runs, the books balance, and every record is there."""
         try:
@@ -407,7 +412,8 @@ def killed(
                 began_s = time.monotonic()
                 rounds.round(kill)
                 where = "postgres" if server else "sqlite"
-                progress(f"{where} {number}/{kills}: {kill} ({time.monotonic() - began_s:.1f} s)")
+                took_s = time.monotonic() - began_s
+                progress(f"{where} {number}/{kills}: {kill} ({took_s:.1f} s); {rounds.problems()} problems")
             rounds.finish()
         counts = rounds.counts + Counter(tasks_completed=applications.completed.total())
         counts += Counter({f"tasks_{name}": count for name, count in applications.endings.items()})

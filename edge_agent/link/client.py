@@ -266,8 +266,7 @@ class LinkClient:
             case ev.Send(message):
                 self._connection.send("control", message)
             case ev.FetchArtifact(need):
-                self._fetcher.credits = self._core.session.bulk_credits
-                self._fetch(self._fetcher.want(need, self.artifacts.partial_bytes(need.digest), now_s))
+                self._want(need, now_s)
             case ev.Reconnect(reason, delay_s):
                 log.warning("reconnecting: %s", reason)
                 self._later(delay_s if delay_s is not None else next(self._delays), now_s)
@@ -277,6 +276,16 @@ class LinkClient:
                 raise AssertionError("done by _carry")
             case _:
                 self._on_action(action)
+
+    def _want(self, need: control.ArtifactNeed, now_s: float) -> None:
+        have_bytes = self.artifacts.partial_bytes(need.digest)
+        try:
+            self.artifacts.require_room(need.size_bytes, have_bytes)
+        except OSError as error:
+            self._do(ev.FetchFailed(need.digest, f"cannot be stored: {error}"))
+            return
+        self._fetcher.credits = self._core.session.bulk_credits
+        self._fetch(self._fetcher.want(need, have_bytes, now_s))
 
     def _fetch(self, actions: Sequence[fetching.FetchAction]) -> None:
         for action in actions:
