@@ -1,11 +1,11 @@
 """An application that is served all the time and says how long its longest task took.
 
-    python served_application.py AGENT_HOME [SECONDS]
+    python served_application.py AGENT_HOME [--seconds S]
 
 Run with the packages of the version under attack on the path.
 """
 
-import sys
+import argparse
 import time
 from pathlib import Path
 
@@ -17,14 +17,17 @@ from shared.errors import StageloomError
 
 
 def main() -> None:
-    """Serve for ten seconds from the first answer on; print `serving`, at the end the longest task's time."""
-    home, seconds = Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 10.0
-    client = _connected(home)
+    """Print `serving` at the first answer, and at the end the longest task's time in seconds."""
+    parser = argparse.ArgumentParser(description="An application that is served all the time")
+    parser.add_argument("home", metavar="AGENT_HOME", type=Path, help="the agent's state directory")
+    parser.add_argument("--seconds", type=float, default=10.0, help="from the first answer on (default 10)")
+    given = parser.parse_args()
+    client = _connected(given.home)
     model = next(iter(client.models().values()))
     inputs = {tensor.name: np.zeros(tensor.shape, tensor.dtype) for tensor in model.inputs}
     client.run(model.name, inputs)
     print("serving", flush=True)
-    longest_s, ends_s = 0.0, time.monotonic() + seconds
+    longest_s, ends_s = 0.0, time.monotonic() + given.seconds
     while (began_s := time.monotonic()) < ends_s:
         while not _answered(client, model.name, inputs):
             time.sleep(0.1)

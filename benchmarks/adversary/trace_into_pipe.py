@@ -5,8 +5,8 @@
 Run with the packages of the version under attack on the path: local messages may differ between versions.
 """
 
+import argparse
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -17,7 +17,9 @@ from edge_agent.ingest.paths import socket_of
 
 def main() -> None:
     """Ask, say so on stdout, and hold the pipe until killed."""
-    sock = channel.connect(socket_of(Path(sys.argv[1])), 60.0)
+    parser = argparse.ArgumentParser(description="An application that wants a trace in a full pipe")
+    parser.add_argument("home", metavar="AGENT_HOME", type=Path, help="the agent's state directory")
+    sock = channel.connect(socket_of(parser.parse_args().home), 60.0)
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     try:
