@@ -290,6 +290,7 @@ def enrolled_pings(ground: Ground) -> str:
     return pinged(ground, _PINGS_S, enrolled=True, devices=2).broken
 
 
+# What ends libzmq, or an agent, has nothing to do with the database.
 SCRIPTS: Final = (
     Attack("epoch", "an epoch at the end of the range", epoch),
     Attack("generation", "a generation at the end of the range", generation),
@@ -303,7 +304,12 @@ SCRIPTS: Final = (
     Attack("two_planners", "a second planner on one database", two_planners, ("sqlite",)),
     Attack("alarms", "alarms without end", alarms),
     Attack("empty_batches", "telemetry batches without rows, without end", empty_batches),
-    Attack("stranger_pings", "full queues, PINGs and resets of a stranger", stranger_pings),
-    Attack("enrolled_pings", "full queues, PINGs and resets of an enrolled device", enrolled_pings),
+    Attack("stranger_pings", "full queues, PINGs and resets of a stranger", stranger_pings, ("sqlite",)),
+    Attack(
+        "enrolled_pings",
+        "full queues, PINGs and resets of an enrolled device",
+        enrolled_pings,
+        ("sqlite",),
+    ),
     Attack("full_pipe", "a trace into a full pipe", full_pipe, ("sqlite",)),
 )
