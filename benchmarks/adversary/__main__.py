@@ -125,15 +125,16 @@ def floods(report: Report, kinds: Sequence[str], seconds: float) -> None:
 
 
 def pings(report: Report, seconds: float) -> None:
-    """The ping attack, from a stranger and from an enrolled device."""
+    """The ping attack: from a stranger, from an enrolled device, and from one that may connect at will."""
     found: dict[str, Survived] = {}
-    for attacker in ("stranger", "enrolled"):
+    at_will = {"STAGELOOM_PLANNER_QUOTA_CONNECTIONS": "1000000/1000000"}
+    for attacker, settings in (("stranger", {}), ("enrolled", {}), ("enrolled, unpaced", at_will)):
         progress(f"pings: {attacker}, {seconds:g} s")
         with (
             tempfile.TemporaryDirectory(prefix="stageloom-") as folder,
-            ground(Tree(ROOT), Path(folder)) as place,
+            ground(Tree(ROOT), Path(folder), settings=settings) as place,
         ):
-            found[attacker] = pinged(place, seconds, enrolled=attacker == "enrolled")
+            found[attacker] = pinged(place, seconds, enrolled=attacker != "stranger")
         progress(f"  {found[attacker]}")
     report.add(
         {

@@ -7,8 +7,9 @@ import select
 import signal
 import sqlite3
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psycopg
@@ -41,11 +42,11 @@ class Ground:
         *,
         home: Path | None = None,
         first: Path | None = None,
-        **extra: str,
+        settings: Mapping[str, str] = MappingProxyType({}),
     ) -> bool:
         """Start the planner; False if it ends or is not ready in time.
 
-        `home`: another data directory; `first` and `extra`: see `Tree.environment`.
+        `home`: another data directory; `first`: see `Tree.environment`; `settings` joins its environment.
         """
         home = home or self.home
         log = (self.folder / "planner.log").open("a")
@@ -58,7 +59,7 @@ class Ground:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env=self.tree.environment(first, **extra),
+            env=self.tree.environment(first, **settings),
             cwd=self.tree.root,
             start_new_session=True,
         )
@@ -149,15 +150,17 @@ def credentials(home: Path) -> Credentials:
 
 
 @contextlib.contextmanager
-def ground(tree: Tree, folder: Path, database_url: str = "") -> Iterator[Ground]:
-    """A started planner, gone at the end.
+def ground(
+    tree: Tree, folder: Path, database_url: str = "", settings: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Ground]:
+    """A started planner, gone at the end. `settings` joins its environment.
 
     Raises:
         RuntimeError: it does not start.
     """
     made = Ground(tree, folder, database_url)
     try:
-        if not made.start():
+        if not made.start(settings=settings):
             raise RuntimeError("the planner did not start: " + (folder / "planner.log").read_text()[-2000:])
         yield made
     finally:

@@ -73,7 +73,7 @@ def pinged(ground: Ground, seconds: float, *, enrolled: bool, devices: int = DEV
             most_mib = max(most_mib, ground.memory_mib())
             time.sleep(0.2)
         aborts = int(not ground.alive)
-        outcomes = [told.recv() if told.poll(30.0) else Outcome() for told, _ in results]
+        outcomes = [told.recv() if told.poll(60.0) else Outcome() for told, _ in results]
         ours.send(None)
         acknowledged, unacknowledged, unanswered = ours.recv() if not aborts else (0, 0, 0)
     finally:

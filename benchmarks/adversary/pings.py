@@ -30,6 +30,7 @@ _BLAST_BYTES: Final = 1 << 20  # more than any receive buffer of the planner hol
 _MESSAGES_PER_PING: Final = 40  # more than any receive queue of the planner holds
 _STALLED_S: Final = 0.05  # a connection that takes nothing for so long is full at the other end
 _KEPT_ROUNDS: Final = 4
+_LEFT_WAITING_S: Final = 1.0  # a handshake without an answer for so long was put off: the key came too often
 
 
 class End(str, Enum):
@@ -90,7 +91,9 @@ def _round(
     for _ in range(connections):
         with suppress(OSError):  # `HandshakeRefused`, or no answer in time
             try:
-                peers.append(RawPeer.connect(host.strip("[]"), int(port), keys, server_key))
+                peers.append(
+                    RawPeer.connect(host.strip("[]"), int(port), keys, server_key, timeout_s=_LEFT_WAITING_S)
+                )
             except ConnectionRefusedError:
                 outcome.gone = True
                 break

@@ -161,7 +161,9 @@ def clock_ahead(ground: Ground) -> str:
         peer.rows(1, [[_now_us() + n, [8, "code", "text"]] for n in range(100)])
     before = ground.query("select count(*) from telemetry")[0][0]
     ground.stop()
-    ground.start(first=Path(__file__).parent / "ahead", STAGELOOM_BENCH_AHEAD_S=str(_TWO_YEARS_S))
+    ground.start(
+        first=Path(__file__).parent / "ahead", settings={"STAGELOOM_BENCH_AHEAD_S": str(_TWO_YEARS_S)}
+    )
     time.sleep(8.0)  # it tidies up as soon as it has started
     ground.stop()
     ground.start()
