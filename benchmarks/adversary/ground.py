@@ -16,6 +16,7 @@ import psycopg
 
 from benchmarks.adversary.peer import Credentials, unpacked
 from benchmarks.adversary.tree import Tree
+from benchmarks.control_plane.planner import free_ports
 
 _READY_S = 60.0
 
@@ -29,7 +30,8 @@ class Ground:
         self.database_url = database_url
         self.home = folder / "planner"
         self.process: subprocess.Popen[str] | None = None
-        self.listen = "127.0.0.1:0"
+        # The same ports after a restart: devices keep the endpoints that they were told.
+        self.listen = f"127.0.0.1:{free_ports()}"
         self.strangers = ""  # the ZeroMQ socket that lets unknown keys in, of a version that has one
 
     @property
