@@ -84,15 +84,6 @@ def generation(ground: Ground) -> str:
     return _served(good) or _pages(ground, "good") or _after_restart(ground, good)
 
 
-def revision(ground: Ground) -> str:
-    """A report with the highest revision, boot and local counter."""
-    bad, good = ground.enrol("bad"), ground.enrol("good")
-    with Peer(bad, boot=2**62) as peer:
-        peer.hello(revision=TOP, local_counter=TOP)
-        peer.report(revision=TOP, local_counter=TOP, timeout_s=3.0)
-    return _served(good) or _pages(ground, "good") or _after_restart(ground, good)
-
-
 def _after_restart(ground: Ground, good: Credentials) -> str:
     ground.stop()
     if not ground.start():
@@ -296,7 +287,6 @@ def enrolled_pings(ground: Ground) -> str:
 SCRIPTS: Final = (
     Attack("epoch", "an epoch at the end of the range", epoch),
     Attack("generation", "a generation at the end of the range", generation),
-    Attack("revision", "a revision, boot and counter at the end of the range", revision),
     Attack("ledgers", "books at the end of the range", ledgers),
     Attack("histogram", "a histogram bucket that does not exist", histogram),
     Attack("nul", "a text that the database cannot hold", nul, ("postgres",)),
