@@ -293,15 +293,21 @@ class KillRounds:
     def _agree(self) -> admin.DeviceInfo:
         """Both sides name the same plan and the same verdict on the newest generation, and it is served."""
         before = {model: self._applications.completed[model] for model in _SERVED}
-        info: admin.DeviceInfo = until(self._decided, "a verdict on the newest generation")
+        info: admin.DeviceInfo = until(
+            self._settled, "a verdict on the newest generation, and the plan that the agent reports runs"
+        )
         committed = info.report.state is DeviceState.COMMITTED
         self.counts["not_committed"] += not committed
         if committed and info.report.active != info.desired_plan:
             self.wrong.append(f"{info.report.active} runs, {info.desired_plan} is desired")
-        until(lambda: self._runs(info.report.active), f"the agent runs {info.report.active}")
         for model in _SERVED:
             until(lambda model=model: self._applications.completed[model] > before[model], f"{model} served")  # type: ignore[misc]
         return info
+
+    def _settled(self) -> admin.DeviceInfo | None:
+        """Looked at together: a verdict may still change, as where a plan's third crash condemns it."""
+        info = self._decided()
+        return info if info is not None and self._runs(info.report.active) else None
 
     def _decided(self) -> admin.DeviceInfo | None:
         if not self._world.agent_runs() or not self._world.planner_runs():
