@@ -104,14 +104,13 @@ def _attack(endpoint: str, planner_key: str, keys: KeyPair | None, seconds: floa
 def _fleet(fleet: list[Credentials], orders: Connection) -> None:
     """The good devices' process: say so once all are served, and what came of it when asked to stop."""
     peers = [Peer(who) for who in fleet]
-    acknowledged, unanswered, number, waiting = 0, 0, 0, 0
+    acknowledged, unacknowledged, unanswered, number = 0, 0, 0, 0
     for peer in peers:
         peer.hello(timeout_s=_PATIENCE_S)
     told = False
     while not orders.poll():
         began_s = time.monotonic()
         first = 1 + number * _ROWS
-        waiting = 0
         for peer in peers:
             unanswered += peer.heartbeat(timeout_s=_PATIENCE_S) is None
             at_us = round(time.time() * 1e6)
@@ -120,10 +119,10 @@ def _fleet(fleet: list[Credentials], orders: Connection) -> None:
             if answer is not None and answer["type"] == "telemetry_ack":
                 acknowledged += _ROWS
             else:
-                waiting += _ROWS
+                unacknowledged += _ROWS
         number += 1
         if not told:
             orders.send(None)
             told = True
         time.sleep(max(0.0, began_s + 1.0 - time.monotonic()))
-    orders.send((acknowledged, waiting, unanswered))
+    orders.send((acknowledged, unacknowledged, unanswered))
