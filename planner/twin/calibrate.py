@@ -36,6 +36,7 @@ from shared.bound import BoundPlan
 from shared.errors import InputError
 from shared.graph import Graph
 from shared.ids import Digest, OpId
+from shared.matmul import matmul
 from shared.search.costs import CostTable
 
 Operators: TypeAlias = Mapping[tuple[Digest, OpId], float]
@@ -262,7 +263,7 @@ def least_squares(
         if below.any():
             free &= ~below
             continue
-        pull = np.where(free, 0.0, scaled.T @ (wanted - scaled @ found))
+        pull = np.where(free, 0.0, matmul(scaled.T, wanted - matmul(scaled, found)))
         strongest = int(np.argmax(pull))
         if pull[strongest] <= _LEAST_PULL * np.linalg.norm(wanted):
             break

@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from math import ceil, inf, sqrt
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+from shared.matmul import matmul
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -78,21 +80,23 @@ class Regression:
         self.coefficients: Floats = prior if near is None else near.coefficients
         rows, measured = self._over_predicted(terms, seconds)
         weights = (
-            np.ones(len(terms)) if near is None else self._trust(np.abs(measured - rows @ near.coefficients))
+            np.ones(len(terms))
+            if near is None
+            else self._trust(np.abs(measured - matmul(rows, near.coefficients)))
         )
         for _ in range(_ROUNDS):
             weighted = rows * weights[:, None] / self.scatter**2
-            certainty = weighted.T @ rows + precision
+            certainty = matmul(weighted.T, rows) + precision
             self.covariance = np.linalg.inv(certainty)
-            renewed = prior + self.covariance @ (weighted.T @ (measured - rows @ prior))
+            renewed = prior + matmul(self.covariance, matmul(weighted.T, measured - matmul(rows, prior)))
             moved, self.coefficients = renewed - self.coefficients, renewed
-            errors = np.abs(measured - rows @ renewed)
+            errors = np.abs(measured - matmul(rows, renewed))
             spread = 1.4826 * float(np.median(errors))  # of normal errors the standard deviation
             self.scatter = sqrt(
                 (_PRIOR_COUNT * PRIOR_SCATTER**2 + len(rows) * spread**2) / (_PRIOR_COUNT + len(rows))
             )
             weights = self._trust(errors)
-            if float(moved @ certainty @ moved) <= _SETTLED**2:
+            if float(matmul(matmul(moved, certainty), moved)) <= _SETTLED**2:
                 break
             rows, measured = self._over_predicted(terms, seconds)
         self._weights = weights * (rows[:, 0] / terms[:, 0]) ** 2
@@ -100,7 +104,7 @@ class Regression:
     def _over_predicted(self, terms: Floats, seconds: Floats) -> tuple[Floats, Floats]:
         import numpy as np
 
-        predicted = np.maximum(terms @ self.coefficients, _LEAST_OF_LONGEST * terms[:, 0])
+        predicted = np.maximum(matmul(terms, self.coefficients), _LEAST_OF_LONGEST * terms[:, 0])
         return terms / predicted[:, None], seconds / predicted
 
     def _trust(self, errors: Floats) -> Floats:
@@ -113,7 +117,9 @@ class Regression:
         """Of stages that it was not fitted to."""
         import numpy as np
 
-        return Unseen(terms @ self.coefficients, np.einsum("ij,ij->i", terms @ self.covariance, terms))
+        return Unseen(
+            matmul(terms, self.coefficients), np.einsum("ij,ij->i", matmul(terms, self.covariance), terms)
+        )
 
     def left_out(self, terms: Floats, seconds: Floats) -> "Unseen":
         """Each of the stages that it was fitted to, by all others."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from planner.learning.gpg.model import Level
 from shared.bitmask import bits
 from shared.blocks import CombinedGraph
+from shared.matmul import matmul
 from shared.policy.gpg.choose import ranked
 from shared.policy.gpg.features import Floats, Measures, bit_rows, measures, operator_rows, state_rows
 from shared.policy.gpg.network import levels
@@ -65,7 +66,7 @@ class StateRows:
         """Masks of the operators left."""
         size = block.graph.size
         left = bit_rows(masks, size)
-        leaves = left * (left @ bit_rows(block.graph.successors, size).T == 0.0)
+        leaves = left * (matmul(left, bit_rows(block.graph.successors, size).T) == 0.0)
         leaf_state, leaf_op = np.nonzero(leaves)
         return StateRows(leaf_state, leaf_op, state_rows(block.found, left, leaves))
 

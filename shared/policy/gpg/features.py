@@ -16,6 +16,7 @@ from shared.attributes import ACTIVATIONS, POOLINGS, Attributes
 from shared.bitmask import bits
 from shared.blocks import CombinedGraph
 from shared.graph import Graph, Operator, Tensor
+from shared.matmul import matmul
 from shared.search.costs import StageCosts
 
 if TYPE_CHECKING:
@@ -109,8 +110,8 @@ def state_rows(found: Measures, left: Floats, leaves: Floats) -> Floats:
     import numpy as np
 
     size = found.seconds.shape[0]
-    rest = left @ found.seconds
-    work = left @ found.work
+    rest = matmul(left, found.seconds)
+    work = matmul(left, found.work)
     path = (leaves * found.path).max(axis=1, initial=0.0)
     contention = np.float32(found.contention)
     least = np.maximum(path, work + contention * (rest - work))

@@ -15,6 +15,7 @@ from functools import cached_property
 
 from shared.bitmask import bits
 from shared.blocks import CombinedGraph
+from shared.matmul import matmul
 from shared.policy.gpg.features import Floats, Measures, bit_rows, measures, operator_rows, state_rows
 from shared.search.costs import StageCosts
 
@@ -43,9 +44,9 @@ class GpgNetwork:
 
         layers = self._layers[name]
         for weight, bias in layers[:-1]:
-            rows = np.maximum(rows @ weight + bias, 0.0)
+            rows = np.maximum(matmul(rows, weight) + bias, 0.0)
         weight, bias = layers[-1]
-        found: Floats = rows @ weight + bias
+        found: Floats = matmul(rows, weight) + bias
         return found
 
     def embed(self, graph: CombinedGraph, rows: Floats) -> Floats:
@@ -83,9 +84,9 @@ class EncodedBlock:
         import numpy as np
 
         left = bit_rows(masks, self._size)
-        leaves = left * (left @ self._successors == 0.0)
+        leaves = left * (matmul(left, self._successors) == 0.0)
         rows = state_rows(self.found, left, leaves)
-        z = self._network.part("h2", leaves @ self._terms)
+        z = self._network.part("h2", matmul(leaves, self._terms))
         return np.concatenate([z, rows], axis=1), rows
 
     def actions(self, masks: Sequence[int]) -> Floats:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from shared.matmul import matmul
 from shared.policy.gpg.features import Floats
 from shared.policy.maddpg.space import Space
 
@@ -27,9 +28,9 @@ class MaddpgNetwork:
     def actions(self, state: Floats) -> Floats:
         """The action row of a state. [state_width] -> [action_width], within [0, 1]"""
         (first, first_bias), (second, second_bias), (third, third_bias) = self._layers
-        hidden = _relu(state @ first, first_bias)
-        hidden = _relu(second @ hidden.reshape(len(self.agents), -1, 1), second_bias)
-        return _sigmoid(third @ hidden.reshape(-1), third_bias)
+        hidden = _relu(matmul(state, first), first_bias)
+        hidden = _relu(matmul(second, hidden.reshape(len(self.agents), -1, 1)), second_bias)
+        return _sigmoid(matmul(third, hidden.reshape(-1)), third_bias)
 
     @cached_property
     def _layers(self) -> tuple[tuple[Floats, Floats], ...]:
