@@ -20,14 +20,14 @@ from statistics import median
 
 from benchmarks import zoo
 from benchmarks.report import Report, arguments, emit, progress
-from shared.artifact import open_artifact
-from shared.blocks import CombinedGraph, combine, split
-from shared.graph import Graph
-from shared.importer.limits import ImportLimits
-from shared.importer.pipeline import import_here
-from shared.importer.process import ARTIFACT_NAME
-from shared.search.nimble import assign_streams
-from shared.search.opara import OperatorProfile, allocate_streams, launch_order
+from stageloom.shared.artifact import open_artifact
+from stageloom.shared.blocks import CombinedGraph, combine, split
+from stageloom.shared.graph import Graph
+from stageloom.shared.importer.limits import ImportLimits
+from stageloom.shared.importer.pipeline import import_here
+from stageloom.shared.importer.process import ARTIFACT_NAME
+from stageloom.shared.search.nimble import assign_streams
+from stageloom.shared.search.opara import OperatorProfile, allocate_streams, launch_order
 
 # Model of the zoo, its name in figures, and Opara's table I: ms of Opara and of Nimble.
 NETWORKS = (

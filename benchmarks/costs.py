@@ -3,13 +3,13 @@
     python -m benchmarks.costs [--quick] [--json]
 
 Random stages, of one to four groups, of the zoo's blocks and of pairs of blocks of two networks, run on the
-agent's onnx executor under its own profile (`edge_agent.worker.stage_profile`): all of them in turn, again
-and again, as often as the time allows, every other turn for the first of two passes. Operators are measured
-by the agent's operator profile, before, between and behind the turns. A time is the lower decile of its runs:
-what else the machine does only adds to it.
+agent's onnx executor under its own profile (`stageloom.edge_agent.worker.stage_profile`): all of them in
+turn, again and again, as often as the time allows, every other turn for the first of two passes. Operators
+are measured by the agent's operator profile, before, between and behind the turns. A time is the lower decile
+of its runs: what else the machine does only adds to it.
 
 Each network is held out in turn: the model is fitted to the stages of the first pass in which the network has
-no part (`shared.search.fitting`), and predicts those in which it has.
+no part (`stageloom.shared.search.fitting`), and predicts those in which it has.
 
 - `median_relative_error`: |predicted / measured - 1|, its median over all stages held out.
 - `rank_correlation`: Spearman's, of predicted and measured.
@@ -36,28 +36,28 @@ from typing import Any
 from benchmarks import zoo
 from benchmarks.contract.schedules import bound_of, graph_of, plan_of
 from benchmarks.report import Report, arguments, emit, progress
-from edge_agent.executor.base import TimingRequest
-from edge_agent.executor.idle import IdleTime
-from edge_agent.executor.onnx import OnnxExecutor
-from edge_agent.executor.onnx_timing import operator_runs
-from edge_agent.worker.config import WorkerConfig
-from edge_agent.worker.stage_profile import Alone, BlockTimes, joined, profile_stages
-from shared.artifact import Artifact, open_artifact
-from shared.blocks import Block, CombinedGraph
-from shared.bound import BoundPlan
-from shared.graph import Graph
-from shared.ids import Digest, OpId
-from shared.importer.api import artifact_path, import_model
-from shared.launch_list import lower
-from shared.plan import Member
-from shared.schedule import Group, Stage, StageSchedule, joint_stage
-from shared.search.analytic import DeviceRates
-from shared.search.costs import CostTable, MeasuredStage, Members, StageCosts
-from shared.search.endings import Endings, GroupRule
-from shared.search.fitting import fitted, samples
-from shared.search.interface import Limits
-from shared.search.ranking import RankedEndings
-from shared.search.stages import Stages, Strategy
+from stageloom.edge_agent.executor.base import TimingRequest
+from stageloom.edge_agent.executor.idle import IdleTime
+from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.executor.onnx_timing import operator_runs
+from stageloom.edge_agent.worker.config import WorkerConfig
+from stageloom.edge_agent.worker.stage_profile import Alone, BlockTimes, joined, profile_stages
+from stageloom.shared.artifact import Artifact, open_artifact
+from stageloom.shared.blocks import Block, CombinedGraph
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest, OpId
+from stageloom.shared.importer.api import artifact_path, import_model
+from stageloom.shared.launch_list import lower
+from stageloom.shared.plan import Member
+from stageloom.shared.schedule import Group, Stage, StageSchedule, joint_stage
+from stageloom.shared.search.analytic import DeviceRates
+from stageloom.shared.search.costs import CostTable, MeasuredStage, Members, StageCosts
+from stageloom.shared.search.endings import Endings, GroupRule
+from stageloom.shared.search.fitting import fitted, samples
+from stageloom.shared.search.interface import Limits
+from stageloom.shared.search.ranking import RankedEndings
+from stageloom.shared.search.stages import Stages, Strategy
 
 SEED = 20_261_121
 PACKAGES = ("onnxruntime", "numpy", "msgspec", "msgpack")

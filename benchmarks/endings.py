@@ -28,17 +28,17 @@ from typing import Any
 
 from benchmarks.ios_graphs import NASNET, RANDWIRE, Block, Network
 from benchmarks.report import Report, arguments, emit, progress
-from shared.blocks import CombinedGraph
-from shared.errors import InputError, StageloomError
-from shared.schedule import Group
-from shared.search.costs import StageCosts
-from shared.search.endings import Endings, GroupRule
-from shared.search.interface import Limits
-from shared.search.ios import exact
-from shared.search.isomorphism import form
-from shared.search.ranking import RankedEndings
-from shared.search.stages import Stages, Strategy
-from shared.search.states import measure_space, width
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.errors import InputError, StageloomError
+from stageloom.shared.schedule import Group
+from stageloom.shared.search.costs import StageCosts
+from stageloom.shared.search.endings import Endings, GroupRule
+from stageloom.shared.search.interface import Limits
+from stageloom.shared.search.ios import exact
+from stageloom.shared.search.isomorphism import form
+from stageloom.shared.search.ranking import RankedEndings
+from stageloom.shared.search.stages import Stages, Strategy
+from stageloom.shared.search.states import measure_space, width
 
 PRUNING = {"r3_s8": (3, 8), "unpruned": (None, None)}
 R, S = 3, 8

@@ -25,9 +25,9 @@ from benchmarks import swaps, two_groups
 from benchmarks.ratios import BLOCKS, FULL, QUICK, STAGED, WHOLE, Workload, compare, workloads
 from benchmarks.report import Report, arguments, emit
 from benchmarks.steps import growth, overhead
-from edge_agent.worker.config import WorkerConfig
-from shared.artifact import open_artifact
-from shared.importer.api import artifact_path, import_model
+from stageloom.edge_agent.worker.config import WorkerConfig
+from stageloom.shared.artifact import open_artifact
+from stageloom.shared.importer.api import artifact_path, import_model
 
 MODELS = ("squeezenet", "resnet50", "googlenet", "inception_v3")
 SMALL_WIDTH = 0.25

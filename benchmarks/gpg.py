@@ -5,8 +5,8 @@
 Trains on random combined blocks of the zoo less GoogLeNet and NASNet-A Large (`train_s`, two processes: the
 policy, and beside it two variants), then schedules combined blocks of one to four blocks of those two. With
 --checkpoint nothing is trained. Costs are roofline estimates of an A100 by its data sheet, on which small
-kernels leave room (`shared.search.analytic`); r = 3, s = 8. Nothing is measured: this ranks searches, not
-devices.
+kernels leave room (`stageloom.shared.search.analytic`); r = 3, s = 8. Nothing is measured: this ranks
+searches, not devices.
 
 Per method and number of members: the median and largest ratio of its cost to the reference, and its search
 time. The reference is exact dynamic programming, or beam search where that is out of reach
@@ -40,28 +40,28 @@ from typing import Any, Final
 from benchmarks import zoo
 from benchmarks.allocation import imported
 from benchmarks.report import Report, arguments, emit, progress
-from planner.learning.gpg.blocks import Drawing, MemberOf, analytic_costs
-from planner.learning.gpg.settings import Reward, Settings
-from planner.learning.gpg.train import Trained, train
-from planner.twin.device_file import load_device
-from shared.blocks import CombinedGraph, combine, split
-from shared.graph import Graph
-from shared.policy.gpg.checkpoint import decode
-from shared.policy.gpg.choose import LookAhead, acted, drawn, looked_ahead, sampled, schedule_s
-from shared.policy.gpg.network import EncodedBlock, GpgNetwork
-from shared.search.beam import best_endings
-from shared.search.costs import CostTable, StageCosts
-from shared.search.endings import TooManyError
-from shared.search.gpg import policy_stages
-from shared.search.greedy import greedy
-from shared.search.interface import TOP_LIMITS, Budget
-from shared.search.ios import cheapest_by_state
-from shared.search.refine import refined
-from shared.search.stages import Stages
+from stageloom.planner.learning.gpg.blocks import Drawing, MemberOf, analytic_costs
+from stageloom.planner.learning.gpg.settings import Reward, Settings
+from stageloom.planner.learning.gpg.train import Trained, train
+from stageloom.planner.twin.device_file import load_device
+from stageloom.shared.blocks import CombinedGraph, combine, split
+from stageloom.shared.graph import Graph
+from stageloom.shared.policy.gpg.checkpoint import decode
+from stageloom.shared.policy.gpg.choose import LookAhead, acted, drawn, looked_ahead, sampled, schedule_s
+from stageloom.shared.policy.gpg.network import EncodedBlock, GpgNetwork
+from stageloom.shared.search.beam import best_endings
+from stageloom.shared.search.costs import CostTable, StageCosts
+from stageloom.shared.search.endings import TooManyError
+from stageloom.shared.search.gpg import policy_stages
+from stageloom.shared.search.greedy import greedy
+from stageloom.shared.search.interface import TOP_LIMITS, Budget
+from stageloom.shared.search.ios import cheapest_by_state
+from stageloom.shared.search.refine import refined
+from stageloom.shared.search.stages import Stages
 
 HELD_OUT: Final = ("googlenet", "nasnet_large")
 DEVICE: Final = "a100"
-CONTENTION: Final = 0.1  # the middle of those that trainings draw (planner.learning.gpg.blocks)
+CONTENTION: Final = 0.1  # the middle of those that trainings draw (stageloom.planner.learning.gpg.blocks)
 LEAST_OPERATORS: Final = 5  # smaller blocks leave nothing to choose
 BEAM_EXPANSIONS: Final = (1_000, 4_000, 16_000, 64_000, 256_000, 1_024_000)
 MAIN: Final = Settings(imitation_steps=400, episodes=300)

@@ -22,18 +22,18 @@ import onnx
 from onnx import TensorProto, helper
 
 from benchmarks.report import Report, arguments, emit, progress, pss_mib
-from edge_agent import Client
-from edge_agent.ask import ask_status
-from edge_agent.config import AgentConfig, ModelFile, encode_config
-from edge_agent.ingest.paths import socket_of
-from edge_agent.link.choice import KEY_NAME, MEMBERSHIP_NAME
-from edge_agent.link.membership import Membership, save_membership
-from edge_agent.link.sockets import new_keys
-from edge_agent.reporting.status import AgentStatus
-from shared.errors import UnavailableError
-from shared.ids import DeviceId
-from shared.keyfile import write_keys
-from shared.token import Endpoints
+from stageloom import Client
+from stageloom.edge_agent.ask import ask_status
+from stageloom.edge_agent.config import AgentConfig, ModelFile, encode_config
+from stageloom.edge_agent.ingest.paths import socket_of
+from stageloom.edge_agent.link.choice import KEY_NAME, MEMBERSHIP_NAME
+from stageloom.edge_agent.link.membership import Membership, save_membership
+from stageloom.edge_agent.link.sockets import new_keys
+from stageloom.edge_agent.reporting.status import AgentStatus
+from stageloom.shared.errors import UnavailableError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.keyfile import write_keys
+from stageloom.shared.token import Endpoints
 
 SHAPE = (1, 3, 224, 224)
 _START_S = 60.0
@@ -134,7 +134,7 @@ def serving(
 
 @contextlib.contextmanager
 def _agent(config: AgentConfig) -> "Iterator[subprocess.Popen[bytes]]":
-    process = subprocess.Popen([sys.executable, "-m", "edge_agent.run", encode_config(config)])
+    process = subprocess.Popen([sys.executable, "-m", "stageloom.edge_agent.run", encode_config(config)])
     try:
         yield process
     finally:

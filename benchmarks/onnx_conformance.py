@@ -27,8 +27,8 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
 from benchmarks.report import Report, arguments, emit, progress
-from edge_agent.lowering.errors import Unsupported
-from edge_agent.lowering.whole import WholeModel, lower_whole
+from stageloom.edge_agent.lowering.errors import Unsupported
+from stageloom.edge_agent.lowering.whole import WholeModel, lower_whole
 
 PACKAGES = ("onnx", "torch", "numpy")
 _REASON_CHARS = 200

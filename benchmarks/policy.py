@@ -20,14 +20,14 @@ from statistics import median, quantiles
 import numpy as np
 
 from benchmarks.report import Report, arguments, emit, progress
-from shared.digest import digest_of
-from shared.policy.gpg.features import Floats
-from shared.policy.maddpg.decide import decide
-from shared.policy.maddpg.features import state_of
-from shared.policy.maddpg.network import MaddpgNetwork
-from shared.policy.maddpg.space import ModelSpace, Space
-from shared.policy.plain import Load
-from shared.policy.samples import Sample
+from stageloom.shared.digest import digest_of
+from stageloom.shared.policy.gpg.features import Floats
+from stageloom.shared.policy.maddpg.decide import decide
+from stageloom.shared.policy.maddpg.features import state_of
+from stageloom.shared.policy.maddpg.network import MaddpgNetwork
+from stageloom.shared.policy.maddpg.space import ModelSpace, Space
+from stageloom.shared.policy.plain import Load
+from stageloom.shared.policy.samples import Sample
 
 BLOCKS = {"inception_v3": 13, "resnet50": 5, "squeezenet": 12}
 """Blocks of TOP's table II."""

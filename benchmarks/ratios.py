@@ -18,8 +18,8 @@ import numpy as np
 from benchmarks import zoo
 from benchmarks.report import Report, progress, spread
 from benchmarks.saturated import Contestant, Direct, Engine, EnginePlan, Inputs, Setting, Window
-from shared.artifact import Artifact, open_artifact
-from shared.importer.api import artifact_path, import_model
+from stageloom.shared.artifact import Artifact, open_artifact
+from stageloom.shared.importer.api import artifact_path, import_model
 
 SETTINGS = (
     Setting(1, 1, 1),

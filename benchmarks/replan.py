@@ -34,12 +34,12 @@ import numpy as np
 from benchmarks import zoo
 from benchmarks.demo.processes import Lines, Processes
 from benchmarks.report import Report, arguments, emit, progress
-from edge_agent import Client
-from edge_agent.config import SETTINGS_NAME
-from planner.store.reading import ReadStore
-from shared.errors import StageloomError
-from shared.ids import DeviceId
-from shared.messages.admin import ReplanInfo
+from stageloom import Client
+from stageloom.edge_agent.config import SETTINGS_NAME
+from stageloom.planner.store.reading import ReadStore
+from stageloom.shared.errors import StageloomError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.admin import ReplanInfo
 
 DEVICE = DeviceId("bench")
 MODELS = ("heavy", "light")
@@ -108,7 +108,7 @@ class Bench:
 
     def planner(self, *words: str) -> Any:
         """One `stageloom` command."""
-        return self.processes.call("-".join(words[:2]), "planner", *words, "--json")
+        return self.processes.call("-".join(words[:2]), "stageloom.planner", *words, "--json")
 
     def until(self, what: str, condition: Callable[[], Any]) -> Any:
         """Poll until it is true."""
@@ -124,17 +124,17 @@ class Bench:
 
     def start(self) -> None:
         """Planner, agent, models, plan A, profile."""
-        up = self.processes.start("planner", "planner", "up", "--listen", "127.0.0.1:0", "--json")
+        up = self.processes.start("planner", "stageloom.planner", "up", "--listen", "127.0.0.1:0", "--json")
         assert up.stdout is not None
         ready = Lines(up.stdout)
         while ready.latest is None:
             self.processes.require_alive(["planner"])
             time.sleep(0.05)
         token = self.planner("device", "token", DEVICE)["token"]
-        self.processes.call("agent-join", "edge_agent", "join", token)
+        self.processes.call("agent-join", "stageloom.edge_agent", "join", token)
         settings = Path(self.processes.environment["STAGELOOM_AGENT_HOME"]) / SETTINGS_NAME
         settings.write_text(json.dumps(AGENT_SETTINGS))
-        agent = self.processes.start("agent", "edge_agent", "run")
+        agent = self.processes.start("agent", "stageloom.edge_agent", "run")
         assert agent.stdout is not None
         Lines(agent.stdout)
         self.store = ReadStore.open(self.folder / "planner")

@@ -16,15 +16,15 @@ from typing import Any, Protocol
 import numpy as np
 import onnxruntime
 
-from edge_agent.executor.onnx import OnnxExecutor
-from edge_agent.worker.shell import EngineShell
-from edge_agent.worker.tasks import TaskEnd
-from shared.artifact import Artifact
-from shared.engine.steps import Outcome
-from shared.plan import Plan
-from shared.search.analytic import DeviceRates
-from shared.search.compose import Combination, ModelChoice, compose
-from shared.search.costs import CostTable
+from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.worker.shell import EngineShell
+from stageloom.edge_agent.worker.tasks import TaskEnd
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.engine.steps import Outcome
+from stageloom.shared.plan import Plan
+from stageloom.shared.search.analytic import DeviceRates
+from stageloom.shared.search.compose import Combination, ModelChoice, compose
+from stageloom.shared.search.costs import CostTable
 
 RAMP_UP = 0.15
 """The part of a window's length that runs before it."""

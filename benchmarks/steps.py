@@ -16,14 +16,14 @@ import numpy as np
 
 from benchmarks.ratios import Workload, zoo_inputs
 from benchmarks.report import Report, progress
-from edge_agent.executor.base import Executor, StepResult
-from edge_agent.executor.null import NullExecutor
-from edge_agent.executor.onnx import OnnxExecutor
-from edge_agent.worker.recorder import Recorder
-from edge_agent.worker.shell import EngineShell
-from edge_agent.worker.tasks import TaskEnd
-from shared.engine.steps import Step
-from shared.search.compose import Combination, ModelChoice, compose
+from stageloom.edge_agent.executor.base import Executor, StepResult
+from stageloom.edge_agent.executor.null import NullExecutor
+from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.worker.recorder import Recorder
+from stageloom.edge_agent.worker.shell import EngineShell
+from stageloom.edge_agent.worker.tasks import TaskEnd
+from stageloom.shared.engine.steps import Step
+from stageloom.shared.search.compose import Combination, ModelChoice, compose
 
 PER_MODEL = 2
 WARM_UP = 2_000

@@ -14,13 +14,13 @@ import numpy as np
 
 from benchmarks.ratios import zoo_inputs
 from benchmarks.report import Report, progress
-from edge_agent.executor.onnx import OnnxExecutor
-from edge_agent.worker.shell import EngineShell
-from edge_agent.worker.tasks import TaskEnd
-from shared.artifact import Artifact
-from shared.engine.steps import Outcome
-from shared.plan import Plan
-from shared.search.compose import ModelChoice, compose
+from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.worker.shell import EngineShell
+from stageloom.edge_agent.worker.tasks import TaskEnd
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.engine.steps import Outcome
+from stageloom.shared.plan import Plan
+from stageloom.shared.search.compose import ModelChoice, compose
 
 PACE_S = 0.01
 BETWEEN_S = 0.3

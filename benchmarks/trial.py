@@ -16,7 +16,7 @@ from random import Random
 from statistics import median
 
 from benchmarks.report import Report, arguments, emit, progress
-from shared.engine.trial import (
+from stageloom.shared.engine.trial import (
     Activate,
     Decide,
     Drain,
@@ -30,8 +30,8 @@ from shared.engine.trial import (
     TrialSetup,
     Verdict,
 )
-from shared.engine.windows import Side, WindowFigures
-from shared.ids import Digest
+from stageloom.shared.engine.windows import Side, WindowFigures
+from stageloom.shared.ids import Digest
 
 PAIR_SPREAD = 0.055
 LATENCY_SPREAD = 0.2

@@ -17,9 +17,9 @@ from onnx import TensorProto, helper
 
 from benchmarks.ingest import SHAPE, serving
 from benchmarks.report import Report, progress
-from edge_agent import Client
-from edge_agent.trace.command import record
-from edge_agent.worker.recorder import StepEntry
+from stageloom import Client
+from stageloom.edge_agent.trace.command import record
+from stageloom.edge_agent.worker.recorder import StepEntry
 
 AT_A_TIME = 2
 RAMP_UP_S = 0.5

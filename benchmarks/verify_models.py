@@ -17,9 +17,9 @@ import onnx.backend.test
 
 from benchmarks import zoo
 from benchmarks.report import Report, arguments, emit, progress
-from edge_agent.verify.command import VerifyArgs, run_verify
-from shared.errors import ExitCode
-from shared.search.registry import schedulers
+from stageloom.edge_agent.verify.command import VerifyArgs, run_verify
+from stageloom.shared.errors import ExitCode
+from stageloom.shared.search.registry import schedulers
 
 SCHEDULES = ("sequential", "greedy", "ios", "ios_rooted", "opara")
 """Stages from none in parallel to the best found, and streams."""

@@ -1,5 +1,5 @@
-"""`python -m edge_agent` is `stageloom-agent`."""
+"""`python -m stageloom.edge_agent` is `stageloom-agent`."""
 
-from edge_agent.cli import main
+from stageloom.edge_agent.cli import main
 
 main()

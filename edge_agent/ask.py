@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
-from edge_agent.ingest import channel
-from edge_agent.ingest.messages import (
+from stageloom.edge_agent.ingest import channel
+from stageloom.edge_agent.ingest.messages import (
     PROTOCOL_VERSION,
     AskStatus,
     Goodbye,
@@ -15,8 +15,8 @@ from edge_agent.ingest.messages import (
     decode_to_application,
     encode,
 )
-from edge_agent.reporting.status import AgentStatus
-from shared.errors import DecodeError, UnavailableError
+from stageloom.edge_agent.reporting.status import AgentStatus
+from stageloom.shared.errors import DecodeError, UnavailableError
 
 
 def ask_status(path: Path, timeout_s: float = 5.0) -> AgentStatus:

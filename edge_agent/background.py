@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from edge_agent.loop import READ, Loop
+from stageloom.edge_agent.loop import READ, Loop
 
 _log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from edge_agent.ingest.paths import default_home
-from edge_agent.plans.trial_settings import GuardSettings, TrialSettings
-from shared.errors import SettingError
-from shared.policy.queues import Measure
+from stageloom.edge_agent.ingest.paths import default_home
+from stageloom.edge_agent.plans.trial_settings import GuardSettings, TrialSettings
+from stageloom.shared.errors import SettingError
+from stageloom.shared.policy.queues import Measure
 
 SETTINGS_NAME = "agent.json"
 _MAX_SETTINGS_BYTES = 1 << 20

@@ -3,16 +3,16 @@
 import logging
 from collections.abc import Callable, Mapping
 
-from edge_agent.ingest.connection import Arena, Layout
-from edge_agent.ingest.endpoint import Accepted
-from edge_agent.loop import READ, WRITE, Loop, Timer
-from edge_agent.worker.channel import ChannelClosed
-from edge_agent.worker.config import WorkerConfig
-from edge_agent.worker.handle import WorkerHandle
-from edge_agent.worker.messages import Exited, Measure, Profile, ProfileStages, Record, Report
-from shared.engine.steps import PlanKey
-from shared.errors import StageloomError, TaskRefused, UnavailableError
-from shared.ids import Digest, TaskId
+from stageloom.edge_agent.ingest.connection import Arena, Layout
+from stageloom.edge_agent.ingest.endpoint import Accepted
+from stageloom.edge_agent.loop import READ, WRITE, Loop, Timer
+from stageloom.edge_agent.worker.channel import ChannelClosed
+from stageloom.edge_agent.worker.config import WorkerConfig
+from stageloom.edge_agent.worker.handle import WorkerHandle
+from stageloom.edge_agent.worker.messages import Exited, Measure, Profile, ProfileStages, Record, Report
+from stageloom.shared.engine.steps import PlanKey
+from stageloom.shared.errors import StageloomError, TaskRefused, UnavailableError
+from stageloom.shared.ids import Digest, TaskId
 
 _log = logging.getLogger(__name__)
 

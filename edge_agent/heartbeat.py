@@ -10,7 +10,7 @@ remedy does not work.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shared.systemd.notify import Notifier
+from stageloom.shared.systemd.notify import Notifier
 
 _GRACE_S = 15.0
 _BEATS = 4  # per watchdog interval; systemd asks for at least two

@@ -5,7 +5,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from shared.errors import StorageError
+from stageloom.shared.errors import StorageError
 
 LOCK_NAME = "lock"
 

@@ -1,4 +1,4 @@
-"""What an agent consists of, made once at its start. Who talks to whom is `edge_agent.service`."""
+"""What an agent consists of, made once at its start. Who talks to whom is `stageloom.edge_agent.service`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,27 +6,27 @@ from pathlib import Path
 from random import Random
 from typing import TypeAlias
 
-from edge_agent.background import Background
-from edge_agent.config import AgentConfig
-from edge_agent.engine_host import EngineHost
-from edge_agent.link.interface import Link
-from edge_agent.loop import Loop
-from edge_agent.plans.candidate import ManagerConfig
-from edge_agent.plans.check import PlanChecker
-from edge_agent.plans.fallback import FallbackFile
-from edge_agent.plans.manager import PlanManager
-from edge_agent.plans.probation import ProbationConfig
-from edge_agent.plans.supervisor import Supervisor
-from edge_agent.plans.waiting import WaitingLog
-from edge_agent.replan.local_planner import LocalPlanner
-from edge_agent.replan.policy import PolicyDesk
-from edge_agent.reporting.journal import Journal
-from edge_agent.reporting.profiles import ProfileDesk
-from edge_agent.store import ArtifactStore
-from edge_agent.utilisation.chain import this_machine
-from edge_agent.utilisation.watch import MachineWatch
-from edge_agent.worker.config import WorkerConfig
-from edge_agent.worker.messages import Report
+from stageloom.edge_agent.background import Background
+from stageloom.edge_agent.config import AgentConfig
+from stageloom.edge_agent.engine_host import EngineHost
+from stageloom.edge_agent.link.interface import Link
+from stageloom.edge_agent.loop import Loop
+from stageloom.edge_agent.plans.candidate import ManagerConfig
+from stageloom.edge_agent.plans.check import PlanChecker
+from stageloom.edge_agent.plans.fallback import FallbackFile
+from stageloom.edge_agent.plans.manager import PlanManager
+from stageloom.edge_agent.plans.probation import ProbationConfig
+from stageloom.edge_agent.plans.supervisor import Supervisor
+from stageloom.edge_agent.plans.waiting import WaitingLog
+from stageloom.edge_agent.replan.local_planner import LocalPlanner
+from stageloom.edge_agent.replan.policy import PolicyDesk
+from stageloom.edge_agent.reporting.journal import Journal
+from stageloom.edge_agent.reporting.profiles import ProfileDesk
+from stageloom.edge_agent.store import ArtifactStore
+from stageloom.edge_agent.utilisation.chain import this_machine
+from stageloom.edge_agent.utilisation.watch import MachineWatch
+from stageloom.edge_agent.worker.config import WorkerConfig
+from stageloom.edge_agent.worker.messages import Report
 
 LinkFactory: TypeAlias = Callable[[], tuple[Link, Sequence[str]]]
 """Makes the link, and says what was wrong with the state it found."""

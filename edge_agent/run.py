@@ -1,7 +1,7 @@
 """The process behind `stageloom-agent run`: settings in, the agent's main loop, an exit code out.
 
-`python -m edge_agent.run SETTINGS` with the settings as JSON. The command line replaces itself with this, so
-that neither it nor what it prints with stays in the memory of a process that runs for months.
+`python -m stageloom.edge_agent.run SETTINGS` with the settings as JSON. The command line replaces itself with
+this, so that neither it nor what it prints with stays in the memory of a process that runs for months.
 """
 
 import contextlib
@@ -12,17 +12,17 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 
-from edge_agent import __version__
-from edge_agent.config import AgentConfig, decode_config
-from edge_agent.home import HomeLock
-from edge_agent.link.interface import Link, NoPlanner
-from edge_agent.loop import READ
-from edge_agent.parts import LinkFactory
-from edge_agent.service import Agent
-from edge_agent.store import ArtifactStore
-from shared.errors import ExitCode, SettingError, StageloomError
+from stageloom.edge_agent.config import AgentConfig, decode_config
+from stageloom.edge_agent.home import HomeLock
+from stageloom.edge_agent.link.interface import Link, NoPlanner
+from stageloom.edge_agent.loop import READ
+from stageloom.edge_agent.parts import LinkFactory
+from stageloom.edge_agent.service import Agent
+from stageloom.edge_agent.store import ArtifactStore
+from stageloom.shared.errors import ExitCode, SettingError, StageloomError
+from stageloom.shared.version import __version__
 
-_log = logging.getLogger("edge_agent.run")  # not __main__, whatever started it
+_log = logging.getLogger("stageloom.edge_agent.run")  # not __main__, whatever started it
 
 _SWITCH_INTERVAL_S = 0.0005
 """Python's default of 5 ms is what a task would wait while the link's thread decodes a plan."""
@@ -69,14 +69,18 @@ def run_agent(config: AgentConfig) -> ExitCode:
 
 def _link_maker(config: AgentConfig) -> LinkFactory:
     if config.models:
-        from edge_agent.plans.alone import plan_alone  # the importer's code, for agents without a planner
+        from stageloom.edge_agent.plans.alone import (
+            plan_alone,
+        )  # the importer's code, for agents without a planner
 
         store = ArtifactStore(config.home_path / "artifacts")
         plan = plan_alone(config, store, _log.info)
         return lambda: (NoPlanner(plan), ())
 
     def connect() -> tuple[Link, Sequence[str]]:
-        from edge_agent.link.choice import connect_planner  # ZeroMQ, for agents that have joined a planner
+        from stageloom.edge_agent.link.choice import (
+            connect_planner,
+        )  # ZeroMQ, for agents that have joined a planner
 
         return connect_planner(config)
 

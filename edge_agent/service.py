@@ -11,20 +11,19 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from edge_agent import __version__
-from edge_agent.config import AgentConfig
-from edge_agent.heartbeat import EngineSigns, Heartbeat, Patience
-from edge_agent.ingest.connection import Arena, ConnectionLimits, Layout
-from edge_agent.ingest.endpoint import Accepted, Endpoint
-from edge_agent.ingest.ledger import TaskLedger
-from edge_agent.ingest.messages import ModelInfo
-from edge_agent.ingest.paths import runtime_directory
-from edge_agent.loop import READ, Loop
-from edge_agent.parts import LinkFactory, make_parts
-from edge_agent.plans.shell import PlanShell
-from edge_agent.replan.load_watch import LoadWatch
-from edge_agent.reporting.recordings import Recordings
-from edge_agent.reporting.status import (
+from stageloom.edge_agent.config import AgentConfig
+from stageloom.edge_agent.heartbeat import EngineSigns, Heartbeat, Patience
+from stageloom.edge_agent.ingest.connection import Arena, ConnectionLimits, Layout
+from stageloom.edge_agent.ingest.endpoint import Accepted, Endpoint
+from stageloom.edge_agent.ingest.ledger import TaskLedger
+from stageloom.edge_agent.ingest.messages import ModelInfo
+from stageloom.edge_agent.ingest.paths import runtime_directory
+from stageloom.edge_agent.loop import READ, Loop
+from stageloom.edge_agent.parts import LinkFactory, make_parts
+from stageloom.edge_agent.plans.shell import PlanShell
+from stageloom.edge_agent.replan.load_watch import LoadWatch
+from stageloom.edge_agent.reporting.recordings import Recordings
+from stageloom.edge_agent.reporting.status import (
     AgentStatus,
     EngineStatus,
     plan_status,
@@ -32,13 +31,14 @@ from edge_agent.reporting.status import (
     task_totals,
     trial_status,
 )
-from edge_agent.reporting.telemetry import task_rows, trace_row
-from edge_agent.worker import messages as engine
-from shared.engine.steps import Outcome, PlanKey
-from shared.errors import TaskRefused
-from shared.failpoint import failpoint
-from shared.ids import TaskId
-from shared.systemd.notify import manager_of
+from stageloom.edge_agent.reporting.telemetry import task_rows, trace_row
+from stageloom.edge_agent.worker import messages as engine
+from stageloom.shared.engine.steps import Outcome, PlanKey
+from stageloom.shared.errors import TaskRefused
+from stageloom.shared.failpoint import failpoint
+from stageloom.shared.ids import TaskId
+from stageloom.shared.systemd.notify import manager_of
+from stageloom.shared.version import __version__
 
 _log = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.digest import DIGEST_BYTES
-from shared.durable_file import sync_directory, sync_file, write_synced
-from shared.errors import StateError, StorageError
-from shared.failpoint import failpoint
-from shared.ids import Digest
+from stageloom.shared.digest import DIGEST_BYTES
+from stageloom.shared.durable_file import sync_directory, sync_file, write_synced
+from stageloom.shared.errors import StateError, StorageError
+from stageloom.shared.failpoint import failpoint
+from stageloom.shared.ids import Digest
 
 _MAGIC = b"STGLSTATE1\n"
 _MAX_STATE_BYTES = 16 << 20

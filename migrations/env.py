@@ -1,10 +1,11 @@
-"""How Alembic reaches the database: through `planner.store`, with its transactions and its settings."""
+"""How Alembic reaches the database: through `stageloom.planner.store`, with its transactions and its
+settings."""
 
 from alembic import context
 
-from planner.store.database import Database
-from planner.store.tables import Table
-from shared.failpoint import failpoint
+from stageloom.planner.store.database import Database
+from stageloom.planner.store.tables import Table
+from stageloom.shared.failpoint import failpoint
 
 
 def run() -> None:

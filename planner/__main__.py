@@ -1,5 +1,5 @@
-"""`python -m planner` is `stageloom`."""
+"""`python -m stageloom.planner` is `stageloom`."""
 
-from planner.cli import main
+from stageloom.planner.cli import main
 
 main()

@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import tomllib
 
-from planner.dispatch.quotas import DEFAULT_QUOTAS, Quota
-from planner.dispatch.rate import Rate
-from shared.errors import SettingError
+from stageloom.planner.dispatch.quotas import DEFAULT_QUOTAS, Quota
+from stageloom.planner.dispatch.rate import Rate
+from stageloom.shared.errors import SettingError
 
 ENVIRONMENT_PREFIX: Final = "STAGELOOM_PLANNER_"
 HOME_VARIABLE: Final = "STAGELOOM_HOME"

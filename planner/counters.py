@@ -8,9 +8,17 @@ the wire's range: the planner itself counts on by one, and never comes to the en
 
 from typing import Final
 
-from shared.messages.base import MOST
-from shared.messages.control import Alarm, ControlToPlanner, Heartbeat, Hello, LocalPlan, Report, Reported
-from shared.messages.telemetry import TelemetryBatch
+from stageloom.shared.messages.base import MOST
+from stageloom.shared.messages.control import (
+    Alarm,
+    ControlToPlanner,
+    Heartbeat,
+    Hello,
+    LocalPlan,
+    Report,
+    Reported,
+)
+from stageloom.shared.messages.telemetry import TelemetryBatch
 
 CEILING: Final = MOST // 2
 EPOCHS_AHEAD: Final = 1_000

@@ -5,10 +5,10 @@ import threading
 import time
 from typing import Final
 
-from planner.store.retention import Retention
-from planner.store.store import Store
-from planner.telemetry.trusted_time import notice
-from shared.errors import StageloomError
+from stageloom.planner.store.retention import Retention
+from stageloom.planner.store.store import Store
+from stageloom.planner.telemetry.trusted_time import notice
+from stageloom.shared.errors import StageloomError
 
 logger = logging.getLogger(__name__)
 

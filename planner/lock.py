@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from shared.errors import InputError, StorageError
+from stageloom.shared.errors import InputError, StorageError
 
 LOCK_FILE: Final = "planner.lock"
 DATABASE_LOCK: Final = ".planner-lock"

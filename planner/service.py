@@ -18,33 +18,33 @@ from typing import Any, Final
 
 from zmq.utils import z85
 
-from planner.admin.handler import AdminHandler
-from planner.admin.path import socket_path
-from planner.cluster.search_pool import AnytimePool
-from planner.config import PlannerConfig
-from planner.contest.ahead import CompiledAhead
-from planner.dispatch.admin import AdminServer
-from planner.dispatch.core import DispatchConfig
-from planner.dispatch.events import DesiredChanged, Released, Revoked
-from planner.dispatch.listening import listen
-from planner.dispatch.server import DispatchServer, ServerConfig, new_keys
-from planner.enrolment.certificate import CERTIFICATE_FILE, certificate_digest
-from planner.enrolment.desk import EnrolmentDesk
-from planner.enrolment.service import EnrolmentService
-from planner.housekeeping import Housekeeper
-from planner.lock import lock_data_dir, lock_sqlite
-from planner.replan.service import Replanner
-from planner.store.reading import sqlite_file
-from planner.store.retention import Retention
-from planner.store.store import Store
-from planner.store.used_database import keep_url
-from shared.clock import Clock, SystemClock
-from shared.errors import InputError, StageloomError, UnavailableError
-from shared.ids import DeviceId
-from shared.keyfile import KeyPair, read_keys, write_keys
-from shared.messages.control import Desired
-from shared.systemd.notify import Notifier, manager_of
-from shared.token import Endpoints, JoinToken
+from stageloom.planner.admin.handler import AdminHandler
+from stageloom.planner.admin.path import socket_path
+from stageloom.planner.cluster.search_pool import AnytimePool
+from stageloom.planner.config import PlannerConfig
+from stageloom.planner.contest.ahead import CompiledAhead
+from stageloom.planner.dispatch.admin import AdminServer
+from stageloom.planner.dispatch.core import DispatchConfig
+from stageloom.planner.dispatch.events import DesiredChanged, Released, Revoked
+from stageloom.planner.dispatch.listening import listen
+from stageloom.planner.dispatch.server import DispatchServer, ServerConfig, new_keys
+from stageloom.planner.enrolment.certificate import CERTIFICATE_FILE, certificate_digest
+from stageloom.planner.enrolment.desk import EnrolmentDesk
+from stageloom.planner.enrolment.service import EnrolmentService
+from stageloom.planner.housekeeping import Housekeeper
+from stageloom.planner.lock import lock_data_dir, lock_sqlite
+from stageloom.planner.replan.service import Replanner
+from stageloom.planner.store.reading import sqlite_file
+from stageloom.planner.store.retention import Retention
+from stageloom.planner.store.store import Store
+from stageloom.planner.store.used_database import keep_url
+from stageloom.shared.clock import Clock, SystemClock
+from stageloom.shared.errors import InputError, StageloomError, UnavailableError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.keyfile import KeyPair, read_keys, write_keys
+from stageloom.shared.messages.control import Desired
+from stageloom.shared.systemd.notify import Notifier, manager_of
+from stageloom.shared.token import Endpoints, JoinToken
 
 logger = logging.getLogger(__name__)
 

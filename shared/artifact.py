@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgpack
 
-from shared.digest import canonical, digest_bytes
-from shared.errors import DecodeError
-from shared.graph import Graph, graph_from_wire, graph_to_wire
-from shared.ids import Digest
+from stageloom.shared.digest import canonical, digest_bytes
+from stageloom.shared.errors import DecodeError
+from stageloom.shared.graph import Graph, graph_from_wire, graph_to_wire
+from stageloom.shared.ids import Digest
 
 MAGIC = b"STGLOOM1"
 MAX_GRAPH_BYTES = 8 << 20  # decoding lists costs up to 72 bytes of memory per byte

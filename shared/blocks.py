@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
-from shared.bitmask import bits
-from shared.graph import Graph, transitive
-from shared.ids import OpId, TensorId
-from shared.merge import merge_key
+from stageloom.shared.bitmask import bits
+from stageloom.shared.graph import Graph, transitive
+from stageloom.shared.ids import OpId, TensorId
+from stageloom.shared.merge import merge_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ class CombinedGraph:
     starts: tuple[int, ...]  # per member the model's operator id of its first operator [num_members]
     predecessors: tuple[int, ...]  # per operator a mask, within the member only [num_ops]
     merge_class: tuple[int, ...] = ()
-    """Per operator a number that those share which may run as one launch (`shared.merge`); -1: it never
-    merges. [num_ops]; empty: none does."""
+    """Per operator a number that those share which may run as one launch (`stageloom.shared.merge`); -1: it
+    never merges. [num_ops]; empty: none does."""
     members: tuple[tuple[Graph, Block], ...] = field(default=(), compare=False, repr=False)
     """What it was combined from, for who reads more of an operator than its edges; may be absent."""
 

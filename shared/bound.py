@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 
-from shared.blocks import Block, CombinedGraph, combine, slot_readers, slot_reads, split
-from shared.errors import PlanError
-from shared.graph import Graph
-from shared.ids import Digest
-from shared.legality import violations
-from shared.plan import CombinedBlock, Member, ModelPlan, Plan, Wait
+from stageloom.shared.blocks import Block, CombinedGraph, combine, slot_readers, slot_reads, split
+from stageloom.shared.errors import PlanError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest
+from stageloom.shared.legality import violations
+from stageloom.shared.plan import CombinedBlock, Member, ModelPlan, Plan, Wait
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class BoundModel:
     plan: ModelPlan
     graph: Graph
     blocks: tuple[Block, ...]
-    slot_reads: tuple[tuple[int, ...], ...]  # see shared.blocks.slot_reads [num_blocks][...]
-    slot_readers: tuple[int, ...]  # see shared.blocks.slot_readers [num_blocks]
+    slot_reads: tuple[tuple[int, ...], ...]  # see stageloom.shared.blocks.slot_reads [num_blocks][...]
+    slot_readers: tuple[int, ...]  # see stageloom.shared.blocks.slot_readers [num_blocks]
 
     @cached_property
     def input_bytes(self) -> int:

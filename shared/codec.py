@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, TypeVar
 import msgpack
 import msgspec
 
-from shared.errors import DecodeError
+from stageloom.shared.errors import DecodeError
 
 PLAIN: Final = b"\x00"
 ZLIB: Final = b"\x01"

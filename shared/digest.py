@@ -6,7 +6,7 @@ from typing import Any
 
 import msgpack
 
-from shared.ids import Digest
+from stageloom.shared.ids import Digest
 
 DIGEST_BYTES = 32
 

@@ -76,8 +76,8 @@ class OpenInput:
 class UnpinnedShape(ModelError):
     """Graph inputs have dimensions without a number; all of them are named at once, each with an example.
 
-    The remedy is written as `--shape INPUT=DIMS` options; `shared.importer.model_argument` writes it as a
-    `--model` for the commands that take these.
+    The remedy is written as `--shape INPUT=DIMS` options; `stageloom.shared.importer.model_argument` writes
+    it as a `--model` for the commands that take these.
     """
 
     def __init__(self, inputs: Sequence[OpenInput]) -> None:

@@ -17,7 +17,7 @@ import signal
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from shared.errors import SettingError
+from stageloom.shared.errors import SettingError
 
 VARIABLE: Final = "STAGELOOM_FAILPOINT"
 

@@ -10,12 +10,12 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from shared.attributes import Attributes
-from shared.bitmask import bits
-from shared.convolution import Convolution
-from shared.digest import digest_of
-from shared.errors import DecodeError
-from shared.ids import Digest, TensorId
+from stageloom.shared.attributes import Attributes
+from stageloom.shared.bitmask import bits
+from stageloom.shared.convolution import Convolution
+from stageloom.shared.digest import digest_of
+from stageloom.shared.errors import DecodeError
+from stageloom.shared.ids import Digest, TensorId
 
 GRAPH_VERSION = 2
 MAX_OPERATORS = 1 << 16

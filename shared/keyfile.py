@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from shared.errors import StateError
-from shared.private_file import read_private, write_private
+from stageloom.shared.errors import StateError
+from stageloom.shared.private_file import read_private, write_private
 
 _KEY: Final = re.compile(r"[\x21-\x7e]{40}")
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from shared.bitmask import bits
-from shared.blocks import CombinedGraph
-from shared.schedule import Group, Launch, Schedule, StageSchedule, StreamSchedule
+from stageloom.shared.bitmask import bits
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.schedule import Group, Launch, Schedule, StageSchedule, StreamSchedule
 
 
 class Barrier(Enum):

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shared.bitmask import bits, mask_of
-from shared.blocks import CombinedGraph
-from shared.schedule import Schedule, StageSchedule, StreamSchedule
+from stageloom.shared.bitmask import bits, mask_of
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.schedule import Schedule, StageSchedule, StreamSchedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from shared.convolution import Convolution
-from shared.graph import ITEM_BYTES, Graph
-from shared.ids import OpId, TensorId
+from stageloom.shared.convolution import Convolution
+from stageloom.shared.graph import ITEM_BYTES, Graph
+from stageloom.shared.ids import OpId, TensorId
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The plan: everything that decides how a device runs its models, as one frozen value.
 
-A plan is plain data. `shared.bound.bind` joins it with the graphs it names and checks that it is legal.
+A plan is plain data. `stageloom.shared.bound.bind` joins it with the graphs it names and checks that it is
+legal.
 """
 
 from dataclasses import dataclass, replace
@@ -10,12 +11,12 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from shared.digest import canonical, digest_bytes, digest_from_raw, digest_to_raw
-from shared.errors import PlanError
-from shared.ids import Digest
-from shared.launch_list import Barrier
-from shared.schedule import Schedule, num_operators
-from shared.stage_string import from_tokens, to_string, to_tokens
+from stageloom.shared.digest import canonical, digest_bytes, digest_from_raw, digest_to_raw
+from stageloom.shared.errors import PlanError
+from stageloom.shared.ids import Digest
+from stageloom.shared.launch_list import Barrier
+from stageloom.shared.schedule import Schedule, num_operators
+from stageloom.shared.stage_string import from_tokens, to_string, to_tokens
 
 PLAN_VERSION = 1
 MAX_PLAN_BYTES = 96 << 10  # decoding lists costs up to 72 bytes of memory per byte
@@ -177,7 +178,8 @@ def _model_to_list(model: ModelPlan) -> list[Any]:
 
 
 def decode_plan(wire: bytes, expected: Digest | None = None) -> Plan:
-    """Rebuild a plan and check every field's type and bound; graphs are checked by `shared.bound.bind`.
+    """Rebuild a plan and check every field's type and bound; graphs are checked by
+    `stageloom.shared.bound.bind`.
 
     Raises:
         PlanError: the bytes are too many, no plan, not canonical, or have another digest than `expected`.

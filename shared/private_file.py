@@ -4,8 +4,8 @@ import os
 import stat
 from pathlib import Path
 
-from shared.durable_file import create_synced
-from shared.errors import StorageError
+from stageloom.shared.durable_file import create_synced
+from stageloom.shared.errors import StorageError
 
 
 def write_private(path: Path, text: str) -> None:

@@ -20,9 +20,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from shared.errors import PlanError
-from shared.graph import MAX_OPERATORS as MAX_OPERATORS
-from shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedule
+from stageloom.shared.errors import PlanError
+from stageloom.shared.graph import MAX_OPERATORS as MAX_OPERATORS
+from stageloom.shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedule
 
 MAX_STREAMS = 1 << 10
 MAX_TOKENS = 4 * MAX_OPERATORS  # the longest: every operator in a segment of its own

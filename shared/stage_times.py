@@ -7,7 +7,7 @@ group after another on one member) counts for the first of them, and the others 
 
 from collections.abc import Iterable
 
-from shared.launch_list import LaunchList
+from stageloom.shared.launch_list import LaunchList
 
 
 def stage_spans(

@@ -16,8 +16,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
-from shared.codec import Limits, convert, unpack
-from shared.errors import DecodeError, TokenError
+from stageloom.shared.codec import Limits, convert, unpack
+from stageloom.shared.errors import DecodeError, TokenError
 
 PREFIX: Final = "stgl2."
 _OLD_PREFIX: Final = "stgl1."  # enrolment over ZeroMQ, up to version 0.1

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tomllib
 
-from planner.cli import app as planner_cli
+from stageloom.planner.cli import app as planner_cli
 from tests.bad_input.situations import DISK_BYTES, Make, run_until_it_answers, situations
 from tests.planner.processes import ROOT, environment
 from tests.scratch import small_disk
@@ -41,7 +41,9 @@ def _command(arguments: list[str], home: Path, capsys: pytest.CaptureFixture[str
     if arguments[0] == "stageloom":
         code = planner_cli.execute(arguments[1:])
         return code, capsys.readouterr().err
-    module = {"stageloom-agent": "edge_agent", "application": "tests.bad_input.application"}[arguments[0]]
+    module = {"stageloom-agent": "stageloom.edge_agent", "application": "tests.bad_input.application"}[
+        arguments[0]
+    ]
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments[1:]],
         capture_output=True,

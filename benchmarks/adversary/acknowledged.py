@@ -7,7 +7,7 @@ from typing import Any, Final
 from sqlalchemy import text
 
 from benchmarks.adversary.witness import Witness
-from planner.store.database import Database
+from stageloom.planner.store.database import Database
 
 _AGAIN: Final = 2_000
 """Rows that were found before and are looked at again each time; the last look takes all."""

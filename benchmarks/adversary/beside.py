@@ -17,9 +17,9 @@ from benchmarks.adversary.floods import FLOODS, Target
 from benchmarks.adversary.ground import Ground
 from benchmarks.adversary.peer import Credentials, Peer
 from benchmarks.adversary.plans import add_plan
-from shared.ids import Digest
-from shared.keyfile import KeyPair
-from shared.token import Endpoints
+from stageloom.shared.ids import Digest
+from stageloom.shared.keyfile import KeyPair
+from stageloom.shared.token import Endpoints
 
 MOST_GROWN_MIB: Final = 256.0
 _LEAST_P99_MS: Final = 250.0

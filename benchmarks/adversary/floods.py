@@ -14,12 +14,12 @@ from typing import Final
 import zmq
 from msgspec import structs
 
-from shared.digest import digest_bytes
-from shared.ids import Digest
-from shared.keyfile import KeyPair
-from shared.messages import bulk, control, telemetry
-from shared.messages.base import MAX_PLAN_BYTES
-from shared.token import Endpoints
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.ids import Digest
+from stageloom.shared.keyfile import KeyPair
+from stageloom.shared.messages import bulk, control, telemetry
+from stageloom.shared.messages.base import MAX_PLAN_BYTES
+from stageloom.shared.token import Endpoints
 
 BOOT: Final = 1 << 40
 _QUEUED: Final = 64

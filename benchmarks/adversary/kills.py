@@ -38,14 +38,14 @@ from benchmarks.control_plane.planner import free_ports
 from benchmarks.demo.processes import Processes
 from benchmarks.postgres import PostgresServer, binaries, postgres_server
 from benchmarks.report import Report, arguments, emit, progress
-from edge_agent.link.choice import KEY_NAME
-from planner.store.database import Database, sqlite_url
-from planner.store.reading import DATABASE_FILE
-from shared.errors import StageloomError
-from shared.ids import DeviceId
-from shared.keyfile import read_keys
-from shared.messages import admin
-from shared.messages.control import DeviceState
+from stageloom.edge_agent.link.choice import KEY_NAME
+from stageloom.planner.store.database import Database, sqlite_url
+from stageloom.planner.store.reading import DATABASE_FILE
+from stageloom.shared.errors import StageloomError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.keyfile import read_keys
+from stageloom.shared.messages import admin
+from stageloom.shared.messages.control import DeviceState
 
 _WITNESS: Final = "witness"
 _SERVED: Final = ("alpha", "beta")

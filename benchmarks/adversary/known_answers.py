@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 import onnxruntime
 
-from edge_agent import Client
-from shared.errors import StageloomError
+from stageloom import Client
+from stageloom.shared.errors import StageloomError
 
 TOLERANCE: Final = 1e-4
 """Norm of the difference over the norm of the reference."""

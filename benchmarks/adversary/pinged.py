@@ -13,7 +13,7 @@ from typing import Final
 from benchmarks.adversary.ground import Ground
 from benchmarks.adversary.peer import LANES, Credentials, Peer
 from benchmarks.adversary.pings import Outcome, attack
-from shared.keyfile import KeyPair
+from stageloom.shared.keyfile import KeyPair
 
 DEVICES: Final = 20
 _ROWS: Final = 5

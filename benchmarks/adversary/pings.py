@@ -2,8 +2,9 @@
 
     python -m benchmarks.adversary.pings tcp://HOST:PORT SERVER_KEY --keys FILE --seconds 300 --json
 
-attacks one ZeroMQ endpoint of a planner. FILE holds the CURVE key pair of the attacker (`shared.keyfile`), of
-an enrolled device perhaps; without `--keys` the attacker is a stranger with a fresh key. As a function:
+attacks one ZeroMQ endpoint of a planner. FILE holds the CURVE key pair of the attacker
+(`stageloom.shared.keyfile`), of an enrolled device perhaps; without `--keys` the attacker is a stranger with
+a fresh key. As a function:
 
     attack(endpoint: str, server_key: str, keys: KeyPair | None, *, seconds: float, connections: int = 40,
            end: End = End.RESET) -> Outcome
@@ -24,7 +25,7 @@ from typing import Final
 import zmq
 
 from benchmarks.adversary.zmtp import RawPeer
-from shared.keyfile import KeyPair, read_keys
+from stageloom.shared.keyfile import KeyPair, read_keys
 
 _BLAST_BYTES: Final = 1 << 20  # more than any receive buffer of the planner holds
 _MESSAGES_PER_PING: Final = 40  # more than any receive queue of the planner holds

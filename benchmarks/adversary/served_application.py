@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_agent import Client
-from edge_agent.ingest.paths import socket_of
-from shared.errors import StageloomError
+from stageloom import Client
+from stageloom.edge_agent.ingest.paths import socket_of
+from stageloom.shared.errors import StageloomError
 
 
 def main() -> None:

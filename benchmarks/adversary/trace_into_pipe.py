@@ -10,9 +10,9 @@ import os
 import time
 from pathlib import Path
 
-from edge_agent.ingest import channel
-from edge_agent.ingest.messages import PROTOCOL_VERSION, Hello, Trace, encode
-from edge_agent.ingest.paths import socket_of
+from stageloom.edge_agent.ingest import channel
+from stageloom.edge_agent.ingest.messages import PROTOCOL_VERSION, Hello, Trace, encode
+from stageloom.edge_agent.ingest.paths import socket_of
 
 
 def main() -> None:

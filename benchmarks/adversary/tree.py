@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+_OLDER = Path(__file__).parent / "older"
 
 
 @dataclass(frozen=True)
@@ -18,9 +19,15 @@ class Tree:
 
     root: Path
 
+    @property
+    def path(self) -> list[Path]:
+        """Where its packages are found, as `stageloom`; 0.1.0 had them at the top, under bare names."""
+        package = self.root / "src"
+        return [package] if package.exists() else [_OLDER, self.root]
+
     def command(self, program: str, *arguments: str) -> list[str]:
         """The argument list of `planner` (stageloom) or `edge_agent` (stageloom-agent)."""
-        return [sys.executable, "-c", f"from {program}.cli import main; main()", *arguments]
+        return [sys.executable, "-c", f"from stageloom.{program}.cli import main; main()", *arguments]
 
     def script(self, path: Path, *arguments: str) -> list[str]:
         """The argument list of a script of ours that imports this version's packages."""
@@ -32,7 +39,7 @@ class Tree:
         `first`: a folder that is looked into even before.
         """
         kept = {name: value for name, value in os.environ.items() if not name.startswith("STAGELOOM_")}
-        path = os.pathsep.join(str(folder) for folder in (first, self.root) if folder is not None)
+        path = os.pathsep.join(str(folder) for folder in (first, *self.path) if folder is not None)
         return {**kept, "STAGELOOM_PLANNER_SEARCH": "local", **extra, "PYTHONPATH": path}
 
     def run(

@@ -12,11 +12,11 @@ import zmq
 from msgspec.structs import replace
 
 from benchmarks.control_plane.device import SimulatedDevice, Tally
-from edge_agent.link.choice import KEY_NAME, MEMBERSHIP_NAME
-from edge_agent.link.membership import load_membership
-from shared.ids import DeviceId
-from shared.keyfile import read_keys
-from shared.messages import control, telemetry
+from stageloom.edge_agent.link.choice import KEY_NAME, MEMBERSHIP_NAME
+from stageloom.edge_agent.link.membership import load_membership
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.keyfile import read_keys
+from stageloom.shared.messages import control, telemetry
 
 _TURN_S: Final = 0.02
 _BEAT_S: Final = 0.2

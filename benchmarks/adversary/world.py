@@ -8,19 +8,19 @@ from typing import Any, Final, TypeVar
 
 from benchmarks.demo.processes import Lines, Processes
 from benchmarks.postgres import PostgresServer
-from edge_agent.ask import ask_status
-from edge_agent.config import load_config
-from edge_agent.ingest.paths import socket_of
-from edge_agent.link.choice import join_planner
-from edge_agent.reporting.status import AgentStatus
-from planner.admin.client import ask
-from shared.errors import UnavailableError
-from shared.failpoint import VARIABLE as FAILPOINT
-from shared.ids import DeviceId
-from shared.importer.api import artifact_path, import_model
-from shared.messages import admin
-from shared.messages.base import Message
-from shared.messages.control import Activation, Autonomy
+from stageloom.edge_agent.ask import ask_status
+from stageloom.edge_agent.config import load_config
+from stageloom.edge_agent.ingest.paths import socket_of
+from stageloom.edge_agent.link.choice import join_planner
+from stageloom.edge_agent.reporting.status import AgentStatus
+from stageloom.planner.admin.client import ask
+from stageloom.shared.errors import UnavailableError
+from stageloom.shared.failpoint import VARIABLE as FAILPOINT
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.importer.api import artifact_path, import_model
+from stageloom.shared.messages import admin
+from stageloom.shared.messages.base import Message
+from stageloom.shared.messages.control import Activation, Autonomy
 
 DEVICE: Final = "killed"
 """The device whose agent runs here."""
@@ -90,7 +90,7 @@ class World:
         where = ("--listen", f"127.0.0.1:{self._port}", "--data-dir", str(self.planner_home))
         arguments = ("up", "--json", *where)
         process = self._processes.start(
-            self._planner, "planner", *arguments, **settings, **{FAILPOINT: failpoint}
+            self._planner, "stageloom.planner", *arguments, **settings, **{FAILPOINT: failpoint}
         )
         assert process.stdout is not None
         ready = Lines(process.stdout)
@@ -151,7 +151,12 @@ class World:
         (self.agent_home / "agent.json").write_text(json.dumps(_AGENT))
         self._agent = self._next_life("agent")
         process = self._processes.start(
-            self._agent, "edge_agent", "run", "--home", str(self.agent_home), **{FAILPOINT: failpoint}
+            self._agent,
+            "stageloom.edge_agent",
+            "run",
+            "--home",
+            str(self.agent_home),
+            **{FAILPOINT: failpoint},
         )
         assert process.stdout is not None
         Lines(process.stdout)

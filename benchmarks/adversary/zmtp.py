@@ -12,7 +12,7 @@ from typing import Any, Final
 from nacl import bindings as sodium
 from zmq.utils import z85
 
-from shared.keyfile import KeyPair
+from stageloom.shared.keyfile import KeyPair
 
 _GREETING: Final = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 _COMMAND: Final = 0x04

@@ -30,10 +30,10 @@ from benchmarks.contract.compare import Outcome
 from benchmarks.contract.record import Record
 from benchmarks.contract.subjects import LARGE, LIGHT, Subject, onnx_subject, zoo_subject
 from benchmarks.report import Report, arguments, emit, progress
-from edge_agent.executor.base import Executor
-from edge_agent.executor.registry import make_executor
-from shared.errors import ExecutorError
-from shared.launch_list import Barrier
+from stageloom.edge_agent.executor.base import Executor
+from stageloom.edge_agent.executor.registry import make_executor
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.launch_list import Barrier
 
 PACKAGES = ("onnx", "onnxruntime", "numpy", "torch")
 _TOGETHER = ("squeezenet_bypass", "googlenet", "resnet50")

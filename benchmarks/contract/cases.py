@@ -9,16 +9,16 @@ from functools import cache, cached_property
 from benchmarks.contract.compare import Outcome, compare
 from benchmarks.contract.schedules import bound_of, graph_of, merged, plan_of, random_stages, random_streams
 from benchmarks.contract.subjects import Subject
-from edge_agent.executor.base import Executor
-from shared.blocks import CombinedGraph, split
-from shared.bound import BoundPlan
-from shared.launch_list import Barrier
-from shared.plan import ExecutorOptions, Member
-from shared.schedule import Schedule, StageSchedule
-from shared.search.analytic import DeviceRates
-from shared.search.costs import CostTable, StageCosts
-from shared.search.interface import TOP_LIMITS, Budget
-from shared.search.registry import scheduler
+from stageloom.edge_agent.executor.base import Executor
+from stageloom.shared.blocks import CombinedGraph, split
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.launch_list import Barrier
+from stageloom.shared.plan import ExecutorOptions, Member
+from stageloom.shared.schedule import Schedule, StageSchedule
+from stageloom.shared.search.analytic import DeviceRates
+from stageloom.shared.search.costs import CostTable, StageCosts
+from stageloom.shared.search.interface import TOP_LIMITS, Budget
+from stageloom.shared.search.registry import scheduler
 
 RATES = DeviceRates(launch_s=1e-3, contention=0.3, barrier_s=1e-5)
 """Launches are dear and overlap well, so that searches both merge and put side by side all that they may."""

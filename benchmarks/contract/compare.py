@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from benchmarks.contract.schedules import StepMaker
 from benchmarks.contract.subjects import Subject
-from edge_agent.executor.base import Executor
-from edge_agent.verify.judge import Judge
-from edge_agent.verify.pairs import Pair
-from shared.bound import BoundPlan
-from shared.engine.steps import InstanceId, PlanKey
-from shared.plan import Member
+from stageloom.edge_agent.executor.base import Executor
+from stageloom.edge_agent.verify.judge import Judge
+from stageloom.edge_agent.verify.pairs import Pair
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import InstanceId, PlanKey
+from stageloom.shared.plan import Member
 
 if TYPE_CHECKING:
     import numpy as np

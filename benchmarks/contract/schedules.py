@@ -4,15 +4,15 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shared.artifact import Artifact
-from shared.bitmask import bits, mask_of
-from shared.blocks import CombinedGraph, combine, split
-from shared.bound import BoundPlan, bind
-from shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step, StepMember
-from shared.ids import StepId, TaskId
-from shared.launch_list import Barrier
-from shared.plan import CombinedBlock, Member, ModelPlan, Plan
-from shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedule, stage_schedule
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bitmask import bits, mask_of
+from stageloom.shared.blocks import CombinedGraph, combine, split
+from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step, StepMember
+from stageloom.shared.ids import StepId, TaskId
+from stageloom.shared.launch_list import Barrier
+from stageloom.shared.plan import CombinedBlock, Member, ModelPlan, Plan
+from stageloom.shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedule, stage_schedule
 
 
 def sequential(graph: CombinedGraph) -> StageSchedule:

@@ -14,8 +14,8 @@ import zmq
 
 from benchmarks.control_plane.device import ROWS_PER_BATCH, SimulatedDevice, Tally
 from benchmarks.control_plane.enrolled import Enrolled
-from shared.ids import DeviceId
-from shared.token import Endpoints
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.token import Endpoints
 
 _SLICE_S = 0.005
 _CONNECT_PER_SLICE = 10

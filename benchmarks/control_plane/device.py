@@ -13,13 +13,13 @@ from typing import Any, Final
 import msgspec
 import zmq
 
-from edge_agent.link.sockets import make_dealer
-from shared.backoff import backoff_s
-from shared.ids import DeviceId
-from shared.keyfile import KeyPair
-from shared.messages import bulk, control, telemetry
-from shared.messages.base import RefusalCode, Refused
-from shared.token import Endpoints
+from stageloom.edge_agent.link.sockets import make_dealer
+from stageloom.shared.backoff import backoff_s
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.keyfile import KeyPair
+from stageloom.shared.messages import bulk, control, telemetry
+from stageloom.shared.messages.base import RefusalCode, Refused
+from stageloom.shared.token import Endpoints
 
 ROWS_PER_BATCH: Final = 5
 """What an agent with a model or two measures in a second."""

@@ -11,16 +11,16 @@ from pathlib import Path
 import zmq
 from sqlalchemy.orm import Session
 
-from planner.dispatch.ports import EnrolAttempt
-from planner.store import devices
-from planner.store.desired import Push
-from planner.store.store import Store
-from shared.artifact import pack_artifact
-from shared.digest import digest_bytes
-from shared.graph import Graph, Operator, Tensor
-from shared.ids import DeviceId, Digest, TensorId
-from shared.keyfile import KeyPair
-from shared.search.compose import ModelChoice, compose
+from stageloom.planner.dispatch.ports import EnrolAttempt
+from stageloom.planner.store import devices
+from stageloom.planner.store.desired import Push
+from stageloom.planner.store.store import Store
+from stageloom.shared.artifact import pack_artifact
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.graph import Graph, Operator, Tensor
+from stageloom.shared.ids import DeviceId, Digest, TensorId
+from stageloom.shared.keyfile import KeyPair
+from stageloom.shared.search.compose import ModelChoice, compose
 
 PLAN = "bench"
 MODEL = "relu"

@@ -10,9 +10,9 @@ from sqlalchemy import func, select
 from benchmarks.control_plane.clients import Clients, Freeze, Pace, Seen
 from benchmarks.control_plane.enrolled import PLAN, Enrolled, push_behind_the_planners_back
 from benchmarks.control_plane.planner import PlannerProcess, push_to_all
-from planner.store.reading import ReadStore
-from planner.store.tables import ReportedRow, TelemetryRow
-from shared.ids import DeviceId
+from stageloom.planner.store.reading import ReadStore
+from stageloom.planner.store.tables import ReportedRow, TelemetryRow
+from stageloom.shared.ids import DeviceId
 
 Figures = dict[str, float]
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import zmq
 
-from planner.admin.path import socket_path
-from shared.ids import DeviceId
-from shared.messages import admin
-from shared.token import Endpoints
+from stageloom.planner.admin.path import socket_path
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages import admin
+from stageloom.shared.token import Endpoints
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -30,7 +30,7 @@ class PlannerProcess:
         self._log = (data_dir.parent / "planner.log").open("a")
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-c", "from planner.cli import main; main()", "up", "--json"),
+                *(sys.executable, "-c", "from stageloom.planner.cli import main; main()", "up", "--json"),
                 *("--listen", f"127.0.0.1:{port}", "--data-dir", str(data_dir)),
             ],
             stdout=subprocess.PIPE,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.demo.processes import DemoFailed
 from benchmarks.demo.story import Options, tell
-from shared.errors import ExitCode, StageloomError
+from stageloom.shared.errors import ExitCode, StageloomError
 
 QUICK = {"search_s": 3.0, "trial_s": 20.0}
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from edge_agent import Client
-from shared.errors import RefusedError, StageloomError, TaskCancelled, TaskExpired, TaskRefused
+from stageloom import Client
+from stageloom.shared.errors import RefusedError, StageloomError, TaskCancelled, TaskExpired, TaskRefused
 
 PROGRESS_S = 0.25
 DRAIN_S = 20.0

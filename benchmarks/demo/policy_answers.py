@@ -18,13 +18,13 @@ from random import Random
 import numpy as np
 
 from benchmarks.demo.story import POLICIES
-from shared.policy.gpg.features import Floats
-from shared.policy.maddpg.checkpoint import Checkpoint, decode
-from shared.policy.maddpg.combining import combine_blocks
-from shared.policy.maddpg.features import state_of
-from shared.policy.maddpg.space import Space
-from shared.policy.samples import Sample
-from shared.text import counted
+from stageloom.shared.policy.gpg.features import Floats
+from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, decode
+from stageloom.shared.policy.maddpg.combining import combine_blocks
+from stageloom.shared.policy.maddpg.features import state_of
+from stageloom.shared.policy.maddpg.space import Space
+from stageloom.shared.policy.samples import Sample
+from stageloom.shared.text import counted
 
 STATES = 2000
 SCALES_S = (1e-3, 10.0)

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from planner.costs.measured import cost_table
-from planner.costs.operators import OperatorCost
-from shared.bound import BoundPlan
-from shared.ids import Digest
-from shared.schedule import StageSchedule
-from shared.search.costs import CostTable
+from stageloom.planner.costs.measured import cost_table
+from stageloom.planner.costs.operators import OperatorCost
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.ids import Digest
+from stageloom.shared.schedule import StageSchedule
+from stageloom.shared.search.costs import CostTable
 
 
 def measured_costs(rows: Iterable[Mapping[str, Any]]) -> CostTable:

@@ -8,10 +8,10 @@ from typing import Any, Final
 from benchmarks.demo.clients import Clients
 from benchmarks.demo.comparison import NAMES
 from benchmarks.demo.processes import DemoFailed
-from planner.store.reading import ReadStore
-from shared.ids import DeviceId
-from shared.messages.admin import ReplanInfo
-from shared.messages.control import DeviceState
+from stageloom.planner.store.reading import ReadStore
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.admin import ReplanInfo
+from stageloom.shared.messages.control import DeviceState
 
 CALM_S: Final = 3.0  # before a burst: the trigger is armed, and has samples of the usual load
 BURST_S: Final = 4.0

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 from benchmarks.demo.comparison import LEARNED, PLAIN, compare
 from benchmarks.demo.processes import DemoFailed
-from planner.replan.learned import SCHEDULER
+from stageloom.planner.replan.learned import SCHEDULER
 
 OUTCOMES = ("completed", "refused", "cancelled", "expired", "failed")
 MAX_DIFFERENCE = 1e-4

@@ -16,12 +16,12 @@ from benchmarks.demo.processes import DemoFailed
 from benchmarks.demo.report import check, merged, model_entry, total_tasks
 from benchmarks.demo.timeline import artifact_graphs, last_active, timeline
 from benchmarks.report import machine, versions
-from planner.replan.policy import How
-from planner.store.considered import KeptConsidered
-from shared.bound import bind
-from shared.plan import Plan, decode_plan
-from shared.policy.queues import variance, variance_threshold_s2
-from shared.stage_string import to_string
+from stageloom.planner.replan.policy import How
+from stageloom.planner.store.considered import KeptConsidered
+from stageloom.shared.bound import bind
+from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.policy.queues import variance, variance_threshold_s2
+from stageloom.shared.stage_string import to_string
 
 PACKAGES = ("stageloom", "onnxruntime", "onnx", "numpy", "pyzmq", "msgpack", "msgspec", "sqlalchemy")
 

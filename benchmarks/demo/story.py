@@ -20,13 +20,13 @@ from benchmarks.demo.load import pattern
 from benchmarks.demo.processes import DemoFailed, Lines, Processes
 from benchmarks.demo.replanning import Replanning
 from benchmarks.demo.results import Run, assemble, write
-from edge_agent import Client
-from planner.replan.considered import serves
-from planner.store.considered import KeptConsidered
-from planner.store.reading import ReadStore
-from shared.errors import UnavailableError
-from shared.ids import DeviceId
-from shared.plan import decode_plan
+from stageloom import Client
+from stageloom.planner.replan.considered import serves
+from stageloom.planner.store.considered import KeptConsidered
+from stageloom.planner.store.reading import ReadStore
+from stageloom.shared.errors import UnavailableError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.plan import decode_plan
 
 MODELS = ("inception_v3", "resnet50", "squeezenet")
 WEIGHTS = (1, 2, 4)  # rates of the three clients, before scaling
@@ -46,7 +46,7 @@ DEADLINE_S = 2.0
 CALIBRATE_S = 2.0
 TRACE_S = 3.0
 PATIENCE_S = 90.0
-PLANNER, AGENT = "planner", "edge_agent"
+PLANNER, AGENT = "stageloom.planner", "stageloom.edge_agent"
 POLICIES = Path(__file__).parent / "policy"
 
 

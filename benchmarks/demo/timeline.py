@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge_agent.trace.chrome import MEASURED, PLANNED
-from shared.artifact import open_artifact
-from shared.graph import Graph
-from shared.ids import Digest
+from stageloom.edge_agent.trace.chrome import MEASURED, PLANNED
+from stageloom.shared.artifact import open_artifact
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest
 
 WINDOW_US = 120_000
 

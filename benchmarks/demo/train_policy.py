@@ -16,23 +16,23 @@ from pathlib import Path
 
 from benchmarks import zoo
 from benchmarks.demo.story import FIRST, MODELS, POLICIES, WEIGHTS
-from planner.learning.maddpg.course import Progress
-from planner.learning.maddpg.problem import Problem
-from planner.learning.maddpg.settings import Settings
-from planner.learning.maddpg.train import Trained, train
-from planner.learning.maddpg.twins import TwinDevices
-from planner.twin.arrivals import Poisson
-from planner.twin.device_file import DeviceFile, load_device
-from planner.twin.times import StepTimes
-from shared.artifact import open_artifact
-from shared.bound import bind
-from shared.digest import digest_bytes
-from shared.importer.api import artifact_path, import_model
-from shared.plan import QueuePlan
-from shared.policy.maddpg.checkpoint import Checkpoint, decode, encode
-from shared.search.compose import ModelChoice, compose
-from shared.search.costs import CostTable
-from shared.search.interface import Limits
+from stageloom.planner.learning.maddpg.course import Progress
+from stageloom.planner.learning.maddpg.problem import Problem
+from stageloom.planner.learning.maddpg.settings import Settings
+from stageloom.planner.learning.maddpg.train import Trained, train
+from stageloom.planner.learning.maddpg.twins import TwinDevices
+from stageloom.planner.twin.arrivals import Poisson
+from stageloom.planner.twin.device_file import DeviceFile, load_device
+from stageloom.planner.twin.times import StepTimes
+from stageloom.shared.artifact import open_artifact
+from stageloom.shared.bound import bind
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.importer.api import artifact_path, import_model
+from stageloom.shared.plan import QueuePlan
+from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, decode, encode
+from stageloom.shared.search.compose import ModelChoice, compose
+from stageloom.shared.search.costs import CostTable
+from stageloom.shared.search.interface import Limits
 
 DEVICE = POLICIES / "cpu_2_cores.toml"
 LOAD = 1.1  # of the capacity: what a burst is like, which is when the policy is asked

@@ -22,7 +22,7 @@ from benchmarks.gpu.rounds import Variant, faster
 from benchmarks.gpu.table import Table, again_row, known_times, sequential_rows
 from benchmarks.gpu.torch_rows import MIX, batch_name
 from benchmarks.gpu.tracing import trace_of
-from edge_agent.utilisation.kernels import busy_share, concurrency, kernels_of, union_us
+from stageloom.edge_agent.utilisation.kernels import busy_share, concurrency, kernels_of, union_us
 
 _TRACED_RUNS = 5
 

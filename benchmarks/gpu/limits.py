@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from benchmarks.gpu.ceilings import Ceilings
-from shared.bitmask import bits
-from shared.graph import Graph
+from stageloom.shared.bitmask import bits
+from stageloom.shared.graph import Graph
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from onnx import numpy_helper
 from torch import Tensor, nn
 
-from shared.artifact import Artifact
+from stageloom.shared.artifact import Artifact
 
 
 class _Join(nn.Module):

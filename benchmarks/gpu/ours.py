@@ -16,12 +16,12 @@ from benchmarks.gpu.networks import Subject
 from benchmarks.gpu.plans import Candidate
 from benchmarks.gpu.resident import ResidentExecutor
 from benchmarks.gpu.rounds import Variant
-from edge_agent.executor.base import Executor
-from edge_agent.executor.registry import make_executor
-from shared.bound import BoundPlan, bind
-from shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step, StepMember
-from shared.ids import StepId, TaskId
-from shared.plan import MAX_LANES
+from stageloom.edge_agent.executor.base import Executor
+from stageloom.edge_agent.executor.registry import make_executor
+from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step, StepMember
+from stageloom.shared.ids import StepId, TaskId
+from stageloom.shared.plan import MAX_LANES
 
 _LANE: Final = MAX_LANES  # the one behind all that plans have, and numbers that no engine counts to
 _numbers = itertools.count(1 << 48)

@@ -11,21 +11,21 @@ from typing import Final
 
 from benchmarks.gpu.networks import Subject
 from benchmarks.gpu.torch_rows import MIX
-from edge_agent.utilisation.kernels import Multiprocessor, OperatorResources, opara_profile
-from shared.blocks import Block, CombinedGraph, combine, split
-from shared.ids import Digest, OpId
-from shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan
-from shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedule
-from shared.search.analytic import DeviceRates
-from shared.search.costs import CostTable
-from shared.search.greedy import greedy
-from shared.search.interface import TOP_LIMITS, Budget, Scheduler
-from shared.search.ios import ios
-from shared.search.isomorphism import Shared
-from shared.search.nimble import nimble
-from shared.search.opara import OperatorProfile, opara
-from shared.search.sequential import sequential
-from shared.search.stages import Strategy
+from stageloom.edge_agent.utilisation.kernels import Multiprocessor, OperatorResources, opara_profile
+from stageloom.shared.blocks import Block, CombinedGraph, combine, split
+from stageloom.shared.ids import Digest, OpId
+from stageloom.shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan
+from stageloom.shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedule
+from stageloom.shared.search.analytic import DeviceRates
+from stageloom.shared.search.costs import CostTable
+from stageloom.shared.search.greedy import greedy
+from stageloom.shared.search.interface import TOP_LIMITS, Budget, Scheduler
+from stageloom.shared.search.ios import ios
+from stageloom.shared.search.isomorphism import Shared
+from stageloom.shared.search.nimble import nimble
+from stageloom.shared.search.opara import OperatorProfile, opara
+from stageloom.shared.search.sequential import sequential
+from stageloom.shared.search.stages import Strategy
 
 SEQUENTIAL: Final = "ours sequential"
 GROUP_STREAMS: Final = 8

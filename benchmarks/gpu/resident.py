@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from edge_agent.executor.torch.builder import Effort
-from edge_agent.executor.torch.cuda import CudaDevice
-from edge_agent.executor.torch.device import Device
-from edge_agent.executor.torch.graphs import TorchGraphExecutor
-from shared.engine.steps import ProgramKey
+from stageloom.edge_agent.executor.torch.builder import Effort
+from stageloom.edge_agent.executor.torch.cuda import CudaDevice
+from stageloom.edge_agent.executor.torch.device import Device
+from stageloom.edge_agent.executor.torch.graphs import TorchGraphExecutor
+from stageloom.shared.engine.steps import ProgramKey
 
 _GRAPH_BYTES: Final = 24 << 30
 _EFFORT: Final = Effort(form_rounds=0)

@@ -26,10 +26,10 @@ from benchmarks.gpu.subjects import make_subject
 from benchmarks.gpu.table import Table
 from benchmarks.gpu.torch_rows import MIX, use_precision
 from benchmarks.gpu.tracing import multiprocessor, operators_of
-from edge_agent.executor.base import Executor
-from edge_agent.utilisation.chain import this_machine
-from edge_agent.utilisation.kernels import OperatorResources, Rates
-from shared.plan import Plan
+from stageloom.edge_agent.executor.base import Executor
+from stageloom.edge_agent.utilisation.chain import this_machine
+from stageloom.edge_agent.utilisation.kernels import OperatorResources, Rates
+from stageloom.shared.plan import Plan
 
 _SEED = 20261121
 _AFTER_TABLE_S = 75.0  # serving, switching, concurrency

@@ -19,11 +19,11 @@ import numpy as np
 from benchmarks.gpu.arrivals import Arrival
 from benchmarks.gpu.networks import Subject
 from benchmarks.gpu.rounds import percentile
-from edge_agent.executor.base import Executor
-from edge_agent.worker.shell import EngineShell
-from edge_agent.worker.tasks import TaskEnd
-from shared.engine.steps import Outcome, PlanKey
-from shared.plan import Plan
+from stageloom.edge_agent.executor.base import Executor
+from stageloom.edge_agent.worker.shell import EngineShell
+from stageloom.edge_agent.worker.tasks import TaskEnd
+from stageloom.shared.engine.steps import Outcome, PlanKey
+from stageloom.shared.plan import Plan
 
 _SAMPLE_S: Final = 0.02
 _DRAIN_S: Final = 20.0

@@ -11,9 +11,9 @@ from benchmarks.gpu.results import Deadline, Results
 from benchmarks.gpu.serving import Service
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.switching import Switching
-from shared.engine.steps import PlanKey
-from shared.plan import ExecutorOptions, Plan, QueuePlan
-from shared.search.compose import Combination, ModelChoice, Rules, compose
+from stageloom.shared.engine.steps import PlanKey
+from stageloom.shared.plan import ExecutorOptions, Plan, QueuePlan
+from stageloom.shared.search.compose import Combination, ModelChoice, Rules, compose
 
 _PART = "serving"
 _DEPTH_PER_MODEL = 8

@@ -14,10 +14,10 @@ import torch
 
 from benchmarks.gpu.networks import Network, Subject, oracle
 from benchmarks.zoo.catalogue import build
-from shared.artifact import open_artifact, write_artifact
-from shared.importer.borders import METADATA_KEY, parse_borders
-from shared.importer.build import build_graph
-from shared.importer.values import infer_values
+from stageloom.shared.artifact import open_artifact, write_artifact
+from stageloom.shared.importer.borders import METADATA_KEY, parse_borders
+from stageloom.shared.importer.build import build_graph
+from stageloom.shared.importer.values import infer_values
 
 MODELS: Final = ("inception_v3", "resnet50", "squeezenet")
 _BATCH_TOLERANCE: Final = 1e-4

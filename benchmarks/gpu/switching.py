@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from benchmarks.gpu.rounds import percentile
 from benchmarks.gpu.serving import Service
-from edge_agent.worker.tasks import TaskEnd
-from shared.engine.steps import Outcome, PlanKey
-from shared.plan import Plan
+from stageloom.edge_agent.worker.tasks import TaskEnd
+from stageloom.shared.engine.steps import Outcome, PlanKey
+from stageloom.shared.plan import Plan
 
 _WAIT_S: Final = 60.0
 _AROUND_S: Final = 0.05  # before and after a switch, in which gaps are looked for

@@ -28,8 +28,8 @@ from benchmarks.gpu.torch_rows import (
     batch_name,
     streams_name,
 )
-from edge_agent.executor.base import Executor
-from shared.schedule import Schedule
+from stageloom.edge_agent.executor.base import Executor
+from stageloom.shared.schedule import Schedule
 
 _WARM: Final = 200
 _WARM_S: Final = 0.3

@@ -9,7 +9,7 @@ from torch import Tensor
 from benchmarks.gpu.device import STREAMS, Device, Graph, Work, fork, join
 from benchmarks.gpu.networks import Network, Subject
 from benchmarks.gpu.rounds import Variant
-from edge_agent.lowering.dtypes import use_tf32
+from stageloom.edge_agent.lowering.dtypes import use_tf32
 
 MIX: Final = "mix"
 EAGER: Final = "torch eager"

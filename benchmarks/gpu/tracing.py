@@ -19,8 +19,8 @@ from benchmarks.gpu.device import Device, make_device
 from benchmarks.gpu.networks import Network, Subject
 from benchmarks.gpu.subjects import make_subject
 from benchmarks.gpu.torch_rows import use_precision
-from edge_agent.executor.torch.cuda import multiprocessor as cuda_multiprocessor
-from edge_agent.utilisation.kernels import (
+from stageloom.edge_agent.executor.torch.cuda import multiprocessor as cuda_multiprocessor
+from stageloom.edge_agent.utilisation.kernels import (
     OPERATOR_PREFIX,
     Multiprocessor,
     OperatorResources,

@@ -6,12 +6,21 @@ from itertools import product
 from random import Random
 
 from benchmarks.lanes.device import StepSeconds
-from shared.blocks import combine, split
-from shared.bound import BoundPlan, bind
-from shared.graph import Graph, Operator, Tensor
-from shared.ids import Digest, TensorId
-from shared.plan import CombinedBlock, Member, ModelPlan, Plan, QueuePlan, QueueRule, StepChoice, Wait
-from shared.schedule import stage_schedule
+from stageloom.shared.blocks import combine, split
+from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.graph import Graph, Operator, Tensor
+from stageloom.shared.ids import Digest, TensorId
+from stageloom.shared.plan import (
+    CombinedBlock,
+    Member,
+    ModelPlan,
+    Plan,
+    QueuePlan,
+    QueueRule,
+    StepChoice,
+    Wait,
+)
+from stageloom.shared.schedule import stage_schedule
 
 _QUEUE = QueuePlan(max_tasks=10_000)
 

@@ -12,9 +12,9 @@ from heapq import heappop, heappush
 from random import Random
 
 from benchmarks.lanes.watch import Watch
-from shared.bound import BoundPlan
-from shared.engine.core import EngineCore
-from shared.engine.steps import (
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.core import EngineCore
+from stageloom.shared.engine.steps import (
     Action,
     DropInstance,
     FinishTask,
@@ -25,8 +25,8 @@ from shared.engine.steps import (
     Step,
     Task,
 )
-from shared.ids import StepId, TaskId
-from shared.plan import Wait
+from stageloom.shared.ids import StepId, TaskId
+from stageloom.shared.plan import Wait
 
 StepSeconds = Callable[[Step], float]
 

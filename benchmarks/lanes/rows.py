@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.lanes.cases import Chains, random_plan, random_seconds
 from benchmarks.lanes.device import VirtualDevice
-from shared.plan import Wait
+from stageloom.shared.plan import Wait
 
 COMPLETIONS = 300
 _LOADS = (0.05, 0.2, 1.0)  # tasks/s; a block takes about a second

@@ -9,9 +9,9 @@ engine launched it, as which members are there decides what may run.
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from shared.bound import BoundModel, BoundPlan
-from shared.engine.steps import InstanceId, Step
-from shared.plan import Member, Wait
+from stageloom.shared.bound import BoundModel, BoundPlan
+from stageloom.shared.engine.steps import InstanceId, Step
+from stageloom.shared.plan import Member, Wait
 
 _Replica = tuple[int, int]  # model, replica
 

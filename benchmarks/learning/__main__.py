@@ -31,13 +31,13 @@ from benchmarks.learning.pair import QUEUE, Effort, run_pair, run_untrained
 from benchmarks.learning.verdict import verdict
 from benchmarks.learning.workloads import MEMBERS_MAX, MIX, workloads
 from benchmarks.report import Report, arguments, emit, progress
-from planner.learning.maddpg.settings import Settings
-from planner.twin.device_file import load_device
-from planner.twin.times import StepTimes
-from shared.digest import digest_of
-from shared.graph import Graph
-from shared.search.compose import ModelChoice
-from shared.search.costs import CostTable
+from stageloom.planner.learning.maddpg.settings import Settings
+from stageloom.planner.twin.device_file import load_device
+from stageloom.planner.twin.times import StepTimes
+from stageloom.shared.digest import digest_of
+from stageloom.shared.graph import Graph
+from stageloom.shared.search.compose import ModelChoice
+from stageloom.shared.search.costs import CostTable
 
 PACKAGES = ("torch", "numpy", "numba")
 NAMES = ("paper", "capacity_0.8", "capacity_1.1", "single")

@@ -5,20 +5,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.contest.entrants import entrants
-from planner.contest.judge import Course, judge
-from planner.contest.worth import Worth, better, figures_of, worth_of
-from planner.learning.maddpg.environment import Environment, bound_plan, clipped_row
-from planner.learning.maddpg.problem import Problem
-from planner.learning.maddpg.schedules import ScheduleTable
-from planner.learning.maddpg.seeds import seeds
-from planner.learning.maddpg.settings import Settings
-from planner.learning.maddpg.train import polish
-from shared.bound import bind
-from shared.plan import Plan
-from shared.policy.maddpg.network import MaddpgNetwork
-from shared.search.compose import ModelChoice
-from shared.search.job import run_search
+from stageloom.planner.contest.entrants import entrants
+from stageloom.planner.contest.judge import Course, judge
+from stageloom.planner.contest.worth import Worth, better, figures_of, worth_of
+from stageloom.planner.learning.maddpg.environment import Environment, bound_plan, clipped_row
+from stageloom.planner.learning.maddpg.problem import Problem
+from stageloom.planner.learning.maddpg.schedules import ScheduleTable
+from stageloom.planner.learning.maddpg.seeds import seeds
+from stageloom.planner.learning.maddpg.settings import Settings
+from stageloom.planner.learning.maddpg.train import polish
+from stageloom.shared.bound import bind
+from stageloom.shared.plan import Plan
+from stageloom.shared.policy.maddpg.network import MaddpgNetwork
+from stageloom.shared.search.compose import ModelChoice
+from stageloom.shared.search.job import run_search
 
 CHOICE_SEEDS = (1_000_001, 1_000_002, 1_000_003)
 """Arrivals by which plans are chosen,"""

@@ -20,19 +20,19 @@ from benchmarks.learning.contestants import (
 from benchmarks.learning.training import trained
 from benchmarks.learning.verdict import LEARNED_PLAN, SEED
 from benchmarks.learning.workloads import MEMBERS_MAX, Workload
-from planner.contest.judge import Course, judge
-from planner.contest.worth import Worth, better, surely_better
-from planner.learning.maddpg.environment import bound_plan
-from planner.learning.maddpg.problem import Problem
-from planner.learning.maddpg.seeds import seeds
-from planner.learning.maddpg.settings import Settings
-from planner.learning.maddpg.train import Trained
-from planner.learning.maddpg.twins import TwinDevices
-from planner.twin.device_file import DeviceFile
-from shared.plan import Plan, QueuePlan
-from shared.policy.maddpg.checkpoint import decode
-from shared.search.compose import ModelChoice, Rules, compose
-from shared.search.costs import CostTable
+from stageloom.planner.contest.judge import Course, judge
+from stageloom.planner.contest.worth import Worth, better, surely_better
+from stageloom.planner.learning.maddpg.environment import bound_plan
+from stageloom.planner.learning.maddpg.problem import Problem
+from stageloom.planner.learning.maddpg.seeds import seeds
+from stageloom.planner.learning.maddpg.settings import Settings
+from stageloom.planner.learning.maddpg.train import Trained
+from stageloom.planner.learning.maddpg.twins import TwinDevices
+from stageloom.planner.twin.device_file import DeviceFile
+from stageloom.shared.plan import Plan, QueuePlan
+from stageloom.shared.policy.maddpg.checkpoint import decode
+from stageloom.shared.search.compose import ModelChoice, Rules, compose
+from stageloom.shared.search.costs import CostTable
 
 QUEUE = QueuePlan(max_tasks=4096)
 """Deep enough that nothing is refused within an evaluation: a queue that grows is seen to grow."""

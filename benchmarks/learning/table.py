@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learning.verdict import LEARNED_PLAN, Row, best_learned, best_rival, best_seed, over
-from shared.errors import InputError
+from stageloom.shared.errors import InputError
 
 DEVICES = {"nano": "Nano", "tx2": "TX2", "xavier_nx": "Xavier NX", "a100": "A100"}
 LOADS = {"paper": "paper", "capacity_0.8": "0.8", "capacity_1.1": "1.1", "single": "single"}

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from planner.learning.maddpg.problem import Problem
-from planner.learning.maddpg.settings import Settings
-from planner.learning.maddpg.train import Trained, train
-from shared.errors import UnavailableError
+from stageloom.planner.learning.maddpg.problem import Problem
+from stageloom.planner.learning.maddpg.settings import Settings
+from stageloom.planner.learning.maddpg.train import Trained, train
+from stageloom.shared.errors import UnavailableError
 
 _LEAST_LEFT_S = 20.0
 

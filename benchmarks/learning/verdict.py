@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from planner.contest.worth import LEAST_SPREAD
+from stageloom.planner.contest.worth import LEAST_SPREAD
 
 LEARNED: Final = ("maddpg", "planner")
 """Rows of what was trained."""
@@ -12,7 +12,8 @@ LEARNED_PLAN: Final = "maddpg's best plan"
 """What the planner's row is `of` where it chose a plan of a training."""
 
 SEED: Final = "seed"
-"""Rows of unlearned candidates; a training starts with the best (`planner.learning.maddpg.seeds`)."""
+"""Rows of unlearned candidates; a training starts with the best
+(`stageloom.planner.learning.maddpg.seeds`)."""
 
 Row = Mapping[str, Any]
 
@@ -22,7 +23,7 @@ def compared(one: Row, other: Row) -> int:
 
     Throughput decides. Where it is equal within spread, the p99 does. The spread of two rows is the larger
     of their spreads over arrivals, but at least half a per cent: less is no difference, whatever the seeds
-    say (`planner.contest.worth`).
+    say (`stageloom.planner.contest.worth`).
     """
     return _ahead(one, other, "throughput_per_s", "throughput_spread") or _ahead(
         other, one, "p99_ms", "p99_spread_ms"

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from math import fsum
 from typing import Final
 
-from planner.twin.arrivals import Periodic, Process
-from planner.twin.device_file import DeviceFile
-from planner.twin.times import StepTimes
-from shared.bound import bind
-from shared.search.compose import ModelChoice, compose
+from stageloom.planner.twin.arrivals import Periodic, Process
+from stageloom.planner.twin.device_file import DeviceFile
+from stageloom.planner.twin.times import StepTimes
+from stageloom.shared.bound import bind
+from stageloom.shared.search.compose import ModelChoice, compose
 
 MEMBERS_MAX: Final = {"nano": 2, "tx2": 2, "xavier_nx": 3, "a100": 4}
 """Devices with TOP's H (section VI-B)."""

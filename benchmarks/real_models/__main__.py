@@ -27,12 +27,12 @@ from benchmarks.real_models.fetching import CACHE, NoRegistryError, fetch
 from benchmarks.real_models.serving import Served, agent, ask
 from benchmarks.real_models.unpacking import onnx_files
 from benchmarks.report import Report, arguments, emit, progress
-from edge_agent.verify.check import verify
-from edge_agent.verify.inputs import MAX_PAIRS, Feeds, ValueRange, draw_pair
-from shared.artifact import open_artifact
-from shared.errors import ExitCode, StageloomError
-from shared.graph import Tensor
-from shared.importer.api import artifact_path, import_model
+from stageloom.edge_agent.verify.check import verify
+from stageloom.edge_agent.verify.inputs import MAX_PAIRS, Feeds, ValueRange, draw_pair
+from stageloom.shared.artifact import open_artifact
+from stageloom.shared.errors import ExitCode, StageloomError
+from stageloom.shared.graph import Tensor
+from stageloom.shared.importer.api import artifact_path, import_model
 
 SCHEDULES = ("sequential", "greedy", "ios")
 QUICK_PACKAGES = 4

@@ -12,12 +12,12 @@ from typing import Any
 
 import onnxruntime
 
-from edge_agent.config import SETTINGS_NAME
-from edge_agent.ingest.client import Client
-from edge_agent.ingest.paths import socket_of
-from edge_agent.verify.compare import MAX_DIFFERENCE, relative_difference
-from edge_agent.verify.standards import MAX_TOLERANCE
-from shared.errors import StageloomError, UnavailableError
+from stageloom.edge_agent.config import SETTINGS_NAME
+from stageloom.edge_agent.ingest.client import Client
+from stageloom.edge_agent.ingest.paths import socket_of
+from stageloom.edge_agent.verify.compare import MAX_DIFFERENCE, relative_difference
+from stageloom.edge_agent.verify.standards import MAX_TOLERANCE
+from stageloom.shared.errors import StageloomError, UnavailableError
 
 _START_S = 240.0
 _POLL_S = 0.1
@@ -67,7 +67,9 @@ def agent(models: Sequence[Served], home: Path) -> Iterator[Client]:
     log = home / "log"
     with log.open("wb") as sink:
         process = subprocess.Popen(
-            [sys.executable, "-m", "edge_agent.cli", "run", "--home", str(home)], stdout=sink, stderr=sink
+            [sys.executable, "-m", "stageloom.edge_agent.cli", "run", "--home", str(home)],
+            stdout=sink,
+            stderr=sink,
         )
     try:
         with _connected(process, home, {model.name for model in models}, log) as client:

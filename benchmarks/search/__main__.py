@@ -24,12 +24,12 @@ from typing import Any
 from benchmarks import zoo
 from benchmarks.report import Report, arguments, emit, progress
 from benchmarks.search.subjects import LIMITS, MIX, of_the_zoo, side_by_side
-from planner.cli.comparison_plot import save
-from shared.search.analytic import DeviceRates
-from shared.search.comparison import Measured, Standing, Subject, standing
-from shared.search.costs import CostTable
-from shared.search.interface import Budget
-from shared.search.registry import schedulers
+from stageloom.planner.cli.comparison_plot import save
+from stageloom.shared.search.analytic import DeviceRates
+from stageloom.shared.search.comparison import Measured, Standing, Subject, standing
+from stageloom.shared.search.costs import CostTable
+from stageloom.shared.search.interface import Budget
+from stageloom.shared.search.registry import schedulers
 
 QUICK = ("googlenet", "inception_v3", "squeezenet_bypass")
 PACKAGES = ("onnx", "onnxruntime", "numpy")

@@ -28,24 +28,24 @@ from benchmarks.ratios import zoo_inputs
 from benchmarks.report import progress, spread
 from benchmarks.saturated import Inputs
 from benchmarks.search.subjects import LIMITS, Network, rows_of, side_by_side
-from edge_agent.executor.base import TimingRequest
-from edge_agent.executor.idle import IdleTime
-from edge_agent.executor.onnx import OnnxExecutor
-from edge_agent.worker.shell import EngineShell
-from edge_agent.worker.stage_profile import Alone, profile_stages
-from edge_agent.worker.tasks import TaskEnd
-from shared.artifact import Artifact, open_artifact
-from shared.bound import bind
-from shared.engine.steps import Outcome, PlanKey
-from shared.ids import Digest, OpId
-from shared.importer.api import artifact_path, import_model
-from shared.plan import CombinedBlock, Member, ModelPlan, Plan, Wait
-from shared.schedule import Schedule, StageSchedule, joint_stage
-from shared.search.comparison import Measured, Standing, standing
-from shared.search.costs import CostTable, MeasuredStage
-from shared.search.fitting import fitted, samples
-from shared.search.interface import Budget
-from shared.search.registry import schedulers
+from stageloom.edge_agent.executor.base import TimingRequest
+from stageloom.edge_agent.executor.idle import IdleTime
+from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.worker.shell import EngineShell
+from stageloom.edge_agent.worker.stage_profile import Alone, profile_stages
+from stageloom.edge_agent.worker.tasks import TaskEnd
+from stageloom.shared.artifact import Artifact, open_artifact
+from stageloom.shared.bound import bind
+from stageloom.shared.engine.steps import Outcome, PlanKey
+from stageloom.shared.ids import Digest, OpId
+from stageloom.shared.importer.api import artifact_path, import_model
+from stageloom.shared.plan import CombinedBlock, Member, ModelPlan, Plan, Wait
+from stageloom.shared.schedule import Schedule, StageSchedule, joint_stage
+from stageloom.shared.search.comparison import Measured, Standing, standing
+from stageloom.shared.search.costs import CostTable, MeasuredStage
+from stageloom.shared.search.fitting import fitted, samples
+from stageloom.shared.search.interface import Budget
+from stageloom.shared.search.registry import schedulers
 
 RUNS = 2
 """That count, per plan and round."""

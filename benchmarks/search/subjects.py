@@ -6,12 +6,12 @@ from functools import cache
 from itertools import zip_longest
 
 from benchmarks.allocation import imported
-from shared.blocks import Block, combine, split
-from shared.graph import Graph
-from shared.ids import Digest
-from shared.search.comparison import Subject, subject
-from shared.search.costs import CostTable
-from shared.search.interface import Budget, Limits
+from stageloom.shared.blocks import Block, combine, split
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest
+from stageloom.shared.search.comparison import Subject, subject
+from stageloom.shared.search.costs import CostTable
+from stageloom.shared.search.interface import Budget, Limits
 
 LIMITS = Limits(r=3, s=8)
 MIX = ("squeezenet_bypass", "googlenet", "inception_v3", "resnet50")

@@ -34,15 +34,15 @@ from benchmarks.shapes.saturated import (
     with_batch,
     worth_of_plan,
 )
-from planner.contest.entrants import entrants
-from planner.contest.judge import Course
-from planner.contest.worth import better
-from planner.twin.device_file import load_device
-from shared.digest import digest_of
-from shared.errors import StageloomError
-from shared.graph import Graph
-from shared.search.compose import ModelChoice
-from shared.search.job import run_search
+from stageloom.planner.contest.entrants import entrants
+from stageloom.planner.contest.judge import Course
+from stageloom.planner.contest.worth import better
+from stageloom.planner.twin.device_file import load_device
+from stageloom.shared.digest import digest_of
+from stageloom.shared.errors import StageloomError
+from stageloom.shared.graph import Graph
+from stageloom.shared.search.compose import ModelChoice
+from stageloom.shared.search.job import run_search
 
 PACKAGES = ("numpy", "numba", "matplotlib")
 SERVER = "a100"

@@ -4,21 +4,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 
-from planner.contest.judge import Course, judge
-from planner.contest.worth import Worth, better
-from planner.learning.maddpg.environment import bound_plan
-from planner.learning.maddpg.problem import Problem
-from planner.learning.maddpg.seeds import seeds
-from planner.learning.maddpg.twins import TwinDevices
-from planner.twin.arrivals import Periodic
-from planner.twin.device_file import DeviceFile
-from shared.bound import bind
-from shared.graph import Graph
-from shared.ids import OpId
-from shared.plan import Plan, QueuePlan
-from shared.schedule import StageSchedule
-from shared.search.compose import ModelChoice, compose
-from shared.search.costs import CostTable
+from stageloom.planner.contest.judge import Course, judge
+from stageloom.planner.contest.worth import Worth, better
+from stageloom.planner.learning.maddpg.environment import bound_plan
+from stageloom.planner.learning.maddpg.problem import Problem
+from stageloom.planner.learning.maddpg.seeds import seeds
+from stageloom.planner.learning.maddpg.twins import TwinDevices
+from stageloom.planner.twin.arrivals import Periodic
+from stageloom.planner.twin.device_file import DeviceFile
+from stageloom.shared.bound import bind
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import OpId
+from stageloom.shared.plan import Plan, QueuePlan
+from stageloom.shared.schedule import StageSchedule
+from stageloom.shared.search.compose import ModelChoice, compose
+from stageloom.shared.search.costs import CostTable
 
 OVERLOAD = 3.0
 """Times what the device serves one operator after another."""

@@ -32,19 +32,19 @@ from benchmarks.report import Report, arguments, emit, progress, spread
 from benchmarks.twin.engine_device import EngineDevice
 from benchmarks.twin.measuring import Collected, busy_per_task_s, operator_times, service_times
 from benchmarks.twin.plans import Trial, calibration, sample
-from edge_agent.worker.config import WorkerConfig
-from planner.twin.arrivals import Periodic, Recorded
-from planner.twin.calibrate import Calibrated, calibrate
-from planner.twin.device_file import cpu_device, load_device
-from planner.twin.interface import Device
-from planner.twin.reference import Twin
-from planner.twin.times import StepTimes
-from planner.twin.window import Window
-from shared.artifact import Artifact, open_artifact
-from shared.bound import BoundPlan, bind
-from shared.importer.api import artifact_path, import_model
-from shared.plan import Plan
-from shared.search.compose import ModelChoice, compose
+from stageloom.edge_agent.worker.config import WorkerConfig
+from stageloom.planner.twin.arrivals import Periodic, Recorded
+from stageloom.planner.twin.calibrate import Calibrated, calibrate
+from stageloom.planner.twin.device_file import cpu_device, load_device
+from stageloom.planner.twin.interface import Device
+from stageloom.planner.twin.reference import Twin
+from stageloom.planner.twin.times import StepTimes
+from stageloom.planner.twin.window import Window
+from stageloom.shared.artifact import Artifact, open_artifact
+from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.importer.api import artifact_path, import_model
+from stageloom.shared.plan import Plan
+from stageloom.shared.search.compose import ModelChoice, compose
 
 SMALL = {"squeezenet": (0.5, 96), "googlenet": (0.25, 96), "resnet50": (0.25, 64)}
 """Width and side of the image: a millisecond or a few per task."""
@@ -208,8 +208,8 @@ def speed(report: Report, *, quick: bool) -> None:
 def twins() -> dict[str, Callable[..., Device]]:
     """The twins that this installation has: the compiled one needs numba."""
     found: dict[str, Callable[..., Device]] = {"reference": Twin}
-    if find_spec("numba") is not None and find_spec("planner.twin.compiled") is not None:
-        found["compiled"] = import_module("planner.twin.compiled.twin").CompiledTwin
+    if find_spec("numba") is not None and find_spec("stageloom.planner.twin.compiled") is not None:
+        found["compiled"] = import_module("stageloom.planner.twin.compiled.twin").CompiledTwin
     return found
 
 

@@ -1,4 +1,5 @@
-"""An engine in this process as a `planner.twin.interface.Device`, loaded by seeded arrivals in real time."""
+"""An engine in this process as a `stageloom.planner.twin.interface.Device`, loaded by seeded arrivals in real
+time."""
 
 import time
 from collections import deque
@@ -8,18 +9,18 @@ from types import TracebackType
 
 import numpy as np
 
-from edge_agent.executor.base import StepResult
-from edge_agent.executor.onnx import OnnxExecutor
-from edge_agent.worker.shell import EngineShell
-from edge_agent.worker.tasks import TaskEnd
-from planner.twin.arrivals import ArrivalStream, Process
-from planner.twin.interface import usual_samples
-from planner.twin.window import ModelWindow, StepsWindow, Window, counts_between
-from shared.artifact import Artifact
-from shared.bound import BoundPlan
-from shared.engine.stats import EngineGlance, EngineStats, QueueGlance
-from shared.engine.steps import Outcome, Step
-from shared.ids import Digest
+from stageloom.edge_agent.executor.base import StepResult
+from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.worker.shell import EngineShell
+from stageloom.edge_agent.worker.tasks import TaskEnd
+from stageloom.planner.twin.arrivals import ArrivalStream, Process
+from stageloom.planner.twin.interface import usual_samples
+from stageloom.planner.twin.window import ModelWindow, StepsWindow, Window, counts_between
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.stats import EngineGlance, EngineStats, QueueGlance
+from stageloom.shared.engine.steps import Outcome, Step
+from stageloom.shared.ids import Digest
 
 
 @dataclass(frozen=True, slots=True)

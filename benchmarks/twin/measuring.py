@@ -7,14 +7,14 @@ from operator import attrgetter
 from statistics import fmean, median
 
 from benchmarks.twin.engine_device import EngineDevice, StepSpan
-from edge_agent.executor.base import TimingRequest
-from edge_agent.executor.onnx import OnnxExecutor
-from planner.twin.arrivals import Periodic, Process
-from planner.twin.calibrate import Beside, Measured, Operators, StepSample
-from planner.twin.window import Window
-from shared.artifact import Artifact
-from shared.bound import BoundPlan
-from shared.ids import Digest, OpId
+from stageloom.edge_agent.executor.base import TimingRequest
+from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.planner.twin.arrivals import Periodic, Process
+from stageloom.planner.twin.calibrate import Beside, Measured, Operators, StepSample
+from stageloom.planner.twin.window import Window
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.ids import Digest, OpId
 
 LOAD = 0.85
 """Of one lane. Not more: every task that is refused takes time from the steps."""

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from planner.twin.arrivals import Bursty, Periodic, Poisson, Process
-from shared.artifact import Artifact
-from shared.bound import BoundPlan, bind
-from shared.plan import Plan, QueuePlan, StepChoice
-from shared.search.analytic import DeviceRates
-from shared.search.compose import Combination, ModelChoice, Rules, compose
-from shared.search.costs import CostTable
+from stageloom.planner.twin.arrivals import Bursty, Periodic, Poisson, Process
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.plan import Plan, QueuePlan, StepChoice
+from stageloom.shared.search.analytic import DeviceRates
+from stageloom.shared.search.compose import Combination, ModelChoice, Rules, compose
+from stageloom.shared.search.costs import CostTable
 
 QUEUE = QueuePlan(max_tasks=24)
 """Short, so that an overloaded window shows a full queue and not a ramp."""

@@ -4,9 +4,9 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; the process ends with a code of `shared.errors.ExitCode`."""
+    """Run the command line; the process ends with a code of `stageloom.shared.errors.ExitCode`."""
     try:
-        from edge_agent.cli.app import run_command_line
+        from stageloom.edge_agent.cli.app import run_command_line
     except KeyboardInterrupt:  # pressed while the commands are imported, before anything can catch it
         sys.exit(130)
     run_command_line()

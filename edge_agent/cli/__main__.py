@@ -1,5 +1,5 @@
-"""`python -m edge_agent.cli` is `stageloom-agent`, too."""
+"""`python -m stageloom.edge_agent.cli` is `stageloom-agent`, too."""
 
-from edge_agent.cli import main
+from stageloom.edge_agent.cli import main
 
 main()

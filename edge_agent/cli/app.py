@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from edge_agent import __version__
-from edge_agent.config import ModelFile, encode_config, load_config
-from edge_agent.ingest.paths import HOME_VARIABLE, default_home, socket_of
-from shared.errors import ExitCode, SettingError, StageloomError
-from shared.importer.model_argument import MODEL_METAVAR, parse_model, parse_models, parse_shape
-from shared.search.registry import schedulers
+from stageloom.edge_agent.config import ModelFile, encode_config, load_config
+from stageloom.edge_agent.ingest.paths import HOME_VARIABLE, default_home, socket_of
+from stageloom.shared.errors import ExitCode, SettingError, StageloomError
+from stageloom.shared.importer.model_argument import MODEL_METAVAR, parse_model, parse_models, parse_shape
+from stageloom.shared.search.registry import schedulers
+from stageloom.shared.version import __version__
 
 _CODES = """
 Exit codes: 0 done, 1 the answer is no (a check failed, the agent is not ready), 2 wrong input or setting,
@@ -104,7 +104,7 @@ def run(
         replicas=replicas,
     )
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "edge_agent.run", encode_config(config)])
+    os.execv(sys.executable, [sys.executable, "-m", "stageloom.edge_agent.run", encode_config(config)])
 
 
 @app.command()
@@ -118,7 +118,7 @@ def join(
     home: Home = None,
 ) -> None:
     """Enrol this machine with a planner. Makes its key pair and trades the token for a place in the fleet."""
-    from edge_agent.link.choice import join_planner
+    from stageloom.edge_agent.link.choice import join_planner
 
     device = join_planner(load_config(home), token, name)
     typer.echo(f"joined as {device}; start serving with `stageloom-agent run`, or restart it", err=True)
@@ -130,8 +130,8 @@ def status(home: Home = None, as_json: Json = False) -> None:
 
     Exit code 0 if it is ready, 1 if it runs but takes no tasks, 4 if no agent answers.
     """
-    from edge_agent.ask import ask_status
-    from edge_agent.cli.show import status_text
+    from stageloom.edge_agent.ask import ask_status
+    from stageloom.edge_agent.cli.show import status_text
 
     answer = ask_status(socket_of(home or default_home()))
     _print(msgspec.to_builtins(answer), status_text(answer), as_json)
@@ -145,8 +145,8 @@ def doctor(home: Home = None, as_json: Json = False) -> None:
 
     Exit code 0 if nothing stands in the way, 1 otherwise.
     """
-    from edge_agent.cli.show import doctor_text
-    from edge_agent.machine.doctor import examine
+    from stageloom.edge_agent.cli.show import doctor_text
+    from stageloom.edge_agent.machine.doctor import examine
 
     checks = examine(home or default_home())
     found = [msgspec.to_builtins(check) for check in checks]
@@ -196,7 +196,7 @@ def verify(
     \b
     stageloom-agent verify yolo.onnx:images=1x3x640x640 --schedule greedy
     """
-    from edge_agent.verify.command import VerifyArgs, run_verify
+    from stageloom.edge_agent.verify.command import VerifyArgs, run_verify
 
     chosen = parse_model(model).with_shapes(map(parse_shape, shape or ()))
     report, code = run_verify(
@@ -236,7 +236,7 @@ def trace(
     Steps and groups on their lanes and streams, beside them as planned by the operators' costs; launches,
     queues, tasks and swaps.
     """
-    from edge_agent.trace.command import trace_text, write_trace
+    from stageloom.edge_agent.trace.command import trace_text, write_trace
 
     directory = home or default_home()
     found = write_trace(directory, socket_of(directory), seconds, out, costs, _say)
@@ -262,13 +262,14 @@ def install(
     beyond these belong into a drop-in (`systemctl edit stageloom-agent`) or into agent.json in the state
     directory.
     """
-    from shared.systemd import install as systemd
-    from shared.systemd.unit import command_line, quoted
+    from stageloom.shared.systemd import install as systemd
+    from stageloom.shared.systemd.unit import command_line, quoted
 
     service = systemd.Service(
         name=SERVICE_NAME,
-        package="edge_agent",
-        arguments=("-m", "edge_agent", "run", "--home", str(home)),
+        package="stageloom.edge_agent",
+        program="stageloom-agent",
+        arguments=("run", "--home", str(home)),
         home=home,
         user=user,
         groups=("video", "render"),
@@ -278,7 +279,7 @@ def install(
         typer.echo(systemd.unit_text(service), nl=False)
         return
     systemd.install(service, _say)
-    join = command_line([systemd.python(), "-m", "edge_agent", "join", "TOKEN", "--home", str(home)])
+    join = command_line([systemd.installed_program("stageloom-agent"), "join", "TOKEN", "--home", str(home)])
     _say(f"next: sudo -u {user} {join}")
     _say(f"then: sudo systemctl enable --now {SERVICE_NAME}")
 
@@ -286,7 +287,7 @@ def install(
 @app.command()
 def uninstall() -> None:
     """Stop the service and remove its unit. Needs root; state directory and account stay."""
-    from shared.systemd.install import uninstall as uninstall_unit
+    from stageloom.shared.systemd.install import uninstall as uninstall_unit
 
     if uninstall_unit(SERVICE_NAME, _say):
         _say("state and account stay; remove them with `rm -r` and `userdel` if nothing of them is needed")

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from edge_agent.machine.doctor import Check
-from edge_agent.reporting.status import AgentStatus, TrialStatus
-from shared.text import counted
+from stageloom.edge_agent.machine.doctor import Check
+from stageloom.edge_agent.reporting.status import AgentStatus, TrialStatus
+from stageloom.shared.text import counted
 
 
 def status_text(status: AgentStatus) -> str:

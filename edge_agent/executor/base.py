@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from shared.artifact import Artifact
-from shared.bound import BoundPlan
-from shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step
-from shared.ids import Digest, StepId
-from shared.plan import Member
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step
+from stageloom.shared.ids import Digest, StepId
+from stageloom.shared.plan import Member
 
 if TYPE_CHECKING:
     import numpy

@@ -1,19 +1,20 @@
 """The executors of one engine process: each plan runs on the one that it names, side by side with others.
 
 Plans of different executors can so be swapped and compared like any two: an instance never moves from one
-executor to another (`shared.engine.swap`), so no step waits for a step of another executor. An executor is
-made when a plan names it, and closed when it has no plan while another has: its plan has given way.
+executor to another (`stageloom.shared.engine.swap`), so no step waits for a step of another executor. An
+executor is made when a plan names it, and closed when it has no plan while another has: its plan has given
+way.
 """
 
 import threading
 from collections.abc import Callable, Mapping
 
-from edge_agent.executor.base import Executor, Rows, StepResult
-from edge_agent.executor.registry import make_executor
-from shared.artifact import Artifact
-from shared.bound import BoundPlan
-from shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step
-from shared.ids import Digest, StepId
+from stageloom.edge_agent.executor.base import Executor, Rows, StepResult
+from stageloom.edge_agent.executor.registry import make_executor
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step
+from stageloom.shared.ids import Digest, StepId
 
 
 class Executors:

@@ -11,14 +11,21 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec import Struct
 
-from edge_agent.executor.base import BlockTap, GroupTime, OperatorTime, Rows, StepResult, TimingRequest
-from edge_agent.executor.order import StepOrder
-from shared.artifact import Artifact
-from shared.bound import BoundPlan
-from shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember
-from shared.errors import ExecutorError
-from shared.ids import Digest, StepId
-from shared.launch_list import LaunchList, lower
+from stageloom.edge_agent.executor.base import (
+    BlockTap,
+    GroupTime,
+    OperatorTime,
+    Rows,
+    StepResult,
+    TimingRequest,
+)
+from stageloom.edge_agent.executor.order import StepOrder
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.ids import Digest, StepId
+from stageloom.shared.launch_list import LaunchList, lower
 
 HISTORY = 4096
 _NONE = StepId(-1)

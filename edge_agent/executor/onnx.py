@@ -13,10 +13,17 @@ from operator import attrgetter
 
 import numpy as np
 
-from edge_agent.executor.base import BlockTap, GroupTime, OperatorTime, Rows, StepResult, TimingRequest
-from edge_agent.executor.onnx_parts import ModelParts
-from edge_agent.executor.onnx_program import CombinedPrograms, Program
-from edge_agent.executor.onnx_sessions import (
+from stageloom.edge_agent.executor.base import (
+    BlockTap,
+    GroupTime,
+    OperatorTime,
+    Rows,
+    StepResult,
+    TimingRequest,
+)
+from stageloom.edge_agent.executor.onnx_parts import ModelParts
+from stageloom.edge_agent.executor.onnx_program import CombinedPrograms, Program
+from stageloom.edge_agent.executor.onnx_sessions import (
     SessionCache,
     SessionKey,
     Values,
@@ -25,16 +32,16 @@ from edge_agent.executor.onnx_sessions import (
     return_free_memory,
     weight_bytes,
 )
-from edge_agent.executor.onnx_timing import time_operators
-from edge_agent.executor.order import StepOrder
-from edge_agent.executor.streams import MAX_THREADS, StreamPool
-from shared.artifact import Artifact
-from shared.bitmask import bits
-from shared.bound import BoundPlan
-from shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember
-from shared.errors import ExecutorError
-from shared.ids import Digest, StepId
-from shared.plan import Member
+from stageloom.edge_agent.executor.onnx_timing import time_operators
+from stageloom.edge_agent.executor.order import StepOrder
+from stageloom.edge_agent.executor.streams import MAX_THREADS, StreamPool
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bitmask import bits
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.ids import Digest, StepId
+from stageloom.shared.plan import Member
 
 
 @dataclass(frozen=True, slots=True)

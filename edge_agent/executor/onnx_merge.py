@@ -1,6 +1,7 @@
 """A merge stage as one ONNX model: one convolution over padded and stacked kernels, its activation, a split.
 
-IOS, section 3.2; `shared.merge` says which operators may merge and where each kernel lies in the common one.
+IOS, section 3.2; `stageloom.shared.merge` says which operators may merge and where each kernel lies in the
+common one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,11 +10,11 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from shared.errors import ModelError
-from shared.graph import Graph
-from shared.ids import OpId, TensorId
-from shared.importer.values import ELEMENT_TYPES
-from shared.merge import MergedConvolution, merged
+from stageloom.shared.errors import ModelError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import OpId, TensorId
+from stageloom.shared.importer.values import ELEMENT_TYPES
+from stageloom.shared.merge import MergedConvolution, merged
 
 _SPLIT_SIZES_ARE_AN_INPUT = 13
 """Before this version of the operator set, Split has its sizes in an attribute."""

@@ -14,12 +14,12 @@ from functools import cached_property
 
 import onnx
 
-from edge_agent.executor.onnx_merge import merged_model
-from shared.artifact import Artifact
-from shared.errors import ModelError
-from shared.ids import OpId
-from shared.importer.nodes import captured_names
-from shared.importer.subgraph import ModelSource
+from stageloom.edge_agent.executor.onnx_merge import merged_model
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.errors import ModelError
+from stageloom.shared.ids import OpId
+from stageloom.shared.importer.nodes import captured_names
+from stageloom.shared.importer.subgraph import ModelSource
 
 # Field numbers of onnx.proto.
 _MODEL_GRAPH = 7

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from edge_agent.executor.onnx_sessions import SessionKey
-from edge_agent.executor.streams import Threading, assign
-from shared.blocks import CombinedGraph
-from shared.bound import BoundCombined, BoundPlan
-from shared.ids import TensorId
-from shared.launch_list import Item, lower
+from stageloom.edge_agent.executor.onnx_sessions import SessionKey
+from stageloom.edge_agent.executor.streams import Threading, assign
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.bound import BoundCombined, BoundPlan
+from stageloom.shared.ids import TensorId
+from stageloom.shared.launch_list import Item, lower
 
 Atom = tuple[int, ...]
 """Operators in the combined block's numbering, in run order."""

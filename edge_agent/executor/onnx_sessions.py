@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from edge_agent.executor.onnx_parts import ModelParts
-from shared.engine.steps import PlanKey
-from shared.errors import ExecutorError, ModelError
-from shared.graph import Graph
-from shared.ids import Digest, OpId, TensorId
-from shared.merge import merged, padding
+from stageloom.edge_agent.executor.onnx_parts import ModelParts
+from stageloom.shared.engine.steps import PlanKey
+from stageloom.shared.errors import ExecutorError, ModelError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest, OpId, TensorId
+from stageloom.shared.merge import merged, padding
 
 Values = dict[TensorId, np.ndarray]
 """Tensors of one instance, each with its batch along axis 0. [bucket, ...]"""

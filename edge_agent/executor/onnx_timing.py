@@ -12,15 +12,15 @@ from typing import Final
 
 import numpy as np
 
-from edge_agent.executor.base import NOT_TIMED, OperatorTime, TimingRequest
-from edge_agent.executor.idle import IdleTime
-from edge_agent.executor.onnx_parts import ModelParts
-from edge_agent.executor.onnx_sessions import Session, SessionKey, Values, one_line, open_session
-from edge_agent.executor.summary import summary as summary
-from shared.artifact import Artifact
-from shared.errors import ExecutorError
-from shared.graph import Graph
-from shared.ids import TensorId
+from stageloom.edge_agent.executor.base import NOT_TIMED, OperatorTime, TimingRequest
+from stageloom.edge_agent.executor.idle import IdleTime
+from stageloom.edge_agent.executor.onnx_parts import ModelParts
+from stageloom.edge_agent.executor.onnx_sessions import Session, SessionKey, Values, one_line, open_session
+from stageloom.edge_agent.executor.summary import summary as summary
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import TensorId
 
 _log = logging.getLogger(__name__)
 _SEED = 7

@@ -2,9 +2,9 @@
 
 import threading
 
-from shared.engine.steps import Step
-from shared.errors import ExecutorError
-from shared.ids import StepId
+from stageloom.shared.engine.steps import Step
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.ids import StepId
 
 
 class StepOrder:

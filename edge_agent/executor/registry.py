@@ -3,20 +3,24 @@
 from importlib import import_module
 from typing import cast
 
-from edge_agent.executor.base import Executor
-from shared.errors import ExecutorError
+from stageloom.edge_agent.executor.base import Executor
+from stageloom.shared.errors import ExecutorError
 
 _WHERE = {
-    "null": ("edge_agent.executor.null", "NullExecutor", "pip install 'stageloom[edge]'"),
-    "onnx": ("edge_agent.executor.onnx", "OnnxExecutor", "pip install 'stageloom[edge,onnx]'"),
+    "null": ("stageloom.edge_agent.executor.null", "NullExecutor", "pip install 'stageloom[edge]'"),
+    "onnx": ("stageloom.edge_agent.executor.onnx", "OnnxExecutor", "pip install 'stageloom[edge,onnx]'"),
     "onnx_cuda": (
-        "edge_agent.executor.onnx_cuda.cuda_executor",
+        "stageloom.edge_agent.executor.onnx_cuda.cuda_executor",
         "OnnxCudaExecutor",
         "pip install 'stageloom[edge,onnx-gpu]'",
     ),
-    "torch_cpu": ("edge_agent.executor.torch.cpu", "TorchCpuExecutor", "pip install 'stageloom[edge,torch]'"),
+    "torch_cpu": (
+        "stageloom.edge_agent.executor.torch.cpu",
+        "TorchCpuExecutor",
+        "pip install 'stageloom[edge,torch]'",
+    ),
     "torch_cuda": (
-        "edge_agent.executor.torch.cuda_executor",
+        "stageloom.edge_agent.executor.torch.cuda_executor",
         "TorchCudaExecutor",
         "pip install 'stageloom[edge,torch]'",
     ),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge_agent.executor.base import OperatorTime
+from stageloom.edge_agent.executor.base import OperatorTime
 
 
 def summary(taken_s: Sequence[float]) -> OperatorTime:

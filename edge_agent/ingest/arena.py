@@ -7,8 +7,8 @@ import threading
 from bisect import insort
 from collections.abc import Callable
 
-from edge_agent.ingest.messages import ALIGNMENT_BYTES
-from shared.errors import TaskRefused
+from stageloom.edge_agent.ingest.messages import ALIGNMENT_BYTES
+from stageloom.shared.errors import TaskRefused
 
 _ARENA_BYTES = 64 << 20  # address space only: pages cost memory once they are touched
 

@@ -7,8 +7,8 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from edge_agent.ingest.messages import MAX_PACKET_BYTES
-from shared.errors import UnavailableError
+from stageloom.edge_agent.ingest.messages import MAX_PACKET_BYTES
+from stageloom.shared.errors import UnavailableError
 
 SOCKET_NAME = "agent.sock"
 _LONGEST_ADDRESS_BYTES = 107  # sun_path holds 108 with its end

@@ -1,6 +1,6 @@
 """The library that applications import: submit tasks to the agent of this machine.
 
-    from edge_agent import Client
+    from stageloom import Client
 
     with Client() as client:
         future = client.submit("resnet50", {"input": array}, deadline_s=0.5)
@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from edge_agent.ingest import channel
-from edge_agent.ingest.arena import ArenaPool, ClientArena
-from edge_agent.ingest.layouts import Array, LayoutPool, TaskLayout, kind_of
-from edge_agent.ingest.messages import (
+from stageloom.edge_agent.ingest import channel
+from stageloom.edge_agent.ingest.arena import ArenaPool, ClientArena
+from stageloom.edge_agent.ingest.layouts import Array, LayoutPool, TaskLayout, kind_of
+from stageloom.edge_agent.ingest.messages import (
     PROTOCOL_VERSION,
     AttachArena,
     Cancel,
@@ -46,9 +46,9 @@ from edge_agent.ingest.messages import (
     decode_to_application,
     encode,
 )
-from edge_agent.ingest.paths import default_socket
-from edge_agent.ingest.signature import LAYOUT_CODES
-from shared.errors import (
+from stageloom.edge_agent.ingest.paths import default_socket
+from stageloom.edge_agent.ingest.signature import LAYOUT_CODES
+from stageloom.shared.errors import (
     AgentRestarted,
     DecodeError,
     RefusedError,
@@ -255,15 +255,15 @@ class _Session:
             ) from None
 
     def attach(self, arena: ClientArena) -> None:
-        """See `edge_agent.ingest.layouts.Agent`."""
+        """See `stageloom.edge_agent.ingest.layouts.Agent`."""
         self._send(encode(AttachArena(arena.number, arena.nbytes)), descriptor=arena.descriptor)
 
     def declare(self, message: Declare) -> None:
-        """See `edge_agent.ingest.layouts.Agent`."""
+        """See `stageloom.edge_agent.ingest.layouts.Agent`."""
         self._send(encode(message))
 
     def retract(self, layout: int) -> None:
-        """See `edge_agent.ingest.layouts.Agent`."""
+        """See `stageloom.edge_agent.ingest.layouts.Agent`."""
         with contextlib.suppress(UnavailableError):  # whoever is gone has forgotten it
             self._send(encode(Retract(layout)))
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from edge_agent.ingest.memory_file import seals_of
-from edge_agent.ingest.messages import Declare, ModelInfo, ToApplication, encode
-from edge_agent.ingest.signature import check_layout
-from shared.errors import TaskRefused
-from shared.ids import TaskId
+from stageloom.edge_agent.ingest.memory_file import seals_of
+from stageloom.edge_agent.ingest.messages import Declare, ModelInfo, ToApplication, encode
+from stageloom.edge_agent.ingest.signature import check_layout
+from stageloom.shared.errors import TaskRefused
+from stageloom.shared.ids import TaskId
 
 # Of <linux/fcntl.h>; Python's fcntl module names them from 3.9 on, typeshed only for Linux.
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -43,7 +43,8 @@ class Arena:
 
 
 class Place(NamedTuple):
-    """A tensor's place in an arena, as the engine process is told: `edge_agent.worker.messages.Place`."""
+    """A tensor's place in an arena, as the engine process is told:
+    `stageloom.edge_agent.worker.messages.Place`."""
 
     tensor: str
     arena: int

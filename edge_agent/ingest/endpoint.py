@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from edge_agent.ingest.channel import SOCKET_NAME, receive, socket_address
-from edge_agent.ingest.connection import Arena, Connection, ConnectionLimits, Layout
-from edge_agent.ingest.ledger import UNKNOWN_MODEL, TaskLedger
-from edge_agent.ingest.memory_file import close_received, seals_of
-from edge_agent.ingest.messages import (
+from stageloom.edge_agent.ingest.channel import SOCKET_NAME, receive, socket_address
+from stageloom.edge_agent.ingest.connection import Arena, Connection, ConnectionLimits, Layout
+from stageloom.edge_agent.ingest.ledger import UNKNOWN_MODEL, TaskLedger
+from stageloom.edge_agent.ingest.memory_file import close_received, seals_of
+from stageloom.edge_agent.ingest.messages import (
     MAX_PACKET_BYTES,
     PROTOCOL_VERSION,
     AskStatus,
@@ -41,10 +41,10 @@ from edge_agent.ingest.messages import (
     decode_to_agent,
     encode,
 )
-from edge_agent.loop import READ, WRITE, Loop
-from shared.engine.steps import Outcome
-from shared.errors import DecodeError, StorageError, TaskRefused
-from shared.ids import TaskId
+from stageloom.edge_agent.loop import READ, WRITE, Loop
+from stageloom.shared.engine.steps import Outcome
+from stageloom.shared.errors import DecodeError, StorageError, TaskRefused
+from stageloom.shared.ids import TaskId
 
 _log = logging.getLogger(__name__)
 

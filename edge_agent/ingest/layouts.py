@@ -11,10 +11,10 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from edge_agent.ingest.arena import ArenaPool, ClientArena, Reservation
-from edge_agent.ingest.messages import Declare, InputRef, ModelInfo, OutputRef, TensorInfo
-from edge_agent.ingest.signature import tensor_bytes
-from shared.errors import TaskRefused
+from stageloom.edge_agent.ingest.arena import ArenaPool, ClientArena, Reservation
+from stageloom.edge_agent.ingest.messages import Declare, InputRef, ModelInfo, OutputRef, TensorInfo
+from stageloom.edge_agent.ingest.signature import tensor_bytes
+from stageloom.shared.errors import TaskRefused
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Outputs: TypeAlias = dict[str, Array]

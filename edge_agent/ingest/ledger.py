@@ -6,9 +6,9 @@ submitted = completed + refused + failed + cancelled + expired + open.
 
 from dataclasses import dataclass, field
 
-from shared.engine.steps import Outcome
-from shared.ids import TaskId
-from shared.messages.telemetry import LatencyHistogram, latency_bucket
+from stageloom.shared.engine.steps import Outcome
+from stageloom.shared.ids import TaskId
+from stageloom.shared.messages.telemetry import LatencyHistogram, latency_bucket
 
 UNKNOWN_MODEL = "unknown"
 """Under which tasks are counted that name no model of the plan."""

@@ -13,7 +13,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from shared.errors import DecodeError
+from stageloom.shared.errors import DecodeError
 
 PROTOCOL_VERSION: Final = 1
 MAX_PACKET_BYTES: Final = 64 << 10
@@ -180,7 +180,7 @@ class Models(Struct, frozen=True, array_like=True, tag=3):
 
 
 class Status(Struct, frozen=True, array_like=True, tag=4):
-    """Agent to application: the status as JSON (see `edge_agent.reporting.status.AgentStatus`)."""
+    """Agent to application: the status as JSON (see `stageloom.edge_agent.reporting.status.AgentStatus`)."""
 
     request: Id
     body: Annotated[bytes, Meta(max_length=MAX_PACKET_BYTES)]

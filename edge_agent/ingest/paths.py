@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from edge_agent.ingest.channel import SOCKET_NAME
+from stageloom.edge_agent.ingest.channel import SOCKET_NAME
 
 HOME_VARIABLE = "STAGELOOM_AGENT_HOME"
 SOCKET_VARIABLE = "STAGELOOM_AGENT_SOCKET"

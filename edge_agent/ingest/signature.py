@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Final
 
-from edge_agent.ingest.messages import (
+from stageloom.edge_agent.ingest.messages import (
     ALIGNMENT_BYTES,
     MAX_PACKET_BYTES,
     MAX_TENSORS,
@@ -16,8 +16,8 @@ from edge_agent.ingest.messages import (
     TensorInfo,
     encode,
 )
-from shared.errors import TaskRefused
-from shared.graph import ITEM_BYTES, Graph
+from stageloom.shared.errors import TaskRefused
+from stageloom.shared.graph import ITEM_BYTES, Graph
 
 LAYOUT_CODES: Final = frozenset(
     {"unknown_model", "wrong_input", "wrong_dtype", "wrong_shape", "signature_changed", "bad_reference"}

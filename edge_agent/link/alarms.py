@@ -4,8 +4,8 @@ Only the newest one counts, since it says all that an older one did, but later. 
 forgotten with the boot: what a device saw before it stopped asks for nothing now.
 """
 
-from edge_agent.link.events import AlarmRaised
-from shared.messages.control import Alarm, AlarmAck
+from stageloom.edge_agent.link.events import AlarmRaised
+from stageloom.shared.messages.control import Alarm, AlarmAck
 
 
 class AlarmBox:

@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 from typing import Final
 
-from shared.artifact import file_digest
-from shared.failpoint import failpoint
-from shared.ids import Digest
+from stageloom.shared.artifact import file_digest
+from stageloom.shared.failpoint import failpoint
+from stageloom.shared.ids import Digest
 
 RESERVE_BYTES: Final = 2 << 20
 """Left free for the link's state: three copies of the largest that there can be, and the spool's ledger."""

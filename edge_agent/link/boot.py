@@ -4,11 +4,11 @@ from typing import Final
 
 from msgspec import structs
 
-from edge_agent.link import local, trials
-from edge_agent.link.events import LinkState
-from edge_agent.link.states import UNDONE, Cause
-from shared.messages.control import DeviceState
-from shared.messages.telemetry import TrialEnded
+from stageloom.edge_agent.link import local, trials
+from stageloom.edge_agent.link.events import LinkState
+from stageloom.edge_agent.link.states import UNDONE, Cause
+from stageloom.shared.messages.control import DeviceState
+from stageloom.shared.messages.telemetry import TrialEnded
 
 HELD_MOST: Final = 64
 """Fewer changes than these of what is reported are not on disk: a start counts that many on, so that

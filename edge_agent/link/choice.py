@@ -17,28 +17,28 @@ from typing import Final
 
 import msgspec
 
-from edge_agent import __version__
-from edge_agent.config import AgentConfig
-from edge_agent.link import events
-from edge_agent.link.client import ClientConfig, LinkClient
-from edge_agent.link.config import LinkConfig
-from edge_agent.link.core import LinkCore
-from edge_agent.link.interface import Link
-from edge_agent.link.membership import Membership, load_membership, save_membership
-from edge_agent.link.offline import OfflineLink
-from edge_agent.link.sockets import new_keys
-from edge_agent.link.statefile import load_state
-from edge_agent.machine.device import device_class
-from edge_agent.reporting.status import LinkStatus
-from edge_agent.store import ArtifactStore
-from shared.clock import SystemClock
-from shared.durable_file import sync_directory
-from shared.errors import KeyRevoked, SettingError, StateError, StorageError
-from shared.ids import DeviceId
-from shared.keyfile import KeyPair, read_keys, write_keys
-from shared.messages.base import DeviceName
-from shared.messages.telemetry import RowData
-from shared.token import JoinToken, parse_token
+from stageloom.edge_agent.config import AgentConfig
+from stageloom.edge_agent.link import events
+from stageloom.edge_agent.link.client import ClientConfig, LinkClient
+from stageloom.edge_agent.link.config import LinkConfig
+from stageloom.edge_agent.link.core import LinkCore
+from stageloom.edge_agent.link.interface import Link
+from stageloom.edge_agent.link.membership import Membership, load_membership, save_membership
+from stageloom.edge_agent.link.offline import OfflineLink
+from stageloom.edge_agent.link.sockets import new_keys
+from stageloom.edge_agent.link.statefile import load_state
+from stageloom.edge_agent.machine.device import device_class
+from stageloom.edge_agent.reporting.status import LinkStatus
+from stageloom.edge_agent.store import ArtifactStore
+from stageloom.shared.clock import SystemClock
+from stageloom.shared.durable_file import sync_directory
+from stageloom.shared.errors import KeyRevoked, SettingError, StateError, StorageError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.keyfile import KeyPair, read_keys, write_keys
+from stageloom.shared.messages.base import DeviceName
+from stageloom.shared.messages.telemetry import RowData
+from stageloom.shared.token import JoinToken, parse_token
+from stageloom.shared.version import __version__
 
 _log = logging.getLogger(__name__)
 
@@ -207,7 +207,9 @@ def join_planner(config: AgentConfig, token: str, name: str | None) -> str:
 
 
 def _enrol(token: JoinToken, device: DeviceName, keys: KeyPair) -> Membership:
-    from edge_agent.link.join import join  # TLS: some MiB that an agent which only serves has no use for
+    from stageloom.edge_agent.link.join import (
+        join,
+    )  # TLS: some MiB that an agent which only serves has no use for
 
     return join(
         token,

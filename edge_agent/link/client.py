@@ -16,24 +16,24 @@ from typing import Any, Final
 
 import zmq
 
-from edge_agent.link import events as ev
-from edge_agent.link import fetch as fetching
-from edge_agent.link.artifacts import ArtifactFolder
-from edge_agent.link.config import LinkConfig
-from edge_agent.link.connection import Change, Connection
-from edge_agent.link.core import LinkCore
-from edge_agent.link.membership import Membership
-from edge_agent.link.spool import Spool, SpoolCounts
-from edge_agent.link.statefile import load_state, save_state
-from edge_agent.link.uplink import Uplink
-from shared.backoff import backoff_s
-from shared.clock import Clock, SystemClock
-from shared.errors import DecodeError
-from shared.failpoint import failpoint
-from shared.keyfile import KeyPair
-from shared.messages import control, telemetry
-from shared.messages.base import RefusalCode, Refused
-from shared.text import bounded
+from stageloom.edge_agent.link import events as ev
+from stageloom.edge_agent.link import fetch as fetching
+from stageloom.edge_agent.link.artifacts import ArtifactFolder
+from stageloom.edge_agent.link.config import LinkConfig
+from stageloom.edge_agent.link.connection import Change, Connection
+from stageloom.edge_agent.link.core import LinkCore
+from stageloom.edge_agent.link.membership import Membership
+from stageloom.edge_agent.link.spool import Spool, SpoolCounts
+from stageloom.edge_agent.link.statefile import load_state, save_state
+from stageloom.edge_agent.link.uplink import Uplink
+from stageloom.shared.backoff import backoff_s
+from stageloom.shared.clock import Clock, SystemClock
+from stageloom.shared.errors import DecodeError
+from stageloom.shared.failpoint import failpoint
+from stageloom.shared.keyfile import KeyPair
+from stageloom.shared.messages import control, telemetry
+from stageloom.shared.messages.base import RefusalCode, Refused
+from stageloom.shared.text import bounded
 
 log = logging.getLogger(__name__)
 

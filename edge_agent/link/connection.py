@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import zmq
 
-from edge_agent.link.membership import Membership
-from edge_agent.link.sockets import make_dealer, monitor_event
-from shared.codec import Codec
-from shared.errors import DecodeError
-from shared.keyfile import KeyPair
-from shared.messages import bulk, control, telemetry
-from shared.messages.base import Message
+from stageloom.edge_agent.link.membership import Membership
+from stageloom.edge_agent.link.sockets import make_dealer, monitor_event
+from stageloom.shared.codec import Codec
+from stageloom.shared.errors import DecodeError
+from stageloom.shared.keyfile import KeyPair
+from stageloom.shared.messages import bulk, control, telemetry
+from stageloom.shared.messages.base import Message
 
 log = logging.getLogger(__name__)
 

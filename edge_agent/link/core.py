@@ -8,21 +8,21 @@ answer, a crash or a full disk at any point costs time, never a plan or the trut
 
 import msgspec
 
-from edge_agent.link import events as ev
-from edge_agent.link import local, trials
-from edge_agent.link.alarms import AlarmBox
-from edge_agent.link.boot import at_boot
-from edge_agent.link.config import LinkConfig
-from edge_agent.link.disk import Disk
-from edge_agent.link.needs import Needs
-from edge_agent.link.session import Session
-from edge_agent.link.states import Cause
-from edge_agent.link.trials import Way
-from shared.ids import Digest
-from shared.messages import control
-from shared.messages.base import Refused
-from shared.messages.control import DeviceState
-from shared.text import bounded, counted
+from stageloom.edge_agent.link import events as ev
+from stageloom.edge_agent.link import local, trials
+from stageloom.edge_agent.link.alarms import AlarmBox
+from stageloom.edge_agent.link.boot import at_boot
+from stageloom.edge_agent.link.config import LinkConfig
+from stageloom.edge_agent.link.disk import Disk
+from stageloom.edge_agent.link.needs import Needs
+from stageloom.edge_agent.link.session import Session
+from stageloom.edge_agent.link.states import Cause
+from stageloom.edge_agent.link.trials import Way
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages import control
+from stageloom.shared.messages.base import Refused
+from stageloom.shared.messages.control import DeviceState
+from stageloom.shared.text import bounded, counted
 
 
 class LinkCore:

@@ -1,7 +1,7 @@
 """Which states the link core may believe: those on disk, or that a start would make of what is. Pure."""
 
-from edge_agent.link.boot import HELD_MOST
-from edge_agent.link.events import Hold, LinkState, Persist
+from stageloom.edge_agent.link.boot import HELD_MOST
+from stageloom.edge_agent.link.events import Hold, LinkState, Persist
 
 
 class Disk:

@@ -11,11 +11,11 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct, structs
 
-from edge_agent.link.states import UNDONE, Cause, local_step, step
-from shared.engine.trial import TrialRecord, TrialResult
-from shared.ids import Digest
-from shared.messages.base import Count, DigestText, Epoch, Generation, Line, PlanBytes, ShortText
-from shared.messages.control import (
+from stageloom.edge_agent.link.states import UNDONE, Cause, local_step, step
+from stageloom.shared.engine.trial import TrialRecord, TrialResult
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.base import Count, DigestText, Epoch, Generation, Line, PlanBytes, ShortText
+from stageloom.shared.messages.control import (
     AlarmSample,
     ArtifactNeed,
     ControlToDevice,
@@ -27,8 +27,8 @@ from shared.messages.control import (
     ProfileRequest,
     StageProfileRequest,
 )
-from shared.messages.telemetry import RowData
-from shared.text import bounded
+from stageloom.shared.messages.telemetry import RowData
+from stageloom.shared.text import bounded
 
 Attempt = tuple[int, int]
 
@@ -70,7 +70,7 @@ class LocalAttempt(Struct, frozen=True, kw_only=True):
     planned: Planned
     state: DeviceState
     record: TrialRecord | None = None
-    way: ShortText = ""  # a value of edge_agent.link.trials.Way
+    way: ShortText = ""  # a value of stageloom.edge_agent.link.trials.Way
 
     @property
     def attempt(self) -> Attempt:
@@ -114,7 +114,7 @@ class LinkState(Struct, frozen=True, kw_only=True):
     probation_boots: Count = 0
     trial: TrialRecord | None = None
     abandoned: Count = 0  # trials of this generation that ended without a verdict
-    way: ShortText = ""  # a value of edge_agent.link.trials.Way
+    way: ShortText = ""  # a value of stageloom.edge_agent.link.trials.Way
     proven: tuple[Proven, ...] = ()
     local_counter: Count = 0
     answered: tuple[Count, ...] = ()

@@ -6,10 +6,10 @@ reach the disk in order: the length of the partial file is all that a restart ne
 
 from dataclasses import dataclass, field
 
-from shared.ids import Digest
-from shared.messages.base import RefusalCode, Refused
-from shared.messages.bulk import MAX_CHUNK_BYTES, BulkToDevice, Chunk, ChunkRequest
-from shared.messages.control import ArtifactNeed
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.base import RefusalCode, Refused
+from stageloom.shared.messages.bulk import MAX_CHUNK_BYTES, BulkToDevice, Chunk, ChunkRequest
+from stageloom.shared.messages.control import ArtifactNeed
 
 
 @dataclass(frozen=True)

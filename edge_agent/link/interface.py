@@ -4,10 +4,10 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
-from edge_agent.link import events
-from edge_agent.link.events import RunnablePlan
-from edge_agent.reporting.status import LinkStatus
-from shared.messages.telemetry import RowData
+from stageloom.edge_agent.link import events
+from stageloom.edge_agent.link.events import RunnablePlan
+from stageloom.edge_agent.reporting.status import LinkStatus
+from stageloom.shared.messages.telemetry import RowData
 
 
 class Link(Protocol):

@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable
 from random import Random
 
-from edge_agent.link.membership import Membership
-from edge_agent.link.sockets import z85_key
-from shared.backoff import backoff_s
-from shared.clock import Clock
-from shared.errors import DecodeError, KeyRevoked, RefusedError, TokenError, UnavailableError
-from shared.ids import DeviceId
-from shared.keyfile import KeyPair
-from shared.messages import enrol
-from shared.messages.base import RefusalCode, Refused
-from shared.token import JoinToken
+from stageloom.edge_agent.link.membership import Membership
+from stageloom.edge_agent.link.sockets import z85_key
+from stageloom.shared.backoff import backoff_s
+from stageloom.shared.clock import Clock
+from stageloom.shared.errors import DecodeError, KeyRevoked, RefusedError, TokenError, UnavailableError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.keyfile import KeyPair
+from stageloom.shared.messages import enrol
+from stageloom.shared.messages.base import RefusalCode, Refused
+from stageloom.shared.token import JoinToken
 
 _TOKEN_CODES = {RefusalCode.TOKEN_WRONG, RefusalCode.TOKEN_USED, RefusalCode.TOKEN_EXPIRED}
 

@@ -5,9 +5,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from shared.codec import Codec, Limits
-from shared.messages.base import BootId, Count
-from shared.messages.telemetry import Ledger
+from stageloom.shared.codec import Codec, Limits
+from stageloom.shared.messages.base import BootId, Count
+from stageloom.shared.messages.telemetry import Ledger
 
 
 def add_range(ranges: list[tuple[int, int]], first: int, end: int) -> list[tuple[int, int]]:

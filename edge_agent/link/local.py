@@ -18,15 +18,22 @@ from typing import Final
 
 import msgspec
 
-from edge_agent.link import events as ev
-from edge_agent.link.states import Cause
-from edge_agent.link.trials import VERDICT_CAUSES, Changed, Way, is_proven, proven_with, structure_of
-from shared.engine.trial import TrialRecord, TrialResult, Verdict, found_at_boot
-from shared.ids import Digest
-from shared.messages import control
-from shared.messages.control import Autonomy, DeviceState, Origin
-from shared.messages.telemetry import TrialEnded
-from shared.text import bounded
+from stageloom.edge_agent.link import events as ev
+from stageloom.edge_agent.link.states import Cause
+from stageloom.edge_agent.link.trials import (
+    VERDICT_CAUSES,
+    Changed,
+    Way,
+    is_proven,
+    proven_with,
+    structure_of,
+)
+from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict, found_at_boot
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages import control
+from stageloom.shared.messages.control import Autonomy, DeviceState, Origin
+from stageloom.shared.messages.telemetry import TrialEnded
+from stageloom.shared.text import bounded
 
 _BARRED: Final = 32  # digests of plans and of structures remembered
 _SETTLED: Final = frozenset(

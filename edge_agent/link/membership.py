@@ -5,11 +5,11 @@ from typing import Final
 
 from msgspec import Struct
 
-from shared.codec import Codec, Limits
-from shared.durable_file import replace_synced
-from shared.errors import DecodeError, StateError, StorageError
-from shared.messages.base import DeviceName, PublicKey
-from shared.token import Endpoints
+from stageloom.shared.codec import Codec, Limits
+from stageloom.shared.durable_file import replace_synced
+from stageloom.shared.errors import DecodeError, StateError, StorageError
+from stageloom.shared.messages.base import DeviceName, PublicKey
+from stageloom.shared.token import Endpoints
 
 
 class Membership(Struct, frozen=True, kw_only=True, tag="membership", tag_field="type"):

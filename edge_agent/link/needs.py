@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Sequence
 
-from edge_agent.link.events import Action, FetchArtifact, RunProfile, RunStageProfile, UsePolicy
-from shared.ids import Digest
-from shared.messages.control import ArtifactNeed, Desired
+from stageloom.edge_agent.link.events import Action, FetchArtifact, RunProfile, RunStageProfile, UsePolicy
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.control import ArtifactNeed, Desired
 
 
 class Needs:

@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from edge_agent.link import events
-from edge_agent.link.core import LinkCore
-from edge_agent.link.statefile import save_state
-from edge_agent.reporting.status import LinkStatus
-from shared.ids import Digest
-from shared.messages.telemetry import RowData
+from stageloom.edge_agent.link import events
+from stageloom.edge_agent.link.core import LinkCore
+from stageloom.edge_agent.link.statefile import save_state
+from stageloom.edge_agent.reporting.status import LinkStatus
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.telemetry import RowData
 
 _log = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ Nothing of it survives a restart. Every method that sends takes the report of wh
 
 from typing import Final
 
-from edge_agent.link.config import LinkConfig
-from edge_agent.link.events import Action, Reconnect, Send
-from shared.messages.base import RefusalCode, Refused
-from shared.messages.control import Heartbeat, Hello, Report, Reported, Welcome
+from stageloom.edge_agent.link.config import LinkConfig
+from stageloom.edge_agent.link.events import Action, Reconnect, Send
+from stageloom.shared.messages.base import RefusalCode, Refused
+from stageloom.shared.messages.control import Heartbeat, Hello, Report, Reported, Welcome
 
 _UNWANTED: Final = (
     RefusalCode.REVOKED,

@@ -7,7 +7,7 @@ from typing import Final
 import zmq
 from zmq.utils import z85
 
-from shared.keyfile import KeyPair
+from stageloom.shared.keyfile import KeyPair
 
 # Only to notice that the other end is gone; whether the planner lives is told by its acknowledgements.
 # ZeroMQ's own heartbeats stay off at both ends: see `planner/dispatch/sockets.py`.

@@ -25,12 +25,12 @@ from pathlib import Path
 from struct import Struct as Layout
 from typing import Final
 
-from edge_agent.link.ledger import Account, decode_books, encode_books
-from shared.clock import Clock, SystemClock
-from shared.durable_file import sync_file
-from shared.errors import DecodeError
-from shared.failpoint import failpoint
-from shared.messages.telemetry import (
+from stageloom.edge_agent.link.ledger import Account, decode_books, encode_books
+from stageloom.shared.clock import Clock, SystemClock
+from stageloom.shared.durable_file import sync_file
+from stageloom.shared.errors import DecodeError
+from stageloom.shared.failpoint import failpoint
+from stageloom.shared.messages.telemetry import (
     MAX_BATCH_BYTES,
     MAX_BATCH_ROWS,
     MAX_ROW_BYTES,

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Final
 
-from edge_agent.link.events import LinkState
-from edge_agent.store import StateFile
-from shared.codec import Codec, Limits
-from shared.errors import DecodeError, StorageError
-from shared.failpoint import failpoint
-from shared.messages.base import MAX_PLAN_BYTES
+from stageloom.edge_agent.link.events import LinkState
+from stageloom.edge_agent.store import StateFile
+from stageloom.shared.codec import Codec, Limits
+from stageloom.shared.errors import DecodeError, StorageError
+from stageloom.shared.failpoint import failpoint
+from stageloom.shared.messages.base import MAX_PLAN_BYTES
 
 _LIMIT_BYTES: Final = 4 * MAX_PLAN_BYTES + (128 << 10)  # four plans, their artifacts and the profiles
 _EMPTY: Final = "starting empty: the planner sends its plan again, or give models with `run --model FILE`"

@@ -3,7 +3,7 @@
 from enum import Enum
 from typing import Final
 
-from shared.messages.control import DeviceState
+from stageloom.shared.messages.control import DeviceState
 
 
 class Cause(str, Enum):

@@ -12,15 +12,15 @@ from typing import Final, NamedTuple
 
 from msgspec import structs
 
-from edge_agent.link.events import LinkState, PlanStaged, Proven, RunnablePlan, TrialDecided
-from edge_agent.link.states import VERDICTS, Cause
-from shared.engine.trial import TrialRecord, TrialResult, Verdict, found_at_boot
-from shared.errors import PlanError
-from shared.ids import Digest
-from shared.messages.control import Activation, Desired, DeviceState
-from shared.messages.telemetry import TrialEnded
-from shared.plan import decode_plan
-from shared.text import bounded
+from stageloom.edge_agent.link.events import LinkState, PlanStaged, Proven, RunnablePlan, TrialDecided
+from stageloom.edge_agent.link.states import VERDICTS, Cause
+from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict, found_at_boot
+from stageloom.shared.errors import PlanError
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.control import Activation, Desired, DeviceState
+from stageloom.shared.messages.telemetry import TrialEnded
+from stageloom.shared.plan import decode_plan
+from stageloom.shared.text import bounded
 
 MAX_PROVEN: Final = 64
 MAX_ABANDONED: Final = 3

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from edge_agent.link.spool import Spool
-from shared.messages.telemetry import MAX_BATCH_ROWS, TelemetryBatch
+from stageloom.edge_agent.link.spool import Spool
+from stageloom.shared.messages.telemetry import MAX_BATCH_ROWS, TelemetryBatch
 
 
 @dataclass(frozen=True, slots=True)

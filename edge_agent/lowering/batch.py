@@ -7,19 +7,19 @@ import onnx
 import torch
 from torch import Tensor
 
-from edge_agent.lowering.dtypes import TORCH_OF_NAME
-from edge_agent.lowering.errors import Unsupported
-from edge_agent.lowering.foreign import ForeignSession
-from edge_agent.lowering.kernels import alternatives, chain_of
-from edge_agent.lowering.node import Spec
-from edge_agent.lowering.program import Program
-from edge_agent.lowering.trace import Trace, Traced, empty, spec_of
-from edge_agent.lowering.unit import Alternative, Unit
-from edge_agent.lowering.weights import Constant, WeightStore
-from shared.graph import Graph, Operator
-from shared.ids import OpId, TensorId
-from shared.importer.operators import ELEMENTWISE, POINTWISE
-from shared.importer.subgraph import ModelSource
+from stageloom.edge_agent.lowering.dtypes import TORCH_OF_NAME
+from stageloom.edge_agent.lowering.errors import Unsupported
+from stageloom.edge_agent.lowering.foreign import ForeignSession
+from stageloom.edge_agent.lowering.kernels import alternatives, chain_of
+from stageloom.edge_agent.lowering.node import Spec
+from stageloom.edge_agent.lowering.program import Program
+from stageloom.edge_agent.lowering.trace import Trace, Traced, empty, spec_of
+from stageloom.edge_agent.lowering.unit import Alternative, Unit
+from stageloom.edge_agent.lowering.weights import Constant, WeightStore
+from stageloom.shared.graph import Graph, Operator
+from stageloom.shared.ids import OpId, TensorId
+from stageloom.shared.importer.operators import ELEMENTWISE, POINTWISE
+from stageloom.shared.importer.subgraph import ModelSource
 
 LAYOUT_KINDS = frozenset({
     "Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LpPool",

@@ -11,7 +11,7 @@ import onnx
 import torch
 from onnx import TensorProto, numpy_helper
 
-from edge_agent.lowering.errors import Unsupported
+from stageloom.edge_agent.lowering.errors import Unsupported
 
 
 class Precision(Enum):

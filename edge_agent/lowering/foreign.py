@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from edge_agent.lowering.node import Spec
-from edge_agent.lowering.trace import empty
-from edge_agent.lowering.unit import Alternative
-from shared.errors import ExecutorError
-from shared.importer.subgraph import SubModel
+from stageloom.edge_agent.lowering.node import Spec
+from stageloom.edge_agent.lowering.trace import empty
+from stageloom.edge_agent.lowering.unit import Alternative
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.importer.subgraph import SubModel
 
 
 class ForeignSession:

@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from edge_agent.lowering.dtypes import allows_tf32
-from edge_agent.lowering.families.convolution import ConstantConv
-from edge_agent.lowering.families.normalisation import ChannelAffine
-from edge_agent.lowering.trace import Trace, Traced
-from edge_agent.lowering.unit import Alternative, Run, RunInto
-from edge_agent.lowering.weights import WeightStore
+from stageloom.edge_agent.lowering.dtypes import allows_tf32
+from stageloom.edge_agent.lowering.families.convolution import ConstantConv
+from stageloom.edge_agent.lowering.families.normalisation import ChannelAffine
+from stageloom.edge_agent.lowering.trace import Trace, Traced
+from stageloom.edge_agent.lowering.unit import Alternative, Run, RunInto
+from stageloom.edge_agent.lowering.weights import WeightStore
 
 
 @dataclass(frozen=True, slots=True)

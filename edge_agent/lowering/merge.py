@@ -1,6 +1,6 @@
 """A merge stage as one convolution: padded kernels stacked, one launch, its result split (IOS, section 3.2).
 
-`shared.merge` says which operators may merge and where each kernel lies in the common one.
+`stageloom.shared.merge` says which operators may merge and where each kernel lies in the common one.
 """
 
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ import torch
 from onnx import helper
 from torch import Tensor
 
-from edge_agent.lowering.batch import LoweredModel, Parsed, ways
-from edge_agent.lowering.errors import Unsupported
-from edge_agent.lowering.program import Program
-from edge_agent.lowering.unit import Alternative, Unit
-from edge_agent.lowering.weights import Constant
-from shared.ids import OpId
-from shared.merge import MergedConvolution, merged
+from stageloom.edge_agent.lowering.batch import LoweredModel, Parsed, ways
+from stageloom.edge_agent.lowering.errors import Unsupported
+from stageloom.edge_agent.lowering.program import Program
+from stageloom.edge_agent.lowering.unit import Alternative, Unit
+from stageloom.edge_agent.lowering.weights import Constant
+from stageloom.shared.ids import OpId
+from stageloom.shared.merge import MergedConvolution, merged
 
 _WEIGHT, _BIAS = "merged.weight", "merged.bias"
 

@@ -26,16 +26,16 @@ from contextlib import suppress
 import onnx
 import torch
 
-from edge_agent.lowering.batch import BatchLowering, Foreign, LoweredModel, Parsed
-from edge_agent.lowering.dtypes import Precision
-from edge_agent.lowering.errors import Unsupported
-from edge_agent.lowering.merge import merged_unit
-from edge_agent.lowering.unit import Unit
-from edge_agent.lowering.weights import Constant, WeightStore, stored_constant
-from shared.artifact import Artifact
-from shared.errors import ExecutorError
-from shared.ids import OpId
-from shared.importer.subgraph import ModelSource
+from stageloom.edge_agent.lowering.batch import BatchLowering, Foreign, LoweredModel, Parsed
+from stageloom.edge_agent.lowering.dtypes import Precision
+from stageloom.edge_agent.lowering.errors import Unsupported
+from stageloom.edge_agent.lowering.merge import merged_unit
+from stageloom.edge_agent.lowering.unit import Unit
+from stageloom.edge_agent.lowering.weights import Constant, WeightStore, stored_constant
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.ids import OpId
+from stageloom.shared.importer.subgraph import ModelSource
 
 __all__ = ["Foreign", "LoweredModel", "ModelLowering", "lower_model"]
 
@@ -81,7 +81,7 @@ class ModelLowering:
         return self._made("joined", batch, tuple(sorted(ops)))
 
     def merged(self, batch: int, ops: Sequence[OpId]) -> Unit:
-        """The operators of a merge stage as one unit (`shared.merge`); a second call is free.
+        """The operators of a merge stage as one unit (`stageloom.shared.merge`); a second call is free.
 
         Raises:
             ValueError: they may not merge.

@@ -10,9 +10,9 @@ import torch
 from onnx import helper
 from torch import Tensor
 
-from edge_agent.lowering.dtypes import onnx_dtype
-from edge_agent.lowering.errors import NeedsConstant, Unsupported
-from edge_agent.lowering.weights import Constant, WeightStore
+from stageloom.edge_agent.lowering.dtypes import onnx_dtype
+from stageloom.edge_agent.lowering.errors import NeedsConstant, Unsupported
+from stageloom.edge_agent.lowering.weights import Constant, WeightStore
 
 Made: TypeAlias = Tensor | tuple[Tensor | None, ...]
 """One tensor, or one per output of the node; None where the node names no such output."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from edge_agent.lowering.node import Kernel
-from edge_agent.lowering.trace import Trace, Traced
+from stageloom.edge_agent.lowering.node import Kernel
+from stageloom.edge_agent.lowering.trace import Trace, Traced
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from edge_agent.lowering.dtypes import UNSIGNED
-from edge_agent.lowering.errors import Unsupported
-from edge_agent.lowering.node import Kernel, Known, Made, Node
+from stageloom.edge_agent.lowering.dtypes import UNSIGNED
+from stageloom.edge_agent.lowering.errors import Unsupported
+from stageloom.edge_agent.lowering.node import Kernel, Known, Made, Node
 
 Lowered: TypeAlias = Kernel | Known | Callable[..., Made]
 Lowering: TypeAlias = Callable[[Node], Lowered]
@@ -103,4 +103,4 @@ def _narrow(value: Tensor, own: torch.dtype) -> Tensor:
 def _load() -> None:
     """Families register themselves when they are imported, which the first node that is lowered causes."""
     for family in FAMILIES:
-        import_module(f"edge_agent.lowering.families.{family}")
+        import_module(f"stageloom.edge_agent.lowering.families.{family}")

@@ -12,11 +12,11 @@ import onnx
 import torch
 from torch import Tensor
 
-from edge_agent.lowering.dtypes import Precision
-from edge_agent.lowering.errors import Unsupported
-from edge_agent.lowering.node import Input, Kernel, Known, Made, Node, Spec
-from edge_agent.lowering.registry import lower_node
-from edge_agent.lowering.weights import Constant, WeightStore
+from stageloom.edge_agent.lowering.dtypes import Precision
+from stageloom.edge_agent.lowering.errors import Unsupported
+from stageloom.edge_agent.lowering.node import Input, Kernel, Known, Made, Node, Spec
+from stageloom.edge_agent.lowering.registry import lower_node
+from stageloom.edge_agent.lowering.weights import Constant, WeightStore
 
 _CPU = torch.device("cpu")
 _META = torch.device("meta")

@@ -17,8 +17,8 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from edge_agent.lowering.node import Spec
-from shared.ids import OpId, TensorId
+from stageloom.edge_agent.lowering.node import Spec
+from stageloom.shared.ids import OpId, TensorId
 
 Run: TypeAlias = Callable[[Sequence[Tensor]], "tuple[Tensor, ...]"]
 RunInto: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor]], None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnx
 import torch
 
-from edge_agent.lowering.dtypes import Precision, tensor_from_proto
+from stageloom.edge_agent.lowering.dtypes import Precision, tensor_from_proto
 
 FP16_MAX = torch.finfo(torch.float16).max
 

@@ -12,14 +12,14 @@ import onnx
 import torch
 from torch import Tensor
 
-from edge_agent.lowering.batch import ways
-from edge_agent.lowering.dtypes import Precision, numpy_from_tensor, tensor_from_numpy
-from edge_agent.lowering.errors import NeedsConstant, Unsupported
-from edge_agent.lowering.node import Spec
-from edge_agent.lowering.program import Program
-from edge_agent.lowering.trace import Trace
-from edge_agent.lowering.unit import Alternative
-from edge_agent.lowering.weights import Constant, WeightStore, stored_constant
+from stageloom.edge_agent.lowering.batch import ways
+from stageloom.edge_agent.lowering.dtypes import Precision, numpy_from_tensor, tensor_from_numpy
+from stageloom.edge_agent.lowering.errors import NeedsConstant, Unsupported
+from stageloom.edge_agent.lowering.node import Spec
+from stageloom.edge_agent.lowering.program import Program
+from stageloom.edge_agent.lowering.trace import Trace
+from stageloom.edge_agent.lowering.unit import Alternative
+from stageloom.edge_agent.lowering.weights import Constant, WeightStore, stored_constant
 
 _CPU = torch.device("cpu")
 

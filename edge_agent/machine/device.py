@@ -6,9 +6,9 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from edge_agent.utilisation.chain import is_tegra, this_machine
-from edge_agent.utilisation.reading import text_of
-from shared.digest import digest_bytes
+from stageloom.edge_agent.utilisation.chain import is_tegra, this_machine
+from stageloom.edge_agent.utilisation.reading import text_of
+from stageloom.shared.digest import digest_bytes
 
 _GPU_INFORMATION = "driver/nvidia/gpus"
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "torch")

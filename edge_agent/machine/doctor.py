@@ -16,12 +16,13 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from edge_agent.config import SETTINGS_NAME, load_config
-from edge_agent.machine.device import cpu_name, gpu_names, installed
-from edge_agent.machine.onnx_facts import OnnxFacts, onnx_facts
-from edge_agent.machine.torch_facts import TorchFacts, torch_facts
-from edge_agent.plans.alone import require_names
-from shared.errors import SettingError
+from stageloom.edge_agent.config import SETTINGS_NAME, load_config
+from stageloom.edge_agent.machine.device import cpu_name, gpu_names, installed
+from stageloom.edge_agent.machine.onnx_facts import OnnxFacts, onnx_facts
+from stageloom.edge_agent.machine.torch_facts import TorchFacts, torch_facts
+from stageloom.edge_agent.plans.alone import require_names
+from stageloom.shared.errors import SettingError
+from stageloom.shared.systemd.install import UNIT_DIRECTORY
 
 _NEEDED = ("msgpack", "msgspec", "numpy", "pyzmq")
 _IMPORT_NAMES = {"pyzmq": "zmq"}
@@ -55,6 +56,7 @@ def examine(home: Path) -> list[Check]:
         _files,
         _shared_memory,
         lambda: clock_check(time.time()),
+        lambda: unit_check(UNIT_DIRECTORY / "stageloom-agent.service"),
     ]
     return [check() for check in checks]
 
@@ -257,6 +259,24 @@ def _shared_memory() -> Check:
             remedy="use Linux 3.17 or later; a sandbox may forbid memfd_create",
         )
     return Check(name="shared memory", result="ok", detail="memory files can be sealed")
+
+
+def unit_check(unit: Path) -> Check:
+    """An installed unit starts a program that there is; those of 0.1.0 start `python -m edge_agent`."""
+    try:
+        lines = unit.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return Check(name="unit", result="ok", detail="not installed as a service")
+    command = next((line.partition("=")[2] for line in lines if line.startswith("ExecStart=")), "")
+    words = command.split()
+    if "-m" in words or not words or not os.access(words[0].strip('"'), os.X_OK):
+        return Check(
+            name="unit",
+            result="fail",
+            detail=f"{unit} starts `{command}`, which this version does not have",
+            remedy="run `sudo stageloom-agent install` again, with the options of the first time",
+        )
+    return Check(name="unit", result="ok", detail=f"{unit} starts {words[0]}")
 
 
 def clock_check(now_s: float) -> Check:

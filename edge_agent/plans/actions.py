@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from edge_agent.ingest.messages import ModelInfo
-from edge_agent.link import events as link
-from edge_agent.link.events import Attempt, PlanRef, RunnablePlan
-from shared.engine.steps import PlanKey
+from stageloom.edge_agent.ingest.messages import ModelInfo
+from stageloom.edge_agent.link import events as link
+from stageloom.edge_agent.link.events import Attempt, PlanRef, RunnablePlan
+from stageloom.shared.engine.steps import PlanKey
 
 Models: TypeAlias = Mapping[str, ModelInfo]
 

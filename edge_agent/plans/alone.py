@@ -3,19 +3,19 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from edge_agent.config import AgentConfig
-from edge_agent.executor.registry import EXECUTORS
-from edge_agent.link.events import PlanRef, RunnablePlan
-from edge_agent.store import ArtifactStore
-from shared.artifact import open_artifact
-from shared.errors import SettingError, UnpinnedShape
-from shared.importer.api import artifact_path, import_model
-from shared.importer.model_argument import ModelArgument, unpinned_in_option
-from shared.messages.control import ArtifactNeed, Origin
-from shared.plan import ExecutorOptions
-from shared.search.compose import ModelChoice, compose
-from shared.search.registry import scheduler
-from shared.text import counted
+from stageloom.edge_agent.config import AgentConfig
+from stageloom.edge_agent.executor.registry import EXECUTORS
+from stageloom.edge_agent.link.events import PlanRef, RunnablePlan
+from stageloom.edge_agent.store import ArtifactStore
+from stageloom.shared.artifact import open_artifact
+from stageloom.shared.errors import SettingError, UnpinnedShape
+from stageloom.shared.importer.api import artifact_path, import_model
+from stageloom.shared.importer.model_argument import ModelArgument, unpinned_in_option
+from stageloom.shared.messages.control import ArtifactNeed, Origin
+from stageloom.shared.plan import ExecutorOptions
+from stageloom.shared.search.compose import ModelChoice, compose
+from stageloom.shared.search.registry import scheduler
+from stageloom.shared.text import counted
 
 Progress = Callable[[str], None]
 

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from edge_agent.link.events import Attempt, RunnablePlan
-from edge_agent.plans.probation import Probation, ProbationConfig
-from edge_agent.plans.trial_runner import TrialRunner
-from shared.engine.trial import TrialConfig
-from shared.engine.windows import Side
-from shared.ids import Digest
+from stageloom.edge_agent.link.events import Attempt, RunnablePlan
+from stageloom.edge_agent.plans.probation import Probation, ProbationConfig
+from stageloom.edge_agent.plans.trial_runner import TrialRunner
+from stageloom.shared.engine.trial import TrialConfig
+from stageloom.shared.engine.windows import Side
+from stageloom.shared.ids import Digest
 
 
 class Phase(Enum):

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from edge_agent.ingest.signature import model_info
-from edge_agent.link.events import RunnablePlan
-from edge_agent.plans.facts import PlanFacts, strict_intervals_s
-from edge_agent.store import ArtifactStore
-from shared.artifact import open_artifact
-from shared.bound import bind
-from shared.errors import StageloomError
-from shared.graph import Graph
-from shared.ids import Digest
-from shared.plan import Plan, decode_plan
+from stageloom.edge_agent.ingest.signature import model_info
+from stageloom.edge_agent.link.events import RunnablePlan
+from stageloom.edge_agent.plans.facts import PlanFacts, strict_intervals_s
+from stageloom.edge_agent.store import ArtifactStore
+from stageloom.shared.artifact import open_artifact
+from stageloom.shared.bound import bind
+from stageloom.shared.errors import StageloomError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest
+from stageloom.shared.plan import Plan, decode_plan
 
 _log = logging.getLogger(__name__)
 

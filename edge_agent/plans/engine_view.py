@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from edge_agent.link.events import RunnablePlan
-from edge_agent.plans.actions import Action, DrainEngine, SwapTo, UnloadPlan
-from edge_agent.worker.messages import PlanTooLarge
-from shared.engine.steps import PlanKey
-from shared.ids import Digest
+from stageloom.edge_agent.link.events import RunnablePlan
+from stageloom.edge_agent.plans.actions import Action, DrainEngine, SwapTo, UnloadPlan
+from stageloom.edge_agent.worker.messages import PlanTooLarge
+from stageloom.shared.engine.steps import PlanKey
+from stageloom.shared.ids import Digest
 
 
 @dataclass

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edge_agent.ingest.messages import ModelInfo
-from shared.engine.interval_guard import never_below_arrivals
-from shared.ids import Digest
-from shared.plan import Plan
+from stageloom.edge_agent.ingest.messages import ModelInfo
+from stageloom.shared.engine.interval_guard import never_below_arrivals
+from stageloom.shared.ids import Digest
+from stageloom.shared.plan import Plan
 
 _ARRIVALS_SLACK = 0.95
 """Rates over a few seconds are noisy: an interval starves a model only if it is longer by more than this."""

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import msgspec
 
-from edge_agent.link.events import RunnablePlan
-from edge_agent.store import StateFile
-from shared.errors import StorageError
+from stageloom.edge_agent.link.events import RunnablePlan
+from stageloom.edge_agent.store import StateFile
+from stageloom.shared.errors import StorageError
 
 
 class FallbackFile:

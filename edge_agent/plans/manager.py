@@ -10,9 +10,9 @@ the fallback, else nothing. A method returns what to do next.
 import itertools
 from random import Random
 
-from edge_agent.link import events as link
-from edge_agent.link.events import Attempt, RunnablePlan
-from edge_agent.plans.actions import (
+from stageloom.edge_agent.link import events as link
+from stageloom.edge_agent.link.events import Attempt, RunnablePlan
+from stageloom.edge_agent.plans.actions import (
     Action,
     KeepFallback,
     Note,
@@ -20,21 +20,21 @@ from edge_agent.plans.actions import (
     StopEngine,
     Tell,
 )
-from edge_agent.plans.candidate import Candidate, ManagerConfig, Phase
-from edge_agent.plans.engine_view import EngineView
-from edge_agent.plans.facts import PlanFacts
-from edge_agent.plans.probation import Probation, Verdict
-from edge_agent.plans.pursuit import Pursuit
-from edge_agent.plans.restoring import Restoring, Unusable
-from edge_agent.plans.supervisor import Supervisor
-from edge_agent.plans.trial_runner import TrialPlans, TrialRunner
-from edge_agent.plans.waiting import WaitingLog
-from edge_agent.worker.messages import Measured, PlanTooLarge
-from shared.engine.steps import Outcome, PlanKey
-from shared.engine.trial import TrialRecord, TrialResult
-from shared.engine.trial import Verdict as TrialVerdict
-from shared.engine.windows import Side
-from shared.ids import Digest
+from stageloom.edge_agent.plans.candidate import Candidate, ManagerConfig, Phase
+from stageloom.edge_agent.plans.engine_view import EngineView
+from stageloom.edge_agent.plans.facts import PlanFacts
+from stageloom.edge_agent.plans.probation import Probation, Verdict
+from stageloom.edge_agent.plans.pursuit import Pursuit
+from stageloom.edge_agent.plans.restoring import Restoring, Unusable
+from stageloom.edge_agent.plans.supervisor import Supervisor
+from stageloom.edge_agent.plans.trial_runner import TrialPlans, TrialRunner
+from stageloom.edge_agent.plans.waiting import WaitingLog
+from stageloom.edge_agent.worker.messages import Measured, PlanTooLarge
+from stageloom.shared.engine.steps import Outcome, PlanKey
+from stageloom.shared.engine.trial import TrialRecord, TrialResult
+from stageloom.shared.engine.trial import Verdict as TrialVerdict
+from stageloom.shared.engine.windows import Side
+from stageloom.shared.ids import Digest
 
 
 class PlanManager(Pursuit):

@@ -9,9 +9,9 @@ Refused, cancelled and expired tasks say something about load, not about the pla
 from dataclasses import dataclass, field
 from enum import Enum
 
-from edge_agent.plans.waiting import WaitingLog
-from shared.engine.interval_guard import GuardConfig, GuardVerdict, IntervalGuard
-from shared.engine.steps import Outcome
+from stageloom.edge_agent.plans.waiting import WaitingLog
+from stageloom.shared.engine.interval_guard import GuardConfig, GuardVerdict, IntervalGuard
+from stageloom.shared.engine.steps import Outcome
 
 _GROWTH_S = 1.0
 """Over so long the growth of the oldest age is taken: a burst is young when a change answers it."""

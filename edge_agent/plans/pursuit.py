@@ -6,9 +6,9 @@ Whatever has happened, `_pursue` gives the orders that are missing; giving them 
 
 import itertools
 
-from edge_agent.link import events as link
-from edge_agent.link.events import Attempt, PlanRef, RunnablePlan
-from edge_agent.plans.actions import (
+from stageloom.edge_agent.link import events as link
+from stageloom.edge_agent.link.events import Attempt, PlanRef, RunnablePlan
+from stageloom.edge_agent.plans.actions import (
     Action,
     Activated,
     CheckPlan,
@@ -17,16 +17,16 @@ from edge_agent.plans.actions import (
     StopEngine,
     Tell,
 )
-from edge_agent.plans.candidate import Candidate, Phase
-from edge_agent.plans.engine_view import EngineView
-from edge_agent.plans.facts import PlanFacts
-from edge_agent.plans.restoring import Unusable
-from edge_agent.plans.supervisor import Supervisor
-from edge_agent.plans.trial_runner import TrialRunner
-from edge_agent.plans.waiting import WaitingLog
-from shared.engine.steps import PlanKey
-from shared.ids import Digest
-from shared.messages.control import Origin
+from stageloom.edge_agent.plans.candidate import Candidate, Phase
+from stageloom.edge_agent.plans.engine_view import EngineView
+from stageloom.edge_agent.plans.facts import PlanFacts
+from stageloom.edge_agent.plans.restoring import Unusable
+from stageloom.edge_agent.plans.supervisor import Supervisor
+from stageloom.edge_agent.plans.trial_runner import TrialRunner
+from stageloom.edge_agent.plans.waiting import WaitingLog
+from stageloom.shared.engine.steps import PlanKey
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.control import Origin
 
 _NEVER: Attempt = (0, 0)
 _RATES_S = 10.0

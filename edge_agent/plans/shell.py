@@ -6,9 +6,9 @@ Nothing here decides about plans; each action's outcome comes back as the manage
 import logging
 from collections.abc import Sequence
 
-from edge_agent.link import events as link
-from edge_agent.parts import Parts
-from edge_agent.plans.actions import (
+from stageloom.edge_agent.link import events as link
+from stageloom.edge_agent.parts import Parts
+from stageloom.edge_agent.plans.actions import (
     Action,
     Activated,
     CheckPlan,
@@ -23,11 +23,11 @@ from edge_agent.plans.actions import (
     Tell,
     UnloadPlan,
 )
-from edge_agent.plans.check import PlanUnusable
-from edge_agent.plans.facts import PlanFacts
-from edge_agent.worker.messages import Measure
-from shared.failpoint import failpoint
-from shared.messages.telemetry import PlanActivated
+from stageloom.edge_agent.plans.check import PlanUnusable
+from stageloom.edge_agent.plans.facts import PlanFacts
+from stageloom.edge_agent.worker.messages import Measure
+from stageloom.shared.failpoint import failpoint
+from stageloom.shared.messages.telemetry import PlanActivated
 
 _log = logging.getLogger(__name__)
 

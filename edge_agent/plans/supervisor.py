@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from shared.backoff import backoff_s
-from shared.ids import Digest
+from stageloom.shared.backoff import backoff_s
+from stageloom.shared.ids import Digest
 
 
 @dataclass(frozen=True, kw_only=True)

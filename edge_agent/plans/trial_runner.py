@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from edge_agent.link import events as link
-from edge_agent.link.events import Attempt
-from edge_agent.plans.actions import Action, DrainEngine, MeasureWindow, Tell
-from edge_agent.worker.messages import Measured
-from shared.engine.trial import (
+from stageloom.edge_agent.link import events as link
+from stageloom.edge_agent.link.events import Attempt
+from stageloom.edge_agent.plans.actions import Action, DrainEngine, MeasureWindow, Tell
+from stageloom.edge_agent.worker.messages import Measured
+from stageloom.shared.engine.trial import (
     Activate,
     Decide,
     Drain,
@@ -28,7 +28,7 @@ from shared.engine.trial import (
     Verdict,
     crowding,
 )
-from shared.engine.windows import Coin, Side, WindowFigures
+from stageloom.shared.engine.windows import Coin, Side, WindowFigures
 
 _LOOK_S = 0.5
 _FEW_TASKS = 5

@@ -5,15 +5,16 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from shared.engine.interval_guard import GuardConfig
-from shared.engine.trial import TrialConfig
+from stageloom.shared.engine.interval_guard import GuardConfig
+from stageloom.shared.engine.trial import TrialConfig
 
 _Seconds = Annotated[float, Meta(gt=0.0, le=86_400.0)]
 _Share = Annotated[float, Meta(ge=0.0, le=10.0)]
 
 
 class TrialSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a trial is run: the fields of `shared.engine.trial.TrialConfig`, and what comes before it."""
+    """How a trial is run: the fields of `stageloom.shared.engine.trial.TrialConfig`, and what comes before
+    it."""
 
     timing_s: _Seconds = 10.0  # the models are timed for so long at most before the windows begin
     shortest_window_s: _Seconds = 0.25
@@ -38,7 +39,8 @@ class TrialSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class GuardSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a plan that is activated without a trial is guarded: `shared.engine.interval_guard.GuardConfig`."""
+    """How a plan that is activated without a trial is guarded:
+    `stageloom.shared.engine.interval_guard.GuardConfig`."""
 
     length_s: _Seconds = 10.0
     worsening: _Share = 0.2

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
-from shared.engine.interval_guard import Waiting
+from stageloom.shared.engine.interval_guard import Waiting
 
 _TASKS: Final = 8192
 _LEVELS: Final = 1024

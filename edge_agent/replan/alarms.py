@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from edge_agent.link.events import AlarmRaised, RunnablePlan
-from edge_agent.reporting.telemetry import row_name
-from edge_agent.worker.messages import Glance, QueueGlance
-from shared.messages.control import AlarmSample, ModelLoad
-from shared.policy.plain import Load
-from shared.policy.queues import TOP_THRESHOLD, Measure, QueueState
-from shared.policy.samples import progress_bits
-from shared.policy.trigger import Firing, Observation, Trigger, TriggerConfig
+from stageloom.edge_agent.link.events import AlarmRaised, RunnablePlan
+from stageloom.edge_agent.reporting.telemetry import row_name
+from stageloom.edge_agent.worker.messages import Glance, QueueGlance
+from stageloom.shared.messages.control import AlarmSample, ModelLoad
+from stageloom.shared.policy.plain import Load
+from stageloom.shared.policy.queues import TOP_THRESHOLD, Measure, QueueState
+from stageloom.shared.policy.samples import progress_bits
+from stageloom.shared.policy.trigger import Firing, Observation, Trigger, TriggerConfig
 
 _ARRIVALS_S: Final = 2.0
 """Over how long arrivals are counted: an alarm comes within a second of a burst, which it should show."""

@@ -1,18 +1,18 @@
 """Plans made from the one that runs: of the same artifacts, as a trigger's answer. Pure.
 
 Whether one may run is the link core's to say, which knows the autonomy that the planner granted and whether
-it answers; see `edge_agent.link.local`.
+it answers; see `stageloom.edge_agent.link.local`.
 """
 
 import logging
 from functools import lru_cache
 
-from edge_agent.link.events import PlanRef, RunnablePlan
-from edge_agent.replan.alarms import Fired
-from shared.errors import PlanError
-from shared.messages.control import Origin
-from shared.plan import Plan, decode_plan
-from shared.policy.plain import plain_replan
+from stageloom.edge_agent.link.events import PlanRef, RunnablePlan
+from stageloom.edge_agent.replan.alarms import Fired
+from stageloom.shared.errors import PlanError
+from stageloom.shared.messages.control import Origin
+from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.policy.plain import plain_replan
 
 _log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Final, TypeAlias
 
-from edge_agent.worker.messages import Stats
-from shared.ids import Digest
+from stageloom.edge_agent.worker.messages import Stats
+from stageloom.shared.ids import Digest
 
 _STEPS: Final = 50
 """Fewer say more about a moment than about the device."""

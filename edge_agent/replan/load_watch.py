@@ -2,13 +2,13 @@
 
 import time
 
-from edge_agent.link.events import EnvironmentChanged, RunnablePlan
-from edge_agent.parts import Parts
-from edge_agent.plans.facts import PlanFacts
-from edge_agent.replan.alarms import Alarms, AlarmSettings, Fired, alarm_raised
-from edge_agent.reporting.telemetry import ServiceTimes, engine_rows
-from edge_agent.worker.messages import Glance, Stats
-from shared.engine.steps import PlanKey
+from stageloom.edge_agent.link.events import EnvironmentChanged, RunnablePlan
+from stageloom.edge_agent.parts import Parts
+from stageloom.edge_agent.plans.facts import PlanFacts
+from stageloom.edge_agent.replan.alarms import Alarms, AlarmSettings, Fired, alarm_raised
+from stageloom.edge_agent.reporting.telemetry import ServiceTimes, engine_rows
+from stageloom.edge_agent.worker.messages import Glance, Stats
+from stageloom.shared.engine.steps import PlanKey
 
 
 class LoadWatch:

@@ -5,14 +5,14 @@ from pathlib import Path
 
 from msgspec import structs
 
-from edge_agent.background import Background
-from edge_agent.link.events import ArtifactGone, PlansMade, RunnablePlan
-from edge_agent.replan.alarms import Fired
-from edge_agent.replan.derived_plans import plain_plan
-from edge_agent.replan.policy import DAMAGED, PolicyAnswer, PolicyDesk
-from edge_agent.reporting.status import PolicyStatus
-from edge_agent.store import ArtifactStore
-from shared.ids import Digest
+from stageloom.edge_agent.background import Background
+from stageloom.edge_agent.link.events import ArtifactGone, PlansMade, RunnablePlan
+from stageloom.edge_agent.replan.alarms import Fired
+from stageloom.edge_agent.replan.derived_plans import plain_plan
+from stageloom.edge_agent.replan.policy import DAMAGED, PolicyAnswer, PolicyDesk
+from stageloom.edge_agent.reporting.status import PolicyStatus
+from stageloom.edge_agent.store import ArtifactStore
+from stageloom.shared.ids import Digest
 
 
 class LocalPlanner:

@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from edge_agent.link.events import RunnablePlan
-from edge_agent.replan.alarms import Fired
-from edge_agent.replan.derived_plans import decoded, runnable
-from edge_agent.reporting.status import PolicyStatus
-from shared.digest import digest_bytes
-from shared.errors import StageloomError
-from shared.graph import Graph
-from shared.ids import Digest
-from shared.plan import Plan
-from shared.policy.plain import TOLERANCE
-from shared.policy.samples import Sample
+from stageloom.edge_agent.link.events import RunnablePlan
+from stageloom.edge_agent.replan.alarms import Fired
+from stageloom.edge_agent.replan.derived_plans import decoded, runnable
+from stageloom.edge_agent.reporting.status import PolicyStatus
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.errors import StageloomError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest
+from stageloom.shared.plan import Plan
+from stageloom.shared.policy.plain import TOLERANCE
+from stageloom.shared.policy.samples import Sample
 
 if TYPE_CHECKING:
-    from shared.policy.maddpg.checkpoint import Checkpoint
+    from stageloom.shared.policy.maddpg.checkpoint import Checkpoint
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class PolicyDesk:
             found = digest_bytes([raw])
             if digest is not None and found != digest:
                 return PolicyStatus(digest=digest, refused=DAMAGED)
-            from shared.policy.maddpg.checkpoint import decode
+            from stageloom.shared.policy.maddpg.checkpoint import decode
 
             self._found = decode(raw)
             return PolicyStatus(digest=found)
@@ -75,7 +75,7 @@ class PolicyDesk:
         before = decoded(running)
         if self._found is None or before is None:
             return ""
-        from shared.policy.maddpg.decide import require_own
+        from stageloom.shared.policy.maddpg.decide import require_own
 
         try:
             require_own(self._found.space, before, self._device_class())
@@ -98,7 +98,7 @@ class PolicyDesk:
         return PolicyAnswer() if not differs(made, before) else PolicyAnswer(runnable(made, running))
 
     def _replanned(self, found: "Checkpoint", fired: Fired, before: Plan) -> Plan:
-        from shared.policy.maddpg.decide import replanned, require_own
+        from stageloom.shared.policy.maddpg.decide import replanned, require_own
 
         device_class = self._device_class()
         require_own(found.space, before, device_class)  # before its graphs are opened
@@ -142,7 +142,7 @@ def in_order(fired: Fired, models: Sequence[str]) -> tuple[Sample, ...]:
 
 
 def _read(path: Path) -> bytes:
-    from shared.policy.maddpg.checkpoint import MAX_BYTES
+    from stageloom.shared.policy.maddpg.checkpoint import MAX_BYTES
 
     with path.open("rb") as file:
         return file.read(MAX_BYTES + 1)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from shared.messages.telemetry import Event, RowData
+from stageloom.shared.messages.telemetry import Event, RowData
 
 _log = logging.getLogger(__name__)
 

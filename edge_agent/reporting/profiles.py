@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
-from edge_agent.link import events as link
-from edge_agent.replan.drift import Drift
-from edge_agent.reporting.telemetry import profile_rows, stage_rows
-from edge_agent.worker.messages import OperatorTimes, Profile, ProfileStages, StageTimes
-from shared.errors import PlanError
-from shared.ids import Digest
-from shared.messages.control import ProfileRequest, StageProfileRequest
-from shared.messages.telemetry import RowData
-from shared.plan import decode_plan
+from stageloom.edge_agent.link import events as link
+from stageloom.edge_agent.replan.drift import Drift
+from stageloom.edge_agent.reporting.telemetry import profile_rows, stage_rows
+from stageloom.edge_agent.worker.messages import OperatorTimes, Profile, ProfileStages, StageTimes
+from stageloom.shared.errors import PlanError
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.control import ProfileRequest, StageProfileRequest
+from stageloom.shared.messages.telemetry import RowData
+from stageloom.shared.plan import decode_plan
 
 _REPEATS: Final = 5
 _STAGE_REPEATS: Final = 9

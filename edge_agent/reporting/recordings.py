@@ -4,7 +4,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Protocol
 
-from edge_agent.worker.messages import Record, RecordingEnded
+from stageloom.edge_agent.worker.messages import Record, RecordingEnded
 
 
 class Engine(Protocol):

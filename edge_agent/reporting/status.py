@@ -4,10 +4,10 @@ from collections.abc import Container, Iterable
 
 from msgspec import Struct
 
-from edge_agent.ingest.ledger import TaskLedger
-from edge_agent.link.events import PlanRef
-from edge_agent.plans.manager import PlanManager
-from edge_agent.worker.messages import Stats
+from stageloom.edge_agent.ingest.ledger import TaskLedger
+from stageloom.edge_agent.link.events import PlanRef
+from stageloom.edge_agent.plans.manager import PlanManager
+from stageloom.edge_agent.worker.messages import Stats
 
 
 class EngineStatus(Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class LinkStatus(Struct, frozen=True, kw_only=True):
     detail: str = ""
     device: str = ""
     desired: str = ""  # "epoch.generation", empty if nothing is desired
-    desired_state: str = ""  # a value of shared.messages.control.DeviceState
+    desired_state: str = ""  # a value of stageloom.shared.messages.control.DeviceState
     reason: str = ""
     telemetry_produced: int = 0
     telemetry_acknowledged: int = 0

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from edge_agent.ingest.ledger import Interval
-from edge_agent.worker.messages import OperatorTimes, StageTimes, Stats, Traced
-from shared.ids import Digest
-from shared.messages.telemetry import (
+from stageloom.edge_agent.ingest.ledger import Interval
+from stageloom.edge_agent.worker.messages import OperatorTimes, StageTimes, Stats, Traced
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.telemetry import (
     GroupSpan,
     OperatorTiming,
     ProfileResult,
@@ -18,7 +18,7 @@ from shared.messages.telemetry import (
     StepTrace,
     TaskCounters,
 )
-from shared.text import bounded
+from stageloom.shared.text import bounded
 
 _TIMINGS_PER_ROW = 64
 _GROUPS_PER_ROW = 128

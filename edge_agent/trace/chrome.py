@@ -7,7 +7,7 @@ every stream of a lane one for its groups. Times are microseconds since the reco
 from collections.abc import Iterable
 from typing import Any, Final
 
-from edge_agent.trace.timeline import Run, Timeline
+from stageloom.edge_agent.trace.timeline import Run, Timeline
 
 MEASURED: Final = 1
 PLANNED: Final = 2

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from edge_agent.ingest import channel
-from edge_agent.ingest.messages import (
+from stageloom.edge_agent.ingest import channel
+from stageloom.edge_agent.ingest.messages import (
     MAX_TRACE_S,
     PROTOCOL_VERSION,
     Goodbye,
@@ -19,17 +19,17 @@ from edge_agent.ingest.messages import (
     decode_to_application,
     encode,
 )
-from edge_agent.store import ArtifactStore
-from edge_agent.trace.chrome import chrome_trace
-from edge_agent.trace.timeline import timeline
-from edge_agent.worker.recorder import Batch, Recorded, read_recording
-from shared.artifact import open_artifact
-from shared.bound import BoundPlan, bind
-from shared.errors import DecodeError, InputError, SettingError, StorageError, UnavailableError
-from shared.graph import Graph
-from shared.ids import Digest, OpId
-from shared.plan import decode_plan
-from shared.search.costs import CostTable
+from stageloom.edge_agent.store import ArtifactStore
+from stageloom.edge_agent.trace.chrome import chrome_trace
+from stageloom.edge_agent.trace.timeline import timeline
+from stageloom.edge_agent.worker.recorder import Batch, Recorded, read_recording
+from stageloom.shared.artifact import open_artifact
+from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.errors import DecodeError, InputError, SettingError, StorageError, UnavailableError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest, OpId
+from stageloom.shared.plan import decode_plan
+from stageloom.shared.search.costs import CostTable
 
 _PATIENCE_S = 30.0  # beyond the recording
 

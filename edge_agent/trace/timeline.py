@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from edge_agent.worker.recorder import Batch, QueueEntry, Recorded, StepEntry, SwapEntry, TaskEntry
-from shared.bound import BoundPlan
-from shared.launch_list import LaunchList, lower
-from shared.search.costs import CostTable
+from stageloom.edge_agent.worker.recorder import Batch, QueueEntry, Recorded, StepEntry, SwapEntry, TaskEntry
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.launch_list import LaunchList, lower
+from stageloom.shared.search.costs import CostTable
 
 
 @dataclass(frozen=True, slots=True)

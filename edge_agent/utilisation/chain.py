@@ -4,9 +4,9 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from edge_agent.utilisation.cpu import Cpu
-from edge_agent.utilisation.nvml import Nvml, open_nvml
-from edge_agent.utilisation.reading import (
+from stageloom.edge_agent.utilisation.cpu import Cpu
+from stageloom.edge_agent.utilisation.nvml import Nvml, open_nvml
+from stageloom.edge_agent.utilisation.reading import (
     CPU_CLOCK,
     GPU_CLOCK,
     MEMORY_CLOCK,
@@ -15,7 +15,7 @@ from edge_agent.utilisation.reading import (
     Metric,
     text_of,
 )
-from edge_agent.utilisation.tegra import Tegra, ask_nvpmodel
+from stageloom.edge_agent.utilisation.tegra import Tegra, ask_nvpmodel
 
 CLOCKS = (GPU_CLOCK, MEMORY_CLOCK, CPU_CLOCK, POWER_LIMIT)
 """What a measurement is worth nothing without."""

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from edge_agent.utilisation.reading import CPU, CPU_CLOCK, number_of, text_of
+from stageloom.edge_agent.utilisation.reading import CPU, CPU_CLOCK, number_of, text_of
 
 _IDLE, _WAITING = 3, 4  # columns of /proc/stat after the label
 _COUNTED = 8  # user, nice, system, idle, iowait, irq, softirq, steal; guests are in user already

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from shared.graph import Graph
-from shared.search.opara import OperatorProfile
+from stageloom.shared.graph import Graph
+from stageloom.shared.search.opara import OperatorProfile
 
 OPERATOR_PREFIX: Final = "stageloom.op."
 """An annotation's name is this and the operator's number."""

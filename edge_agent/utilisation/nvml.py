@@ -9,7 +9,14 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final
 
-from edge_agent.utilisation.reading import GPU, GPU_CLOCK, GPU_MEMORY, MEMORY_CLOCK, POWER, POWER_LIMIT
+from stageloom.edge_agent.utilisation.reading import (
+    GPU,
+    GPU_CLOCK,
+    GPU_MEMORY,
+    MEMORY_CLOCK,
+    POWER,
+    POWER_LIMIT,
+)
 
 _log = logging.getLogger(__name__)
 _MILLI: Final = 1e-3

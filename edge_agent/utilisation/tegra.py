@@ -11,7 +11,14 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from edge_agent.utilisation.reading import GPU, GPU_CLOCK, GPU_MEMORY, MEMORY_CLOCK, first_number, text_of
+from stageloom.edge_agent.utilisation.reading import (
+    GPU,
+    GPU_CLOCK,
+    GPU_MEMORY,
+    MEMORY_CLOCK,
+    first_number,
+    text_of,
+)
 
 _NODES: Final = ("17000000.ga10b", "17000000.gpu", "17000000.gv11b", "17000000.gp10b", "57000000.gpu")
 _LOAD: Final = (

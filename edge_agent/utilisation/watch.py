@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterable
 
-from edge_agent.machine.device import device_class
-from edge_agent.utilisation.chain import UtilisationChain
-from edge_agent.utilisation.reading import Metric
-from shared.messages.telemetry import RowData, Utilisation
+from stageloom.edge_agent.machine.device import device_class
+from stageloom.edge_agent.utilisation.chain import UtilisationChain
+from stageloom.edge_agent.utilisation.reading import Metric
+from stageloom.shared.messages.telemetry import RowData, Utilisation
 
 
 class MachineWatch:

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from edge_agent.executor.base import Executor, StepResult
-from edge_agent.verify.inputs import Feeds
-from edge_agent.worker.driver import EngineDriver
-from edge_agent.worker.tasks import TaskEnd, TaskIO
-from shared.artifact import Artifact
-from shared.bound import BoundPlan
-from shared.engine.steps import InstanceId, Outcome, PlanKey, Step, Task
-from shared.errors import ExecutorError
-from shared.ids import TaskId
-from shared.plan import Member
+from stageloom.edge_agent.executor.base import Executor, StepResult
+from stageloom.edge_agent.verify.inputs import Feeds
+from stageloom.edge_agent.worker.driver import EngineDriver
+from stageloom.edge_agent.worker.tasks import TaskEnd, TaskIO
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import InstanceId, Outcome, PlanKey, Step, Task
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.ids import TaskId
+from stageloom.shared.plan import Member
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,25 +9,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from edge_agent.executor.base import Executor, TimingRequest
-from edge_agent.executor.registry import make_executor
-from edge_agent.verify.candidate import Candidate, Place, Trace
-from edge_agent.verify.inputs import ValueRange
-from edge_agent.verify.judge import Judge, Judged
-from edge_agent.verify.pairs import Pair, Seeded, find_pair, seed_model
-from edge_agent.verify.report import Before, Compared, VerifyReport
-from shared.artifact import Artifact, open_artifact
-from shared.bound import BoundPlan, bind
-from shared.engine.steps import Outcome
-from shared.errors import InputError
-from shared.graph import Graph
-from shared.ids import Digest, OpId
-from shared.importer.api import artifact_path, import_model
-from shared.plan import ExecutorOptions
-from shared.search.analytic import DeviceRates
-from shared.search.compose import ModelChoice, compose
-from shared.search.costs import CostTable
-from shared.search.registry import reads_costs
+from stageloom.edge_agent.executor.base import Executor, TimingRequest
+from stageloom.edge_agent.executor.registry import make_executor
+from stageloom.edge_agent.verify.candidate import Candidate, Place, Trace
+from stageloom.edge_agent.verify.inputs import ValueRange
+from stageloom.edge_agent.verify.judge import Judge, Judged
+from stageloom.edge_agent.verify.pairs import Pair, Seeded, find_pair, seed_model
+from stageloom.edge_agent.verify.report import Before, Compared, VerifyReport
+from stageloom.shared.artifact import Artifact, open_artifact
+from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.engine.steps import Outcome
+from stageloom.shared.errors import InputError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest, OpId
+from stageloom.shared.importer.api import artifact_path, import_model
+from stageloom.shared.plan import ExecutorOptions
+from stageloom.shared.search.analytic import DeviceRates
+from stageloom.shared.search.compose import ModelChoice, compose
+from stageloom.shared.search.costs import CostTable
+from stageloom.shared.search.registry import reads_costs
 
 if TYPE_CHECKING:
     import numpy as np

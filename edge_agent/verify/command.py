@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_agent.verify.check import DEFAULT_REPEATS, verify
-from edge_agent.verify.inputs import ValueRange
-from edge_agent.verify.report import VerifyReport
-from shared.errors import ExitCode, SettingError
-from shared.importer.model_argument import Shape
+from stageloom.edge_agent.verify.check import DEFAULT_REPEATS, verify
+from stageloom.edge_agent.verify.inputs import ValueRange
+from stageloom.edge_agent.verify.report import VerifyReport
+from stageloom.shared.errors import ExitCode, SettingError
+from stageloom.shared.importer.model_argument import Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

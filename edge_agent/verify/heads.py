@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shared.importer.operators import SHAPE_ONLY
+from stageloom.shared.importer.operators import SHAPE_ONLY
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from shared.errors import InputError
-from shared.graph import Tensor
+from stageloom.shared.errors import InputError
+from stageloom.shared.graph import Tensor
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,8 +5,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from edge_agent.verify.pairs import Pair
-from edge_agent.verify.standards import Standard
+from stageloom.edge_agent.verify.pairs import Pair
+from stageloom.edge_agent.verify.standards import Standard
 
 if TYPE_CHECKING:
     import numpy as np

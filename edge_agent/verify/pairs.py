@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_agent.verify.compare import MIN_SENSITIVITY, sensitivity
-from edge_agent.verify.heads import Ending, Head, ending_of, makers_of
-from edge_agent.verify.inputs import MAX_PAIRS, Feeds, ValueRange, check_ranges, draw_pair
-from edge_agent.verify.probes import with_probes
-from edge_agent.verify.reference import Reference
-from edge_agent.verify.rounding import Rounding, rounding_of
-from edge_agent.verify.seeding import seed_weights
-from edge_agent.verify.standards import Standard, standard_of
-from shared.artifact import Artifact, open_artifact, write_artifact
-from shared.graph import Graph
-from shared.importer.values import infer_values
+from stageloom.edge_agent.verify.compare import MIN_SENSITIVITY, sensitivity
+from stageloom.edge_agent.verify.heads import Ending, Head, ending_of, makers_of
+from stageloom.edge_agent.verify.inputs import MAX_PAIRS, Feeds, ValueRange, check_ranges, draw_pair
+from stageloom.edge_agent.verify.probes import with_probes
+from stageloom.edge_agent.verify.reference import Reference
+from stageloom.edge_agent.verify.rounding import Rounding, rounding_of
+from stageloom.edge_agent.verify.seeding import seed_weights
+from stageloom.edge_agent.verify.standards import Standard, standard_of
+from stageloom.shared.artifact import Artifact, open_artifact, write_artifact
+from stageloom.shared.graph import Graph
+from stageloom.shared.importer.values import infer_values
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shared.graph import Graph, Tensor
-from shared.ids import OpId, TensorId
-from shared.importer.values import ELEMENT_TYPES, Value
+from stageloom.shared.graph import Graph, Tensor
+from stageloom.shared.ids import OpId, TensorId
+from stageloom.shared.importer.values import ELEMENT_TYPES, Value
 
 if TYPE_CHECKING:
     import onnx

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edge_agent.verify.inputs import Feeds
-from shared.errors import ExecutorError
+from stageloom.edge_agent.verify.inputs import Feeds
+from stageloom.shared.errors import ExecutorError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,16 +5,16 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from edge_agent.verify.compare import MIN_SENSITIVITY
-from shared.errors import ExitCode
-from shared.text import counted
+from stageloom.edge_agent.verify.compare import MIN_SENSITIVITY
+from stageloom.shared.errors import ExitCode
+from stageloom.shared.text import counted
 
 _NAMED = 3  # final operators named in the text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One tensor at one place, with the numbers of `edge_agent.verify.standards`."""
+    """One tensor at one place, with the numbers of `stageloom.edge_agent.verify.standards`."""
 
     tensor: str
     block: int | None  # the block it was seen behind; None: in the task's answer

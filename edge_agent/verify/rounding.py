@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shared.importer.nodes import captured_names
-from shared.importer.values import Value
+from stageloom.shared.importer.nodes import captured_names
+from stageloom.shared.importer.values import Value
 
 if TYPE_CHECKING:
     import onnx

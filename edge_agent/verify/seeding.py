@@ -18,10 +18,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from edge_agent.verify.inputs import Feeds
-from edge_agent.verify.roles import Linear, Role, linear_of, role_of
-from edge_agent.verify.single_node import NodeRunner, reads_of
-from shared.importer.nodes import captured_names
+from stageloom.edge_agent.verify.inputs import Feeds
+from stageloom.edge_agent.verify.roles import Linear, Role, linear_of, role_of
+from stageloom.edge_agent.verify.single_node import NodeRunner, reads_of
+from stageloom.shared.importer.nodes import captured_names
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from shared.importer.nodes import captured_names
+from stageloom.shared.importer.nodes import captured_names
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edge_agent.verify.compare import MAX_DIFFERENCE, change, relative_difference, smallest_share
-from edge_agent.verify.heads import CHOOSING, Head, slope
-from edge_agent.verify.rounding import Rounding
+from stageloom.edge_agent.verify.compare import MAX_DIFFERENCE, change, relative_difference, smallest_share
+from stageloom.edge_agent.verify.heads import CHOOSING, Head, slope
+from stageloom.edge_agent.verify.rounding import Rounding
 
 if TYPE_CHECKING:
     import numpy as np

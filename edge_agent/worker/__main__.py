@@ -1,4 +1,4 @@
-"""`python -m edge_agent.worker FD CONFIG`: started by `WorkerHandle.start`, not by hand."""
+"""`python -m stageloom.edge_agent.worker FD CONFIG`: started by `WorkerHandle.start`, not by hand."""
 
 import logging
 import os
@@ -8,9 +8,9 @@ import sys
 import threading
 from typing import NoReturn
 
-from edge_agent.worker.channel import Channel
-from edge_agent.worker.config import decode_config
-from edge_agent.worker.process import EngineProcess
+from stageloom.edge_agent.worker.channel import Channel
+from stageloom.edge_agent.worker.config import decode_config
+from stageloom.edge_agent.worker.process import EngineProcess
 
 _EXIT_BUG = 70
 

@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from edge_agent.worker.arenas import Arena
-from edge_agent.worker.driver import EngineDriver
-from edge_agent.worker.messages import AddArena, ArenaRefused, Declare, Report, Submit, TaskDone
-from edge_agent.worker.tasks import TaskEnd, TaskIO
-from shared.bound import BoundPlan
-from shared.engine.steps import Code, Outcome, Task
-from shared.errors import RefusedError, TaskRefused
-from shared.graph import Tensor
-from shared.ids import TaskId
+from stageloom.edge_agent.worker.arenas import Arena
+from stageloom.edge_agent.worker.driver import EngineDriver
+from stageloom.edge_agent.worker.messages import AddArena, ArenaRefused, Declare, Report, Submit, TaskDone
+from stageloom.edge_agent.worker.tasks import TaskEnd, TaskIO
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import Code, Outcome, Task
+from stageloom.shared.errors import RefusedError, TaskRefused
+from stageloom.shared.graph import Tensor
+from stageloom.shared.ids import TaskId
 
 if TYPE_CHECKING:
     import numpy

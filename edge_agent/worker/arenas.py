@@ -5,8 +5,8 @@ import mmap
 import os
 from typing import TYPE_CHECKING
 
-from shared.errors import RefusedError
-from shared.graph import ITEM_BYTES, Tensor
+from stageloom.shared.errors import RefusedError
+from stageloom.shared.graph import ITEM_BYTES, Tensor
 
 if TYPE_CHECKING:
     import numpy

@@ -4,9 +4,9 @@ import threading
 from collections.abc import Hashable, Mapping
 from pathlib import Path
 
-from shared.artifact import Artifact, open_artifact
-from shared.errors import PlanError
-from shared.ids import Digest
+from stageloom.shared.artifact import Artifact, open_artifact
+from stageloom.shared.errors import PlanError
+from stageloom.shared.ids import Digest
 
 
 class ArtifactTable:

@@ -11,8 +11,8 @@ import socket
 from collections import deque
 from collections.abc import Sequence
 
-from edge_agent.worker.messages import MAX_MESSAGE_BYTES
-from shared.errors import UnavailableError
+from stageloom.edge_agent.worker.messages import MAX_MESSAGE_BYTES
+from stageloom.shared.errors import UnavailableError
 
 MAX_BACKLOG = 16384
 _MAX_FDS = 4

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from shared.errors import SettingError
+from stageloom.shared.errors import SettingError
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,19 +13,19 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from queue import SimpleQueue
 
-from edge_agent.executor.base import Rows, StepResult, StepRunner
-from edge_agent.worker.messages import CombinedStats, Measured
-from edge_agent.worker.recorder import Recorder
-from edge_agent.worker.records import Ends, Lane, held_lock, one_line, write_outputs
-from edge_agent.worker.tally import Tally
-from edge_agent.worker.task_book import TaskBook
-from edge_agent.worker.tasks import TaskIO
-from edge_agent.worker.window import Window
-from shared.artifact import Artifact
-from shared.bound import BoundPlan
-from shared.engine.core import EngineCore
-from shared.engine.stats import EngineGlance, EngineStats
-from shared.engine.steps import (
+from stageloom.edge_agent.executor.base import Rows, StepResult, StepRunner
+from stageloom.edge_agent.worker.messages import CombinedStats, Measured
+from stageloom.edge_agent.worker.recorder import Recorder
+from stageloom.edge_agent.worker.records import Ends, Lane, held_lock, one_line, write_outputs
+from stageloom.edge_agent.worker.tally import Tally
+from stageloom.edge_agent.worker.task_book import TaskBook
+from stageloom.edge_agent.worker.tasks import TaskIO
+from stageloom.edge_agent.worker.window import Window
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.core import EngineCore
+from stageloom.shared.engine.stats import EngineGlance, EngineStats
+from stageloom.shared.engine.steps import (
     Action,
     DropInstance,
     FinishTask,
@@ -38,8 +38,8 @@ from shared.engine.steps import (
     Step,
     Task,
 )
-from shared.failpoint import ARMED, failpoint
-from shared.ids import Digest, StepId, TaskId
+from stageloom.shared.failpoint import ARMED, failpoint
+from stageloom.shared.ids import Digest, StepId, TaskId
 
 log = logging.getLogger(__name__)
 

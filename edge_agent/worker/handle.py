@@ -11,12 +11,12 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from edge_agent.worker import messages
-from edge_agent.worker.channel import Channel, ChannelClosed, channel_pair
-from edge_agent.worker.config import WorkerConfig, encode_config
-from edge_agent.worker.messages import Exited, Place, Profile, Report
-from shared.errors import UnavailableError
-from shared.ids import Digest, TaskId
+from stageloom.edge_agent.worker import messages
+from stageloom.edge_agent.worker.channel import Channel, ChannelClosed, channel_pair
+from stageloom.edge_agent.worker.config import WorkerConfig, encode_config
+from stageloom.edge_agent.worker.messages import Exited, Place, Profile, Report
+from stageloom.shared.errors import UnavailableError
+from stageloom.shared.ids import Digest, TaskId
 
 MAX_REPORTS_PER_POLL = 1024
 """So that a flood of reports cannot keep the caller from its other sockets."""
@@ -40,7 +40,7 @@ class WorkerHandle:
         ours, theirs = channel_pair()
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        command = [sys.executable, "-m", "edge_agent.worker", str(theirs.fileno())]
+        command = [sys.executable, "-m", "stageloom.edge_agent.worker", str(theirs.fileno())]
         try:
             process = subprocess.Popen(
                 [*command, encode_config(config or WorkerConfig())],

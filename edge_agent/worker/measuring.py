@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable
 
-from edge_agent.worker.driver import EngineDriver
-from edge_agent.worker.messages import Measure, Measured
+from stageloom.edge_agent.worker.driver import EngineDriver
+from stageloom.edge_agent.worker.messages import Measure, Measured
 
 _LOOK_S = 0.01
 """How often the queues' ages are looked at: differences below this are equal to every user."""

@@ -222,7 +222,7 @@ class TaskDone(_Message, frozen=True, tag=6):
     """A task ended, in exactly one way."""
 
     task: int
-    outcome: str  # a value of shared.engine.steps.Outcome
+    outcome: str  # a value of stageloom.shared.engine.steps.Outcome
     code: str
     reason: str
     queued_s: float
@@ -332,7 +332,8 @@ class ModelFigures(_Message, frozen=True):
 
 
 class Measured(_Message, frozen=True, tag=21):
-    """What happened between the instants of a `Measure`; see `shared.engine.windows.WindowFigures`."""
+    """What happened between the instants of a `Measure`; see
+    `stageloom.shared.engine.windows.WindowFigures`."""
 
     number: int
     key: int | None  # the plan that was active when it began
@@ -371,7 +372,7 @@ class StageTimes(_Message, frozen=True, tag=14):
 
 
 class QueueGlance(_Message, frozen=True):
-    """One model's queue and progress; see `shared.engine.stats.QueueGlance`."""
+    """One model's queue and progress; see `stageloom.shared.engine.stats.QueueGlance`."""
 
     name: str
     arrived: int  # since the process started

@@ -12,25 +12,25 @@ from functools import partial
 from queue import SimpleQueue
 from typing import NoReturn
 
-from edge_agent.executor.base import StepResult
-from edge_agent.executor.executors import Executors
-from edge_agent.worker import messages
-from edge_agent.worker.arena_tasks import ArenaTasks
-from edge_agent.worker.artifacts import ArtifactTable
-from edge_agent.worker.channel import Channel, ChannelClosed
-from edge_agent.worker.config import WorkerConfig
-from edge_agent.worker.driver import EngineDriver
-from edge_agent.worker.measuring import Measuring
-from edge_agent.worker.memory import Budget, budget
-from edge_agent.worker.messages import Command, Report
-from edge_agent.worker.profiling import Profiler
-from edge_agent.worker.recorder import Recording
-from shared.bound import BoundPlan, bind
-from shared.engine.stats import EngineGlance
-from shared.engine.steps import PlanKey, Step
-from shared.errors import StageloomError, UnavailableError
-from shared.failpoint import failpoint
-from shared.plan import MAX_PLAN_BYTES, decode_plan
+from stageloom.edge_agent.executor.base import StepResult
+from stageloom.edge_agent.executor.executors import Executors
+from stageloom.edge_agent.worker import messages
+from stageloom.edge_agent.worker.arena_tasks import ArenaTasks
+from stageloom.edge_agent.worker.artifacts import ArtifactTable
+from stageloom.edge_agent.worker.channel import Channel, ChannelClosed
+from stageloom.edge_agent.worker.config import WorkerConfig
+from stageloom.edge_agent.worker.driver import EngineDriver
+from stageloom.edge_agent.worker.measuring import Measuring
+from stageloom.edge_agent.worker.memory import Budget, budget
+from stageloom.edge_agent.worker.messages import Command, Report
+from stageloom.edge_agent.worker.profiling import Profiler
+from stageloom.edge_agent.worker.recorder import Recording
+from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.engine.stats import EngineGlance
+from stageloom.shared.engine.steps import PlanKey, Step
+from stageloom.shared.errors import StageloomError, UnavailableError
+from stageloom.shared.failpoint import failpoint
+from stageloom.shared.plan import MAX_PLAN_BYTES, decode_plan
 
 log = logging.getLogger(__name__)
 

@@ -8,21 +8,21 @@ from functools import partial
 from queue import SimpleQueue
 from typing import NoReturn
 
-from edge_agent.executor.base import OperatorTime, StepRunner, TimingRequest
-from edge_agent.executor.executors import Executors
-from edge_agent.executor.idle import IdleTime
-from edge_agent.executor.registry import make_executor
-from edge_agent.worker import messages
-from edge_agent.worker.artifacts import ArtifactTable
-from edge_agent.worker.driver import EngineDriver
-from edge_agent.worker.memory import budget
-from edge_agent.worker.messages import Report
-from edge_agent.worker.stage_profile import Alone, Beside, BlockTimes, profile_stages
-from shared.bound import BoundPlan, bind
-from shared.digest import digest_bytes
-from shared.errors import ExecutorError, StageloomError
-from shared.ids import Digest
-from shared.plan import decode_plan
+from stageloom.edge_agent.executor.base import OperatorTime, StepRunner, TimingRequest
+from stageloom.edge_agent.executor.executors import Executors
+from stageloom.edge_agent.executor.idle import IdleTime
+from stageloom.edge_agent.executor.registry import make_executor
+from stageloom.edge_agent.worker import messages
+from stageloom.edge_agent.worker.artifacts import ArtifactTable
+from stageloom.edge_agent.worker.driver import EngineDriver
+from stageloom.edge_agent.worker.memory import budget
+from stageloom.edge_agent.worker.messages import Report
+from stageloom.edge_agent.worker.stage_profile import Alone, Beside, BlockTimes, profile_stages
+from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.errors import ExecutorError, StageloomError
+from stageloom.shared.ids import Digest
+from stageloom.shared.plan import decode_plan
 
 log = logging.getLogger(__name__)
 

@@ -17,13 +17,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from edge_agent.executor.base import StepResult
-from edge_agent.worker.messages import Record, RecordingEnded
-from edge_agent.worker.recording_file import RecordingFile
-from shared.bound import BoundPlan
-from shared.engine.core import EngineCore
-from shared.engine.steps import Outcome, PlanKey, Step
-from shared.ids import TaskId
+from stageloom.edge_agent.executor.base import StepResult
+from stageloom.edge_agent.worker.messages import Record, RecordingEnded
+from stageloom.edge_agent.worker.recording_file import RecordingFile
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.core import EngineCore
+from stageloom.shared.engine.steps import Outcome, PlanKey, Step
+from stageloom.shared.ids import TaskId
 
 MAX_WAITING = 20_000
 """Entries of each kind that wait to be written: some megabytes."""

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from edge_agent.worker.tasks import TaskEnd, TaskIO
-from shared.bound import BoundModel
-from shared.engine.steps import FinishTask, Step
-from shared.errors import StageloomError
+from stageloom.edge_agent.worker.tasks import TaskEnd, TaskIO
+from stageloom.shared.bound import BoundModel
+from stageloom.shared.engine.steps import FinishTask, Step
+from stageloom.shared.errors import StageloomError
 
 if TYPE_CHECKING:
     import numpy

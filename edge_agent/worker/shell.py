@@ -10,15 +10,15 @@ from types import TracebackType
 
 import numpy as np
 
-from edge_agent.executor.base import Executor
-from edge_agent.worker.driver import EngineDriver, StepObserver
-from edge_agent.worker.recorder import Recorder
-from edge_agent.worker.tasks import TaskEnd, TaskIO
-from shared.artifact import Artifact
-from shared.bound import BoundModel, bind
-from shared.engine.stats import EngineStats
-from shared.engine.steps import Code, Outcome, PlanKey, Task
-from shared.errors import (
+from stageloom.edge_agent.executor.base import Executor
+from stageloom.edge_agent.worker.driver import EngineDriver, StepObserver
+from stageloom.edge_agent.worker.recorder import Recorder
+from stageloom.edge_agent.worker.tasks import TaskEnd, TaskIO
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundModel, bind
+from stageloom.shared.engine.stats import EngineStats
+from stageloom.shared.engine.steps import Code, Outcome, PlanKey, Task
+from stageloom.shared.errors import (
     ExecutorError,
     StageloomError,
     TaskCancelled,
@@ -26,9 +26,9 @@ from shared.errors import (
     TaskFailed,
     TaskRefused,
 )
-from shared.graph import Tensor
-from shared.ids import Digest, TaskId
-from shared.plan import Plan
+from stageloom.shared.graph import Tensor
+from stageloom.shared.ids import Digest, TaskId
+from stageloom.shared.plan import Plan
 
 Outputs = dict[str, np.ndarray]
 """By tensor name; `MODEL/TENSOR` for a task that names several models."""

@@ -6,8 +6,8 @@ the run with all members counts. Rounds over all combined blocks wanted, so that
 runs of each rather than none of the last ones; the first round warms up. Runs during which a task came are
 left out.
 
-What a stage's time is: see `shared.stage_times`. Stages of one group that follow each other may run as one
-item, and then have one time together.
+What a stage's time is: see `stageloom.shared.stage_times`. Stages of one group that follow each other may run
+as one item, and then have one time together.
 """
 
 import itertools
@@ -16,18 +16,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
-from edge_agent.executor.base import OperatorTime, StepResult, StepRunner
-from edge_agent.executor.idle import IdleTime
-from shared.artifact import Artifact
-from shared.bitmask import mask_of
-from shared.bound import BoundCombined, BoundModel, BoundPlan
-from shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step, StepMember
-from shared.errors import ExecutorError
-from shared.ids import Digest, StepId, TaskId
-from shared.launch_list import LaunchList, lower
-from shared.plan import MAX_LANES, Member
-from shared.schedule import Schedule, StageSchedule
-from shared.stage_times import stage_spans
+from stageloom.edge_agent.executor.base import OperatorTime, StepResult, StepRunner
+from stageloom.edge_agent.executor.idle import IdleTime
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bitmask import mask_of
+from stageloom.shared.bound import BoundCombined, BoundModel, BoundPlan
+from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step, StepMember
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.ids import Digest, StepId, TaskId
+from stageloom.shared.launch_list import LaunchList, lower
+from stageloom.shared.plan import MAX_LANES, Member
+from stageloom.shared.schedule import Schedule, StageSchedule
+from stageloom.shared.stage_times import stage_spans
 
 if TYPE_CHECKING:
     import numpy

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from edge_agent.executor.base import StepResult
-from edge_agent.worker.messages import CombinedStats
-from shared.engine.steps import PlanKey, ProgramKey, Step
+from stageloom.edge_agent.executor.base import StepResult
+from stageloom.edge_agent.worker.messages import CombinedStats
+from stageloom.shared.engine.steps import PlanKey, ProgramKey, Step
 
 MAX_COMBINED = 512
 """So that a report of statistics stays below the size of a message."""

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from edge_agent.executor.base import Rows, StepResult
-from edge_agent.worker.recorder import Recorder
-from edge_agent.worker.records import Ends, Entry, zero_inputs
-from edge_agent.worker.tasks import TaskEnd, TaskIO
-from edge_agent.worker.window import Window
-from shared.bound import BoundModel
-from shared.engine.steps import FinishTask, Outcome, Step, StepMember, Task
-from shared.ids import TaskId
+from stageloom.edge_agent.executor.base import Rows, StepResult
+from stageloom.edge_agent.worker.recorder import Recorder
+from stageloom.edge_agent.worker.records import Ends, Entry, zero_inputs
+from stageloom.edge_agent.worker.tasks import TaskEnd, TaskIO
+from stageloom.edge_agent.worker.window import Window
+from stageloom.shared.bound import BoundModel
+from stageloom.shared.engine.steps import FinishTask, Outcome, Step, StepMember, Task
+from stageloom.shared.ids import TaskId
 
 if TYPE_CHECKING:
     import numpy

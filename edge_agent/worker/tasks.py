@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shared.engine.steps import Outcome, PlanKey
-from shared.ids import TaskId
+from stageloom.shared.engine.steps import Outcome, PlanKey
+from stageloom.shared.ids import TaskId
 
 if TYPE_CHECKING:
     import numpy

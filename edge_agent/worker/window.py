@@ -7,9 +7,9 @@ it ended and busy time where it was spent.
 import math
 from dataclasses import dataclass, field
 
-from edge_agent.worker.messages import Measured, ModelFigures
-from shared.engine.core import EngineCore
-from shared.engine.steps import Outcome, PlanKey
+from stageloom.edge_agent.worker.messages import Measured, ModelFigures
+from stageloom.shared.engine.core import EngineCore
+from stageloom.shared.engine.steps import Outcome, PlanKey
 
 MAX_LATENCIES = 100_000
 """Latencies kept of one window; beyond them p99 is that of the first ones."""

@@ -4,10 +4,10 @@ import socket
 from pathlib import Path
 from typing import TypeVar
 
-from planner.admin.path import socket_path
-from shared.errors import UnavailableError
-from shared.messages import admin
-from shared.messages.base import Message
+from stageloom.planner.admin.path import socket_path
+from stageloom.shared.errors import UnavailableError
+from stageloom.shared.messages import admin
+from stageloom.shared.messages.base import Message
 
 R = TypeVar("R", bound=Message)
 
@@ -46,6 +46,6 @@ def ask(data_dir: Path, request: admin.AdminRequest, expected: type[R], *, timeo
         AdminRefused: the planner said no; the request changed nothing.
     """
     path = require_running(data_dir)  # at once, where ZeroMQ would wait for a planner to come
-    from planner.dispatch.admin import call
+    from stageloom.planner.dispatch.admin import call
 
     return call(path, request, expected, timeout_s=timeout_s)

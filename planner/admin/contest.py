@@ -6,24 +6,24 @@ from typing import Final
 
 import msgspec
 
-from planner.admin.contests import Contests, Held
-from planner.admin.scene import Staged, stage
-from planner.admin.search import scheduler_key, search_job
-from planner.cluster.run import search
-from planner.contest.entrants import Entrant, entrants
-from planner.contest.worth import Worth
-from planner.costs.schedules import found_schedules
-from planner.replan.considered import Considered, Verdict, considered
-from planner.replan.predict import predict
-from planner.store.store import Store
-from shared.bound import bind
-from shared.clock import Clock
-from shared.errors import InputError
-from shared.graph import Graph
-from shared.ids import Digest
-from shared.messages import admin
-from shared.search.costs import CostTable
-from shared.search.interface import TOP_LIMITS, Limits
+from stageloom.planner.admin.contests import Contests, Held
+from stageloom.planner.admin.scene import Staged, stage
+from stageloom.planner.admin.search import scheduler_key, search_job
+from stageloom.planner.cluster.run import search
+from stageloom.planner.contest.entrants import Entrant, entrants
+from stageloom.planner.contest.worth import Worth
+from stageloom.planner.costs.schedules import found_schedules
+from stageloom.planner.replan.considered import Considered, Verdict, considered
+from stageloom.planner.replan.predict import predict
+from stageloom.planner.store.store import Store
+from stageloom.shared.bound import bind
+from stageloom.shared.clock import Clock
+from stageloom.shared.errors import InputError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages import admin
+from stageloom.shared.search.costs import CostTable
+from stageloom.shared.search.interface import TOP_LIMITS, Limits
 
 _DECIDES: Final = (
     *("policy", "combination", "members_max", "lanes"),

@@ -7,16 +7,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from planner.cluster.interface import SearchPool
-from planner.contest.contest import Action, Contest, Drop, Judge, Outcome
-from planner.contest.entrants import Entrant
-from planner.contest.judge import Course
-from planner.contest.task import Entered, Scene, enter, judge_again
-from planner.contest.worth import Worth
-from shared.clock import Clock
-from shared.errors import StageloomError
-from shared.messages.admin import PlanProgressReply
-from shared.plan import Plan
+from stageloom.planner.cluster.interface import SearchPool
+from stageloom.planner.contest.contest import Action, Contest, Drop, Judge, Outcome
+from stageloom.planner.contest.entrants import Entrant
+from stageloom.planner.contest.judge import Course
+from stageloom.planner.contest.task import Entered, Scene, enter, judge_again
+from stageloom.planner.contest.worth import Worth
+from stageloom.shared.clock import Clock
+from stageloom.shared.errors import StageloomError
+from stageloom.shared.messages.admin import PlanProgressReply
+from stageloom.shared.plan import Plan
 
 CHOICE: Final = Course(seeds=(1_000_001, 1_000_002, 1_000_003))
 """Arrivals by which plans are chosen,"""

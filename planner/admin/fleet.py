@@ -2,9 +2,9 @@
 
 from typing import Protocol
 
-from shared.ids import DeviceId
-from shared.messages.control import Desired
-from shared.token import JoinToken
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.control import Desired
+from stageloom.shared.token import JoinToken
 
 
 class Fleet(Protocol):

@@ -10,31 +10,31 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from planner import __version__
-from planner.admin.fleet import Fleet
-from planner.admin.search import scheduler_key, search_job, unsure_of
-from planner.admin.searches import Searches
-from planner.cluster.interface import SearchPool
-from planner.costs.schedules import found_schedules
-from planner.dispatch.admin import Answer
-from planner.replan.considered import Verdict, considered
-from planner.replan.predict import predict
-from planner.store.desired import Push
-from planner.store.store import Store
-from planner.telemetry.rates import KINDS, model_rates
-from shared.clock import Clock
-from shared.digest import digest_bytes
-from shared.errors import InputError
-from shared.failpoint import failpoint
-from shared.ids import DeviceId
-from shared.messages import admin
-from shared.messages.control import MAX_PROFILED, Desired
-from shared.search.registry import scheduler as find_scheduler
-from shared.text import bounded
-from shared.token import format_token
+from stageloom.planner.admin.fleet import Fleet
+from stageloom.planner.admin.search import scheduler_key, search_job, unsure_of
+from stageloom.planner.admin.searches import Searches
+from stageloom.planner.cluster.interface import SearchPool
+from stageloom.planner.costs.schedules import found_schedules
+from stageloom.planner.dispatch.admin import Answer
+from stageloom.planner.replan.considered import Verdict, considered
+from stageloom.planner.replan.predict import predict
+from stageloom.planner.store.desired import Push
+from stageloom.planner.store.store import Store
+from stageloom.planner.telemetry.rates import KINDS, model_rates
+from stageloom.shared.clock import Clock
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.errors import InputError
+from stageloom.shared.failpoint import failpoint
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages import admin
+from stageloom.shared.messages.control import MAX_PROFILED, Desired
+from stageloom.shared.search.registry import scheduler as find_scheduler
+from stageloom.shared.text import bounded
+from stageloom.shared.token import format_token
+from stageloom.shared.version import __version__
 
 if TYPE_CHECKING:
-    from planner.admin.contests import Contests
+    from stageloom.planner.admin.contests import Contests
 
 T = TypeVar("T")
 WATCH_WINDOW_S = 5.0
@@ -180,7 +180,7 @@ class AdminHandler:
 
     def _plan_create(self, request: admin.PlanCreateRequest) -> admin.AdminReply:
         if request.contest:
-            from planner.admin import contest
+            from stageloom.planner.admin import contest
 
             return contest.create(self._store, self._all_contests(), self._clock, request)
         began_s = self._clock.monotonic_s()
@@ -208,7 +208,7 @@ class AdminHandler:
 
     def _all_contests(self) -> "Contests":
         """Made when first asked for: they bring in the twin and numpy, which most planners never need."""
-        from planner.admin.contests import Contests
+        from stageloom.planner.admin.contests import Contests
 
         with self._contests_lock:
             if self._contests is None:

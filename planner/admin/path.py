@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from shared.errors import InputError
+from stageloom.shared.errors import InputError
 
 SOCKET_FILE = "admin.sock"
 MAX_SOCKET_PATH_BYTES = 100  # the kernel's limit is 107; ZeroMQ wants a little of it

@@ -4,17 +4,17 @@ from collections.abc import Mapping, Sequence
 from math import fsum
 from typing import Final, NamedTuple
 
-from planner.contest.task import Scene
-from planner.store.reading import ReadStore
-from planner.twin.arrivals import Poisson, Process, require_all
-from planner.twin.replay import counted_arrivals
-from planner.twin.stored import base_device, stored_times
-from planner.twin.times import StepTimes
-from shared.bound import BoundPlan
-from shared.graph import Graph
-from shared.ids import DeviceId, Digest
-from shared.messages.admin import ArrivalRate
-from shared.messages.telemetry import RowKind
+from stageloom.planner.contest.task import Scene
+from stageloom.planner.store.reading import ReadStore
+from stageloom.planner.twin.arrivals import Poisson, Process, require_all
+from stageloom.planner.twin.replay import counted_arrivals
+from stageloom.planner.twin.stored import base_device, stored_times
+from stageloom.planner.twin.times import StepTimes
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.admin import ArrivalRate
+from stageloom.shared.messages.telemetry import RowKind
 
 RECORDED_S: Final = 60.0
 """So much of a device's telemetry says what arrives."""

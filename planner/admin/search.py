@@ -3,21 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from planner.costs.measured import device_costs
-from planner.costs.policies import trained_policy
-from planner.costs.unsure import unsure_blocks
-from planner.store.reading import ReadStore
-from shared.bound import bind
-from shared.errors import InputError
-from shared.ids import DeviceId
-from shared.messages.admin import ModelChoice as Choice
-from shared.messages.admin import PlanCreateRequest
-from shared.plan import ExecutorOptions, QueuePlan, StepChoice, Wait, decode_plan
-from shared.search.compose import Combination, ModelChoice, Rules
-from shared.search.costs import CostTable
-from shared.search.interface import Limits
-from shared.search.job import SearchJob
-from shared.search.rivals import policy as find_policy
+from stageloom.planner.costs.measured import device_costs
+from stageloom.planner.costs.policies import trained_policy
+from stageloom.planner.costs.unsure import unsure_blocks
+from stageloom.planner.store.reading import ReadStore
+from stageloom.shared.bound import bind
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.admin import ModelChoice as Choice
+from stageloom.shared.messages.admin import PlanCreateRequest
+from stageloom.shared.plan import ExecutorOptions, QueuePlan, StepChoice, Wait, decode_plan
+from stageloom.shared.search.compose import Combination, ModelChoice, Rules
+from stageloom.shared.search.costs import CostTable
+from stageloom.shared.search.interface import Limits
+from stageloom.shared.search.job import SearchJob
+from stageloom.shared.search.rivals import policy as find_policy
 
 
 def search_job(store: ReadStore, request: PlanCreateRequest) -> SearchJob:

@@ -3,12 +3,12 @@
 import threading
 from concurrent.futures import CancelledError, Future
 
-from planner.cluster.interface import SearchPool
-from planner.cluster.run import search
-from shared.errors import InputError
-from shared.plan import Plan
-from shared.search.job import SearchJob
-from shared.search.registry import reads_costs
+from stageloom.planner.cluster.interface import SearchPool
+from stageloom.planner.cluster.run import search
+from stageloom.shared.errors import InputError
+from stageloom.shared.plan import Plan
+from stageloom.shared.search.job import SearchJob
+from stageloom.shared.search.registry import reads_costs
 
 
 class Searches:

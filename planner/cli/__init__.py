@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; the process ends with a code of `shared.errors.ExitCode`."""
+    """Run the command line; the process ends with a code of `stageloom.shared.errors.ExitCode`."""
     if sys.version_info < (3, 11):  # pip has left the planner's packages out without a word
         version = ".".join(map(str, sys.version_info[:2]))
         sys.stderr.write(
@@ -13,7 +13,7 @@ def main() -> None:
         )
         sys.exit(6)
     try:
-        from planner.cli.app import run
+        from stageloom.planner.cli.app import run
     except KeyboardInterrupt:  # pressed while the commands are imported, before anything can catch it
         sys.exit(130)
     run()

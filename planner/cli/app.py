@@ -5,7 +5,7 @@ import sys
 
 import typer
 
-from planner.cli import (
+from stageloom.planner.cli import (
     backup,
     device,
     install,
@@ -19,8 +19,8 @@ from planner.cli import (
     telemetry,
     train,
 )
-from planner.cli.output import progress
-from shared.errors import ExitCode, StageloomError
+from stageloom.planner.cli.output import progress
+from stageloom.shared.errors import ExitCode, StageloomError
 
 _EXIT_CODES = "\n".join(
     f"{code.value:>3}  {text}"

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of
-from planner.cli.output import emit_json, progress
+from stageloom.planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of
+from stageloom.planner.cli.output import emit_json, progress
 
 
 def backup(
@@ -24,8 +24,8 @@ def backup(
     stageloom backup /backup/stageloom-$(date +%F).tar
     mkdir new && tar -xf FILE -C new && stageloom up --data-dir new
     """
-    from planner.service import KEY_FILE
-    from planner.store.backup import backup as make_backup
+    from stageloom.planner.service import KEY_FILE
+    from stageloom.planner.store.backup import backup as make_backup
 
     size_bytes = make_backup(data_dir_of(data_dir), database_url, file, (KEY_FILE,))
     if json:

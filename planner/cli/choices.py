@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from shared.errors import InputError
-from shared.messages.admin import ModelChoice
-from shared.plan import QueueRule
+from stageloom.shared.errors import InputError
+from stageloom.shared.messages.admin import ModelChoice
+from stageloom.shared.plan import QueueRule
 
 
 def _yes_or_no(text: str) -> bool:

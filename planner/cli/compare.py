@@ -5,18 +5,18 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.cli import comparison_plot
-from planner.cli import create_options as opt
-from planner.cli.choices import model_choice
-from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of, require_own
-from planner.cli.output import emit, emit_json, pair, progress
-from planner.cli.replans import interval
-from shared.errors import InputError
-from shared.ids import DeviceId, Digest
-from shared.messages import admin
-from shared.messages.admin import TrialInfo
-from shared.messages.telemetry import RowKind, StepTrace
-from shared.plan import Plan, decode_plan
+from stageloom.planner.cli import comparison_plot
+from stageloom.planner.cli import create_options as opt
+from stageloom.planner.cli.choices import model_choice
+from stageloom.planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of, require_own
+from stageloom.planner.cli.output import emit, emit_json, pair, progress
+from stageloom.planner.cli.replans import interval
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages import admin
+from stageloom.shared.messages.admin import TrialInfo
+from stageloom.shared.messages.telemetry import RowKind, StepTrace
+from stageloom.shared.plan import Plan, decode_plan
 
 _TRACES_US = 600_000_000
 
@@ -120,7 +120,7 @@ def _schedulers(
     *,
     json: bool,
 ) -> None:
-    from planner.cli.compare_schedulers import chosen, compare_schedulers, show
+    from stageloom.planner.cli.compare_schedulers import chosen, compare_schedulers, show
 
     if measure_s is not None and request.device is None:
         raise InputError("--measure needs a device", remedy="name it with --device")
@@ -136,7 +136,7 @@ def _schedulers(
 
 
 def _of_a_trial(folder: Path, database_url: str, device: str, generation: int | None, *, json: bool) -> None:
-    from planner.store.reading import ReadStore
+    from stageloom.planner.store.reading import ReadStore
 
     store = ReadStore.open(folder, database_url)
     try:
@@ -161,8 +161,8 @@ def _trial(trials: list[TrialInfo], generation: int | None, device: str) -> Tria
 
 
 def _comparison(store: Any, trial: TrialInfo) -> dict[str, Any]:
-    from planner.costs.measured import device_costs
-    from planner.replan.compare import block_pairs, drift, predicted_ratio
+    from stageloom.planner.costs.measured import device_costs
+    from stageloom.planner.replan.compare import block_pairs, drift, predicted_ratio
 
     candidate = decode_plan(store.plan(trial.candidate).wire)
     control = _known(store, trial.control)

@@ -6,27 +6,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.admin.search import search_job
-from planner.cli.output import emit_json, emit_table, progress
-from planner.cli.replans import interval
-from planner.cli.searching import measure_stages, search
-from planner.costs.policies import trained_policy
-from planner.replan.predict import block_costs
-from shared.bound import bind
-from shared.errors import InputError
-from shared.ids import DeviceId, Digest
-from shared.messages import admin
-from shared.messages.admin import TrialInfo
-from shared.messages.telemetry import RowKind, StageProfileResult
-from shared.plan import Plan, decode_plan
-from shared.schedule import Schedule
-from shared.search.comparison import Measured, Standing, Subject, judged, standing, subject
-from shared.search.interface import Budget, Limits
-from shared.search.job import SearchJob, run_search
-from shared.search.registry import reads_costs, schedulers
+from stageloom.planner.admin.search import search_job
+from stageloom.planner.cli.output import emit_json, emit_table, progress
+from stageloom.planner.cli.replans import interval
+from stageloom.planner.cli.searching import measure_stages, search
+from stageloom.planner.costs.policies import trained_policy
+from stageloom.planner.replan.predict import block_costs
+from stageloom.shared.bound import bind
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages import admin
+from stageloom.shared.messages.admin import TrialInfo
+from stageloom.shared.messages.telemetry import RowKind, StageProfileResult
+from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.schedule import Schedule
+from stageloom.shared.search.comparison import Measured, Standing, Subject, judged, standing, subject
+from stageloom.shared.search.interface import Budget, Limits
+from stageloom.shared.search.job import SearchJob, run_search
+from stageloom.shared.search.registry import reads_costs, schedulers
 
 if TYPE_CHECKING:
-    from planner.store.reading import ReadStore
+    from stageloom.planner.store.reading import ReadStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def compare_schedulers(
         InputError, SettingError: as `plan create`.
         UnavailableError: the planner or the device does not answer.
     """
-    from planner.store.reading import ReadStore
+    from stageloom.planner.store.reading import ReadStore
 
     store = ReadStore.open(folder, database_url)
     try:

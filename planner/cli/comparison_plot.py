@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from shared.errors import InputError
-from shared.search.comparison import Measured, Standing
+from stageloom.shared.errors import InputError
+from stageloom.shared.search.comparison import Measured, Standing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,9 +9,9 @@ from typing import Final
 
 import msgspec
 
-from planner.admin.client import TIMEOUT_S, ask
-from planner.cli.output import progress
-from shared.messages import admin
+from stageloom.planner.admin.client import TIMEOUT_S, ask
+from stageloom.planner.cli.output import progress
+from stageloom.shared.messages import admin
 
 _POLL_S: Final = 0.25
 _BAR: Final = 30

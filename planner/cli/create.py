@@ -4,11 +4,11 @@ from pathlib import Path
 
 import msgspec
 
-from planner.admin.client import ask
-from planner.cli import contest
-from planner.cli import create_options as opt
-from planner.cli.choices import model_choice
-from planner.cli.options import (
+from stageloom.planner.admin.client import ask
+from stageloom.planner.cli import contest
+from stageloom.planner.cli import create_options as opt
+from stageloom.planner.cli.choices import model_choice
+from stageloom.planner.cli.options import (
     DatabaseUrl,
     DataDir,
     Json,
@@ -19,15 +19,15 @@ from planner.cli.options import (
     parse_rates,
     require_own,
 )
-from planner.cli.output import emit, emit_json, progress
-from planner.cli.pushing import as_json, in_words
-from planner.cli.searching import search, search_and_measure
-from shared.errors import InputError
-from shared.ids import DeviceId
-from shared.launch_list import Barrier
-from shared.messages import admin
-from shared.plan import QueueRule, StepChoice, Wait
-from shared.search.rivals import policy as find_policy
+from stageloom.planner.cli.output import emit, emit_json, progress
+from stageloom.planner.cli.pushing import as_json, in_words
+from stageloom.planner.cli.searching import search, search_and_measure
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.launch_list import Barrier
+from stageloom.shared.messages import admin
+from stageloom.shared.plan import QueueRule, StepChoice, Wait
+from stageloom.shared.search.rivals import policy as find_policy
 
 
 def create(

@@ -4,12 +4,12 @@ from typing import Annotated
 
 import typer
 
-from planner.cli.choices import MODEL_KEYS
-from shared.errors import InputError
-from shared.launch_list import Barrier
-from shared.plan import QueueRule, StepChoice, Wait
-from shared.search.registry import schedulers
-from shared.search.rivals import policies
+from stageloom.planner.cli.choices import MODEL_KEYS
+from stageloom.shared.errors import InputError
+from stageloom.shared.launch_list import Barrier
+from stageloom.shared.plan import QueueRule, StepChoice, Wait
+from stageloom.shared.search.registry import schedulers
+from stageloom.shared.search.rivals import policies
 
 Models = Annotated[
     list[str],

@@ -6,14 +6,31 @@ from typing import Annotated
 
 import typer
 
-from planner.admin.client import ask, is_running
-from planner.admin.path import socket_path
-from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of, parse_duration, require_own
-from planner.cli.output import emit, emit_json, emit_table, pair, presence, progress, tell_troubles, when
-from planner.cli.searching import measure_stages
-from shared.errors import ExitCode, InputError, UnavailableError
-from shared.ids import DeviceId
-from shared.messages import admin
+from stageloom.planner.admin.client import ask, is_running
+from stageloom.planner.admin.path import socket_path
+from stageloom.planner.cli.options import (
+    DatabaseUrl,
+    DataDir,
+    Json,
+    checked,
+    data_dir_of,
+    parse_duration,
+    require_own,
+)
+from stageloom.planner.cli.output import (
+    emit,
+    emit_json,
+    emit_table,
+    pair,
+    presence,
+    progress,
+    tell_troubles,
+    when,
+)
+from stageloom.planner.cli.searching import measure_stages
+from stageloom.shared.errors import ExitCode, InputError, UnavailableError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages import admin
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -111,7 +128,7 @@ def show(
         reply = ask(folder, wanted, admin.DeviceShowReply)
         info, history = reply.device, list(reply.history)
     else:
-        from planner.store.reading import ReadStore
+        from stageloom.planner.store.reading import ReadStore
 
         store = ReadStore.open(folder, database_url)
         info, (history, _) = store.device(wanted.device), store.history(wanted.device)
@@ -269,7 +286,7 @@ def profile(
     stageloom device profile shop-7 --model resnet50 --budget 10s
     stageloom device profile shop-7 --plan inception
     """
-    from planner.store.reading import ReadStore
+    from stageloom.planner.store.reading import ReadStore
 
     folder = data_dir_of(data_dir)
     require_own(folder, database_url)
@@ -326,7 +343,7 @@ def _profile_stages(
 def _emit_costs(
     store: object, request: admin.DeviceProfileRequest, reply: admin.DeviceProfileReply, json: bool
 ) -> None:
-    from planner.store.reading import ReadStore
+    from stageloom.planner.store.reading import ReadStore
 
     assert isinstance(store, ReadStore)
     key = store.calibration(request.device).costs_key
@@ -360,7 +377,7 @@ _ONLINE: dict[object, str] = {True: "yes", False: "no", None: "unknown"}
 def _devices(folder: Path, database_url: str) -> tuple[list[admin.DeviceInfo], bool]:
     """All devices, and whether a running planner was asked (only it knows who is online)."""
     if not is_running(socket_path(folder)):
-        from planner.store.reading import ReadStore
+        from stageloom.planner.store.reading import ReadStore
 
         store = ReadStore.open(folder, database_url)
         infos = store.devices(limit=1_000_000)

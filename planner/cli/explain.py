@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of
-from planner.cli.output import emit, emit_json, emit_table, pair, progress, when
-from planner.cli.replans import interval
-from shared.text import counted
+from stageloom.planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of
+from stageloom.planner.cli.output import emit, emit_json, emit_table, pair, progress, when
+from stageloom.planner.cli.replans import interval
+from stageloom.shared.text import counted
 
 if TYPE_CHECKING:
-    from planner.explain.block import Beside, BlockExplained, Line
-    from planner.explain.decided import Decided
-    from planner.explain.others import Other
-    from planner.explain.plan import PlanExplained
-    from shared.messages.admin import TrialInfo
+    from stageloom.planner.explain.block import Beside, BlockExplained, Line
+    from stageloom.planner.explain.decided import Decided
+    from stageloom.planner.explain.others import Other
+    from stageloom.planner.explain.plan import PlanExplained
+    from stageloom.shared.messages.admin import TrialInfo
 
 _NO_TRIAL = {
     "first": "no trial: nothing comparable ran",
@@ -75,9 +75,9 @@ def explain(
     stageloom plan explain inception --device shop-7
     stageloom plan explain 3f2a9c01 --json | jq '.others[] | select(.this | not)'
     """
-    from planner.explain.plan import explain as explained
-    from planner.explain.plan import subject_of
-    from planner.store.reading import ReadStore
+    from stageloom.planner.explain.plan import explain as explained
+    from stageloom.planner.explain.plan import subject_of
+    from stageloom.planner.store.reading import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     try:

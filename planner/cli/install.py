@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from planner.cli.output import emit, progress
+from stageloom.planner.cli.output import emit, progress
 
 _NAME = "stageloom-planner"
 
@@ -39,17 +39,18 @@ def install(
     \b
     sudo /opt/stageloom/bin/stageloom install --listen 0.0.0.0:7420 --advertise planner.example
     """
-    from planner.config import load_config
-    from shared.systemd import install as systemd
-    from shared.systemd.unit import command_line
+    from stageloom.planner.config import load_config
+    from stageloom.shared.systemd import install as systemd
+    from stageloom.shared.systemd.unit import command_line
 
     given = {"listen": listen, "advertise": advertise}
     load_config(environment={}, overrides={"data_dir": data_dir, **given})  # a wrong one is refused here
     options = [word for name, value in given.items() if value is not None for word in (f"--{name}", value)]
     service = systemd.Service(
         name=_NAME,
-        package="planner",
-        arguments=("-m", "planner", "up", "--data-dir", str(data_dir), *options),
+        package="stageloom.planner",
+        program="stageloom",
+        arguments=("up", "--data-dir", str(data_dir), *options),
         home=data_dir,
         user=user,
     )
@@ -57,7 +58,7 @@ def install(
         emit(systemd.unit_text(service).rstrip("\n"))
         return
     systemd.install(service, progress)
-    status = command_line([systemd.python(), "-m", "planner", "status", "--data-dir", str(data_dir)])
+    status = command_line([systemd.installed_program("stageloom"), "status", "--data-dir", str(data_dir)])
     progress(f"next: sudo systemctl enable --now {_NAME}")
     progress(f"then: sudo -u {user} {status}")
 
@@ -68,7 +69,7 @@ def uninstall() -> None:
     \b
     sudo stageloom uninstall
     """
-    from shared.systemd.install import uninstall as uninstall_unit
+    from stageloom.shared.systemd.install import uninstall as uninstall_unit
 
     if uninstall_unit(_NAME, progress):
         progress("data and account stay; remove them with `rm -r` and `userdel` if nothing of them is needed")

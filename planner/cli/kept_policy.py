@@ -4,10 +4,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shared.ids import Digest
+from stageloom.shared.ids import Digest
 
 if TYPE_CHECKING:
-    from planner.store.database import Database
+    from stageloom.planner.store.database import Database
 
 
 def keep_policy(database: "Database", body: bytes, curves: Sequence[Mapping[str, Any]] = ()) -> Digest:
@@ -17,8 +17,8 @@ def keep_policy(database: "Database", body: bytes, curves: Sequence[Mapping[str,
         DecodeError: it is no checkpoint.
         StorageError: the database cannot be written.
     """
-    from planner.store import checkpoints
-    from shared.policy.maddpg.checkpoint import KIND, decode
+    from stageloom.planner.store import checkpoints
+    from stageloom.shared.policy.maddpg.checkpoint import KIND, decode
 
     found = decode(body)
     about = found.provenance

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from planner.admin.client import ask, require_running
-from planner.cli.options import DatabaseUrl, DataDir, Json, Shapes, checked, data_dir_of
-from planner.cli.output import emit, emit_json, emit_table, progress, when
-from shared.importer.model_argument import MODEL_METAVAR, named, parse_model, parse_shape
-from shared.messages import admin
+from stageloom.planner.admin.client import ask, require_running
+from stageloom.planner.cli.options import DatabaseUrl, DataDir, Json, Shapes, checked, data_dir_of
+from stageloom.planner.cli.output import emit, emit_json, emit_table, progress, when
+from stageloom.shared.importer.model_argument import MODEL_METAVAR, named, parse_model, parse_shape
+from stageloom.shared.messages import admin
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,7 +30,7 @@ def inspect(file: File, shape: Shapes = None, json: Json = False) -> None:
     \b
     stageloom model inspect yolo.onnx:images=1x3x640x640
     """
-    from shared.importer.inspect import inspect_model, report_rows
+    from stageloom.shared.importer.inspect import inspect_model, report_rows
 
     model = parse_model(file).with_shapes(map(parse_shape, shape or ()))
     report = inspect_model(Path(model.path), dict(model.shapes), progress=_progress())
@@ -65,7 +65,7 @@ def add(
     stageloom model add detector=yolo.onnx:images=1x3x640x640
     stageloom model add bert.onnx:input_ids=1x128,attention_mask=1x128
     """
-    from shared.importer.api import artifact_path, import_model
+    from stageloom.shared.importer.api import artifact_path, import_model
 
     folder = data_dir_of(data_dir)
     model = named(parse_model(file).with_shapes(map(parse_shape, shape or ())), name)
@@ -101,7 +101,7 @@ def list_models(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: 
     \b
     stageloom model list
     """
-    from planner.store.reading import ReadStore
+    from stageloom.planner.store.reading import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     infos = store.models(limit=1_000_000)

@@ -8,8 +8,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import typer
 
-from planner.config import data_dir_in_force
-from shared.errors import InputError
+from stageloom.planner.config import data_dir_in_force
+from stageloom.shared.errors import InputError
 
 DataDir = Annotated[
     Path | None,
@@ -76,7 +76,7 @@ def require_own(folder: Path, database_url: str) -> None:
         InputError: it names another database than that planner's, or does not parse.
     """
     if database_url:  # only then: a command that asks the planner need not load a database's driver
-        from planner.store.reading import require_own as require
+        from stageloom.planner.store.reading import require_own as require
 
         require(folder, database_url)
 

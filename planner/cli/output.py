@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from shared.messages.admin import DeviceInfo, TelemetryBooks
-from shared.text import counted
+from stageloom.shared.messages.admin import DeviceInfo, TelemetryBooks
+from stageloom.shared.text import counted
 
 
 def emit(text: str) -> None:

@@ -5,12 +5,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from planner.cli import compare, create, explain, pushing
-from planner.cli.options import MOST_ROWS, DatabaseUrl, DataDir, Json, checked, data_dir_of
-from planner.cli.output import emit, emit_json, emit_table, pair, progress, when
-from shared.errors import InputError
-from shared.ids import DeviceId
-from shared.messages import admin
+from stageloom.planner.cli import compare, create, explain, pushing
+from stageloom.planner.cli.options import MOST_ROWS, DatabaseUrl, DataDir, Json, checked, data_dir_of
+from stageloom.planner.cli.output import emit, emit_json, emit_table, pair, progress, when
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages import admin
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Make plans, read them, push them to devices."
@@ -28,9 +28,9 @@ def schedulers(json: Json = False) -> None:
     \b
     stageloom plan schedulers
     """
-    from shared.search.registry import help_line
-    from shared.search.registry import schedulers as known_schedulers
-    from shared.search.rivals import policies
+    from stageloom.shared.search.registry import help_line
+    from stageloom.shared.search.registry import schedulers as known_schedulers
+    from stageloom.shared.search.rivals import policies
 
     rows = [
         *(("--scheduler", name, help_line(name)) for name in known_schedulers()),
@@ -49,7 +49,7 @@ def list_plans(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: J
     \b
     stageloom plan list
     """
-    from planner.store.reading import ReadStore
+    from stageloom.planner.store.reading import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     infos = store.plans(limit=1_000_000)
@@ -82,7 +82,7 @@ def show(
     stageloom plan show inception
     stageloom plan explain inception     # the same in words, with costs and what else was tried
     """
-    from planner.store.reading import ReadStore
+    from stageloom.planner.store.reading import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     info = store.plan(plan)
@@ -143,7 +143,7 @@ def push(
     stageloom plan push shop-7 shop-8 shop-9 inception
     stageloom plan push --all inception
     """
-    from shared.messages.control import Activation, Autonomy
+    from stageloom.shared.messages.control import Activation, Autonomy
 
     *devices, plan = names
     if everyone == bool(devices):
@@ -180,7 +180,7 @@ def history(
     \b
     stageloom plan history shop-7
     """
-    from planner.store.reading import ReadStore
+    from stageloom.planner.store.reading import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     entries, _ = store.history(DeviceId(device) if device is not None else None, limit=limit)

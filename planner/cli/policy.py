@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from planner.admin.client import ask
-from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
-from planner.cli.output import emit, emit_json, emit_table, progress, when
-from planner.cli.pushing import as_json, in_words
-from shared.errors import InputError
-from shared.ids import DeviceId
-from shared.messages import admin
+from stageloom.planner.admin.client import ask
+from stageloom.planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of
+from stageloom.planner.cli.output import emit, emit_json, emit_table, progress, when
+from stageloom.planner.cli.pushing import as_json, in_words
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages import admin
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,8 +37,8 @@ def list_policies(data_dir: DataDir = None, database_url: DatabaseUrl = "", json
     \b
     stageloom policy list
     """
-    from planner.store import checkpoints
-    from planner.store.reading import ReadStore
+    from stageloom.planner.store import checkpoints
+    from stageloom.planner.store.reading import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     try:
@@ -134,11 +134,11 @@ def import_policy(
     stageloom policy import maddpg.checkpoint --device shop-7
     stageloom policy attach shop-7 maddpg
     """
-    from planner.cli.kept_policy import keep_policy
-    from planner.replan.adopted import adopted
-    from planner.store.reading import ReadStore
-    from shared.ids import DeviceId
-    from shared.policy.maddpg.checkpoint import MAX_BYTES, decode, encode
+    from stageloom.planner.cli.kept_policy import keep_policy
+    from stageloom.planner.replan.adopted import adopted
+    from stageloom.planner.store.reading import ReadStore
+    from stageloom.shared.ids import DeviceId
+    from stageloom.shared.policy.maddpg.checkpoint import MAX_BYTES, decode, encode
 
     try:
         with file.open("rb") as opened:

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.cli.options import MOST_ROWS, DatabaseUrl, DataDir, Json, data_dir_of
-from planner.cli.output import emit_json, emit_table, when
-from shared.ids import DeviceId
+from stageloom.planner.cli.options import MOST_ROWS, DatabaseUrl, DataDir, Json, data_dir_of
+from stageloom.planner.cli.output import emit_json, emit_table, when
+from stageloom.shared.ids import DeviceId
 
 if TYPE_CHECKING:
-    from planner.store.predictions import Prediction
-    from planner.store.reading import ReadStore
+    from stageloom.planner.store.predictions import Prediction
+    from stageloom.planner.store.reading import ReadStore
 
 _SHOWN = ("throughput_per_s", "p50_ms", "p99_ms", "steps_running")
 
@@ -33,7 +33,7 @@ def list_predictions(
     stageloom predictions --device shop-7
     stageloom predictions --limit 5 --json
     """
-    from planner.store.reading import ReadStore
+    from stageloom.planner.store.reading import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     try:
@@ -66,7 +66,7 @@ def _rows(one: "Prediction", measured: Mapping[str, float] | None) -> list[tuple
 
 def flat(one: "Prediction", measured: Mapping[str, float] | None) -> dict[str, object]:
     """For JSON."""
-    from planner.twin.replay import relative_errors
+    from stageloom.planner.twin.replay import relative_errors
 
     return {
         "number": one.number,
@@ -85,9 +85,9 @@ def flat(one: "Prediction", measured: Mapping[str, float] | None) -> dict[str, o
 
 def _measured(store: "ReadStore", one: "Prediction") -> dict[str, float] | None:
     """The figures of the plan's last run on the device since the prediction; None while there is none."""
-    from planner.twin.replay import active_spans, figures, measured_window
-    from shared.messages.telemetry import RowKind
-    from shared.plan import decode_plan
+    from stageloom.planner.twin.replay import active_spans, figures, measured_window
+    from stageloom.shared.messages.telemetry import RowKind
+    from stageloom.shared.plan import decode_plan
 
     if one.device is None:
         return None

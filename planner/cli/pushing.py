@@ -7,13 +7,13 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from planner.admin.client import ask
-from planner.cli.options import checked
-from planner.cli.output import emit_json, pair, progress
-from shared.errors import InputError
-from shared.ids import DeviceId
-from shared.messages import admin
-from shared.text import counted
+from stageloom.planner.admin.client import ask
+from stageloom.planner.cli.options import checked
+from stageloom.planner.cli.output import emit_json, pair, progress
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages import admin
+from stageloom.shared.text import counted
 
 _SHOWN: Final = 16
 

@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from planner.cli.options import MOST_ROWS, DatabaseUrl, DataDir, Json, data_dir_of
-from planner.cli.output import emit_json, emit_table, pair, when
-from shared.ids import DeviceId
-from shared.messages.admin import ReplanInfo
+from stageloom.planner.cli.options import MOST_ROWS, DatabaseUrl, DataDir, Json, data_dir_of
+from stageloom.planner.cli.output import emit_json, emit_table, pair, when
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.admin import ReplanInfo
 
 
 def replans(
@@ -27,7 +27,7 @@ def replans(
     stageloom replans shop-7
     stageloom plan compare shop-7     # the newest one in detail
     """
-    from planner.store.reading import ReadStore
+    from stageloom.planner.store.reading import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     try:

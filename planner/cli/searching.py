@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from planner.admin.client import TIMEOUT_S, ask
-from planner.cli.output import progress
-from shared.errors import UnavailableError
-from shared.ids import DeviceId
-from shared.messages import admin
+from stageloom.planner.admin.client import TIMEOUT_S, ask
+from stageloom.planner.cli.output import progress
+from stageloom.shared.errors import UnavailableError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages import admin
 
 _ROUNDS = 4
 _POLL_S = 0.2
@@ -89,7 +89,7 @@ def measure_stages(
     Raises:
         UnavailableError: it does not answer in time.
     """
-    from planner.store.reading import ReadStore
+    from stageloom.planner.store.reading import ReadStore
 
     wanted = admin.StageProfileCreate(device=device, plan=plan, budget_s=budget_s, unsure_only=unsure_only)
     reply = ask(folder, wanted, admin.DeviceProfileReply)

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from planner import __version__
-from planner.admin.client import ask
-from planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of, require_own
-from planner.cli.output import (
+from stageloom.planner.admin.client import ask
+from stageloom.planner.cli.options import DatabaseUrl, DataDir, Json, checked, data_dir_of, require_own
+from stageloom.planner.cli.output import (
     books_line,
     emit,
     emit_json,
@@ -21,9 +20,10 @@ from planner.cli.output import (
     progress,
     tell_troubles,
 )
-from shared.ids import DeviceId
-from shared.messages import admin
-from shared.text import counted
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages import admin
+from stageloom.shared.text import counted
+from stageloom.shared.version import __version__
 
 
 def add_to(app: typer.Typer) -> None:
@@ -57,8 +57,8 @@ def up(
     \b
     stageloom up --listen 0.0.0.0:7420 --data-dir /var/lib/stageloom
     """
-    from planner.config import load_config
-    from planner.service import run_planner
+    from stageloom.planner.config import load_config
+    from stageloom.planner.service import run_planner
 
     given = {
         "data_dir": data_dir,
@@ -157,10 +157,10 @@ def migrate(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: Json
     \b
     stageloom backup before.tar && stageloom migrate
     """
-    from planner.store.database import Database, sqlite_url
-    from planner.store.reading import DATABASE_FILE
-    from planner.store.schema import migrate as migrate_database
-    from planner.store.used_database import kept_url
+    from stageloom.planner.store.database import Database, sqlite_url
+    from stageloom.planner.store.reading import DATABASE_FILE
+    from stageloom.planner.store.schema import migrate as migrate_database
+    from stageloom.planner.store.used_database import kept_url
 
     folder = data_dir_of(data_dir)
     require_own(folder, database_url)
@@ -242,7 +242,7 @@ def _looks(count: int, interval_s: float) -> Iterator[int]:
 def _live(look: Callable[[], admin.WatchReply], count: int, interval_s: float) -> None:
     from rich.live import Live
 
-    from planner.cli.output import rich_table
+    from stageloom.planner.cli.output import rich_table
 
     with Live(auto_refresh=False) as live:
         for _ in _looks(count, interval_s):

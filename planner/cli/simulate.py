@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from planner.cli.options import (
+from stageloom.planner.cli.options import (
     LAST_S,
     DatabaseUrl,
     DataDir,
@@ -21,20 +21,20 @@ from planner.cli.options import (
     data_dir_of,
     parse_rates,
 )
-from planner.cli.output import emit_json, emit_table, progress
-from planner.cli.predictions import flat, shown
-from shared.errors import InputError
+from stageloom.planner.cli.output import emit_json, emit_table, progress
+from stageloom.planner.cli.predictions import flat, shown
+from stageloom.shared.errors import InputError
 
 if TYPE_CHECKING:
-    from planner.store.predictions import Prediction
-    from planner.store.reading import ReadStore
-    from planner.twin.arrivals import Process
-    from planner.twin.times import StepTimes
-    from planner.twin.window import Window
-    from shared.bound import BoundPlan
-    from shared.ids import DeviceId
-    from shared.messages.admin import PlanInfo
-    from shared.plan import Plan
+    from stageloom.planner.store.predictions import Prediction
+    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.twin.arrivals import Process
+    from stageloom.planner.twin.times import StepTimes
+    from stageloom.planner.twin.window import Window
+    from stageloom.shared.bound import BoundPlan
+    from stageloom.shared.ids import DeviceId
+    from stageloom.shared.messages.admin import PlanInfo
+    from stageloom.shared.plan import Plan
 
 _BAR = 30
 _SLICES = 50  # of a simulation, one per redrawing of the bar
@@ -101,9 +101,9 @@ def simulate(
     stageloom simulate tuned --device shop-7
     stageloom simulate tuned --twin nano --rate resnet50=60 --rate squeezenet=120 --arrivals periodic
     """
-    from planner.store import predictions
-    from planner.store.reading import ReadStore
-    from planner.twin.replay import figures
+    from stageloom.planner.store import predictions
+    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.twin.replay import figures
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     try:
@@ -128,8 +128,8 @@ def simulate(
 
 
 def _bound(store: "ReadStore", name: str) -> "tuple[PlanInfo, Plan, BoundPlan]":
-    from shared.bound import bind
-    from shared.plan import decode_plan
+    from stageloom.shared.bound import bind
+    from stageloom.shared.plan import decode_plan
 
     info = store.plan(name)
     plan = decode_plan(info.wire)
@@ -137,9 +137,9 @@ def _bound(store: "ReadStore", name: str) -> "tuple[PlanInfo, Plan, BoundPlan]":
 
 
 def _times(store: "ReadStore", bound: "BoundPlan", device: str, twin: str) -> "tuple[StepTimes, str]":
-    from planner.twin.device_file import load_device
-    from planner.twin.stored import stored_times
-    from planner.twin.times import StepTimes
+    from stageloom.planner.twin.device_file import load_device
+    from stageloom.planner.twin.stored import stored_times
+    from stageloom.planner.twin.times import StepTimes
 
     base = load_device(twin) if twin else None
     name = _device_id(device)
@@ -160,9 +160,9 @@ def _load(
     last_s: float,
     seconds: float | None,
 ) -> _Load:
-    from planner.twin.arrivals import require_known
-    from planner.twin.replay import counted_arrivals
-    from shared.messages.telemetry import RowKind
+    from stageloom.planner.twin.arrivals import require_known
+    from stageloom.planner.twin.replay import counted_arrivals
+    from stageloom.shared.messages.telemetry import RowKind
 
     names = [model.name for model in plan.models]
     if rates and recording is not None:
@@ -190,13 +190,13 @@ def _load(
 
 
 def _process(arrivals: Arrivals, per_s: float) -> "Process":
-    from planner.twin.arrivals import Periodic, Poisson
+    from stageloom.planner.twin.arrivals import Periodic, Poisson
 
     return Periodic(rate_per_s=per_s) if arrivals is Arrivals.PERIODIC else Poisson(rate_per_s=per_s)
 
 
 def _from_file(path: Path, names: list[str], seconds: float | None) -> _Load:
-    from planner.twin.arrivals import Recorded, require_known
+    from stageloom.planner.twin.arrivals import Recorded, require_known
 
     try:
         found = json_text.loads(path.read_text(encoding="utf-8"), parse_int=float)
@@ -234,8 +234,8 @@ def _is_times(value: object) -> bool:
 
 
 def _run(times: "StepTimes", bound: "BoundPlan", load: _Load, seed: int) -> "Window":
-    from planner.twin.reference import Twin
-    from planner.twin.window import join
+    from stageloom.planner.twin.reference import Twin
+    from stageloom.planner.twin.window import join
 
     twin = Twin(times, load.processes, seed=seed)
     twin.deploy(bound)
@@ -285,6 +285,6 @@ def _print(made: "Prediction", number: int, window: "Window", *, json: bool) -> 
 
 
 def _device_id(name: str) -> "DeviceId | None":
-    from shared.ids import DeviceId
+    from stageloom.shared.ids import DeviceId
 
     return DeviceId(name) if name else None

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from planner.cli.options import END_US, MOST_ROWS, DatabaseUrl, DataDir, Json, data_dir_of
-from planner.cli.output import books_line, emit_json, emit_table, progress, when
-from shared.errors import InputError
-from shared.ids import DeviceId
-from shared.messages.admin import TelemetryBooks
-from shared.messages.telemetry import RowKind
+from stageloom.planner.cli.options import END_US, MOST_ROWS, DatabaseUrl, DataDir, Json, data_dir_of
+from stageloom.planner.cli.output import books_line, emit_json, emit_table, progress, when
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.admin import TelemetryBooks
+from stageloom.shared.messages.telemetry import RowKind
 
 if TYPE_CHECKING:
-    from planner.store.history import Entry
+    from stageloom.planner.store.history import Entry
 
 _KINDS = [kind.value for kind in RowKind]
 
@@ -56,8 +56,8 @@ def telemetry(
     stageloom telemetry shop-7 --kind queue_sample --json > queues.json
     stageloom telemetry shop-7 --kind task_counters --by hour
     """
-    from planner.store.reading import ReadStore
-    from planner.telemetry.rollup import Width
+    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.telemetry.rollup import Width
 
     name, kinds = DeviceId(device), [_kind(one) for one in kind or _KINDS]
     width = None if by is None else Width[by.name]
@@ -97,7 +97,7 @@ def _fields(data: msgspec.Struct) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    from planner.telemetry.rollup import Gauge
+    from stageloom.planner.telemetry.rollup import Gauge
 
     if isinstance(value, tuple):
         return [_plain(item) for item in value]

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from planner.cli import train_options as opt
-from planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of, parse_duration
-from planner.cli.output import emit, emit_json, progress
-from planner.cli.train_maddpg import maddpg
-from shared.errors import InputError
+from stageloom.planner.cli import train_options as opt
+from stageloom.planner.cli.options import DatabaseUrl, DataDir, Json, data_dir_of, parse_duration
+from stageloom.planner.cli.output import emit, emit_json, progress
+from stageloom.planner.cli.train_maddpg import maddpg
+from stageloom.shared.errors import InputError
 
 if TYPE_CHECKING:
-    from planner.learning.gpg.blocks import CostsOf
-    from planner.learning.gpg.trainer import Trainer
-    from planner.store.reading import ReadStore
-    from shared.graph import Graph
-    from shared.ids import Digest
+    from stageloom.planner.learning.gpg.blocks import CostsOf
+    from stageloom.planner.learning.gpg.trainer import Trainer
+    from stageloom.planner.store.reading import ReadStore
+    from stageloom.shared.graph import Graph
+    from stageloom.shared.ids import Digest
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Train the learned policies.")
 
@@ -54,13 +54,13 @@ def gpg(
     stageloom train gpg --output training
     stageloom plan create --device D --model resnet50 --scheduler gpg
     """
-    from planner.learning.gpg.blocks import Drawing
-    from planner.learning.gpg.curves import rows, to_json, to_svg
-    from planner.learning.gpg.settings import Settings
-    from planner.learning.gpg.train import train as run
-    from planner.store import checkpoints
-    from planner.store.reading import ReadStore
-    from shared.policy.gpg.checkpoint import decode
+    from stageloom.planner.learning.gpg.blocks import Drawing
+    from stageloom.planner.learning.gpg.curves import rows, to_json, to_svg
+    from stageloom.planner.learning.gpg.settings import Settings
+    from stageloom.planner.learning.gpg.train import train as run
+    from stageloom.planner.store import checkpoints
+    from stageloom.planner.store.reading import ReadStore
+    from stageloom.shared.policy.gpg.checkpoint import decode
 
     if not imitation_steps + episodes:
         raise InputError("nothing to train", remedy="give --imitation-steps or --episodes")
@@ -117,10 +117,10 @@ def _models(store: "ReadStore", wanted: list[str] | None) -> "tuple[dict[Digest,
 
 def _costs(store: "ReadStore", device: str, artifacts: "list[Digest]") -> "tuple[CostsOf, str]":
     """The cost model, and the device class that it is of; no class for estimates."""
-    from planner.costs.measured import device_costs
-    from planner.learning.gpg.blocks import analytic_costs
-    from shared.ids import DeviceId
-    from shared.plan import ExecutorOptions
+    from stageloom.planner.costs.measured import device_costs
+    from stageloom.planner.learning.gpg.blocks import analytic_costs
+    from stageloom.shared.ids import DeviceId
+    from stageloom.shared.plan import ExecutorOptions
 
     if not device:
         return analytic_costs, ""

@@ -5,9 +5,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.cli import train_options as opt
-from planner.cli.choices import model_choice
-from planner.cli.options import (
+from stageloom.planner.cli import train_options as opt
+from stageloom.planner.cli.choices import model_choice
+from stageloom.planner.cli.options import (
     LAST_S,
     DatabaseUrl,
     DataDir,
@@ -19,14 +19,14 @@ from planner.cli.options import (
     parse_duration,
     parse_rates,
 )
-from planner.cli.output import emit, emit_json, progress
-from planner.cli.training_view import TrainingView, figures, rivals_worth
+from stageloom.planner.cli.output import emit, emit_json, progress
+from stageloom.planner.cli.training_view import TrainingView, figures, rivals_worth
 
 if TYPE_CHECKING:
-    from planner.learning.maddpg.settings import Settings
-    from planner.learning.maddpg.stored import StoredProblem, Wanted
-    from planner.learning.maddpg.train import Trained
-    from planner.store.database import Database
+    from stageloom.planner.learning.maddpg.settings import Settings
+    from stageloom.planner.learning.maddpg.stored import StoredProblem, Wanted
+    from stageloom.planner.learning.maddpg.train import Trained
+    from stageloom.planner.store.database import Database
 
 LOCAL = "local"
 
@@ -60,10 +60,10 @@ def maddpg(
     stageloom train maddpg --device shop-7 --model resnet50 --model squeezenet:replicas=2 \\
         --rate resnet50=30 --rate squeezenet=60 --twin nano --workers 4
     """
-    from planner.learning.maddpg.settings import Settings
-    from planner.learning.maddpg.stored import Wanted, stored_problem
-    from planner.store.reading import ReadStore
-    from shared.ids import DeviceId
+    from stageloom.planner.learning.maddpg.settings import Settings
+    from stageloom.planner.learning.maddpg.stored import Wanted, stored_problem
+    from stageloom.planner.store.reading import ReadStore
+    from stageloom.shared.ids import DeviceId
 
     budget_s = parse_duration(budget, "--budget")
     wanted = Wanted(
@@ -125,9 +125,9 @@ class _Run:
 
     def train(self) -> "Trained":
         """Begin, or go on; to the end, the budget's or Ctrl-C's."""
-        from planner.cluster.search_pool import AnytimePool
-        from planner.learning.maddpg import kept_run
-        from planner.learning.maddpg.train import train
+        from stageloom.planner.cluster.search_pool import AnytimePool
+        from stageloom.planner.learning.maddpg import kept_run
+        from stageloom.planner.learning.maddpg.train import train
 
         kept = None
         if self._output is not None:
@@ -167,8 +167,8 @@ class _Run:
 
 def _keep(database: "Database", trained: "Trained") -> tuple[str, str]:
     """The policy's digest and the best plan's name, both in the store."""
-    from planner.cli.kept_policy import keep_policy
-    from planner.store import plans
+    from stageloom.planner.cli.kept_policy import keep_policy
+    from stageloom.planner.store import plans
 
     digest = keep_policy(database, trained.checkpoint, [one.plain() for one in trained.history])
     return digest, plans.keep(database, trained.plan, scheduler="maddpg", now_us=time.time_ns() // 1000)
@@ -177,7 +177,7 @@ def _keep(database: "Database", trained: "Trained") -> tuple[str, str]:
 def _write(output: Path, trained: "Trained", found: "StoredProblem") -> None:
     import json as json_text
 
-    from planner.twin.device_file import device_toml
+    from stageloom.planner.twin.device_file import device_toml
 
     curves = json_text.dumps([one.plain() for one in trained.history], indent=1)
     (output / "curves.json").write_text(curves + "\n", encoding="utf-8")

@@ -5,11 +5,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from planner.cli.output import progress
+from stageloom.planner.cli.output import progress
 
 if TYPE_CHECKING:
-    from planner.contest.worth import Worth
-    from planner.learning.maddpg.course import Course
+    from stageloom.planner.contest.worth import Worth
+    from stageloom.planner.learning.maddpg.course import Course
 
 _BAR: Final = 20
 _CURVE: Final = 40
@@ -65,7 +65,7 @@ def lines(course: "Course", spent_s: float, budget_s: float, where: str) -> list
 
 def rivals_worth(seeds_worth: "Mapping[str, Worth]") -> "dict[str, Worth]":
     """Of the rivals' plans that were evaluated: every block alone, and the best of all."""
-    from planner.contest.worth import better
+    from stageloom.planner.contest.worth import better
 
     best: Worth | None = None
     for worth in seeds_worth.values():

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
-from shared.errors import UnavailableError
+from stageloom.shared.errors import UnavailableError
 
 T = TypeVar("T")
 

@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, Final, TypeVar
 
-from planner.cluster.interface import SearchFuture
-from shared.errors import UnavailableError
+from stageloom.planner.cluster.interface import SearchFuture
+from stageloom.shared.errors import UnavailableError
 
 log = logging.getLogger(__name__)
 

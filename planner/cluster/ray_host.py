@@ -26,8 +26,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from planner.cluster.interface import WorkersGone
-from shared.errors import ExecutorError, StageloomError, UnavailableError
+from stageloom import shared
+from stageloom.planner.cluster.interface import WorkersGone
+from stageloom.shared.errors import ExecutorError, StageloomError, UnavailableError
 
 OBJECT_STORE_BYTES: Final = 80 << 20  # Ray takes no less than 75 MiB; a search job is a few hundred KiB
 _REACH_S: Final = 5.0
@@ -163,9 +164,8 @@ def cluster_token(environment: Mapping[str, str], home: Path) -> dict[str, str]:
 
 
 def _our_code() -> list[str]:
-    """The packages that a search imports."""
-    root = Path(__file__).resolve().parents[2]
-    return [str(root / "planner"), str(root / "shared")]
+    """The package that a search imports."""
+    return [str(Path(shared.__file__).absolute().parents[1])]
 
 
 def _require_able(ray: Any) -> None:
@@ -186,7 +186,7 @@ def _require_able(ray: Any) -> None:
 def lacking() -> str:
     """On a node: what keeps it from importing what a search imports; empty where nothing does."""
     try:
-        for module in ("planner.cluster.run", "planner.contest.task", "numba"):
+        for module in ("stageloom.planner.cluster.run", "stageloom.planner.contest.task", "numba"):
             importlib.import_module(module)
     except ImportError as error:
         return _line(error)

@@ -1,4 +1,4 @@
-"""Searches as Ray tasks, through a process that owns Ray: see `planner.cluster.ray_host`."""
+"""Searches as Ray tasks, through a process that owns Ray: see `stageloom.planner.cluster.ray_host`."""
 
 import multiprocessing
 import pickle
@@ -9,9 +9,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, Final, TypeVar
 
-from planner.cluster.interface import SearchFuture, WorkersGone
-from planner.cluster.ray_host import Broken, Cancel, Ended, Running, Submit, host
-from shared.errors import StageloomError, UnavailableError
+from stageloom.planner.cluster.interface import SearchFuture, WorkersGone
+from stageloom.planner.cluster.ray_host import Broken, Cancel, Ended, Running, Submit, host
+from stageloom.shared.errors import StageloomError, UnavailableError
 
 T = TypeVar("T")
 

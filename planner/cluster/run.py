@@ -2,10 +2,10 @@
 
 import time
 
-from shared.plan import Plan
-from shared.schedule import StageSchedule
-from shared.search.block_job import BlockJob, run_block_search
-from shared.search.job import SearchJob, run_search
+from stageloom.shared.plan import Plan
+from stageloom.shared.schedule import StageSchedule
+from stageloom.shared.search.block_job import BlockJob, run_block_search
+from stageloom.shared.search.job import SearchJob, run_search
 
 
 def search(job: SearchJob) -> Plan:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
-from planner.cluster.interface import SearchFuture, WorkersGone
-from planner.cluster.processes import IDLE_S, ProcessPool
-from planner.cluster.ray_pool import RayPool
-from shared.errors import ExecutorError, StageloomError, UnavailableError
+from stageloom.planner.cluster.interface import SearchFuture, WorkersGone
+from stageloom.planner.cluster.processes import IDLE_S, ProcessPool
+from stageloom.planner.cluster.ray_pool import RayPool
+from stageloom.shared.errors import ExecutorError, StageloomError, UnavailableError
 
 log = logging.getLogger(__name__)
 

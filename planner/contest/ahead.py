@@ -6,8 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final
 
-from planner.cluster.processes import ProcessPool
-from planner.twin.compiled.kept import compile_ahead, kept
+from stageloom.planner.cluster.processes import ProcessPool
+from stageloom.planner.twin.compiled.kept import compile_ahead, kept
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
-from planner.contest.worth import Worth, better
+from stageloom.planner.contest.worth import Worth, better
 
 RECHECK_S: Final = 20.0
 _RESERVE: Final = 0.25

@@ -1,9 +1,10 @@
 """Who takes part: rival policies and per-model schedulers, each as the search for its plan. Pure.
 
-The policies are those of `shared.search.rivals`. Per-model schedulers (IOS, Opara, Nimble and the rest) run
-every block alone under TOP's limits. Each enters once per partition that all its models offer, because where
-a model is cut is the plan's to choose: a policy is worth what its best partition is worth. Searches of ours
-over several models' blocks together, which no rival does, take part where they are asked for.
+The policies are those of `stageloom.shared.search.rivals`. Per-model schedulers (IOS, Opara, Nimble and the
+rest) run every block alone under TOP's limits. Each enters once per partition that all its models offer,
+because where a model is cut is the plan's to choose: a policy is worth what its best partition is worth.
+Searches of ours over several models' blocks together, which no rival does, take part where they are asked
+for.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,12 +12,12 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from shared.plan import ExecutorOptions
-from shared.search.compose import Combination, ModelChoice, Rules
-from shared.search.costs import CostTable
-from shared.search.interface import TOP_LIMITS, Limits
-from shared.search.job import SearchJob
-from shared.search.rivals import policies
+from stageloom.shared.plan import ExecutorOptions
+from stageloom.shared.search.compose import Combination, ModelChoice, Rules
+from stageloom.shared.search.costs import CostTable
+from stageloom.shared.search.interface import TOP_LIMITS, Limits
+from stageloom.shared.search.job import SearchJob
+from stageloom.shared.search.rivals import policies
 
 PER_MODEL: Final = ("ios", "opara", "nimble")
 """Schedulers of one model's operators that the papers compare with."""

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.contest.worth import Figures, Worth, figures_of, worth_of
-from planner.twin.interface import Device, MakeDevice
-from shared.bound import BoundPlan
+from stageloom.planner.contest.worth import Figures, Worth, figures_of, worth_of
+from stageloom.planner.twin.interface import Device, MakeDevice
+from stageloom.shared.bound import BoundPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,18 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from planner.contest.judge import Course, judge
-from planner.contest.worth import Worth
-from planner.twin.arrivals import Process, entered_anywhere
-from planner.twin.compiled.kept import kept
-from planner.twin.interface import Device
-from planner.twin.times import StepTimes
-from shared.bound import bind
-from shared.errors import PlanError
-from shared.graph import Graph
-from shared.ids import Digest
-from shared.plan import Plan
-from shared.search.job import SearchJob, run_search
+from stageloom.planner.contest.judge import Course, judge
+from stageloom.planner.contest.worth import Worth
+from stageloom.planner.twin.arrivals import Process, entered_anywhere
+from stageloom.planner.twin.compiled.kept import kept
+from stageloom.planner.twin.interface import Device
+from stageloom.planner.twin.times import StepTimes
+from stageloom.shared.bound import bind
+from stageloom.shared.errors import PlanError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest
+from stageloom.shared.plan import Plan
+from stageloom.shared.search.job import SearchJob, run_search
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +58,12 @@ class Scene:
         return judge(bound, self._reference, course, self.service_s)
 
     def _compiled(self, seed: int) -> Device:
-        from planner.twin.compiled.twin import CompiledTwin
+        from stageloom.planner.twin.compiled.twin import CompiledTwin
 
         return CompiledTwin(self.times, entered_anywhere(self.arrivals, seed), seed=seed)
 
     def _reference(self, seed: int) -> Device:
-        from planner.twin.reference import Twin
+        from stageloom.planner.twin.reference import Twin
 
         return Twin(self.times, entered_anywhere(self.arrivals, seed), seed=seed)
 

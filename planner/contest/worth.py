@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from math import ceil, fsum
 from typing import Any, Final, Protocol
 
-from planner.twin.window import Window
-from shared.policy.queues import variance
+from stageloom.planner.twin.window import Window
+from stageloom.shared.policy.queues import variance
 
 LEAST_SPREAD: Final = 0.005
 """Of the throughput: less of a difference is none, whatever the seeds say."""

@@ -18,19 +18,19 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
-from planner.replan.predict import block_costs
-from shared.bound import BoundPlan
-from shared.ids import Digest, OpId
-from shared.launch_list import lower
-from shared.messages.telemetry import StepTimings, StepTrace
-from shared.schedule import Stage, StageSchedule, joint_stage
-from shared.search.costs import CostTable, MeasuredStage
-from shared.search.stage_costs import StageCosts
-from shared.stage_times import stage_spans
+from stageloom.planner.replan.predict import block_costs
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.ids import Digest, OpId
+from stageloom.shared.launch_list import lower
+from stageloom.shared.messages.telemetry import StepTimings, StepTrace
+from stageloom.shared.schedule import Stage, StageSchedule, joint_stage
+from stageloom.shared.search.costs import CostTable, MeasuredStage
+from stageloom.shared.search.stage_costs import StageCosts
+from stageloom.shared.stage_times import stage_spans
 
 THRESHOLD: Final = 1.25
 """Measured over planned, or planned over measured, above which costs are renewed. The device's trigger has
-the same (`shared.policy.trigger.TriggerConfig.drift`)."""
+the same (`stageloom.shared.policy.trigger.TriggerConfig.drift`)."""
 
 BACK: Final = THRESHOLD**0.5
 """Within this a device that had drifted is back where its class is: nearer than what took it away."""

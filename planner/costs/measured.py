@@ -1,4 +1,4 @@
-"""Operator and stage times as devices measured them, in the form that `shared.search` takes.
+"""Operator and stage times as devices measured them, in the form that `stageloom.shared.search` takes.
 
 Both are kept by content, an artifact's operators and a combined block's stages, under a device class: what
 one device measured for one model serves every device of its class, and every model that shares a block's
@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
-from planner.costs.operators import OperatorCost
-from shared.errors import StageloomError
-from shared.graph import Graph
-from shared.ids import Digest, OpId
-from shared.plan import ExecutorOptions
-from shared.search.analytic import DeviceRates
-from shared.search.costs import CostTable, MeasuredStage, Provenance
-from shared.search.fitting import fitted, samples
-from shared.search.interference import Interference, Sample
+from stageloom.planner.costs.operators import OperatorCost
+from stageloom.shared.errors import StageloomError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest, OpId
+from stageloom.shared.plan import ExecutorOptions
+from stageloom.shared.search.analytic import DeviceRates
+from stageloom.shared.search.costs import CostTable, MeasuredStage, Provenance
+from stageloom.shared.search.fitting import fitted, samples
+from stageloom.shared.search.interference import Interference, Sample
 
 STALE_S: Final = 30 * 24 * 3600.0
 """What is older is measured again when it matters. Another driver, power mode or executor version is another

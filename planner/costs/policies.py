@@ -3,7 +3,7 @@
 import logging
 from typing import Protocol
 
-from shared.errors import DecodeError
+from stageloom.shared.errors import DecodeError
 
 _log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ def trained_policy(store: Policies, device_class: str) -> bytes:
 
     A policy that another version trained on other features must not stop a search.
     """
-    from shared.policy.gpg.checkpoint import decode  # numpy, which no start needs
+    from stageloom.shared.policy.gpg.checkpoint import decode  # numpy, which no start needs
 
     found = store.newest_checkpoint("gpg", device_class)
     if found is None:

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shared.graph import Graph
-from shared.ids import Digest
-from shared.plan import CombinedBlock, ModelPlan, Plan
-from shared.search.costs import combined_digest
-from shared.stage_string import to_string
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest
+from stageloom.shared.plan import CombinedBlock, ModelPlan, Plan
+from stageloom.shared.search.costs import combined_digest
+from stageloom.shared.stage_string import to_string
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Which parts of a plan are worth measuring: those with stages that nobody is sure of. Pure."""
 
-from planner.replan.predict import block_costs
-from shared.bound import BoundPlan
-from shared.schedule import StageSchedule
-from shared.search.costs import CostTable
+from stageloom.planner.replan.predict import block_costs
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.schedule import StageSchedule
+from stageloom.shared.search.costs import CostTable
 
 
 def unsure_blocks(bound: BoundPlan, costs: CostTable) -> tuple[int, ...]:

@@ -18,11 +18,11 @@ from typing import Final, TypeVar
 import msgspec
 import zmq
 
-from planner.dispatch.wake import Waker
-from shared.errors import DecodeError, ExitCode, SettingError, StageloomError, UnavailableError
-from shared.messages.admin import REPLIES, REQUESTS, AdminReply, AdminRequest, Failed
-from shared.messages.base import Message
-from shared.text import bounded
+from stageloom.planner.dispatch.wake import Waker
+from stageloom.shared.errors import DecodeError, ExitCode, SettingError, StageloomError, UnavailableError
+from stageloom.shared.messages.admin import REPLIES, REQUESTS, AdminReply, AdminRequest, Failed
+from stageloom.shared.messages.base import Message
+from stageloom.shared.text import bounded
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from shared.errors import StageloomError, StorageError, UnavailableError
+from stageloom.shared.errors import StageloomError, StorageError, UnavailableError
 
 log = logging.getLogger(__name__)
 

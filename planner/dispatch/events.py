@@ -8,12 +8,12 @@ from enum import Enum
 
 from msgspec import Struct
 
-from planner.dispatch.ports import ReportRecord
-from shared.ids import DeviceId, Digest
-from shared.messages.base import Message
-from shared.messages.bulk import ChunkRequest
-from shared.messages.control import Alarm, ControlToPlanner, Desired, LocalPlan
-from shared.messages.telemetry import TelemetryBatch
+from stageloom.planner.dispatch.ports import ReportRecord
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.base import Message
+from stageloom.shared.messages.bulk import ChunkRequest
+from stageloom.shared.messages.control import Alarm, ControlToPlanner, Desired, LocalPlan
+from stageloom.shared.messages.telemetry import TelemetryBatch
 
 
 class Lane(str, Enum):

@@ -19,7 +19,7 @@ import struct
 import sys
 from typing import Final
 
-from shared.errors import UnavailableError
+from stageloom.shared.errors import UnavailableError
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from shared.errors import StageloomError
-from shared.ids import DeviceId, Digest
-from shared.messages.base import RefusalCode
-from shared.messages.control import Alarm, Desired, LocalPlan, Report
-from shared.messages.telemetry import Ledger, RowData, RowKind
+from stageloom.shared.errors import StageloomError
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.base import RefusalCode
+from stageloom.shared.messages.control import Alarm, Desired, LocalPlan, Report
+from stageloom.shared.messages.telemetry import Ledger, RowData, RowKind
 
 
 class EnrolRefused(StageloomError):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
-from planner.dispatch.rate import Rate, TokenBucket
+from stageloom.planner.dispatch.rate import Rate, TokenBucket
 
 TOLD_EVERY_S: Final = 60.0
 """An operator is told of a device that is beyond its quotas once in this time."""

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from typing import Final
 
-from planner.dispatch.ports import StoredRow, TelemetryWrite
-from shared.errors import DecodeError
-from shared.ids import DeviceId
-from shared.messages.telemetry import (
+from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
+from stageloom.shared.errors import DecodeError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.telemetry import (
     KIND_OF,
     PlanActivated,
     ProfileResult,

@@ -16,27 +16,27 @@ from typing import Any, Final, TypeVar
 
 import zmq
 
-from planner.dispatch import events as ev
-from planner.dispatch import zap
-from planner.dispatch.core import DispatchConfig, DispatchCore, Presence
-from planner.dispatch.ports import DispatchStore
-from planner.dispatch.sockets import (
+from stageloom.planner.dispatch import events as ev
+from stageloom.planner.dispatch import zap
+from stageloom.planner.dispatch.core import DispatchConfig, DispatchCore, Presence
+from stageloom.planner.dispatch.ports import DispatchStore
+from stageloom.planner.dispatch.sockets import (
     NOBLOCK,
     NOBLOCK_MORE,
     bind_router,
     receive,
     require_files,
 )
-from planner.dispatch.wake import Waker
-from planner.dispatch.workers import StoreWorkers
-from shared.clock import Clock, SystemClock
-from shared.codec import Codec
-from shared.errors import DecodeError, UnavailableError
-from shared.ids import DeviceId
-from shared.keyfile import KeyPair
-from shared.messages import bulk, control, telemetry
-from shared.messages.base import Message
-from shared.token import Endpoints
+from stageloom.planner.dispatch.wake import Waker
+from stageloom.planner.dispatch.workers import StoreWorkers
+from stageloom.shared.clock import Clock, SystemClock
+from stageloom.shared.codec import Codec
+from stageloom.shared.errors import DecodeError, UnavailableError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.keyfile import KeyPair
+from stageloom.shared.messages import bulk, control, telemetry
+from stageloom.shared.messages.base import Message
+from stageloom.shared.token import Endpoints
 
 log = logging.getLogger(__name__)
 

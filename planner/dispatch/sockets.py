@@ -4,9 +4,9 @@ import resource
 
 import zmq
 
-from planner.dispatch.listening import listen
-from shared.errors import SettingError
-from shared.keyfile import KeyPair
+from stageloom.planner.dispatch.listening import listen
+from stageloom.shared.errors import SettingError
+from stageloom.shared.keyfile import KeyPair
 
 # Connections whose other end is gone are found by TCP, and not soon: one that times out while it still has
 # messages queued ends the process (see `listening.py`), so the limits are far above the time that the planner

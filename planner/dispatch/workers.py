@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Final, Generic, TypeVar
 
-from planner.dispatch import events as ev
-from planner.dispatch.complaints import Complaints
-from planner.dispatch.fair import FairQueue
-from planner.dispatch.ports import DispatchStore, LocalPlanRefused
-from planner.dispatch.rows import single_rows, telemetry_write
-from shared.failpoint import failpoint
+from stageloom.planner.dispatch import events as ev
+from stageloom.planner.dispatch.complaints import Complaints
+from stageloom.planner.dispatch.fair import FairQueue
+from stageloom.planner.dispatch.ports import DispatchStore, LocalPlanRefused
+from stageloom.planner.dispatch.rows import single_rows, telemetry_write
+from stageloom.shared.failpoint import failpoint
 
 log = logging.getLogger(__name__)
 

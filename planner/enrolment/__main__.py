@@ -1,4 +1,4 @@
-"""The listener's process: `python -m planner.enrolment CERTIFICATE LISTENING-FD CHANNEL-FD`."""
+"""The listener's process: `python -m stageloom.planner.enrolment CERTIFICATE LISTENING-FD CHANNEL-FD`."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ import ssl
 import sys
 from typing import Final
 
-from planner.enrolment.listener import Bounds, Listener
+from stageloom.planner.enrolment.listener import Bounds, Listener
 
 _NICENESS: Final = 10  # a flood of handshakes must not take the planner's processor time
 _MEMORY_BYTES: Final = 1 << 30  # of addresses; it needs a tenth of it

@@ -10,8 +10,8 @@ import ssl
 from pathlib import Path
 from typing import Final
 
-from shared.errors import StateError
-from shared.private_file import read_private, write_private
+from stageloom.shared.errors import StateError
+from stageloom.shared.private_file import read_private, write_private
 
 CERTIFICATE_FILE: Final = "enrolment.pem"
 _LIMIT_CHARS: Final = 8192

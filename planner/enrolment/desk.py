@@ -3,15 +3,15 @@
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from planner.dispatch.complaints import Complaints
-from planner.dispatch.ports import EnrolAttempt, EnrolRefused
-from planner.dispatch.rate import TokenBuckets
-from shared.clock import Clock
-from shared.digest import digest_bytes
-from shared.errors import DecodeError
-from shared.ids import DeviceId
-from shared.messages import enrol
-from shared.messages.base import RefusalCode, Refused
+from stageloom.planner.dispatch.complaints import Complaints
+from stageloom.planner.dispatch.ports import EnrolAttempt, EnrolRefused
+from stageloom.planner.dispatch.rate import TokenBuckets
+from stageloom.shared.clock import Clock
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.errors import DecodeError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages import enrol
+from stageloom.shared.messages.base import RefusalCode, Refused
 
 PER_PEER_S: Final = 5.0
 BURST_PER_PEER: Final = 10

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from planner.enrolment.channel import PACKET_BYTES, Ask, decode_answer, encode
-from shared.errors import DecodeError
-from shared.messages import enrol
-from shared.messages.base import RefusalCode, Refused
+from stageloom.planner.enrolment.channel import PACKET_BYTES, Ask, decode_answer, encode
+from stageloom.shared.errors import DecodeError
+from stageloom.shared.messages import enrol
+from stageloom.shared.messages.base import RefusalCode, Refused
 
 log = logging.getLogger(__name__)
 

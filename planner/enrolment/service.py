@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
-from planner.enrolment.channel import PACKET_BYTES, Answer, decode_ask, encode
-from shared.backoff import backoff_s
-from shared.clock import Clock
+from stageloom.planner.enrolment.channel import PACKET_BYTES, Answer, decode_ask, encode
+from stageloom.shared.backoff import backoff_s
+from stageloom.shared.clock import Clock
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,13 @@ class EnrolmentService:
     def _spawn(self, channel: socket.socket) -> "subprocess.Popen[bytes]":
         files = (self._listening.fileno(), channel.fileno())
         return subprocess.Popen(
-            [sys.executable, "-m", "planner.enrolment", str(self._certificate.absolute()), *map(str, files)],
+            [
+                sys.executable,
+                "-m",
+                "stageloom.planner.enrolment",
+                str(self._certificate.absolute()),
+                *map(str, files),
+            ],
             pass_fds=files,
             stdin=subprocess.DEVNULL,
         )

@@ -9,19 +9,19 @@ from enum import Enum
 from math import isfinite
 from typing import Any, Final
 
-from planner.costs.origins import FoundBy, Origin
-from planner.replan.predict import block_costs
-from shared.bound import BoundPlan
-from shared.errors import PlanError
-from shared.legality import violations
-from shared.schedule import Group, Schedule, Stage, StageSchedule, StreamSchedule
-from shared.search.comparison import bound_s, gap, optimum_s
-from shared.search.costs import CostTable, StageCosts
-from shared.search.greedy import greedy
-from shared.search.interface import Budget, Limits
-from shared.search.makespan import schedule_s
-from shared.search.sequential import sequential
-from shared.stage_string import parse, to_string
+from stageloom.planner.costs.origins import FoundBy, Origin
+from stageloom.planner.replan.predict import block_costs
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.errors import PlanError
+from stageloom.shared.legality import violations
+from stageloom.shared.schedule import Group, Schedule, Stage, StageSchedule, StreamSchedule
+from stageloom.shared.search.comparison import bound_s, gap, optimum_s
+from stageloom.shared.search.costs import CostTable, StageCosts
+from stageloom.shared.search.greedy import greedy
+from stageloom.shared.search.interface import Budget, Limits
+from stageloom.shared.search.makespan import schedule_s
+from stageloom.shared.search.sequential import sequential
+from stageloom.shared.stage_string import parse, to_string
 
 EXACT_EXPANSIONS: Final = 20_000
 """How much the optimum may cost to find: a second or so."""

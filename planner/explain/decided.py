@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.replan.considered import Verdict
-from planner.store.considered import KeptConsidered
-from shared.ids import Digest
-from shared.messages.admin import HistoryEntry, ReplanInfo, TrialInfo
+from stageloom.planner.replan.considered import Verdict
+from stageloom.planner.store.considered import KeptConsidered
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.admin import HistoryEntry, ReplanInfo, TrialInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

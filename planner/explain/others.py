@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.replan.considered import Considered
-from planner.store.considered import KeptConsidered
-from shared.ids import Digest
-from shared.messages.admin import TrialInfo
+from stageloom.planner.replan.considered import Considered
+from stageloom.planner.store.considered import KeptConsidered
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.admin import TrialInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,23 +4,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from planner.costs.calibration import Calibration
-from planner.costs.measured import device_costs
-from planner.costs.schedules import combined_block_digest
-from planner.explain.block import BlockExplained, Known, explain_block
-from planner.explain.decided import Decided, decided
-from planner.explain.others import Evidence, Other, others
-from planner.replan.considered import serves
-from planner.replan.predict import predict
-from planner.store.considered import KeptConsidered
-from planner.store.reading import ReadStore
-from shared.bound import BoundPlan, bind
-from shared.errors import InputError, StageloomError
-from shared.ids import DeviceId, Digest, OpId
-from shared.messages.admin import DeviceInfo, PlanInfo
-from shared.messages.telemetry import RowKind, StageProfileResult
-from shared.plan import Plan, decode_plan
-from shared.search.costs import CostTable
+from stageloom.planner.costs.calibration import Calibration
+from stageloom.planner.costs.measured import device_costs
+from stageloom.planner.costs.schedules import combined_block_digest
+from stageloom.planner.explain.block import BlockExplained, Known, explain_block
+from stageloom.planner.explain.decided import Decided, decided
+from stageloom.planner.explain.others import Evidence, Other, others
+from stageloom.planner.replan.considered import serves
+from stageloom.planner.replan.predict import predict
+from stageloom.planner.store.considered import KeptConsidered
+from stageloom.planner.store.reading import ReadStore
+from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.errors import InputError, StageloomError
+from stageloom.shared.ids import DeviceId, Digest, OpId
+from stageloom.shared.messages.admin import DeviceInfo, PlanInfo
+from stageloom.shared.messages.telemetry import RowKind, StageProfileResult
+from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.search.costs import CostTable
 
 _LOOKED_AT: Final = 1000  # newest rows
 _HISTORY: Final = 1000

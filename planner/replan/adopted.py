@@ -1,9 +1,9 @@
 """A policy trained for one device class, taken over for another, or for other weights of its models. Pure.
 
-A policy belongs to a device class and to artifacts (`shared.policy.maddpg.space`) and is never asked for
-anything else by itself. An operator may adopt it: what it proposes must win a trial there like any plan. It
-reads neither weights nor seconds, so an artifact with the same graph will do; its schedules, found under
-the costs of its own class, come along.
+A policy belongs to a device class and to artifacts (`stageloom.shared.policy.maddpg.space`) and is never
+asked for anything else by itself. An operator may adopt it: what it proposes must win a trial there like any
+plan. It reads neither weights nor seconds, so an artifact with the same graph will do; its schedules, found
+under the costs of its own class, come along.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,15 +11,15 @@ from dataclasses import replace
 from itertools import combinations, islice
 from typing import Any, Final
 
-from shared.blocks import split
-from shared.digest import digest_bytes
-from shared.errors import InputError
-from shared.graph import Graph
-from shared.ids import Digest
-from shared.policy.maddpg.book import BlockKey, Book
-from shared.policy.maddpg.checkpoint import Checkpoint, encode
-from shared.policy.maddpg.space import Space
-from shared.search.costs import combined_digest
+from stageloom.shared.blocks import split
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.errors import InputError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest
+from stageloom.shared.policy.maddpg.book import BlockKey, Book
+from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, encode
+from stageloom.shared.policy.maddpg.space import Space
+from stageloom.shared.search.costs import combined_digest
 
 MOST_COMBINED: Final = 200_000
 """Combined blocks whose schedules are looked for under other artifacts: some seconds."""

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, Final, TypeAlias, TypeVar
 
-from planner.cluster.interface import SearchPool
-from planner.cluster.run import search_block
-from shared.errors import StageloomError
-from shared.ids import Digest
-from shared.schedule import StageSchedule
-from shared.search.block_job import BlockJob
+from stageloom.planner.cluster.interface import SearchPool
+from stageloom.planner.cluster.run import search_block
+from stageloom.shared.errors import StageloomError
+from stageloom.shared.ids import Digest
+from stageloom.shared.schedule import StageSchedule
+from stageloom.shared.search.block_job import BlockJob
 
 log = logging.getLogger(__name__)
 

@@ -3,17 +3,17 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from planner.costs.drift import traced_stages
-from planner.replan.predict import Prediction, block_costs, predict
-from shared.bound import bind
-from shared.graph import Graph
-from shared.ids import Digest
-from shared.messages.telemetry import StepTrace
-from shared.plan import Plan
-from shared.policy.plain import Load
-from shared.schedule import StageSchedule
-from shared.search.costs import CostTable
-from shared.stage_string import to_string
+from stageloom.planner.costs.drift import traced_stages
+from stageloom.planner.replan.predict import Prediction, block_costs, predict
+from stageloom.shared.bound import bind
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.telemetry import StepTrace
+from stageloom.shared.plan import Plan
+from stageloom.shared.policy.plain import Load
+from stageloom.shared.schedule import StageSchedule
+from stageloom.shared.search.costs import CostTable
+from stageloom.shared.stage_string import to_string
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def predicted_ratio(
     costs: CostTable,
     loads: Sequence[Load] = (),
 ) -> tuple[Prediction, Prediction]:
-    """The predicted busy device seconds per second of both, as `planner.replan.predict`."""
+    """The predicted busy device seconds per second of both, as `stageloom.planner.replan.predict`."""
     return predict(control, graphs, costs, loads), predict(candidate, graphs, costs, loads)
 
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from planner.replan.predict import Prediction
-from shared.digest import digest_of, digest_to_raw
-from shared.ids import Digest
-from shared.plan import Plan
+from stageloom.planner.replan.predict import Prediction
+from stageloom.shared.digest import digest_of, digest_to_raw
+from stageloom.shared.ids import Digest
+from stageloom.shared.plan import Plan
 
 
 class Verdict(str, Enum):

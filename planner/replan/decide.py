@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from planner.replan.considered import Considered, Verdict, considered
-from planner.replan.observation import Observation
-from planner.replan.policy import How, Proposal
-from planner.replan.predict import Prediction, predict
-from shared.errors import PlanError
-from shared.messages.admin import Proposer
+from stageloom.planner.replan.considered import Considered, Verdict, considered
+from stageloom.planner.replan.observation import Observation
+from stageloom.planner.replan.policy import How, Proposal
+from stageloom.planner.replan.predict import Prediction, predict
+from stageloom.shared.errors import PlanError
+from stageloom.shared.messages.admin import Proposer
 
 PROVEN_AHEAD: Final = 0.02  # the gain that a trial asks for
 UNSURE: Final = 0.02  # what the formula may be wrong by and the plan is still worth a trial

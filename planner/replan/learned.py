@@ -9,26 +9,26 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from planner.replan.observation import Observation
-from planner.replan.policy import How, PlainPolicy, Policy, Proposal
-from planner.replan.predict import step_s
-from shared.bound import bind
-from shared.digest import digest_bytes
-from shared.errors import InputError, StageloomError
-from shared.ids import Digest
-from shared.legality import violations
-from shared.messages.admin import Proposer
-from shared.plan import CombinedBlock, Member, Plan
-from shared.policy.samples import Sample, progress_bits
-from shared.schedule import Schedule
-from shared.search.beam import beam
-from shared.search.block_job import BlockJob
-from shared.search.interface import TOP_LIMITS, Budget
-from shared.search.job import SearchJob
-from shared.stage_string import parse
+from stageloom.planner.replan.observation import Observation
+from stageloom.planner.replan.policy import How, PlainPolicy, Policy, Proposal
+from stageloom.planner.replan.predict import step_s
+from stageloom.shared.bound import bind
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.errors import InputError, StageloomError
+from stageloom.shared.ids import Digest
+from stageloom.shared.legality import violations
+from stageloom.shared.messages.admin import Proposer
+from stageloom.shared.plan import CombinedBlock, Member, Plan
+from stageloom.shared.policy.samples import Sample, progress_bits
+from stageloom.shared.schedule import Schedule
+from stageloom.shared.search.beam import beam
+from stageloom.shared.search.block_job import BlockJob
+from stageloom.shared.search.interface import TOP_LIMITS, Budget
+from stageloom.shared.search.job import SearchJob
+from stageloom.shared.stage_string import parse
 
 if TYPE_CHECKING:
-    from shared.policy.maddpg.checkpoint import Checkpoint
+    from stageloom.shared.policy.maddpg.checkpoint import Checkpoint
 
 SCHEDULER: Final = "maddpg"
 SEARCHED: Final = "beam r=3 s=8"
@@ -126,7 +126,7 @@ def learned(seen: Observation) -> Learned:
     """What the trained policy says of an observation."""
     if not seen.learned:
         return Learned(None)
-    from shared.policy.maddpg.decide import require_own  # numpy, which no start needs
+    from stageloom.shared.policy.maddpg.decide import require_own  # numpy, which no start needs
 
     try:
         policy = _decoded(seen.learned)
@@ -137,7 +137,7 @@ def learned(seen: Observation) -> Learned:
 
 
 def _plan(policy: "Checkpoint", seen: Observation) -> Learned:
-    from shared.policy.maddpg.decide import decide, loads_of, plan_of
+    from stageloom.shared.policy.maddpg.decide import decide, loads_of, plan_of
 
     plan, loads = seen.incumbent, loads_of(seen.incumbent, seen.loads)
     decision = decide(policy.space, policy.network, _samples(seen), loads, plan.lanes)
@@ -176,7 +176,7 @@ class _Shelf:
     """Schedules by what they are of: the policy's, and those that were found for the device since."""
 
     def __init__(self, policy: "Checkpoint", seen: Observation) -> None:
-        from shared.policy.maddpg.book import Blocks
+        from stageloom.shared.policy.maddpg.book import Blocks
 
         self.missing: dict[tuple[Digest, int], BlockJob] = {}
         self._book = policy.book.schedules
@@ -222,6 +222,6 @@ def _parsed(text: str) -> Schedule | None:
 
 @lru_cache(maxsize=4)
 def _decoded(raw: bytes) -> "Checkpoint":
-    from shared.policy.maddpg.checkpoint import decode
+    from stageloom.shared.policy.maddpg.checkpoint import decode
 
     return decode(raw)

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from planner.replan.settings import ReplanSettings
-from shared.graph import Graph
-from shared.ids import DeviceId, Digest
-from shared.messages.control import AlarmSample
-from shared.plan import Plan
-from shared.policy.plain import Load
-from shared.search.costs import CostTable
+from stageloom.planner.replan.settings import ReplanSettings
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.control import AlarmSample
+from stageloom.shared.plan import Plan
+from stageloom.shared.policy.plain import Load
+from stageloom.shared.search.costs import CostTable
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,17 +4,17 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
-from planner.costs.measured import STALE_S, device_costs
-from planner.costs.operators import OperatorCost
-from planner.costs.policies import trained_policy
-from planner.replan.considered import serves
-from planner.replan.observation import Observation
-from planner.store.reading import ReadStore
-from planner.store.replan_view import Begun, ReplanView
-from shared.errors import InputError
-from shared.ids import DeviceId, Digest
-from shared.plan import Plan, decode_plan
-from shared.policy.plain import Load
+from stageloom.planner.costs.measured import STALE_S, device_costs
+from stageloom.planner.costs.operators import OperatorCost
+from stageloom.planner.costs.policies import trained_policy
+from stageloom.planner.replan.considered import serves
+from stageloom.planner.replan.observation import Observation
+from stageloom.planner.store.reading import ReadStore
+from stageloom.planner.store.replan_view import Begun, ReplanView
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.policy.plain import Load
 
 BARRED_S: Final = 3600.0
 """What did not gain on a device is not proposed there again for so long: its load may be another by then. Nor

@@ -1,7 +1,8 @@
 """What to run instead: the interface of policies, and the plain one that needs no learning. Pure.
 
-A policy proposes plans; it neither ranks nor tries them. `planner.replan.decide` ranks what is proposed by
-predicted cost, and a trial on the device has the last word, so a policy may be wrong and do no harm.
+A policy proposes plans; it neither ranks nor tries them. `stageloom.planner.replan.decide` ranks what is
+proposed by predicted cost, and a trial on the device has the last word, so a policy may be wrong and do no
+harm.
 """
 
 from collections.abc import Sequence
@@ -9,14 +10,14 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
-from planner.replan.observation import Observation
-from planner.replan.predict import keeps_up
-from shared.ids import Digest
-from shared.plan import ModelPlan, Plan
-from shared.policy.plain import plain_replan
-from shared.search.block_job import BlockJob
-from shared.search.compose import Combination, ModelChoice, Rules
-from shared.search.job import SearchJob
+from stageloom.planner.replan.observation import Observation
+from stageloom.planner.replan.predict import keeps_up
+from stageloom.shared.ids import Digest
+from stageloom.shared.plan import ModelPlan, Plan
+from stageloom.shared.policy.plain import plain_replan
+from stageloom.shared.search.block_job import BlockJob
+from stageloom.shared.search.compose import Combination, ModelChoice, Rules
+from stageloom.shared.search.job import SearchJob
 
 
 class How(str, Enum):

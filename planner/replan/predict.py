@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from shared.blocks import CombinedGraph
-from shared.bound import BoundPlan, bind
-from shared.graph import Graph
-from shared.ids import Digest
-from shared.plan import Plan
-from shared.policy.plain import Load
-from shared.schedule import Schedule, Stage, StageSchedule
-from shared.search.costs import CostTable, StageCosts
-from shared.search.makespan import streams_s
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest
+from stageloom.shared.plan import Plan
+from stageloom.shared.policy.plain import Load
+from stageloom.shared.schedule import Schedule, Stage, StageSchedule
+from stageloom.shared.search.costs import CostTable, StageCosts
+from stageloom.shared.search.makespan import streams_s
 
 
 @dataclass(frozen=True, slots=True)

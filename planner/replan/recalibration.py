@@ -4,20 +4,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from planner.costs.drift import Drift, Renewal, drift_of, first_steps, renewal
-from planner.costs.measured import device_costs
-from planner.replan.observing import running
-from planner.store.reading import ReadStore
-from shared.bound import BoundPlan, bind
-from shared.ids import DeviceId
-from shared.messages.telemetry import (
+from stageloom.planner.costs.drift import Drift, Renewal, drift_of, first_steps, renewal
+from stageloom.planner.costs.measured import device_costs
+from stageloom.planner.replan.observing import running
+from stageloom.planner.store.reading import ReadStore
+from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.telemetry import (
     PlanActivated,
     RowKind,
     StageProfileResult,
     StepTimings,
     StepTrace,
 )
-from shared.policy.trigger import Cause
+from stageloom.shared.policy.trigger import Cause
 
 WINDOWS_S: Final = (10.0, 60.0)
 """The device's own trigger has looked for longer than the first: all of it is after the change. A device with

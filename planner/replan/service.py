@@ -12,29 +12,29 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import Final
 
-from planner.admin.fleet import Fleet
-from planner.cluster.interface import SearchPool
-from planner.cluster.run import search
-from planner.costs.schedules import FoundSchedule, found_schedules
-from planner.replan.background import ScheduleSearches
-from planner.replan.decide import Decision, decide, without_search
-from planner.replan.learned import SEARCHED, LearnedPolicy
-from planner.replan.observation import Observation
-from planner.replan.observing import observe, without_costs
-from planner.replan.policy import How, Policy, Proposal
-from planner.replan.recalibration import recalibration
-from planner.replan.settings import Note
-from planner.store.store import Store
-from shared.clock import Clock
-from shared.errors import StageloomError
-from shared.ids import DeviceId
-from shared.messages.control import MAX_PROFILED
-from shared.plan import Plan
-from shared.policy.trigger import Cause
-from shared.schedule import StageSchedule
-from shared.search.block_job import BlockJob
-from shared.search.job import SearchJob
-from shared.stage_string import to_string
+from stageloom.planner.admin.fleet import Fleet
+from stageloom.planner.cluster.interface import SearchPool
+from stageloom.planner.cluster.run import search
+from stageloom.planner.costs.schedules import FoundSchedule, found_schedules
+from stageloom.planner.replan.background import ScheduleSearches
+from stageloom.planner.replan.decide import Decision, decide, without_search
+from stageloom.planner.replan.learned import SEARCHED, LearnedPolicy
+from stageloom.planner.replan.observation import Observation
+from stageloom.planner.replan.observing import observe, without_costs
+from stageloom.planner.replan.policy import How, Policy, Proposal
+from stageloom.planner.replan.recalibration import recalibration
+from stageloom.planner.replan.settings import Note
+from stageloom.planner.store.store import Store
+from stageloom.shared.clock import Clock
+from stageloom.shared.errors import StageloomError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.control import MAX_PROFILED
+from stageloom.shared.plan import Plan
+from stageloom.shared.policy.trigger import Cause
+from stageloom.shared.schedule import StageSchedule
+from stageloom.shared.search.block_job import BlockJob
+from stageloom.shared.search.job import SearchJob
+from stageloom.shared.stage_string import to_string
 
 log = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shared.ids import Digest
-from shared.messages.admin import Proposer
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.admin import Proposer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ from typing import Final, TypeAlias
 
 from sqlalchemy.orm import Session
 
-from planner.store.devices import known_device
-from planner.store.tables import ProfileRow, StageProfileRow
-from shared.ids import DeviceId
-from shared.messages.telemetry import OperatorTiming, ProfileResult, StageProfileResult, StageTiming
+from stageloom.planner.store.devices import known_device
+from stageloom.planner.store.tables import ProfileRow, StageProfileRow
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.telemetry import OperatorTiming, ProfileResult, StageProfileResult, StageTiming
 
 Request: TypeAlias = ProfileRow | StageProfileRow
 

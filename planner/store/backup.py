@@ -7,12 +7,12 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from planner.store.blobs import Blobs
-from planner.store.database import Database
-from planner.store.reading import ARTIFACT_FOLDER, DATABASE_FILE, ReadStore, require_own
-from shared.durable_file import sync_directory
-from shared.errors import InputError, StorageError
-from shared.ids import Digest
+from stageloom.planner.store.blobs import Blobs
+from stageloom.planner.store.database import Database
+from stageloom.planner.store.reading import ARTIFACT_FOLDER, DATABASE_FILE, ReadStore, require_own
+from stageloom.shared.durable_file import sync_directory
+from stageloom.shared.errors import InputError, StorageError
+from stageloom.shared.ids import Digest
 
 _ATTEMPTS = 3
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shared.artifact import file_digest
-from shared.durable_file import sync_directory
-from shared.errors import DecodeError, StorageError
-from shared.ids import Digest
+from stageloom.shared.artifact import file_digest
+from stageloom.shared.durable_file import sync_directory
+from stageloom.shared.errors import DecodeError, StorageError
+from stageloom.shared.ids import Digest
 
 
 class Blobs:

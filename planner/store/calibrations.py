@@ -4,9 +4,9 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from planner.costs.calibration import Calibration
-from planner.store.tables import CalibrationRow
-from shared.ids import DeviceId
+from stageloom.planner.costs.calibration import Calibration
+from stageloom.planner.store.tables import CalibrationRow
+from stageloom.shared.ids import DeviceId
 
 
 def calibration(session: Session, device: DeviceId, device_class: str) -> Calibration:

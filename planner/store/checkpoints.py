@@ -11,11 +11,11 @@ from typing import Any, Final
 from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
-from planner.store.database import Database
-from planner.store.tables import CheckpointRow
-from shared.digest import digest_bytes
-from shared.errors import InputError
-from shared.ids import Digest
+from stageloom.planner.store.database import Database
+from stageloom.planner.store.tables import CheckpointRow
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import Digest
 
 _PREFIX: Final = 8  # characters of a digest that may stand for it
 

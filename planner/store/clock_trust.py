@@ -2,8 +2,8 @@
 
 from sqlalchemy.orm import Session
 
-from planner.store.tables import ClockTrustRow
-from planner.telemetry.trusted_time import ClockTrust
+from stageloom.planner.store.tables import ClockTrustRow
+from stageloom.planner.telemetry.trusted_time import ClockTrust
 
 _ID = 1
 

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
-from planner.replan.considered import Considered, Verdict
-from planner.store.tables import ConsideredPlanRow
-from shared.ids import DeviceId, Digest
+from stageloom.planner.replan.considered import Considered, Verdict
+from stageloom.planner.store.tables import ConsideredPlanRow
+from stageloom.shared.ids import DeviceId, Digest
 
 
 @dataclass(frozen=True, slots=True)

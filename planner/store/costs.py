@@ -6,19 +6,19 @@ from typing import Final
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
-from planner.costs.operators import OperatorCost
-from planner.costs.schedules import FoundSchedule
-from planner.store import answers
-from planner.store.calibrations import calibration
-from planner.store.desired import Push, push
-from planner.store.devices import known_device
-from planner.store.manyrows import insert_rows
-from planner.store.plans import models
-from planner.store.stages import next_request
-from planner.store.tables import ArtifactRow, OperatorCostRow, ProfileRow, ScheduleRow
-from shared.ids import DeviceId, Digest
-from shared.messages.control import Desired
-from shared.messages.telemetry import ProfileResult
+from stageloom.planner.costs.operators import OperatorCost
+from stageloom.planner.costs.schedules import FoundSchedule
+from stageloom.planner.store import answers
+from stageloom.planner.store.calibrations import calibration
+from stageloom.planner.store.desired import Push, push
+from stageloom.planner.store.devices import known_device
+from stageloom.planner.store.manyrows import insert_rows
+from stageloom.planner.store.plans import models
+from stageloom.planner.store.stages import next_request
+from stageloom.planner.store.tables import ArtifactRow, OperatorCostRow, ProfileRow, ScheduleRow
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.control import Desired
+from stageloom.shared.messages.telemetry import ProfileResult
 
 MOST_SCHEDULES: Final = 5_000
 """That a proposal looks among: those found last are of plans that matter now."""

@@ -26,7 +26,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.exc import StaleDataError
 
-from shared.errors import SettingError, StageloomError, StorageError, UnavailableError
+from stageloom.shared.errors import SettingError, StageloomError, StorageError, UnavailableError
 
 BUSY_TIMEOUT_S = 30.0
 _READ_ONLY = "stageloom_read_only"

@@ -13,9 +13,9 @@ import msgspec
 from sqlalchemy import BindParameter, Connection, bindparam, func, select
 from sqlalchemy.orm import Session
 
-from planner.store.manyrows import insert_rows
-from planner.store.plans import named
-from planner.store.tables import (
+from stageloom.planner.store.manyrows import insert_rows
+from stageloom.planner.store.plans import named
+from stageloom.planner.store.tables import (
     ArtifactRow,
     CheckpointRow,
     DesiredRow,
@@ -27,10 +27,10 @@ from planner.store.tables import (
     ProfileRow,
     StageProfileRow,
 )
-from shared.errors import InputError
-from shared.ids import DeviceId, Digest
-from shared.messages.base import MOST
-from shared.messages.control import (
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.base import MOST
+from stageloom.shared.messages.control import (
     Activation,
     ArtifactNeed,
     Autonomy,
@@ -40,7 +40,7 @@ from shared.messages.control import (
     ProfileRequest,
     StageProfileRequest,
 )
-from shared.plan import Plan, decode_plan
+from stageloom.shared.plan import Plan, decode_plan
 
 _MOST: Final = 256
 """Devices a statement."""
@@ -271,7 +271,7 @@ def adopt(session: Session, device: DeviceId, local: LocalPlan, plan: Plan, now_
     """Make a plan that the device made its next generation, if nothing newer was desired meanwhile.
 
     Returns what is desired then, None where a newer value stands. Whether the device may make it is for
-    `planner.store.grants` to say.
+    `stageloom.planner.store.grants` to say.
 
     Raises:
         InputError: an artifact of it is not here, or the device is revoked.

@@ -7,12 +7,12 @@ from typing import Any, Final
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from planner.counters import CEILING
-from planner.dispatch.ports import EnrolAttempt, EnrolRefused, ReportRecord
-from planner.store import replans, unreadable
-from planner.store.manyrows import insert_rows, run_on_rows
-from planner.store.showing import shown
-from planner.store.tables import (
+from stageloom.planner.counters import CEILING
+from stageloom.planner.dispatch.ports import EnrolAttempt, EnrolRefused, ReportRecord
+from stageloom.planner.store import replans, unreadable
+from stageloom.planner.store.manyrows import insert_rows, run_on_rows
+from stageloom.planner.store.showing import shown
+from stageloom.planner.store.tables import (
     DesiredRow,
     DeviceRow,
     EventRow,
@@ -22,12 +22,12 @@ from planner.store.tables import (
     QuarantineRow,
     ReportedRow,
 )
-from shared.errors import InputError
-from shared.ids import DeviceId, Digest
-from shared.messages.admin import DeviceInfo
-from shared.messages.base import RefusalCode
-from shared.messages.control import DeviceState, Origin, Report
-from shared.text import bounded
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.admin import DeviceInfo
+from stageloom.shared.messages.base import RefusalCode
+from stageloom.shared.messages.control import DeviceState, Origin, Report
+from stageloom.shared.text import bounded
 
 _SEEN: Final = """
 WITH given (device, now_us, class, agent) AS (VALUES {rows})

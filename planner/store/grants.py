@@ -6,12 +6,12 @@ from typing import Final
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
-from planner.store.desired import desired
-from planner.store.tables import GenerationRow, PlanRow
-from shared.errors import InputError
-from shared.ids import DeviceId, Digest
-from shared.messages.control import Autonomy, LocalPlan
-from shared.plan import Plan, decode_plan
+from stageloom.planner.store.desired import desired
+from stageloom.planner.store.tables import GenerationRow, PlanRow
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.control import Autonomy, LocalPlan
+from stageloom.shared.plan import Plan, decode_plan
 
 MOST_PLANS: Final = 64
 """Of a device's history that are looked at, the newest: what it runs is among them."""

@@ -7,9 +7,9 @@ from msgspec import Struct
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from planner.store.showing import read_row
-from planner.store.tables import RollupRow, TelemetryRow
-from planner.telemetry.rollup import (
+from stageloom.planner.store.showing import read_row
+from stageloom.planner.store.tables import RollupRow, TelemetryRow
+from stageloom.planner.telemetry.rollup import (
     KINDS,
     Span,
     SpanData,
@@ -20,9 +20,9 @@ from planner.telemetry.rollup import (
     span_of,
     widen,
 )
-from shared.errors import DecodeError
-from shared.ids import DeviceId
-from shared.messages.telemetry import Row, RowData, RowKind, StepTimings
+from stageloom.shared.errors import DecodeError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.telemetry import Row, RowData, RowKind, StepTimings
 
 _PAGE = 5_000
 

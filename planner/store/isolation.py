@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from planner.store.database import is_of_the_record
+from stageloom.planner.store.database import is_of_the_record
 
 T = TypeVar("T")
 

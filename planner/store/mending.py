@@ -10,10 +10,10 @@ from typing import Final
 from sqlalchemy import ColumnElement, delete, func, or_, select, update
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from planner.counters import CEILING
-from planner.store.devices import add_event, planner_row, quarantine
-from planner.store.tables import DesiredRow, GenerationRow, PlannerRow, ReplanRow, ReportedRow
-from shared.ids import DeviceId
+from stageloom.planner.counters import CEILING
+from stageloom.planner.store.devices import add_event, planner_row, quarantine
+from stageloom.planner.store.tables import DesiredRow, GenerationRow, PlannerRow, ReplanRow, ReportedRow
+from stageloom.shared.ids import DeviceId
 
 _TOO_FAR: Final = or_(
     ReportedRow.epoch > CEILING,

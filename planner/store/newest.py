@@ -11,9 +11,9 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, and_, delete, exists, func, not_, or_, select, tuple_
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from planner.store.database import Database
-from planner.store.replans import PENDING
-from planner.store.tables import (
+from stageloom.planner.store.database import Database
+from stageloom.planner.store.replans import PENDING
+from stageloom.planner.store.tables import (
     AlarmRow,
     DesiredRow,
     EventRow,
@@ -26,8 +26,8 @@ from planner.store.tables import (
     Table,
     TrialRow,
 )
-from shared.ids import DeviceId
-from shared.messages.control import DeviceState
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.control import DeviceState
 
 LOCAL: Final = "local"
 """The scheduler that plans are kept under which a device made."""

@@ -6,14 +6,14 @@ from typing import Final
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
-from planner.store.database import Database
-from planner.store.showing import shown
-from planner.store.tables import ArtifactRow, DesiredRow, GenerationRow, ModelRow, PlanRow
-from shared.errors import InputError
-from shared.graph import Graph
-from shared.ids import DeviceId, Digest
-from shared.messages.admin import HistoryEntry, ModelInfo, PlanInfo
-from shared.plan import Plan, decode_plan, plan_text
+from stageloom.planner.store.database import Database
+from stageloom.planner.store.showing import shown
+from stageloom.planner.store.tables import ArtifactRow, DesiredRow, GenerationRow, ModelRow, PlanRow
+from stageloom.shared.errors import InputError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.admin import HistoryEntry, ModelInfo, PlanInfo
+from stageloom.shared.plan import Plan, decode_plan, plan_text
 
 _ENDS: Final = ("committed", "rejected", "no_gain", "rolled_back")
 

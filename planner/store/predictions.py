@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from planner.store.database import Database
-from planner.store.tables import PredictionRow
-from shared.ids import DeviceId, Digest
+from stageloom.planner.store.database import Database
+from stageloom.planner.store.tables import PredictionRow
+from stageloom.shared.ids import DeviceId, Digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Prediction:
     twin: str  # where its step times are from
     arrivals: str  # and its load
     seconds: float
-    figures: Mapping[str, float]  # see `planner.twin.replay.figures`
+    figures: Mapping[str, float]  # see `stageloom.planner.twin.replay.figures`
     made_at_us: int
     number: int = 0
 

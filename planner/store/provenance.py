@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
-from planner.costs.origins import FoundBy, Origin
-from planner.store.replans import trial_info
-from planner.store.stages import executor_key
-from planner.store.tables import (
+from stageloom.planner.costs.origins import FoundBy, Origin
+from stageloom.planner.store.replans import trial_info
+from stageloom.planner.store.stages import executor_key
+from stageloom.planner.store.tables import (
     ConsideredPlanRow,
     GenerationRow,
     OperatorCostRow,
@@ -17,9 +17,9 @@ from planner.store.tables import (
     StageCostRow,
     TrialRow,
 )
-from shared.ids import DeviceId, Digest
-from shared.messages.admin import TrialInfo
-from shared.plan import ExecutorOptions
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.admin import TrialInfo
+from stageloom.shared.plan import ExecutorOptions
 
 
 def operator_origins(session: Session, device_class: str, artifact: Digest, batch: int) -> dict[int, Origin]:

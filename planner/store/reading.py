@@ -9,11 +9,11 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from planner.costs.calibration import Calibration
-from planner.costs.operators import OperatorCost
-from planner.costs.origins import FoundBy, Origin
-from planner.replan.settings import ReplanSettings
-from planner.store import (
+from stageloom.planner.costs.calibration import Calibration
+from stageloom.planner.costs.operators import OperatorCost
+from stageloom.planner.costs.origins import FoundBy, Origin
+from stageloom.planner.replan.settings import ReplanSettings
+from stageloom.planner.store import (
     calibrations,
     checkpoints,
     considered,
@@ -29,23 +29,30 @@ from planner.store import (
     telemetry,
     unreadable,
 )
-from planner.store.blobs import Blobs
-from planner.store.considered import KeptConsidered
-from planner.store.database import Database, sqlite_url
-from planner.store.history import Entry
-from planner.store.replan_view import ReplanView
-from planner.store.tables import EventRow
-from planner.store.used_database import kept_url, same_database
-from planner.telemetry.books import Balance
-from planner.telemetry.rollup import Width
-from shared.artifact import Artifact, open_artifact
-from shared.errors import InputError
-from shared.graph import Graph
-from shared.ids import DeviceId, Digest
-from shared.messages.admin import DeviceInfo, HistoryEntry, ModelInfo, PlanInfo, ReplanInfo, TrialInfo
-from shared.messages.telemetry import Row, RowKind, StepTimings
-from shared.plan import ExecutorOptions
-from shared.search.costs import MeasuredStage
+from stageloom.planner.store.blobs import Blobs
+from stageloom.planner.store.considered import KeptConsidered
+from stageloom.planner.store.database import Database, sqlite_url
+from stageloom.planner.store.history import Entry
+from stageloom.planner.store.replan_view import ReplanView
+from stageloom.planner.store.tables import EventRow
+from stageloom.planner.store.used_database import kept_url, same_database
+from stageloom.planner.telemetry.books import Balance
+from stageloom.planner.telemetry.rollup import Width
+from stageloom.shared.artifact import Artifact, open_artifact
+from stageloom.shared.errors import InputError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.admin import (
+    DeviceInfo,
+    HistoryEntry,
+    ModelInfo,
+    PlanInfo,
+    ReplanInfo,
+    TrialInfo,
+)
+from stageloom.shared.messages.telemetry import Row, RowKind, StepTimings
+from stageloom.shared.plan import ExecutorOptions
+from stageloom.shared.search.costs import MeasuredStage
 
 DATABASE_FILE = "planner.sqlite"
 ARTIFACT_FOLDER = "artifacts"

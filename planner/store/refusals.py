@@ -9,9 +9,9 @@ from typing import Final
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from planner.store.devices import add_event
-from planner.store.tables import EventRow
-from shared.ids import DeviceId
+from stageloom.planner.store.devices import add_event
+from stageloom.planner.store.tables import EventRow
+from stageloom.shared.ids import DeviceId
 
 logger = logging.getLogger(__name__)
 

@@ -10,17 +10,17 @@ import msgspec
 from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
-from planner.costs.calibration import Calibration
-from planner.costs.drift import Renewal
-from planner.store.calibrations import calibration, calibration_of
-from planner.store.devices import add_event, known_device
-from planner.store.stages import executor_key, stage_text
-from planner.store.tables import CalibrationRow, OperatorCostRow, ScheduleRow, StageCostRow
-from shared.digest import digest_bytes
-from shared.ids import DeviceId, Digest, OpId
-from shared.plan import ExecutorOptions
-from shared.schedule import Stage
-from shared.search.costs import MeasuredStage, combined_digest
+from stageloom.planner.costs.calibration import Calibration
+from stageloom.planner.costs.drift import Renewal
+from stageloom.planner.store.calibrations import calibration, calibration_of
+from stageloom.planner.store.devices import add_event, known_device
+from stageloom.planner.store.stages import executor_key, stage_text
+from stageloom.planner.store.tables import CalibrationRow, OperatorCostRow, ScheduleRow, StageCostRow
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.ids import DeviceId, Digest, OpId
+from stageloom.shared.plan import ExecutorOptions
+from stageloom.shared.schedule import Stage
+from stageloom.shared.search.costs import MeasuredStage, combined_digest
 
 _MOST: Final = 500  # rows of one statement
 

@@ -12,12 +12,12 @@ import msgspec
 from sqlalchemy import and_, bindparam, select
 from sqlalchemy.orm import Session
 
-from planner.costs.calibration import Calibration
-from planner.costs.operators import OperatorCost
-from planner.replan.settings import ReplanSettings
-from planner.store import costs, replans, stages
-from planner.store.calibrations import calibration_of
-from planner.store.tables import (
+from stageloom.planner.costs.calibration import Calibration
+from stageloom.planner.costs.operators import OperatorCost
+from stageloom.planner.replan.settings import ReplanSettings
+from stageloom.planner.store import costs, replans, stages
+from stageloom.planner.store.calibrations import calibration_of
+from stageloom.planner.store.tables import (
     AlarmRow,
     CalibrationRow,
     DesiredRow,
@@ -27,10 +27,10 @@ from planner.store.tables import (
     ReplanSettingRow,
     TrialRow,
 )
-from shared.ids import DeviceId, Digest
-from shared.messages.control import Alarm
-from shared.plan import ExecutorOptions
-from shared.search.costs import MeasuredStage
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.control import Alarm
+from stageloom.shared.plan import ExecutorOptions
+from stageloom.shared.search.costs import MeasuredStage
 
 _TRIALS: Final = 1000
 _ALARM: Final = msgspec.msgpack.Decoder(Alarm)

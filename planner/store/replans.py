@@ -1,8 +1,8 @@
 """Alarms, the re-plans they begin, and how those end; every function is one part of a transaction.
 
 A re-plan is `pending` from its alarm to its outcome. What ends it comes from the device: the state of the
-generation that it pushed (`planner.store.devices.set_state`) and the rows about its trial. Those arrive in
-any order and more than once.
+generation that it pushed (`stageloom.planner.store.devices.set_state`) and the rows about its trial. Those
+arrive in any order and more than once.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ import msgspec
 from sqlalchemy import and_, bindparam, insert, select, update
 from sqlalchemy.orm import Session
 
-from planner.dispatch.ports import StoredRow
-from planner.replan.settings import Note, ReplanSettings
-from planner.store.calibrations import environment_changed
-from planner.store.manyrows import run_on_rows
-from planner.store.tables import (
+from stageloom.planner.dispatch.ports import StoredRow
+from stageloom.planner.replan.settings import Note, ReplanSettings
+from stageloom.planner.store.calibrations import environment_changed
+from stageloom.planner.store.manyrows import run_on_rows
+from stageloom.planner.store.tables import (
     AlarmRow,
     DesiredRow,
     DeviceRow,
@@ -24,10 +24,10 @@ from planner.store.tables import (
     ReplanSettingRow,
     TrialRow,
 )
-from shared.ids import DeviceId, Digest
-from shared.messages.admin import Proposer, ReplanInfo, TrialInfo
-from shared.messages.control import Alarm, DeviceState
-from shared.messages.telemetry import PlanActivated, TrialEnded
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.admin import Proposer, ReplanInfo, TrialInfo
+from stageloom.shared.messages.control import Alarm, DeviceState
+from stageloom.shared.messages.telemetry import PlanActivated, TrialEnded
 
 PENDING: Final = "pending"
 _LINE: Final = 512  # characters of a text that a message holds

@@ -12,13 +12,13 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Executable, bindparam, delete, exists, select, tuple_
 from sqlalchemy.orm import Session
 
-from planner.store import newest
-from planner.store.database import Database
-from planner.store.history import span_from
-from planner.store.showing import read_row
-from planner.store.tables import ConsideredPlanRow, DeviceRow, EventRow, RollupRow, TelemetryRow
-from planner.store.writer import Writer
-from planner.telemetry.rollup import (
+from stageloom.planner.store import newest
+from stageloom.planner.store.database import Database
+from stageloom.planner.store.history import span_from
+from stageloom.planner.store.showing import read_row
+from stageloom.planner.store.tables import ConsideredPlanRow, DeviceRow, EventRow, RollupRow, TelemetryRow
+from stageloom.planner.store.writer import Writer
+from stageloom.planner.telemetry.rollup import (
     KINDS,
     Span,
     SpanKey,
@@ -29,8 +29,8 @@ from planner.telemetry.rollup import (
     span_of,
     widen,
 )
-from shared.ids import DeviceId
-from shared.messages.telemetry import Row, RowKind
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.telemetry import Row, RowKind
 
 CHUNK: Final = 500
 """Rows that one transaction treats at most."""
@@ -53,7 +53,7 @@ FACTS: Final = (
 @dataclass(frozen=True, slots=True)
 class Retention:
     """Ages in seconds at which telemetry becomes coarser or goes, and how many rows of each of its histories
-    (`planner.store.newest`) a device keeps; 0 keeps for ever."""
+    (`stageloom.planner.store.newest`) a device keeps; 0 keeps for ever."""
 
     rows_s: float
     minutes_s: float

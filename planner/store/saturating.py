@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Float, cast, func
 from sqlalchemy.orm import InstrumentedAttribute
 
-from shared.messages.base import MOST
+from stageloom.shared.messages.base import MOST
 
 
 def sum_of(column: InstrumentedAttribute[int]) -> ColumnElement[float]:

@@ -13,9 +13,9 @@ from typing import Any, Final
 from sqlalchemy import inspect, text
 from sqlalchemy.exc import DBAPIError
 
-from planner.store.database import Database
-from shared.errors import StorageError
-from shared.failpoint import failpoint
+from stageloom.planner.store.database import Database
+from stageloom.shared.errors import StorageError
+from stageloom.shared.failpoint import failpoint
 
 REVISIONS: Final = tuple(f"{number:04}" for number in range(1, 14))
 """Every revision in `migrations/versions`, oldest first; a test keeps the two equal."""
@@ -90,7 +90,7 @@ def alembic_config(database: Database) -> Any:
     """Alembic's configuration for this database; the scripts are found inside the installed package."""
     from alembic.config import Config
 
-    import migrations
+    from stageloom import migrations
 
     config = Config()
     config.set_main_option("script_location", str(Path(migrations.__file__).parent))

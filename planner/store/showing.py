@@ -5,9 +5,9 @@ from typing import TypeVar
 
 import msgspec
 
-from shared.errors import DecodeError
-from shared.messages.telemetry import Row, decode_row
-from shared.text import bounded, counted
+from stageloom.shared.errors import DecodeError
+from stageloom.shared.messages.telemetry import Row, decode_row
+from stageloom.shared.text import bounded, counted
 
 T = TypeVar("T", bound=msgspec.Struct)
 

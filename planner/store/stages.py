@@ -13,20 +13,20 @@ import msgspec
 from sqlalchemy import bindparam, func, select
 from sqlalchemy.orm import Session
 
-from planner.store import answers
-from planner.store.calibrations import calibration
-from planner.store.desired import Push, push
-from planner.store.devices import known_device
-from planner.store.plans import plan_info
-from planner.store.tables import ArtifactRow, PlanRow, ProfileRow, StageCostRow, StageProfileRow
-from shared.digest import digest_bytes
-from shared.ids import DeviceId, Digest
-from shared.messages.control import Desired
-from shared.messages.telemetry import StageProfileResult
-from shared.plan import ExecutorOptions, Plan, decode_plan
-from shared.schedule import Stage, StageSchedule, joint_stage
-from shared.search.costs import MeasuredStage, Members, combined_digest
-from shared.stage_string import parse, to_string
+from stageloom.planner.store import answers
+from stageloom.planner.store.calibrations import calibration
+from stageloom.planner.store.desired import Push, push
+from stageloom.planner.store.devices import known_device
+from stageloom.planner.store.plans import plan_info
+from stageloom.planner.store.tables import ArtifactRow, PlanRow, ProfileRow, StageCostRow, StageProfileRow
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.control import Desired
+from stageloom.shared.messages.telemetry import StageProfileResult
+from stageloom.shared.plan import ExecutorOptions, Plan, decode_plan
+from stageloom.shared.schedule import Stage, StageSchedule, joint_stage
+from stageloom.shared.search.costs import MeasuredStage, Members, combined_digest
+from stageloom.shared.stage_string import parse, to_string
 
 _MEMBERS: Final = msgspec.msgpack.Decoder(Members)
 MOST_STAGES: Final = 2_000

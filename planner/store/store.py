@@ -1,7 +1,7 @@
 """The store of one planner: what dispatch, the operator's commands and the re-planner write.
 
 Every write goes through the one writer thread and returns when it is committed. Methods may be called from
-any thread. What may be read, with or without a running planner, is `planner.store.reading`.
+any thread. What may be read, with or without a running planner, is `stageloom.planner.store.reading`.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -13,10 +13,10 @@ from pathlib import Path
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from planner.costs.calibration import Calibration
-from planner.costs.drift import Renewal
-from planner.costs.schedules import FoundSchedule
-from planner.dispatch.ports import (
+from stageloom.planner.costs.calibration import Calibration
+from stageloom.planner.costs.drift import Renewal
+from stageloom.planner.costs.schedules import FoundSchedule
+from stageloom.planner.dispatch.ports import (
     ArtifactFile,
     EnrolAttempt,
     FleetMember,
@@ -24,9 +24,9 @@ from planner.dispatch.ports import (
     ReportRecord,
     TelemetryWrite,
 )
-from planner.replan.considered import Considered
-from planner.replan.settings import Note, ReplanSettings
-from planner.store import (
+from stageloom.planner.replan.considered import Considered
+from stageloom.planner.replan.settings import Note, ReplanSettings
+from stageloom.planner.store import (
     checkpoints,
     clock_trust,
     considered,
@@ -45,29 +45,29 @@ from planner.store import (
     telemetry,
     unreadable,
 )
-from planner.store.database import is_of_the_record, why
-from planner.store.desired import Push
-from planner.store.devices import enrolled_after
-from planner.store.isolation import isolated
-from planner.store.reading import ReadStore
-from planner.store.retention import Retention
-from planner.store.tables import DeviceRow, QuarantineRow, ReportedRow
-from planner.store.writer import Writer
-from planner.telemetry.trusted_time import notice
-from shared.artifact import open_artifact
-from shared.bound import bind
-from shared.clock import Clock, SystemClock
-from shared.errors import InputError, PlanError
-from shared.failpoint import failpoint
-from shared.ids import DeviceId, Digest
-from shared.messages.admin import MAX_PUSHED, ModelInfo, PlanInfo
-from shared.messages.control import Activation, Alarm, Autonomy, Desired, LocalPlan
-from shared.messages.telemetry import RowKind
-from shared.plan import ExecutorOptions, Plan, decode_plan
+from stageloom.planner.store.database import is_of_the_record, why
+from stageloom.planner.store.desired import Push
+from stageloom.planner.store.devices import enrolled_after
+from stageloom.planner.store.isolation import isolated
+from stageloom.planner.store.reading import ReadStore
+from stageloom.planner.store.retention import Retention
+from stageloom.planner.store.tables import DeviceRow, QuarantineRow, ReportedRow
+from stageloom.planner.store.writer import Writer
+from stageloom.planner.telemetry.trusted_time import notice
+from stageloom.shared.artifact import open_artifact
+from stageloom.shared.bound import bind
+from stageloom.shared.clock import Clock, SystemClock
+from stageloom.shared.errors import InputError, PlanError
+from stageloom.shared.failpoint import failpoint
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.admin import MAX_PUSHED, ModelInfo, PlanInfo
+from stageloom.shared.messages.control import Activation, Alarm, Autonomy, Desired, LocalPlan
+from stageloom.shared.messages.telemetry import RowKind
+from stageloom.shared.plan import ExecutorOptions, Plan, decode_plan
 
 
 class Store(ReadStore):
-    """The planner's own store; implements `planner.dispatch.ports.DispatchStore`."""
+    """The planner's own store; implements `stageloom.planner.dispatch.ports.DispatchStore`."""
 
     def __init__(self, data_dir: Path, database_url: str = "", clock: Clock | None = None) -> None:
         """Migrate, then open for writing.
@@ -125,7 +125,7 @@ class Store(ReadStore):
             ]
 
     def enrol(self, attempt: EnrolAttempt) -> DeviceId:
-        """Use up a token and add the key; see `planner.store.devices.enrol`.
+        """Use up a token and add the key; see `stageloom.planner.store.devices.enrol`.
 
         Raises:
             EnrolRefused: the secret or the name is not acceptable.
@@ -558,7 +558,7 @@ class Store(ReadStore):
         self.writer.run(lambda session: replans.found_nothing(session, replan, reason, remark, now_us))
 
     def tidy(self, keep: Retention) -> Iterator[int]:
-        """Roll up and delete old telemetry in small steps; see `planner.store.retention.tidy`.
+        """Roll up and delete old telemetry in small steps; see `stageloom.planner.store.retention.tidy`.
 
         Ages are counted from the trusted time: `advance_clock` first.
         """

@@ -30,7 +30,7 @@ class PlannerRow(Table):
 
 
 class ClockTrustRow(Table):
-    """One row, id 1: how far the clock is believed, `planner.telemetry.trusted_time.ClockTrust`."""
+    """One row, id 1: how far the clock is believed, `stageloom.planner.telemetry.trusted_time.ClockTrust`."""
 
     __tablename__ = "clock_trust"
     id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
@@ -335,7 +335,7 @@ class TrialRow(Table):
 
 
 class ConsideredPlanRow(Table):
-    """A plan that a search found or a re-plan looked at: `planner.replan.considered.Considered`.
+    """A plan that a search found or a re-plan looked at: `stageloom.planner.replan.considered.Considered`.
 
     The plan itself is among `plans` only if it was kept. `replan` is empty for an operator's search.
     """
@@ -396,7 +396,7 @@ class RollupRow(Table):
     """What the telemetry rows of one subject say in `width_s` seconds from `begin_us` on.
 
     A telemetry row is counted in exactly one place: as itself, in a minute, or in an hour. `body` is
-    `planner.telemetry.rollup.SpanData`, `rows` the number of telemetry rows in it.
+    `stageloom.planner.telemetry.rollup.SpanData`, `rows` the number of telemetry rows in it.
     """
 
     __tablename__ = "telemetry_rollups"
@@ -411,7 +411,7 @@ class RollupRow(Table):
 
 
 class LedgerRow(Table):
-    """The books of one boot, `planner.telemetry.books.Book`: produced = stored + dropped + lost."""
+    """The books of one boot, `stageloom.planner.telemetry.books.Book`: produced = stored + dropped + lost."""
 
     __tablename__ = "telemetry_ledgers"
     device: Mapped[str] = mapped_column(_NAME, primary_key=True)

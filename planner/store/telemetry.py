@@ -7,20 +7,20 @@ from typing import Any, Final
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from planner.dispatch.ports import StoredRow, TelemetryWrite
-from planner.store import refusals, unreadable
-from planner.store.costs import store_profile
-from planner.store.devices import heard, set_state
-from planner.store.manyrows import insert_rows, run_on_rows
-from planner.store.replans import take_in
-from planner.store.saturating import saturated, sum_of
-from planner.store.showing import readable
-from planner.store.stages import store_stages
-from planner.store.tables import EventRow, LedgerRow, TelemetryRow
-from planner.telemetry.books import Balance, Book
-from shared.ids import DeviceId
-from shared.messages.control import DeviceState
-from shared.messages.telemetry import (
+from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
+from stageloom.planner.store import refusals, unreadable
+from stageloom.planner.store.costs import store_profile
+from stageloom.planner.store.devices import heard, set_state
+from stageloom.planner.store.manyrows import insert_rows, run_on_rows
+from stageloom.planner.store.replans import take_in
+from stageloom.planner.store.saturating import saturated, sum_of
+from stageloom.planner.store.showing import readable
+from stageloom.planner.store.stages import store_stages
+from stageloom.planner.store.tables import EventRow, LedgerRow, TelemetryRow
+from stageloom.planner.telemetry.books import Balance, Book
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.control import DeviceState
+from stageloom.shared.messages.telemetry import (
     PlanActivated,
     ProfileResult,
     Row,
@@ -49,7 +49,7 @@ _HEARD_US: Final = 10_000_000  # so much older than its newest telemetry may be 
 
 
 def append(session: Session, writes: Sequence[TelemetryWrite], now_us: int) -> None:
-    """Store the rows that are new, and the ledgers; see `planner.telemetry.books`.
+    """Store the rows that are new, and the ledgers; see `stageloom.planner.telemetry.books`.
 
     Many devices send few rows each, so a commit takes a few statements for all of them, not a few for each.
     It also notes when they were heard of: a planner that is killed has no other moment to do so.
@@ -174,7 +174,7 @@ def rows_since(
     limit: int = 10_000,
 ) -> tuple[list[Row], str]:
     """Rows of some kinds from `since_us` on, oldest first, at most the newest `limit`; and what of them
-    cannot be read (`planner.store.showing.readable`)."""
+    cannot be read (`stageloom.planner.store.showing.readable`)."""
     found = session.execute(
         select(TelemetryRow.body)
         .where(

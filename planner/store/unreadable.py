@@ -6,12 +6,12 @@ from typing import Final, NamedTuple
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from planner.store.manyrows import insert_rows
-from planner.store.saturating import saturated, sum_of
-from planner.store.tables import UnreadableRow
-from shared.ids import DeviceId
-from shared.messages.base import MOST
-from shared.text import bounded
+from stageloom.planner.store.manyrows import insert_rows
+from stageloom.planner.store.saturating import saturated, sum_of
+from stageloom.planner.store.tables import UnreadableRow
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.base import MOST
+from stageloom.shared.text import bounded
 
 _TABLE: Final = UnreadableRow.__tablename__
 _ADD: Final = (

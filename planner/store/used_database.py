@@ -6,9 +6,9 @@ The planner may know it from its service's environment or its configuration file
 from pathlib import Path
 from typing import Final
 
-from planner.store.database import Database
-from shared.durable_file import replace_synced
-from shared.errors import StorageError
+from stageloom.planner.store.database import Database
+from stageloom.shared.durable_file import replace_synced
+from stageloom.shared.errors import StorageError
 
 USED_FILE: Final = "planner.database"
 _POSTGRES_PORT: Final = 5432

@@ -20,9 +20,9 @@ from typing import Any, Final, TypeVar
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.exc import StaleDataError
 
-from planner.store.database import Database, LostRace, Unstorable, is_defect, is_of_the_record
-from shared.errors import StageloomError, StorageError, UnavailableError
-from shared.failpoint import failpoint
+from stageloom.planner.store.database import Database, LostRace, Unstorable, is_defect, is_of_the_record
+from stageloom.shared.errors import StageloomError, StorageError, UnavailableError
+from stageloom.shared.failpoint import failpoint
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shared.messages.telemetry import Ledger
+from stageloom.shared.messages.telemetry import Ledger
 
 
 class Balance(NamedTuple):

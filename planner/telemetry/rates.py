@@ -3,10 +3,17 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from shared.ids import DeviceId
-from shared.messages.admin import ModelRate
-from shared.messages.base import MOST_REAL
-from shared.messages.telemetry import LatencyHistogram, QueueSample, Row, RowKind, TaskCounters, quantile_us
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.admin import ModelRate
+from stageloom.shared.messages.base import MOST_REAL
+from stageloom.shared.messages.telemetry import (
+    LatencyHistogram,
+    QueueSample,
+    Row,
+    RowKind,
+    TaskCounters,
+    quantile_us,
+)
 
 KINDS = (RowKind.TASK_COUNTERS, RowKind.LATENCY_HISTOGRAM, RowKind.QUEUE_SAMPLE)
 """The row kinds that `model_rates` reads."""

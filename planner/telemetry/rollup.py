@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from shared.messages.base import MOST
-from shared.messages.telemetry import (
+from stageloom.shared.messages.base import MOST
+from stageloom.shared.messages.telemetry import (
     LATENCY_BOUNDS_US,
     DifferenceSample,
     LatencyHistogram,

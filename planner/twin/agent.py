@@ -1,15 +1,16 @@
-"""An agent over the wire as a `planner.twin.interface.Device`: its telemetry, read from the store."""
+"""An agent over the wire as a `stageloom.planner.twin.interface.Device`: its telemetry, read from the
+store."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from planner.store.reading import ReadStore
-from planner.twin.replay import active_spans, measured_window
-from planner.twin.window import Window
-from shared.bound import BoundPlan
-from shared.errors import UnavailableError
-from shared.ids import DeviceId
-from shared.messages.telemetry import Row, RowKind
+from stageloom.planner.store.reading import ReadStore
+from stageloom.planner.twin.replay import active_spans, measured_window
+from stageloom.planner.twin.window import Window
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.errors import UnavailableError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.telemetry import Row, RowKind
 
 POLL_S: Final = 0.5
 _KINDS: Final = (

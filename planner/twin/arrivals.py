@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from shared.errors import InputError
+from stageloom.shared.errors import InputError
 
 Times: TypeAlias = npt.NDArray[np.float64]
 """Seconds, ascending. [num_arrivals]"""

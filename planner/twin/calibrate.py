@@ -11,12 +11,13 @@ a time) and operator times. Three fits follow, each on what the ones before left
    what it takes alone, k (fusing saves what borders cost): least squares of relative errors, with x_op near
    k times the operator's own time (within about OPERATOR_SPREAD), and nothing below 0.
 2. Groups. With x known, a step with stages of several groups leaves `contention` and `barrier_s` open: the
-   formula of `shared.search.costs` is linear in both.
+   formula of `stageloom.shared.search.costs` is linear in both.
 3. Lanes. Steps that ran with another lane's beside them all the time took
 
        y = slowdown(interference) (alone + beside_s)
 
-   (`planner.twin.overlap`): what short and long steps lose tells what is in proportion from what is not.
+   (`stageloom.planner.twin.overlap`): what short and long steps lose tells what is in proportion from what
+   is not.
 
 Noise is the spread of single steps around their means, as quantiles.
 """
@@ -29,15 +30,15 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from planner.twin.device_file import DeviceFile, Kind
-from planner.twin.overlap import slowdown
-from planner.twin.times import BlockTimes, StepTimes, border_bytes
-from shared.bound import BoundPlan
-from shared.errors import InputError
-from shared.graph import Graph
-from shared.ids import Digest, OpId
-from shared.matmul import matmul
-from shared.search.costs import CostTable
+from stageloom.planner.twin.device_file import DeviceFile, Kind
+from stageloom.planner.twin.overlap import slowdown
+from stageloom.planner.twin.times import BlockTimes, StepTimes, border_bytes
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.errors import InputError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest, OpId
+from stageloom.shared.matmul import matmul
+from stageloom.shared.search.costs import CostTable
 
 Operators: TypeAlias = Mapping[tuple[Digest, OpId], float]
 """Seconds of operators run alone."""

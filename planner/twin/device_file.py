@@ -1,8 +1,8 @@
 """Device files: what the twin assumes of a device, each figure with its source.
 
 A file is TOML. `derived` devices come from published ceilings (data sheets) and say where each figure is
-from; `measured` ones were fitted to what a real device reported (`planner.twin.calibrate`). The schema is
-`DeviceFile`; a figure without a source, or a source without a figure, is refused.
+from; `measured` ones were fitted to what a real device reported (`stageloom.planner.twin.calibrate`). The
+schema is `DeviceFile`; a figure without a source, or a source without a figure, is refused.
 """
 
 import math
@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import tomllib
 
-from shared.errors import InputError
-from shared.search.analytic import DeviceRates
+from stageloom.shared.errors import InputError
+from stageloom.shared.search.analytic import DeviceRates
 
 
 class Kind(Enum):
@@ -46,8 +46,8 @@ class DeviceFile:
     task_s: float = 0.0  # from an application's submit to the queue and from the result back, in all
     item_s: float = 0.0  # fixed seconds of one item of a launch list (a session, on onnx)
     border_s_per_byte: float = 0.0  # per byte that enters or leaves an item
-    groups_interference: float  # between groups of a stage; see `shared.search.costs`
-    lanes_interference: float  # between steps of different lanes; see `planner.twin.overlap`
+    groups_interference: float  # between groups of a stage; see `stageloom.shared.search.costs`
+    lanes_interference: float  # between steps of different lanes; see `stageloom.planner.twin.overlap`
     beside_s: float = 0.0  # what a step takes longer per step that already runs in another lane
     noise: tuple[
         tuple[float, float], ...
@@ -55,7 +55,7 @@ class DeviceFile:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def rates(self, precision: str = "fp32") -> DeviceRates:
-        """For the roofline estimate (`shared.search.analytic`), which counts bytes at 32 bits.
+        """For the roofline estimate (`stageloom.shared.search.analytic`), which counts bytes at 32 bits.
 
         Raises:
             InputError: the device has no figures for this precision.
@@ -95,7 +95,7 @@ FIGURES: Final = tuple(name for name in DeviceFile.__dataclass_fields__ if name 
 
 def device_names() -> tuple[str, ...]:
     """The devices that come with the twin."""
-    folder = resources.files("planner.twin") / "devices"
+    folder = resources.files("stageloom.planner.twin") / "devices"
     return tuple(
         sorted(one.name.removesuffix(".toml") for one in folder.iterdir() if one.name.endswith("toml"))
     )
@@ -108,7 +108,9 @@ def load_device(name: str) -> DeviceFile:
         InputError: there is none, or it cannot be used.
     """
     if name in device_names():
-        text = (resources.files("planner.twin") / "devices" / f"{name}.toml").read_text(encoding="utf-8")
+        text = (resources.files("stageloom.planner.twin") / "devices" / f"{name}.toml").read_text(
+            encoding="utf-8"
+        )
         return parse_device(text, f"device file {name!r}")
     path = Path(name)
     if path.suffix != ".toml":

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeAlias
 
-from planner.twin.window import Window
-from shared.bound import BoundPlan
+from stageloom.planner.twin.window import Window
+from stageloom.shared.bound import BoundPlan
 
 SAMPLE_EVERY_S: Final = 0.1
 """As often as an agent looks at its queues."""

@@ -1,9 +1,9 @@
 """The lanes of a simulated device: steps that were issued, those that run, and when each ends.
 
 A lane runs its steps in the order of their issue, one at a time; a step also waits for the steps that it
-names (`Step.after`). Running steps share the device as `planner.twin.overlap` says. What is left of each is
-brought up to date only when the set of running steps changes, so a step that runs alone ends exactly after
-its time.
+names (`Step.after`). Running steps share the device as `stageloom.planner.twin.overlap` says. What is left of
+each is brought up to date only when the set of running steps changes, so a step that runs alone ends exactly
+after its time.
 """
 
 import math
@@ -13,11 +13,11 @@ from typing import Final
 
 import numpy as np
 
-from planner.twin.device_file import DeviceFile
-from planner.twin.overlap import added_up, slowdown
-from planner.twin.times import StepTime
-from shared.engine.steps import Step
-from shared.ids import StepId
+from stageloom.planner.twin.device_file import DeviceFile
+from stageloom.planner.twin.overlap import added_up, slowdown
+from stageloom.planner.twin.times import StepTime
+from stageloom.shared.engine.steps import Step
+from stageloom.shared.ids import StepId
 
 NOISE_LENGTH: Final = 4096
 """Step i takes the factor i modulo this many, so that a step's noise depends on nothing but its number."""

@@ -8,8 +8,8 @@ u_1..u_k run, each of them advances at the rate 1 / s,
 so that what takes t seconds alone takes t s. `least` is processor sharing (Kleinrock 1967): a device that is
 not full slows nobody down, a full one is divided. c is the device's interference: 0, steps cost each other
 nothing while there is room; 1, they take as long as one after another; more, they are better kept apart. It
-is the formula of the groups of a stage (`shared.search.costs`), one level up, so a plan is priced alike
-wherever it puts its parallelism.
+is the formula of the groups of a stage (`stageloom.shared.search.costs`), one level up, so a plan is priced
+alike wherever it puts its parallelism.
 
 What steps cost each other beyond that does not depend on how long they are: an interpreter's lock that both
 need to begin and to end, a driver's queue. Each step is longer by `DeviceFile.beside_s` for every step that

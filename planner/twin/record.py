@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from planner.twin.lanes import Lanes
-from planner.twin.overlap import added_up
-from planner.twin.window import ModelWindow, StepsWindow, Window, counts_between
-from shared.bound import BoundPlan
-from shared.engine.core import EngineCore
-from shared.engine.stats import Counts, EngineGlance, EngineStats
-from shared.engine.steps import FinishTask, Outcome, PlanKey, Step, Task
-from shared.ids import TaskId
+from stageloom.planner.twin.lanes import Lanes
+from stageloom.planner.twin.overlap import added_up
+from stageloom.planner.twin.window import ModelWindow, StepsWindow, Window, counts_between
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.core import EngineCore
+from stageloom.shared.engine.stats import Counts, EngineGlance, EngineStats
+from stageloom.shared.engine.steps import FinishTask, Outcome, PlanKey, Step, Task
+from stageloom.shared.ids import TaskId
 
 
 class Record:

@@ -2,9 +2,9 @@
 
 Every decision is the core's. The twin plays the shell and the device around it: it submits what arrives, lets
 issued steps begin when a device would (in order in their lane, after the steps that they name), lets running
-steps share the device (`planner.twin.overlap`), and reports each end. Programs are ready as soon as the core
-asks for them, and nothing fails. At one instant steps end first, then tasks arrive, then time-outs pass, then
-the queues are looked at; equal events come in order of their number.
+steps share the device (`stageloom.planner.twin.overlap`), and reports each end. Programs are ready as soon as
+the core asks for them, and nothing fails. At one instant steps end first, then tasks arrive, then time-outs
+pass, then the queues are looked at; equal events come in order of their number.
 """
 
 import math
@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from planner.twin.arrivals import ArrivalStream, Process
-from planner.twin.interface import usual_samples
-from planner.twin.lanes import Lanes
-from planner.twin.record import Record
-from planner.twin.times import PlanTimes, StepTimes
-from planner.twin.window import Window
-from shared.bound import BoundPlan
-from shared.engine.core import EngineCore
-from shared.engine.stats import EngineStats
-from shared.engine.steps import (
+from stageloom.planner.twin.arrivals import ArrivalStream, Process
+from stageloom.planner.twin.interface import usual_samples
+from stageloom.planner.twin.lanes import Lanes
+from stageloom.planner.twin.record import Record
+from stageloom.planner.twin.times import PlanTimes, StepTimes
+from stageloom.planner.twin.window import Window
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.core import EngineCore
+from stageloom.shared.engine.stats import EngineStats
+from stageloom.shared.engine.steps import (
     Action,
     FinishTask,
     IssueStep,
@@ -32,12 +32,12 @@ from shared.engine.steps import (
     Step,
     Task,
 )
-from shared.errors import PlanError
-from shared.ids import TaskId
+from stageloom.shared.errors import PlanError
+from stageloom.shared.ids import TaskId
 
 
 class Twin:
-    """A simulated device; satisfies `planner.twin.interface.Device`.
+    """A simulated device; satisfies `stageloom.planner.twin.interface.Device`.
 
     `arrivals` by model; `shared` by the models of tasks that share their input. `deadlines_s`: from arrival
     to deadline, by model, of tasks of one model; without one they have none. Equal arguments and calls give

@@ -6,8 +6,8 @@ evenly spread at random, which is what Poisson arrivals would. Bursts longer tha
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from planner.twin.arrivals import Counted, Span
-from planner.twin.window import (
+from stageloom.planner.twin.arrivals import Counted, Span
+from stageloom.planner.twin.window import (
     PLAN_CHARS,
     ModelWindow,
     StepsWindow,
@@ -15,10 +15,10 @@ from planner.twin.window import (
     add_counts,
     add_histograms,
 )
-from shared.engine.stats import Counts, EngineGlance, QueueGlance
-from shared.errors import InputError
-from shared.ids import Digest
-from shared.messages.telemetry import (
+from stageloom.shared.engine.stats import Counts, EngineGlance, QueueGlance
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.telemetry import (
     LatencyHistogram,
     PlanActivated,
     QueueSample,
@@ -26,7 +26,7 @@ from shared.messages.telemetry import (
     StepTimings,
     TaskCounters,
 )
-from shared.plan import Plan
+from stageloom.shared.plan import Plan
 
 
 def counted_arrivals(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Counted]:

@@ -1,8 +1,8 @@
 """Step times of a device that the planner knows: from the costs of its class and what it served.
 
 The costs are those that plans are searched with. Where the device served plans that the store knows, one lane
-at a time, the twin is fitted to their steps (`planner.twin.calibrate`), so that what a session or a launch
-costs beyond its operators is in it.
+at a time, the twin is fitted to their steps (`stageloom.planner.twin.calibrate`), so that what a session or a
+launch costs beyond its operators is in it.
 """
 
 import re
@@ -10,19 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from planner.costs.measured import device_costs
-from planner.store.reading import ReadStore
-from planner.twin.calibrate import Calibrated, Measured, StepSample, calibrate
-from planner.twin.device_file import DeviceFile, cpu_device, load_device
-from planner.twin.times import StepTimes
-from planner.twin.window import PLAN_CHARS
-from shared.bound import BoundPlan, bind
-from shared.errors import InputError
-from shared.graph import Graph
-from shared.ids import DeviceId, Digest
-from shared.messages.telemetry import RowKind, StepTimings
-from shared.plan import Plan, decode_plan
-from shared.search.costs import CostTable
+from stageloom.planner.costs.measured import device_costs
+from stageloom.planner.store.reading import ReadStore
+from stageloom.planner.twin.calibrate import Calibrated, Measured, StepSample, calibrate
+from stageloom.planner.twin.device_file import DeviceFile, cpu_device, load_device
+from stageloom.planner.twin.times import StepTimes
+from stageloom.planner.twin.window import PLAN_CHARS
+from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.errors import InputError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.telemetry import RowKind, StepTimings
+from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.search.costs import CostTable
 
 _LEAST_STEPS: Final = 20
 _MOST_ROWS: Final = 20_000

@@ -1,21 +1,23 @@
 """What a step takes when it runs alone, and the share of the device that it uses meanwhile.
 
 A step runs its combined block's schedule restricted to the active members, which is what the executors run.
-With the launch list of the mask (`shared.launch_list.lower`), per item
+With the launch list of the mask (`stageloom.shared.launch_list.lower`), per item
 
     item = sum of its operators + item_s + border_s_per_byte * bytes that enter or leave it,
 
-and per stage of items, under a full barrier, the formula of `shared.search.costs`,
+and per stage of items, under a full barrier, the formula of `stageloom.shared.search.costs`,
 
     stage = least + contention * (total - least) + barrier (several items),   least = max(longest, work).
 
-Other schedules (streams, `barrier=data`) run as a fluid (`shared.search.makespan`). The step takes the sum of
-its stages and `step_s`. Its share is the work of its operators over its seconds; work is the seconds for
-which an operator would need the whole device: its roofline on a GPU, its threads over the cores on a CPU.
+Other schedules (streams, `barrier=data`) run as a fluid (`stageloom.shared.search.makespan`). The step takes
+the sum of its stages and `step_s`. Its share is the work of its operators over its seconds; work is the
+seconds for which an operator would need the whole device: its roofline on a GPU, its threads over the cores
+on a CPU.
 
 Operators take what `CostTable.operator_s` says of the batch bucket. A stage that was measured whole, with all
 members at their largest batch, takes what was measured; others what the model of the device class predicts,
-where stages have taught it anything (`shared.search.interference`), scaled by batch as their operators are.
+where stages have taught it anything (`stageloom.shared.search.interference`), scaled by batch as their
+operators are.
 """
 
 from collections.abc import Sequence
@@ -23,17 +25,17 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Final, NamedTuple, TypeAlias
 
-from planner.twin.device_file import DeviceFile
-from shared.bitmask import bits
-from shared.blocks import Block, CombinedGraph
-from shared.bound import BoundPlan
-from shared.graph import Graph
-from shared.ids import Digest, OpId
-from shared.launch_list import Barrier, Item, LaunchList, lower
-from shared.plan import CombinedBlock, Plan
-from shared.schedule import Group, StageSchedule
-from shared.search.costs import CostTable, StageCosts, combined_digest
-from shared.search.makespan import launch_list_s
+from stageloom.planner.twin.device_file import DeviceFile
+from stageloom.shared.bitmask import bits
+from stageloom.shared.blocks import Block, CombinedGraph
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest, OpId
+from stageloom.shared.launch_list import Barrier, Item, LaunchList, lower
+from stageloom.shared.plan import CombinedBlock, Plan
+from stageloom.shared.schedule import Group, StageSchedule
+from stageloom.shared.search.costs import CostTable, StageCosts, combined_digest
+from stageloom.shared.search.makespan import launch_list_s
 
 Part: TypeAlias = tuple[Digest, Graph, Block, int]
 """A member of a combined block: artifact, graph, block, and its plan's batch."""
@@ -211,8 +213,8 @@ class BlockTimes:
     def stage_s(self, mask: int, buckets: tuple[int, ...]) -> dict[int, float]:
         """Seconds of each stage by its number in the schedule, ascending; empty ones are left out.
 
-        As in `shared.stage_times` an item over several stages counts for its first. Empty for a schedule
-        whose stages do not end one after another.
+        As in `stageloom.shared.stage_times` an item over several stages counts for its first. Empty for a
+        schedule whose stages do not end one after another.
         """
         if not self.staged:
             return {}

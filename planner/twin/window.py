@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shared.engine.stats import Counts, EngineGlance
-from shared.ids import Digest
-from shared.messages.telemetry import (
+from stageloom.shared.engine.stats import Counts, EngineGlance
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.telemetry import (
     LatencyHistogram,
     QueueSample,
     RowData,
@@ -21,7 +21,7 @@ from shared.messages.telemetry import (
     histogram_of,
     quantile_us,
 )
-from shared.policy.queues import Measure, variance
+from stageloom.shared.policy.queues import Measure, variance
 
 PLAN_CHARS: Final = 16
 """Of a plan's digest, by which rows of steps name it."""
@@ -132,7 +132,7 @@ class Window:
         return self.latency_s(0.99)
 
     def queue_variance(self, measure: Measure = Measure.WORK) -> float:
-        """Variance over the queues (`shared.policy.queues`), mean over the glances; 0 without any.
+        """Variance over the queues (`stageloom.shared.policy.queues`), mean over the glances; 0 without any.
 
         Queued work counts with each model's `service_s` in this window, or the others' mean without one.
         """

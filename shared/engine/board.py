@@ -5,14 +5,22 @@ Whatever changes a slot touches combined blocks; `refresh` works out their moves
 
 from operator import attrgetter
 
-from shared.engine.choice import Chooser
-from shared.engine.programs import Program, ProgramStatus
-from shared.engine.records import Instance, StepRecord, TaskRecord
-from shared.engine.slots import NO_LANE, CombinedState, InFlight, PlanState, Slot, Touched
-from shared.engine.steps import Action, DropInstance, IssueStep, PrepareProgram, ReleasePlan, Step, StepMember
-from shared.engine.swap import find_place, move_to
-from shared.ids import StepId
-from shared.plan import Wait
+from stageloom.shared.engine.choice import Chooser
+from stageloom.shared.engine.programs import Program, ProgramStatus
+from stageloom.shared.engine.records import Instance, StepRecord, TaskRecord
+from stageloom.shared.engine.slots import NO_LANE, CombinedState, InFlight, PlanState, Slot, Touched
+from stageloom.shared.engine.steps import (
+    Action,
+    DropInstance,
+    IssueStep,
+    PrepareProgram,
+    ReleasePlan,
+    Step,
+    StepMember,
+)
+from stageloom.shared.engine.swap import find_place, move_to
+from stageloom.shared.ids import StepId
+from stageloom.shared.plan import Wait
 
 _NEVER = float("inf")
 _index = attrgetter("index")

@@ -19,8 +19,8 @@ from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from typing import TypeAlias
 
-from shared.engine.slots import NO_LANE, CombinedState, PlanState
-from shared.plan import StepChoice
+from stageloom.shared.engine.slots import NO_LANE, CombinedState, PlanState
+from stageloom.shared.plan import StepChoice
 
 _NEVER = float("inf")
 _ABSENT = object()

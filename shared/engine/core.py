@@ -7,14 +7,14 @@ A task lives through: submitted -> queued -> (shared: in the buffers) -> launche
 -> its blocks issued one after another -> the last block's step ended. It can end at any of these points.
 """
 
-from shared.bound import BoundPlan
-from shared.engine.board import Board
-from shared.engine.launcher import Launcher
-from shared.engine.ledger import Ledger
-from shared.engine.programs import ProgramStatus
-from shared.engine.records import Instance
-from shared.engine.slots import PlanState, Track
-from shared.engine.stats import (
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.board import Board
+from stageloom.shared.engine.launcher import Launcher
+from stageloom.shared.engine.ledger import Ledger
+from stageloom.shared.engine.programs import ProgramStatus
+from stageloom.shared.engine.records import Instance
+from stageloom.shared.engine.slots import PlanState, Track
+from stageloom.shared.engine.stats import (
     EngineGlance,
     EngineStats,
     combined_stats,
@@ -23,7 +23,7 @@ from shared.engine.stats import (
     progress_of,
     queue_glance,
 )
-from shared.engine.steps import (
+from stageloom.shared.engine.steps import (
     Action,
     Code,
     InstanceId,
@@ -33,7 +33,7 @@ from shared.engine.steps import (
     ProgramKey,
     Task,
 )
-from shared.ids import StepId, TaskId
+from stageloom.shared.ids import StepId, TaskId
 
 _NEVER = float("inf")
 
@@ -78,7 +78,8 @@ class EngineCore:
         return self._end(now)
 
     def activate(self, key: PlanKey, now: float, *, keep: bool = False) -> list[Action]:
-        """Launch into this plan from now on; `shared.engine.swap` says what moves over. Also ends a drain.
+        """Launch into this plan from now on; `stageloom.shared.engine.swap` says what moves over. Also ends a
+        drain.
 
         Queued tasks of a model that the plan lacks, or whose inputs or outputs differ in it, are refused, as
         are those for which its queues leave no room. The plan that was active is released when nothing is in

@@ -8,10 +8,10 @@ waited `batch_max_delay_us`.
 import math
 from dataclasses import replace
 
-from shared.engine.queues import TaskQueue
-from shared.engine.records import TaskRecord
-from shared.engine.slots import ModelState
-from shared.engine.steps import Outcome
+from stageloom.shared.engine.queues import TaskQueue
+from stageloom.shared.engine.records import TaskRecord
+from stageloom.shared.engine.slots import ModelState
+from stageloom.shared.engine.steps import Outcome
 
 
 class Launcher:

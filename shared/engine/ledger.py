@@ -4,12 +4,12 @@ import math
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
-from shared.engine.launcher import Launcher, SharedLine
-from shared.engine.records import Instance, TaskRecord
-from shared.engine.slots import PlanState
-from shared.engine.steps import Action, Code, FinishTask, Outcome, PlanKey, Task
-from shared.engine.swap import same_signature
-from shared.ids import TaskId
+from stageloom.shared.engine.launcher import Launcher, SharedLine
+from stageloom.shared.engine.records import Instance, TaskRecord
+from stageloom.shared.engine.slots import PlanState
+from stageloom.shared.engine.steps import Action, Code, FinishTask, Outcome, PlanKey, Task
+from stageloom.shared.engine.swap import same_signature
+from stageloom.shared.ids import TaskId
 
 _SLACK = 64  # deadlines of ended tasks remembered beyond the live ones before they are swept out
 

@@ -2,7 +2,7 @@
 
 from enum import Enum
 
-from shared.engine.steps import PlanKey, ProgramKey
+from stageloom.shared.engine.steps import PlanKey, ProgramKey
 
 MAX_REMEMBERED = 4096  # programs remembered per combined block; the others are looked at anew each time
 

@@ -18,8 +18,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 
-from shared.engine.records import TaskRecord
-from shared.plan import QueuePlan, QueueRule
+from stageloom.shared.engine.records import TaskRecord
+from stageloom.shared.plan import QueuePlan, QueueRule
 
 _Key = tuple[float, int]
 _Heap = list[tuple[float, int, TaskRecord]]

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from shared.engine.steps import InstanceId, Outcome, PlanKey, Task
-from shared.ids import StepId, TaskId
+from stageloom.shared.engine.steps import InstanceId, Outcome, PlanKey, Task
+from stageloom.shared.ids import StepId, TaskId
 
 if TYPE_CHECKING:
-    from shared.engine.slots import CombinedState, PlanState, Slot, Track
+    from stageloom.shared.engine.slots import CombinedState, PlanState, Slot, Track
 
 
 class TaskRecord:

@@ -7,15 +7,15 @@ reads each slot (`Step.after`). Everything here is a table lookup or a bit opera
 import math
 from typing import TYPE_CHECKING, TypeAlias
 
-from shared.bound import BoundModel, BoundPlan
-from shared.engine.programs import MAX_REMEMBERED, Program, ProgramTable
-from shared.engine.records import Instance, StepRecord
-from shared.engine.steps import PlanKey
-from shared.ids import StepId
-from shared.plan import Member, StepChoice, Wait
+from stageloom.shared.bound import BoundModel, BoundPlan
+from stageloom.shared.engine.programs import MAX_REMEMBERED, Program, ProgramTable
+from stageloom.shared.engine.records import Instance, StepRecord
+from stageloom.shared.engine.steps import PlanKey
+from stageloom.shared.ids import StepId
+from stageloom.shared.plan import Member, StepChoice, Wait
 
 if TYPE_CHECKING:
-    from shared.engine.choice import Rank, Rivals
+    from stageloom.shared.engine.choice import Rank, Rivals
 
 InFlight: TypeAlias = dict[StepId, StepRecord]
 """The steps in flight, by id."""

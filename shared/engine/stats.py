@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from shared.engine.launcher import Launcher
-from shared.engine.slots import CombinedState, InFlight, PlanState
-from shared.engine.steps import Outcome, PlanKey
+from stageloom.shared.engine.launcher import Launcher
+from stageloom.shared.engine.slots import CombinedState, InFlight, PlanState
+from stageloom.shared.engine.steps import Outcome, PlanKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from typing import NewType, TypeAlias
 
 from msgspec import Struct
 
-from shared.ids import StepId, TaskId
-from shared.plan import Member
+from stageloom.shared.ids import StepId, TaskId
+from stageloom.shared.plan import Member
 
 PlanKey = NewType("PlanKey", int)
 """Which loaded plan: counts up with every swap within one life of an engine process."""

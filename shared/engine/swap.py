@@ -6,12 +6,12 @@ precision and batch bucket. It goes only into plans that never wait for members:
 middle would break the rounds in which `wait: all` moves the models' instances.
 """
 
-from shared.engine.records import Instance
-from shared.engine.slots import InFlight, PlanState, Touched, Track
-from shared.engine.steps import MoveInstance
-from shared.graph import Graph, Tensor
-from shared.ids import StepId
-from shared.plan import Wait
+from stageloom.shared.engine.records import Instance
+from stageloom.shared.engine.slots import InFlight, PlanState, Touched, Track
+from stageloom.shared.engine.steps import MoveInstance
+from stageloom.shared.graph import Graph, Tensor
+from stageloom.shared.ids import StepId
+from stageloom.shared.plan import Wait
 
 
 def same_signature(one: Graph, other: Graph) -> bool:

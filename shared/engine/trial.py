@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from shared.engine.student import PairedLogs
-from shared.engine.windows import (
+from stageloom.shared.engine.student import PairedLogs
+from stageloom.shared.engine.windows import (
     Coin,
     Side,
     WindowFigures,
@@ -27,7 +27,7 @@ from shared.engine.windows import (
     log_speedup,
     window_length_s,
 )
-from shared.ids import Digest
+from stageloom.shared.ids import Digest
 
 
 class Verdict(str, Enum):

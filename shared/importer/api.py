@@ -1,6 +1,7 @@
 """Importing a model: an ONNX file in, a content-addressed artifact and a report out.
 
-Nothing here parses the file; that happens in a child process under limits (`shared.importer.child`).
+Nothing here parses the file; that happens in a child process under limits
+(`stageloom.shared.importer.child`).
 """
 
 import errno
@@ -10,13 +11,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from shared.artifact import open_artifact
-from shared.errors import StorageError
-from shared.ids import Digest
-from shared.importer.limits import ImportLimits
-from shared.importer.model_file import require_model_file
-from shared.importer.process import ARTIFACT_NAME, Progress, run_child
-from shared.importer.report import ImportReport
+from stageloom.shared.artifact import open_artifact
+from stageloom.shared.errors import StorageError
+from stageloom.shared.ids import Digest
+from stageloom.shared.importer.limits import ImportLimits
+from stageloom.shared.importer.model_file import require_model_file
+from stageloom.shared.importer.process import ARTIFACT_NAME, Progress, run_child
+from stageloom.shared.importer.report import ImportReport
 
 SUFFIX = ".artifact"
 _SCRATCH_PREFIX = ".import-"

@@ -5,8 +5,8 @@ from typing import Final
 
 import onnx
 
-from shared.attributes import MAX_AXES, MAX_VALUE, Attributes
-from shared.importer.operators import ELEMENTWISE, POINTWISE
+from stageloom.shared.attributes import MAX_AXES, MAX_VALUE, Attributes
+from stageloom.shared.importer.operators import ELEMENTWISE, POINTWISE
 
 _POOLINGS: Final = {
     "MaxPool": "max",

@@ -9,7 +9,7 @@ needs are the classifier, which the papers' counts leave out.
 import json
 from dataclasses import dataclass
 
-from shared.errors import ModelError
+from stageloom.shared.errors import ModelError
 
 METADATA_KEY = "stageloom.blocks"
 _VERSION = 1

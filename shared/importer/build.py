@@ -5,18 +5,18 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from shared.bitmask import bits, mask_of
-from shared.errors import ModelError
-from shared.graph import Graph, Operator, Tensor, graph_problem
-from shared.ids import TensorId
-from shared.importer.attributes import attributes_of
-from shared.importer.borders import METADATA_KEY, Borders
-from shared.importer.convolutions import convolution_of
-from shared.importer.cuts import MAX_PAPER_CUTS, base_cuts
-from shared.importer.flop import node_flop
-from shared.importer.nodes import captured_names, opaque_reason
-from shared.importer.operators import Group, NodeView, UnitView, form_operators, fused_units
-from shared.importer.values import UNKNOWN, Value, weight_value
+from stageloom.shared.bitmask import bits, mask_of
+from stageloom.shared.errors import ModelError
+from stageloom.shared.graph import Graph, Operator, Tensor, graph_problem
+from stageloom.shared.ids import TensorId
+from stageloom.shared.importer.attributes import attributes_of
+from stageloom.shared.importer.borders import METADATA_KEY, Borders
+from stageloom.shared.importer.convolutions import convolution_of
+from stageloom.shared.importer.cuts import MAX_PAPER_CUTS, base_cuts
+from stageloom.shared.importer.flop import node_flop
+from stageloom.shared.importer.nodes import captured_names, opaque_reason
+from stageloom.shared.importer.operators import Group, NodeView, UnitView, form_operators, fused_units
+from stageloom.shared.importer.values import UNKNOWN, Value, weight_value
 
 PAPER = "paper"
 

@@ -1,5 +1,6 @@
-"""The importing child process: `python -m shared.importer.child REQUEST` does everything that a hostile file
-could turn against its reader, under limits, and leaves an artifact and a report in its scratch folder.
+"""The importing child process: `python -m stageloom.shared.importer.child REQUEST` does everything that a
+hostile file could turn against its reader, under limits, and leaves an artifact and a report in its scratch
+folder.
 
 It talks by files and stdout: progress as lines, the outcome as `result.json`, which holds either the report
 or the error; the exit code is 64 + errno if the disk fails. It ends when its stdin does, so it does not
@@ -14,9 +15,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from shared.errors import ModelError, UnpinnedShape
-from shared.importer.limits import ImportLimits
-from shared.importer.process import RESULT_NAME, STORAGE_EXIT
+from stageloom.shared.errors import ModelError, UnpinnedShape
+from stageloom.shared.importer.limits import ImportLimits
+from stageloom.shared.importer.process import RESULT_NAME, STORAGE_EXIT
 
 
 def main(arguments: list[str]) -> int:
@@ -30,7 +31,7 @@ def main(arguments: list[str]) -> int:
     scratch = Path(request["scratch"])
     try:
         # Imported under the limits: the libraries' own start-up counts.
-        from shared.importer.pipeline import import_here, inputs_here
+        from stageloom.shared.importer.pipeline import import_here, inputs_here
 
         path = Path(request["path"])
         outcome: dict[str, Any]

@@ -1,14 +1,15 @@
-"""Convolutions that may merge with others, as `shared.merge` wants to know them, read from ONNX nodes."""
+"""Convolutions that may merge with others, as `stageloom.shared.merge` wants to know them, read from ONNX
+nodes."""
 
 from collections.abc import Mapping, Sequence
 
 import onnx
 from onnx import helper, numpy_helper
 
-from shared.convolution import MAX_ACTIVATION_TEXT, Convolution
-from shared.importer.nodes import int_attribute
-from shared.importer.operators import ELEMENTWISE, POINTWISE
-from shared.importer.values import Value, weight_value
+from stageloom.shared.convolution import MAX_ACTIVATION_TEXT, Convolution
+from stageloom.shared.importer.nodes import int_attribute
+from stageloom.shared.importer.operators import ELEMENTWISE, POINTWISE
+from stageloom.shared.importer.values import Value, weight_value
 
 _KINDS = (POINTWISE | ELEMENTWISE) - {"PRelu"}  # whose slope is a weight, most often one per channel
 

@@ -15,7 +15,7 @@ form a sliding window, whose minimum a monotone queue gives: O(n) for n operator
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from shared.graph import Graph, Operator
+from stageloom.shared.graph import Graph, Operator
 
 BLOCK_SHARE = 16
 """A base block costs at most one sixteenth of the model."""

@@ -14,10 +14,10 @@ import onnx
 import onnxruntime
 from onnx import numpy_helper
 
-from shared.errors import ModelError
-from shared.importer.nodes import all_graphs, nodes_within
-from shared.importer.session import attempt
-from shared.importer.values import Value
+from stageloom.shared.errors import ModelError
+from stageloom.shared.importer.nodes import all_graphs, nodes_within
+from stageloom.shared.importer.session import attempt
+from stageloom.shared.importer.values import Value
 
 ROWS = 3
 _SEED = 20260102

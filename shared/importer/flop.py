@@ -9,7 +9,7 @@ from math import prod
 
 import onnx
 
-from shared.importer.nodes import int_attribute
+from stageloom.shared.importer.nodes import int_attribute
 
 Shape = tuple[int, ...]
 ShapeOf = Callable[[str], Shape]

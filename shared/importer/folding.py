@@ -10,10 +10,10 @@ import onnxruntime
 from google.protobuf.message import DecodeError as ProtobufDecodeError  # type: ignore[import-untyped]
 from onnx import TensorProto
 
-from shared.errors import ModelError
-from shared.importer.nodes import all_graphs, nodes_within
-from shared.importer.normalise import Inputs, clamp_ir_version, rename_reads
-from shared.importer.session import one_line, quiet_options
+from stageloom.shared.errors import ModelError
+from stageloom.shared.importer.nodes import all_graphs, nodes_within
+from stageloom.shared.importer.normalise import Inputs, clamp_ir_version, rename_reads
+from stageloom.shared.importer.session import one_line, quiet_options
 
 _INSERTED_CAST = "InsertedPrecisionFreeCast_"
 

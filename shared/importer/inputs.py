@@ -4,9 +4,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared.importer.limits import ImportLimits
-from shared.importer.model_file import require_model_file
-from shared.importer.process import run_child
+from stageloom.shared.importer.limits import ImportLimits
+from stageloom.shared.importer.model_file import require_model_file
+from stageloom.shared.importer.process import run_child
 
 if TYPE_CHECKING:
     import onnx

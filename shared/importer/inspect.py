@@ -4,11 +4,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from shared.importer.api import import_model
-from shared.importer.limits import ImportLimits
-from shared.importer.process import Progress
-from shared.importer.report import ImportReport, TensorReport
-from shared.text import counted
+from stageloom.shared.importer.api import import_model
+from stageloom.shared.importer.limits import ImportLimits
+from stageloom.shared.importer.process import Progress
+from stageloom.shared.importer.report import ImportReport, TensorReport
+from stageloom.shared.text import counted
 
 _MIB = 1 << 20
 _SHOWN_CUTS = 12

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from shared.errors import InputError, ModelError, UnpinnedShape
+from stageloom.shared.errors import InputError, ModelError, UnpinnedShape
 
 Shape = tuple[int, ...]
 
@@ -267,7 +267,7 @@ def _expressible(name: str) -> str:
 
 
 def _repeated(path: str, name: str) -> InputError:
-    from shared.importer.inputs import list_inputs
+    from stageloom.shared.importer.inputs import list_inputs
 
     return InputError(
         f"input {name[:_SHOWN]!r} of {path} is given twice",

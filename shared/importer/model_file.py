@@ -4,8 +4,8 @@ import os
 import stat
 from pathlib import Path
 
-from shared.errors import ModelError
-from shared.importer.limits import ImportLimits
+from stageloom.shared.errors import ModelError
+from stageloom.shared.importer.limits import ImportLimits
 
 
 def require_model_file(path: Path, limits: ImportLimits) -> None:

@@ -9,9 +9,9 @@ import onnx
 import onnx.inliner
 from onnx import TensorProto, helper, numpy_helper
 
-from shared.errors import ModelError
-from shared.importer.limits import ImportLimits
-from shared.importer.nodes import (
+from stageloom.shared.errors import ModelError
+from stageloom.shared.importer.limits import ImportLimits
+from stageloom.shared.importer.nodes import (
     all_graphs,
     captured_names,
     count_nodes,
@@ -20,9 +20,9 @@ from shared.importer.nodes import (
     nodes_within,
     sub_graphs,
 )
-from shared.importer.pinning import pin_inputs
-from shared.importer.session import one_line
-from shared.importer.values import (
+from stageloom.shared.importer.pinning import pin_inputs
+from stageloom.shared.importer.session import one_line
+from stageloom.shared.importer.values import (
     ELEMENT_TYPES,
     Value,
     constant_names,

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 
-from shared.errors import ModelError, OpenInput, UnpinnedShape
-from shared.importer.inputs import declared_inputs
-from shared.importer.values import DTYPES, ELEMENT_TYPES, Value, value_of
+from stageloom.shared.errors import ModelError, OpenInput, UnpinnedShape
+from stageloom.shared.importer.inputs import declared_inputs
+from stageloom.shared.importer.values import DTYPES, ELEMENT_TYPES, Value, value_of
 
 _NAME_CHARS = 80
 _IMAGE_SIDE = 224

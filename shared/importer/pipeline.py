@@ -6,22 +6,22 @@ from pathlib import Path
 
 import onnx
 
-from shared.artifact import write_artifact
-from shared.errors import ModelError
-from shared.importer import normalise
-from shared.importer.borders import METADATA_KEY, Borders, parse_borders
-from shared.importer.build import Built, build_graph
-from shared.importer.draws import Draws
-from shared.importer.folding import optimise
-from shared.importer.inputs import declared_inputs
-from shared.importer.limits import ImportLimits
-from shared.importer.process import ARTIFACT_NAME, Progress
-from shared.importer.report import ImportReport
-from shared.importer.shapes import settle_values
-from shared.importer.source import read_model
-from shared.importer.summary import report_of
-from shared.importer.trial import try_model
-from shared.importer.values import Value, claimed_values, infer_values, weight_value, with_claims
+from stageloom.shared.artifact import write_artifact
+from stageloom.shared.errors import ModelError
+from stageloom.shared.importer import normalise
+from stageloom.shared.importer.borders import METADATA_KEY, Borders, parse_borders
+from stageloom.shared.importer.build import Built, build_graph
+from stageloom.shared.importer.draws import Draws
+from stageloom.shared.importer.folding import optimise
+from stageloom.shared.importer.inputs import declared_inputs
+from stageloom.shared.importer.limits import ImportLimits
+from stageloom.shared.importer.process import ARTIFACT_NAME, Progress
+from stageloom.shared.importer.report import ImportReport
+from stageloom.shared.importer.shapes import settle_values
+from stageloom.shared.importer.source import read_model
+from stageloom.shared.importer.summary import report_of
+from stageloom.shared.importer.trial import try_model
+from stageloom.shared.importer.values import Value, claimed_values, infer_values, weight_value, with_claims
 
 
 def import_here(
@@ -34,7 +34,8 @@ def import_here(
     """Leave the artifact in `scratch` under `ARTIFACT_NAME` and report on it.
 
     Raises:
-        ModelError, UnpinnedShape: as `shared.importer.api.import_model`, which should be called instead.
+        ModelError, UnpinnedShape: as `stageloom.shared.importer.api.import_model`, which should be called
+        instead.
     """
     progress("reading")
     model = read_model(path, limits)
@@ -72,7 +73,7 @@ class Normalised:
 
 
 def inputs_here(path: Path, limits: ImportLimits) -> str:
-    """The model's inputs, for `shared.importer.inputs.list_inputs`, which should be called instead.
+    """The model's inputs, for `stageloom.shared.importer.inputs.list_inputs`, which should be called instead.
 
     Raises:
         ModelError: the file cannot be read.

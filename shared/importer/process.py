@@ -13,8 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from shared.errors import ExecutorError, ModelError, OpenInput, UnpinnedShape
-from shared.importer.limits import ImportLimits
+from stageloom import shared
+from stageloom.shared.errors import ExecutorError, ModelError, OpenInput, UnpinnedShape
+from stageloom.shared.importer.limits import ImportLimits
 
 _MAX_PROGRESS_CHARS = 1 << 16
 RESULT_NAME = "result.json"
@@ -67,7 +68,7 @@ def run_child(
     )
     with (scratch / "stderr.txt").open("wb") as stderr:
         child = subprocess.Popen(
-            [sys.executable, "-m", "shared.importer.child", str(request.absolute())],
+            [sys.executable, "-m", "stageloom.shared.importer.child", str(request.absolute())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -88,7 +89,7 @@ def run_child(
 
 def _environment() -> dict[str, str]:
     """One thread per library: every thread's stack and arena counts against the address space."""
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(shared.__file__).absolute().parents[2])
     search = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     threads = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     return {**os.environ, **threads, "PYTHONPATH": search, "MALLOC_ARENA_MAX": "1"}

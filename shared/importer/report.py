@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shared.ids import Digest
+from stageloom.shared.ids import Digest
 
 
 @dataclass(frozen=True)

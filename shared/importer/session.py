@@ -6,7 +6,7 @@ from typing import Any
 
 import onnxruntime
 
-from shared.importer.process import speaks_of_memory
+from stageloom.shared.importer.process import speaks_of_memory
 
 _ERROR_CHARS = 300
 

@@ -14,11 +14,11 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from shared.graph import ITEM_BYTES
-from shared.importer.draws import Draws
-from shared.importer.nodes import captured_names, opaque_reason, sized_while_running
-from shared.importer.session import attempt, open_session, require_memory
-from shared.importer.values import UNKNOWN, VARIES, Value, infer_values, with_claims
+from stageloom.shared.graph import ITEM_BYTES
+from stageloom.shared.importer.draws import Draws
+from stageloom.shared.importer.nodes import captured_names, opaque_reason, sized_while_running
+from stageloom.shared.importer.session import attempt, open_session, require_memory
+from stageloom.shared.importer.values import UNKNOWN, VARIES, Value, infer_values, with_claims
 
 _RUNTIME_TYPES = {"tensor(float)": "float32", "tensor(double)": "float64"} | {
     f"tensor({name})": name for name in ITEM_BYTES if name not in ("float32", "float64")

@@ -15,10 +15,10 @@ import onnx
 from google.protobuf.message import DecodeError as ProtobufDecodeError  # type: ignore[import-untyped]
 from onnx import AttributeProto, TensorProto
 
-from shared.errors import ModelError
-from shared.importer.limits import ImportLimits
-from shared.importer.model_file import require_model_file
-from shared.importer.nodes import nodes_within
+from stageloom.shared.errors import ModelError
+from stageloom.shared.importer.limits import ImportLimits
+from stageloom.shared.importer.model_file import require_model_file
+from stageloom.shared.importer.nodes import nodes_within
 
 _KEEP_DATA_IN_FOLDER = "keep external data in plain files beside the model, or embed it"
 

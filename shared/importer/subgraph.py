@@ -7,13 +7,13 @@ from functools import cached_property
 import onnx
 from onnx import helper
 
-from shared.artifact import Artifact
-from shared.digest import digest_bytes, digest_of
-from shared.errors import ModelError
-from shared.graph import Graph
-from shared.ids import Digest, OpId, TensorId
-from shared.importer.nodes import captured_names, nodes_within
-from shared.importer.values import ELEMENT_TYPES
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.digest import digest_bytes, digest_of
+from stageloom.shared.errors import ModelError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest, OpId, TensorId
+from stageloom.shared.importer.nodes import captured_names, nodes_within
+from stageloom.shared.importer.values import ELEMENT_TYPES
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 from itertools import pairwise
 
-from shared.graph import Graph
-from shared.ids import Digest
-from shared.importer.build import Built, unit_views
-from shared.importer.cuts import crossing_bytes
-from shared.importer.operators import critical_path
-from shared.importer.report import ImportReport, PartitionReport, TensorReport, WholeReport
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest
+from stageloom.shared.importer.build import Built, unit_views
+from stageloom.shared.importer.cuts import crossing_bytes
+from stageloom.shared.importer.operators import critical_path
+from stageloom.shared.importer.report import ImportReport, PartitionReport, TensorReport, WholeReport
 
 
 def report_of(

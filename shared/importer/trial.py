@@ -12,13 +12,13 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from shared.errors import ModelError
-from shared.graph import Graph, Tensor
-from shared.importer.draws import Draws, Feeds
-from shared.importer.nodes import RANDOM, nodes_within
-from shared.importer.operators import ELEMENTWISE, WEIGHTED
-from shared.importer.session import attempt, one_line, open_session, require_memory
-from shared.importer.values import ELEMENT_TYPES, VARIES, Value
+from stageloom.shared.errors import ModelError
+from stageloom.shared.graph import Graph, Tensor
+from stageloom.shared.importer.draws import Draws, Feeds
+from stageloom.shared.importer.nodes import RANDOM, nodes_within
+from stageloom.shared.importer.operators import ELEMENTWISE, WEIGHTED
+from stageloom.shared.importer.session import attempt, one_line, open_session, require_memory
+from stageloom.shared.importer.values import ELEMENT_TYPES, VARIES, Value
 
 TOLERANCE = 1e-4  # norm of the difference over norm of the reference
 _BATCH = 2

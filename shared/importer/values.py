@@ -13,10 +13,10 @@ from typing import Any
 import onnx
 from onnx import TensorProto
 
-from shared.errors import ModelError
-from shared.graph import ITEM_BYTES
-from shared.importer.limits import ImportLimits
-from shared.importer.nodes import captured_names
+from stageloom.shared.errors import ModelError
+from stageloom.shared.graph import ITEM_BYTES
+from stageloom.shared.importer.limits import ImportLimits
+from stageloom.shared.importer.nodes import captured_names
 
 _log = logging.getLogger(__name__)
 _SMALL_WEIGHT_BYTES = 1 << 12  # shapes, axes, scales: what shape inference wants to know by value

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from shared.ids import DeviceId, Digest
+from stageloom.shared.ids import DeviceId, Digest
 
 PROTOCOL_VERSION: Final = 1
 MOST: Final = 2**53

@@ -8,8 +8,8 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from shared.codec import Codec, Limits
-from shared.messages.base import DigestText, Message, PositiveBytes, Refused
+from stageloom.shared.codec import Codec, Limits
+from stageloom.shared.messages.base import DigestText, Message, PositiveBytes, Refused
 
 MAX_CHUNK_BYTES: Final = 256 << 10
 Offset = Annotated[int, Meta(ge=0, le=2**44)]

@@ -10,8 +10,8 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from shared.codec import Codec, Limits
-from shared.messages.base import (
+from stageloom.shared.codec import Codec, Limits
+from stageloom.shared.messages.base import (
     MAX_PLAN_BYTES,
     BootId,
     Count,
@@ -34,7 +34,7 @@ from shared.messages.base import (
 
 
 class DeviceState(str, Enum):
-    """Where a desired plan stands on the device; `edge_agent.link.states` holds the transitions."""
+    """Where a desired plan stands on the device; `stageloom.edge_agent.link.states` holds the transitions."""
 
     RECEIVED = "received"
     WAITING = "waiting"  # for artifacts
@@ -229,8 +229,8 @@ class Alarm(Message, frozen=True, kw_only=True, tag="alarm"):
     """Device to planner: a trigger fired, plan this device anew. Sent again until acknowledged.
 
     `number` counts the alarms of this boot from 1; (device, boot, number) is unique. `cause` is one of
-    `shared.policy.trigger.Cause`, `value` and `threshold` are in its unit. `environment` is the device class
-    that the device was at that moment, power mode and all: it may have changed with the alarm.
+    `stageloom.shared.policy.trigger.Cause`, `value` and `threshold` are in its unit. `environment` is the
+    device class that the device was at that moment, power mode and all: it may have changed with the alarm.
     """
 
     boot: BootId

@@ -9,8 +9,8 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from shared.codec import Codec, Limits
-from shared.messages.base import DeviceName, Message, PublicKey, Refused, ShortText
+from stageloom.shared.codec import Codec, Limits
+from stageloom.shared.messages.base import DeviceName, Message, PublicKey, Refused, ShortText
 
 LENGTH: Final = struct.Struct(">I")  # bytes of the frame that follows
 

@@ -13,9 +13,9 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from shared.codec import Codec, Limits, convert, unpack
-from shared.errors import DecodeError
-from shared.messages.base import (
+from stageloom.shared.codec import Codec, Limits, convert, unpack
+from stageloom.shared.errors import DecodeError
+from stageloom.shared.messages.base import (
     BootId,
     Count,
     DigestText,
@@ -31,7 +31,7 @@ from shared.messages.base import (
     ShortText,
     SmallCount,
 )
-from shared.messages.control import DeviceState, Origin
+from stageloom.shared.messages.control import DeviceState, Origin
 
 MAX_ROW_BYTES: Final = 4 << 10
 MAX_BATCH_ROWS: Final = 512
@@ -98,7 +98,7 @@ class StepTrace(Struct, frozen=True, tag=5, array_like=True):
     """One sampled step, as a timeline of streams; `began_us` is on the device's monotonic clock.
 
     `whole`: all members active, each at its largest batch, by a prepared program, and every group is here.
-    Such a step compares with a stage profile; `shared.stage_times` tells the stages' times.
+    Such a step compares with a stage profile; `stageloom.shared.stage_times` tells the stages' times.
     """
 
     plan: ShortText
@@ -199,8 +199,8 @@ class TrialEnded(Struct, frozen=True, tag=12, array_like=True):
     """How a generation's trial ended. `ratio` above 1: the candidate is better; None where none was measured.
 
     `how` is what decided: `trial`, `proven` (won one here before), `guard` (only launch intervals changed),
-    `now` (an operator's order) or `first` (nothing comparable ran).
-    `verdict` is one of `shared.engine.trial.Verdict`. Times are the device's wall clock, microseconds.
+    `now` (an operator's order) or `first` (nothing comparable ran). `verdict` is one of
+    `stageloom.shared.engine.trial.Verdict`. Times are the device's wall clock, microseconds.
     """
 
     epoch: Epoch

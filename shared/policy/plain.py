@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from shared.plan import ModelPlan, Plan
+from stageloom.shared.plan import ModelPlan, Plan
 
 HEADROOM: Final = 0.25
 """Launches above arrivals where no queue asks for more: at exactly the arrivals a queue can only grow."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from shared.policy.queues import (
+from stageloom.shared.policy.queues import (
     Measure,
     QueueState,
     age_threshold_s,
@@ -20,7 +20,7 @@ from shared.policy.queues import (
     variance,
     variance_threshold_s2,
 )
-from shared.policy.samples import Sample, SampleRing
+from stageloom.shared.policy.samples import Sample, SampleRing
 
 
 class Cause(str, Enum):

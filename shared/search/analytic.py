@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final
 
-from shared.graph import Graph
-from shared.ids import OpId
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import OpId
 
 MEMORY_FILLS_AT: Final = 0.25
 """Occupancy at which the memory bus is full."""

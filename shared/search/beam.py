@@ -11,14 +11,14 @@ Ours, where IOS publishes nothing: its dynamic programming has its first answer 
 
 from collections.abc import Iterable
 
-from shared.blocks import CombinedGraph
-from shared.schedule import StageSchedule
-from shared.search.costs import StageCosts
-from shared.search.endings import GroupRule, TooManyError, by_highest, packings
-from shared.search.greedy import greedy
-from shared.search.interface import Budget, Limits
-from shared.search.sequential import sequential
-from shared.search.stages import Stages, Strategy
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.schedule import StageSchedule
+from stageloom.shared.search.costs import StageCosts
+from stageloom.shared.search.endings import GroupRule, TooManyError, by_highest, packings
+from stageloom.shared.search.greedy import greedy
+from stageloom.shared.search.interface import Budget, Limits
+from stageloom.shared.search.sequential import sequential
+from stageloom.shared.search.stages import Stages, Strategy
 
 _SMALL_GROUP = 3  # operators of a connected group that is looked at where there are too many; TOP's r
 # A state shows about so many endings at least, and at most: more states teach more than more endings of one.

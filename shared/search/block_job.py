@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shared.blocks import CombinedGraph
-from shared.ids import Digest
-from shared.schedule import StageSchedule
-from shared.search.beam import beam
-from shared.search.costs import StageCosts
-from shared.search.interface import Limits
-from shared.search.job import growing
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.ids import Digest
+from stageloom.shared.schedule import StageSchedule
+from stageloom.shared.search.beam import beam
+from stageloom.shared.search.costs import StageCosts
+from stageloom.shared.search.interface import Limits
+from stageloom.shared.search.job import growing
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,18 +10,18 @@ A merged stage may do its operators' work in less: each counts with its cheapest
 and in the sum by its share. Where a whole stage was measured to take less than its formula says, both bounds
 shrink by the largest such factor, so that they stay bounds. Barriers count as nothing.
 
-Where the model of a device class predicts (`shared.search.interference`), all that is certain of a stage is
-that it takes its longest group's seconds, times the least share of them that the model allows: capacity is
-then the number of groups.
+Where the model of a device class predicts (`stageloom.shared.search.interference`), all that is certain of a
+stage is that it takes its longest group's seconds, times the least share of them that the model allows:
+capacity is then the number of groups.
 """
 
 from dataclasses import dataclass
 
-from shared.bitmask import bits
-from shared.blocks import CombinedGraph
-from shared.search.costs import StageCosts
-from shared.search.interface import Limits
-from shared.search.states import width
+from stageloom.shared.bitmask import bits
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.search.costs import StageCosts
+from stageloom.shared.search.interface import Limits
+from stageloom.shared.search.states import width
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ bounds the endings that are taken; the answer is then the best of the schedules 
 from collections.abc import Iterator
 from contextlib import suppress
 
-from shared.blocks import CombinedGraph
-from shared.schedule import StageSchedule
-from shared.search.costs import StageCosts
-from shared.search.endings import GroupRule, TooManyError
-from shared.search.interface import Budget, Limits
-from shared.search.sequential import sequential
-from shared.search.stages import Stages, Strategy
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.schedule import StageSchedule
+from stageloom.shared.search.costs import StageCosts
+from stageloom.shared.search.endings import GroupRule, TooManyError
+from stageloom.shared.search.interface import Budget, Limits
+from stageloom.shared.search.sequential import sequential
+from stageloom.shared.search.stages import Stages, Strategy
 
 
 def brute(

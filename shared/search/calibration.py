@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from math import ceil, inf, sqrt
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from shared.matmul import matmul
+from stageloom.shared.matmul import matmul
 
 if TYPE_CHECKING:
     import numpy as np

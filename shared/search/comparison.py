@@ -1,27 +1,28 @@
 """Schedulers side by side on the same combined blocks: cost, gaps, search time, shape.
 
-A schedule's *gap* is how much longer it is predicted to take than what none can beat (`shared.search.bounds`)
-and, where dynamic programming ends within the budget, than the cheapest stage schedule within r and s. Both
-as shares: 0 is as good as can be. Streams may lie below the optimum, as no barrier stands between them.
+A schedule's *gap* is how much longer it is predicted to take than what none can beat
+(`stageloom.shared.search.bounds`) and, where dynamic programming ends within the budget, than the cheapest
+stage schedule within r and s. Both as shares: 0 is as good as can be. Streams may lie below the optimum, as
+no barrier stands between them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shared.blocks import CombinedGraph
-from shared.schedule import Schedule, StageSchedule
-from shared.search.bounds import lower_bounds
-from shared.search.costs import StageCosts
-from shared.search.endings import GroupRule, TooManyError
-from shared.search.interface import Budget, Limits
-from shared.search.ios import exact
-from shared.search.isomorphism import Shared, form
-from shared.search.makespan import schedule_s
-from shared.search.registry import scheduler as find_scheduler
-from shared.search.registry import searches
-from shared.search.sequential import sequential
-from shared.search.stages import Stages, Strategy
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.schedule import Schedule, StageSchedule
+from stageloom.shared.search.bounds import lower_bounds
+from stageloom.shared.search.costs import StageCosts
+from stageloom.shared.search.endings import GroupRule, TooManyError
+from stageloom.shared.search.interface import Budget, Limits
+from stageloom.shared.search.ios import exact
+from stageloom.shared.search.isomorphism import Shared, form
+from stageloom.shared.search.makespan import schedule_s
+from stageloom.shared.search.registry import scheduler as find_scheduler
+from stageloom.shared.search.registry import searches
+from stageloom.shared.search.sequential import sequential
+from stageloom.shared.search.stages import Stages, Strategy
 
 Block = tuple[CombinedGraph, StageCosts]
 """What a scheduler is given of one combined block."""

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from shared.blocks import Block, combine, split
-from shared.bound import bind
-from shared.errors import PlanError, SettingError
-from shared.graph import Graph
-from shared.ids import Digest
-from shared.launch_list import Barrier
-from shared.plan import (
+from stageloom.shared.blocks import Block, combine, split
+from stageloom.shared.bound import bind
+from stageloom.shared.errors import PlanError, SettingError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest
+from stageloom.shared.launch_list import Barrier
+from stageloom.shared.plan import (
     CombinedBlock,
     ExecutorOptions,
     Member,
@@ -20,12 +20,12 @@ from shared.plan import (
     StepChoice,
     Wait,
 )
-from shared.schedule import Schedule
-from shared.search.costs import CostTable, StageCosts
-from shared.search.interface import Budget, Limits
-from shared.search.isomorphism import Shared
-from shared.search.registry import scheduler as find_scheduler
-from shared.search.registry import searches
+from stageloom.shared.schedule import Schedule
+from stageloom.shared.search.costs import CostTable, StageCosts
+from stageloom.shared.search.interface import Budget, Limits
+from stageloom.shared.search.isomorphism import Shared
+from stageloom.shared.search.registry import scheduler as find_scheduler
+from stageloom.shared.search.registry import searches
 
 
 class Combination(Enum):
@@ -38,7 +38,8 @@ class Combination(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChoice:
-    """One model and how it is to be cut, repeated, batched and served; see `shared.plan.ModelPlan`."""
+    """One model and how it is to be cut, repeated, batched and served; see
+    `stageloom.shared.plan.ModelPlan`."""
 
     name: str
     artifact: Digest
@@ -86,7 +87,7 @@ class ModelChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How the engine chooses and overlaps steps; see `shared.plan.Plan`."""
+    """How the engine chooses and overlaps steps; see `stageloom.shared.plan.Plan`."""
 
     run_ahead: int = 2
     step_choice: StepChoice = StepChoice.RATIO

@@ -1,12 +1,12 @@
 """What a device class's operators cost, in seconds, and what was measured of its stages.
 
 Operators: measured on the device where a measurement is there, keyed by artifact and operator; else a
-roofline estimate (`shared.search.analytic`). One that was measured at batch B takes, at another batch b, its
-time times the ratio of the estimates at b and at B: plans of different batches can be compared.
+roofline estimate (`stageloom.shared.search.analytic`). One that was measured at batch B takes, at another
+batch b, its time times the ratio of the estimates at b and at B: plans of different batches can be compared.
 
-Merged launches: estimated by `shared.search.merging` until they were measured.
+Merged launches: estimated by `stageloom.shared.search.merging` until they were measured.
 
-Stages: `shared.search.stage_costs`.
+Stages: `stageloom.shared.search.stage_costs`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
-from shared.bitmask import mask_of
-from shared.blocks import Block
-from shared.digest import digest_of, digest_to_raw
-from shared.errors import InputError
-from shared.graph import Graph
-from shared.ids import Digest, OpId, TensorId
-from shared.schedule import Group
-from shared.search import analytic
-from shared.search.analytic import DeviceRates
-from shared.search.interference import Interference
-from shared.search.merging import mergeable, merged_work
-from shared.search.stage_costs import StageCosts as StageCosts
-from shared.search.stage_costs import Traits
+from stageloom.shared.bitmask import mask_of
+from stageloom.shared.blocks import Block
+from stageloom.shared.digest import digest_of, digest_to_raw
+from stageloom.shared.errors import InputError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest, OpId, TensorId
+from stageloom.shared.schedule import Group
+from stageloom.shared.search import analytic
+from stageloom.shared.search.analytic import DeviceRates
+from stageloom.shared.search.interference import Interference
+from stageloom.shared.search.merging import mergeable, merged_work
+from stageloom.shared.search.stage_costs import StageCosts as StageCosts
+from stageloom.shared.search.stage_costs import Traits
 
 Members: TypeAlias = tuple[tuple[Digest, int, int], ...]
 """Per member of a combined block the artifact, its first operator, and one past its last."""
@@ -117,7 +117,7 @@ class CostTable:
         return self.operator_s(artifact, graph, op, batch) * share
 
     def merged_s(self, artifact: Digest, graph: Graph, ops: Sequence[OpId], batch: int = 1) -> float:
-        """Estimate of operators that run as one launch; see `shared.search.merging`."""
+        """Estimate of operators that run as one launch; see `stageloom.shared.search.merging`."""
         known_s = sum(self.operator_s(artifact, graph, op, batch) for op in ops)
         scale = known_s / sum(self.estimate_s(graph, op, batch) for op in ops)
         elements = sum(analytic.elements_of(graph, op) for op in ops) * batch
@@ -125,7 +125,7 @@ class CostTable:
         return scale * one_s + self.rates.barrier_s
 
     def for_members(self, members: Sequence[MemberOf], *, batches: Sequence[int] = ()) -> StageCosts:
-        """The costs of a combined block, numbered as `shared.blocks.combine` numbers its operators.
+        """The costs of a combined block, numbered as `stageloom.shared.blocks.combine` numbers its operators.
 
         `batches` is per member; without it all have one task at a time.
         """

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from enum import Enum
 from itertools import chain
 
-from shared.bitmask import bits
-from shared.blocks import CombinedGraph
+from stageloom.shared.bitmask import bits
+from stageloom.shared.blocks import CombinedGraph
 
 
 class GroupRule(Enum):

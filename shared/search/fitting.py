@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from shared.blocks import Block
-from shared.graph import Graph
-from shared.ids import Digest, OpId
-from shared.search.analytic import DeviceRates
-from shared.search.costs import CostTable, MeasuredStage, Members, StageCosts
-from shared.search.interference import Interference, Sample, fit
+from stageloom.shared.blocks import Block
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest, OpId
+from stageloom.shared.search.analytic import DeviceRates
+from stageloom.shared.search.costs import CostTable, MeasuredStage, Members, StageCosts
+from stageloom.shared.search.interference import Interference, Sample, fit
 
 
 def samples(table: CostTable, graphs: Mapping[Digest, Graph]) -> list[Sample]:

@@ -1,8 +1,8 @@
 """The scheduler `gpg`: a trained policy, and whatever beats it.
 
 TOP (Lin et al. 2025, V-C) picks the endings of a combined block by a policy that was trained on others; the
-policy is `shared.policy.gpg`. Ours: the policy's roll-out looks ahead, its schedule is refined by a local
-search, and as no policy is better on every block, the answer is the cheapest of that, of a beam search
+policy is `stageloom.shared.policy.gpg`. Ours: the policy's roll-out looks ahead, its schedule is refined by a
+local search, and as no policy is better on every block, the answer is the cheapest of that, of a beam search
 within the budget, of `greedy` and of `sequential`. So it never costs more than `sequential`.
 
 A checkpoint comes with the package; the planner hands in its own where one was trained for the device's
@@ -14,17 +14,17 @@ from importlib import resources
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from shared.blocks import CombinedGraph
-from shared.schedule import StageSchedule
-from shared.search.beam import beam
-from shared.search.costs import StageCosts
-from shared.search.endings import GroupRule
-from shared.search.interface import Budget, Limits, Scheduler
-from shared.search.refine import refined
-from shared.search.stages import Stages, Strategy
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.schedule import StageSchedule
+from stageloom.shared.search.beam import beam
+from stageloom.shared.search.costs import StageCosts
+from stageloom.shared.search.endings import GroupRule
+from stageloom.shared.search.interface import Budget, Limits, Scheduler
+from stageloom.shared.search.refine import refined
+from stageloom.shared.search.stages import Stages, Strategy
 
 if TYPE_CHECKING:
-    from shared.policy.gpg.network import GpgNetwork
+    from stageloom.shared.policy.gpg.network import GpgNetwork
 
 R: Final = 3  # TOP's limits, and those that the policy was trained under; tighter ones are kept
 S: Final = 8
@@ -57,8 +57,11 @@ def policy_alone(
     graph: CombinedGraph, costs: StageCosts, limits: Limits, network: "GpgNetwork"
 ) -> StageSchedule:
     """What the policy and the local search find, without beam's help."""
-    from shared.policy.gpg.choose import LookAhead, looked_ahead  # numpy only where a policy is asked
-    from shared.policy.gpg.network import EncodedBlock
+    from stageloom.shared.policy.gpg.choose import (
+        LookAhead,
+        looked_ahead,
+    )  # numpy only where a policy is asked
+    from stageloom.shared.policy.gpg.network import EncodedBlock
 
     stages = policy_stages(graph, costs, limits)
     endings = looked_ahead(EncodedBlock(network, graph, costs), stages, LookAhead(), Random(0))
@@ -83,11 +86,11 @@ def network_of(checkpoint: bytes = b"") -> "GpgNetwork":
     Raises:
         DecodeError: the bytes are no checkpoint that this version can use.
     """
-    from shared.policy.gpg.checkpoint import decode
+    from stageloom.shared.policy.gpg.checkpoint import decode
 
     return decode(checkpoint or packaged_checkpoint()).network
 
 
 def packaged_checkpoint() -> bytes:
     """The checkpoint that comes with the package; docs/schedulers/gpg.md says how it was trained."""
-    return resources.files("shared.policy.gpg").joinpath("default.checkpoint").read_bytes()
+    return resources.files("stageloom.shared.policy.gpg").joinpath("default.checkpoint").read_bytes()

@@ -10,11 +10,11 @@ Ours: with a limit of s groups the lowest-numbered s operators are taken and the
 stage; the paper has no such limit. Costs play no part.
 """
 
-from shared.bitmask import bits
-from shared.blocks import CombinedGraph
-from shared.schedule import Stage, StageSchedule
-from shared.search.costs import StageCosts
-from shared.search.interface import Budget, Limits
+from stageloom.shared.bitmask import bits
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.schedule import Stage, StageSchedule
+from stageloom.shared.search.costs import StageCosts
+from stageloom.shared.search.interface import Budget, Limits
 
 
 def greedy(graph: CombinedGraph, costs: StageCosts, limits: Limits, budget: Budget) -> StageSchedule:

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from shared.blocks import CombinedGraph
-from shared.errors import SettingError
-from shared.schedule import Schedule
-from shared.search.costs import StageCosts
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.errors import SettingError
+from stageloom.shared.schedule import Schedule
+from stageloom.shared.search.costs import StageCosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,11 @@ groups hand over or keep to themselves. Coefficients start from the plain formul
 measurements tell: Bayesian linear regression (Bishop 2006, section 3.3) with errors that are relative, of
 unknown size, and now and then large (Huber's weights, reweighted until they stay).
 
-The doubt about a stage has two parts: what stages like those measured scatter by, and how little the
-measured ones say of this one. The first is scaled so that nine of ten measured stages lie within their own
-doubt when their whole network is left out of the fit (`shared.search.calibration`). The second grows where
-no measured stage was: more groups, or other proportions. A stage with more groups or operators than any
-measured one, or far longer or shorter than all, is never sure.
+The doubt about a stage has two parts: what stages like those measured scatter by, and how little the measured
+ones say of this one. The first is scaled so that nine of ten measured stages lie within their own doubt when
+their whole network is left out of the fit (`stageloom.shared.search.calibration`). The second grows where no
+measured stage was: more groups, or other proportions. A stage with more groups or operators than any measured
+one, or far longer or shorter than all, is never sure.
 
 A prediction never leaves what was seen: its ratio to the longest group is never below, its ratio to all
 groups in turn never above those of the measured stages, but for the outermost fiftieth of them. So it is
@@ -27,7 +27,14 @@ from math import inf, sqrt
 from operator import mul
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shared.search.calibration import LEAST_SAMPLES, NORMAL, PRIOR_SCATTER, Lessons, Regression, calibrated
+from stageloom.shared.search.calibration import (
+    LEAST_SAMPLES,
+    NORMAL,
+    PRIOR_SCATTER,
+    Lessons,
+    Regression,
+    calibrated,
+)
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,8 +7,9 @@ group, s groups per stage (section 4.3). O(states * endings); table 1 counts tho
 Ours:
 - Bottom-up over the states by size, with sums and look-ups over whole lists, instead of recursion.
 - Members with the same operators and costs are exchangeable: of states that differ only in which of them is
-  how far, one is searched (`shared.search.symmetry`).
-- Groups are `connected` by default; the released code's are `rooted`, a subset: `shared.search.endings`.
+  how far, one is searched (`stageloom.shared.search.symmetry`).
+- Groups are `connected` by default; the released code's are `rooted`, a subset:
+`stageloom.shared.search.endings`.
 - Anytime: where the pairs exceed the budget, a beam search spends the same number once more, and the answer
   is the best of it, `greedy` and `sequential`. The answer never costs more than `sequential`.
 - Of equally cheap last stages the one with the most operators is taken: fewer, longer stages.
@@ -18,16 +19,16 @@ Ours:
 from collections.abc import Iterable, Sequence
 from operator import add
 
-from shared.blocks import CombinedGraph
-from shared.schedule import StageSchedule
-from shared.search.beam import beam
-from shared.search.costs import StageCosts
-from shared.search.endings import GroupRule, TooManyError
-from shared.search.interface import Budget, Limits
-from shared.search.sequential import sequential
-from shared.search.stages import Stages, Strategy
-from shared.search.states import states_by_size
-from shared.search.symmetry import exchangeable, images
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.schedule import StageSchedule
+from stageloom.shared.search.beam import beam
+from stageloom.shared.search.costs import StageCosts
+from stageloom.shared.search.endings import GroupRule, TooManyError
+from stageloom.shared.search.interface import Budget, Limits
+from stageloom.shared.search.sequential import sequential
+from stageloom.shared.search.stages import Stages, Strategy
+from stageloom.shared.search.states import states_by_size
+from stageloom.shared.search.symmetry import exchangeable, images
 
 _EQUAL = 1.0 + 1e-12  # sums of the same numbers in another order differ by less
 

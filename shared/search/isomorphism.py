@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shared.bitmask import bits, mask_of
-from shared.blocks import CombinedGraph
-from shared.schedule import Schedule, Stage, StageSchedule
-from shared.search.costs import StageCosts
-from shared.search.interface import Budget, Limits, Scheduler
-from shared.search.symmetry import by_operators_alone
+from stageloom.shared.bitmask import bits, mask_of
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.schedule import Schedule, Stage, StageSchedule
+from stageloom.shared.search.costs import StageCosts
+from stageloom.shared.search.interface import Budget, Limits, Scheduler
+from stageloom.shared.search.symmetry import by_operators_alone
 
 
 @dataclass(frozen=True, slots=True)

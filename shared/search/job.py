@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from shared.plan import ExecutorOptions, Plan
-from shared.search.compose import Combination, ModelChoice, Rules, compose
-from shared.search.costs import CostTable
-from shared.search.interface import Budget, Limits
+from stageloom.shared.plan import ExecutorOptions, Plan
+from stageloom.shared.search.compose import Combination, ModelChoice, Rules, compose
+from stageloom.shared.search.costs import CostTable
+from stageloom.shared.search.interface import Budget, Limits
 
 T = TypeVar("T")
 
@@ -20,7 +20,8 @@ GREW = 1.5
 
 @dataclass(frozen=True, kw_only=True)
 class SearchJob:
-    """The arguments of `shared.search.compose.compose`; `budget_s` None: one search of the usual size."""
+    """The arguments of `stageloom.shared.search.compose.compose`; `budget_s` None: one search of the usual
+    size."""
 
     models: tuple[ModelChoice, ...]
     scheduler: str = "sequential"

@@ -9,10 +9,10 @@ other streams starts `barrier_s` after what it waits for; several streams end wi
 
 from collections.abc import Set
 
-from shared.blocks import CombinedGraph
-from shared.launch_list import Item, LaunchList, lower
-from shared.schedule import Schedule, StageSchedule, StreamSchedule
-from shared.search.costs import StageCosts
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.launch_list import Item, LaunchList, lower
+from stageloom.shared.schedule import Schedule, StageSchedule, StreamSchedule
+from stageloom.shared.search.costs import StageCosts
 
 
 def schedule_s(schedule: Schedule, graph: CombinedGraph, costs: StageCosts) -> float:

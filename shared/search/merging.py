@@ -1,8 +1,9 @@
 """Which operators of a block a search may merge (IOS, section 3.2), and what that should cost.
 
-Any two or more operators of a class (`shared.merge`) may run as one launch. Classes of up to six give all
-their subsets, 57 at most. Larger ones, which no model of the papers has, give the runs of neighbours when
-sorted by the size of their kernels: what merges well is of about one size, as smaller kernels are padded.
+Any two or more operators of a class (`stageloom.shared.merge`) may run as one launch. Classes of up to six
+give all their subsets, 57 at most. Larger ones, which no model of the papers has, give the runs of neighbours
+when sorted by the size of their kernels: what merges well is of about one size, as smaller kernels are
+padded.
 
 The estimate is that of one convolution of the padded, stacked size that reads its input once, whose output is
 written, read and written again by the split, and that is a launch of its own: it joins no neighbour, and pays
@@ -14,10 +15,10 @@ from itertools import combinations
 from math import prod
 from typing import Final
 
-from shared.blocks import Block
-from shared.graph import Graph
-from shared.ids import OpId
-from shared.merge import merge_key, merged, padding
+from stageloom.shared.blocks import Block
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import OpId
+from stageloom.shared.merge import merge_key, merged, padding
 
 _ALL_SUBSETS_OF: Final = 6
 

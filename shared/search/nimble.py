@@ -14,13 +14,13 @@ which augmenting paths are tried may choose another one.
 
 from collections.abc import Sequence
 
-from shared.bitmask import bits, mask_of
-from shared.blocks import CombinedGraph
-from shared.schedule import Launch, StreamSchedule
-from shared.search.costs import StageCosts
-from shared.search.interface import Budget, Limits
-from shared.search.matching import largest_matching
-from shared.stage_string import MAX_STREAMS
+from stageloom.shared.bitmask import bits, mask_of
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.schedule import Launch, StreamSchedule
+from stageloom.shared.search.costs import StageCosts
+from stageloom.shared.search.interface import Budget, Limits
+from stageloom.shared.search.matching import largest_matching
+from stageloom.shared.stage_string import MAX_STREAMS
 
 
 def nimble(graph: CombinedGraph, costs: StageCosts, limits: Limits, budget: Budget) -> StreamSchedule:

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from shared.bitmask import bits
-from shared.blocks import CombinedGraph
-from shared.schedule import Launch, StreamSchedule
-from shared.search.costs import StageCosts
-from shared.search.interface import Budget, Limits
-from shared.stage_string import MAX_STREAMS
+from stageloom.shared.bitmask import bits
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.schedule import Launch, StreamSchedule
+from stageloom.shared.search.costs import StageCosts
+from stageloom.shared.search.interface import Budget, Limits
+from stageloom.shared.stage_string import MAX_STREAMS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

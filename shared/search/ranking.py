@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 
-from shared.search.endings import Endings, by_highest, packings
+from stageloom.shared.search.endings import Endings, by_highest, packings
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ takes, this is cheap and exact, and it repairs what a learned choice gets slight
 
 from collections.abc import Sequence
 
-from shared.bitmask import bits
-from shared.search.stages import Stages
+from stageloom.shared.bitmask import bits
+from stageloom.shared.search.stages import Stages
 
 _GAIN = 1.0 - 1e-9  # less is rounding
 

@@ -4,17 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from shared.errors import SettingError
-from shared.search.beam import beam
-from shared.search.brute import brute
-from shared.search.gpg import gpg, with_checkpoint
-from shared.search.greedy import greedy
-from shared.search.interface import Scheduler
-from shared.search.ios import ios, ios_merge, ios_parallel, ios_rooted
-from shared.search.nimble import nimble
-from shared.search.opara import opara
-from shared.search.sequential import sequential
-from shared.search.wavefront import wavefront
+from stageloom.shared.errors import SettingError
+from stageloom.shared.search.beam import beam
+from stageloom.shared.search.brute import brute
+from stageloom.shared.search.gpg import gpg, with_checkpoint
+from stageloom.shared.search.greedy import greedy
+from stageloom.shared.search.interface import Scheduler
+from stageloom.shared.search.ios import ios, ios_merge, ios_parallel, ios_rooted
+from stageloom.shared.search.nimble import nimble
+from stageloom.shared.search.opara import opara
+from stageloom.shared.search.sequential import sequential
+from stageloom.shared.search.wavefront import wavefront
 
 
 @dataclass(frozen=True, slots=True)

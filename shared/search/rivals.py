@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from shared.errors import SettingError
-from shared.plan import MAX_LANES, StepChoice, Wait
-from shared.search.compose import Combination, ModelChoice
-from shared.search.job import SearchJob
+from stageloom.shared.errors import SettingError
+from stageloom.shared.plan import MAX_LANES, StepChoice, Wait
+from stageloom.shared.search.compose import Combination, ModelChoice
+from stageloom.shared.search.job import SearchJob
 
 LEAST_REPLICAS: Final = 2
 """Instances of a model where a policy is about several and the models ask for one."""

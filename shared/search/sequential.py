@@ -4,10 +4,10 @@ The baseline of IOS (Ding et al. 2021, section 6.1) and TOP, and the first incum
 numbering of a combined graph is topological, so the order is canonical. O(operators).
 """
 
-from shared.blocks import CombinedGraph
-from shared.schedule import Stage, StageSchedule
-from shared.search.costs import StageCosts
-from shared.search.interface import Budget, Limits
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.schedule import Stage, StageSchedule
+from stageloom.shared.search.costs import StageCosts
+from stageloom.shared.search.interface import Budget, Limits
 
 
 def sequential(graph: CombinedGraph, costs: StageCosts, limits: Limits, budget: Budget) -> StageSchedule:

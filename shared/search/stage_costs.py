@@ -1,8 +1,8 @@
 """What the stages of one combined block cost, in seconds.
 
 IOS (Ding et al. 2021, section 3) measures every stage it meets; TOP keeps those measurements. Until a stage
-has one, it costs what the model of its device class predicts (`shared.search.interference`), which also says
-how sure it is. Where there is no model the groups cost
+has one, it costs what the model of its device class predicts (`stageloom.shared.search.interference`), which
+also says how sure it is. Where there is no model the groups cost
 
     least + contention * (total - least) + barrier,    least = max(longest, work)
 
@@ -11,9 +11,9 @@ known, and else nothing. `contention` 0 means that groups never slow each other 
 that they run as if one after another; both ends are exact, what lies between is a straight line and nothing
 more.
 
-Stages of one group that follow each other on one member have no barrier between them and become one launch
-of all their operators (`shared.launch_list`). A schedule therefore costs its *runs*, not those stages one by
-one; under the plain formula that is the same.
+Stages of one group that follow each other on one member have no barrier between them and become one launch of
+all their operators (`stageloom.shared.launch_list`). A schedule therefore costs its *runs*, not those stages
+one by one; under the plain formula that is the same.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from shared.bitmask import mask_of
-from shared.schedule import Group, Stage, StageSchedule
-from shared.search.interference import GroupTerms, Interference, Terms, stage_terms
+from stageloom.shared.bitmask import mask_of
+from stageloom.shared.schedule import Group, Stage, StageSchedule
+from stageloom.shared.search.interference import GroupTerms, Interference, Terms, stage_terms
 
 MERGE_DOUBT: Final = 0.5
 """How wrong the estimate of a merge may be, as a share of it."""

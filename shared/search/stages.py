@@ -2,12 +2,12 @@
 
 from enum import Enum
 
-from shared.bitmask import bits, mask_of
-from shared.blocks import CombinedGraph
-from shared.schedule import Group, Stage, StageSchedule
-from shared.search.costs import StageCosts
-from shared.search.endings import Endings, GroupRule
-from shared.search.interface import Limits
+from stageloom.shared.bitmask import bits, mask_of
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.schedule import Group, Stage, StageSchedule
+from stageloom.shared.search.costs import StageCosts
+from stageloom.shared.search.endings import Endings, GroupRule
+from stageloom.shared.search.interface import Limits
 
 
 class Strategy(Enum):

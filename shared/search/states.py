@@ -8,10 +8,10 @@ reached whatever r and s are; they come here from small to large, as dynamic pro
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shared.bitmask import bits
-from shared.blocks import CombinedGraph
-from shared.search.endings import Endings, TooManyError
-from shared.search.matching import largest_matching
+from stageloom.shared.bitmask import bits
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.search.endings import Endings, TooManyError
+from stageloom.shared.search.matching import largest_matching
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ k! states are searched as one.
 from collections.abc import Iterator, Sequence
 from itertools import permutations, product
 
-from shared.bitmask import mask_of
-from shared.blocks import CombinedGraph
-from shared.search.costs import StageCosts
+from stageloom.shared.bitmask import mask_of
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.search.costs import StageCosts
 
 
 def by_operators_alone(costs: StageCosts) -> bool:

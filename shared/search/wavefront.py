@@ -10,12 +10,12 @@ kernels falls away. There are as many units as the widest wave has operators, or
 predicted from operator costs alone, as if nothing slowed anything down.
 """
 
-from shared.bitmask import bits
-from shared.blocks import CombinedGraph
-from shared.schedule import Launch, StreamSchedule
-from shared.search.costs import StageCosts
-from shared.search.interface import Budget, Limits
-from shared.stage_string import MAX_STREAMS
+from stageloom.shared.bitmask import bits
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.schedule import Launch, StreamSchedule
+from stageloom.shared.search.costs import StageCosts
+from stageloom.shared.search.interface import Budget, Limits
+from stageloom.shared.stage_string import MAX_STREAMS
 
 
 def wavefront(graph: CombinedGraph, costs: StageCosts, limits: Limits, budget: Budget) -> StreamSchedule:

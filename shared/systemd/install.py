@@ -17,8 +17,8 @@ from importlib.resources import files
 from pathlib import Path
 from shutil import which
 
-from shared.errors import SettingError, StorageError, UnavailableError
-from shared.systemd.unit import command_line, hidden_from_service, state_settings, with_settings
+from stageloom.shared.errors import SettingError, StorageError, UnavailableError
+from stageloom.shared.systemd.unit import command_line, hidden_from_service, state_settings, with_settings
 
 UNIT_DIRECTORY = Path("/etc/systemd/system")
 _RUNNING = Path("/run/systemd/system")  # exists where systemd is process 1 (sd_booted(3))
@@ -31,10 +31,11 @@ Run = Callable[[Sequence[str]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """One service as the command line wants it. `arguments` follow the interpreter's path."""
+    """One service as the command line wants it: `program` with `arguments`."""
 
     name: str  # of the unit, without its suffix
     package: str  # that ships it
+    program: str  # a console script of this distribution
     arguments: tuple[str, ...]
     home: Path
     user: str
@@ -47,9 +48,18 @@ class Service:
         return f"{self.name}.service"
 
 
-def python() -> str:
-    """The interpreter that the service will run."""
-    return sys.executable
+def installed_program(name: str) -> str:
+    """The absolute path of one of our console scripts, beside this interpreter.
+
+    Raises:
+        SettingError: there is none, so that no service could run it.
+    """
+    path = Path(sys.executable).with_name(name)
+    if not os.access(path, os.X_OK):
+        raise SettingError(
+            f"{path} is missing", remedy=f"install Stageloom with pip for {sys.executable}, then try again"
+        )
+    return str(path)
 
 
 def run_command(words: Sequence[str]) -> None:
@@ -74,7 +84,8 @@ def unit_text(service: Service) -> str:
     """The unit for this machine.
 
     Raises:
-        SettingError: the home is no absolute path, or home or user cannot stand in a unit file.
+        SettingError: the home is no absolute path, home or user cannot stand in a unit file, or the
+            program is missing.
     """
     home = service.home
     if not _USER_NAME.fullmatch(service.user):
@@ -86,7 +97,7 @@ def unit_text(service: Service) -> str:
     shipped = files(service.package).joinpath(service.file_name).read_text(encoding="utf-8")
     groups = " ".join(name for name in service.groups if _known(grp.getgrnam, name))
     settings: dict[str, Sequence[str]] = {
-        "ExecStart": (command_line([python(), *service.arguments]),),
+        "ExecStart": (command_line([installed_program(service.program), *service.arguments]),),
         "User": (service.user,),
         "Group": (_group_of(service.user),),
         **({"SupplementaryGroups": (groups,) if groups else ()} if service.groups else {}),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
-from shared.errors import SettingError
+from stageloom.shared.errors import SettingError
 
 STATE_ROOT = PurePath("/var/lib")
 """Below it systemd makes a service's state directory itself."""

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from types import TracebackType
 
-from edge_agent.ingest import channel
-from edge_agent.ingest.messages import (
+from stageloom.edge_agent.ingest import channel
+from stageloom.edge_agent.ingest.messages import (
     PROTOCOL_VERSION,
     AttachArena,
     Declare,

@@ -12,16 +12,16 @@ from typing import Any, Final, TypeVar
 import msgspec
 import zmq
 
-from edge_agent.link.join import join
-from edge_agent.link.sockets import make_dealer, new_keys
-from planner.admin.client import ask
-from planner.dispatch.quotas import Quota
-from shared.clock import SystemClock
-from shared.ids import DeviceId
-from shared.messages import admin, bulk, control, telemetry
-from shared.messages.base import Message
-from shared.messages.telemetry import Ledger, RowData, RowRange
-from shared.token import parse_token
+from stageloom.edge_agent.link.join import join
+from stageloom.edge_agent.link.sockets import make_dealer, new_keys
+from stageloom.planner.admin.client import ask
+from stageloom.planner.dispatch.quotas import Quota
+from stageloom.shared.clock import SystemClock
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages import admin, bulk, control, telemetry
+from stageloom.shared.messages.base import Message
+from stageloom.shared.messages.telemetry import Ledger, RowData, RowRange
+from stageloom.shared.token import parse_token
 from tests.e2e.fleet import four_free_ports
 from tests.planner.processes import PlannerProcess, ok
 

@@ -10,9 +10,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edge_agent import Client
-from edge_agent.config import ModelFile
-from edge_agent.ingest.messages import InputRef
+from stageloom import Client
+from stageloom.edge_agent.config import ModelFile
+from stageloom.edge_agent.ingest.messages import InputRef
 from tests.adversary.applications import RawApplication
 from tests.agent.models import ROW_SHAPE, write_tiny
 from tests.agent.process import AgentProcess

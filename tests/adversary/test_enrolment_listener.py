@@ -9,12 +9,12 @@ from random import Random
 
 import pytest
 
-from edge_agent.link.join import join
-from edge_agent.link.sockets import new_keys
-from shared.clock import SystemClock
-from shared.ids import DeviceId
-from shared.messages import control, enrol
-from shared.messages.base import RefusalCode, Refused
+from stageloom.edge_agent.link.join import join
+from stageloom.edge_agent.link.sockets import new_keys
+from stageloom.shared.clock import SystemClock
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages import control, enrol
+from stageloom.shared.messages.base import RefusalCode, Refused
 from tests.enrolment.rig import EnrolmentRig, enrolling
 from tests.link.rig import Wire, heartbeat, wait_until
 

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 from msgspec import inspect as shapes
 
-from planner.counters import CEILING
-from planner.dispatch.admin import AdminRefused
-from shared.codec import Codec
-from shared.errors import DecodeError
-from shared.messages import admin, control, telemetry
-from shared.messages.base import Message, RefusalCode, Refused
-from shared.messages.control import ControlToPlanner, Heartbeat, Hello, LocalPlan, Reported
-from shared.messages.telemetry import MAX_ROW_BYTES, Ledger, RowRange
+from stageloom.planner.counters import CEILING
+from stageloom.planner.dispatch.admin import AdminRefused
+from stageloom.shared.codec import Codec
+from stageloom.shared.errors import DecodeError
+from stageloom.shared.messages import admin, control, telemetry
+from stageloom.shared.messages.base import Message, RefusalCode, Refused
+from stageloom.shared.messages.control import ControlToPlanner, Heartbeat, Hello, LocalPlan, Reported
+from stageloom.shared.messages.telemetry import MAX_ROW_BYTES, Ledger, RowRange
 from tests.adversary.extremes import extremes
 from tests.adversary.rig import BOOT, CODECS, Device, Rig
 

@@ -13,18 +13,18 @@ import zmq
 from sqlalchemy import func, select
 
 from benchmarks.adversary.floods import FLOODS, Attacker, Flood, Target
-from planner.dispatch.core import DispatchConfig, DispatchCore
-from planner.dispatch.ports import EnrolAttempt
-from planner.dispatch.quotas import ROW_BYTES, Quota
-from planner.dispatch.rate import Rate
-from planner.dispatch.server import DispatchServer, ServerConfig, new_keys
-from planner.store.store import Store
-from planner.store.tables import AlarmRow, GenerationRow, LedgerRow, Table, TelemetryRow
-from shared.digest import digest_bytes
-from shared.ids import DeviceId, Digest
-from shared.keyfile import KeyPair
-from shared.messages import bulk, control, telemetry
-from shared.messages.base import Message
+from stageloom.planner.dispatch.core import DispatchConfig, DispatchCore
+from stageloom.planner.dispatch.ports import EnrolAttempt
+from stageloom.planner.dispatch.quotas import ROW_BYTES, Quota
+from stageloom.planner.dispatch.rate import Rate
+from stageloom.planner.dispatch.server import DispatchServer, ServerConfig, new_keys
+from stageloom.planner.store.store import Store
+from stageloom.planner.store.tables import AlarmRow, GenerationRow, LedgerRow, Table, TelemetryRow
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.keyfile import KeyPair
+from stageloom.shared.messages import bulk, control, telemetry
+from stageloom.shared.messages.base import Message
 from tests.link.rig import LANES, wait_until
 from tests.store import conftest as databases
 from tests.store.helpers import add_model, small_plan

@@ -7,9 +7,9 @@ from typing import Any
 import msgpack
 import pytest
 
-from shared.codec import PLAIN, pack_body
-from shared.messages import admin, control
-from shared.messages.base import RefusalCode, Refused
+from stageloom.shared.codec import PLAIN, pack_body
+from stageloom.shared.messages import admin, control
+from stageloom.shared.messages.base import RefusalCode, Refused
 from tests.adversary.rig import CODECS, Device, Rig
 from tests.link.samples import MESSAGES
 from tests.link.test_codec import CORPUS

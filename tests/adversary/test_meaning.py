@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from planner.dispatch import events as ev
-from planner.dispatch.core import DispatchConfig, DispatchCore
-from planner.dispatch.ports import FleetMember, LocalPlanRefused, TelemetryWrite
-from planner.store.refusals import AGAIN_US
-from planner.store.store import Store
-from shared.clock import ManualClock
-from shared.ids import DeviceId, Digest
-from shared.messages import bulk
-from shared.messages.base import RefusalCode, Refused
-from shared.messages.control import Autonomy, Desired, LocalPlan
-from shared.messages.telemetry import (
+from stageloom.planner.dispatch import events as ev
+from stageloom.planner.dispatch.core import DispatchConfig, DispatchCore
+from stageloom.planner.dispatch.ports import FleetMember, LocalPlanRefused, TelemetryWrite
+from stageloom.planner.store.refusals import AGAIN_US
+from stageloom.planner.store.store import Store
+from stageloom.shared.clock import ManualClock
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages import bulk
+from stageloom.shared.messages.base import RefusalCode, Refused
+from stageloom.shared.messages.control import Autonomy, Desired, LocalPlan
+from stageloom.shared.messages.telemetry import (
     Ledger,
     OperatorTiming,
     ProfileResult,
@@ -29,7 +29,7 @@ from shared.messages.telemetry import (
     StageTiming,
     TelemetryBatch,
 )
-from shared.plan import Plan
+from stageloom.shared.plan import Plan
 from tests.store.helpers import NANO, add_model, enrol, key, row, small_plan
 
 GOOD = DeviceId("good")

@@ -6,14 +6,21 @@ import msgspec
 import pytest
 from sqlalchemy import update
 
-from planner.counters import CEILING
-from planner.store.database import Database, sqlite_url
-from planner.store.reading import DATABASE_FILE
-from planner.store.tables import DesiredRow, DeviceRow, GenerationRow, PlannerRow, ReportedRow, TelemetryRow
-from shared.codec import PLAIN
-from shared.messages import admin, control, telemetry
-from shared.messages.base import MOST, RefusalCode, Refused
-from shared.messages.telemetry import Ledger, RowRange, TelemetryBatch
+from stageloom.planner.counters import CEILING
+from stageloom.planner.store.database import Database, sqlite_url
+from stageloom.planner.store.reading import DATABASE_FILE
+from stageloom.planner.store.tables import (
+    DesiredRow,
+    DeviceRow,
+    GenerationRow,
+    PlannerRow,
+    ReportedRow,
+    TelemetryRow,
+)
+from stageloom.shared.codec import PLAIN
+from stageloom.shared.messages import admin, control, telemetry
+from stageloom.shared.messages.base import MOST, RefusalCode, Refused
+from stageloom.shared.messages.telemetry import Ledger, RowRange, TelemetryBatch
 from tests.adversary.rig import BOOT, Rig
 
 

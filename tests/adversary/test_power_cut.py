@@ -26,20 +26,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zmq.utils import z85
 
-from edge_agent.config import AgentConfig, encode_config
-from edge_agent.link.choice import KEY_NAME, MEMBERSHIP_NAME, STATE_NAME
-from edge_agent.link.events import LinkState
-from edge_agent.link.membership import load_membership
-from edge_agent.link.spool import Spool
-from edge_agent.link.statefile import load_state
-from planner.service import KEY_FILE
-from planner.store.reading import DATABASE_FILE
-from planner.store.store import Store
-from shared.artifact import file_digest
-from shared.errors import StageloomError
-from shared.ids import DeviceId
-from shared.keyfile import read_keys
-from shared.messages import control, telemetry
+from stageloom.edge_agent.config import AgentConfig, encode_config
+from stageloom.edge_agent.link.choice import KEY_NAME, MEMBERSHIP_NAME, STATE_NAME
+from stageloom.edge_agent.link.events import LinkState
+from stageloom.edge_agent.link.membership import load_membership
+from stageloom.edge_agent.link.spool import Spool
+from stageloom.edge_agent.link.statefile import load_state
+from stageloom.planner.service import KEY_FILE
+from stageloom.planner.store.reading import DATABASE_FILE
+from stageloom.planner.store.store import Store
+from stageloom.shared.artifact import file_digest
+from stageloom.shared.errors import StageloomError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.keyfile import read_keys
+from stageloom.shared.messages import control, telemetry
 from tests.adversary.disk import Event, Link, Loss, Sync, SyncDirectory, Write, disk_after
 from tests.adversary.strace import Recorded, recorded, traced, why_not
 from tests.agent.process import AgentProcess
@@ -166,7 +166,7 @@ def whole_or_absent(keys: Path) -> bool:
 @contextmanager
 def traced_planner(home: Path, calls: Path) -> Iterator[None]:
     """A planner from its first start on, killed at the end."""
-    command = (sys.executable, "-c", "from planner.cli import main; main()")
+    command = (sys.executable, "-c", "from stageloom.planner.cli import main; main()")
     process = subprocess.Popen(
         [*traced(calls), *command, "up", "--json", "--listen", "127.0.0.1:0", "--data-dir", str(home)],
         stdout=subprocess.PIPE,
@@ -310,7 +310,7 @@ def traced_agent(home: Path, calls: Path) -> Iterator[None]:
     config = AgentConfig(home=str(home), stats_interval_s=0.1, probation_s=0.3)
     with (home / "log").open("ab") as log:
         process = subprocess.Popen(
-            [*traced(calls), sys.executable, "-m", "edge_agent.run", encode_config(config)],
+            [*traced(calls), sys.executable, "-m", "stageloom.edge_agent.run", encode_config(config)],
             stdout=log,
             stderr=log,
             env=environment(home),
@@ -327,7 +327,7 @@ def played_agent(fleet: Fleet, home: Path, calls: Path) -> Notes:
     """It joins, is pushed two plans in turn, and its rows are stored; all that the planner saw is noted."""
     notes = Notes()
     token = fleet.ask("device", "token", home.name)["token"]
-    join = (sys.executable, "-m", "edge_agent", "join", token, "--home", str(home))
+    join = (sys.executable, "-m", "stageloom.edge_agent", "join", token, "--home", str(home))
     home.mkdir(mode=0o700)
     subprocess.run([*traced(calls), *join], env=environment(home), check=True)
     public = read_keys(home / KEY_NAME).public

@@ -2,10 +2,10 @@
 
 import pytest
 
-from planner.counters import CEILING, EPOCHS_AHEAD, SEQUENCES
-from shared.messages import admin, control, telemetry
-from shared.messages.base import MOST, Message, RefusalCode, Refused
-from shared.messages.telemetry import Ledger
+from stageloom.planner.counters import CEILING, EPOCHS_AHEAD, SEQUENCES
+from stageloom.shared.messages import admin, control, telemetry
+from stageloom.shared.messages.base import MOST, Message, RefusalCode, Refused
+from stageloom.shared.messages.telemetry import Ledger
 from tests.adversary.rig import BOOT, Device, Rig
 from tests.planner.processes import until
 

@@ -13,11 +13,11 @@ import pytest
 
 from benchmarks.adversary.pings import End, finish
 from benchmarks.adversary.zmtp import HandshakeRefused, RawPeer
-from edge_agent.link.sockets import new_keys
-from planner.dispatch.listening import listen
-from planner.dispatch.quotas import DEFAULT_QUOTAS, Quota
-from shared.keyfile import KeyPair
-from shared.messages import control
+from stageloom.edge_agent.link.sockets import new_keys
+from stageloom.planner.dispatch.listening import listen
+from stageloom.planner.dispatch.quotas import DEFAULT_QUOTAS, Quota
+from stageloom.shared.keyfile import KeyPair
+from stageloom.shared.messages import control
 from tests.link.rig import LANES, Rig, Wire, heartbeat, running
 
 BURSTS = 25

@@ -11,9 +11,9 @@ import threading
 
 import msgspec
 
-from planner.dispatch import listening
-from planner.dispatch.quotas import Quota
-from planner.dispatch.rate import Rate
+from stageloom.planner.dispatch import listening
+from stageloom.planner.dispatch.quotas import Quota
+from stageloom.planner.dispatch.rate import Rate
 from tests.link.rig import Rig, wait_until
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.ingest.connection import Arena, ConnectionLimits, Layout
-from edge_agent.ingest.endpoint import Accepted, Endpoint
-from edge_agent.ingest.ledger import TaskLedger
-from edge_agent.ingest.messages import ModelInfo, TensorInfo
-from edge_agent.loop import Loop
-from shared.engine.steps import Outcome
-from shared.ids import TaskId
+from stageloom.edge_agent.ingest.connection import Arena, ConnectionLimits, Layout
+from stageloom.edge_agent.ingest.endpoint import Accepted, Endpoint
+from stageloom.edge_agent.ingest.ledger import TaskLedger
+from stageloom.edge_agent.ingest.messages import ModelInfo, TensorInfo
+from stageloom.edge_agent.loop import Loop
+from stageloom.shared.engine.steps import Outcome
+from stageloom.shared.ids import TaskId
 
 ECHO = ModelInfo(
     "echo", (TensorInfo("input", "float32", (1, 4)),), (TensorInfo("output", "float32", (1, 4)),)

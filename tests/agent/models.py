@@ -6,15 +6,15 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edge_agent.link.choice import STATE_NAME
-from edge_agent.link.events import LinkState, PlanRef, Proven, RunnablePlan
-from edge_agent.link.statefile import save_state
-from edge_agent.store import ArtifactStore
-from shared.artifact import Artifact, open_artifact
-from shared.importer.api import artifact_path, import_model
-from shared.messages.control import Activation, ArtifactNeed, Desired, DeviceState, Origin
-from shared.plan import ExecutorOptions, QueuePlan
-from shared.search.compose import ModelChoice, compose
+from stageloom.edge_agent.link.choice import STATE_NAME
+from stageloom.edge_agent.link.events import LinkState, PlanRef, Proven, RunnablePlan
+from stageloom.edge_agent.link.statefile import save_state
+from stageloom.edge_agent.store import ArtifactStore
+from stageloom.shared.artifact import Artifact, open_artifact
+from stageloom.shared.importer.api import artifact_path, import_model
+from stageloom.shared.messages.control import Activation, ArtifactNeed, Desired, DeviceState, Origin
+from stageloom.shared.plan import ExecutorOptions, QueuePlan
+from stageloom.shared.search.compose import ModelChoice, compose
 
 ROW_SHAPE = (1, 3, 8, 8)
 

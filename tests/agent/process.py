@@ -8,16 +8,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from edge_agent.ask import ask_status
-from edge_agent.config import AgentConfig, encode_config
-from edge_agent.ingest.paths import socket_of
-from edge_agent.reporting.status import AgentStatus
-from shared.errors import UnavailableError
+from stageloom.edge_agent.ask import ask_status
+from stageloom.edge_agent.config import AgentConfig, encode_config
+from stageloom.edge_agent.ingest.paths import socket_of
+from stageloom.edge_agent.reporting.status import AgentStatus
+from stageloom.shared.errors import UnavailableError
 from tests.agent.conftest import eventually
 
 
 class AgentProcess:
-    """`python -m edge_agent.run`; killed at the end of the `with` block if it still runs."""
+    """`python -m stageloom.edge_agent.run`; killed at the end of the `with` block if it still runs."""
 
     def __init__(self, home: Path, **settings: Any) -> None:
         home.mkdir(parents=True, exist_ok=True)
@@ -27,7 +27,9 @@ class AgentProcess:
         self.log_path = home / "log"
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "edge_agent.run", encode_config(config)], stderr=log, stdout=log
+                [sys.executable, "-m", "stageloom.edge_agent.run", encode_config(config)],
+                stderr=log,
+                stdout=log,
             )
 
     def __enter__(self) -> "AgentProcess":

@@ -12,20 +12,20 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from edge_agent import Client
-from edge_agent.config import ModelFile
-from edge_agent.link.choice import STATE_NAME
-from edge_agent.reporting.status import AgentStatus
-from shared.artifact import Artifact
-from shared.errors import (
+from stageloom import Client
+from stageloom.edge_agent.config import ModelFile
+from stageloom.edge_agent.link.choice import STATE_NAME
+from stageloom.edge_agent.reporting.status import AgentStatus
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.errors import (
     AgentRestarted,
     RefusedError,
     TaskCancelled,
     TaskExpired,
     TaskRefused,
 )
-from shared.messages.control import Origin
-from shared.plan import QueuePlan, QueueRule
+from stageloom.shared.messages.control import Origin
+from stageloom.shared.plan import QueuePlan, QueueRule
 from tests.agent.conftest import eventually
 from tests.agent.models import ROW_SHAPE, import_tiny, plan_for, write_state, write_tiny
 from tests.agent.process import AgentProcess
@@ -171,7 +171,7 @@ def test_polite_end_lets_open_tasks_end_and_leaves_nothing_behind(serving: Agent
 
 def test_second_agent_on_the_same_state_is_refused_in_one_line(serving: AgentProcess) -> None:
     second = subprocess.run(
-        [sys.executable, "-m", "edge_agent.cli", "run", "--home", str(serving.home)],
+        [sys.executable, "-m", "stageloom.edge_agent.cli", "run", "--home", str(serving.home)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -338,7 +338,7 @@ def test_model_file_is_served_alone(tmp_path: Path) -> None:
 _APPLICATION = """
 import sys, time
 import numpy as np
-from edge_agent import Client
+from stageloom import Client
 with Client(sys.argv[1]) as client:
     held = [client.submit("tiny", {"input": np.ones((1, 3, 8, 8), np.float32)}) for _ in range(20)]
     print("submitted", flush=True)

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from edge_agent.link.events import PlanRef, RunnablePlan
-from edge_agent.replan.alarms import Alarms, AlarmSettings, Fired, alarm_raised
-from edge_agent.replan.derived_plans import plain_plan
-from edge_agent.worker.messages import Glance, QueueGlance
-from shared.messages import control
-from shared.messages.control import Origin
-from shared.plan import decode_plan
-from shared.policy.queues import TOP_THRESHOLD, Measure
-from shared.policy.trigger import Cause
+from stageloom.edge_agent.link.events import PlanRef, RunnablePlan
+from stageloom.edge_agent.replan.alarms import Alarms, AlarmSettings, Fired, alarm_raised
+from stageloom.edge_agent.replan.derived_plans import plain_plan
+from stageloom.edge_agent.worker.messages import Glance, QueueGlance
+from stageloom.shared.messages import control
+from stageloom.shared.messages.control import Origin
+from stageloom.shared.plan import decode_plan
+from stageloom.shared.policy.queues import TOP_THRESHOLD, Measure
+from stageloom.shared.policy.trigger import Cause
 from tests.engine.driver import Driver
 from tests.engine.plans import chains
 from tests.policy.test_plain import PLAN
@@ -139,9 +139,9 @@ def running() -> RunnablePlan:
 
 
 def fired(**loads: tuple[float, float, int]) -> Fired:
-    from shared.policy.plain import Load
-    from shared.policy.samples import Sample
-    from shared.policy.trigger import Firing
+    from stageloom.shared.policy.plain import Load
+    from stageloom.shared.policy.samples import Sample
+    from stageloom.shared.policy.trigger import Firing
 
     samples = (Sample(((1, 0), (1,), (0,)), (0.5, -0.25, -0.25)),) * 10
     firing = Firing(cause=Cause.VARIANCE, value=0.5, threshold=0.1, at_s=1.0, samples=samples)

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks.ingest import agent_pss_mib
-from edge_agent import __version__
-from edge_agent.cli.app import execute
-from edge_agent.cli.show import status_text
-from edge_agent.config import SETTINGS_NAME, AgentConfig, ModelFile, decode_config, load_config
-from edge_agent.ingest.paths import HOME_VARIABLE
-from edge_agent.link.choice import KEY_NAME, MEMBERSHIP_NAME, connect_planner
-from edge_agent.link.membership import Membership, save_membership
-from edge_agent.link.sockets import new_keys
-from edge_agent.machine.device import gpu_names
-from edge_agent.machine.doctor import (
+from stageloom import __version__
+from stageloom.edge_agent.cli.app import execute
+from stageloom.edge_agent.cli.show import status_text
+from stageloom.edge_agent.config import SETTINGS_NAME, AgentConfig, ModelFile, decode_config, load_config
+from stageloom.edge_agent.ingest.paths import HOME_VARIABLE
+from stageloom.edge_agent.link.choice import KEY_NAME, MEMBERSHIP_NAME, connect_planner
+from stageloom.edge_agent.link.membership import Membership, save_membership
+from stageloom.edge_agent.link.sockets import new_keys
+from stageloom.edge_agent.machine.device import gpu_names
+from stageloom.edge_agent.machine.doctor import (
     clock_check,
     gpu_check,
     home_check,
@@ -28,17 +28,23 @@ from edge_agent.machine.doctor import (
     runtime_check,
     settings_check,
 )
-from edge_agent.reporting.status import AgentStatus, EngineStatus, LinkStatus, PolicyStatus, TrialStatus
-from shared.errors import SettingError
-from shared.ids import DeviceId
-from shared.keyfile import read_keys, write_keys
-from shared.token import Endpoints, JoinToken, format_token
+from stageloom.edge_agent.reporting.status import (
+    AgentStatus,
+    EngineStatus,
+    LinkStatus,
+    PolicyStatus,
+    TrialStatus,
+)
+from stageloom.shared.errors import SettingError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.keyfile import read_keys, write_keys
+from stageloom.shared.token import Endpoints, JoinToken, format_token
 from tests.agent.process import AgentProcess
 
 
 def _command(*arguments: str, home: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "edge_agent.cli", *arguments],
+        [sys.executable, "-m", "stageloom.edge_agent.cli", *arguments],
         capture_output=True,
         text=True,
         timeout=90,
@@ -133,9 +139,9 @@ def test_join_makes_the_key_for_its_owner_only_and_once(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            "import edge_agent.link.join as p, functools, sys\n"
+            "import stageloom.edge_agent.link.join as p, functools, sys\n"
             "p.join = functools.partial(p.join, timeout_s=0.3)\n"
-            "from edge_agent.cli.app import execute\n"
+            "from stageloom.edge_agent.cli.app import execute\n"
             f"sys.exit(execute(['join', {token!r}, '--home', {str(home)!r}]))",
         ],
         capture_output=True,
@@ -268,12 +274,18 @@ _HEAVY = "typer rich numpy sqlalchemy ray onnxruntime onnx torch alembic"
 @pytest.mark.parametrize(
     ("modules", "forbidden"),
     [
-        ("edge_agent.run edge_agent.link.choice edge_agent.service", _HEAVY),
-        ("edge_agent.plans.alone", _HEAVY),
-        ("edge_agent.ask edge_agent.ingest.endpoint", f"{_HEAVY} zmq"),
-        ("edge_agent.worker.process", "typer rich sqlalchemy ray onnxruntime onnx torch alembic zmq"),
-        ("edge_agent.ingest.client", "typer rich sqlalchemy ray onnxruntime onnx torch alembic zmq"),
-        ("edge_agent.cli.app", "rich sqlalchemy ray onnxruntime onnx torch alembic numpy zmq"),
+        ("stageloom.edge_agent.run stageloom.edge_agent.link.choice stageloom.edge_agent.service", _HEAVY),
+        ("stageloom.edge_agent.plans.alone", _HEAVY),
+        ("stageloom.edge_agent.ask stageloom.edge_agent.ingest.endpoint", f"{_HEAVY} zmq"),
+        (
+            "stageloom.edge_agent.worker.process",
+            "typer rich sqlalchemy ray onnxruntime onnx torch alembic zmq",
+        ),
+        (
+            "stageloom.edge_agent.ingest.client",
+            "typer rich sqlalchemy ray onnxruntime onnx torch alembic zmq",
+        ),
+        ("stageloom.edge_agent.cli.app", "rich sqlalchemy ray onnxruntime onnx torch alembic numpy zmq"),
     ],
 )
 def test_fresh_interpreter_loads_no_heavy_package_on_this_path(modules: str, forbidden: str) -> None:

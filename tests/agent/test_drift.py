@@ -2,9 +2,9 @@
 
 import pytest
 
-from edge_agent.replan.drift import Drift
-from edge_agent.worker.messages import CombinedStats, Stats
-from shared.ids import Digest
+from stageloom.edge_agent.replan.drift import Drift
+from stageloom.edge_agent.worker.messages import CombinedStats, Stats
+from stageloom.shared.ids import Digest
 
 PLAN_A, PLAN_B = Digest("a" * 64), Digest("b" * 64)
 MEMBERS = (("a", "b"), ("a",))

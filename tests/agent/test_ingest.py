@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_agent import Client, TaskFuture
-from edge_agent.ingest import channel
-from edge_agent.ingest.connection import ConnectionLimits
-from edge_agent.ingest.memory_file import close_received
-from edge_agent.ingest.messages import (
+from stageloom import Client, TaskFuture
+from stageloom.edge_agent.ingest import channel
+from stageloom.edge_agent.ingest.connection import ConnectionLimits
+from stageloom.edge_agent.ingest.memory_file import close_received
+from stageloom.edge_agent.ingest.messages import (
     AttachArena,
     Declare,
     Ended,
@@ -33,8 +33,8 @@ from edge_agent.ingest.messages import (
     decode_to_application,
     encode,
 )
-from shared.engine.steps import Outcome
-from shared.errors import (
+from stageloom.shared.engine.steps import Outcome
+from stageloom.shared.errors import (
     AgentRestarted,
     RefusedError,
     TaskCancelled,

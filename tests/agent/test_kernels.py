@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edge_agent.utilisation.kernels import (
+from stageloom.edge_agent.utilisation.kernels import (
     Kernel,
     Multiprocessor,
     OperatorResources,
@@ -19,10 +19,10 @@ from edge_agent.utilisation.kernels import (
     operator_resources,
     union_us,
 )
-from shared.blocks import combine, split
-from shared.graph import Graph, Operator, Tensor
-from shared.ids import TensorId
-from shared.search.opara import OperatorProfile, launch_order
+from stageloom.shared.blocks import combine, split
+from stageloom.shared.graph import Graph, Operator, Tensor
+from stageloom.shared.ids import TensorId
+from stageloom.shared.search.opara import OperatorProfile, launch_order
 
 TRACE: dict[str, Any] = json.loads(
     (Path(__file__).parents[1] / "data/profiler_trace.json").read_text(encoding="utf-8")

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_agent import Client
-from edge_agent.link.choice import STATE_NAME
-from edge_agent.link.events import LinkState
-from edge_agent.link.statefile import load_state, save_state
-from shared.artifact import Artifact
-from shared.messages.control import Autonomy, Desired, DeviceState, Origin
-from shared.plan import decode_plan
+from stageloom import Client
+from stageloom.edge_agent.link.choice import STATE_NAME
+from stageloom.edge_agent.link.events import LinkState
+from stageloom.edge_agent.link.statefile import load_state, save_state
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.messages.control import Autonomy, Desired, DeviceState, Origin
+from stageloom.shared.plan import decode_plan
 from tests.agent.models import ROW_SHAPE, import_tiny, plan_for
 from tests.agent.process import AgentProcess
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.link import events, offline
-from edge_agent.link.config import LinkConfig
-from edge_agent.link.core import LinkCore
-from edge_agent.link.events import LinkState, PlanRef, RunnablePlan
-from edge_agent.link.offline import OfflineLink
-from edge_agent.link.statefile import load_state, save_state
-from shared.ids import Digest
-from shared.messages.control import Desired, DeviceState, Origin
+from stageloom.edge_agent.link import events, offline
+from stageloom.edge_agent.link.config import LinkConfig
+from stageloom.edge_agent.link.core import LinkCore
+from stageloom.edge_agent.link.events import LinkState, PlanRef, RunnablePlan
+from stageloom.edge_agent.link.offline import OfflineLink
+from stageloom.edge_agent.link.statefile import load_state, save_state
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.control import Desired, DeviceState, Origin
 
 PLAN = RunnablePlan(PlanRef(Digest("a" * 64), Origin.PLANNER), b"a", ())
 RECEIVED = LinkState(

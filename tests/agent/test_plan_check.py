@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.link.events import PlanRef, RunnablePlan
-from edge_agent.plans import check
-from edge_agent.plans.check import PlanChecker, PlanUnusable
-from edge_agent.plans.facts import PlanFacts
-from edge_agent.store import ArtifactStore
-from shared.artifact import Artifact, open_artifact, pack_artifact
-from shared.ids import Digest
-from shared.messages.control import ArtifactNeed, Origin
-from shared.search.compose import ModelChoice, compose
+from stageloom.edge_agent.link.events import PlanRef, RunnablePlan
+from stageloom.edge_agent.plans import check
+from stageloom.edge_agent.plans.check import PlanChecker, PlanUnusable
+from stageloom.edge_agent.plans.facts import PlanFacts
+from stageloom.edge_agent.store import ArtifactStore
+from stageloom.shared.artifact import Artifact, open_artifact, pack_artifact
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.control import ArtifactNeed, Origin
+from stageloom.shared.search.compose import ModelChoice, compose
 from tests.search.graphs import CHAIN, model
 
 _, GRAPH = model("m", CHAIN)

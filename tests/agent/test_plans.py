@@ -4,9 +4,9 @@ from random import Random
 
 import pytest
 
-from edge_agent.link import events as link
-from edge_agent.link.events import LinkState, PlanRef, RunnablePlan
-from edge_agent.plans.actions import (
+from stageloom.edge_agent.link import events as link
+from stageloom.edge_agent.link.events import LinkState, PlanRef, RunnablePlan
+from stageloom.edge_agent.plans.actions import (
     Action,
     CheckPlan,
     LoadPlan,
@@ -16,14 +16,14 @@ from edge_agent.plans.actions import (
     SwapTo,
     Tell,
 )
-from edge_agent.plans.candidate import ManagerConfig, Phase
-from edge_agent.plans.facts import PlanFacts
-from edge_agent.plans.manager import PlanManager
-from edge_agent.plans.probation import ProbationConfig
-from edge_agent.plans.supervisor import Supervisor
-from shared.engine.steps import Outcome, PlanKey
-from shared.ids import Digest
-from shared.messages.control import DeviceState, Origin
+from stageloom.edge_agent.plans.candidate import ManagerConfig, Phase
+from stageloom.edge_agent.plans.facts import PlanFacts
+from stageloom.edge_agent.plans.manager import PlanManager
+from stageloom.edge_agent.plans.probation import ProbationConfig
+from stageloom.edge_agent.plans.supervisor import Supervisor
+from stageloom.shared.engine.steps import Outcome, PlanKey
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.control import DeviceState, Origin
 from tests.agent.world import BAD, SOUND, Nature, deploy, facts, plan, world_of
 
 

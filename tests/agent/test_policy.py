@@ -6,23 +6,23 @@ from random import Random
 
 import pytest
 
-from edge_agent.link.events import ArtifactGone, PlanRef, PlansMade, RunnablePlan
-from edge_agent.replan.alarms import Fired
-from edge_agent.replan.local_planner import LocalPlanner
-from edge_agent.replan.policy import PolicyDesk, differs, in_order
-from edge_agent.store import ArtifactStore
-from shared.digest import digest_bytes
-from shared.graph import Graph
-from shared.ids import Digest
-from shared.messages.control import Origin
-from shared.plan import Plan, decode_plan
-from shared.policy.maddpg.checkpoint import Checkpoint, encode
-from shared.policy.maddpg.combining import actions_of
-from shared.policy.maddpg.space import Space
-from shared.policy.plain import Load
-from shared.policy.samples import Sample
-from shared.policy.trigger import Cause, Firing
-from shared.search.compose import ModelChoice, compose
+from stageloom.edge_agent.link.events import ArtifactGone, PlanRef, PlansMade, RunnablePlan
+from stageloom.edge_agent.replan.alarms import Fired
+from stageloom.edge_agent.replan.local_planner import LocalPlanner
+from stageloom.edge_agent.replan.policy import PolicyDesk, differs, in_order
+from stageloom.edge_agent.store import ArtifactStore
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.control import Origin
+from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, encode
+from stageloom.shared.policy.maddpg.combining import actions_of
+from stageloom.shared.policy.maddpg.space import Space
+from stageloom.shared.policy.plain import Load
+from stageloom.shared.policy.samples import Sample
+from stageloom.shared.policy.trigger import Cause, Firing
+from stageloom.shared.search.compose import ModelChoice, compose
 from tests.policy.maddpg.cases import saying
 from tests.search.graphs import CHAIN, DIAMOND, model
 

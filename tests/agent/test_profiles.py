@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-from edge_agent.link import events as link
-from edge_agent.reporting.profiles import ProfileDesk
-from edge_agent.worker.messages import (
+from stageloom.edge_agent.link import events as link
+from stageloom.edge_agent.reporting.profiles import ProfileDesk
+from stageloom.edge_agent.worker.messages import (
     OperatorTimes,
     Profile,
     ProfileStages,
     StageTimes,
 )
-from shared.digest import digest_bytes
-from shared.messages.control import ArtifactNeed, ProfileRequest, StageProfileRequest
-from shared.messages.telemetry import (
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.messages.control import ArtifactNeed, ProfileRequest, StageProfileRequest
+from stageloom.shared.messages.telemetry import (
     ProfileResult,
     RowData,
     StageProfileResult,
@@ -20,7 +20,7 @@ from shared.messages.telemetry import (
     decode_row,
     encode_row,
 )
-from shared.messages.telemetry import Row as TelemetryRow
+from stageloom.shared.messages.telemetry import Row as TelemetryRow
 from tests.policy.test_plain import PLAN
 
 NEED = ArtifactNeed("m", digest_bytes([b"artifact"]), 8)

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from edge_agent import Client
-from edge_agent.config import ModelFile
+from stageloom import Client
+from stageloom.edge_agent.config import ModelFile
 from tests.agent.process import AgentProcess
 from tests.importer.classes import CLASSES, Sample
 from tests.importer.models import run

@@ -4,15 +4,15 @@ from random import Random
 
 import pytest
 
-from edge_agent.link import events as link
-from edge_agent.link.events import LinkState, PlanRef, RunnablePlan
-from edge_agent.plans.actions import Action, LoadPlan, StartEngine, StopEngine, SwapTo, Tell
-from edge_agent.plans.candidate import ManagerConfig
-from edge_agent.plans.manager import PlanManager
-from edge_agent.plans.supervisor import Supervisor
-from edge_agent.worker.messages import PlanTooLarge
-from shared.engine.steps import Outcome
-from shared.messages.control import DeviceState, Origin
+from stageloom.edge_agent.link import events as link
+from stageloom.edge_agent.link.events import LinkState, PlanRef, RunnablePlan
+from stageloom.edge_agent.plans.actions import Action, LoadPlan, StartEngine, StopEngine, SwapTo, Tell
+from stageloom.edge_agent.plans.candidate import ManagerConfig
+from stageloom.edge_agent.plans.manager import PlanManager
+from stageloom.edge_agent.plans.supervisor import Supervisor
+from stageloom.edge_agent.worker.messages import PlanTooLarge
+from stageloom.shared.engine.steps import Outcome
+from stageloom.shared.messages.control import DeviceState, Origin
 from tests.agent.world import SOUND, Nature, World, desired, facts, plan, world_of
 
 _REASON = "no CUDA-capable device is detected"

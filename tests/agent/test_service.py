@@ -4,14 +4,14 @@ from pathlib import Path
 
 import msgspec
 
-from edge_agent.config import AgentConfig
-from edge_agent.link.events import PlanRef, RunnablePlan
-from edge_agent.link.interface import NoPlanner
-from edge_agent.reporting.status import AgentStatus
-from edge_agent.service import Agent
-from edge_agent.worker import messages as engine
-from shared.ids import Digest
-from shared.messages.control import Origin
+from stageloom.edge_agent.config import AgentConfig
+from stageloom.edge_agent.link.events import PlanRef, RunnablePlan
+from stageloom.edge_agent.link.interface import NoPlanner
+from stageloom.edge_agent.reporting.status import AgentStatus
+from stageloom.edge_agent.service import Agent
+from stageloom.edge_agent.worker import messages as engine
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.control import Origin
 
 PLAN = RunnablePlan(PlanRef(Digest("a" * 64), Origin.LOCAL), b"a", ())
 

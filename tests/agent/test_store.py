@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent import store
-from edge_agent.home import HomeLock
-from edge_agent.store import ArtifactStore, StateFile
-from shared.digest import digest_bytes
-from shared.errors import StorageError
+from stageloom.edge_agent import store
+from stageloom.edge_agent.home import HomeLock
+from stageloom.edge_agent.store import ArtifactStore, StateFile
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.errors import StorageError
 
 
 def test_saved_state_is_loaded(tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_agent.plans.probation import Probation, ProbationConfig, Verdict
-from edge_agent.plans.supervisor import Supervisor, SupervisorConfig
-from shared.engine.steps import Outcome
-from shared.ids import Digest
+from stageloom.edge_agent.plans.probation import Probation, ProbationConfig, Verdict
+from stageloom.edge_agent.plans.supervisor import Supervisor, SupervisorConfig
+from stageloom.shared.engine.steps import Outcome
+from stageloom.shared.ids import Digest
 
 A, B = Digest("a" * 64), Digest("b" * 64)
 

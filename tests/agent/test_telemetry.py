@@ -1,9 +1,9 @@
 """Rows that the agent makes of what its two processes measured."""
 
-from edge_agent.reporting.telemetry import ServiceTimes, profile_rows, trace_row
-from edge_agent.worker.messages import CombinedStats, ModelStats, OperatorTimes, Stats, Traced
-from shared.ids import Digest
-from shared.messages.telemetry import ProfileResult
+from stageloom.edge_agent.reporting.telemetry import ServiceTimes, profile_rows, trace_row
+from stageloom.edge_agent.worker.messages import CombinedStats, ModelStats, OperatorTimes, Stats, Traced
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.telemetry import ProfileResult
 
 
 def _stats(a: int, b: int, *combined: CombinedStats) -> Stats:

@@ -11,24 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_agent import Client
-from edge_agent.config import ModelFile
-from edge_agent.executor.null import NullExecutor
-from edge_agent.executor.onnx import OnnxExecutor
-from edge_agent.reporting.recordings import Recordings
-from edge_agent.trace.chrome import MEASURED, PLANNED, QUEUES, chrome_trace
-from edge_agent.trace.command import read_costs, record, trace_text, write_trace
-from edge_agent.trace.timeline import Timeline, timeline
-from edge_agent.worker.messages import Record, RecordingEnded
-from edge_agent.worker.recorder import Batch, Recorded, Recorder, StepEntry, SwapEntry
-from edge_agent.worker.shell import EngineShell
-from shared.artifact import Artifact
-from shared.bound import BoundPlan, bind
-from shared.errors import InputError, SettingError, UnavailableError
-from shared.ids import Digest, OpId
-from shared.launch_list import lower
-from shared.search.compose import Combination, ModelChoice, compose
-from shared.search.costs import CostTable
+from stageloom import Client
+from stageloom.edge_agent.config import ModelFile
+from stageloom.edge_agent.executor.null import NullExecutor
+from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.reporting.recordings import Recordings
+from stageloom.edge_agent.trace.chrome import MEASURED, PLANNED, QUEUES, chrome_trace
+from stageloom.edge_agent.trace.command import read_costs, record, trace_text, write_trace
+from stageloom.edge_agent.trace.timeline import Timeline, timeline
+from stageloom.edge_agent.worker.messages import Record, RecordingEnded
+from stageloom.edge_agent.worker.recorder import Batch, Recorded, Recorder, StepEntry, SwapEntry
+from stageloom.edge_agent.worker.shell import EngineShell
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.errors import InputError, SettingError, UnavailableError
+from stageloom.shared.ids import Digest, OpId
+from stageloom.shared.launch_list import lower
+from stageloom.shared.search.compose import Combination, ModelChoice, compose
+from stageloom.shared.search.costs import CostTable
 from tests.agent.chrome_format import problems
 from tests.agent.conftest import Hosted
 from tests.agent.models import ROW_SHAPE, write_tiny

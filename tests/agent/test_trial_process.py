@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_agent import Client
-from edge_agent.link.choice import STATE_NAME
-from edge_agent.link.events import RunnablePlan
-from edge_agent.link.statefile import load_state
-from edge_agent.link.trials import structure_of
-from edge_agent.plans.trial_settings import GuardSettings, TrialSettings
-from shared.artifact import Artifact
-from shared.errors import AgentRestarted, TaskRefused
-from shared.messages.control import Activation, DeviceState
-from shared.plan import QueuePlan
+from stageloom import Client
+from stageloom.edge_agent.link.choice import STATE_NAME
+from stageloom.edge_agent.link.events import RunnablePlan
+from stageloom.edge_agent.link.statefile import load_state
+from stageloom.edge_agent.link.trials import structure_of
+from stageloom.edge_agent.plans.trial_settings import GuardSettings, TrialSettings
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.errors import AgentRestarted, TaskRefused
+from stageloom.shared.messages.control import Activation, DeviceState
+from stageloom.shared.plan import QueuePlan
 from tests.agent.models import import_file, plan_for, write_state
 from tests.agent.process import AgentProcess
 from tests.e2e.networks import reference, rows, write_chain

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from edge_agent.link import events as link
-from edge_agent.link.events import LinkState, Proven
-from edge_agent.plans.actions import DrainEngine, LoadPlan, Note, SwapTo, Tell, UnloadPlan
-from edge_agent.plans.manager import PlanManager
-from edge_agent.plans.supervisor import Supervisor
-from edge_agent.worker.messages import PlanTooLarge
-from shared.engine.steps import PlanKey
-from shared.engine.trial import TrialConfig
-from shared.messages.control import Activation, DeviceState
+from stageloom.edge_agent.link import events as link
+from stageloom.edge_agent.link.events import LinkState, Proven
+from stageloom.edge_agent.plans.actions import DrainEngine, LoadPlan, Note, SwapTo, Tell, UnloadPlan
+from stageloom.edge_agent.plans.manager import PlanManager
+from stageloom.edge_agent.plans.supervisor import Supervisor
+from stageloom.edge_agent.worker.messages import PlanTooLarge
+from stageloom.shared.engine.steps import PlanKey
+from stageloom.shared.engine.trial import TrialConfig
+from stageloom.shared.messages.control import Activation, DeviceState
 from tests.agent.world import GOOD, SOUND, Nature, World, desired, facts, plan, world_of
 
 BETTER, SAME, WORSE = Nature(speed=1.3), SOUND, Nature(speed=0.7)

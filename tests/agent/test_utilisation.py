@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from edge_agent.machine.device import device_class, driver_version
-from edge_agent.utilisation import cpu, tegra
-from edge_agent.utilisation.chain import UtilisationChain
-from edge_agent.utilisation.nvml import Nvml, open_nvml
-from edge_agent.utilisation.reading import UNITS
-from edge_agent.utilisation.watch import MachineWatch
-from shared.messages.telemetry import Row, Utilisation, decode_row, encode_row
+from stageloom.edge_agent.machine.device import device_class, driver_version
+from stageloom.edge_agent.utilisation import cpu, tegra
+from stageloom.edge_agent.utilisation.chain import UtilisationChain
+from stageloom.edge_agent.utilisation.nvml import Nvml, open_nvml
+from stageloom.edge_agent.utilisation.reading import UNITS
+from stageloom.edge_agent.utilisation.watch import MachineWatch
+from stageloom.shared.messages.telemetry import Row, Utilisation, decode_row, encode_row
 
 MACHINES: dict[str, dict[str, str]] = json.loads(
     (Path(__file__).parents[1] / "data/machines.json").read_text(encoding="utf-8")

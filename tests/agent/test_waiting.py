@@ -5,14 +5,14 @@ from dataclasses import fields
 import pytest
 
 from benchmarks.lanes.cases import members_of
-from edge_agent.plans.facts import PlanFacts, strict_intervals_s
-from edge_agent.plans.probation import Probation, ProbationConfig, Verdict
-from edge_agent.plans.trial_settings import GuardSettings, TrialSettings
-from edge_agent.plans.waiting import WaitingLog
-from shared.engine.interval_guard import GuardConfig
-from shared.engine.trial import TrialConfig
-from shared.ids import Digest
-from shared.plan import ModelPlan
+from stageloom.edge_agent.plans.facts import PlanFacts, strict_intervals_s
+from stageloom.edge_agent.plans.probation import Probation, ProbationConfig, Verdict
+from stageloom.edge_agent.plans.trial_settings import GuardSettings, TrialSettings
+from stageloom.edge_agent.plans.waiting import WaitingLog
+from stageloom.shared.engine.interval_guard import GuardConfig
+from stageloom.shared.engine.trial import TrialConfig
+from stageloom.shared.ids import Digest
+from stageloom.shared.plan import ModelPlan
 from tests.engine.generate import chain, digest, plan_of
 
 

@@ -7,12 +7,12 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from edge_agent.ingest.messages import ModelInfo
-from edge_agent.link import events as link
-from edge_agent.link.config import LinkConfig
-from edge_agent.link.core import LinkCore
-from edge_agent.link.events import LinkState, PlanRef, RunnablePlan
-from edge_agent.plans.actions import (
+from stageloom.edge_agent.ingest.messages import ModelInfo
+from stageloom.edge_agent.link import events as link
+from stageloom.edge_agent.link.config import LinkConfig
+from stageloom.edge_agent.link.core import LinkCore
+from stageloom.edge_agent.link.events import LinkState, PlanRef, RunnablePlan
+from stageloom.edge_agent.plans.actions import (
     Action,
     Activated,
     CheckPlan,
@@ -27,17 +27,17 @@ from edge_agent.plans.actions import (
     Tell,
     UnloadPlan,
 )
-from edge_agent.plans.candidate import ManagerConfig
-from edge_agent.plans.facts import PlanFacts
-from edge_agent.plans.manager import PlanManager
-from edge_agent.plans.probation import ProbationConfig
-from edge_agent.plans.supervisor import Supervisor
-from edge_agent.worker.messages import Measured, ModelFigures
-from shared.engine.steps import Outcome, PlanKey
-from shared.engine.trial import TrialConfig
-from shared.ids import Digest
-from shared.messages.control import Desired, Origin
-from shared.messages.telemetry import TrialEnded
+from stageloom.edge_agent.plans.candidate import ManagerConfig
+from stageloom.edge_agent.plans.facts import PlanFacts
+from stageloom.edge_agent.plans.manager import PlanManager
+from stageloom.edge_agent.plans.probation import ProbationConfig
+from stageloom.edge_agent.plans.supervisor import Supervisor
+from stageloom.edge_agent.worker.messages import Measured, ModelFigures
+from stageloom.shared.engine.steps import Outcome, PlanKey
+from stageloom.shared.engine.trial import TrialConfig
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.control import Desired, Origin
+from stageloom.shared.messages.telemetry import TrialEnded
 
 
 @dataclass(frozen=True)

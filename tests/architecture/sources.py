@@ -29,17 +29,17 @@ def repository_files() -> Iterator[Path]:
 
 
 def modules(package: str) -> list[str]:
-    """Dotted names of a package and everything below it, found as files: nothing is imported."""
+    """Dotted names of one of the four folders and everything below it, as files: nothing is imported."""
     names = []
     for path in sorted((ROOT / package).rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
+        parts = ("stageloom", *path.relative_to(ROOT).with_suffix("").parts)
         names.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
     return names
 
 
 def source_of(module: str) -> Path:
     """The file of a dotted name."""
-    path = ROOT.joinpath(*module.split("."))
+    path = ROOT.joinpath(*module.removeprefix("stageloom.").split("."))
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 

@@ -11,7 +11,7 @@ import pytest
 import tomllib
 import typer
 
-from planner.cli.app import app, execute
+from stageloom.planner.cli.app import app, execute
 from tests.architecture.sources import ROOT, modules, source_of
 
 SCRIPTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][

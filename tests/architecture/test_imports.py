@@ -10,21 +10,31 @@ from tests.architecture.sources import ROOT, below, modules
 
 CHOSEN_LATER = ("onnx", "onnxruntime", "torch")  # backends load when an executor is chosen
 PRINTING = ("typer", "click", "rich")
-PLANNER_ONLY = ("ray", "sqlalchemy", "alembic", "planner", "migrations")
+PLANNER_ONLY = ("ray", "sqlalchemy", "alembic", "stageloom.planner", "stageloom.migrations")
 
-SHARED = [m for m in modules("shared") if not below(m, "shared.importer")]
-AGENT = [m for m in modules("edge_agent") if not below(m, "edge_agent.cli") and not m.endswith("__main__")]
-WITH_TORCH = [m for m in AGENT if m.startswith(("edge_agent.executor.torch", "edge_agent.lowering"))]
+SHARED = [m for m in modules("shared") if not below(m, "stageloom.shared.importer")]
+AGENT = [
+    m
+    for m in modules("edge_agent")
+    if not below(m, "stageloom.edge_agent.cli") and not m.endswith("__main__")
+]
+WITH_TORCH = [
+    m for m in AGENT if m.startswith(("stageloom.edge_agent.executor.torch", "stageloom.edge_agent.lowering"))
+]
 AGENT_RUN_PATH = [  # `verify` is a command of its own: it compares with the backend
     m
     for m in AGENT
     if m not in WITH_TORCH
-    and not m.startswith("edge_agent.executor.onnx")
-    and not below(m, "edge_agent.verify")
+    and not m.startswith("stageloom.edge_agent.executor.onnx")
+    and not below(m, "stageloom.edge_agent.verify")
 ]
-AGENT_CLI = [m for m in modules("edge_agent") if below(m, "edge_agent.cli") and not m.endswith("__main__")]
+AGENT_CLI = [
+    m for m in modules("edge_agent") if below(m, "stageloom.edge_agent.cli") and not m.endswith("__main__")
+]
 PLANNER = [m for m in modules("planner") if not m.endswith("__main__")]
-PLANNER_LIGHT = [m for m in PLANNER if not below(m, "planner.learning", "planner.cluster")]
+PLANNER_LIGHT = [
+    m for m in PLANNER if not below(m, "stageloom.planner.learning", "stageloom.planner.cluster")
+]
 
 PROBE = """
 import importlib, json, sys
@@ -61,10 +71,10 @@ def test_the_import_contracts_are_kept() -> None:
 
 
 def test_the_probe_names_the_module_that_loads_a_forbidden_package() -> None:
-    names = ["shared.digest", "shared.ids"]
+    names = ["stageloom.shared.digest", "stageloom.shared.ids"]
     assert loaded_by(names, ("hashlib", "msgpack", "onnx")) == {
-        "hashlib": "shared.digest",
-        "msgpack": "shared.digest",
+        "hashlib": "stageloom.shared.digest",
+        "msgpack": "stageloom.shared.digest",
     }
 
 
@@ -73,10 +83,21 @@ def test_the_probe_names_the_module_that_loads_a_forbidden_package() -> None:
     [
         pytest.param(
             SHARED,
-            ("onnx", "onnxruntime", "numpy", "zmq", "torch", *PRINTING, "edge_agent", *PLANNER_ONLY),
+            (
+                "onnx",
+                "onnxruntime",
+                "numpy",
+                "zmq",
+                "torch",
+                *PRINTING,
+                "stageloom.edge_agent",
+                *PLANNER_ONLY,
+            ),
             id="shared",
         ),
-        pytest.param(["shared.importer"], (*CHOSEN_LATER, "numpy"), id="importer, before it is called"),
+        pytest.param(
+            ["stageloom.shared.importer"], (*CHOSEN_LATER, "numpy"), id="importer, before it is called"
+        ),
         pytest.param(
             [m for m in AGENT if m not in WITH_TORCH], (*PRINTING, *PLANNER_ONLY, "torch"), id="agent"
         ),
@@ -86,9 +107,11 @@ def test_the_probe_names_the_module_that_loads_a_forbidden_package() -> None:
             AGENT_CLI, (*CHOSEN_LATER, "rich", "numpy", "zmq", *PLANNER_ONLY), id="agent's command line"
         ),
         pytest.param(
-            PLANNER_LIGHT, ("ray", "torch", "edge_agent"), id="planner, without learning and cluster"
+            PLANNER_LIGHT,
+            ("ray", "torch", "stageloom.edge_agent"),
+            id="planner, without learning and cluster",
         ),
-        pytest.param(PLANNER, ("edge_agent", "onnxruntime"), id="planner"),
+        pytest.param(PLANNER, ("stageloom.edge_agent", "onnxruntime"), id="planner"),
     ],
 )
 def test_importing_every_module_loads_nothing_that_is_kept_out(

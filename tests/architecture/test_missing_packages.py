@@ -9,14 +9,24 @@ import pytest
 @pytest.mark.parametrize(
     ("missing", "program", "arguments", "remedy"),
     [
-        ("sqlalchemy", "planner.cli.app", ["model", "list"], "pip install 'stageloom[planner,onnx]'"),
+        (
+            "sqlalchemy",
+            "stageloom.planner.cli.app",
+            ["model", "list"],
+            "pip install 'stageloom[planner,onnx]'",
+        ),
         (
             "matplotlib",
-            "planner.cli.app",
+            "stageloom.planner.cli.app",
             ["plan", "compare", "--model", "a", "--plot", "a.svg"],
             "pip install 'stageloom[plot]'",
         ),
-        ("onnx", "edge_agent.cli.app", ["verify", "a.onnx", "--schedule", "greedy"], "stageloom[edge,onnx]"),
+        (
+            "onnx",
+            "stageloom.edge_agent.cli.app",
+            ["verify", "a.onnx", "--schedule", "greedy"],
+            "stageloom[edge,onnx]",
+        ),
     ],
 )
 def test_missing_package_is_one_line_with_its_remedy(

@@ -46,44 +46,44 @@ IMPURE_BUILTINS = {"open", "input", "print", "exec", "eval", "__import__", "brea
 PURE_FROM_RANDOM = {"Random"}  # an argument; the functions of the module share hidden state
 
 SHELLS_IN_SHARED = (
-    "shared.importer",
-    "shared.artifact",
-    "shared.clock",
-    "shared.durable_file",
-    "shared.keyfile",
-    "shared.private_file",
-    "shared.failpoint",
-    "shared.systemd",
+    "stageloom.shared.importer",
+    "stageloom.shared.artifact",
+    "stageloom.shared.clock",
+    "stageloom.shared.durable_file",
+    "stageloom.shared.keyfile",
+    "stageloom.shared.private_file",
+    "stageloom.shared.failpoint",
+    "stageloom.shared.systemd",
 )
 """The importer runs a child process, artifacts and keys are files, as is what must survive a power cut, the
 clock is what shells hand in, a failpoint kills its process, and systemd is spoken to and installed into."""
 
 
 CORES_ELSEWHERE = (
-    "planner.costs.drift",
-    "planner.dispatch.core",
-    "edge_agent.replan.alarms",
-    "edge_agent.replan.drift",
-    "edge_agent.link.alarms",
-    "edge_agent.link.boot",
-    "edge_agent.link.config",
-    "edge_agent.link.core",
-    "edge_agent.link.disk",
-    "edge_agent.link.events",
-    "edge_agent.link.local",
-    "edge_agent.link.needs",
-    "edge_agent.link.session",
-    "edge_agent.link.states",
-    "edge_agent.link.trials",
-    "edge_agent.plans.candidate",
-    "edge_agent.plans.engine_view",
-    "edge_agent.plans.facts",
-    "edge_agent.plans.manager",
-    "edge_agent.plans.probation",
-    "edge_agent.plans.pursuit",
-    "edge_agent.plans.supervisor",
-    "edge_agent.plans.trial_runner",
-    "edge_agent.plans.waiting",
+    "stageloom.planner.costs.drift",
+    "stageloom.planner.dispatch.core",
+    "stageloom.edge_agent.replan.alarms",
+    "stageloom.edge_agent.replan.drift",
+    "stageloom.edge_agent.link.alarms",
+    "stageloom.edge_agent.link.boot",
+    "stageloom.edge_agent.link.config",
+    "stageloom.edge_agent.link.core",
+    "stageloom.edge_agent.link.disk",
+    "stageloom.edge_agent.link.events",
+    "stageloom.edge_agent.link.local",
+    "stageloom.edge_agent.link.needs",
+    "stageloom.edge_agent.link.session",
+    "stageloom.edge_agent.link.states",
+    "stageloom.edge_agent.link.trials",
+    "stageloom.edge_agent.plans.candidate",
+    "stageloom.edge_agent.plans.engine_view",
+    "stageloom.edge_agent.plans.facts",
+    "stageloom.edge_agent.plans.manager",
+    "stageloom.edge_agent.plans.probation",
+    "stageloom.edge_agent.plans.pursuit",
+    "stageloom.edge_agent.plans.supervisor",
+    "stageloom.edge_agent.plans.trial_runner",
+    "stageloom.edge_agent.plans.waiting",
 )
 
 
@@ -153,7 +153,7 @@ def test_the_check_sees_every_kind_of_impurity(line: str) -> None:
         "from random import Random",
         "import random\nx = random.Random(1)",
         "def f(random):\n    random.choice([1])",
-        "from shared.clock import Clock",
+        "from stageloom.shared.clock import Clock",
         "file.open()",
         "import zlib",
         "import heapq",
@@ -170,9 +170,9 @@ def test_a_core_is_pure(module: str) -> None:
 
 def test_the_cores_that_the_design_names_are_among_them() -> None:
     pure = pure_modules()
-    for package in ("shared.engine", "shared.search", "shared.messages"):
+    for package in ("stageloom.shared.engine", "stageloom.shared.search", "stageloom.shared.messages"):
         assert sum(below(module, package) for module in pure) > 1
-    assert {"edge_agent.link.core", "planner.dispatch.core"} <= set(pure)
+    assert {"stageloom.edge_agent.link.core", "stageloom.planner.dispatch.core"} <= set(pure)
 
 
 @pytest.mark.parametrize("module", pure_modules())

@@ -136,7 +136,7 @@ def test_the_grammar_check_refuses_the_syntax_of_311() -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["from shared.artifact import file_digest", "x.override", "def Self(): pass"]
+    "source", ["from stageloom.shared.artifact import file_digest", "x.override", "def Self(): pass"]
 )
 def test_names_of_our_own_are_no_findings(source: str) -> None:
     assert later_than_310(source) == []

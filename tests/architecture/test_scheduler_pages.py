@@ -6,7 +6,7 @@ import re
 import pytest
 
 from benchmarks.search.tables import ORDER, tables
-from shared.search.registry import schedulers
+from stageloom.shared.search.registry import schedulers
 from tests.architecture.sources import ROOT
 
 PAGES = ROOT / "docs" / "schedulers"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_agent import Client
-from shared.errors import ExitCode, StageloomError
+from stageloom import Client
+from stageloom.shared.errors import ExitCode, StageloomError
 
 PATIENCE_S = 30.0
 

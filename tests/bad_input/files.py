@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from edge_agent.config import SETTINGS_NAME
-from planner.store.reading import DATABASE_FILE
-from planner.store.store import Store
-from shared.importer.limits import ImportLimits
+from stageloom.edge_agent.config import SETTINGS_NAME
+from stageloom.planner.store.reading import DATABASE_FILE
+from stageloom.planner.store.store import Store
+from stageloom.shared.importer.limits import ImportLimits
 from tests.importer.models import (
     allocating_2_gib,
     chained_functions,

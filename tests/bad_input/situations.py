@@ -14,15 +14,15 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from msgspec.structs import replace
 
-from edge_agent import Client
-from edge_agent.ask import ask_status
-from edge_agent.ingest.paths import socket_of
-from edge_agent.link.choice import STATE_NAME
-from edge_agent.link.events import PlanRef
-from edge_agent.link.statefile import load_state, save_state
-from shared.errors import UnavailableError
-from shared.ids import Digest
-from shared.messages.control import Origin
+from stageloom import Client
+from stageloom.edge_agent.ask import ask_status
+from stageloom.edge_agent.ingest.paths import socket_of
+from stageloom.edge_agent.link.choice import STATE_NAME
+from stageloom.edge_agent.link.events import PlanRef
+from stageloom.edge_agent.link.statefile import load_state, save_state
+from stageloom.shared.errors import UnavailableError
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.control import Origin
 from tests.agent.models import ROW_SHAPE, import_tiny, plan_for, write_state
 from tests.agent.process import AgentProcess
 from tests.bad_input.files import write_files
@@ -189,7 +189,7 @@ class FullDisk:
 def join(home: Path, token: str, name: str) -> "subprocess.CompletedProcess[str]":
     """`stageloom-agent join`."""
     return subprocess.run(
-        [sys.executable, "-m", "edge_agent", "join", token, "--home", str(home), "--name", name],
+        [sys.executable, "-m", "stageloom.edge_agent", "join", token, "--home", str(home), "--name", name],
         capture_output=True,
         text=True,
         timeout=60,
@@ -289,7 +289,7 @@ def situations(folder: Path, disk: Callable[[], Path]) -> Iterator[Make]:
 def run_until_it_answers(arguments: list[str], home: Path) -> tuple[int, str]:
     """Run an agent that is to start in spite of all, end it politely; its exit code and stderr."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "edge_agent", *arguments],
+        [sys.executable, "-m", "stageloom.edge_agent", *arguments],
         stderr=subprocess.PIPE,
         text=True,
         env=environment(home),

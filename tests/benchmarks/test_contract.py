@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.contract import __main__ as contract
 from benchmarks.contract.record import Record
-from shared.errors import ExecutorError
+from stageloom.shared.errors import ExecutorError
 
 SETTINGS = {"executor": "onnx", "repeats": 100, "quick": False}
 ARGUMENTS = ("--quick", "--repeats", "1", "--json", "--part", "squeezenet")

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from benchmarks.costs import MOST_GROUPS, drawn_schedule, lower_decile, spearman
-from shared.blocks import combine, split
-from shared.legality import violations
+from stageloom.shared.blocks import combine, split
+from stageloom.shared.legality import violations
 from tests.search.graphs import DIAMOND, model
 
 

@@ -9,15 +9,15 @@ import pytest
 from benchmarks import zoo
 from benchmarks.demo.policy_answers import STATES, answers, random_state
 from benchmarks.demo.story import FIRST, MODELS, POLICIES
-from planner.replan.adopted import adopted
-from shared.artifact import open_artifact
-from shared.digest import digest_bytes
-from shared.graph import Graph
-from shared.ids import Digest
-from shared.importer.api import artifact_path, import_model
-from shared.policy.maddpg.checkpoint import Checkpoint, decode
-from shared.policy.maddpg.network import MaddpgNetwork
-from shared.search.compose import ModelChoice, compose
+from stageloom.planner.replan.adopted import adopted
+from stageloom.shared.artifact import open_artifact
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest
+from stageloom.shared.importer.api import artifact_path, import_model
+from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, decode
+from stageloom.shared.policy.maddpg.network import MaddpgNetwork
+from stageloom.shared.search.compose import ModelChoice, compose
 
 MAX_BYTES = 300_000
 FILES = sorted(POLICIES.glob("*.checkpoint"))

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.endings import distinct, graph_of, main, search
 from benchmarks.ios_graphs import NASNET, RANDWIRE, Network
-from shared.search.endings import Endings, GroupRule
-from shared.search.states import measure_space, width
+from stageloom.shared.search.endings import Endings, GroupRule
+from stageloom.shared.search.states import measure_space, width
 
 ORACLE = json.loads((Path(__file__).parents[1] / "data/ios_blocks.json").read_text())
 BLOCK = ORACLE["inception_v3"]["blocks"][5]

@@ -11,7 +11,7 @@ from benchmarks.ratios import Effort, compare
 from benchmarks.report import Report
 from benchmarks.saturated import MIN_TASKS, Clocked, EnginePlan, Setting, Window, measured
 from benchmarks.two_groups import _two_groups_us
-from edge_agent.worker.recorder import StepEntry
+from stageloom.edge_agent.worker.recorder import StepEntry
 from tests.executor.models import artifact_of
 
 

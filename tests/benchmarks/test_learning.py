@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.learning.table import merged, table
 from benchmarks.learning.verdict import LEARNED_PLAN, best_learned, best_rival, best_seed, compared, verdict
-from shared.errors import InputError
+from stageloom.shared.errors import InputError
 
 DOCS = Path(__file__).parents[2] / "docs"
 

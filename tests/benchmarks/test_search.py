@@ -6,13 +6,13 @@ from benchmarks.search.__main__ import figures, row, subjects_of
 from benchmarks.search.measured import measured_on_this_machine, plan_of
 from benchmarks.search.subjects import LIMITS, MIX, Network, rows_of
 from benchmarks.zoo import ZOO
-from shared.blocks import combine
-from shared.bound import bind
-from shared.plan import Wait
-from shared.search.costs import CostTable
-from shared.search.interface import Budget
-from shared.search.registry import schedulers
-from shared.search.sequential import sequential
+from stageloom.shared.blocks import combine
+from stageloom.shared.bound import bind
+from stageloom.shared.plan import Wait
+from stageloom.shared.search.costs import CostTable
+from stageloom.shared.search.interface import Budget
+from stageloom.shared.search.registry import schedulers
+from stageloom.shared.search.sequential import sequential
 from tests.executor.models import artifact_of
 
 

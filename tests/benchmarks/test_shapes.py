@@ -13,9 +13,9 @@ from benchmarks.shapes.saturated import (
     with_batch,
     worth_of_plan,
 )
-from planner.contest.judge import Course
-from planner.twin.device_file import load_device
-from shared.schedule import StageSchedule
+from stageloom.planner.contest.judge import Course
+from stageloom.planner.twin.device_file import load_device
+from stageloom.shared.schedule import StageSchedule
 from tests.search.test_rivals import LEFT, RIGHT, choice
 
 BOTH = [choice(LEFT, partition="base"), choice(RIGHT, partition="base")]

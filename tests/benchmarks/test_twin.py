@@ -7,7 +7,7 @@ import pytest
 from benchmarks.twin.__main__ import figures, rank_correlation
 from benchmarks.twin.engine_device import _union_s
 from benchmarks.twin.plans import calibration, sample
-from shared.artifact import Artifact
+from stageloom.shared.artifact import Artifact
 from tests.search.graphs import model
 
 FORKS = [[], [0], [0], [1, 2], [3], [3], [4, 5], [6]]

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from planner.cluster.ray_host import cluster_token
+from stageloom.planner.cluster.ray_host import cluster_token
 from tests.planner.processes import ROOT, until
 
 _SMALL = ("--num-cpus=1", "--include-dashboard=false", "--object-store-memory=83886080")
 _TOKEN = "a-token-of-at-least-some-length-0123456789"
 _SEARCH = """
 import sys
-from planner.cluster.ray_pool import RayPool
-from planner.cluster.run import search
-from shared.search.job import SearchJob
+from stageloom.planner.cluster.ray_pool import RayPool
+from stageloom.planner.cluster.run import search
+from stageloom.shared.search.job import SearchJob
 if __name__ == "__main__":
     from tests.search.test_compose import choices
     sys.path.remove({root!r})  # Ray would tell its workers of it

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from planner.cluster import ray_host
+from stageloom.planner.cluster import ray_host
 
 
 def test_the_planner_hears_that_ray_is_about_to_shut_down_and_does_not_wait_for_it_for_ever(

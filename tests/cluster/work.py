@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from shared.errors import PlanError
+from stageloom.shared.errors import PlanError
 
 
 def add(left: int, right: int) -> int:

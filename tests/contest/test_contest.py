@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from planner.contest.contest import RECHECK_S, Contest, Drop, Judge, Phase, Recheck
-from planner.contest.worth import Worth, better
+from stageloom.planner.contest.contest import RECHECK_S, Contest, Drop, Judge, Phase, Recheck
+from stageloom.planner.contest.worth import Worth, better
 
 
 def worth(throughput_per_s: float, p99_s: float = 0.1) -> Worth:

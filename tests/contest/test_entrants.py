@@ -2,16 +2,16 @@
 
 import pytest
 
-from planner.contest.entrants import PER_MODEL, SEARCHES, entrants
-from planner.contest.judge import Course, judge
-from planner.twin.arrivals import Periodic
-from planner.twin.reference import Twin
-from planner.twin.times import StepTimes
-from shared.bound import bind
-from shared.plan import Wait
-from shared.search.costs import CostTable
-from shared.search.job import run_search
-from shared.search.rivals import policies
+from stageloom.planner.contest.entrants import PER_MODEL, SEARCHES, entrants
+from stageloom.planner.contest.judge import Course, judge
+from stageloom.planner.twin.arrivals import Periodic
+from stageloom.planner.twin.reference import Twin
+from stageloom.planner.twin.times import StepTimes
+from stageloom.shared.bound import bind
+from stageloom.shared.plan import Wait
+from stageloom.shared.search.costs import CostTable
+from stageloom.shared.search.job import run_search
+from stageloom.shared.search.rivals import policies
 from tests.search.test_rivals import LEFT, RIGHT, choice
 from tests.twin.cases import device
 

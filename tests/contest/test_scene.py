@@ -7,22 +7,22 @@ from typing import Any, TypeVar
 
 import pytest
 
-from planner.admin.contests import CHOICE, FRESH, Contests, Held
-from planner.admin.scene import ASSUMED_LOAD, Staged, stage
-from planner.cluster.interface import SearchFuture
-from planner.contest.entrants import entrants
-from planner.twin.arrivals import Counted, Poisson, Span
-from planner.twin.stored import stored_times
-from shared.bound import bind
-from shared.clock import ManualClock
-from shared.errors import InputError, UnavailableError
-from shared.ids import DeviceId
-from shared.messages.admin import ArrivalRate
-from shared.messages.telemetry import RowKind, TaskCounters
-from shared.plan import Plan
-from shared.search.analytic import DeviceRates
-from shared.search.compose import ModelChoice, compose
-from shared.search.job import run_search
+from stageloom.planner.admin.contests import CHOICE, FRESH, Contests, Held
+from stageloom.planner.admin.scene import ASSUMED_LOAD, Staged, stage
+from stageloom.planner.cluster.interface import SearchFuture
+from stageloom.planner.contest.entrants import entrants
+from stageloom.planner.twin.arrivals import Counted, Poisson, Span
+from stageloom.planner.twin.stored import stored_times
+from stageloom.shared.bound import bind
+from stageloom.shared.clock import ManualClock
+from stageloom.shared.errors import InputError, UnavailableError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.admin import ArrivalRate
+from stageloom.shared.messages.telemetry import RowKind, TaskCounters
+from stageloom.shared.plan import Plan
+from stageloom.shared.search.analytic import DeviceRates
+from stageloom.shared.search.compose import ModelChoice, compose
+from stageloom.shared.search.job import run_search
 from tests.planner.world import KINDS, World
 from tests.store.helpers import NANO
 
@@ -87,8 +87,8 @@ def test_both_twins_say_the_same_and_kernels_that_were_compiled_ahead_are_used(
     found = []
     for compiled, other in ((False, "compiled.twin.CompiledTwin"), (True, "reference.Twin")):
         with monkeypatch.context() as patched:
-            patched.setattr("planner.contest.task.kept", lambda compiled=compiled: compiled)
-            patched.setattr(f"planner.twin.{other}", None)
+            patched.setattr("stageloom.planner.contest.task.kept", lambda compiled=compiled: compiled)
+            patched.setattr(f"stageloom.planner.twin.{other}", None)
             found.append(scene.judge(plan, CHOICE).plain())
     assert found[0] == pytest.approx(found[1], rel=1e-6)
     assert found[0]["throughput_per_s"] == pytest.approx(400.0, rel=0.05)

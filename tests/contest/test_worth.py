@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from planner.contest.worth import Figures, Worth, better, figures_of, surely_better, worth_of
-from planner.twin.arrivals import Periodic
-from planner.twin.reference import Twin
+from stageloom.planner.contest.worth import Figures, Worth, better, figures_of, surely_better, worth_of
+from stageloom.planner.twin.arrivals import Periodic
+from stageloom.planner.twin.reference import Twin
 from tests.engine.plans import chains
 from tests.twin.cases import measured
 

@@ -1,7 +1,8 @@
 """Makes `version_0_1_0.json.gz`: a populated database of version 0.1.0, written by that version's own code.
 
     git archive 5cfc748 | tar -x -C /tmp/version_0_1_0
-    PYTHONPATH=/tmp/version_0_1_0 python tests/data/version_0_1_0.py tests/data/version_0_1_0.json.gz
+    PYTHONPATH=benchmarks/adversary/older:/tmp/version_0_1_0 \\
+        python tests/data/version_0_1_0.py tests/data/version_0_1_0.json.gz
 
 Three devices enrol at a real planner; one is revoked, one raises an alarm, and all report and send rows of
 several kinds. The file holds every table, the artifact, and what that version reads of it. It is JSON, and no
@@ -19,10 +20,10 @@ from typing import Any
 import msgspec
 from sqlalchemy import MetaData, select
 
-from planner.store.database import Database
-from planner.store.reading import ReadStore
-from shared.ids import DeviceId, Digest
-from shared.messages import telemetry
+from stageloom.planner.store.database import Database
+from stageloom.planner.store.reading import ReadStore
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages import telemetry
 
 DEVICES = ("nano", "orin", "gone")
 PROFILED = Digest("0" * 64)
@@ -73,7 +74,7 @@ def unpacked(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _populate(folder: Path) -> Path:
-    from shared.messages import control
+    from stageloom.shared.messages import control
     from tests.e2e.networks import write_chain
     from tests.planner.fake_device import BOOT, FakeDevice
     from tests.planner.processes import PlannerProcess, ok

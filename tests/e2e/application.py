@@ -11,8 +11,8 @@ from collections import Counter, deque
 
 import numpy as np
 
-from edge_agent import Client
-from shared.errors import StageloomError
+from stageloom import Client
+from stageloom.shared.errors import StageloomError
 from tests.e2e.networks import ROW_SHAPE
 
 WINDOW = 8

@@ -8,8 +8,8 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Any
 
-from edge_agent.cli.app import execute as agent_command
-from edge_agent.reporting.status import AgentStatus
+from stageloom.edge_agent.cli.app import execute as agent_command
+from stageloom.edge_agent.reporting.status import AgentStatus
 from tests.agent.process import AgentProcess
 from tests.planner.processes import PlannerProcess, ok, until
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent import Client
-from shared.errors import AgentRestarted, UnavailableError
+from stageloom import Client
+from stageloom.shared.errors import AgentRestarted, UnavailableError
 from tests.agent.conftest import eventually
 from tests.e2e.fleet import PATIENCE_S, Device, Fleet
 from tests.e2e.networks import rows, write_heavy
@@ -171,7 +171,7 @@ def test_second_agent_on_a_joined_state_directory_is_refused_and_the_first_stays
     agent = device.start()
     device.run("whole")
     second = subprocess.run(
-        [sys.executable, "-m", "edge_agent", "run", "--home", str(device.home)],
+        [sys.executable, "-m", "stageloom.edge_agent", "run", "--home", str(device.home)],
         capture_output=True,
         text=True,
         timeout=60,

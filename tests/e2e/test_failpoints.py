@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from edge_agent import Client
-from shared.errors import StageloomError
-from shared.failpoint import VARIABLE
+from stageloom import Client
+from stageloom.shared.errors import StageloomError
+from stageloom.shared.failpoint import VARIABLE
 from tests.e2e.fleet import PATIENCE_S, Device, Fleet
 from tests.e2e.networks import rows
 from tests.planner.processes import ROOT, stageloom

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edge_agent import Client
-from edge_agent.link.choice import MEMBERSHIP_NAME
-from edge_agent.link.membership import load_membership, save_membership
-from shared.token import Endpoints
+from stageloom import Client
+from stageloom.edge_agent.link.choice import MEMBERSHIP_NAME
+from stageloom.edge_agent.link.membership import load_membership, save_membership
+from stageloom.shared.token import Endpoints
 from tests.e2e.fleet import PATIENCE_S, Device, Fleet
 from tests.e2e.networks import rows, write_heavy
 from tests.fault_proxy import FaultProxy

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent import Client
+from stageloom import Client
 from tests.agent.conftest import eventually
 from tests.e2e.fleet import PATIENCE_S, Device, Fleet
 from tests.e2e.networks import rows, write_heavy

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent import Client
-from edge_agent.reporting.status import AgentStatus
-from planner.store.reading import DATABASE_FILE
+from stageloom import Client
+from stageloom.edge_agent.reporting.status import AgentStatus
+from stageloom.planner.store.reading import DATABASE_FILE
 from tests.e2e.fleet import Device, Fleet
 from tests.e2e.networks import rows
 from tests.planner.processes import until

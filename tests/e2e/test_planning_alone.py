@@ -3,18 +3,18 @@
 import signal
 from pathlib import Path
 
-from edge_agent import Client
-from edge_agent.link.choice import STATE_NAME
-from edge_agent.link.statefile import load_state
-from edge_agent.machine.device import device_class
-from edge_agent.plans.trial_settings import GuardSettings
-from planner.store import checkpoints
-from planner.store.reading import ReadStore
-from shared.ids import Digest
-from shared.plan import Plan, decode_plan
-from shared.policy.maddpg.checkpoint import Checkpoint, encode
-from shared.policy.maddpg.combining import actions_of
-from shared.policy.maddpg.space import Space
+from stageloom import Client
+from stageloom.edge_agent.link.choice import STATE_NAME
+from stageloom.edge_agent.link.statefile import load_state
+from stageloom.edge_agent.machine.device import device_class
+from stageloom.edge_agent.plans.trial_settings import GuardSettings
+from stageloom.planner.store import checkpoints
+from stageloom.planner.store.reading import ReadStore
+from stageloom.shared.ids import Digest
+from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, encode
+from stageloom.shared.policy.maddpg.combining import actions_of
+from stageloom.shared.policy.maddpg.space import Space
 from tests.e2e.fleet import Device, Fleet
 from tests.e2e.networks import rows
 from tests.policy.maddpg.cases import saying

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_agent import Client
-from edge_agent.reporting.status import AgentStatus
-from shared.errors import AgentRestarted, TaskCancelled, TaskExpired, TaskRefused
+from stageloom import Client
+from stageloom.edge_agent.reporting.status import AgentStatus
+from stageloom.shared.errors import AgentRestarted, TaskCancelled, TaskExpired, TaskRefused
 from tests.e2e.application import WINDOW
 from tests.e2e.fleet import Device
 from tests.e2e.networks import reference, rows

@@ -1,13 +1,13 @@
 """What must be true of the core between events, worked out again from where the instances stand."""
 
-from shared.bitmask import bits
-from shared.engine.choice import Chooser
-from shared.engine.core import EngineCore
-from shared.engine.launcher import Launcher
-from shared.engine.records import Instance
-from shared.engine.slots import NO_LANE, CombinedState, PlanState, Slot, Track
-from shared.engine.steps import Action, IssueStep
-from shared.plan import StepChoice, Wait
+from stageloom.shared.bitmask import bits
+from stageloom.shared.engine.choice import Chooser
+from stageloom.shared.engine.core import EngineCore
+from stageloom.shared.engine.launcher import Launcher
+from stageloom.shared.engine.records import Instance
+from stageloom.shared.engine.slots import NO_LANE, CombinedState, PlanState, Slot, Track
+from stageloom.shared.engine.steps import Action, IssueStep
+from stageloom.shared.plan import StepChoice, Wait
 
 
 class SpyChooser(Chooser):

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from shared.bound import BoundPlan
-from shared.engine.core import EngineCore
-from shared.engine.steps import (
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.core import EngineCore
+from stageloom.shared.engine.steps import (
     Action,
     DropInstance,
     FinishTask,
@@ -17,8 +17,8 @@ from shared.engine.steps import (
     Step,
     Task,
 )
-from shared.ids import StepId, TaskId
-from shared.plan import Member
+from stageloom.shared.ids import StepId, TaskId
+from stageloom.shared.plan import Member
 
 
 class Driver:

@@ -5,12 +5,21 @@ from dataclasses import dataclass
 from random import Random
 
 from benchmarks.lanes.cases import members_of, random_groups
-from shared.blocks import combine, split
-from shared.bound import BoundPlan, bind
-from shared.graph import Graph, Operator, Tensor, graph_problem
-from shared.ids import Digest, TensorId
-from shared.plan import CombinedBlock, Member, ModelPlan, Plan, QueuePlan, QueueRule, StepChoice, Wait
-from shared.schedule import StageSchedule, stage_schedule
+from stageloom.shared.blocks import combine, split
+from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.graph import Graph, Operator, Tensor, graph_problem
+from stageloom.shared.ids import Digest, TensorId
+from stageloom.shared.plan import (
+    CombinedBlock,
+    Member,
+    ModelPlan,
+    Plan,
+    QueuePlan,
+    QueueRule,
+    StepChoice,
+    Wait,
+)
+from stageloom.shared.schedule import StageSchedule, stage_schedule
 
 
 def digest(number: int) -> Digest:

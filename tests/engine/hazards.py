@@ -6,10 +6,10 @@ made, or for what made it where nobody read it. A move stands for the steps that
 
 from collections import defaultdict
 
-from shared.bound import BoundModel, BoundPlan
-from shared.engine.steps import MoveInstance, PlanKey, Step
-from shared.ids import StepId
-from shared.plan import Member
+from stageloom.shared.bound import BoundModel, BoundPlan
+from stageloom.shared.engine.steps import MoveInstance, PlanKey, Step
+from stageloom.shared.ids import StepId
+from stageloom.shared.plan import Member
 
 Place = tuple[PlanKey, Member]
 

@@ -9,12 +9,12 @@ computed from, so a missing order, an early reuse or a lost move shows as a wron
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shared.blocks import Block
-from shared.bound import BoundPlan
-from shared.engine.steps import DropInstance, InstanceId, MoveInstance, PlanKey, Step, StepMember
-from shared.graph import Graph
-from shared.ids import Digest, StepId, TaskId
-from shared.plan import Member
+from stageloom.shared.blocks import Block
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import DropInstance, InstanceId, MoveInstance, PlanKey, Step, StepMember
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest, StepId, TaskId
+from stageloom.shared.plan import Member
 
 Values = dict[int, tuple[int, ...]]
 """Per tensor its value in every row of the batch."""

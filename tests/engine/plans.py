@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from benchmarks.lanes.cases import members_of
-from shared.bound import BoundPlan
-from shared.graph import Graph
-from shared.ids import Digest
-from shared.plan import Member, ModelPlan
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest
+from stageloom.shared.plan import Member, ModelPlan
 from tests.engine.generate import chain, digest, plan_of
 
 

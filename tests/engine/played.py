@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from shared.engine.core import EngineCore
-from shared.engine.steps import (
+from stageloom.shared.engine.core import EngineCore
+from stageloom.shared.engine.steps import (
     Action,
     DropInstance,
     FinishTask,
@@ -19,7 +19,7 @@ from shared.engine.steps import (
     Step,
     Task,
 )
-from shared.ids import TaskId
+from stageloom.shared.ids import TaskId
 from tests.engine.hazards import Hazards
 from tests.engine.memory import Device, Wrong
 

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from random import Random
 
-from shared.bound import BoundPlan
-from shared.engine.steps import (
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import (
     Action,
     PlanKey,
     Task,
 )
-from shared.ids import TaskId
-from shared.plan import Wait
+from stageloom.shared.ids import TaskId
+from stageloom.shared.plan import Wait
 from tests.engine.audit import SpyCore
 from tests.engine.generate import Library, random_library, random_plan
 from tests.engine.memory import Wrong

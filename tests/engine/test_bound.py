@@ -7,12 +7,12 @@ from random import Random
 import pytest
 
 from benchmarks.lanes.cases import members_of
-from shared.blocks import slot_readers, slot_reads, split
-from shared.bound import bind
-from shared.errors import PlanError
-from shared.graph import Graph
-from shared.plan import CombinedBlock, Member, ModelPlan, Plan, Wait
-from shared.schedule import StageSchedule
+from stageloom.shared.blocks import slot_readers, slot_reads, split
+from stageloom.shared.bound import bind
+from stageloom.shared.errors import PlanError
+from stageloom.shared.graph import Graph
+from stageloom.shared.plan import CombinedBlock, Member, ModelPlan, Plan, Wait
+from stageloom.shared.schedule import StageSchedule
 from tests.engine.generate import chain, digest, graph_of, random_graph, sequential
 from tests.engine.plans import chains, models_of, with_models
 

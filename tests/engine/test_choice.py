@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from shared.plan import StepChoice
+from stageloom.shared.plan import StepChoice
 from tests.engine.driver import Driver
 from tests.engine.plans import chains, models_of, with_models
 

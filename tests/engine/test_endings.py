@@ -2,9 +2,9 @@
 
 import pytest
 
-from shared.engine.steps import PlanKey, Task
-from shared.ids import StepId, TaskId
-from shared.plan import QueuePlan
+from stageloom.shared.engine.steps import PlanKey, Task
+from stageloom.shared.ids import StepId, TaskId
+from stageloom.shared.plan import QueuePlan
 from tests.engine.driver import Driver
 from tests.engine.plans import chains
 

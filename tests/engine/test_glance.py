@@ -17,7 +17,7 @@ def test_a_glance_shows_arrivals_queues_ages_and_where_instances_are() -> None:
 
 
 def test_tasks_that_find_the_queue_full_count_as_arrived() -> None:
-    from shared.plan import QueuePlan
+    from stageloom.shared.plan import QueuePlan
 
     driver = Driver(chains(1, fields={"queue": QueuePlan(max_tasks=1), "launch_interval_us": 10**6}))
     tasks = [driver.submit("a") for _ in range(4)]

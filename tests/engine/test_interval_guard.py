@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.engine.interval_guard import (
+from stageloom.shared.engine.interval_guard import (
     GuardConfig,
     GuardVerdict,
     IntervalGuard,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from benchmarks.lanes.cases import Chains, random_plan, random_seconds
 from benchmarks.lanes.device import VirtualDevice
 from benchmarks.lanes.rows import chain_row, random_row
-from shared.engine.steps import Step
-from shared.plan import StepChoice
+from stageloom.shared.engine.steps import Step
+from stageloom.shared.plan import StepChoice
 from tests.engine.driver import Driver
 from tests.engine.plans import chains
 
@@ -180,7 +180,7 @@ def test_no_lane_idles_while_something_could_begin_in_random_plans(seed: int) ->
 
 def test_the_watch_sees_a_lane_that_is_left_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that takes nothing for its second lane: the oracle must say so."""
-    from shared.engine.choice import Chooser
+    from stageloom.shared.engine.choice import Chooser
 
     plain = Chooser.choose
     monkeypatch.setattr(

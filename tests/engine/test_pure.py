@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-import shared.engine
+from stageloom.shared import engine
 
-SOURCES = sorted(Path(shared.engine.__file__).parent.glob("*.py"))
+SOURCES = sorted(Path(engine.__file__).parent.glob("*.py"))
 ALLOWED = {
     "collections",
     "dataclasses",
@@ -17,7 +17,7 @@ ALLOWED = {
     "math",
     "msgspec",  # frozen values
     "operator",
-    "shared",
+    "stageloom.shared",
     "typing",
 }
 
@@ -29,5 +29,5 @@ def test_the_core_imports_no_clock_thread_socket_or_randomness(path: Path) -> No
         if isinstance(node, ast.Import):
             imported.update(alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            imported.add(node.module.split(".")[0])
+            imported.add(".".join(node.module.split(".")[: 1 + node.module.startswith("stageloom.")]))
     assert imported <= ALLOWED

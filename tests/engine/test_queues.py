@@ -4,11 +4,11 @@ from random import Random
 
 import pytest
 
-from shared.engine.queues import TaskQueue
-from shared.engine.records import TaskRecord
-from shared.engine.steps import Task
-from shared.ids import TaskId
-from shared.plan import QueuePlan, QueueRule
+from stageloom.shared.engine.queues import TaskQueue
+from stageloom.shared.engine.records import TaskRecord
+from stageloom.shared.engine.steps import Task
+from stageloom.shared.ids import TaskId
+from stageloom.shared.plan import QueuePlan, QueueRule
 from tests.engine.driver import Driver
 from tests.engine.plans import chains
 

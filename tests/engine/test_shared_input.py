@@ -1,6 +1,6 @@
 """Shared inputs: one task for several models."""
 
-from shared.plan import QueuePlan, QueueRule
+from stageloom.shared.plan import QueuePlan, QueueRule
 from tests.engine.driver import Driver
 from tests.engine.plans import chains, models_of, with_models
 

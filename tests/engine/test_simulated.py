@@ -14,11 +14,11 @@ from random import Random
 import pytest
 from msgspec import structs
 
-from shared.bound import BoundPlan
-from shared.engine.choice import Rivals
-from shared.engine.launcher import Launcher
-from shared.engine.slots import Slot, Touched
-from shared.engine.steps import Action, IssueStep, MoveInstance, Outcome
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.choice import Rivals
+from stageloom.shared.engine.launcher import Launcher
+from stageloom.shared.engine.slots import Slot, Touched
+from stageloom.shared.engine.steps import Action, IssueStep, MoveInstance, Outcome
 from tests.engine.memory import Wrong
 from tests.engine.played import PlayedEngine
 from tests.engine.simulator import Scenario

@@ -1,6 +1,6 @@
 """Slots in logical time: who may move when, what a step waits for, what is staged."""
 
-from shared.plan import CombinedBlock, Member, ModelPlan
+from stageloom.shared.plan import CombinedBlock, Member, ModelPlan
 from tests.engine.driver import Driver
 from tests.engine.generate import digest, graph_of, plan_of
 from tests.engine.plans import chains

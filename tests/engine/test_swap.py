@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.lanes.cases import members_of
-from shared.engine.steps import PlanKey
-from shared.plan import ExecutorOptions, Member, ModelPlan, QueuePlan, QueueRule, Wait
+from stageloom.shared.engine.steps import PlanKey
+from stageloom.shared.plan import ExecutorOptions, Member, ModelPlan, QueuePlan, QueueRule, Wait
 from tests.engine.driver import Driver
 from tests.engine.generate import chain, digest, graph_of, plan_of
 from tests.engine.plans import chains, models_of, with_models

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from shared.engine.trial import (
+from stageloom.shared.engine.trial import (
     Activate,
     Decide,
     Drain,
@@ -19,7 +19,7 @@ from shared.engine.trial import (
     Verdict,
     found_at_boot,
 )
-from shared.engine.windows import Side, WindowFigures
+from stageloom.shared.engine.windows import Side, WindowFigures
 from tests.engine.trials import RECORD, figures, setup
 
 Figure = Callable[[Side, int], WindowFigures]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks.trial import CASES, SEEDS, outcomes, try_plan
-from shared.engine.trial import TrialConfig, TrialResult, Verdict
+from stageloom.shared.engine.trial import TrialConfig, TrialResult, Verdict
 from tests.architecture.sources import ROOT
 
 

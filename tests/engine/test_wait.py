@@ -1,6 +1,6 @@
 """`wait: all` and `timeout`: synchronised rivals, and what keeps them from waiting for ever."""
 
-from shared.plan import Wait
+from stageloom.shared.plan import Wait
 from tests.engine.driver import Driver
 from tests.engine.plans import chains
 

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.engine.windows import Side, WindowFigures, abba, log_growth, log_speedup, window_length_s
+from stageloom.shared.engine.windows import (
+    Side,
+    WindowFigures,
+    abba,
+    log_growth,
+    log_speedup,
+    window_length_s,
+)
 from tests.engine.trials import figures
 
 A, B = Side.CONTROL, Side.CANDIDATE

@@ -1,8 +1,8 @@
 """Setups and figures for tests of the trial."""
 
-from shared.engine.trial import TrialRecord, TrialSetup
-from shared.engine.windows import WindowFigures
-from shared.ids import Digest
+from stageloom.shared.engine.trial import TrialRecord, TrialSetup
+from stageloom.shared.engine.windows import WindowFigures
+from stageloom.shared.ids import Digest
 
 RECORD = TrialRecord(candidate=Digest("c" * 64), control=Digest("a" * 64), environment="MAXN", began_us=1)
 

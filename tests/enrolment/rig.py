@@ -7,13 +7,13 @@ from random import Random
 
 from zmq.utils import z85
 
-from planner.dispatch.listening import listen
-from planner.enrolment.certificate import CERTIFICATE_FILE, certificate_digest
-from planner.enrolment.desk import EnrolmentDesk
-from planner.enrolment.service import EnrolmentService
-from shared.clock import SystemClock
-from shared.digest import digest_bytes
-from shared.token import JoinToken
+from stageloom.planner.dispatch.listening import listen
+from stageloom.planner.enrolment.certificate import CERTIFICATE_FILE, certificate_digest
+from stageloom.planner.enrolment.desk import EnrolmentDesk
+from stageloom.planner.enrolment.service import EnrolmentService
+from stageloom.shared.clock import SystemClock
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.token import JoinToken
 from tests.link.rig import Rig
 
 

@@ -1,13 +1,13 @@
 """What the planner answers to a request, whatever the listener passes on."""
 
-from planner.dispatch.ports import EnrolAttempt
-from planner.enrolment.desk import BURST_PER_PEER, PER_S, EnrolmentDesk
-from shared.clock import ManualClock
-from shared.digest import digest_bytes
-from shared.errors import StorageError
-from shared.ids import DeviceId
-from shared.messages import enrol
-from shared.messages.base import RefusalCode, Refused
+from stageloom.planner.dispatch.ports import EnrolAttempt
+from stageloom.planner.enrolment.desk import BURST_PER_PEER, PER_S, EnrolmentDesk
+from stageloom.shared.clock import ManualClock
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.errors import StorageError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages import enrol
+from stageloom.shared.messages.base import RefusalCode, Refused
 
 SECRET = b"s" * 16
 KEY = "n" * 40

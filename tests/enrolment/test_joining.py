@@ -9,15 +9,15 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from edge_agent.link.join import join
-from edge_agent.link.membership import Membership, load_membership, save_membership
-from edge_agent.link.sockets import new_keys
-from planner.enrolment.certificate import certificate_digest
-from shared.clock import SystemClock
-from shared.errors import StateError, StorageError, TokenError, UnavailableError
-from shared.ids import DeviceId
-from shared.keyfile import KeyPair
-from shared.token import JoinToken
+from stageloom.edge_agent.link.join import join
+from stageloom.edge_agent.link.membership import Membership, load_membership, save_membership
+from stageloom.edge_agent.link.sockets import new_keys
+from stageloom.planner.enrolment.certificate import certificate_digest
+from stageloom.shared.clock import SystemClock
+from stageloom.shared.errors import StateError, StorageError, TokenError, UnavailableError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.keyfile import KeyPair
+from stageloom.shared.token import JoinToken
 from tests.enrolment.rig import enrolling
 from tests.link.rig import Agent, wait_until
 

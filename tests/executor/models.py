@@ -7,11 +7,11 @@ import numpy as np
 import onnxruntime
 
 from benchmarks import zoo
-from shared.artifact import Artifact, open_artifact
-from shared.graph import Graph
-from shared.importer.limits import ImportLimits
-from shared.importer.pipeline import import_here
-from shared.importer.process import ARTIFACT_NAME
+from stageloom.shared.artifact import Artifact, open_artifact
+from stageloom.shared.graph import Graph
+from stageloom.shared.importer.limits import ImportLimits
+from stageloom.shared.importer.pipeline import import_here
+from stageloom.shared.importer.process import ARTIFACT_NAME
 from tests.scratch import scratch
 
 SIDE = 75  # pixels; the least that Inception V3 takes

@@ -29,19 +29,19 @@ from benchmarks.contract.subjects import (
     onnx_subject,
     zoo_subject,
 )
-from edge_agent.executor.base import Executor
-from edge_agent.executor.null import NullExecutor
-from edge_agent.executor.registry import EXECUTORS, make_executor
-from edge_agent.verify.compare import MAX_DIFFERENCE, MIN_SENSITIVITY
-from shared.bitmask import bits
-from shared.bound import BoundPlan
-from shared.errors import ExecutorError
-from shared.launch_list import Barrier
-from shared.plan import ExecutorOptions, Member
-from shared.schedule import Launch, StageSchedule, StreamSchedule
-from shared.search.compose import ModelChoice
-from shared.search.job import SearchJob, run_search
-from shared.search.rivals import policies, policy
+from stageloom.edge_agent.executor.base import Executor
+from stageloom.edge_agent.executor.null import NullExecutor
+from stageloom.edge_agent.executor.registry import EXECUTORS, make_executor
+from stageloom.edge_agent.verify.compare import MAX_DIFFERENCE, MIN_SENSITIVITY
+from stageloom.shared.bitmask import bits
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.launch_list import Barrier
+from stageloom.shared.plan import ExecutorOptions, Member
+from stageloom.shared.schedule import Launch, StageSchedule, StreamSchedule
+from stageloom.shared.search.compose import ModelChoice
+from stageloom.shared.search.job import SearchJob, run_search
+from stageloom.shared.search.rivals import policies, policy
 from tests.scratch import scratch
 from tests.verify.heads import ROUNDED, SATURATED, head_artifact
 

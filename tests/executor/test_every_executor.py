@@ -14,11 +14,11 @@ from benchmarks.contract.schedules import (
     random_stages,
     random_streams,
 )
-from edge_agent.executor.base import Executor
-from edge_agent.executor.registry import EXECUTORS, make_executor
-from shared.engine.steps import InstanceId
-from shared.errors import ExecutorError, PlanError
-from shared.plan import Member
+from stageloom.edge_agent.executor.base import Executor
+from stageloom.edge_agent.executor.registry import EXECUTORS, make_executor
+from stageloom.shared.engine.steps import InstanceId
+from stageloom.shared.errors import ExecutorError, PlanError
+from stageloom.shared.plan import Member
 from tests.executor.drive import KEY, halves, load, run
 from tests.executor.models import artifact_of, random_inputs
 

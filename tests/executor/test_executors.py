@@ -4,14 +4,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from edge_agent.executor.executors import Executors
-from edge_agent.executor.null import NullExecutor
-from shared.artifact import Artifact
-from shared.bound import BoundPlan
-from shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step, StepMember
-from shared.errors import ExecutorError
-from shared.ids import Digest, StepId, TaskId
-from shared.plan import ExecutorOptions, Member
+from stageloom.edge_agent.executor.executors import Executors
+from stageloom.edge_agent.executor.null import NullExecutor
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step, StepMember
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.ids import Digest, StepId, TaskId
+from stageloom.shared.plan import ExecutorOptions, Member
 from tests.engine.plans import chains
 
 ONE, OTHER, THIRD = PlanKey(1), PlanKey(2), PlanKey(3)

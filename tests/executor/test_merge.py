@@ -11,19 +11,19 @@ import pytest
 from onnx import helper, numpy_helper
 
 from benchmarks.contract.schedules import StepMaker, bound_of, plan_of
-from edge_agent.executor.onnx import OnnxExecutor
-from edge_agent.executor.onnx_parts import ModelParts
-from edge_agent.executor.onnx_sessions import SessionKey, open_session, weight_bytes
-from shared.artifact import Artifact, open_artifact, write_artifact
-from shared.engine.steps import InstanceId, PlanKey
-from shared.errors import ExecutorError
-from shared.ids import OpId
-from shared.importer.limits import ImportLimits
-from shared.importer.pipeline import import_here
-from shared.importer.process import ARTIFACT_NAME
-from shared.merge import may_merge, merged, padding
-from shared.plan import Member
-from shared.schedule import Stage, StageSchedule
+from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.executor.onnx_parts import ModelParts
+from stageloom.edge_agent.executor.onnx_sessions import SessionKey, open_session, weight_bytes
+from stageloom.shared.artifact import Artifact, open_artifact, write_artifact
+from stageloom.shared.engine.steps import InstanceId, PlanKey
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.ids import OpId
+from stageloom.shared.importer.limits import ImportLimits
+from stageloom.shared.importer.pipeline import import_here
+from stageloom.shared.importer.process import ARTIFACT_NAME
+from stageloom.shared.merge import may_merge, merged, padding
+from stageloom.shared.plan import Member
+from stageloom.shared.schedule import Stage, StageSchedule
 from tests.executor.models import artifact_of, difference, random_inputs, reference
 
 KEY = PlanKey(1)

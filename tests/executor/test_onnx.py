@@ -7,16 +7,22 @@ import numpy as np
 import pytest
 
 from benchmarks.contract.schedules import StepMaker, bound_of, plan_of
-from edge_agent.executor.base import NOT_TIMED, TimingRequest
-from edge_agent.executor.onnx import OnnxExecutor
-from edge_agent.executor.onnx_parts import ModelParts
-from edge_agent.executor.onnx_sessions import Session, SessionCache, SessionKey, Values, weight_bytes
-from edge_agent.executor.onnx_timing import summary, windows
-from shared.artifact import open_artifact
-from shared.engine.steps import InstanceId, PlanKey
-from shared.errors import ExecutorError
-from shared.importer.api import artifact_path, import_model
-from shared.plan import ExecutorOptions, Member, Plan
+from stageloom.edge_agent.executor.base import NOT_TIMED, TimingRequest
+from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.executor.onnx_parts import ModelParts
+from stageloom.edge_agent.executor.onnx_sessions import (
+    Session,
+    SessionCache,
+    SessionKey,
+    Values,
+    weight_bytes,
+)
+from stageloom.edge_agent.executor.onnx_timing import summary, windows
+from stageloom.shared.artifact import open_artifact
+from stageloom.shared.engine.steps import InstanceId, PlanKey
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.importer.api import artifact_path, import_model
+from stageloom.shared.plan import ExecutorOptions, Member, Plan
 from tests.executor.drive import KEY, load, run
 from tests.executor.models import artifact_of, difference, random_inputs, reference
 from tests.importer.classes import CLASSES

@@ -6,10 +6,10 @@ import random
 import onnx
 import pytest
 
-from edge_agent.executor.onnx_parts import ModelParts, take_apart
-from shared.errors import ModelError
-from shared.ids import OpId
-from shared.importer.subgraph import ModelSource
+from stageloom.edge_agent.executor.onnx_parts import ModelParts, take_apart
+from stageloom.shared.errors import ModelError
+from stageloom.shared.ids import OpId
+from stageloom.shared.importer.subgraph import ModelSource
 from tests.executor.models import artifact_of
 
 

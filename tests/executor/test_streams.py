@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from edge_agent.executor.streams import StreamPool, _Run, assign
+from stageloom.edge_agent.executor.streams import StreamPool, _Run, assign
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from edge_agent.executor.torch.builder import Effort
-from edge_agent.executor.torch.cuda import CudaDevice, why_not
-from edge_agent.executor.torch.graphs import TorchGraphExecutor
+from stageloom.edge_agent.executor.torch.builder import Effort
+from stageloom.edge_agent.executor.torch.cuda import CudaDevice, why_not
+from stageloom.edge_agent.executor.torch.graphs import TorchGraphExecutor
 
 SCHEDULED = Effort(form_rounds=0)
 """Keep the schedule's streams even where one would be faster: it is the streams that are tested."""

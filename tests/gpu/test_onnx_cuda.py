@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from benchmarks.contract.schedules import StepMaker, graph_of, plan_of, random_streams
-from edge_agent.executor.base import TimingRequest
-from edge_agent.executor.onnx_cuda.cuda import PROVIDER, CudaOrtDevice, why_not
-from edge_agent.executor.onnx_cuda.executor import OnnxDeviceExecutor
-from shared.artifact import Artifact
-from shared.engine.steps import InstanceId
-from shared.launch_list import Barrier
-from shared.plan import ExecutorOptions
+from stageloom.edge_agent.executor.base import TimingRequest
+from stageloom.edge_agent.executor.onnx_cuda.cuda import PROVIDER, CudaOrtDevice, why_not
+from stageloom.edge_agent.executor.onnx_cuda.executor import OnnxDeviceExecutor
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.engine.steps import InstanceId
+from stageloom.shared.launch_list import Barrier
+from stageloom.shared.plan import ExecutorOptions
 from tests.executor.models import artifact_of, random_inputs
 from tests.executor.torch.steps import KEY, answer_of, halves, load, members, run, wrong
 

@@ -14,17 +14,17 @@ import pytest
 import torch
 
 from benchmarks.contract.schedules import StepMaker, graph_of, merged, plan_of, random_streams
-from edge_agent.executor.base import TimingRequest
-from edge_agent.executor.on_device.streams import CONNECTIONS
-from edge_agent.executor.torch.builder import Builder, Built, Effort
-from edge_agent.executor.torch.cuda import CudaDevice
-from edge_agent.executor.torch.graphs import TorchGraphExecutor
-from edge_agent.executor.torch.launching import issue_program
-from shared.artifact import Artifact
-from shared.bound import BoundPlan
-from shared.engine.steps import InstanceId, PlanKey
-from shared.launch_list import Barrier
-from shared.plan import ExecutorOptions, Member
+from stageloom.edge_agent.executor.base import TimingRequest
+from stageloom.edge_agent.executor.on_device.streams import CONNECTIONS
+from stageloom.edge_agent.executor.torch.builder import Builder, Built, Effort
+from stageloom.edge_agent.executor.torch.cuda import CudaDevice
+from stageloom.edge_agent.executor.torch.graphs import TorchGraphExecutor
+from stageloom.edge_agent.executor.torch.launching import issue_program
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import InstanceId, PlanKey
+from stageloom.shared.launch_list import Barrier
+from stageloom.shared.plan import ExecutorOptions, Member
 from tests.executor.models import artifact_of, difference, random_inputs
 from tests.executor.torch.steps import KEY, answer_of, halves, load, members, run, wrong
 
@@ -98,7 +98,7 @@ def test_p1_results_are_bit_stable_with_random_delays_on_every_stream(
 
 
 def _answer_bits(executor: TorchGraphExecutor) -> bytes:
-    from edge_agent.executor.torch.recipe import Role
+    from stageloom.edge_agent.executor.torch.recipe import Role
 
     plan = executor._plans[KEY]
     graph = plan.bound.models[0].graph
@@ -143,7 +143,7 @@ def test_p4_connections_are_set_before_cuda_starts(device: CudaDevice) -> None:
     late = """
 import torch
 torch.cuda.init()
-from edge_agent.executor.torch.cuda import CudaDevice
+from stageloom.edge_agent.executor.torch.cuda import CudaDevice
 CudaDevice()
 """
     environment = {name: value for name, value in os.environ.items() if name != CONNECTIONS}
@@ -177,7 +177,7 @@ def test_p5_a_graph_survives_the_end_of_another_with_matrix_products(
 def test_p6_p7_every_kernel_is_measured_and_the_fastest_is_taken_and_logged(
     executor: TorchGraphExecutor, model: Artifact, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, logger="edge_agent.executor.torch.kernels"):
+    with caplog.at_level(logging.INFO, logger="stageloom.edge_agent.executor.torch.kernels"):
         steps = StepMaker(KEY, streamed(executor, model))
         logits(executor, steps, random_inputs(model.graph, 1))
     chosen = [choice for table in executor.choices._chosen.values() for choice in table.values()]

@@ -8,9 +8,9 @@ import onnx
 import pytest
 
 from benchmarks import zoo
-from shared.artifact import Artifact, open_artifact
-from shared.importer.api import artifact_path, import_model
-from shared.importer.report import ImportReport
+from stageloom.shared.artifact import Artifact, open_artifact
+from stageloom.shared.importer.api import artifact_path, import_model
+from stageloom.shared.importer.report import ImportReport
 
 Imported = Callable[[str], tuple[ImportReport, Artifact]]
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"

@@ -9,13 +9,13 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from shared.graph import Graph
-from shared.ids import OpId
-from shared.importer.borders import METADATA_KEY
-from shared.importer.build import Built
-from shared.importer.limits import ImportLimits
-from shared.importer.pipeline import normalise_and_build
-from shared.importer.subgraph import ModelSource
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import OpId
+from stageloom.shared.importer.borders import METADATA_KEY
+from stageloom.shared.importer.build import Built
+from stageloom.shared.importer.limits import ImportLimits
+from stageloom.shared.importer.pipeline import normalise_and_build
+from stageloom.shared.importer.subgraph import ModelSource
 
 FLOAT = TensorProto.FLOAT
 

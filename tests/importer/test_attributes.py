@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from onnx import TensorProto, helper
 
-from shared.attributes import Attributes
-from shared.importer.attributes import attributes_of
+from stageloom.shared.attributes import Attributes
+from stageloom.shared.importer.attributes import attributes_of
 
 CONV = helper.make_node(
     "Conv", ["x", "w"], ["c"], kernel_shape=[3, 5], strides=[2, 1], pads=[1, 2, 1, 2], group=4

@@ -8,16 +8,16 @@ import onnx
 import pytest
 from onnx import helper
 
-from edge_agent.executor.registry import make_executor
-from edge_agent.verify.check import verify_artifact
-from edge_agent.verify.inputs import ValueRange
-from shared.artifact import Artifact, open_artifact
-from shared.graph import Graph, graph_problem
-from shared.importer.limits import ImportLimits
-from shared.importer.pipeline import import_here
-from shared.importer.process import ARTIFACT_NAME
-from shared.importer.report import ImportReport
-from shared.importer.subgraph import ModelSource
+from stageloom.edge_agent.executor.registry import make_executor
+from stageloom.edge_agent.verify.check import verify_artifact
+from stageloom.edge_agent.verify.inputs import ValueRange
+from stageloom.shared.artifact import Artifact, open_artifact
+from stageloom.shared.graph import Graph, graph_problem
+from stageloom.shared.importer.limits import ImportLimits
+from stageloom.shared.importer.pipeline import import_here
+from stageloom.shared.importer.process import ARTIFACT_NAME
+from stageloom.shared.importer.report import ImportReport
+from stageloom.shared.importer.subgraph import ModelSource
 from tests.importer.classes import CLASSES, Sample
 from tests.importer.models import feeds_for, info, model_of, run, run_in_parts, write_external
 

@@ -8,9 +8,9 @@ import onnx
 import pytest
 from onnx import helper
 
-from shared.convolution import Convolution
-from shared.importer.convolutions import convolution_of
-from shared.importer.values import infer_values
+from stageloom.shared.convolution import Convolution
+from stageloom.shared.importer.convolutions import convolution_of
+from stageloom.shared.importer.values import infer_values
 from tests.importer.models import info, model_of
 
 W = np.ones((4, 3, 3, 3), np.float32)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.graph import Graph, Operator, Tensor
-from shared.ids import TensorId
-from shared.importer.cuts import BLOCK_SHARE, base_cuts, choose_cuts, crossing_bytes
+from stageloom.shared.graph import Graph, Operator, Tensor
+from stageloom.shared.ids import TensorId
+from stageloom.shared.importer.cuts import BLOCK_SHARE, base_cuts, choose_cuts, crossing_bytes
 
 
 def _brute_force(crossing: list[int], cost: list[int], required: set[int], share: int) -> tuple[int, int]:

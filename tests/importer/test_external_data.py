@@ -8,10 +8,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from shared.errors import ModelError
-from shared.importer.api import import_model
-from shared.importer.limits import ImportLimits
-from shared.importer.source import read_model
+from stageloom.shared.errors import ModelError
+from stageloom.shared.importer.api import import_model
+from stageloom.shared.importer.limits import ImportLimits
+from stageloom.shared.importer.source import read_model
 from tests.importer.models import info, model_of, write_external
 
 LIMITS = ImportLimits()

@@ -11,9 +11,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from shared.errors import ModelError, OpenInput, StorageError, UnpinnedShape
-from shared.importer.api import import_model
-from shared.importer.limits import ImportLimits
+from stageloom.shared.errors import ModelError, OpenInput, StorageError, UnpinnedShape
+from stageloom.shared.importer.api import import_model
+from stageloom.shared.importer.limits import ImportLimits
 from tests.importer.models import allocating_2_gib, built_here, chained_functions, info, model_of
 
 Shapes = Mapping[str, Sequence[int]]
@@ -232,7 +232,7 @@ def _importers_in(folder: Path) -> list[int]:
             line = (entry / "cmdline").read_bytes() if entry.name.isdecimal() else b""
         except OSError:  # it ended meanwhile
             continue
-        if b"shared.importer.child" in line and str(folder).encode() in line:
+        if b"stageloom.shared.importer.child" in line and str(folder).encode() in line:
             found.append(int(entry.name))
     return found
 
@@ -249,7 +249,7 @@ def test_a_killed_importer_leaves_no_child_and_the_next_import_sweeps(tmp_path: 
     (tmp_path / "fine.onnx").write_bytes(_fine().SerializeToString())
     out = tmp_path / "out"
     code = (
-        "from pathlib import Path; import sys; from shared.importer.api import import_model;"
+        "from pathlib import Path; import sys; from stageloom.shared.importer.api import import_model;"
         "import_model(Path(sys.argv[1]), shapes={}, out_dir=Path(sys.argv[2]), progress=print)"
     )
     parent = subprocess.Popen(

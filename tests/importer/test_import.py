@@ -11,13 +11,13 @@ import pytest
 from onnx import TensorProto, helper
 
 from benchmarks import zoo
-from shared.artifact import open_artifact
-from shared.errors import ModelError
-from shared.graph import graph_problem
-from shared.importer.api import artifact_path, import_model
-from shared.importer.inspect import inspect_model, report_rows
-from shared.importer.report import ImportReport
-from shared.importer.subgraph import ModelSource
+from stageloom.shared.artifact import open_artifact
+from stageloom.shared.errors import ModelError
+from stageloom.shared.graph import graph_problem
+from stageloom.shared.importer.api import artifact_path, import_model
+from stageloom.shared.importer.inspect import inspect_model, report_rows
+from stageloom.shared.importer.report import ImportReport
+from stageloom.shared.importer.subgraph import ModelSource
 from tests.importer.conftest import LIGHT, Imported
 from tests.importer.models import built_here, feeds_for, info, model_of, run, varying_loop
 
@@ -180,8 +180,8 @@ def test_a_disk_that_takes_no_more_is_a_storage_error(tmp_path: Path) -> None:
     zoo.write("squeezenet", path, width=0.25, size=64)
     code = (
         "import resource, sys, pathlib\n"
-        "from shared.errors import StorageError\n"
-        "from shared.importer.api import import_model\n"
+        "from stageloom.shared.errors import StorageError\n"
+        "from stageloom.shared.importer.api import import_model\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "model, out = map(pathlib.Path, sys.argv[1:])\n"
         "try:\n    import_model(model, shapes={}, out_dir=out)\n"
@@ -300,7 +300,7 @@ def test_an_output_that_nothing_computes_still_imports(tmp_path: Path, what: str
 
 def test_importing_the_api_loads_neither_onnx_nor_onnxruntime() -> None:
     code = (
-        "import sys, shared.importer.api, shared.importer.inspect;"
+        "import sys, stageloom.shared.importer.api, stageloom.shared.importer.inspect;"
         "print([m for m in ('onnx', 'onnxruntime', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,9 +8,9 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from onnx import helper
 
-from shared.errors import InputError, ModelError, OpenInput, UnpinnedShape
-from shared.importer.inputs import list_inputs
-from shared.importer.model_argument import (
+from stageloom.shared.errors import InputError, ModelError, OpenInput, UnpinnedShape
+from stageloom.shared.importer.inputs import list_inputs
+from stageloom.shared.importer.model_argument import (
     ModelArgument,
     format_model,
     named,

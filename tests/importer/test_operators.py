@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.importer.operators import (
+from stageloom.shared.importer.operators import (
     Group,
     NodeView,
     UnitView,

@@ -13,13 +13,13 @@ import pytest
 from benchmarks import zoo
 from benchmarks.zoo.__main__ import main
 from benchmarks.zoo.randwire import watts_strogatz
-from shared.graph import Graph
-from shared.importer.borders import METADATA_KEY, parse_borders
-from shared.importer.build import Built, build_graph, unit_views
-from shared.importer.operators import critical_path
-from shared.importer.values import infer_values
-from shared.search.endings import Endings, GroupRule
-from shared.search.states import SpaceSize, measure_space
+from stageloom.shared.graph import Graph
+from stageloom.shared.importer.borders import METADATA_KEY, parse_borders
+from stageloom.shared.importer.build import Built, build_graph, unit_views
+from stageloom.shared.importer.operators import critical_path
+from stageloom.shared.importer.values import infer_values
+from stageloom.shared.search.endings import Endings, GroupRule
+from stageloom.shared.search.states import SpaceSize, measure_space
 from tests.importer.models import info, run
 from tests.search.graphs import union
 

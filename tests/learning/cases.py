@@ -2,15 +2,15 @@
 
 from random import Random
 
-from planner.learning.gpg.blocks import Drawing, analytic_costs
-from planner.learning.gpg.model import GpgModel
-from planner.twin.device_file import load_device
-from shared.attributes import Attributes
-from shared.blocks import CombinedGraph, combine, split
-from shared.graph import Graph, Operator, Tensor
-from shared.ids import Digest, TensorId
-from shared.policy.gpg.network import GpgNetwork
-from shared.search.costs import CostTable, StageCosts
+from stageloom.planner.learning.gpg.blocks import Drawing, analytic_costs
+from stageloom.planner.learning.gpg.model import GpgModel
+from stageloom.planner.twin.device_file import load_device
+from stageloom.shared.attributes import Attributes
+from stageloom.shared.blocks import CombinedGraph, combine, split
+from stageloom.shared.graph import Graph, Operator, Tensor
+from stageloom.shared.ids import Digest, TensorId
+from stageloom.shared.policy.gpg.network import GpgNetwork
+from stageloom.shared.search.costs import CostTable, StageCosts
 
 CELL = ((), (0,), (0,), (2,), (0,), (4,), (1, 3, 5))
 """An inception cell: one entry, three branches, a concat."""

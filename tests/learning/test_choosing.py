@@ -9,20 +9,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.learning.gpg.model import GpgModel
-from shared.blocks import CombinedGraph
-from shared.legality import violations
-from shared.policy.gpg.choose import LookAhead, acted, drawn, looked_ahead, ranked, sampled, schedule_s
-from shared.policy.gpg.features import Floats
-from shared.policy.gpg.network import EncodedBlock
-from shared.search.costs import StageCosts
-from shared.search.endings import Endings
-from shared.search.gpg import gpg, network_of, packaged_checkpoint, policy_alone, policy_stages
-from shared.search.interface import Budget, Limits
-from shared.search.ios import cheapest_by_state
-from shared.search.ranking import RankedEndings
-from shared.search.refine import refined
-from shared.search.sequential import sequential
+from stageloom.planner.learning.gpg.model import GpgModel
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.legality import violations
+from stageloom.shared.policy.gpg.choose import (
+    LookAhead,
+    acted,
+    drawn,
+    looked_ahead,
+    ranked,
+    sampled,
+    schedule_s,
+)
+from stageloom.shared.policy.gpg.features import Floats
+from stageloom.shared.policy.gpg.network import EncodedBlock
+from stageloom.shared.search.costs import StageCosts
+from stageloom.shared.search.endings import Endings
+from stageloom.shared.search.gpg import gpg, network_of, packaged_checkpoint, policy_alone, policy_stages
+from stageloom.shared.search.interface import Budget, Limits
+from stageloom.shared.search.ios import cheapest_by_state
+from stageloom.shared.search.ranking import RankedEndings
+from stageloom.shared.search.refine import refined
+from stageloom.shared.search.sequential import sequential
 from tests.learning.cases import block, network
 from tests.search.graphs import union, unions
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from planner.learning.gpg.batches import batch_of
-from planner.learning.gpg.lessons import BlockRows, StateRows
-from planner.learning.gpg.model import GpgModel
-from shared.bitmask import bits
-from shared.blocks import CombinedGraph
-from shared.policy.gpg.features import (
+from stageloom.planner.learning.gpg.batches import batch_of
+from stageloom.planner.learning.gpg.lessons import BlockRows, StateRows
+from stageloom.planner.learning.gpg.model import GpgModel
+from stageloom.shared.bitmask import bits
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.policy.gpg.features import (
     OPERATOR_FEATURES,
     PAPER_FEATURES,
     bit_rows,
@@ -19,8 +19,8 @@ from shared.policy.gpg.features import (
     operator_rows,
     state_rows,
 )
-from shared.policy.gpg.network import EncodedBlock, levels
-from shared.search.costs import StageCosts
+from stageloom.shared.policy.gpg.network import EncodedBlock, levels
+from stageloom.shared.search.costs import StageCosts
 from tests.learning.cases import block, network
 from tests.search.graphs import CHAIN, DIAMOND, union
 

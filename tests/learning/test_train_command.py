@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from planner.cli.app import execute
-from planner.costs.policies import trained_policy
-from planner.store import checkpoints
-from planner.store.store import Store
-from shared.errors import ExitCode
+from stageloom.planner.cli.app import execute
+from stageloom.planner.costs.policies import trained_policy
+from stageloom.planner.store import checkpoints
+from stageloom.planner.store.store import Store
+from stageloom.shared.errors import ExitCode
 from tests.store.helpers import add_model
 
 SHORT = ["--imitation-steps", "1", "--episodes", "1", "--members-max", "1", "--seed", "4"]

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from planner.cli.app import execute
-from planner.cluster import search_pool
-from planner.store import checkpoints
-from planner.store.store import Store
-from planner.twin.device_file import parse_device
-from shared.errors import ExitCode
-from shared.plan import decode_plan
-from shared.policy.maddpg.checkpoint import decode
+from stageloom.planner.cli.app import execute
+from stageloom.planner.cluster import search_pool
+from stageloom.planner.store import checkpoints
+from stageloom.planner.store.store import Store
+from stageloom.planner.twin.device_file import parse_device
+from stageloom.shared.errors import ExitCode
+from stageloom.shared.plan import decode_plan
+from stageloom.shared.policy.maddpg.checkpoint import decode
 from tests.learning.pools import InlinePool
 from tests.store.helpers import NANO, add_model, enrol
 

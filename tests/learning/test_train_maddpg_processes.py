@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from planner.learning.maddpg.kept_run import FILE
-from planner.store.store import Store
+from stageloom.planner.learning.maddpg.kept_run import FILE
+from stageloom.planner.store.store import Store
 from tests.cluster.listening import descendants
 from tests.cluster.test_ray_processes import alive
 from tests.learning.test_train_maddpg_command import MODELS, RATES, command, template  # noqa: F401
@@ -21,7 +21,7 @@ from tests.planner.processes import ROOT, PlannerProcess, environment, until
 pytestmark = [pytest.mark.full, pytest.mark.timeout(400)]
 
 START_S = 120.0
-_MAIN = [sys.executable, "-W", "error", "-c", "from planner.cli import main; main()"]
+_MAIN = [sys.executable, "-W", "error", "-c", "from stageloom.planner.cli import main; main()"]
 
 
 class Training:

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from planner.learning.gpg.batches import batch_of
-from planner.learning.gpg.curves import to_json, to_svg
-from planner.learning.gpg.lessons import BlockRows, StateRows, lesson
-from planner.learning.gpg.losses import Episode, imitated, reinforced
-from planner.learning.gpg.model import GpgModel
-from planner.learning.gpg.settings import Reward, Settings
-from planner.learning.gpg.train import Trained, train
-from planner.learning.gpg.trainer import Trainer
-from shared.errors import DecodeError, InputError
-from shared.policy.gpg.checkpoint import decode, encode
-from shared.search.gpg import policy_stages
-from shared.search.interface import Limits
-from shared.search.ios import cheapest_by_state
+from stageloom.planner.learning.gpg.batches import batch_of
+from stageloom.planner.learning.gpg.curves import to_json, to_svg
+from stageloom.planner.learning.gpg.lessons import BlockRows, StateRows, lesson
+from stageloom.planner.learning.gpg.losses import Episode, imitated, reinforced
+from stageloom.planner.learning.gpg.model import GpgModel
+from stageloom.planner.learning.gpg.settings import Reward, Settings
+from stageloom.planner.learning.gpg.train import Trained, train
+from stageloom.planner.learning.gpg.trainer import Trainer
+from stageloom.shared.errors import DecodeError, InputError
+from stageloom.shared.policy.gpg.checkpoint import decode, encode
+from stageloom.shared.search.gpg import policy_stages
+from stageloom.shared.search.interface import Limits
+from stageloom.shared.search.ios import cheapest_by_state
 from tests.learning.cases import block, drawing, models
 
 FEW = Settings(

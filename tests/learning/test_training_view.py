@@ -2,11 +2,11 @@
 
 import pytest
 
-from planner.cli.options import parse_duration
-from planner.cli.training_view import bar, lines, sparkline
-from planner.learning.maddpg.course import Course
-from planner.learning.maddpg.work import run
-from shared.errors import InputError
+from stageloom.planner.cli.options import parse_duration
+from stageloom.planner.cli.training_view import bar, lines, sparkline
+from stageloom.planner.learning.maddpg.course import Course
+from stageloom.planner.learning.maddpg.work import run
+from stageloom.shared.errors import InputError
 from tests.learning.maddpg.toy import SMALL, problem
 
 

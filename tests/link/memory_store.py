@@ -9,7 +9,7 @@ from typing import Self
 
 import msgspec
 
-from planner.dispatch.ports import (
+from stageloom.planner.dispatch.ports import (
     ArtifactFile,
     EnrolAttempt,
     EnrolRefused,
@@ -18,10 +18,10 @@ from planner.dispatch.ports import (
     StoredRow,
     TelemetryWrite,
 )
-from planner.telemetry.books import Book
-from shared.ids import DeviceId, Digest
-from shared.messages.base import RefusalCode
-from shared.messages.control import Alarm, Desired, LocalPlan
+from stageloom.planner.telemetry.books import Book
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.base import RefusalCode
+from stageloom.shared.messages.control import Alarm, Desired, LocalPlan
 from tests.scratch import scratch
 
 

@@ -9,22 +9,22 @@ from typing import Any
 
 import zmq
 
-from edge_agent.link import events as dev
-from edge_agent.link.client import ClientConfig, LinkClient
-from edge_agent.link.config import LinkConfig
-from edge_agent.link.membership import Membership
-from edge_agent.link.sockets import make_dealer, new_keys
-from planner.dispatch import events as pev
-from planner.dispatch.core import DispatchConfig
-from planner.dispatch.ports import FleetMember
-from planner.dispatch.server import DispatchServer, ServerConfig
-from planner.dispatch.server import new_keys as planner_keys
-from shared.digest import digest_bytes
-from shared.ids import DeviceId
-from shared.keyfile import KeyPair
-from shared.messages import bulk, control, telemetry
-from shared.messages.control import ArtifactNeed, Desired
-from shared.token import Endpoints
+from stageloom.edge_agent.link import events as dev
+from stageloom.edge_agent.link.client import ClientConfig, LinkClient
+from stageloom.edge_agent.link.config import LinkConfig
+from stageloom.edge_agent.link.membership import Membership
+from stageloom.edge_agent.link.sockets import make_dealer, new_keys
+from stageloom.planner.dispatch import events as pev
+from stageloom.planner.dispatch.core import DispatchConfig
+from stageloom.planner.dispatch.ports import FleetMember
+from stageloom.planner.dispatch.server import DispatchServer, ServerConfig
+from stageloom.planner.dispatch.server import new_keys as planner_keys
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.keyfile import KeyPair
+from stageloom.shared.messages import bulk, control, telemetry
+from stageloom.shared.messages.control import ArtifactNeed, Desired
+from stageloom.shared.token import Endpoints
 from tests.link.memory_store import MemoryStore
 
 LANES: dict[str, tuple[Any, Any]] = {

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from shared.ids import DeviceId, Digest
-from shared.messages import admin, bulk, control, enrol, telemetry
-from shared.messages.base import Message, RefusalCode, Refused
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages import admin, bulk, control, enrol, telemetry
+from stageloom.shared.messages.base import Message, RefusalCode, Refused
 
 PLAN = Digest("ab" * 32)
 ARTIFACT = Digest("0c" * 32)

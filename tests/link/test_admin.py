@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import zmq
 
-from planner.dispatch.admin import AdminRefused, AdminServer, call
-from shared.errors import ExitCode, InputError, SettingError, UnavailableError
-from shared.ids import DeviceId
-from shared.messages import admin
+from stageloom.planner.dispatch.admin import AdminRefused, AdminServer, call
+from stageloom.shared.errors import ExitCode, InputError, SettingError, UnavailableError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages import admin
 
 HOLD = threading.Event()
 

@@ -1,13 +1,13 @@
 """Alarms and local plans in dispatch's core: answered after the commit, however often they come."""
 
-from planner.dispatch import events as ev
-from planner.dispatch.core import DispatchConfig, DispatchCore
-from planner.dispatch.ports import FleetMember
-from shared.digest import digest_bytes
-from shared.ids import DeviceId
-from shared.messages import control
-from shared.messages.base import RefusalCode, Refused
-from shared.messages.control import Alarm, AlarmAck, Desired, LocalPlan
+from stageloom.planner.dispatch import events as ev
+from stageloom.planner.dispatch.core import DispatchConfig, DispatchCore
+from stageloom.planner.dispatch.ports import FleetMember
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages import control
+from stageloom.shared.messages.base import RefusalCode, Refused
+from stageloom.shared.messages.control import Alarm, AlarmAck, Desired, LocalPlan
 
 A, KEY = DeviceId("a"), "a" * 40
 PLAN = digest_bytes([b"plan"])

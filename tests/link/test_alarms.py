@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from edge_agent.link import events as ev
-from shared.messages import control
+from stageloom.edge_agent.link import events as ev
+from stageloom.shared.messages import control
 from tests.link.test_device_core import Driver
 
 BOOT = 11  # the driver's

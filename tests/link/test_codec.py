@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.codec import PLAIN, ZLIB, Codec, Limits, convert, pack_body, unpack, unpack_body
-from shared.errors import DecodeError
-from shared.messages import admin, bulk, control, enrol, telemetry
-from shared.messages.base import Message
+from stageloom.shared.codec import PLAIN, ZLIB, Codec, Limits, convert, pack_body, unpack, unpack_body
+from stageloom.shared.errors import DecodeError
+from stageloom.shared.messages import admin, bulk, control, enrol, telemetry
+from stageloom.shared.messages.base import Message
 from tests.link.samples import MESSAGES
 from tests.link.test_messages import CODECS, _codec_for
 

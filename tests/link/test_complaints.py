@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from planner.dispatch import events as ev
-from planner.dispatch.complaints import AGAIN_S, Complaints
-from planner.dispatch.ports import TelemetryWrite
-from planner.dispatch.workers import StoreWorkers
-from shared.clock import ManualClock
-from shared.errors import InputError, StorageError, UnavailableError
-from shared.ids import DeviceId
-from shared.messages.telemetry import TelemetryBatch
+from stageloom.planner.dispatch import events as ev
+from stageloom.planner.dispatch.complaints import AGAIN_S, Complaints
+from stageloom.planner.dispatch.ports import TelemetryWrite
+from stageloom.planner.dispatch.workers import StoreWorkers
+from stageloom.shared.clock import ManualClock
+from stageloom.shared.errors import InputError, StorageError, UnavailableError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.telemetry import TelemetryBatch
 from tests.link.memory_store import MemoryStore
 
 BATCH = TelemetryBatch(rows=(), ranges=(), ledgers=())

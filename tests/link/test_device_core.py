@@ -5,17 +5,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge_agent.link import events as ev
-from edge_agent.link import fetch as fetching
-from edge_agent.link.config import LinkConfig
-from edge_agent.link.core import LinkCore
-from edge_agent.link.statefile import decode_state, encode_state, load_state, save_state
-from shared.digest import digest_bytes
-from shared.engine.trial import TrialRecord, TrialResult, Verdict
-from shared.errors import DecodeError
-from shared.messages import bulk, control
-from shared.messages.base import RefusalCode, Refused
-from shared.messages.control import ArtifactNeed, Desired, DeviceState, Origin
+from stageloom.edge_agent.link import events as ev
+from stageloom.edge_agent.link import fetch as fetching
+from stageloom.edge_agent.link.config import LinkConfig
+from stageloom.edge_agent.link.core import LinkCore
+from stageloom.edge_agent.link.statefile import decode_state, encode_state, load_state, save_state
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict
+from stageloom.shared.errors import DecodeError
+from stageloom.shared.messages import bulk, control
+from stageloom.shared.messages.base import RefusalCode, Refused
+from stageloom.shared.messages.control import ArtifactNeed, Desired, DeviceState, Origin
 
 NEED = ArtifactNeed("m", digest_bytes([b"artifact"]), 8)
 GOOD = ev.RunnablePlan(ev.PlanRef(digest_bytes([b"good"]), Origin.PLANNER), b"good", ())

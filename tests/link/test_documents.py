@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.link.states import LOCAL_TRANSITIONS, TRANSITIONS, VERDICTS, Cause, step
-from shared.messages import admin, bulk, control, enrol, telemetry
-from shared.messages.base import Message
-from shared.messages.control import DeviceState
+from stageloom.edge_agent.link.states import LOCAL_TRANSITIONS, TRANSITIONS, VERDICTS, Cause, step
+from stageloom.shared.messages import admin, bulk, control, enrol, telemetry
+from stageloom.shared.messages.base import Message
+from stageloom.shared.messages.control import DeviceState
 
 DOCS = Path(__file__).parents[2] / "docs"
 

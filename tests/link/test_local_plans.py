@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from edge_agent.link import events as ev
-from edge_agent.link import local, trials
-from edge_agent.link.statefile import decode_state, encode_state
-from edge_agent.link.states import LOCAL_TRANSITIONS, Cause
-from shared.digest import digest_bytes
-from shared.engine.trial import TrialRecord, TrialResult, Verdict
-from shared.messages import control
-from shared.messages.control import ArtifactNeed, Autonomy, DeviceState, Origin
-from shared.messages.telemetry import TrialEnded
+from stageloom.edge_agent.link import events as ev
+from stageloom.edge_agent.link import local, trials
+from stageloom.edge_agent.link.statefile import decode_state, encode_state
+from stageloom.edge_agent.link.states import LOCAL_TRANSITIONS, Cause
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict
+from stageloom.shared.messages import control
+from stageloom.shared.messages.control import ArtifactNeed, Autonomy, DeviceState, Origin
+from stageloom.shared.messages.telemetry import TrialEnded
 from tests.link.test_alarms import raised
 from tests.link.test_device_core import Driver, desired, kinds
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from msgspec import inspect as shapes
 
-from shared.codec import PLAIN, Codec
-from shared.messages import admin, bulk, control, enrol, telemetry
-from shared.messages.base import Message
+from stageloom.shared.codec import PLAIN, Codec
+from stageloom.shared.messages import admin, bulk, control, enrol, telemetry
+from stageloom.shared.messages.base import Message
 from tests.link.samples import MESSAGES, ROWS
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"

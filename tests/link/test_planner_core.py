@@ -4,17 +4,17 @@ from typing import Any
 
 from msgspec import structs
 
-from planner.dispatch import events as ev
-from planner.dispatch.core import DispatchConfig, DispatchCore
-from planner.dispatch.ports import FleetMember
-from planner.dispatch.rate import TokenBuckets
-from planner.dispatch.rows import telemetry_write
-from shared.digest import digest_bytes
-from shared.ids import DeviceId
-from shared.messages import bulk, control, telemetry
-from shared.messages.base import RefusalCode, Refused
-from shared.messages.control import ArtifactNeed, Desired
-from shared.messages.telemetry import RowKind
+from stageloom.planner.dispatch import events as ev
+from stageloom.planner.dispatch.core import DispatchConfig, DispatchCore
+from stageloom.planner.dispatch.ports import FleetMember
+from stageloom.planner.dispatch.rate import TokenBuckets
+from stageloom.planner.dispatch.rows import telemetry_write
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages import bulk, control, telemetry
+from stageloom.shared.messages.base import RefusalCode, Refused
+from stageloom.shared.messages.control import ArtifactNeed, Desired
+from stageloom.shared.messages.telemetry import RowKind
 
 A, KEY = DeviceId("a"), "a" * 40
 NEED = ArtifactNeed("m", digest_bytes([b"artifact"]), 8)

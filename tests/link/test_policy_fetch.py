@@ -1,9 +1,9 @@
 """The policy that is desired, in the device's link core: fetched like an artifact, then used."""
 
-from edge_agent.link import events as ev
-from edge_agent.link.statefile import decode_state, encode_state
-from shared.digest import digest_bytes
-from shared.messages.control import ArtifactNeed, Autonomy, DeviceState, PolicyNeed
+from stageloom.edge_agent.link import events as ev
+from stageloom.edge_agent.link.statefile import decode_state, encode_state
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.messages.control import ArtifactNeed, Autonomy, DeviceState, PolicyNeed
 from tests.link.test_device_core import Driver, desired, kinds
 
 POLICY = PolicyNeed(digest_bytes([b"policy"]), 4_000_000)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.counters import (
+from stageloom.planner.counters import (
     CEILING,
     CHANGES_AHEAD,
     EPOCHS_AHEAD,
@@ -11,12 +11,12 @@ from planner.counters import (
     beyond_reach,
     rows_beyond_reach,
 )
-from planner.dispatch import events as ev
-from planner.dispatch.core import DispatchConfig, DispatchCore
-from planner.dispatch.ports import FleetMember
-from shared.messages import control, telemetry
-from shared.messages.base import RefusalCode
-from shared.messages.telemetry import Ledger, RowRange
+from stageloom.planner.dispatch import events as ev
+from stageloom.planner.dispatch.core import DispatchConfig, DispatchCore
+from stageloom.planner.dispatch.ports import FleetMember
+from stageloom.shared.messages import control, telemetry
+from stageloom.shared.messages.base import RefusalCode
+from stageloom.shared.messages.telemetry import Ledger, RowRange
 from tests.link.test_planner_core import KEY, A, beat, code, core_with, hello, sent
 
 FAR = 2 + EPOCHS_AHEAD

@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from msgspec import structs
 from zmq.utils import z85
 
-from planner.dispatch import events as ev
-from planner.dispatch import zap
-from planner.dispatch.core import DispatchConfig, DispatchCore
-from planner.dispatch.fair import FairQueue
-from planner.dispatch.ports import FleetMember
-from planner.dispatch.quotas import DEFAULT_QUOTAS, DeviceQuotas, Quota
-from planner.dispatch.rate import Rate, TokenBucket
-from planner.dispatch.rows import single_rows
-from shared.digest import digest_bytes
-from shared.ids import DeviceId
-from shared.messages import bulk, control, telemetry
-from shared.messages.control import Alarm, ArtifactNeed, Desired, LocalPlan
+from stageloom.planner.dispatch import events as ev
+from stageloom.planner.dispatch import zap
+from stageloom.planner.dispatch.core import DispatchConfig, DispatchCore
+from stageloom.planner.dispatch.fair import FairQueue
+from stageloom.planner.dispatch.ports import FleetMember
+from stageloom.planner.dispatch.quotas import DEFAULT_QUOTAS, DeviceQuotas, Quota
+from stageloom.planner.dispatch.rate import Rate, TokenBucket
+from stageloom.planner.dispatch.rows import single_rows
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages import bulk, control, telemetry
+from stageloom.shared.messages.control import Alarm, ArtifactNeed, Desired, LocalPlan
 
 GOOD, BAD = DeviceId("good"), DeviceId("bad")
 KEYS = {GOOD: "g" * 40, BAD: "b" * 40}

@@ -14,24 +14,24 @@ import msgspec
 import pytest
 import zmq
 
-from edge_agent.link import connection
-from edge_agent.link import events as dev
-from edge_agent.link.membership import load_membership
-from edge_agent.link.sockets import make_dealer, new_keys
-from planner.dispatch import zap
-from planner.dispatch.ports import TelemetryWrite
-from planner.dispatch.server import DispatchServer, ServerConfig
-from planner.dispatch.server import new_keys as planner_keys
-from planner.dispatch.sockets import bind_router, require_files
-from shared.codec import PLAIN
-from shared.digest import digest_bytes
-from shared.errors import SettingError, StateError, StorageError, UnavailableError
-from shared.ids import DeviceId
-from shared.keyfile import KeyPair, read_keys, write_keys
-from shared.messages import bulk, control, telemetry
-from shared.messages.base import Message, RefusalCode
-from shared.messages.control import DeviceState
-from shared.token import Endpoints
+from stageloom.edge_agent.link import connection
+from stageloom.edge_agent.link import events as dev
+from stageloom.edge_agent.link.membership import load_membership
+from stageloom.edge_agent.link.sockets import make_dealer, new_keys
+from stageloom.planner.dispatch import zap
+from stageloom.planner.dispatch.ports import TelemetryWrite
+from stageloom.planner.dispatch.server import DispatchServer, ServerConfig
+from stageloom.planner.dispatch.server import new_keys as planner_keys
+from stageloom.planner.dispatch.sockets import bind_router, require_files
+from stageloom.shared.codec import PLAIN
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.errors import SettingError, StateError, StorageError, UnavailableError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.keyfile import KeyPair, read_keys, write_keys
+from stageloom.shared.messages import bulk, control, telemetry
+from stageloom.shared.messages.base import Message, RefusalCode
+from stageloom.shared.messages.control import DeviceState
+from stageloom.shared.token import Endpoints
 from tests.link.memory_store import MemoryStore
 from tests.link.rig import Agent, Rig, Wire, heartbeat, running, wait_until
 
@@ -266,7 +266,7 @@ def test_an_unreadable_frame_is_answered_and_changes_nothing() -> None:
 def test_too_few_open_files_are_found_out_at_the_start() -> None:
     """In a child: the limit of a process can be lowered only once."""
     code = (
-        "import resource; from planner.dispatch.sockets import require_files\n"
+        "import resource; from stageloom.planner.dispatch.sockets import require_files\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 512))\n"
         "assert require_files(50) == 328 and resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 328\n"
         "assert require_files(0) == 512, 'all that the system allows'\n"

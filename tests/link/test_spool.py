@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_agent.link.ledger import Account, add_range
-from edge_agent.link.spool import Spool, _read_rows
-from shared.clock import ManualClock
-from shared.messages.telemetry import MAX_ROW_BYTES, TelemetryAck, TelemetryBatch
+from stageloom.edge_agent.link.ledger import Account, add_range
+from stageloom.edge_agent.link.spool import Spool, _read_rows
+from stageloom.shared.clock import ManualClock
+from stageloom.shared.messages.telemetry import MAX_ROW_BYTES, TelemetryAck, TelemetryBatch
 from tests.sim.world import scratch
 
 

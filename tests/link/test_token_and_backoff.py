@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from shared.backoff import backoff_s
-from shared.clock import ManualClock, SystemClock
-from shared.errors import TokenError
-from shared.token import MAX_TOKEN_CHARS, JoinToken, format_token, parse_token
+from stageloom.shared.backoff import backoff_s
+from stageloom.shared.clock import ManualClock, SystemClock
+from stageloom.shared.errors import TokenError
+from stageloom.shared.token import MAX_TOKEN_CHARS, JoinToken, format_token, parse_token
 
 TOKEN = JoinToken(
     planner_key=bytes(range(32)),

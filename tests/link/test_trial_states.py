@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from edge_agent.link import events as ev
-from edge_agent.link.events import LinkState, Proven
-from edge_agent.link.statefile import decode_state, encode_state
-from edge_agent.link.trials import MAX_PROVEN, proven
-from shared.digest import digest_bytes
-from shared.engine.trial import TrialRecord, TrialResult, Verdict
-from shared.messages import control
-from shared.messages.control import Activation, ArtifactNeed, DeviceState
-from shared.messages.telemetry import TrialEnded
-from shared.plan import CombinedBlock, Member, ModelPlan, Plan
-from shared.stage_string import parse
+from stageloom.edge_agent.link import events as ev
+from stageloom.edge_agent.link.events import LinkState, Proven
+from stageloom.edge_agent.link.statefile import decode_state, encode_state
+from stageloom.edge_agent.link.trials import MAX_PROVEN, proven
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict
+from stageloom.shared.messages import control
+from stageloom.shared.messages.control import Activation, ArtifactNeed, DeviceState
+from stageloom.shared.messages.telemetry import TrialEnded
+from stageloom.shared.plan import CombinedBlock, Member, ModelPlan, Plan
+from stageloom.shared.stage_string import parse
 from tests.link.test_device_core import GOOD, Driver, desired, kinds
 
 PLAN = digest_bytes([b"plan"])

@@ -6,8 +6,8 @@ each other: a changed meaning is a new message.
 
 from pathlib import Path
 
-from shared.codec import PLAIN
-from shared.messages import telemetry
+from stageloom.shared.codec import PLAIN
+from stageloom.shared.messages import telemetry
 from tests.link.samples import MESSAGES, ROWS
 from tests.link.test_messages import GOLDEN, _codec_for
 

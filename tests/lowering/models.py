@@ -9,13 +9,13 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from edge_agent.lowering.dtypes import Precision
-from edge_agent.lowering.model import LoweredModel, ModelLowering
-from shared.artifact import Artifact, open_artifact
-from shared.ids import TensorId
-from shared.importer.limits import ImportLimits
-from shared.importer.pipeline import import_here
-from shared.importer.process import ARTIFACT_NAME
+from stageloom.edge_agent.lowering.dtypes import Precision
+from stageloom.edge_agent.lowering.model import LoweredModel, ModelLowering
+from stageloom.shared.artifact import Artifact, open_artifact
+from stageloom.shared.ids import TensorId
+from stageloom.shared.importer.limits import ImportLimits
+from stageloom.shared.importer.pipeline import import_here
+from stageloom.shared.importer.process import ARTIFACT_NAME
 from tests.scratch import scratch
 
 CPU = torch.device("cpu")

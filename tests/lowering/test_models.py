@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from benchmarks.zoo import ZOO
-from edge_agent.lowering.dtypes import Precision
-from shared.artifact import Artifact
+from stageloom.edge_agent.lowering.dtypes import Precision
+from stageloom.shared.artifact import Artifact
 from tests.executor.models import artifact_of, difference, random_inputs, reference
 from tests.lowering.models import (
     Builder,
@@ -78,7 +78,7 @@ def test_every_tensor_of_a_transformer_and_of_recurrent_networks_agrees_with_onn
 def test_the_light_models_of_the_onnx_package_are_lowered_whole_and_agree(name: str) -> None:
     from pathlib import Path
 
-    from edge_agent.verify.seeding import seed_weights
+    from stageloom.edge_agent.verify.seeding import seed_weights
 
     path = Path(onnx.backend.test.__file__).parent / "data" / "light" / f"light_{name}.onnx"
     plain = imported(onnx.load(path))

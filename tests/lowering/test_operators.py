@@ -13,10 +13,10 @@ from onnx import helper, numpy_helper
 from onnx.backend.test.case import node as cases
 
 from benchmarks.onnx_conformance import Verdict, figures, node_tests, run_test
-from edge_agent.lowering.errors import NeedsConstant, Unsupported
-from edge_agent.lowering.node import Node
-from edge_agent.lowering.registry import Lowered, operator, operators
-from edge_agent.lowering.whole import lower_whole
+from stageloom.edge_agent.lowering.errors import NeedsConstant, Unsupported
+from stageloom.edge_agent.lowering.node import Node
+from stageloom.edge_agent.lowering.registry import Lowered, operator, operators
+from stageloom.edge_agent.lowering.whole import lower_whole
 
 MODULES = (
     "argmax", "attention", "cast", "clip", "concat", "conv", "convtranspose", "cumsum", "dequantizelinear",
@@ -169,10 +169,10 @@ def test_a_shape_from_a_value_that_is_computed_is_named() -> None:
         helper.make_node("Cast", ["x"], ["n"], to=onnx.TensorProto.INT64),
         helper.make_node("Reshape", ["x", "n"], ["y"]),
     ]
-    from edge_agent.lowering.dtypes import Precision
-    from edge_agent.lowering.node import Spec
-    from edge_agent.lowering.trace import Trace
-    from edge_agent.lowering.weights import WeightStore
+    from stageloom.edge_agent.lowering.dtypes import Precision
+    from stageloom.edge_agent.lowering.node import Spec
+    from stageloom.edge_agent.lowering.trace import Trace
+    from stageloom.edge_agent.lowering.weights import WeightStore
 
     store = WeightStore(torch.device("cpu"), Precision.FP32)
     trace = Trace(store, {}, opset=17, batch=1, channels_last=False)

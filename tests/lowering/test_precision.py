@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from edge_agent.lowering.dtypes import Precision, allows_tf32, arithmetic, use_tf32
+from stageloom.edge_agent.lowering.dtypes import Precision, allows_tf32, arithmetic, use_tf32
 
 BACKENDS: Any = torch.backends
 PLACES = (BACKENDS.cuda.matmul, BACKENDS.cudnn.conv, BACKENDS.cudnn.rnn)

@@ -8,11 +8,11 @@ import torch
 from onnx import helper
 from torch import Tensor
 
-from edge_agent.lowering.dtypes import Precision
-from edge_agent.lowering.node import Spec
-from edge_agent.lowering.program import Program
-from edge_agent.lowering.trace import Trace
-from edge_agent.lowering.weights import WeightStore
+from stageloom.edge_agent.lowering.dtypes import Precision
+from stageloom.edge_agent.lowering.node import Spec
+from stageloom.edge_agent.lowering.program import Program
+from stageloom.edge_agent.lowering.trace import Trace
+from stageloom.edge_agent.lowering.weights import WeightStore
 
 X = torch.linspace(-2.0, 2.0, 6).reshape(2, 3)
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from edge_agent.lowering.dtypes import Precision, arithmetic
-from edge_agent.lowering.merge import neighbours
-from edge_agent.lowering.model import LoweredModel
-from edge_agent.lowering.unit import Unit
-from shared.artifact import Artifact
-from shared.errors import ExecutorError
-from shared.ids import OpId, TensorId
-from shared.merge import merge_key
+from stageloom.edge_agent.lowering.dtypes import Precision, arithmetic
+from stageloom.edge_agent.lowering.merge import neighbours
+from stageloom.edge_agent.lowering.model import LoweredModel
+from stageloom.edge_agent.lowering.unit import Unit
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.ids import OpId, TensorId
+from stageloom.shared.merge import merge_key
 from tests.executor.models import artifact_of, difference, random_inputs, reference
 from tests.lowering.models import Builder, lowered
 
@@ -158,7 +158,7 @@ def test_joined_operators_hide_what_lies_between_them_and_fold_the_normalisation
 
 @pytest.mark.parametrize("relu", [False, True])
 def test_a_chain_is_folded_into_one_convolution(relu: bool) -> None:
-    from edge_agent.lowering.whole import WholeModel
+    from stageloom.edge_agent.lowering.whole import WholeModel
 
     b = Builder(4)
     conv = b.node("Conv", "x", b.weight(8, 8, 3, 3, scale=0.1), b.weight(8), pads=[1, 1, 1, 1])

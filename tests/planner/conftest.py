@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from shared.ids import Digest
+from stageloom.shared.ids import Digest
 from tests.planner.processes import PlannerProcess, ok
 
 

@@ -6,13 +6,13 @@ from typing import Any
 import zmq
 from zmq.utils import z85
 
-from edge_agent.link.join import ask
-from shared.codec import Codec
-from shared.ids import DeviceId
-from shared.messages import bulk, control, enrol, telemetry
-from shared.messages.base import Message
-from shared.messages.telemetry import Ledger, RowRange
-from shared.token import parse_token
+from stageloom.edge_agent.link.join import ask
+from stageloom.shared.codec import Codec
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages import bulk, control, enrol, telemetry
+from stageloom.shared.messages.base import Message
+from stageloom.shared.messages.telemetry import Ledger, RowRange
+from stageloom.shared.token import parse_token
 
 BOOT = 77
 

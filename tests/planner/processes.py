@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from planner.cli.app import execute
-from shared import failpoint
+from stageloom.planner.cli.app import execute
+from stageloom.shared import failpoint
 
 ROOT = Path(__file__).parents[2]
-_COMMAND = [sys.executable, "-W", "error", "-c", "from planner.cli import main; main()"]
+_COMMAND = [sys.executable, "-W", "error", "-c", "from stageloom.planner.cli import main; main()"]
 
 
 def environment(home: Path, search: str = "local") -> dict[str, str]:

@@ -10,12 +10,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from edge_agent.cli import app as agent
-from edge_agent.executor.registry import EXECUTORS
-from planner.cli import app, create_options, main, service
-from planner.cli.output import emit_table
-from planner.store.store import Store
-from shared.errors import ExitCode
+from stageloom.edge_agent.cli import app as agent
+from stageloom.edge_agent.executor.registry import EXECUTORS
+from stageloom.planner.cli import app, create_options, main, service
+from stageloom.planner.cli.output import emit_table
+from stageloom.planner.store.store import Store
+from stageloom.shared.errors import ExitCode
 
 
 def _commands(group: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -8,14 +8,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from planner.cli import compare_schedulers
-from planner.cli.comparison_plot import save
-from shared.ids import DeviceId
-from shared.messages import admin
-from shared.messages.control import Origin
-from shared.messages.telemetry import StageTiming, TrialEnded
-from shared.search.comparison import Measured, Standing
-from shared.search.registry import schedulers
+from stageloom.planner.cli import compare_schedulers
+from stageloom.planner.cli.comparison_plot import save
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages import admin
+from stageloom.shared.messages.control import Origin
+from stageloom.shared.messages.telemetry import StageTiming, TrialEnded
+from stageloom.shared.search.comparison import Measured, Standing
+from stageloom.shared.search.registry import schedulers
 from tests.planner.processes import ok
 from tests.planner.world import World
 from tests.store.helpers import NANO
@@ -159,7 +159,7 @@ def standing_of(subject: str, scheduler: str, seconds: float) -> Standing:
 def test_what_cannot_be_compared_is_refused_in_one_line(
     world: World, arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from planner.cli.app import execute
+    from stageloom.planner.cli.app import execute
 
     assert execute([*arguments, "--data-dir", str(world.home)]) == 2
     assert said in capsys.readouterr().err

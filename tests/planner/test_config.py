@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.config import CONFIG_VARIABLE, SETTINGS, PlannerConfig, data_dir_in_force, load_config
-from shared.errors import SettingError
+from stageloom.planner.config import CONFIG_VARIABLE, SETTINGS, PlannerConfig, data_dir_in_force, load_config
+from stageloom.shared.errors import SettingError
 
 
 def test_defaults_and_schema_list_the_same_keys() -> None:

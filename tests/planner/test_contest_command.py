@@ -13,9 +13,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from planner.cli.app import execute
-from planner.replan.considered import Verdict
-from planner.store.reading import ReadStore
+from stageloom.planner.cli.app import execute
+from stageloom.planner.replan.considered import Verdict
+from stageloom.planner.store.reading import ReadStore
 from tests.planner.processes import PlannerProcess, environment, ok
 
 
@@ -45,7 +45,7 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlannerProcess
 
 
 def _contest(planner: PlannerProcess, name: str, *options: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", "from planner.cli import main; main()"]
+    command = [sys.executable, "-c", "from stageloom.planner.cli import main; main()"]
     create = ["plan", "create", "--model", "fork", "--name", name, "--budget", "5m", "--json", *options]
     return subprocess.Popen(
         [*command, *create],

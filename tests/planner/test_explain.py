@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from planner.costs.origins import Origin as MeasuredOn
-from planner.explain.block import Known, Source, explain_block
-from planner.replan.considered import Verdict, considered
-from planner.replan.settings import Note
-from shared.bound import bind
-from shared.ids import Digest, OpId
-from shared.messages.control import Alarm, ModelLoad, Origin
-from shared.messages.telemetry import (
+from stageloom.planner.costs.origins import Origin as MeasuredOn
+from stageloom.planner.explain.block import Known, Source, explain_block
+from stageloom.planner.replan.considered import Verdict, considered
+from stageloom.planner.replan.settings import Note
+from stageloom.shared.bound import bind
+from stageloom.shared.ids import Digest, OpId
+from stageloom.shared.messages.control import Alarm, ModelLoad, Origin
+from stageloom.shared.messages.telemetry import (
     StageTiming,
     TrialEnded,
 )
-from shared.search.costs import CostTable, MeasuredStage
-from shared.search.interference import GroupTerms, Sample, fit, stage_terms
+from stageloom.shared.search.costs import CostTable, MeasuredStage
+from stageloom.shared.search.interference import GroupTerms, Sample, fit, stage_terms
 from tests.planner.processes import ok, stageloom
 from tests.planner.world import World
 from tests.store.helpers import NANO

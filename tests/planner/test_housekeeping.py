@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from planner.housekeeping import Housekeeper
-from planner.store.retention import Retention
-from planner.store.store import Store
-from shared.clock import ManualClock
-from shared.errors import StorageError
-from shared.messages.telemetry import RowKind
+from stageloom.planner.housekeeping import Housekeeper
+from stageloom.planner.store.retention import Retention
+from stageloom.planner.store.store import Store
+from stageloom.shared.clock import ManualClock
+from stageloom.shared.errors import StorageError
+from stageloom.shared.messages.telemetry import RowKind
 from tests.planner.processes import until
 from tests.store.helpers import NANO, enrol, write_of
 
@@ -66,7 +66,7 @@ def test_a_failing_database_is_logged_and_tried_again_later(
 ) -> None:
     store = Broken(tmp_path)
     store.asked = threading.Event()
-    with caplog.at_level(logging.WARNING, "planner.housekeeping"):
+    with caplog.at_level(logging.WARNING, "stageloom.planner.housekeeping"):
         housekeeper = Housekeeper(store, DAY)
         assert store.asked.wait(30)
         housekeeper.close()

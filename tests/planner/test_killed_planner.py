@@ -21,7 +21,7 @@ def test_a_planner_that_was_killed_leaves_a_socket_that_is_not_waited_for(tmp_pa
 
 def test_reading_from_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     done = subprocess.run(
-        f"{sys.executable} -c 'from planner.cli import main; main()' --help | true",
+        f"{sys.executable} -c 'from stageloom.planner.cli import main; main()' --help | true",
         shell=True,
         capture_output=True,
         text=True,

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from planner.config import load_config
-from planner.lock import DATABASE_LOCK, lock_data_dir, lock_sqlite
-from planner.service import Planner
-from planner.store.database import sqlite_url
-from planner.store.reading import sqlite_file
-from shared.errors import ExitCode, InputError, StorageError
+from stageloom.planner.config import load_config
+from stageloom.planner.lock import DATABASE_LOCK, lock_data_dir, lock_sqlite
+from stageloom.planner.service import Planner
+from stageloom.planner.store.database import sqlite_url
+from stageloom.planner.store.reading import sqlite_file
+from stageloom.shared.errors import ExitCode, InputError, StorageError
 from tests.planner.processes import PlannerProcess
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.messages import control
-from shared.messages.telemetry import StageProfileResult, StageTiming
-from shared.plan import decode_plan
-from shared.schedule import StageSchedule
+from stageloom.shared.messages import control
+from stageloom.shared.messages.telemetry import StageProfileResult, StageTiming
+from stageloom.shared.plan import decode_plan
+from stageloom.shared.schedule import StageSchedule
 from tests.planner.processes import PlannerProcess, ok
 from tests.planner.test_replanning import SETTINGS, Rig, new_device, stock
 

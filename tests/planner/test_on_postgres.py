@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import create_engine, make_url, text
 
 from benchmarks.postgres import binaries, postgres_server
-from planner.cli.app import execute
-from planner.store.store import Store
-from planner.store.used_database import USED_FILE
-from shared.errors import ExitCode
+from stageloom.planner.cli.app import execute
+from stageloom.planner.store.store import Store
+from stageloom.planner.store.used_database import USED_FILE
+from stageloom.shared.errors import ExitCode
 from tests.planner.processes import PlannerProcess, ok, stageloom
 from tests.planner.test_measuring import Measuring
 from tests.planner.test_replanning import SETTINGS, Rig, new_device, stock

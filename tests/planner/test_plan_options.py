@@ -13,15 +13,24 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from edge_agent.executor.base import Rows, StepResult
-from edge_agent.executor.null import NullExecutor
-from edge_agent.worker.shell import EngineShell
-from shared.artifact import open_artifact
-from shared.engine.steps import InstanceId, Step
-from shared.ids import StepId
-from shared.launch_list import Barrier
-from shared.messages import control, enrol
-from shared.plan import ExecutorOptions, ModelPlan, Plan, QueuePlan, QueueRule, StepChoice, Wait, decode_plan
+from stageloom.edge_agent.executor.base import Rows, StepResult
+from stageloom.edge_agent.executor.null import NullExecutor
+from stageloom.edge_agent.worker.shell import EngineShell
+from stageloom.shared.artifact import open_artifact
+from stageloom.shared.engine.steps import InstanceId, Step
+from stageloom.shared.ids import StepId
+from stageloom.shared.launch_list import Barrier
+from stageloom.shared.messages import control, enrol
+from stageloom.shared.plan import (
+    ExecutorOptions,
+    ModelPlan,
+    Plan,
+    QueuePlan,
+    QueueRule,
+    StepChoice,
+    Wait,
+    decode_plan,
+)
 from tests.planner.fake_device import FakeDevice
 from tests.planner.processes import PlannerProcess, ok, stageloom
 

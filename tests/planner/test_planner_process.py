@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from shared.artifact import open_artifact
-from shared.ids import Digest
-from shared.messages import control, enrol, telemetry
-from shared.messages.base import RefusalCode, Refused
-from shared.messages.telemetry import (
+from stageloom.shared.artifact import open_artifact
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages import control, enrol, telemetry
+from stageloom.shared.messages.base import RefusalCode, Refused
+from stageloom.shared.messages.telemetry import (
     Ledger,
     OperatorTiming,
     ProfileResult,
@@ -22,7 +22,7 @@ from shared.messages.telemetry import (
     TaskCounters,
     histogram_of,
 )
-from shared.plan import decode_plan
+from stageloom.shared.plan import decode_plan
 from tests.planner.conftest import add_model
 from tests.planner.fake_device import BOOT, FakeDevice
 from tests.planner.processes import PlannerProcess, ok, stageloom, until

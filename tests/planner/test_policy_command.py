@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from planner.cli.app import execute
-from planner.store import checkpoints
-from shared.errors import ExitCode
-from shared.policy.maddpg.checkpoint import Checkpoint, decode, encode
-from shared.policy.maddpg.space import Space
+from stageloom.planner.cli.app import execute
+from stageloom.planner.store import checkpoints
+from stageloom.shared.errors import ExitCode
+from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, decode, encode
+from stageloom.shared.policy.maddpg.space import Space
 from tests.planner.world import World
 from tests.policy.maddpg.cases import network
 from tests.store.helpers import NANO

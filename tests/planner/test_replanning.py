@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from planner.admin.client import ask
-from shared import failpoint
-from shared.ids import DeviceId, Digest
-from shared.messages import admin, control
-from shared.messages.base import RefusalCode, Refused
-from shared.messages.control import Alarm, AlarmAck, DeviceState, ModelLoad, Origin
-from shared.messages.telemetry import (
+from stageloom.planner.admin.client import ask
+from stageloom.shared import failpoint
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages import admin, control
+from stageloom.shared.messages.base import RefusalCode, Refused
+from stageloom.shared.messages.control import Alarm, AlarmAck, DeviceState, ModelLoad, Origin
+from stageloom.shared.messages.telemetry import (
     OperatorTiming,
     PlanActivated,
     ProfileResult,
@@ -25,9 +25,9 @@ from shared.messages.telemetry import (
     StateChange,
     TrialEnded,
 )
-from shared.plan import decode_plan
-from shared.policy.maddpg.checkpoint import Checkpoint, encode
-from shared.policy.maddpg.space import Space
+from stageloom.shared.plan import decode_plan
+from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, encode
+from stageloom.shared.policy.maddpg.space import Space
 from tests.e2e.fleet import four_free_ports
 from tests.planner.fake_device import BOOT, FakeDevice
 from tests.planner.processes import PlannerProcess, ok, until

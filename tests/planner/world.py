@@ -4,15 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from planner.costs.schedules import found_schedules
-from planner.dispatch.ports import TelemetryWrite
-from planner.replan.considered import Verdict, considered
-from planner.replan.predict import predict
-from planner.store.store import Store
-from shared.artifact import pack_artifact
-from shared.clock import ManualClock
-from shared.graph import Graph
-from shared.messages.telemetry import (
+from stageloom.planner.costs.schedules import found_schedules
+from stageloom.planner.dispatch.ports import TelemetryWrite
+from stageloom.planner.replan.considered import Verdict, considered
+from stageloom.planner.replan.predict import predict
+from stageloom.planner.store.store import Store
+from stageloom.shared.artifact import pack_artifact
+from stageloom.shared.clock import ManualClock
+from stageloom.shared.graph import Graph
+from stageloom.shared.messages.telemetry import (
     Ledger,
     OperatorTiming,
     ProfileResult,
@@ -22,9 +22,9 @@ from shared.messages.telemetry import (
     StageTiming,
     TrialEnded,
 )
-from shared.plan import Plan
-from shared.search.compose import ModelChoice, compose
-from shared.search.costs import CostTable
+from stageloom.shared.plan import Plan
+from stageloom.shared.search.compose import ModelChoice, compose
+from stageloom.shared.search.costs import CostTable
 from tests.planner.processes import ok
 from tests.search.graphs import DIAMOND, model
 from tests.store.helpers import NANO, enrol, row

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shared.plan import Plan
-from shared.policy.plain import HEADROOM, TOLERANCE, Load, plain_replan
-from shared.search.compose import ModelChoice, compose
+from stageloom.shared.plan import Plan
+from stageloom.shared.policy.plain import HEADROOM, TOLERANCE, Load, plain_replan
+from stageloom.shared.search.compose import ModelChoice, compose
 from tests.search.graphs import CHAIN, model
 
 NAMES = ("a", "b", "c")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.policy.queues import (
+from stageloom.shared.policy.queues import (
     TOP_THRESHOLD,
     Measure,
     QueueState,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.policy.samples import Sample, SampleRing, progress_bits
+from stageloom.shared.policy.samples import Sample, SampleRing, progress_bits
 
 
 def sample(number: int, blocks: tuple[int, ...] = (2, 1)) -> Sample:

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from shared.policy.queues import Measure, QueueState
-from shared.policy.trigger import Cause, Firing, Observation, Trigger, TriggerConfig
+from stageloom.shared.policy.queues import Measure, QueueState
+from stageloom.shared.policy.trigger import Cause, Firing, Observation, Trigger, TriggerConfig
 
 PACE_S = 0.1
 

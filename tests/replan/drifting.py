@@ -10,20 +10,20 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from edge_agent.link.alarms import AlarmBox
-from edge_agent.link.events import PlanRef, RunnablePlan
-from edge_agent.replan.alarms import Alarms, alarm_raised
-from edge_agent.replan.drift import Drift
-from edge_agent.worker.messages import CombinedStats, Glance, QueueGlance, Stats
-from planner.dispatch.ports import StoredRow, TelemetryWrite
-from planner.store.store import Store
-from shared.artifact import pack_artifact
-from shared.bound import bind
-from shared.clock import SystemClock
-from shared.ids import DeviceId
-from shared.launch_list import LaunchList, lower
-from shared.messages.control import Alarm, AlarmAck, Desired, DeviceState, Origin
-from shared.messages.telemetry import (
+from stageloom.edge_agent.link.alarms import AlarmBox
+from stageloom.edge_agent.link.events import PlanRef, RunnablePlan
+from stageloom.edge_agent.replan.alarms import Alarms, alarm_raised
+from stageloom.edge_agent.replan.drift import Drift
+from stageloom.edge_agent.worker.messages import CombinedStats, Glance, QueueGlance, Stats
+from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
+from stageloom.planner.store.store import Store
+from stageloom.shared.artifact import pack_artifact
+from stageloom.shared.bound import bind
+from stageloom.shared.clock import SystemClock
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.launch_list import LaunchList, lower
+from stageloom.shared.messages.control import Alarm, AlarmAck, Desired, DeviceState, Origin
+from stageloom.shared.messages.telemetry import (
     KIND_OF,
     GroupSpan,
     Ledger,
@@ -40,9 +40,9 @@ from shared.messages.telemetry import (
     TrialEnded,
     encode_row,
 )
-from shared.plan import Plan, decode_plan
-from shared.search.compose import ModelChoice, compose
-from shared.stage_times import stage_spans
+from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.search.compose import ModelChoice, compose
+from stageloom.shared.stage_times import stage_spans
 from tests.search.graphs import model
 from tests.store.helpers import NANO, enrol
 

@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from planner.replan.adopted import adopted
-from planner.replan.learned import LearnedPolicy
-from planner.replan.policy import How
-from shared.digest import digest_bytes, digest_of
-from shared.errors import InputError
-from shared.ids import Digest
-from shared.plan import Plan
-from shared.policy.maddpg.book import Blocks, Book
-from shared.policy.maddpg.checkpoint import Checkpoint, decode, encode
-from shared.policy.maddpg.decide import replanned
-from shared.policy.maddpg.space import ModelSpace, Space
+from stageloom.planner.replan.adopted import adopted
+from stageloom.planner.replan.learned import LearnedPolicy
+from stageloom.planner.replan.policy import How
+from stageloom.shared.digest import digest_bytes, digest_of
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import Digest
+from stageloom.shared.plan import Plan
+from stageloom.shared.policy.maddpg.book import Blocks, Book
+from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, decode, encode
+from stageloom.shared.policy.maddpg.decide import replanned
+from stageloom.shared.policy.maddpg.space import ModelSpace, Space
 from tests.replan.test_decide import GRAPHS, LEFT, RIGHT
 from tests.replan.test_learned import CLASS, INCUMBENT, NETWORK, SPACE, observed, wanted
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from planner.cluster.interface import SearchFuture
-from planner.replan.background import ScheduleSearches
-from shared.digest import digest_bytes
-from shared.errors import PlanError
-from shared.schedule import StageSchedule, stage_schedule
-from shared.search.block_job import BlockJob
-from shared.search.costs import StageCosts
+from stageloom.planner.cluster.interface import SearchFuture
+from stageloom.planner.replan.background import ScheduleSearches
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.errors import PlanError
+from stageloom.shared.schedule import StageSchedule, stage_schedule
+from stageloom.shared.search.block_job import BlockJob
+from stageloom.shared.search.costs import StageCosts
 from tests.search.graphs import union
 
 FIRST = stage_schedule([[[0]], [[1]]])

@@ -5,22 +5,22 @@ from dataclasses import replace
 
 import pytest
 
-from planner.cluster.run import search
-from planner.replan.compare import block_pairs, drift
-from planner.replan.considered import Verdict, serves
-from planner.replan.decide import decide, without_search
-from planner.replan.observation import Observation
-from planner.replan.policy import How, PlainPolicy, Proposal
-from planner.replan.predict import keeps_up, predict
-from shared.ids import DeviceId, OpId
-from shared.messages.telemetry import GroupSpan, StepTrace
-from shared.plan import Plan
-from shared.policy.plain import Load
-from shared.search.analytic import DeviceRates
-from shared.search.compose import Combination, ModelChoice, compose
-from shared.search.costs import CostTable, MeasuredStage
-from shared.search.fitting import fitted, samples
-from shared.search.job import SearchJob, run_search
+from stageloom.planner.cluster.run import search
+from stageloom.planner.replan.compare import block_pairs, drift
+from stageloom.planner.replan.considered import Verdict, serves
+from stageloom.planner.replan.decide import decide, without_search
+from stageloom.planner.replan.observation import Observation
+from stageloom.planner.replan.policy import How, PlainPolicy, Proposal
+from stageloom.planner.replan.predict import keeps_up, predict
+from stageloom.shared.ids import DeviceId, OpId
+from stageloom.shared.messages.telemetry import GroupSpan, StepTrace
+from stageloom.shared.plan import Plan
+from stageloom.shared.policy.plain import Load
+from stageloom.shared.search.analytic import DeviceRates
+from stageloom.shared.search.compose import Combination, ModelChoice, compose
+from stageloom.shared.search.costs import CostTable, MeasuredStage
+from stageloom.shared.search.fitting import fitted, samples
+from stageloom.shared.search.job import SearchJob, run_search
 from tests.search.graphs import CHAIN, DIAMOND, model
 
 LEFT, RIGHT = model("left", DIAMOND, cuts=[1, 3]), model("right", CHAIN, cuts=[2])

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.costs.drift import (
+from stageloom.planner.costs.drift import (
     BACK,
     LEAST_STEPS,
     LEAST_TRACES,
@@ -18,10 +18,10 @@ from planner.costs.drift import (
     steps_of,
     traced_stages,
 )
-from shared.bound import bind
-from shared.ids import OpId
-from shared.messages.telemetry import GroupSpan, StepTimings, StepTrace
-from shared.policy.trigger import TriggerConfig
+from stageloom.shared.bound import bind
+from stageloom.shared.ids import OpId
+from stageloom.shared.messages.telemetry import GroupSpan, StepTimings, StepTrace
+from stageloom.shared.policy.trigger import TriggerConfig
 from tests.replan.test_decide import GRAPHS, LEFT, RIGHT, measured, plan_of
 
 WIDE = bind(plan_of("greedy"), GRAPHS)

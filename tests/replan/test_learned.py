@@ -4,29 +4,29 @@ from dataclasses import replace
 
 import pytest
 
-from planner.replan.considered import Verdict
-from planner.replan.decide import decide, without_search
-from planner.replan.learned import LearnedPolicy
-from planner.replan.observation import Observation
-from planner.replan.policy import How, PlainPolicy
-from planner.replan.predict import predict
-from planner.replan.settings import ReplanSettings
-from shared.digest import digest_bytes
-from shared.legality import violations
-from shared.messages.admin import Proposer
-from shared.messages.control import AlarmSample
-from shared.plan import Member, Plan
-from shared.policy.maddpg.book import Blocks, Book
-from shared.policy.maddpg.checkpoint import Checkpoint, encode
-from shared.policy.maddpg.decide import replanned
-from shared.policy.maddpg.space import Space
-from shared.policy.samples import Sample
-from shared.schedule import StageSchedule
-from shared.search.analytic import DeviceRates
-from shared.search.block_job import run_block_search
-from shared.search.compose import ModelChoice, compose
-from shared.search.costs import MeasuredStage, Members
-from shared.stage_string import to_string
+from stageloom.planner.replan.considered import Verdict
+from stageloom.planner.replan.decide import decide, without_search
+from stageloom.planner.replan.learned import LearnedPolicy
+from stageloom.planner.replan.observation import Observation
+from stageloom.planner.replan.policy import How, PlainPolicy
+from stageloom.planner.replan.predict import predict
+from stageloom.planner.replan.settings import ReplanSettings
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.legality import violations
+from stageloom.shared.messages.admin import Proposer
+from stageloom.shared.messages.control import AlarmSample
+from stageloom.shared.plan import Member, Plan
+from stageloom.shared.policy.maddpg.book import Blocks, Book
+from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, encode
+from stageloom.shared.policy.maddpg.decide import replanned
+from stageloom.shared.policy.maddpg.space import Space
+from stageloom.shared.policy.samples import Sample
+from stageloom.shared.schedule import StageSchedule
+from stageloom.shared.search.analytic import DeviceRates
+from stageloom.shared.search.block_job import run_block_search
+from stageloom.shared.search.compose import ModelChoice, compose
+from stageloom.shared.search.costs import MeasuredStage, Members
+from stageloom.shared.stage_string import to_string
 from tests.policy.maddpg.cases import network
 from tests.replan.test_decide import GRAPHS, LEFT, LOADS, RIGHT, seen
 

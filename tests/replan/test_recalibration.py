@@ -10,27 +10,27 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from planner.costs.measured import device_costs
-from planner.dispatch.ports import ReportRecord
-from planner.replan import learned
-from planner.replan.learned import SEARCHED, LearnedPolicy
-from planner.replan.observing import observe
-from planner.replan.policy import How
-from planner.replan.service import Replanner
-from planner.store import checkpoints
-from planner.store.store import Store
-from planner.twin.stored import stored_times
-from shared.bound import bind
-from shared.clock import SystemClock
-from shared.graph import Graph
-from shared.ids import DeviceId, Digest
-from shared.messages.admin import ReplanInfo
-from shared.messages.control import Alarm, ProfileRequest, Report
-from shared.plan import Plan, decode_plan
-from shared.policy.maddpg.checkpoint import Checkpoint, encode
-from shared.policy.maddpg.space import Space
-from shared.search.costs import CostTable, MemberOf, combined_digest
-from shared.stage_string import parse
+from stageloom.planner.costs.measured import device_costs
+from stageloom.planner.dispatch.ports import ReportRecord
+from stageloom.planner.replan import learned
+from stageloom.planner.replan.learned import SEARCHED, LearnedPolicy
+from stageloom.planner.replan.observing import observe
+from stageloom.planner.replan.policy import How
+from stageloom.planner.replan.service import Replanner
+from stageloom.planner.store import checkpoints
+from stageloom.planner.store.store import Store
+from stageloom.planner.twin.stored import stored_times
+from stageloom.shared.bound import bind
+from stageloom.shared.clock import SystemClock
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.admin import ReplanInfo
+from stageloom.shared.messages.control import Alarm, ProfileRequest, Report
+from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, encode
+from stageloom.shared.policy.maddpg.space import Space
+from stageloom.shared.search.costs import CostTable, MemberOf, combined_digest
+from stageloom.shared.stage_string import parse
 from tests.planner.processes import until
 from tests.policy.maddpg.cases import network
 from tests.replan.drifting import BOOT, CLASS, OPERATORS_US, DriftingDevice, InlinePool, planned

@@ -4,10 +4,10 @@ import queue
 from types import SimpleNamespace
 from typing import Any
 
-from planner.replan.service import Replanner
-from shared.clock import ManualClock
-from shared.errors import StorageError
-from shared.ids import DeviceId
+from stageloom.planner.replan.service import Replanner
+from stageloom.shared.clock import ManualClock
+from stageloom.shared.errors import StorageError
+from stageloom.shared.ids import DeviceId
 from tests.planner.processes import until
 
 SHOP = DeviceId("shop-7")

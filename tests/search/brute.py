@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from functools import cache
 
-from shared.bitmask import bits
-from shared.blocks import CombinedGraph
-from shared.schedule import Stage, StageSchedule
-from shared.search.costs import StageCosts
-from shared.search.endings import GroupRule
+from stageloom.shared.bitmask import bits
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.schedule import Stage, StageSchedule
+from stageloom.shared.search.costs import StageCosts
+from stageloom.shared.search.endings import GroupRule
 
 
 def components(graph: CombinedGraph, mask: int) -> list[int]:

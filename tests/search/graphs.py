@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from shared.blocks import CombinedGraph
-from shared.digest import digest_of
-from shared.graph import Graph, Operator, Tensor
-from shared.ids import Digest, TensorId
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.digest import digest_of
+from stageloom.shared.graph import Graph, Operator, Tensor
+from stageloom.shared.ids import Digest, TensorId
 from tests.shared.randoms import with_merges
 
 

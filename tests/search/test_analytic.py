@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.twin.device_file import device_names, load_device
-from shared.blocks import split
-from shared.graph import Graph
-from shared.ids import OpId
-from shared.schedule import Launch, StreamSchedule, stage_schedule
-from shared.search.analytic import DeviceRates, alone_s, occupancy, work_s
-from shared.search.bounds import lower_bounds
-from shared.search.costs import CostTable, StageCosts
-from shared.search.interface import Limits
-from shared.search.makespan import schedule_s
+from stageloom.planner.twin.device_file import device_names, load_device
+from stageloom.shared.blocks import split
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import OpId
+from stageloom.shared.schedule import Launch, StreamSchedule, stage_schedule
+from stageloom.shared.search.analytic import DeviceRates, alone_s, occupancy, work_s
+from stageloom.shared.search.bounds import lower_bounds
+from stageloom.shared.search.costs import CostTable, StageCosts
+from stageloom.shared.search.interface import Limits
+from stageloom.shared.search.makespan import schedule_s
 from tests.learning.cases import cell
 from tests.search.graphs import union
 

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.blocks import CombinedGraph
-from shared.schedule import Launch, StreamSchedule, stage_schedule
-from shared.search.bounds import lower_bounds
-from shared.search.costs import StageCosts
-from shared.search.interface import Budget, Limits
-from shared.search.makespan import schedule_s
-from shared.search.registry import schedulers
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.schedule import Launch, StreamSchedule, stage_schedule
+from stageloom.shared.search.bounds import lower_bounds
+from stageloom.shared.search.costs import StageCosts
+from stageloom.shared.search.interface import Budget, Limits
+from stageloom.shared.search.makespan import schedule_s
+from stageloom.shared.search.registry import schedulers
 from tests.search.graphs import CHAIN, DIAMOND, union, unions
 
 LENGTHS = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
-from shared.search.calibration import LEAST_OF_NETWORK, student
-from shared.search.interference import GroupTerms, Interference, Sample, Terms, fit, stage_terms
+from stageloom.shared.search.calibration import LEAST_OF_NETWORK, student
+from stageloom.shared.search.interference import GroupTerms, Interference, Sample, Terms, fit, stage_terms
 
 LAUNCH_S = 2e-5
 STAGES = 40  # of a network

@@ -2,17 +2,17 @@
 
 import pytest
 
-from shared.blocks import CombinedGraph
-from shared.bound import bind
-from shared.errors import PlanError, SettingError
-from shared.ids import OpId
-from shared.plan import Member, QueuePlan, QueueRule, decode_plan
-from shared.schedule import StageSchedule, stage_schedule
-from shared.search.compose import Combination, ModelChoice, compose
-from shared.search.costs import CostTable, StageCosts
-from shared.search.interface import Budget, Limits
-from shared.search.registry import schedulers
-from shared.search.sequential import sequential
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.bound import bind
+from stageloom.shared.errors import PlanError, SettingError
+from stageloom.shared.ids import OpId
+from stageloom.shared.plan import Member, QueuePlan, QueueRule, decode_plan
+from stageloom.shared.schedule import StageSchedule, stage_schedule
+from stageloom.shared.search.compose import Combination, ModelChoice, compose
+from stageloom.shared.search.costs import CostTable, StageCosts
+from stageloom.shared.search.interface import Budget, Limits
+from stageloom.shared.search.registry import schedulers
+from stageloom.shared.search.sequential import sequential
 from tests.search.graphs import CHAIN, DIAMOND, model
 
 LEFT = model("left", DIAMOND, cuts=[1, 3])
@@ -73,7 +73,7 @@ def test_blocks_of_equal_edges_and_costs_are_searched_once(monkeypatch: pytest.M
         searched.append(costs.operators_s)
         return sequential(graph, costs, limits, budget)
 
-    monkeypatch.setattr("shared.search.compose.find_scheduler", lambda name, checkpoint: watched)
+    monkeypatch.setattr("stageloom.shared.search.compose.find_scheduler", lambda name, checkpoint: watched)
     artifact, graph = model("cells", [[], [0], [1], [2], [3], [4]], cuts=[2, 4])
     cells = ModelChoice(name="cells", artifact=artifact, graph=graph, partition="base", replicas=2)
     seconds = {0: 1.0, 1: 2.0, 2: 1.0, 3: 2.0, 4: 1.0, 5: 3.0}  # the last cell has another cost

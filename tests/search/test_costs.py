@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.blocks import combine, split
-from shared.errors import InputError
-from shared.ids import Digest, OpId
-from shared.schedule import Stage, StageSchedule, stage_schedule
-from shared.search.analytic import DeviceRates
-from shared.search.costs import CostTable, MeasuredStage, StageCosts
-from shared.search.fitting import samples
-from shared.search.interface import Budget, Limits
-from shared.search.ios import ios, ios_merge, ios_parallel
-from shared.search.merging import mergeable
+from stageloom.shared.blocks import combine, split
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import Digest, OpId
+from stageloom.shared.schedule import Stage, StageSchedule, stage_schedule
+from stageloom.shared.search.analytic import DeviceRates
+from stageloom.shared.search.costs import CostTable, MeasuredStage, StageCosts
+from stageloom.shared.search.fitting import samples
+from stageloom.shared.search.interface import Budget, Limits
+from stageloom.shared.search.ios import ios, ios_merge, ios_parallel
+from stageloom.shared.search.merging import mergeable
 from tests.search.graphs import DIAMOND, model
 from tests.shared.test_merge import same, siblings
 

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.blocks import combine, split
-from shared.ids import Digest, OpId
-from shared.schedule import Stage, StageSchedule
-from shared.search.analytic import DeviceRates
-from shared.search.beam import beam
-from shared.search.bounds import lower_bounds
-from shared.search.calibration import LEAST_SAMPLES
-from shared.search.costs import CostTable, MeasuredStage
-from shared.search.fitting import samples
-from shared.search.greedy import greedy
-from shared.search.interface import Budget, Limits
-from shared.search.interference import (
+from stageloom.shared.blocks import combine, split
+from stageloom.shared.ids import Digest, OpId
+from stageloom.shared.schedule import Stage, StageSchedule
+from stageloom.shared.search.analytic import DeviceRates
+from stageloom.shared.search.beam import beam
+from stageloom.shared.search.bounds import lower_bounds
+from stageloom.shared.search.calibration import LEAST_SAMPLES
+from stageloom.shared.search.costs import CostTable, MeasuredStage
+from stageloom.shared.search.fitting import samples
+from stageloom.shared.search.greedy import greedy
+from stageloom.shared.search.interface import Budget, Limits
+from stageloom.shared.search.interference import (
     GroupTerms,
     Interference,
     Sample,
@@ -28,9 +28,9 @@ from shared.search.interference import (
     fit,
     stage_terms,
 )
-from shared.search.ios import ios
-from shared.search.sequential import sequential
-from shared.search.stage_costs import StageCosts
+from stageloom.shared.search.ios import ios
+from stageloom.shared.search.sequential import sequential
+from stageloom.shared.search.stage_costs import StageCosts
 from tests.search.graphs import DIAMOND, model
 
 LAUNCH_S = 2e-5

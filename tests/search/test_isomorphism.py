@@ -7,14 +7,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.ios_graphs import NASNET
-from shared.bitmask import bits, mask_of
-from shared.blocks import CombinedGraph
-from shared.legality import violations
-from shared.schedule import StageSchedule
-from shared.search.costs import StageCosts
-from shared.search.interface import Budget, Limits
-from shared.search.ios import ios
-from shared.search.isomorphism import Shared, form, translated
+from stageloom.shared.bitmask import bits, mask_of
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.legality import violations
+from stageloom.shared.schedule import StageSchedule
+from stageloom.shared.search.costs import StageCosts
+from stageloom.shared.search.interface import Budget, Limits
+from stageloom.shared.search.ios import ios
+from stageloom.shared.search.isomorphism import Shared, form, translated
 from tests.search.graphs import CHAIN, DIAMOND, union, unions
 
 SECONDS = (1.0, 2.0, 3.0)

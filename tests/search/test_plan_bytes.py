@@ -7,9 +7,9 @@ import zlib
 
 import pytest
 
-from shared.bound import bind
-from shared.plan import decode_plan
-from shared.search.compose import Combination, ModelChoice, compose
+from stageloom.shared.bound import bind
+from stageloom.shared.plan import decode_plan
+from stageloom.shared.search.compose import Combination, ModelChoice, compose
 from tests.executor.models import artifact_of
 
 NETWORKS = ["inception_v3", "resnet50", "squeezenet"]

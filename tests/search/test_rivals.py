@@ -5,15 +5,15 @@ from random import Random
 
 import pytest
 
-from shared.bound import bind
-from shared.engine.steps import Action, PlanKey
-from shared.errors import SettingError
-from shared.ids import Digest
-from shared.plan import Member, Plan, StepChoice, Wait
-from shared.schedule import StageSchedule
-from shared.search.compose import ModelChoice
-from shared.search.job import SearchJob, run_search
-from shared.search.rivals import DEFAULT_BATCH, policies, policy
+from stageloom.shared.bound import bind
+from stageloom.shared.engine.steps import Action, PlanKey
+from stageloom.shared.errors import SettingError
+from stageloom.shared.ids import Digest
+from stageloom.shared.plan import Member, Plan, StepChoice, Wait
+from stageloom.shared.schedule import StageSchedule
+from stageloom.shared.search.compose import ModelChoice
+from stageloom.shared.search.job import SearchJob, run_search
+from stageloom.shared.search.rivals import DEFAULT_BATCH, policies, policy
 from tests.engine.generate import Library
 from tests.engine.simulator import Scenario
 from tests.search.graphs import CHAIN, DIAMOND, model

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shared.bitmask import bits
-from shared.blocks import CombinedGraph
-from shared.errors import SettingError
-from shared.legality import violations
-from shared.schedule import StageSchedule, stage_schedule
-from shared.search.costs import StageCosts
-from shared.search.greedy import greedy
-from shared.search.interface import Budget, Limits, Scheduler
-from shared.search.registry import help_line, reads_costs, scheduler, schedulers, searches
-from shared.search.sequential import sequential
-from shared.stage_string import parse, to_string
+from stageloom.shared.bitmask import bits
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.errors import SettingError
+from stageloom.shared.legality import violations
+from stageloom.shared.schedule import StageSchedule, stage_schedule
+from stageloom.shared.search.costs import StageCosts
+from stageloom.shared.search.greedy import greedy
+from stageloom.shared.search.interface import Budget, Limits, Scheduler
+from stageloom.shared.search.registry import help_line, reads_costs, scheduler, schedulers, searches
+from stageloom.shared.search.sequential import sequential
+from stageloom.shared.stage_string import parse, to_string
 from tests.search.graphs import CHAIN, DIAMOND, union, unions
 
 

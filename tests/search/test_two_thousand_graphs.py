@@ -9,18 +9,18 @@ from random import Random
 
 import pytest
 
-from shared.blocks import CombinedGraph
-from shared.legality import violations
-from shared.schedule import StageSchedule, StreamSchedule
-from shared.search.bounds import lower_bounds
-from shared.search.brute import brute
-from shared.search.costs import StageCosts
-from shared.search.endings import Endings, GroupRule
-from shared.search.interface import Budget, Limits
-from shared.search.ios import ios
-from shared.search.makespan import schedule_s
-from shared.search.ranking import RankedEndings
-from shared.search.registry import schedulers, searches
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.legality import violations
+from stageloom.shared.schedule import StageSchedule, StreamSchedule
+from stageloom.shared.search.bounds import lower_bounds
+from stageloom.shared.search.brute import brute
+from stageloom.shared.search.costs import StageCosts
+from stageloom.shared.search.endings import Endings, GroupRule
+from stageloom.shared.search.interface import Budget, Limits
+from stageloom.shared.search.ios import ios
+from stageloom.shared.search.makespan import schedule_s
+from stageloom.shared.search.ranking import RankedEndings
+from stageloom.shared.search.registry import schedulers, searches
 from tests.search import brute as definition
 from tests.search.graphs import union
 

@@ -8,13 +8,13 @@ from random import Random
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from shared.bitmask import bits
-from shared.blocks import CombinedGraph
-from shared.digest import digest_bytes
-from shared.graph import Graph, Operator, Tensor
-from shared.ids import Digest, TensorId
-from shared.launch_list import Barrier
-from shared.plan import (
+from stageloom.shared.bitmask import bits
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.graph import Graph, Operator, Tensor
+from stageloom.shared.ids import Digest, TensorId
+from stageloom.shared.launch_list import Barrier
+from stageloom.shared.plan import (
     CombinedBlock,
     ExecutorOptions,
     Member,
@@ -25,7 +25,7 @@ from shared.plan import (
     StepChoice,
     Wait,
 )
-from shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedule
+from stageloom.shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedule
 
 thorough = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 """Repeatable and without a clock, so that a slow machine never fails a property."""

@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
-from shared.artifact import MAGIC, MAX_GRAPH_BYTES, file_digest, open_artifact, pack_artifact
-from shared.digest import canonical, digest_bytes
-from shared.errors import DecodeError
-from shared.graph import graph_to_wire
+from stageloom.shared.artifact import MAGIC, MAX_GRAPH_BYTES, file_digest, open_artifact, pack_artifact
+from stageloom.shared.digest import canonical, digest_bytes
+from stageloom.shared.errors import DecodeError
+from stageloom.shared.graph import graph_to_wire
 from tests.shared.randoms import random_graph
 from tests.shared.test_graph import chain
 

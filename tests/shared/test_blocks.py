@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from shared.bitmask import bits
-from shared.blocks import combine, slot_readers, split
+from stageloom.shared.bitmask import bits
+from stageloom.shared.blocks import combine, slot_readers, split
 from tests.shared.randoms import random_graph
 from tests.shared.test_graph import chain
 

@@ -7,14 +7,14 @@ from random import Random
 
 import pytest
 
-from shared.blocks import combine, split
-from shared.bound import bind
-from shared.errors import PlanError
-from shared.graph import Graph
-from shared.ids import Digest
-from shared.plan import CombinedBlock, Member, ModelPlan, Plan, Wait, decode_plan
-from shared.schedule import Schedule
-from shared.stage_string import parse
+from stageloom.shared.blocks import combine, split
+from stageloom.shared.bound import bind
+from stageloom.shared.errors import PlanError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest
+from stageloom.shared.plan import CombinedBlock, Member, ModelPlan, Plan, Wait, decode_plan
+from stageloom.shared.schedule import Schedule
+from stageloom.shared.stage_string import parse
 from tests.shared.randoms import name_digest, random_graph, random_schedule
 from tests.shared.test_graph import chain
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.digest import canonical, digest_bytes, digest_from_raw, digest_of, digest_to_raw
-from shared.ids import Digest
+from stageloom.shared.digest import canonical, digest_bytes, digest_from_raw, digest_of, digest_to_raw
+from stageloom.shared.ids import Digest
 from tests.shared.randoms import thorough
 
 values = st.recursive(

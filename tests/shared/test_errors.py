@@ -3,8 +3,8 @@
 import inspect
 import re
 
-from shared import errors
-from shared.errors import ExitCode, OpenInput, PlanError, StageloomError, TaskRefused, UnpinnedShape
+from stageloom.shared import errors
+from stageloom.shared.errors import ExitCode, OpenInput, PlanError, StageloomError, TaskRefused, UnpinnedShape
 
 CLASSES = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, StageloomError)]
 

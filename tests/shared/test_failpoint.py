@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from shared import failpoint
-from shared.errors import SettingError
+from stageloom.shared import failpoint
+from stageloom.shared.errors import SettingError
 
-CODE = "from shared.failpoint import ARMED, failpoint; [failpoint('a.b') for _ in range(3)]; print(ARMED)"
+CODE = """
+from stageloom.shared.failpoint import ARMED, failpoint
+[failpoint('a.b') for _ in range(3)]
+print(ARMED)
+"""
 
 
 def run(setting: str | None) -> "subprocess.CompletedProcess[str]":

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from shared.bitmask import bits, mask_of
-from shared.convolution import Convolution
-from shared.digest import canonical
-from shared.errors import DecodeError
-from shared.graph import Graph, Operator, Tensor, graph_from_wire, graph_problem, graph_to_wire
-from shared.ids import TensorId
+from stageloom.shared.bitmask import bits, mask_of
+from stageloom.shared.convolution import Convolution
+from stageloom.shared.digest import canonical
+from stageloom.shared.errors import DecodeError
+from stageloom.shared.graph import Graph, Operator, Tensor, graph_from_wire, graph_problem, graph_to_wire
+from stageloom.shared.ids import TensorId
 from tests.shared.randoms import random_graph
 
 SEEDS = range(60)

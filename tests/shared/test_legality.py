@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from shared.bitmask import bits
-from shared.blocks import CombinedGraph
-from shared.legality import violations
-from shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedule, stage_schedule
+from stageloom.shared.bitmask import bits
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.legality import violations
+from stageloom.shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedule, stage_schedule
 from tests.shared.randoms import all_stage_schedules, components, dag, random_dag, random_schedule
 
 PAIRS = list(combinations(range(4), 2))

@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
-from shared.bitmask import bits
-from shared.blocks import CombinedGraph
-from shared.launch_list import Barrier, Item, LaunchList, lower
-from shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedule, stage_schedule
+from stageloom.shared.bitmask import bits
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.launch_list import Barrier, Item, LaunchList, lower
+from stageloom.shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedule, stage_schedule
 from tests.shared.randoms import dag, random_dag, random_schedule, random_stages, random_streams
 
 SEEDS = range(150)

@@ -1,9 +1,9 @@
-"""`shared.matmul`: numpy's product, and no warning from the processor's flags."""
+"""`stageloom.shared.matmul`: numpy's product, and no warning from the processor's flags."""
 
 import numpy as np
 import pytest
 
-from shared.matmul import matmul
+from stageloom.shared.matmul import matmul
 
 
 def test_products_are_numpys_in_every_shape() -> None:

@@ -6,11 +6,11 @@ from random import Random
 
 import pytest
 
-from shared.blocks import combine, split
-from shared.convolution import Convolution
-from shared.graph import Graph, Operator, Tensor, graph_problem
-from shared.ids import OpId, TensorId
-from shared.merge import may_merge, merge_key, merged, padding
+from stageloom.shared.blocks import combine, split
+from stageloom.shared.convolution import Convolution
+from stageloom.shared.graph import Graph, Operator, Tensor, graph_problem
+from stageloom.shared.ids import OpId, TensorId
+from stageloom.shared.merge import may_merge, merge_key, merged, padding
 
 EXTENT = 12
 CHANNELS = 3

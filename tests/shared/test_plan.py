@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared.digest import canonical, digest_bytes
-from shared.errors import PlanError
-from shared.launch_list import Barrier
-from shared.plan import (
+from stageloom.shared.digest import canonical, digest_bytes
+from stageloom.shared.errors import PlanError
+from stageloom.shared.launch_list import Barrier
+from stageloom.shared.plan import (
     MAX_PLAN_BYTES,
     CombinedBlock,
     ExecutorOptions,
@@ -28,8 +28,8 @@ from shared.plan import (
     decode_plan,
     plan_text,
 )
-from shared.schedule import StageSchedule
-from shared.stage_string import parse
+from stageloom.shared.schedule import StageSchedule
+from stageloom.shared.stage_string import parse
 from tests.shared.randoms import name_digest, plans, random_dag, random_stages, thorough
 
 GOLDEN = Path(__file__).parents[1] / "data/golden"

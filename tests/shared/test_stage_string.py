@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared import legality, plan, stage_string
-from shared.errors import PlanError
-from shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedule, stage_schedule
-from shared.stage_string import from_tokens, parse, to_string, to_tokens
+from stageloom.shared import legality, plan, stage_string
+from stageloom.shared.errors import PlanError
+from stageloom.shared.schedule import Launch, Schedule, Stage, StageSchedule, StreamSchedule, stage_schedule
+from stageloom.shared.stage_string import from_tokens, parse, to_string, to_tokens
 from tests.shared.randoms import all_stage_schedules, schedules, thorough
 
 ROOT = Path(__file__).parents[2]

@@ -5,8 +5,8 @@ from random import Random
 
 import pytest
 
-from shared.errors import PlanError
-from shared.stage_string import parse, to_string
+from stageloom.shared.errors import PlanError
+from stageloom.shared.stage_string import parse, to_string
 
 CORPUS = sorted((Path(__file__).parents[1] / "data/corpus/stage_string").iterdir())
 ALPHABET = "0123456789/|-.*~;:, \n٣é"

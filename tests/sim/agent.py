@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from edge_agent.link import events as link
-from edge_agent.link import fetch as fetching
-from edge_agent.link.artifacts import ArtifactFolder
-from edge_agent.link.config import LinkConfig
-from edge_agent.link.core import LinkCore
-from edge_agent.link.statefile import load_state, save_state
-from edge_agent.plans.actions import (
+from stageloom.edge_agent.link import events as link
+from stageloom.edge_agent.link import fetch as fetching
+from stageloom.edge_agent.link.artifacts import ArtifactFolder
+from stageloom.edge_agent.link.config import LinkConfig
+from stageloom.edge_agent.link.core import LinkCore
+from stageloom.edge_agent.link.statefile import load_state, save_state
+from stageloom.edge_agent.plans.actions import (
     Action,
     Activated,
     CheckPlan,
@@ -34,23 +34,23 @@ from edge_agent.plans.actions import (
     Tell,
     UnloadPlan,
 )
-from edge_agent.plans.candidate import ManagerConfig
-from edge_agent.plans.check import PlanChecker, PlanUnusable
-from edge_agent.plans.facts import PlanFacts
-from edge_agent.plans.manager import PlanManager
-from edge_agent.plans.probation import ProbationConfig
-from edge_agent.plans.supervisor import Supervisor
-from edge_agent.plans.waiting import WaitingLog
-from edge_agent.store import ArtifactStore, StateFile
-from edge_agent.worker import messages as engine
-from planner.dispatch.events import Lane
-from shared.engine.interval_guard import GuardConfig
-from shared.engine.steps import Outcome, PlanKey, Task
-from shared.engine.trial import TrialConfig
-from shared.errors import StorageError
-from shared.ids import TaskId
-from shared.messages import telemetry
-from shared.messages.control import Origin
+from stageloom.edge_agent.plans.candidate import ManagerConfig
+from stageloom.edge_agent.plans.check import PlanChecker, PlanUnusable
+from stageloom.edge_agent.plans.facts import PlanFacts
+from stageloom.edge_agent.plans.manager import PlanManager
+from stageloom.edge_agent.plans.probation import ProbationConfig
+from stageloom.edge_agent.plans.supervisor import Supervisor
+from stageloom.edge_agent.plans.waiting import WaitingLog
+from stageloom.edge_agent.store import ArtifactStore, StateFile
+from stageloom.edge_agent.worker import messages as engine
+from stageloom.planner.dispatch.events import Lane
+from stageloom.shared.engine.interval_guard import GuardConfig
+from stageloom.shared.engine.steps import Outcome, PlanKey, Task
+from stageloom.shared.engine.trial import TrialConfig
+from stageloom.shared.errors import StorageError
+from stageloom.shared.ids import TaskId
+from stageloom.shared.messages import telemetry
+from stageloom.shared.messages.control import Origin
 from tests.sim.engine import KILLED, STOPPED, EngineProcess
 from tests.sim.library import KnownPlan
 from tests.sim.spool import WatchedSpool
@@ -219,7 +219,7 @@ class Agent:
             self._guard(lambda: self.carry(self.core.handle(event, self.world.now_s)))
 
     def carry(self, actions: Sequence[link.Action]) -> None:
-        """Carry out what the link core decided, as `edge_agent.link.client` does."""
+        """Carry out what the link core decided, as `stageloom.edge_agent.link.client` does."""
         for action in actions:
             self.reached(f"link.{type(action).__name__}")
             if isinstance(action, link.Persist):
@@ -343,7 +343,7 @@ class Agent:
                 raise AssertionError(f"the simulated agent does not know {order}")
 
     def manage(self, actions: Sequence[Action]) -> None:
-        """Carry out what the plan manager decided, as `edge_agent.plans.shell` does."""
+        """Carry out what the plan manager decided, as `stageloom.edge_agent.plans.shell` does."""
         for action in actions:
             self.reached(f"manager.{type(action).__name__}")
             self._carry_out(action)

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edge_agent.plans.actions import MeasureWindow
-from edge_agent.worker import messages
-from shared.engine.core import EngineCore
-from shared.engine.steps import Action, FinishTask, PlanKey, ReleasePlan, Step, Task
-from shared.ids import Digest, TaskId
+from stageloom.edge_agent.plans.actions import MeasureWindow
+from stageloom.edge_agent.worker import messages
+from stageloom.shared.engine.core import EngineCore
+from stageloom.shared.engine.steps import Action, FinishTask, PlanKey, ReleasePlan, Step, Task
+from stageloom.shared.ids import Digest, TaskId
 from tests.engine.played import PlayedEngine
 
 if TYPE_CHECKING:

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from random import Random
 
-from shared.artifact import pack_artifact
-from shared.bound import BoundPlan
-from shared.digest import digest_bytes
-from shared.graph import Graph
-from shared.ids import Digest
-from shared.messages.control import ArtifactNeed
-from shared.plan import Wait
+from stageloom.shared.artifact import pack_artifact
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.control import ArtifactNeed
+from stageloom.shared.plan import Wait
 from tests.engine.generate import Library, random_graph, random_plan
 
 MODELS = 3

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from planner.dispatch.events import Lane
-from shared.codec import Codec
-from shared.messages import bulk, control, telemetry
+from stageloom.planner.dispatch.events import Lane
+from stageloom.shared.codec import Codec
+from stageloom.shared.messages import bulk, control, telemetry
 
 if TYPE_CHECKING:
     from tests.sim.agent import Agent

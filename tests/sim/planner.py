@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from planner.dispatch import events as pev
-from planner.dispatch.core import DispatchConfig, DispatchCore
-from planner.dispatch.rows import telemetry_write
-from shared.ids import DeviceId
-from shared.messages.control import Desired
+from stageloom.planner.dispatch import events as pev
+from stageloom.planner.dispatch.core import DispatchConfig, DispatchCore
+from stageloom.planner.dispatch.rows import telemetry_write
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.control import Desired
 
 if TYPE_CHECKING:
     from tests.sim.world import World

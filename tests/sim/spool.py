@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from edge_agent.link.spool import Spool
-from shared.messages.telemetry import RowRange, TelemetryAck, TelemetryBatch
+from stageloom.edge_agent.link.spool import Spool
+from stageloom.shared.messages.telemetry import RowRange, TelemetryAck, TelemetryBatch
 
 
 class WatchedSpool(Spool):

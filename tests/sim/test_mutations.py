@@ -10,24 +10,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from edge_agent.link import events as link
-from edge_agent.link.core import LinkCore
-from edge_agent.link.ledger import Account
-from edge_agent.link.spool import Spool
-from edge_agent.link.states import TRANSITIONS, VERDICTS, Cause
-from edge_agent.plans.actions import Action
-from edge_agent.plans.manager import PlanManager
-from edge_agent.plans.probation import Probation
-from edge_agent.store import StateFile
-from planner.dispatch import events as pev
-from planner.dispatch.core import DispatchCore
-from planner.dispatch.ports import ReportRecord
-from shared.durable_file import write_synced
-from shared.engine.trial import TrialCore
-from shared.engine.windows import WindowFigures
-from shared.ids import DeviceId
-from shared.messages import telemetry
-from shared.messages.control import Desired, DeviceState
+from stageloom.edge_agent.link import events as link
+from stageloom.edge_agent.link.core import LinkCore
+from stageloom.edge_agent.link.ledger import Account
+from stageloom.edge_agent.link.spool import Spool
+from stageloom.edge_agent.link.states import TRANSITIONS, VERDICTS, Cause
+from stageloom.edge_agent.plans.actions import Action
+from stageloom.edge_agent.plans.manager import PlanManager
+from stageloom.edge_agent.plans.probation import Probation
+from stageloom.edge_agent.store import StateFile
+from stageloom.planner.dispatch import events as pev
+from stageloom.planner.dispatch.core import DispatchCore
+from stageloom.planner.dispatch.ports import ReportRecord
+from stageloom.shared.durable_file import write_synced
+from stageloom.shared.engine.trial import TrialCore
+from stageloom.shared.engine.windows import WindowFigures
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages import telemetry
+from stageloom.shared.messages.control import Desired, DeviceState
 from tests.link.memory_store import MemoryStore
 from tests.sim import world
 from tests.sim.agent import SPOOL_BYTES
@@ -267,7 +267,7 @@ def test_a_state_file_written_in_place_is_found(monkeypatch: pytest.MonkeyPatch)
     """Without a previous copy a cut-off write loses everything."""
 
     def in_place(self: StateFile, body: bytes) -> None:
-        from edge_agent.store import _MAGIC, _checksum
+        from stageloom.edge_agent.store import _MAGIC, _checksum
 
         write_synced(self.path, _MAGIC + _checksum(body) + body)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.messages.control import Activation, Autonomy, DeviceState, Origin
+from stageloom.shared.messages.control import Activation, Autonomy, DeviceState, Origin
 from tests.sim import world
 from tests.sim.agent import SPOOL_BYTES
 from tests.sim.faults import Faults

@@ -5,13 +5,13 @@ from random import Random
 
 import pytest
 
-from planner.dispatch.ports import FleetMember, ReportRecord, TelemetryWrite
-from planner.store.store import Store
-from planner.telemetry.books import Balance, Book
-from shared.ids import DeviceId, Digest
-from shared.messages.control import ArtifactNeed, Desired, DeviceState, Origin, Report
-from shared.messages.telemetry import Ledger
-from shared.plan import Plan
+from stageloom.planner.dispatch.ports import FleetMember, ReportRecord, TelemetryWrite
+from stageloom.planner.store.store import Store
+from stageloom.planner.telemetry.books import Balance, Book
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.control import ArtifactNeed, Desired, DeviceState, Origin, Report
+from stageloom.shared.messages.telemetry import Ledger
+from stageloom.shared.plan import Plan
 from tests.link.memory_store import MemoryStore
 from tests.store.helpers import add_model, enrol, key, row, small_plan
 

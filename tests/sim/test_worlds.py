@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shared.engine.steps import Outcome
-from shared.messages.control import DeviceState
+from stageloom.shared.engine.steps import Outcome
+from stageloom.shared.messages.control import DeviceState
 from tests.sim import world
 from tests.sim.faults import Faults
 

@@ -3,12 +3,12 @@
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from edge_agent.link.events import LinkState
-from edge_agent.link.states import UNDONE, VERDICTS
-from edge_agent.link.trials import Way
-from shared.engine.trial import TrialRecord
-from shared.ids import Digest
-from shared.messages.control import DeviceState, Report
+from stageloom.edge_agent.link.events import LinkState
+from stageloom.edge_agent.link.states import UNDONE, VERDICTS
+from stageloom.edge_agent.link.trials import Way
+from stageloom.shared.engine.trial import TrialRecord
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.control import DeviceState, Report
 
 if TYPE_CHECKING:
     from tests.sim.agent import Agent

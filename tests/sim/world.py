@@ -19,13 +19,13 @@ from unittest.mock import patch
 
 import msgspec
 
-from edge_agent.link import spool
-from edge_agent.link.states import VERDICTS
-from planner.dispatch.ports import FleetMember, TelemetryWrite
-from shared import failpoint
-from shared.engine.steps import Outcome
-from shared.ids import DeviceId, TaskId
-from shared.messages.control import Activation, Autonomy, Desired, DeviceState
+from stageloom.edge_agent.link import spool
+from stageloom.edge_agent.link.states import VERDICTS
+from stageloom.planner.dispatch.ports import FleetMember, TelemetryWrite
+from stageloom.shared import failpoint
+from stageloom.shared.engine.steps import Outcome
+from stageloom.shared.ids import DeviceId, TaskId
+from stageloom.shared.messages.control import Activation, Autonomy, Desired, DeviceState
 from tests.link.memory_store import MemoryStore
 from tests.sim.agent import Agent
 from tests.sim.faults import FAULTS_END_S, Faults

@@ -10,11 +10,11 @@ import pytest
 from sqlalchemy import create_engine, event, make_url, text
 
 from benchmarks.postgres import binaries, postgres_server
-from planner.store import schema
-from planner.store.database import Database, sqlite_url
-from planner.store.reading import DATABASE_FILE
-from planner.store.store import Store
-from shared.clock import ManualClock
+from stageloom.planner.store import schema
+from stageloom.planner.store.database import Database, sqlite_url
+from stageloom.planner.store.reading import DATABASE_FILE
+from stageloom.planner.store.store import Store
+from stageloom.shared.clock import ManualClock
 
 POSTGRES = os.environ.get("STAGELOOM_TEST_POSTGRES", "")
 """URL of a database that tests may write in, such as postgresql+psycopg://user@host/stageloom_test; they use

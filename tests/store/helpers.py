@@ -6,17 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from planner.dispatch.ports import EnrolAttempt, StoredRow, TelemetryWrite
-from planner.replan.considered import Considered, Verdict
-from planner.store.store import Store
-from shared.artifact import pack_artifact
-from shared.clock import ManualClock
-from shared.digest import digest_bytes
-from shared.graph import Graph, Operator, Tensor
-from shared.ids import DeviceId, Digest, TensorId
-from shared.messages.telemetry import Ledger, QueueSample, Row, RowData, RowKind, encode_row
-from shared.plan import Plan
-from shared.search.compose import ModelChoice, compose
+from stageloom.planner.dispatch.ports import EnrolAttempt, StoredRow, TelemetryWrite
+from stageloom.planner.replan.considered import Considered, Verdict
+from stageloom.planner.store.store import Store
+from stageloom.shared.artifact import pack_artifact
+from stageloom.shared.clock import ManualClock
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.graph import Graph, Operator, Tensor
+from stageloom.shared.ids import DeviceId, Digest, TensorId
+from stageloom.shared.messages.telemetry import Ledger, QueueSample, Row, RowData, RowKind, encode_row
+from stageloom.shared.plan import Plan
+from stageloom.shared.search.compose import ModelChoice, compose
 
 NANO = DeviceId("nano")
 T0_US = ManualClock().wall_us()

@@ -9,10 +9,10 @@ from sqlalchemy import text
 
 from benchmarks.adversary.acknowledged import Acknowledged
 from benchmarks.adversary.kills import drawn, victims
-from planner.dispatch.ports import ReportRecord
-from planner.store.desired import Push
-from planner.store.store import Store
-from shared.messages import control
+from stageloom.planner.dispatch.ports import ReportRecord
+from stageloom.planner.store.desired import Push
+from stageloom.planner.store.store import Store
+from stageloom.shared.messages import control
 from tests.store.helpers import NANO, add_model, enrol, key, row, small_plan, write_of
 
 BOOT, ROWS = 7, 20

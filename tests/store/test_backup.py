@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.link.spool import Spool
-from planner.dispatch.rows import telemetry_write
-from planner.service import KEY_FILE
-from planner.store.backup import backup
-from planner.store.blobs import Blobs
-from planner.store.reading import ARTIFACT_FOLDER, DATABASE_FILE, ReadStore
-from planner.store.schema import HEAD
-from planner.store.store import Store
-from planner.telemetry.books import Balance
-from shared.errors import InputError, StorageError
-from shared.ids import Digest
-from shared.messages.telemetry import QueueSample, Row, RowKind, TelemetryAck, encode_row
+from stageloom.edge_agent.link.spool import Spool
+from stageloom.planner.dispatch.rows import telemetry_write
+from stageloom.planner.service import KEY_FILE
+from stageloom.planner.store.backup import backup
+from stageloom.planner.store.blobs import Blobs
+from stageloom.planner.store.reading import ARTIFACT_FOLDER, DATABASE_FILE, ReadStore
+from stageloom.planner.store.schema import HEAD
+from stageloom.planner.store.store import Store
+from stageloom.planner.telemetry.books import Balance
+from stageloom.shared.errors import InputError, StorageError
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.telemetry import QueueSample, Row, RowKind, TelemetryAck, encode_row
 from tests.planner.processes import ok, stageloom
 from tests.store.helpers import NANO, T0_US, add_model, enrol, small_plan, start, write_of
 
@@ -103,8 +103,8 @@ def test_a_backup_of_a_planner_that_writes_is_as_of_one_moment(tmp_path: Path) -
     code = """
 import itertools, sys
 from pathlib import Path
-from planner.store.schema import HEAD
-from planner.store.store import Store
+from stageloom.planner.store.schema import HEAD
+from stageloom.planner.store.store import Store
 from tests.store.helpers import write_of
 store = Store(Path(sys.argv[1]))
 for first in itertools.count(0, 20):

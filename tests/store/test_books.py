@@ -3,8 +3,8 @@
 import random
 from dataclasses import dataclass, field
 
-from planner.telemetry.books import Book
-from shared.messages.telemetry import Ledger
+from stageloom.planner.telemetry.books import Book
+from stageloom.shared.messages.telemetry import Ledger
 
 
 def test_a_closed_form() -> None:

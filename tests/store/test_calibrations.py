@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from planner.costs.drift import Renewal
-from planner.costs.schedules import FoundSchedule
-from planner.dispatch.ports import TelemetryWrite
-from planner.store.store import Store
-from shared.digest import digest_bytes
-from shared.ids import DeviceId, Digest, OpId
-from shared.messages.control import Alarm
-from shared.messages.telemetry import OperatorTiming, ProfileResult, RowKind
-from shared.plan import ExecutorOptions
-from shared.search.costs import MeasuredStage
+from stageloom.planner.costs.drift import Renewal
+from stageloom.planner.costs.schedules import FoundSchedule
+from stageloom.planner.dispatch.ports import TelemetryWrite
+from stageloom.planner.store.store import Store
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.ids import DeviceId, Digest, OpId
+from stageloom.shared.messages.control import Alarm
+from stageloom.shared.messages.telemetry import OperatorTiming, ProfileResult, RowKind
+from stageloom.shared.plan import ExecutorOptions
+from stageloom.shared.search.costs import MeasuredStage
 from tests.store.helpers import NANO, T0_US, add_model, enrol, row
 
 CLASS = "cpu-2-core"

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from planner.costs.policies import trained_policy
-from planner.store import checkpoints
-from planner.store.store import Store
-from shared.digest import digest_bytes
-from shared.search.gpg import packaged_checkpoint
+from stageloom.planner.costs.policies import trained_policy
+from stageloom.planner.store import checkpoints
+from stageloom.planner.store.store import Store
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.search.gpg import packaged_checkpoint
 
 PROVENANCE: dict[str, Any] = {
     "models": {"ab" * 32: "resnet50"},

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from planner.store.database import CLAIM, Database
-from planner.store.store import Store
-from shared.errors import StorageError, UnavailableError
+from stageloom.planner.store.database import CLAIM, Database
+from stageloom.planner.store.store import Store
+from stageloom.shared.errors import StorageError, UnavailableError
 from tests.planner.processes import until
 from tests.store.helpers import NANO, enrol
 

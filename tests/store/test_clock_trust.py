@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from planner.housekeeping import Housekeeper
-from planner.store import schema
-from planner.store.retention import Retention
-from planner.store.store import Store
-from planner.telemetry.trusted_time import LEAP_S, STEP_S, ClockTrust
-from shared.clock import ManualClock
+from stageloom.planner.housekeeping import Housekeeper
+from stageloom.planner.store import schema
+from stageloom.planner.store.retention import Retention
+from stageloom.planner.store.store import Store
+from stageloom.planner.telemetry.trusted_time import LEAP_S, STEP_S, ClockTrust
+from stageloom.shared.clock import ManualClock
 from tests.planner.processes import until
 from tests.store.helpers import enrol, write_of
 

@@ -1,8 +1,8 @@
 """Plans that were looked at come back as they were kept, for those models and that device class."""
 
-from planner.replan.considered import Verdict
-from planner.store.store import Store
-from shared.clock import ManualClock
+from stageloom.planner.replan.considered import Verdict
+from stageloom.planner.store.store import Store
+from stageloom.shared.clock import ManualClock
 from tests.store.helpers import NANO, T0_US, enrol, looked_at
 
 

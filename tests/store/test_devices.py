@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import event
 
-from planner.dispatch.ports import DispatchStore, EnrolAttempt, EnrolRefused, ReportRecord
-from planner.store.store import Store
-from shared.clock import ManualClock
-from shared.digest import digest_bytes
-from shared.errors import InputError
-from shared.ids import DeviceId
-from shared.messages.base import RefusalCode
-from shared.messages.control import DeviceState, Origin, Report
+from stageloom.planner.dispatch.ports import DispatchStore, EnrolAttempt, EnrolRefused, ReportRecord
+from stageloom.planner.store.store import Store
+from stageloom.shared.clock import ManualClock
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.base import RefusalCode
+from stageloom.shared.messages.control import DeviceState, Origin, Report
 from tests.store.helpers import NANO, add_model, enrol, key, small_plan, write_of
 
 SECRET = digest_bytes([b"secret"])

@@ -8,19 +8,19 @@ import pytest
 from sqlalchemy import text, update
 from sqlalchemy.orm import Session
 
-from planner.dispatch.ports import ReportRecord, StoredRow, TelemetryWrite
-from planner.store.database import LostRace, Unstorable
-from planner.store.isolation import isolated
-from planner.store.store import Store
-from planner.store.tables import PlannerRow
-from planner.store.writer import Writer
-from planner.telemetry.books import Balance
-from planner.telemetry.rates import model_rates
-from shared.errors import InputError, StorageError, UnavailableError
-from shared.ids import DeviceId, Digest
-from shared.messages.base import MOST, MOST_REAL
-from shared.messages.control import Alarm, Origin, Report
-from shared.messages.telemetry import Ledger, Row, RowKind, TaskCounters, TrialEnded
+from stageloom.planner.dispatch.ports import ReportRecord, StoredRow, TelemetryWrite
+from stageloom.planner.store.database import LostRace, Unstorable
+from stageloom.planner.store.isolation import isolated
+from stageloom.planner.store.store import Store
+from stageloom.planner.store.tables import PlannerRow
+from stageloom.planner.store.writer import Writer
+from stageloom.planner.telemetry.books import Balance
+from stageloom.planner.telemetry.rates import model_rates
+from stageloom.shared.errors import InputError, StorageError, UnavailableError
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.base import MOST, MOST_REAL
+from stageloom.shared.messages.control import Alarm, Origin, Report
+from stageloom.shared.messages.telemetry import Ledger, Row, RowKind, TaskCounters, TrialEnded
 from tests.store.helpers import NANO, T0_US, enrol, row, write_of
 
 TOO_LARGE = 2**70

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from planner.dispatch.ports import ReportRecord
-from planner.store import plans
-from planner.store.retention import Retention
-from planner.store.store import Store
-from planner.store.tables import AlarmRow, EventRow, GenerationRow, PlanRow, ReplanRow, Table
-from shared.clock import ManualClock
-from shared.ids import DeviceId
-from shared.messages.control import Alarm, Autonomy, DeviceState, LocalPlan, Report
-from shared.plan import Plan
-from shared.search.compose import ModelChoice, compose
+from stageloom.planner.dispatch.ports import ReportRecord
+from stageloom.planner.store import plans
+from stageloom.planner.store.retention import Retention
+from stageloom.planner.store.store import Store
+from stageloom.planner.store.tables import AlarmRow, EventRow, GenerationRow, PlanRow, ReplanRow, Table
+from stageloom.shared.clock import ManualClock
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.control import Alarm, Autonomy, DeviceState, LocalPlan, Report
+from stageloom.shared.plan import Plan
+from stageloom.shared.search.compose import ModelChoice, compose
 from tests.store.helpers import NANO, add_model, enrol, small_plan
 
 KEPT = 5

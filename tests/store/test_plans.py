@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from planner.costs.schedules import found_schedules
-from planner.store.blobs import Blobs
-from planner.store.store import Store
-from shared.digest import digest_bytes
-from shared.errors import DecodeError, InputError, StorageError
-from shared.ids import DeviceId, Digest
-from shared.messages.control import Autonomy
-from shared.plan import decode_plan
-from shared.search.compose import ModelChoice, compose
+from stageloom.planner.costs.schedules import found_schedules
+from stageloom.planner.store.blobs import Blobs
+from stageloom.planner.store.store import Store
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.errors import DecodeError, InputError, StorageError
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.control import Autonomy
+from stageloom.shared.plan import decode_plan
+from stageloom.shared.search.compose import ModelChoice, compose
 from tests.store.helpers import NANO, add_model, enrol, small_plan
 
 

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from planner.replan.settings import Note, ReplanSettings
-from planner.store import checkpoints
-from planner.store.devices import set_state
-from planner.store.store import Store
-from shared.digest import digest_bytes
-from shared.errors import InputError
-from shared.ids import DeviceId, Digest
-from shared.messages.control import Alarm, Autonomy, Desired, DeviceState, PolicyNeed
-from shared.plan import Plan
-from shared.search.compose import ModelChoice, compose
+from stageloom.planner.replan.settings import Note, ReplanSettings
+from stageloom.planner.store import checkpoints
+from stageloom.planner.store.devices import set_state
+from stageloom.planner.store.store import Store
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.control import Alarm, Autonomy, Desired, DeviceState, PolicyNeed
+from stageloom.shared.plan import Plan
+from stageloom.shared.search.compose import ModelChoice, compose
 from tests.store.helpers import NANO, T0_US, add_model, enrol
 from tests.store.test_checkpoints import CURVES, PROVENANCE
 

@@ -7,12 +7,12 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
-from planner.store.desired import Push, push_all
-from planner.store.store import Store
-from planner.store.tables import DeviceRow
-from shared.errors import InputError
-from shared.ids import DeviceId
-from shared.messages.control import Activation, Autonomy, Desired
+from stageloom.planner.store.desired import Push, push_all
+from stageloom.planner.store.store import Store
+from stageloom.planner.store.tables import DeviceRow
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.control import Activation, Autonomy, Desired
 from tests.store.helpers import add_model, key, small_plan
 
 FLEET = [DeviceId(f"device-{at:03}") for at in range(300)]
@@ -144,7 +144,7 @@ def test_a_push_to_all_leaves_revoked_devices_out_and_goes_on_after_a_name(
 ) -> None:
     devices = fleet_of(store, tmp_path, 5)
     store.revoke(devices[1])
-    monkeypatch.setattr("planner.store.store.MAX_PUSHED", 2)
+    monkeypatch.setattr("stageloom.planner.store.store.MAX_PUSHED", 2)
     seen: list[DeviceId] = []
     more, after = True, ""
     while more:

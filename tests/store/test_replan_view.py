@@ -5,17 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from planner.costs.measured import STALE_S
-from planner.dispatch.ports import TelemetryWrite
-from planner.replan.observing import observe, without_costs
-from planner.replan.settings import Note, ReplanSettings
-from planner.store.store import Store
-from shared.errors import InputError
-from shared.ids import Digest
-from shared.messages.admin import Proposer
-from shared.messages.control import Alarm, ModelLoad, Origin
-from shared.messages.telemetry import OperatorTiming, ProfileResult, TrialEnded
-from shared.plan import Plan
+from stageloom.planner.costs.measured import STALE_S
+from stageloom.planner.dispatch.ports import TelemetryWrite
+from stageloom.planner.replan.observing import observe, without_costs
+from stageloom.planner.replan.settings import Note, ReplanSettings
+from stageloom.planner.store.store import Store
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.admin import Proposer
+from stageloom.shared.messages.control import Alarm, ModelLoad, Origin
+from stageloom.shared.messages.telemetry import OperatorTiming, ProfileResult, TrialEnded
+from stageloom.shared.plan import Plan
 from tests.store.helpers import NANO, T0_US, add_model, enrol, row, small_plan
 
 CLASS = "cpu-2-core"

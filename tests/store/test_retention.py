@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 from sqlalchemy import event, func, select, text
 
-from planner.dispatch.ports import StoredRow, TelemetryWrite
-from planner.store.history import Entry
-from planner.store.retention import CHUNK, Retention
-from planner.store.store import Store
-from planner.store.tables import EventRow, RollupRow, TelemetryRow
-from planner.telemetry.books import Balance
-from planner.telemetry.rollup import Width, merge, span_of
-from shared.clock import ManualClock
-from shared.ids import DeviceId
-from shared.messages.control import DeviceState, Origin
-from shared.messages.telemetry import (
+from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
+from stageloom.planner.store.history import Entry
+from stageloom.planner.store.retention import CHUNK, Retention
+from stageloom.planner.store.store import Store
+from stageloom.planner.store.tables import EventRow, RollupRow, TelemetryRow
+from stageloom.planner.telemetry.books import Balance
+from stageloom.planner.telemetry.rollup import Width, merge, span_of
+from stageloom.shared.clock import ManualClock
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.control import DeviceState, Origin
+from stageloom.shared.messages.telemetry import (
     KIND_OF,
     Event,
     Ledger,
@@ -267,8 +267,8 @@ def test_two_processes_that_tidy_at_once_count_every_row_once(
     code = """
 import sys
 from pathlib import Path
-from planner.store.retention import Retention
-from planner.store.store import Store
+from stageloom.planner.store.retention import Retention
+from stageloom.planner.store.store import Store
 store = Store(Path(sys.argv[1]), sys.argv[2])
 print(sum(store.tidy(Retention(1, 0, 0))))
 store.close()
@@ -289,8 +289,8 @@ def test_kill_in_mid_tidying_counts_every_row_once(
     code = """
 import sys
 from pathlib import Path
-from planner.store.retention import Retention
-from planner.store.store import Store
+from stageloom.planner.store.retention import Retention
+from stageloom.planner.store.store import Store
 store = Store(Path(sys.argv[1]), sys.argv[2])
 for treated in store.tidy(Retention(1, 0, 0)):
     print(treated, flush=True)

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from planner.store.retention import FACTS
-from planner.telemetry.rollup import (
+from stageloom.planner.store.retention import FACTS
+from stageloom.planner.telemetry.rollup import (
     KINDS,
     DifferenceSpan,
     Gauge,
@@ -21,7 +21,7 @@ from planner.telemetry.rollup import (
     span_of,
     widen,
 )
-from shared.messages.telemetry import (
+from stageloom.shared.messages.telemetry import (
     KIND_OF,
     DifferenceSample,
     Event,

@@ -10,13 +10,13 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import MetaData, text
 
-from planner.store import schema
-from planner.store.database import Database, sqlite_url
-from planner.store.reading import DATABASE_FILE, ReadStore
-from planner.store.store import Store
-from planner.store.tables import LedgerRow, Table
-from planner.telemetry.books import Balance
-from shared.errors import InputError, SettingError, StorageError
+from stageloom.planner.store import schema
+from stageloom.planner.store.database import Database, sqlite_url
+from stageloom.planner.store.reading import DATABASE_FILE, ReadStore
+from stageloom.planner.store.store import Store
+from stageloom.planner.store.tables import LedgerRow, Table
+from stageloom.planner.telemetry.books import Balance
+from stageloom.shared.errors import InputError, SettingError, StorageError
 from tests.store.helpers import NANO, enrol, finish, start
 
 
@@ -130,7 +130,7 @@ def test_two_planners_migrate_at_once(tmp_path: Path, database_url: str) -> None
     code = """
 import sys
 from pathlib import Path
-from planner.store.store import Store
+from stageloom.planner.store.store import Store
 store = Store(Path(sys.argv[1]), sys.argv[2])
 print(store.epoch())
 store.close()

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from planner.dispatch.ports import StoredRow, TelemetryWrite
-from planner.store.reading import ReadStore
-from planner.store.store import Store
-from shared.artifact import pack_artifact
-from shared.messages.telemetry import Ledger, RowKind, StageProfileResult, StageTiming
-from shared.plan import CombinedBlock, Member, ModelPlan, Plan
-from shared.schedule import Stage, StageSchedule
-from shared.search.costs import MeasuredStage
+from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
+from stageloom.planner.store.reading import ReadStore
+from stageloom.planner.store.store import Store
+from stageloom.shared.artifact import pack_artifact
+from stageloom.shared.messages.telemetry import Ledger, RowKind, StageProfileResult, StageTiming
+from stageloom.shared.plan import CombinedBlock, Member, ModelPlan, Plan
+from stageloom.shared.schedule import Stage, StageSchedule
+from stageloom.shared.search.costs import MeasuredStage
 from tests.shared.test_merge import same, siblings
 from tests.store.helpers import NANO, T0_US, enrol, row
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from planner.dispatch.ports import ReportRecord, StoredRow, TelemetryWrite
-from planner.store.store import Store
-from planner.telemetry.books import Balance
-from shared.errors import InputError
-from shared.ids import DeviceId
-from shared.messages.control import DeviceState, Origin, Report
-from shared.messages.telemetry import (
+from stageloom.planner.dispatch.ports import ReportRecord, StoredRow, TelemetryWrite
+from stageloom.planner.store.store import Store
+from stageloom.planner.telemetry.books import Balance
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.control import DeviceState, Origin, Report
+from stageloom.shared.messages.telemetry import (
     Ledger,
     OperatorTiming,
     ProfileResult,
@@ -41,7 +41,7 @@ def test_two_processes_that_store_the_same_rows_store_them_once(
     code = """
 import sys
 from pathlib import Path
-from planner.store.store import Store
+from stageloom.planner.store.store import Store
 from tests.store.helpers import write_of
 store = Store(Path(sys.argv[1]), sys.argv[2])
 for first in range(0, 400, 10):

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from planner.cli.app import execute
-from planner.dispatch.ports import StoredRow, TelemetryWrite
-from planner.store.retention import Retention
-from planner.store.store import Store
-from shared.clock import ManualClock
-from shared.messages.telemetry import Ledger, QueueSample, RowKind, TaskCounters
+from stageloom.planner.cli.app import execute
+from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
+from stageloom.planner.store.retention import Retention
+from stageloom.planner.store.store import Store
+from stageloom.shared.clock import ManualClock
+from stageloom.shared.messages.telemetry import Ledger, QueueSample, RowKind, TaskCounters
 from tests.store.helpers import NANO, T0_US, enrol, row
 
 DAY_S = 86_400

@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from planner.admin.handler import AdminHandler
-from planner.costs import measured
-from planner.costs.measured import STALE_S, device_costs
-from planner.costs.operators import OperatorCost
-from planner.costs.unsure import unsure_blocks
-from planner.dispatch.ports import TelemetryWrite
-from planner.store.store import Store
-from shared.artifact import pack_artifact
-from shared.bound import bind
-from shared.clock import ManualClock
-from shared.errors import InputError
-from shared.graph import Graph
-from shared.ids import DeviceId, Digest, OpId
-from shared.messages import admin
-from shared.messages.control import Desired
-from shared.messages.telemetry import (
+from stageloom.planner.admin.handler import AdminHandler
+from stageloom.planner.costs import measured
+from stageloom.planner.costs.measured import STALE_S, device_costs
+from stageloom.planner.costs.operators import OperatorCost
+from stageloom.planner.costs.unsure import unsure_blocks
+from stageloom.planner.dispatch.ports import TelemetryWrite
+from stageloom.planner.store.store import Store
+from stageloom.shared.artifact import pack_artifact
+from stageloom.shared.bound import bind
+from stageloom.shared.clock import ManualClock
+from stageloom.shared.errors import InputError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import DeviceId, Digest, OpId
+from stageloom.shared.messages import admin
+from stageloom.shared.messages.control import Desired
+from stageloom.shared.messages.telemetry import (
     Ledger,
     OperatorTiming,
     ProfileResult,
@@ -31,12 +31,12 @@ from shared.messages.telemetry import (
     StageProfileResult,
     StageTiming,
 )
-from shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan
-from shared.schedule import Stage, StageSchedule
-from shared.search.analytic import DeviceRates
-from shared.search.costs import MeasuredStage
-from shared.search.fitting import fitted
-from shared.search.interference import Interference, Sample
+from stageloom.shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan
+from stageloom.shared.schedule import Stage, StageSchedule
+from stageloom.shared.search.analytic import DeviceRates
+from stageloom.shared.search.costs import MeasuredStage
+from stageloom.shared.search.fitting import fitted
+from stageloom.shared.search.interference import Interference, Sample
 from tests.shared.test_merge import siblings
 from tests.store.helpers import NANO, enrol, row
 

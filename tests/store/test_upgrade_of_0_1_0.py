@@ -11,13 +11,13 @@ from typing import Any
 from alembic import command
 from sqlalchemy import Connection, MetaData, delete, insert, text
 
-from planner.store import schema
-from planner.store.database import Database, sqlite_url
-from planner.store.desired import Push
-from planner.store.reading import ARTIFACT_FOLDER, DATABASE_FILE
-from planner.store.store import Store
-from shared.digest import digest_bytes
-from shared.ids import DeviceId
+from stageloom.planner.store import schema
+from stageloom.planner.store.database import Database, sqlite_url
+from stageloom.planner.store.desired import Push
+from stageloom.planner.store.reading import ARTIFACT_FOLDER, DATABASE_FILE
+from stageloom.planner.store.store import Store
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.ids import DeviceId
 from tests.data.version_0_1_0 import read_all, unpacked
 
 _FILE = Path(__file__).parents[1] / "data" / "version_0_1_0.json.gz"

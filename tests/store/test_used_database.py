@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from planner.store.reading import DATABASE_FILE, ReadStore, require_own
-from planner.store.store import Store
-from planner.store.used_database import USED_FILE, keep_url, kept_url, same_database
-from shared.errors import InputError, StorageError
+from stageloom.planner.store.reading import DATABASE_FILE, ReadStore, require_own
+from stageloom.planner.store.store import Store
+from stageloom.planner.store.used_database import USED_FILE, keep_url, kept_url, same_database
+from stageloom.shared.errors import InputError, StorageError
 from tests.planner.processes import ok
 from tests.store.helpers import NANO, enrol
 

@@ -13,14 +13,14 @@ from sqlalchemy import event, select, text
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.exc import StaleDataError
 
-from planner.store.manyrows import insert_rows
-from planner.store.reading import DATABASE_FILE
-from planner.store.store import Store
-from planner.store.tables import DeviceRow, PlannerRow
-from planner.store.writer import GROUP
-from planner.telemetry.books import Balance
-from shared.errors import InputError, StorageError, UnavailableError
-from shared.messages.telemetry import RowKind
+from stageloom.planner.store.manyrows import insert_rows
+from stageloom.planner.store.reading import DATABASE_FILE
+from stageloom.planner.store.store import Store
+from stageloom.planner.store.tables import DeviceRow, PlannerRow
+from stageloom.planner.store.writer import GROUP
+from stageloom.planner.telemetry.books import Balance
+from stageloom.shared.errors import InputError, StorageError, UnavailableError
+from stageloom.shared.messages.telemetry import RowKind
 from tests.store.helpers import NANO, add_model, enrol, finish, small_plan, start, write_of
 
 WRITERS = 4
@@ -36,7 +36,7 @@ def test_four_writers_of_one_value_lose_no_change(tmp_path: Path, database_url: 
     code = """
 import sys
 from pathlib import Path
-from planner.store.store import Store
+from stageloom.planner.store.store import Store
 store = Store(Path(sys.argv[1]), sys.argv[2])
 for _ in range(int(sys.argv[3])):
     desired = store.push("nano", "first", decided_by="operator")
@@ -160,9 +160,9 @@ def test_kill_in_mid_write_loses_nothing_acknowledged(tmp_path: Path, database_u
     code = """
 import itertools, sys
 from pathlib import Path
-from planner.store.manyrows import insert_rows
-from planner.store.reading import DATABASE_FILE
-from planner.store.store import Store
+from stageloom.planner.store.manyrows import insert_rows
+from stageloom.planner.store.reading import DATABASE_FILE
+from stageloom.planner.store.store import Store
 from tests.store.helpers import write_of
 store = Store(Path(sys.argv[1]), sys.argv[2])
 for first in itertools.count(0, 20):

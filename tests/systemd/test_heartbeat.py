@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.config import AgentConfig
-from edge_agent.heartbeat import EngineSigns, Heartbeat, Patience
-from edge_agent.link.interface import NoPlanner
-from edge_agent.service import Agent
-from planner.service import _beat
-from shared.systemd.notify import Notifier
+from stageloom.edge_agent.config import AgentConfig
+from stageloom.edge_agent.heartbeat import EngineSigns, Heartbeat, Patience
+from stageloom.edge_agent.link.interface import NoPlanner
+from stageloom.edge_agent.service import Agent
+from stageloom.planner.service import _beat
+from stageloom.shared.systemd.notify import Notifier
 from tests.agent.test_service import PLAN
 from tests.systemd.manager import Manager
 

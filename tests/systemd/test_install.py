@@ -3,6 +3,7 @@
 import os
 import pwd
 import subprocess
+import sys
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -10,11 +11,12 @@ from shutil import which
 
 import pytest
 
-from edge_agent.cli.app import execute as agent_command
-from planner.cli.app import execute as planner_command
-from shared.errors import SettingError, StorageError, UnavailableError
-from shared.systemd import install as systemd
-from shared.systemd.install import Service, install, run_command, uninstall, unit_text
+from stageloom.edge_agent.cli.app import execute as agent_command
+from stageloom.edge_agent.machine.doctor import unit_check
+from stageloom.planner.cli.app import execute as planner_command
+from stageloom.shared.errors import SettingError, StorageError, UnavailableError
+from stageloom.shared.systemd import install as systemd
+from stageloom.shared.systemd.install import Service, install, run_command, uninstall, unit_text
 from tests.architecture.sources import ROOT
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
@@ -40,10 +42,7 @@ class System:
         self.commands.append(list(words))
 
     def service(self, user: str = ME) -> Service:
-        arguments = ("-m", "edge_agent", "run", "--home", str(self.home))
-        return Service(
-            name="stageloom-agent", package="edge_agent", arguments=arguments, home=self.home, user=user
-        )
+        return agent_service(self.home, user, "run", "--home", str(self.home))
 
     def install(self, user: str = ME) -> None:
         install(self.service(user), self.said.append, unit_directory=self.units, run=self.run, code=CODE)
@@ -52,15 +51,26 @@ class System:
         return uninstall("stageloom-agent", self.said.append, unit_directory=self.units, run=self.run)
 
 
+def agent_service(home: Path, user: str, *arguments: str) -> Service:
+    return Service(
+        name="stageloom-agent",
+        package="stageloom.edge_agent",
+        program="stageloom-agent",
+        arguments=arguments,
+        home=home,
+        user=user,
+    )
+
+
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> System:
     return System(tmp_path, monkeypatch)
 
 
-def test_unit_names_this_interpreter_home_and_account(machine: System) -> None:
+def test_unit_names_the_program_of_this_environment_home_and_account(machine: System) -> None:
     machine.install()
     lines = (machine.units / "stageloom-agent.service").read_text().splitlines()
-    assert f"ExecStart={systemd.python()} -m edge_agent run --home {machine.home}" in lines
+    assert f"ExecStart={Path(sys.prefix)}/bin/stageloom-agent run --home {machine.home}" in lines
     assert f"User={ME}" in lines
     assert f"ReadWritePaths={machine.home}" in lines
     assert machine.home.stat().st_mode & 0o777 == 0o700
@@ -139,20 +149,20 @@ def test_without_root_nothing_is_written_and_the_remedy_is_told(
 
 
 def test_code_that_the_service_could_not_read_is_refused(tmp_path: Path) -> None:
-    service = Service(
-        name="stageloom-agent", package="edge_agent", arguments=(), home=tmp_path / "x", user=ME
-    )
+    service = agent_service(tmp_path / "x", ME)
     with pytest.raises(SettingError, match="/home/me/venv is out of the service's sight"):
         install(service, print, unit_directory=tmp_path, code=[Path("/home/me/venv")])
     with pytest.raises(SettingError, match="choose a state directory"):
-        install(
-            Service(
-                name="stageloom-agent", package="edge_agent", arguments=(), home=Path("/home/x"), user=ME
-            ),
-            print,
-            unit_directory=tmp_path,
-            code=CODE,
-        )
+        install(agent_service(Path("/home/x"), ME), print, unit_directory=tmp_path, code=CODE)
+
+
+def test_an_interpreter_without_the_program_is_refused(
+    machine: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(machine.units / "python"))
+    with pytest.raises(SettingError, match=r"stageloom-agent is missing; install Stageloom with pip for "):
+        machine.install()
+    assert not any(machine.units.iterdir())
 
 
 def test_state_of_another_account_is_not_taken_over(machine: System, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,3 +278,18 @@ def test_systemd_accepts_the_installed_unit_and_calls_it_well_hardened(
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert check[0] != "verify" or done.stderr == ""
+
+
+COMMAND_OF_0_1_0 = "/opt/stageloom/bin/python -m edge_agent run --home /var/lib/stageloom-agent"
+
+
+def test_doctor_names_a_unit_of_0_1_0_until_it_is_installed_again(machine: System) -> None:
+    unit = machine.units / "stageloom-agent.service"
+    assert unit_check(unit).detail == "not installed as a service"
+    unit.write_text(f"[Service]\nExecStart={COMMAND_OF_0_1_0}\n")
+    old = unit_check(unit)
+    assert old.result == "fail"
+    assert old.detail == f"{unit} starts `{COMMAND_OF_0_1_0}`, which this version does not have"
+    assert "sudo stageloom-agent install" in old.remedy
+    machine.install()
+    assert unit_check(unit).result == "ok"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.systemd.notify import Notifier, manager_of
+from stageloom.shared.systemd.notify import Notifier, manager_of
 from tests.systemd.manager import Manager
 
 

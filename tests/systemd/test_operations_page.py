@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import typer
 
-from edge_agent.cli.app import app as agent_app
-from planner.cli.app import app as planner_app
+from stageloom.edge_agent.cli.app import app as agent_app
+from stageloom.planner.cli.app import app as planner_app
 from tests.architecture.sources import ROOT
 
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from benchmarks import zoo
-from planner.admin.client import ask as real_ask
-from shared.messages import admin
+from stageloom.planner.admin.client import ask as real_ask
+from stageloom.shared.messages import admin
 from tests.planner.processes import PlannerProcess, ok
 
 
@@ -21,7 +21,7 @@ def test_model_is_handed_over_inside_the_data_directory_since_a_service_has_a_tm
             asked.append(request.path)
         return real_ask(folder, request, *rest, **options)
 
-    monkeypatch.setattr("planner.cli.model.ask", ask)
+    monkeypatch.setattr("stageloom.planner.cli.model.ask", ask)
     home = tmp_path / "planner"
     file = tmp_path / "model.onnx"
     zoo.write("squeezenet", file, width=0.25, size=64)

@@ -4,8 +4,14 @@ from pathlib import PurePath
 
 import pytest
 
-from shared.errors import SettingError
-from shared.systemd.unit import command_line, hidden_from_service, quoted, state_settings, with_settings
+from stageloom.shared.errors import SettingError
+from stageloom.shared.systemd.unit import (
+    command_line,
+    hidden_from_service,
+    quoted,
+    state_settings,
+    with_settings,
+)
 
 UNIT = (
     "# note\n[Unit]\nDescription=x\n\n[Service]\n# why\nUser=a\nDeviceAllow=one\nDeviceAllow=two\n[Install]\n"

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from planner.twin.device_file import DeviceFile, Kind
-from planner.twin.times import StepTimes
-from shared.bound import BoundPlan
-from shared.ids import OpId
-from shared.search.costs import CostTable
+from stageloom.planner.twin.device_file import DeviceFile, Kind
+from stageloom.planner.twin.times import StepTimes
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.ids import OpId
+from stageloom.shared.search.costs import CostTable
 
 
 def device(**fields: object) -> DeviceFile:

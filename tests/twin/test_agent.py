@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from planner.twin.agent import AgentDevice
-from planner.twin.interface import Device
-from shared.bound import BoundPlan, bind
-from shared.clock import ManualClock
-from shared.errors import UnavailableError
-from shared.messages.control import Origin
-from shared.messages.telemetry import PlanActivated, RowData, StepTimings, TaskCounters
+from stageloom.planner.twin.agent import AgentDevice
+from stageloom.planner.twin.interface import Device
+from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.clock import ManualClock
+from stageloom.shared.errors import UnavailableError
+from stageloom.shared.messages.control import Origin
+from stageloom.shared.messages.telemetry import PlanActivated, RowData, StepTimings, TaskCounters
 from tests.store.helpers import NANO
 from tests.twin.test_simulate_command import SECOND, Home
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.twin.arrivals import (
+from stageloom.planner.twin.arrivals import (
     ArrivalStream,
     Bursty,
     Counted,
@@ -15,7 +15,7 @@ from planner.twin.arrivals import (
     arrivals,
     entered_anywhere,
 )
-from shared.errors import InputError
+from stageloom.shared.errors import InputError
 
 PROCESSES: list[Process] = [
     Periodic(rate_per_s=30.0),

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from planner.twin.calibrate import (
+from stageloom.planner.twin.calibrate import (
     Beside,
     Measured,
     StepSample,
@@ -14,17 +14,17 @@ from planner.twin.calibrate import (
     least_squares,
     noise_quantiles,
 )
-from planner.twin.device_file import DeviceFile, Kind, cpu_device, device_toml, parse_device
-from planner.twin.lanes import noise_factors
-from planner.twin.overlap import slowdown
-from planner.twin.times import StepTimes
-from shared.bound import BoundPlan, bind
-from shared.errors import InputError
-from shared.graph import Graph
-from shared.ids import Digest, OpId
-from shared.plan import CombinedBlock, Member, ModelPlan, Plan
-from shared.schedule import StageSchedule, stage_schedule
-from shared.search.costs import CostTable
+from stageloom.planner.twin.device_file import DeviceFile, Kind, cpu_device, device_toml, parse_device
+from stageloom.planner.twin.lanes import noise_factors
+from stageloom.planner.twin.overlap import slowdown
+from stageloom.planner.twin.times import StepTimes
+from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.errors import InputError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest, OpId
+from stageloom.shared.plan import CombinedBlock, Member, ModelPlan, Plan
+from stageloom.shared.schedule import StageSchedule, stage_schedule
+from stageloom.shared.search.costs import CostTable
 from tests.search.graphs import model
 
 FORKS = [[], [0], [0], [1, 2], [3], [3], [4, 5], [6]]

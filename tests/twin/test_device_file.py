@@ -5,8 +5,15 @@ from pathlib import Path
 import pytest
 import tomllib
 
-from planner.twin.device_file import FIGURES, Kind, device_names, device_toml, load_device, parse_device
-from shared.errors import InputError
+from stageloom.planner.twin.device_file import (
+    FIGURES,
+    Kind,
+    device_names,
+    device_toml,
+    load_device,
+    parse_device,
+)
+from stageloom.shared.errors import InputError
 
 
 @pytest.mark.parametrize("name", device_names())

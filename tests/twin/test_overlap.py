@@ -5,11 +5,11 @@ from random import Random
 
 import pytest
 
-from planner.twin.lanes import Lanes, noise_factors
-from planner.twin.overlap import slowdown
-from planner.twin.times import StepTime
-from shared.engine.steps import PlanKey, ProgramKey, Step
-from shared.ids import StepId
+from stageloom.planner.twin.lanes import Lanes, noise_factors
+from stageloom.planner.twin.overlap import slowdown
+from stageloom.planner.twin.times import StepTime
+from stageloom.shared.engine.steps import PlanKey, ProgramKey, Step
+from stageloom.shared.ids import StepId
 from tests.twin.cases import device
 
 

@@ -4,10 +4,10 @@ from random import Random
 
 import pytest
 
-from planner.twin.arrivals import Bursty, Periodic, Poisson, Process
-from planner.twin.reference import Twin
-from planner.twin.times import StepTimes
-from shared.search.costs import CostTable
+from stageloom.planner.twin.arrivals import Bursty, Periodic, Poisson, Process
+from stageloom.planner.twin.reference import Twin
+from stageloom.planner.twin.times import StepTimes
+from stageloom.shared.search.costs import CostTable
 from tests.engine.generate import random_library, random_plan
 from tests.twin.cases import device
 

@@ -2,14 +2,20 @@
 
 import pytest
 
-from planner.twin.arrivals import Counted, Periodic, Span
-from planner.twin.reference import Twin
-from planner.twin.replay import active_spans, counted_arrivals, figures, measured_window, relative_errors
-from planner.twin.window import join
-from shared.errors import InputError
-from shared.ids import Digest
-from shared.messages.control import Origin
-from shared.messages.telemetry import PlanActivated, QueueSample, Row, RowData, TaskCounters
+from stageloom.planner.twin.arrivals import Counted, Periodic, Span
+from stageloom.planner.twin.reference import Twin
+from stageloom.planner.twin.replay import (
+    active_spans,
+    counted_arrivals,
+    figures,
+    measured_window,
+    relative_errors,
+)
+from stageloom.planner.twin.window import join
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages.control import Origin
+from stageloom.shared.messages.telemetry import PlanActivated, QueueSample, Row, RowData, TaskCounters
 from tests.engine.plans import chains
 from tests.twin.cases import measured
 

@@ -9,19 +9,19 @@ from random import Random
 import numpy as np
 import pytest
 
-from edge_agent.executor.base import StepResult
-from edge_agent.executor.null import NullExecutor
-from edge_agent.worker.shell import EngineShell
-from planner.twin.arrivals import Recorded
-from planner.twin.lanes import Lanes
-from planner.twin.reference import Twin
-from planner.twin.times import StepTime
-from shared.artifact import Artifact
-from shared.bound import BoundPlan
-from shared.engine.core import EngineCore
-from shared.engine.steps import Action, IssueStep, Step, Task
-from shared.ids import StepId
-from shared.plan import QueuePlan, QueueRule, StepChoice
+from stageloom.edge_agent.executor.base import StepResult
+from stageloom.edge_agent.executor.null import NullExecutor
+from stageloom.edge_agent.worker.shell import EngineShell
+from stageloom.planner.twin.arrivals import Recorded
+from stageloom.planner.twin.lanes import Lanes
+from stageloom.planner.twin.reference import Twin
+from stageloom.planner.twin.times import StepTime
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.core import EngineCore
+from stageloom.shared.engine.steps import Action, IssueStep, Step, Task
+from stageloom.shared.ids import StepId
+from stageloom.shared.plan import QueuePlan, QueueRule, StepChoice
 from tests.engine.plans import chains
 from tests.twin.cases import device, measured
 

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from planner.cli.app import execute
-from planner.dispatch.ports import StoredRow, TelemetryWrite
-from planner.store import predictions
-from planner.store.store import Store
-from planner.twin.stored import base_device
-from shared.clock import ManualClock
-from shared.errors import ExitCode, InputError
-from shared.ids import DeviceId, Digest
-from shared.messages.control import Origin
-from shared.messages.telemetry import (
+from stageloom.planner.cli.app import execute
+from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
+from stageloom.planner.store import predictions
+from stageloom.planner.store.store import Store
+from stageloom.planner.twin.stored import base_device
+from stageloom.shared.clock import ManualClock
+from stageloom.shared.errors import ExitCode, InputError
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.control import Origin
+from stageloom.shared.messages.telemetry import (
     KIND_OF,
     Ledger,
     OperatorTiming,
@@ -26,7 +26,7 @@ from shared.messages.telemetry import (
     TaskCounters,
     histogram_of,
 )
-from shared.plan import Plan
+from stageloom.shared.plan import Plan
 from tests.store.helpers import NANO, add_model, enrol, row, small_plan
 
 SECOND = 1_000_000

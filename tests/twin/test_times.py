@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from planner.replan.predict import block_costs, step_s
-from planner.twin.times import StepTimes, border_bytes
-from shared.bound import BoundPlan, bind
-from shared.graph import Graph
-from shared.ids import Digest, OpId
-from shared.launch_list import Barrier
-from shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan
-from shared.schedule import Launch, Schedule, StreamSchedule, stage_schedule
-from shared.search.analytic import DeviceRates
-from shared.search.costs import CostTable, MeasuredStage
-from shared.search.fitting import fitted, samples
+from stageloom.planner.replan.predict import block_costs, step_s
+from stageloom.planner.twin.times import StepTimes, border_bytes
+from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest, OpId
+from stageloom.shared.launch_list import Barrier
+from stageloom.shared.plan import CombinedBlock, ExecutorOptions, Member, ModelPlan, Plan
+from stageloom.shared.schedule import Launch, Schedule, StreamSchedule, stage_schedule
+from stageloom.shared.search.analytic import DeviceRates
+from stageloom.shared.search.costs import CostTable, MeasuredStage
+from stageloom.shared.search.fitting import fitted, samples
 from tests.search.graphs import DIAMOND, model
 from tests.twin.cases import device
 
@@ -205,7 +205,7 @@ def test_the_stages_of_a_step_are_told_apart() -> None:
 
 
 def test_only_so_many_blocks_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.twin.times.MAX_BLOCKS", 2)
+    monkeypatch.setattr("stageloom.planner.twin.times.MAX_BLOCKS", 2)
     (one, graphs), (two, _) = diamonds(FORKED), diamonds(SEQUENTIAL)
     three, _ = diamonds(stage_schedule([[[0]], [[2]], [[1]], [[3]]]))
     times = StepTimes(device(), costs(graphs))

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from planner.learning.maddpg.environment import samples_of
-from planner.twin.arrivals import Bursty, Periodic, Poisson, Process
-from planner.twin.interface import Device
-from planner.twin.reference import Twin
-from planner.twin.window import Window
-from shared.bound import BoundPlan
-from shared.errors import PlanError
-from shared.plan import QueuePlan, QueueRule
-from shared.policy.queues import Measure
+from stageloom.planner.learning.maddpg.environment import samples_of
+from stageloom.planner.twin.arrivals import Bursty, Periodic, Poisson, Process
+from stageloom.planner.twin.interface import Device
+from stageloom.planner.twin.reference import Twin
+from stageloom.planner.twin.window import Window
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.errors import PlanError
+from stageloom.shared.plan import QueuePlan, QueueRule
+from stageloom.shared.policy.queues import Measure
 from tests.engine.plans import chains, models_of, with_models
 from tests.twin.cases import device, measured
 

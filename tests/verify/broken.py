@@ -5,13 +5,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edge_agent.executor.base import Rows
-from edge_agent.executor.onnx import OnnxExecutor
-from edge_agent.executor.onnx_sessions import SessionKey, Values
-from shared.engine.steps import InstanceId, ProgramKey, Step, StepMember
-from shared.errors import ExecutorError
-from shared.graph import Graph
-from shared.ids import TensorId
+from stageloom.edge_agent.executor.base import Rows
+from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.executor.onnx_sessions import SessionKey, Values
+from stageloom.shared.engine.steps import InstanceId, ProgramKey, Step, StepMember
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import TensorId
 
 
 class Broken(OnnxExecutor):

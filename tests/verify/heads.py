@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from shared.artifact import Artifact
+from stageloom.shared.artifact import Artifact
 from tests.scratch import scratch
 from tests.verify.models import image, imported_model, make_model, tensor
 

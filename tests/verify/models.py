@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from shared.artifact import Artifact, open_artifact
-from shared.importer.limits import ImportLimits
-from shared.importer.pipeline import import_here
-from shared.importer.process import ARTIFACT_NAME
+from stageloom.shared.artifact import Artifact, open_artifact
+from stageloom.shared.importer.limits import ImportLimits
+from stageloom.shared.importer.pipeline import import_here
+from stageloom.shared.importer.process import ARTIFACT_NAME
 
 
 def tensor(name: str, kind: int, *shape: int) -> onnx.ValueInfoProto:

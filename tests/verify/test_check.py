@@ -9,13 +9,20 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from edge_agent.executor.base import Rows
-from edge_agent.executor.onnx import OnnxExecutor
-from edge_agent.verify.check import verify, verify_artifact
-from edge_agent.verify.inputs import MAX_PAIRS, ValueRange
-from edge_agent.verify.report import VerifyReport
-from shared.engine.steps import InstanceId, Step
-from shared.errors import ExecutorError, ExitCode, InputError, PlanError, SettingError, UnpinnedShape
+from stageloom.edge_agent.executor.base import Rows
+from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.verify.check import verify, verify_artifact
+from stageloom.edge_agent.verify.inputs import MAX_PAIRS, ValueRange
+from stageloom.edge_agent.verify.report import VerifyReport
+from stageloom.shared.engine.steps import InstanceId, Step
+from stageloom.shared.errors import (
+    ExecutorError,
+    ExitCode,
+    InputError,
+    PlanError,
+    SettingError,
+    UnpinnedShape,
+)
 from tests.verify.models import constant_cnn, image, imported_model, make_model, tensor, text_model
 
 

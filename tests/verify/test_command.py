@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.verify.command import VerifyArgs, parse_ranges, run_verify
-from edge_agent.verify.inputs import ValueRange
-from shared.errors import ExitCode, InputError, ModelError, SettingError
+from stageloom.edge_agent.verify.command import VerifyArgs, parse_ranges, run_verify
+from stageloom.edge_agent.verify.inputs import ValueRange
+from stageloom.shared.errors import ExitCode, InputError, ModelError, SettingError
 from tests.verify.models import constant_cnn, text_model
 
 

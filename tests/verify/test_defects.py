@@ -4,16 +4,16 @@ from itertools import combinations
 
 import pytest
 
-from edge_agent.executor.onnx import OnnxExecutor
-from edge_agent.verify.check import verify_artifact
-from edge_agent.verify.report import VerifyReport
-from shared.artifact import Artifact
-from shared.bound import bind
-from shared.errors import ExecutorError, ExitCode
-from shared.graph import Graph
-from shared.ids import TensorId
-from shared.launch_list import lower
-from shared.search.compose import ModelChoice, compose
+from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.verify.check import verify_artifact
+from stageloom.edge_agent.verify.report import VerifyReport
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import bind
+from stageloom.shared.errors import ExecutorError, ExitCode
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import TensorId
+from stageloom.shared.launch_list import lower
+from stageloom.shared.search.compose import ModelChoice, compose
 from tests.executor.models import artifact_of
 from tests.verify.broken import (
     Broken,

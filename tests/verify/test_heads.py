@@ -9,15 +9,15 @@ import onnx
 import pytest
 from onnx import helper
 
-from edge_agent.executor.onnx import OnnxExecutor
-from edge_agent.verify.check import verify_artifact
-from edge_agent.verify.heads import ending_of, makers_of
-from edge_agent.verify.report import VerifyReport
-from shared.artifact import Artifact
-from shared.bitmask import bits
-from shared.errors import ExitCode
-from shared.graph import Graph, Operator
-from shared.ids import TensorId
+from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.verify.check import verify_artifact
+from stageloom.edge_agent.verify.heads import ending_of, makers_of
+from stageloom.edge_agent.verify.report import VerifyReport
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bitmask import bits
+from stageloom.shared.errors import ExitCode
+from stageloom.shared.graph import Graph, Operator
+from stageloom.shared.ids import TensorId
 from tests.verify.broken import Broken, DroppedEdge, OtherRounding, StaleSlot, SwappedGroups
 from tests.verify.heads import ROUNDED, SATURATED, head_artifact
 from tests.verify.models import image, imported_model, make_model

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_agent.verify.inputs import MAX_PAIRS, ValueRange, check_ranges, draw_pair
-from shared.errors import InputError
-from shared.graph import Tensor
+from stageloom.edge_agent.verify.inputs import MAX_PAIRS, ValueRange, check_ranges, draw_pair
+from stageloom.shared.errors import InputError
+from stageloom.shared.graph import Tensor
 
 DTYPES = ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
           "uint64", "bool"]  # fmt: skip

@@ -7,16 +7,16 @@ import onnx
 import pytest
 
 from benchmarks import zoo
-from edge_agent.executor.base import OperatorTime, TimingRequest
-from edge_agent.executor.onnx import OnnxExecutor
-from edge_agent.verify.check import verify, verify_artifact
-from edge_agent.verify.report import VerifyReport
-from shared.artifact import Artifact
-from shared.bound import BoundPlan
-from shared.engine.steps import PlanKey
-from shared.errors import ExitCode
-from shared.ids import Digest
-from shared.schedule import StageSchedule
+from stageloom.edge_agent.executor.base import OperatorTime, TimingRequest
+from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.verify.check import verify, verify_artifact
+from stageloom.edge_agent.verify.report import VerifyReport
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import PlanKey
+from stageloom.shared.errors import ExitCode
+from stageloom.shared.ids import Digest
+from stageloom.shared.schedule import StageSchedule
 from tests.executor.models import artifact_of
 from tests.verify.models import imported
 

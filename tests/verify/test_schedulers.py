@@ -2,10 +2,10 @@
 
 import pytest
 
-from edge_agent.executor.onnx import OnnxExecutor
-from edge_agent.verify.check import verify_artifact
-from shared.errors import ExitCode
-from shared.search.registry import schedulers
+from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.verify.check import verify_artifact
+from stageloom.shared.errors import ExitCode
+from stageloom.shared.search.registry import schedulers
 from tests.executor.models import artifact_of
 
 

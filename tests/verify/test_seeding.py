@@ -6,9 +6,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edge_agent.verify.inputs import Feeds, draw_pair
-from edge_agent.verify.seeding import seed_weights
-from shared.graph import Tensor
+from stageloom.edge_agent.verify.inputs import Feeds, draw_pair
+from stageloom.edge_agent.verify.seeding import seed_weights
+from stageloom.shared.graph import Tensor
 from tests.verify.models import constant_cnn, image, make_model, tensor, text_model
 
 X = Tensor("x", "float32", (1, 3, 24, 24))

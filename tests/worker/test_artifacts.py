@@ -2,8 +2,8 @@
 
 import pytest
 
-from edge_agent.worker.artifacts import ArtifactTable
-from shared.errors import PlanError
+from stageloom.edge_agent.worker.artifacts import ArtifactTable
+from stageloom.shared.errors import PlanError
 from tests.executor.models import artifact_of
 
 

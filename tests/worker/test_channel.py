@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from edge_agent.worker import channel as module
-from edge_agent.worker.channel import Channel, ChannelClosed, channel_pair
-from edge_agent.worker.messages import MAX_MESSAGE_BYTES
-from shared.errors import UnavailableError
+from stageloom.edge_agent.worker import channel as module
+from stageloom.edge_agent.worker.channel import Channel, ChannelClosed, channel_pair
+from stageloom.edge_agent.worker.messages import MAX_MESSAGE_BYTES
+from stageloom.shared.errors import UnavailableError
 
 
 def _pair() -> tuple[Channel, Channel]:

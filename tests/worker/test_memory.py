@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from edge_agent.worker.memory import Budget, budget
+from stageloom.edge_agent.worker.memory import Budget, budget
 
 MIB = 1 << 20
 

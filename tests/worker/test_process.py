@@ -15,16 +15,16 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pytest
 
-from edge_agent.worker import messages
-from edge_agent.worker.channel import Channel, ChannelClosed, channel_pair
-from edge_agent.worker.config import WorkerConfig, decode_config
-from edge_agent.worker.handle import WorkerHandle
-from edge_agent.worker.messages import TaskDone
-from shared.artifact import Artifact
-from shared.errors import SettingError
-from shared.ids import TaskId
-from shared.plan import ExecutorOptions, Plan
-from shared.search.compose import ModelChoice, compose
+from stageloom.edge_agent.worker import messages
+from stageloom.edge_agent.worker.channel import Channel, ChannelClosed, channel_pair
+from stageloom.edge_agent.worker.config import WorkerConfig, decode_config
+from stageloom.edge_agent.worker.handle import WorkerHandle
+from stageloom.edge_agent.worker.messages import TaskDone
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.errors import SettingError
+from stageloom.shared.ids import TaskId
+from stageloom.shared.plan import ExecutorOptions, Plan
+from stageloom.shared.search.compose import ModelChoice, compose
 from tests.executor.models import artifact_of, difference, random_inputs, reference
 
 TIMEOUT_S = 60.0
@@ -409,7 +409,7 @@ def test_kill_9_is_reported_once_and_then_nothing_more(fresh: WorkerHandle) -> N
 
 def test_the_process_ends_when_its_agent_is_gone() -> None:
     ours, theirs = channel_pair()
-    command = [sys.executable, "-m", "edge_agent.worker", str(theirs.fileno()), "{}"]
+    command = [sys.executable, "-m", "stageloom.edge_agent.worker", str(theirs.fileno()), "{}"]
     with subprocess.Popen(command, pass_fds=[theirs.fileno()]) as process:
         theirs.close()
         Channel(ours).close()
@@ -418,7 +418,7 @@ def test_the_process_ends_when_its_agent_is_gone() -> None:
 
 def test_before_a_plan_is_loaded_no_backend_is_imported() -> None:
     code = (
-        "import sys, edge_agent.worker.__main__, edge_agent.executor.registry\n"
+        "import sys, stageloom.edge_agent.worker.__main__, stageloom.edge_agent.executor.registry\n"
         "print(sorted({'numpy', 'onnx', 'onnxruntime', 'torch', 'zmq', 'typer'} & sys.modules.keys()))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

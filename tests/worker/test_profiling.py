@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from edge_agent.worker import messages
-from edge_agent.worker.config import WorkerConfig
-from edge_agent.worker.handle import WorkerHandle
-from shared.artifact import Artifact
-from shared.bound import bind
-from shared.launch_list import lower
-from shared.plan import ExecutorOptions, Plan
-from shared.search.compose import ModelChoice, compose
+from stageloom.edge_agent.worker import messages
+from stageloom.edge_agent.worker.config import WorkerConfig
+from stageloom.edge_agent.worker.handle import WorkerHandle
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import bind
+from stageloom.shared.launch_list import lower
+from stageloom.shared.plan import ExecutorOptions, Plan
+from stageloom.shared.search.compose import ModelChoice, compose
 from tests.worker.test_process import ARENA, SIZE, TIMEOUT_S, _await, _memory, _plan, _serve, _task, model
 
 __all__ = ["model"]  # a fixture

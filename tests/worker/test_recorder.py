@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from edge_agent.executor.null import NullExecutor
-from edge_agent.worker import recorder as subject
-from edge_agent.worker import recording_file
-from edge_agent.worker.messages import Record, RecordingEnded
-from edge_agent.worker.recorder import CLOSING_S, Batch, Recorder, Recording, read_recording
-from edge_agent.worker.recording_file import RecordingFile
-from edge_agent.worker.shell import EngineShell
-from shared.artifact import Artifact
-from shared.engine.steps import Outcome
-from shared.ids import TaskId
-from shared.plan import Plan
-from shared.search.compose import ModelChoice, compose
+from stageloom.edge_agent.executor.null import NullExecutor
+from stageloom.edge_agent.worker import recorder as subject
+from stageloom.edge_agent.worker import recording_file
+from stageloom.edge_agent.worker.messages import Record, RecordingEnded
+from stageloom.edge_agent.worker.recorder import CLOSING_S, Batch, Recorder, Recording, read_recording
+from stageloom.edge_agent.worker.recording_file import RecordingFile
+from stageloom.edge_agent.worker.shell import EngineShell
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.engine.steps import Outcome
+from stageloom.shared.ids import TaskId
+from stageloom.shared.plan import Plan
+from stageloom.shared.search.compose import ModelChoice, compose
 from tests.executor.models import artifact_of, random_inputs
 
 TASKS = 5

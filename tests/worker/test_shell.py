@@ -10,15 +10,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edge_agent.executor.base import StepResult
-from edge_agent.executor.null import NullExecutor
-from edge_agent.executor.onnx import OnnxExecutor
-from edge_agent.worker.shell import EngineShell, Outputs
-from shared.artifact import Artifact
-from shared.errors import TaskCancelled, TaskExpired, TaskFailed, TaskRefused
-from shared.ids import StepId
-from shared.plan import Plan
-from shared.search.compose import Combination, ModelChoice, compose
+from stageloom.edge_agent.executor.base import StepResult
+from stageloom.edge_agent.executor.null import NullExecutor
+from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.worker.shell import EngineShell, Outputs
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.errors import TaskCancelled, TaskExpired, TaskFailed, TaskRefused
+from stageloom.shared.ids import StepId
+from stageloom.shared.plan import Plan
+from stageloom.shared.search.compose import Combination, ModelChoice, compose
 from tests.executor.models import artifact_of, difference, random_inputs, reference
 
 TIMEOUT_S = 60.0

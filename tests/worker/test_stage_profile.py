@@ -6,20 +6,20 @@ from collections.abc import Callable
 import pytest
 
 from benchmarks.contract.schedules import bound_of, graph_of, merged, plan_of
-from edge_agent.executor.idle import IdleTime
-from edge_agent.executor.null import NullExecutor
-from edge_agent.executor.onnx import OnnxExecutor
-from edge_agent.worker.profiling import stage_reports
-from edge_agent.worker.stage_profile import Alone, BlockTimes, joined, profile_stages
-from shared.artifact import Artifact
-from shared.bound import BoundPlan, bind
-from shared.digest import digest_bytes
-from shared.errors import ExecutorError
-from shared.launch_list import lower
-from shared.plan import ExecutorOptions, Member
-from shared.schedule import StageSchedule, stage_schedule
-from shared.search.compose import ModelChoice, compose
-from shared.stage_times import stage_spans
+from stageloom.edge_agent.executor.idle import IdleTime
+from stageloom.edge_agent.executor.null import NullExecutor
+from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.worker.profiling import stage_reports
+from stageloom.edge_agent.worker.stage_profile import Alone, BlockTimes, joined, profile_stages
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.launch_list import lower
+from stageloom.shared.plan import ExecutorOptions, Member
+from stageloom.shared.schedule import StageSchedule, stage_schedule
+from stageloom.shared.search.compose import ModelChoice, compose
+from stageloom.shared.stage_times import stage_spans
 from tests.executor.models import artifact_of
 
 

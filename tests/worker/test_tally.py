@@ -1,11 +1,11 @@
 """What the engine's steps took: union of busy time, sums per combined block and mask, bounded reports."""
 
-from edge_agent.executor.base import StepResult
-from edge_agent.worker.messages import MAX_MESSAGE_BYTES, Stats, encode
-from edge_agent.worker.tally import MAX_COMBINED, Tally
-from shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step, StepMember
-from shared.ids import StepId, TaskId
-from shared.plan import Member
+from stageloom.edge_agent.executor.base import StepResult
+from stageloom.edge_agent.worker.messages import MAX_MESSAGE_BYTES, Stats, encode
+from stageloom.edge_agent.worker.tally import MAX_COMBINED, Tally
+from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step, StepMember
+from stageloom.shared.ids import StepId, TaskId
+from stageloom.shared.plan import Member
 
 
 def _step(combined: int, mask: int = 1, tasks: int = 2) -> Step:

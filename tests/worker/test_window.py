@@ -8,15 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from edge_agent.executor.null import NullExecutor
-from edge_agent.worker import messages
-from edge_agent.worker.config import WorkerConfig
-from edge_agent.worker.driver import EngineDriver
-from edge_agent.worker.handle import WorkerHandle
-from edge_agent.worker.measuring import Measuring
-from edge_agent.worker.messages import Measure, Measured
-from edge_agent.worker.shell import EngineShell
-from shared.artifact import Artifact
+from stageloom.edge_agent.executor.null import NullExecutor
+from stageloom.edge_agent.worker import messages
+from stageloom.edge_agent.worker.config import WorkerConfig
+from stageloom.edge_agent.worker.driver import EngineDriver
+from stageloom.edge_agent.worker.handle import WorkerHandle
+from stageloom.edge_agent.worker.measuring import Measuring
+from stageloom.edge_agent.worker.messages import Measure, Measured
+from stageloom.edge_agent.worker.shell import EngineShell
+from stageloom.shared.artifact import Artifact
 from tests.executor.models import artifact_of, random_inputs
 from tests.worker.test_process import ARENA, SIZE, _await, _memory, _plan, _submit
 from tests.worker.test_shell import _Gated, _until

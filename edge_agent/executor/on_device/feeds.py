@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from edge_agent.executor.base import Rows
-from shared.bound import BoundPlan
-from shared.engine.steps import InstanceId, Step, StepMember
-from shared.errors import ExecutorError
+from stageloom.edge_agent.executor.base import Rows
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import InstanceId, Step, StepMember
+from stageloom.shared.errors import ExecutorError
 
 
 def bucket_of(step: Step, member: StepMember) -> int:

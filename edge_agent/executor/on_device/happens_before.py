@@ -7,7 +7,7 @@ other. That the first is likely to end earlier is no order: streams run at their
 from collections.abc import Sequence
 from typing import Protocol
 
-from shared.bitmask import bits
+from stageloom.shared.bitmask import bits
 
 
 class Ordered(Protocol):

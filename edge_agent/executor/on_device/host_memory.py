@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from shared.bound import BoundPlan
+from stageloom.shared.bound import BoundPlan
 
 Piece = TypeVar("Piece")
 

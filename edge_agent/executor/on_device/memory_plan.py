@@ -12,7 +12,7 @@ replaced by the proof above.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.bitmask import bits
+from stageloom.shared.bitmask import bits
 
 ALIGNMENT_BYTES = 256
 """What cudaMalloc guarantees, and more than any kernel's vector loads need."""

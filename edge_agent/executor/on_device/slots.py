@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from shared.bitmask import bits
-from shared.bound import BoundCombined, BoundModel
+from stageloom.shared.bitmask import bits
+from stageloom.shared.bound import BoundCombined, BoundModel
 
 
 def staged(combined: BoundCombined, models: Sequence[BoundModel], mask: int, position: int) -> bool:

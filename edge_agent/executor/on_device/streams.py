@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from edge_agent.executor.on_device.happens_before import items_before
-from shared.launch_list import Item, LaunchList
+from stageloom.edge_agent.executor.on_device.happens_before import items_before
+from stageloom.shared.launch_list import Item, LaunchList
 
 MAX_GROUP_STREAMS = 8
 MAX_STREAMS = 32

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from edge_agent.executor.on_device.streams import CONNECTIONS, MAX_STREAMS
-from edge_agent.executor.onnx_cuda.device import PROFILING, Event, Stream
-from shared.errors import ExecutorError
+from stageloom.edge_agent.executor.on_device.streams import CONNECTIONS, MAX_STREAMS
+from stageloom.edge_agent.executor.onnx_cuda.device import PROFILING, Event, Stream
+from stageloom.shared.errors import ExecutorError
 
 PROVIDER = "CUDAExecutionProvider"
 _BINDINGS = "cuda.bindings.runtime"

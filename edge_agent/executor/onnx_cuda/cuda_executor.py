@@ -1,7 +1,7 @@
 """`onnx_cuda` as the registry makes it."""
 
-from edge_agent.executor.onnx_cuda.cuda import CudaOrtDevice
-from edge_agent.executor.onnx_cuda.executor import OnnxDeviceExecutor
+from stageloom.edge_agent.executor.onnx_cuda.cuda import CudaOrtDevice
+from stageloom.edge_agent.executor.onnx_cuda.executor import OnnxDeviceExecutor
 
 
 class OnnxCudaExecutor(OnnxDeviceExecutor):

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from edge_agent.executor.on_device.streams import MAX_STREAMS
+from stageloom.edge_agent.executor.on_device.streams import MAX_STREAMS
 
 Stream: TypeAlias = Any
 """An order of launches; whatever the device makes of it."""

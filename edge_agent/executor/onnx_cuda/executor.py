@@ -15,29 +15,36 @@ from operator import attrgetter
 
 import numpy as np
 
-from edge_agent.executor.base import BlockTap, GroupTime, OperatorTime, Rows, StepResult, TimingRequest
-from edge_agent.executor.on_device.feeds import bucket_of, check_feeds
-from edge_agent.executor.onnx_cuda.device import MOVING, Event, OrtDevice, Stream
-from edge_agent.executor.onnx_cuda.host import HostTensors, split_rows
-from edge_agent.executor.onnx_cuda.memory import PlanMemory
-from edge_agent.executor.onnx_cuda.program import Marks, Program, bind_recipe, issue_program
-from edge_agent.executor.onnx_cuda.recipe import PlanRecipes, Recipe, recipes_of
-from edge_agent.executor.onnx_cuda.sessions import opener, run_options, session_bytes
-from edge_agent.executor.onnx_cuda.timing import time_operators, warm_up
-from edge_agent.executor.onnx_parts import ModelParts
-from edge_agent.executor.onnx_sessions import (
+from stageloom.edge_agent.executor.base import (
+    BlockTap,
+    GroupTime,
+    OperatorTime,
+    Rows,
+    StepResult,
+    TimingRequest,
+)
+from stageloom.edge_agent.executor.on_device.feeds import bucket_of, check_feeds
+from stageloom.edge_agent.executor.onnx_cuda.device import MOVING, Event, OrtDevice, Stream
+from stageloom.edge_agent.executor.onnx_cuda.host import HostTensors, split_rows
+from stageloom.edge_agent.executor.onnx_cuda.memory import PlanMemory
+from stageloom.edge_agent.executor.onnx_cuda.program import Marks, Program, bind_recipe, issue_program
+from stageloom.edge_agent.executor.onnx_cuda.recipe import PlanRecipes, Recipe, recipes_of
+from stageloom.edge_agent.executor.onnx_cuda.sessions import opener, run_options, session_bytes
+from stageloom.edge_agent.executor.onnx_cuda.timing import time_operators, warm_up
+from stageloom.edge_agent.executor.onnx_parts import ModelParts
+from stageloom.edge_agent.executor.onnx_sessions import (
     Session,
     SessionCache,
     SessionKey,
     one_line,
     return_free_memory,
 )
-from shared.artifact import Artifact
-from shared.bitmask import bits
-from shared.bound import BoundPlan
-from shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember
-from shared.errors import ExecutorError
-from shared.ids import Digest, StepId
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bitmask import bits
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.ids import Digest, StepId
 
 log = logging.getLogger(__name__)
 

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edge_agent.executor.base import Rows
-from edge_agent.executor.on_device.host_memory import HostMemory, pieces_of
-from edge_agent.executor.onnx_cuda.device import OrtDevice, Stream
-from edge_agent.executor.onnx_cuda.memory import PlanMemory
-from edge_agent.executor.onnx_cuda.recipe import Recipe, Value
-from shared.bound import BoundModel, BoundPlan
-from shared.engine.steps import StepMember
-from shared.ids import TensorId
+from stageloom.edge_agent.executor.base import Rows
+from stageloom.edge_agent.executor.on_device.host_memory import HostMemory, pieces_of
+from stageloom.edge_agent.executor.onnx_cuda.device import OrtDevice, Stream
+from stageloom.edge_agent.executor.onnx_cuda.memory import PlanMemory
+from stageloom.edge_agent.executor.onnx_cuda.recipe import Recipe, Value
+from stageloom.shared.bound import BoundModel, BoundPlan
+from stageloom.shared.engine.steps import StepMember
+from stageloom.shared.ids import TensorId
 
 Lent = list[np.ndarray]
 """Pieces of host memory that a step holds until it has ended."""

@@ -4,11 +4,11 @@ All of it is one piece that is taken when the plan is loaded and stays where it 
 once. A slot needs no second place for run-ahead: the core lets it be overwritten only after its last reader.
 """
 
-from edge_agent.executor.onnx_cuda.device import OrtDevice
-from edge_agent.executor.onnx_cuda.recipe import PlanRecipes, Recipe, Value, aligned
-from shared.errors import ExecutorError
-from shared.ids import TensorId
-from shared.plan import Member
+from stageloom.edge_agent.executor.onnx_cuda.device import OrtDevice
+from stageloom.edge_agent.executor.onnx_cuda.recipe import PlanRecipes, Recipe, Value, aligned
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.ids import TensorId
+from stageloom.shared.plan import Member
 
 
 class PlanMemory:

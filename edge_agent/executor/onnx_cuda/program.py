@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
-from edge_agent.executor.onnx_cuda.device import Event, OrtDevice, Stream, streams_of
-from edge_agent.executor.onnx_cuda.recipe import NO_ITEM, Recipe, Value
-from edge_agent.executor.onnx_sessions import Session, SessionKey
-from shared.bound import BoundPlan
-from shared.graph import Graph
-from shared.ids import TensorId
-from shared.importer.values import ELEMENT_TYPES
+from stageloom.edge_agent.executor.onnx_cuda.device import Event, OrtDevice, Stream, streams_of
+from stageloom.edge_agent.executor.onnx_cuda.recipe import NO_ITEM, Recipe, Value
+from stageloom.edge_agent.executor.onnx_sessions import Session, SessionKey
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import TensorId
+from stageloom.shared.importer.values import ELEMENT_TYPES
 
 Marks: TypeAlias = dict[int, tuple[Event, Event]]
 """Per item of the launch list the events at its begin and its end."""

@@ -11,17 +11,22 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
-from edge_agent.executor.on_device.happens_before import launches_before
-from edge_agent.executor.on_device.memory_plan import ALIGNMENT_BYTES, Lifetime, masks_to_hold, plan_memory
-from edge_agent.executor.on_device.slots import staged
-from edge_agent.executor.on_device.streams import MAX_STREAMS, fold_streams, streams_per_lane
-from edge_agent.executor.onnx_program import CombinedPrograms
-from edge_agent.executor.onnx_sessions import SessionKey, borders
-from shared.bitmask import bits
-from shared.bound import BoundModel, BoundPlan
-from shared.ids import TensorId
-from shared.launch_list import Item, lower
-from shared.plan import Member
+from stageloom.edge_agent.executor.on_device.happens_before import launches_before
+from stageloom.edge_agent.executor.on_device.memory_plan import (
+    ALIGNMENT_BYTES,
+    Lifetime,
+    masks_to_hold,
+    plan_memory,
+)
+from stageloom.edge_agent.executor.on_device.slots import staged
+from stageloom.edge_agent.executor.on_device.streams import MAX_STREAMS, fold_streams, streams_per_lane
+from stageloom.edge_agent.executor.onnx_program import CombinedPrograms
+from stageloom.edge_agent.executor.onnx_sessions import SessionKey, borders
+from stageloom.shared.bitmask import bits
+from stageloom.shared.bound import BoundModel, BoundPlan
+from stageloom.shared.ids import TensorId
+from stageloom.shared.launch_list import Item, lower
+from stageloom.shared.plan import Member
 
 NO_ITEM = -1
 """The launches before and after all others come from no item of the launch list."""

@@ -20,11 +20,11 @@ from collections.abc import Callable
 
 import onnxruntime
 
-from edge_agent.executor.onnx_cuda.device import OrtDevice
-from edge_agent.executor.onnx_parts import ModelParts
-from edge_agent.executor.onnx_sessions import Session, SessionKey, session_from, weight_bytes
-from shared.errors import ExecutorError
-from shared.graph import Graph
+from stageloom.edge_agent.executor.onnx_cuda.device import OrtDevice
+from stageloom.edge_agent.executor.onnx_parts import ModelParts
+from stageloom.edge_agent.executor.onnx_sessions import Session, SessionKey, session_from, weight_bytes
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.graph import Graph
 
 _PROCESSOR = "cpu"
 _REFUSED = "fallback to CPU EP has been explicitly disabled"

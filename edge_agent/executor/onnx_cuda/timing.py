@@ -5,19 +5,19 @@ from typing import Any
 
 import numpy as np
 
-from edge_agent.executor.base import NOT_TIMED, OperatorTime, TimingRequest
-from edge_agent.executor.idle import IdleTime
-from edge_agent.executor.onnx_cuda.device import PROFILING, OrtDevice
-from edge_agent.executor.onnx_cuda.program import Work, bound_run
-from edge_agent.executor.onnx_cuda.sessions import open_device_session
-from edge_agent.executor.onnx_parts import ModelParts
-from edge_agent.executor.onnx_sessions import Session, SessionKey, one_line
-from edge_agent.executor.onnx_timing import seeded_values
-from edge_agent.executor.summary import summary
-from shared.artifact import Artifact
-from shared.errors import ExecutorError
-from shared.graph import Graph
-from shared.ids import TensorId
+from stageloom.edge_agent.executor.base import NOT_TIMED, OperatorTime, TimingRequest
+from stageloom.edge_agent.executor.idle import IdleTime
+from stageloom.edge_agent.executor.onnx_cuda.device import PROFILING, OrtDevice
+from stageloom.edge_agent.executor.onnx_cuda.program import Work, bound_run
+from stageloom.edge_agent.executor.onnx_cuda.sessions import open_device_session
+from stageloom.edge_agent.executor.onnx_parts import ModelParts
+from stageloom.edge_agent.executor.onnx_sessions import Session, SessionKey, one_line
+from stageloom.edge_agent.executor.onnx_timing import seeded_values
+from stageloom.edge_agent.executor.summary import summary
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import TensorId
 
 _RUNS_PER_LAP = 10
 """So many launches between two events that what it costs to issue the first one does not show."""

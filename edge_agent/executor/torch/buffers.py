@@ -11,17 +11,17 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from edge_agent.executor.on_device.slots import staged
-from edge_agent.executor.torch.layout import Kind
-from edge_agent.executor.torch.recipe import Part, Recipe, Role, Value, changes_form, form_of
-from edge_agent.lowering.dtypes import TORCH_OF_NAME
-from edge_agent.lowering.model import LoweredModel
-from edge_agent.lowering.node import Spec
-from edge_agent.lowering.trace import empty
-from shared.bound import BoundPlan
-from shared.errors import ExecutorError
-from shared.ids import TensorId
-from shared.plan import Member
+from stageloom.edge_agent.executor.on_device.slots import staged
+from stageloom.edge_agent.executor.torch.layout import Kind
+from stageloom.edge_agent.executor.torch.recipe import Part, Recipe, Role, Value, changes_form, form_of
+from stageloom.edge_agent.lowering.dtypes import TORCH_OF_NAME
+from stageloom.edge_agent.lowering.model import LoweredModel
+from stageloom.edge_agent.lowering.node import Spec
+from stageloom.edge_agent.lowering.trace import empty
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.ids import TensorId
+from stageloom.shared.plan import Member
 
 _Place: TypeAlias = tuple[int, int, TensorId]  # model, replica, tensor
 

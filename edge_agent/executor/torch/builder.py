@@ -12,17 +12,17 @@ from statistics import median
 
 import torch
 
-from edge_agent.executor.torch.buffers import ScratchBuffers
-from edge_agent.executor.torch.device import Device, Event, Graph, Pool, Stream
-from edge_agent.executor.torch.kernels import USUAL_FLOP_PER_BYTE, Instruments, KernelChoices
-from edge_agent.executor.torch.launching import Marks, issue_program
-from edge_agent.executor.torch.layout import Kind
-from edge_agent.executor.torch.loaded import LoadedPlan
-from edge_agent.executor.torch.program import Program
-from edge_agent.executor.torch.recipe import Recipe, Value
-from edge_agent.lowering.dtypes import Precision
-from edge_agent.lowering.model import ModelLowering
-from shared.engine.steps import ProgramKey
+from stageloom.edge_agent.executor.torch.buffers import ScratchBuffers
+from stageloom.edge_agent.executor.torch.device import Device, Event, Graph, Pool, Stream
+from stageloom.edge_agent.executor.torch.kernels import USUAL_FLOP_PER_BYTE, Instruments, KernelChoices
+from stageloom.edge_agent.executor.torch.launching import Marks, issue_program
+from stageloom.edge_agent.executor.torch.layout import Kind
+from stageloom.edge_agent.executor.torch.loaded import LoadedPlan
+from stageloom.edge_agent.executor.torch.program import Program
+from stageloom.edge_agent.executor.torch.recipe import Recipe, Value
+from stageloom.edge_agent.lowering.dtypes import Precision
+from stageloom.edge_agent.lowering.model import ModelLowering
+from stageloom.shared.engine.steps import ProgramKey
 
 log = logging.getLogger(__name__)
 

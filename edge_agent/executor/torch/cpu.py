@@ -10,20 +10,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_agent.executor.base import GroupTime, Rows, StepResult
-from edge_agent.executor.on_device.feeds import bucket_of, check_feeds
-from edge_agent.executor.order import StepOrder
-from edge_agent.executor.streams import MAX_THREADS, StreamPool
-from edge_agent.executor.torch.executor import TorchExecutor, landing_rows, one_line, split_rows
-from edge_agent.executor.torch.loaded import LoadedPlan
-from edge_agent.executor.torch.moves import PendingMoves
-from edge_agent.executor.torch.operator_times import Lap
-from edge_agent.executor.torch.program import Program
-from edge_agent.lowering.dtypes import Precision
-from shared.bound import BoundPlan
-from shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember
-from shared.errors import ExecutorError
-from shared.ids import StepId
+from stageloom.edge_agent.executor.base import GroupTime, Rows, StepResult
+from stageloom.edge_agent.executor.on_device.feeds import bucket_of, check_feeds
+from stageloom.edge_agent.executor.order import StepOrder
+from stageloom.edge_agent.executor.streams import MAX_THREADS, StreamPool
+from stageloom.edge_agent.executor.torch.executor import TorchExecutor, landing_rows, one_line, split_rows
+from stageloom.edge_agent.executor.torch.loaded import LoadedPlan
+from stageloom.edge_agent.executor.torch.moves import PendingMoves
+from stageloom.edge_agent.executor.torch.operator_times import Lap
+from stageloom.edge_agent.executor.torch.program import Program
+from stageloom.edge_agent.lowering.dtypes import Precision
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.ids import StepId
 
 
 class TorchCpuExecutor(TorchExecutor):

@@ -25,12 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edge_agent.executor.on_device.streams import CONNECTIONS, MAX_GROUP_STREAMS, MAX_STREAMS
-from edge_agent.executor.torch.device import Event, Graph, Launch, Pool, Stream
-from edge_agent.executor.torch.footprints import block_needs, driver
-from edge_agent.lowering.dtypes import use_tf32
-from edge_agent.utilisation.kernels import BlockNeeds, Multiprocessor
-from shared.errors import ExecutorError
+from stageloom.edge_agent.executor.on_device.streams import CONNECTIONS, MAX_GROUP_STREAMS, MAX_STREAMS
+from stageloom.edge_agent.executor.torch.device import Event, Graph, Launch, Pool, Stream
+from stageloom.edge_agent.executor.torch.footprints import block_needs, driver
+from stageloom.edge_agent.lowering.dtypes import use_tf32
+from stageloom.edge_agent.utilisation.kernels import BlockNeeds, Multiprocessor
+from stageloom.shared.errors import ExecutorError
 
 _SLEEP_PROBE_CYCLES = 10_000_000
 _PREPARING = threading.Lock()

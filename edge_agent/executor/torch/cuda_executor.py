@@ -1,7 +1,7 @@
 """`torch_cuda` as the registry makes it."""
 
-from edge_agent.executor.torch.cuda import CudaDevice
-from edge_agent.executor.torch.graphs import TorchGraphExecutor
+from stageloom.edge_agent.executor.torch.cuda import CudaDevice
+from stageloom.edge_agent.executor.torch.graphs import TorchGraphExecutor
 
 
 class TorchCudaExecutor(TorchGraphExecutor):

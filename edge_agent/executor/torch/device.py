@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from edge_agent.utilisation.kernels import BlockNeeds, Multiprocessor
+from stageloom.edge_agent.utilisation.kernels import BlockNeeds, Multiprocessor
 
 Launch: TypeAlias = Callable[[], object]
 

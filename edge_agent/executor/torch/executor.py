@@ -12,20 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_agent.executor.base import BlockTap, OperatorTime, Rows, StepResult, TimingRequest
-from edge_agent.executor.torch.kernels import KernelChoices
-from edge_agent.executor.torch.loaded import LoadedPlan
-from edge_agent.executor.torch.operator_times import Lap, time_units
-from edge_agent.executor.torch.recipe import Role
-from edge_agent.executor.torch.stated import stated_plan_bytes, stated_weight_bytes
-from edge_agent.executor.torch.weights import SharedModels
-from edge_agent.lowering.dtypes import Precision
-from edge_agent.lowering.model import ModelLowering
-from shared.artifact import Artifact
-from shared.bound import BoundModel, BoundPlan
-from shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember
-from shared.errors import ExecutorError, StageloomError
-from shared.ids import Digest, StepId, TensorId
+from stageloom.edge_agent.executor.base import BlockTap, OperatorTime, Rows, StepResult, TimingRequest
+from stageloom.edge_agent.executor.torch.kernels import KernelChoices
+from stageloom.edge_agent.executor.torch.loaded import LoadedPlan
+from stageloom.edge_agent.executor.torch.operator_times import Lap, time_units
+from stageloom.edge_agent.executor.torch.recipe import Role
+from stageloom.edge_agent.executor.torch.stated import stated_plan_bytes, stated_weight_bytes
+from stageloom.edge_agent.executor.torch.weights import SharedModels
+from stageloom.edge_agent.lowering.dtypes import Precision
+from stageloom.edge_agent.lowering.model import ModelLowering
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundModel, BoundPlan
+from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember
+from stageloom.shared.errors import ExecutorError, StageloomError
+from stageloom.shared.ids import Digest, StepId, TensorId
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from edge_agent.utilisation.kernels import BlockNeeds
+from stageloom.edge_agent.utilisation.kernels import BlockNeeds
 
 
 def driver() -> ModuleType | None:

@@ -18,23 +18,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_agent.executor.base import GroupTime, Rows, StepResult
-from edge_agent.executor.on_device.feeds import bucket_of, check_feeds
-from edge_agent.executor.on_device.host_memory import HostMemory, pieces_of
-from edge_agent.executor.torch.builder import Builder, Built, Effort
-from edge_agent.executor.torch.device import Device, Event, Pool, Stream
-from edge_agent.executor.torch.executor import TorchExecutor, landing_rows, one_line, split_rows
-from edge_agent.executor.torch.graph_cache import GraphCache
-from edge_agent.executor.torch.launching import Marks, issue_program
-from edge_agent.executor.torch.loaded import LoadedPlan
-from edge_agent.executor.torch.operator_times import Lap
-from edge_agent.executor.torch.program import Program
-from edge_agent.lowering.dtypes import TORCH_OF_NAME, Precision
-from shared.artifact import Artifact
-from shared.bound import BoundPlan
-from shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember
-from shared.errors import ExecutorError
-from shared.ids import Digest, StepId
+from stageloom.edge_agent.executor.base import GroupTime, Rows, StepResult
+from stageloom.edge_agent.executor.on_device.feeds import bucket_of, check_feeds
+from stageloom.edge_agent.executor.on_device.host_memory import HostMemory, pieces_of
+from stageloom.edge_agent.executor.torch.builder import Builder, Built, Effort
+from stageloom.edge_agent.executor.torch.device import Device, Event, Pool, Stream
+from stageloom.edge_agent.executor.torch.executor import TorchExecutor, landing_rows, one_line, split_rows
+from stageloom.edge_agent.executor.torch.graph_cache import GraphCache
+from stageloom.edge_agent.executor.torch.launching import Marks, issue_program
+from stageloom.edge_agent.executor.torch.loaded import LoadedPlan
+from stageloom.edge_agent.executor.torch.operator_times import Lap
+from stageloom.edge_agent.executor.torch.program import Program
+from stageloom.edge_agent.lowering.dtypes import TORCH_OF_NAME, Precision
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, ProgramKey, Step, StepMember
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.ids import Digest, StepId
 
 log = logging.getLogger(__name__)
 

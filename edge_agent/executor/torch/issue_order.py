@@ -12,7 +12,7 @@ order is chosen among the next launches of each item. O(launches * items that ar
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edge_agent.executor.on_device.happens_before import Ordered
+from stageloom.edge_agent.executor.on_device.happens_before import Ordered
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from statistics import median
 
 from torch import Tensor
 
-from edge_agent.executor.torch.issue_order import Nature
-from edge_agent.lowering.dtypes import Precision
-from edge_agent.lowering.model import LoweredModel, ModelLowering
-from edge_agent.lowering.unit import Alternative, Unit
-from shared.errors import ExecutorError
-from shared.ids import Digest, OpId
+from stageloom.edge_agent.executor.torch.issue_order import Nature
+from stageloom.edge_agent.lowering.dtypes import Precision
+from stageloom.edge_agent.lowering.model import LoweredModel, ModelLowering
+from stageloom.edge_agent.lowering.unit import Alternative, Unit
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.ids import Digest, OpId
 
 log = logging.getLogger(__name__)
 

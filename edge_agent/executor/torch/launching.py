@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from edge_agent.executor.torch.device import Device, Event, Stream
-from edge_agent.executor.torch.program import Program
+from stageloom.edge_agent.executor.torch.device import Device, Event, Stream
+from stageloom.edge_agent.executor.torch.program import Program
 
 Marks: TypeAlias = dict[int, tuple[Event, Event]]
 """Per item the events at its begin and its end."""

@@ -11,8 +11,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
-from edge_agent.executor.on_device.happens_before import Ordered, launches_before
-from edge_agent.executor.on_device.memory_plan import Lifetime, MemoryPlan, plan_memory, shared_wrongly
+from stageloom.edge_agent.executor.on_device.happens_before import Ordered, launches_before
+from stageloom.edge_agent.executor.on_device.memory_plan import (
+    Lifetime,
+    MemoryPlan,
+    plan_memory,
+    shared_wrongly,
+)
 
 V = TypeVar("V", bound=Hashable)
 """How the caller names a tensor."""

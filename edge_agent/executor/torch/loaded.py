@@ -5,21 +5,21 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from edge_agent.executor.on_device.feeds import bucket_of
-from edge_agent.executor.on_device.memory_plan import masks_to_hold
-from edge_agent.executor.on_device.streams import streams_per_lane
-from edge_agent.executor.torch.buffers import Memory, PlanBuffers
-from edge_agent.executor.torch.issue_order import Nature
-from edge_agent.executor.torch.kernels import KernelChoices
-from edge_agent.executor.torch.program import Program, bind_recipe
-from edge_agent.executor.torch.recipe import Recipe, make_recipe
-from edge_agent.lowering.dtypes import Precision
-from edge_agent.lowering.model import ModelLowering
-from edge_agent.lowering.unit import Unit
-from shared.bitmask import bits
-from shared.bound import BoundPlan
-from shared.engine.steps import PlanKey, ProgramKey, Step, StepMember
-from shared.ids import OpId
+from stageloom.edge_agent.executor.on_device.feeds import bucket_of
+from stageloom.edge_agent.executor.on_device.memory_plan import masks_to_hold
+from stageloom.edge_agent.executor.on_device.streams import streams_per_lane
+from stageloom.edge_agent.executor.torch.buffers import Memory, PlanBuffers
+from stageloom.edge_agent.executor.torch.issue_order import Nature
+from stageloom.edge_agent.executor.torch.kernels import KernelChoices
+from stageloom.edge_agent.executor.torch.program import Program, bind_recipe
+from stageloom.edge_agent.executor.torch.recipe import Recipe, make_recipe
+from stageloom.edge_agent.lowering.dtypes import Precision
+from stageloom.edge_agent.lowering.model import ModelLowering
+from stageloom.edge_agent.lowering.unit import Unit
+from stageloom.shared.bitmask import bits
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import PlanKey, ProgramKey, Step, StepMember
+from stageloom.shared.ids import OpId
 
 
 class LoadedPlan:

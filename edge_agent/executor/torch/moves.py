@@ -8,8 +8,8 @@ begin or the end of a step, that all it waits for has ended.
 import threading
 from collections.abc import Callable
 
-from shared.engine.steps import MoveInstance
-from shared.ids import StepId
+from stageloom.shared.engine.steps import MoveInstance
+from stageloom.shared.ids import StepId
 
 
 class PendingMoves:

@@ -6,14 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edge_agent.executor.base import NOT_TIMED, OperatorTime, TimingRequest
-from edge_agent.executor.idle import IdleTime
-from edge_agent.executor.summary import summary
-from edge_agent.lowering.dtypes import arithmetic
-from edge_agent.lowering.model import LoweredModel, ModelLowering
-from edge_agent.lowering.unit import Unit
-from shared.errors import ExecutorError
-from shared.ids import TensorId
+from stageloom.edge_agent.executor.base import NOT_TIMED, OperatorTime, TimingRequest
+from stageloom.edge_agent.executor.idle import IdleTime
+from stageloom.edge_agent.executor.summary import summary
+from stageloom.edge_agent.lowering.dtypes import arithmetic
+from stageloom.edge_agent.lowering.model import LoweredModel, ModelLowering
+from stageloom.edge_agent.lowering.unit import Unit
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.ids import TensorId
 
 Lap = Callable[[Callable[[], object], bool], float]
 """Runs a launch, which can be captured or not, and returns the seconds that it took on the device."""

@@ -7,11 +7,11 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from edge_agent.executor.streams import Threading, assign
-from edge_agent.executor.torch.buffers import Memory, tensors_of
-from edge_agent.executor.torch.layout import Call, Kind
-from edge_agent.executor.torch.recipe import Recipe, Value
-from edge_agent.lowering.unit import Unit
+from stageloom.edge_agent.executor.streams import Threading, assign
+from stageloom.edge_agent.executor.torch.buffers import Memory, tensors_of
+from stageloom.edge_agent.executor.torch.layout import Call, Kind
+from stageloom.edge_agent.executor.torch.recipe import Recipe, Value
+from stageloom.edge_agent.lowering.unit import Unit
 
 Launch: TypeAlias = Callable[[], object]
 

@@ -11,19 +11,19 @@ from itertools import groupby
 from math import prod
 from typing import NamedTuple, TypeAlias
 
-from edge_agent.executor.on_device.slots import staged
-from edge_agent.executor.on_device.streams import fold_streams
-from edge_agent.executor.torch.issue_order import Nature, issue_order
-from edge_agent.executor.torch.layout import Call, Form, Kind, Layout, lay_out
-from edge_agent.lowering.dtypes import TORCH_OF_NAME
-from edge_agent.lowering.model import LoweredModel
-from edge_agent.lowering.node import Spec
-from edge_agent.lowering.unit import Unit
-from shared.blocks import Block
-from shared.bound import BoundCombined, BoundModel, BoundPlan
-from shared.ids import OpId, TensorId
-from shared.launch_list import Item, LaunchList, lower
-from shared.plan import Member
+from stageloom.edge_agent.executor.on_device.slots import staged
+from stageloom.edge_agent.executor.on_device.streams import fold_streams
+from stageloom.edge_agent.executor.torch.issue_order import Nature, issue_order
+from stageloom.edge_agent.executor.torch.layout import Call, Form, Kind, Layout, lay_out
+from stageloom.edge_agent.lowering.dtypes import TORCH_OF_NAME
+from stageloom.edge_agent.lowering.model import LoweredModel
+from stageloom.edge_agent.lowering.node import Spec
+from stageloom.edge_agent.lowering.unit import Unit
+from stageloom.shared.blocks import Block
+from stageloom.shared.bound import BoundCombined, BoundModel, BoundPlan
+from stageloom.shared.ids import OpId, TensorId
+from stageloom.shared.launch_list import Item, LaunchList, lower
+from stageloom.shared.plan import Member
 
 Several: TypeAlias = Callable[[int, Sequence[OpId], bool], "Unit | None"]
 """Of the member at a position: operators as one unit, merged as siblings or joined as a chain; or None."""

@@ -7,17 +7,17 @@ place), so that what it takes is at most this, but for scratch memory inside ker
 from functools import lru_cache
 from math import prod
 
-from edge_agent.executor.on_device.memory_plan import masks_to_hold
-from edge_agent.executor.on_device.slots import staged
-from edge_agent.executor.on_device.streams import fold_streams, streams_per_lane
-from edge_agent.executor.torch.layout import Call, Form, Kind, lay_out
-from edge_agent.executor.torch.recipe import with_ends
-from edge_agent.lowering.dtypes import Precision
-from shared.bound import BoundCombined, BoundModel, BoundPlan
-from shared.ids import Digest, OpId, TensorId
-from shared.launch_list import LaunchList, lower
-from shared.merge import merged
-from shared.schedule import StageSchedule
+from stageloom.edge_agent.executor.on_device.memory_plan import masks_to_hold
+from stageloom.edge_agent.executor.on_device.slots import staged
+from stageloom.edge_agent.executor.on_device.streams import fold_streams, streams_per_lane
+from stageloom.edge_agent.executor.torch.layout import Call, Form, Kind, lay_out
+from stageloom.edge_agent.executor.torch.recipe import with_ends
+from stageloom.edge_agent.lowering.dtypes import Precision
+from stageloom.shared.bound import BoundCombined, BoundModel, BoundPlan
+from stageloom.shared.ids import Digest, OpId, TensorId
+from stageloom.shared.launch_list import LaunchList, lower
+from stageloom.shared.merge import merged
+from stageloom.shared.schedule import StageSchedule
 
 _Place = tuple[int, TensorId]
 

@@ -4,11 +4,11 @@ import threading
 
 import torch
 
-from edge_agent.lowering.dtypes import Precision
-from edge_agent.lowering.model import ModelLowering
-from shared.artifact import Artifact
-from shared.engine.steps import PlanKey
-from shared.ids import Digest
+from stageloom.edge_agent.lowering.dtypes import Precision
+from stageloom.edge_agent.lowering.model import ModelLowering
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.engine.steps import PlanKey
+from stageloom.shared.ids import Digest
 
 ModelKey = tuple[Digest, Precision]
 

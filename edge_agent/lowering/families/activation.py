@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from edge_agent.lowering.node import Kernel, Node
-from edge_agent.lowering.registry import Lowered, operator
+from stageloom.edge_agent.lowering.node import Kernel, Node
+from stageloom.edge_agent.lowering.registry import Lowered, operator
 
 
 @operator("Relu")

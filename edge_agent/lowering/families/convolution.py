@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from edge_agent.lowering.errors import Unsupported
-from edge_agent.lowering.node import Kernel, Node
-from edge_agent.lowering.registry import Lowered, operator
+from stageloom.edge_agent.lowering.errors import Unsupported
+from stageloom.edge_agent.lowering.node import Kernel, Node
+from stageloom.edge_agent.lowering.registry import Lowered, operator
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 

@@ -6,9 +6,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from edge_agent.lowering.errors import Unsupported
-from edge_agent.lowering.node import Node
-from edge_agent.lowering.registry import Lowered, operator
+from stageloom.edge_agent.lowering.errors import Unsupported
+from stageloom.edge_agent.lowering.node import Node
+from stageloom.edge_agent.lowering.registry import Lowered, operator
 
 
 def _counted(index: Tensor, extent: int) -> Tensor:

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from edge_agent.lowering.node import Kernel, Node
-from edge_agent.lowering.registry import Lowered, operator
+from stageloom.edge_agent.lowering.node import Kernel, Node
+from stageloom.edge_agent.lowering.registry import Lowered, operator
 
 
 @operator("MatMul")

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from edge_agent.lowering.errors import Unsupported
-from edge_agent.lowering.node import Node
-from edge_agent.lowering.registry import Lowered, operator
+from stageloom.edge_agent.lowering.errors import Unsupported
+from stageloom.edge_agent.lowering.node import Node
+from stageloom.edge_agent.lowering.registry import Lowered, operator
 
 
 @operator("Pad")

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from edge_agent.lowering.errors import Unsupported
-from edge_agent.lowering.families.convolution import Window, spatial_rank, window_of
-from edge_agent.lowering.node import Kernel, Node
-from edge_agent.lowering.registry import Lowered, operator
+from stageloom.edge_agent.lowering.errors import Unsupported
+from stageloom.edge_agent.lowering.families.convolution import Window, spatial_rank, window_of
+from stageloom.edge_agent.lowering.node import Kernel, Node
+from stageloom.edge_agent.lowering.registry import Lowered, operator
 
 
 def _outputs(node: Node, window: Window) -> tuple[int, ...]:

@@ -4,11 +4,11 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from edge_agent.lowering.errors import Unsupported
-from edge_agent.lowering.families.convolution import window_of
-from edge_agent.lowering.families.elementwise import casting
-from edge_agent.lowering.node import Node
-from edge_agent.lowering.registry import Lowered, operator
+from stageloom.edge_agent.lowering.errors import Unsupported
+from stageloom.edge_agent.lowering.families.convolution import window_of
+from stageloom.edge_agent.lowering.families.elementwise import casting
+from stageloom.edge_agent.lowering.node import Node
+from stageloom.edge_agent.lowering.registry import Lowered, operator
 
 _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32)
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from edge_agent.lowering.errors import Unsupported
-from edge_agent.lowering.node import Kernel, Node
-from edge_agent.lowering.registry import Lowered, operator
+from stageloom.edge_agent.lowering.errors import Unsupported
+from stageloom.edge_agent.lowering.node import Kernel, Node
+from stageloom.edge_agent.lowering.registry import Lowered, operator
 
 _AXES_AS_INPUT_SINCE = {"ReduceSum": 13}
 _OTHERS_SINCE = 18

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from edge_agent.lowering.dtypes import onnx_dtype, tensor_from_proto
-from edge_agent.lowering.errors import Unsupported
-from edge_agent.lowering.node import Kernel, Known, Node
-from edge_agent.lowering.registry import Lowered, operator
+from stageloom.edge_agent.lowering.dtypes import onnx_dtype, tensor_from_proto
+from stageloom.edge_agent.lowering.errors import Unsupported
+from stageloom.edge_agent.lowering.node import Kernel, Known, Node
+from stageloom.edge_agent.lowering.registry import Lowered, operator
 
 
 @operator("Shape")

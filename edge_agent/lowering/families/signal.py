@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from edge_agent.lowering.errors import Unsupported
-from edge_agent.lowering.node import Known, Node
-from edge_agent.lowering.registry import Lowered, operator
+from stageloom.edge_agent.lowering.errors import Unsupported
+from stageloom.edge_agent.lowering.node import Known, Node
+from stageloom.edge_agent.lowering.registry import Lowered, operator
 
 
 def _complex(x: Tensor) -> Tensor:

@@ -7,14 +7,14 @@ revocation holds from the next message on. Each lane has a core of its own; they
 from collections import Counter
 from collections.abc import Sequence
 
-from planner.dispatch import events as ev
-from planner.dispatch.core.alarms import AlarmDesk
-from planner.dispatch.core.bulk import BulkCore
-from planner.dispatch.core.control import ControlCore
-from planner.dispatch.core.fleet import DispatchConfig, Fleet, Presence
-from planner.dispatch.core.telemetry import TelemetryCore
-from planner.dispatch.ports import FleetMember
-from shared.messages.base import RefusalCode, Refused
+from stageloom.planner.dispatch import events as ev
+from stageloom.planner.dispatch.core.alarms import AlarmDesk
+from stageloom.planner.dispatch.core.bulk import BulkCore
+from stageloom.planner.dispatch.core.control import ControlCore
+from stageloom.planner.dispatch.core.fleet import DispatchConfig, Fleet, Presence
+from stageloom.planner.dispatch.core.telemetry import TelemetryCore
+from stageloom.planner.dispatch.ports import FleetMember
+from stageloom.shared.messages.base import RefusalCode, Refused
 
 __all__ = ["DispatchConfig", "DispatchCore", "Presence"]
 

@@ -8,12 +8,12 @@ adopts it is the answer, or a refusal.
 from dataclasses import dataclass
 from typing import Final
 
-from planner.dispatch import events as ev
-from planner.dispatch.core.fleet import Device, Fleet
-from planner.dispatch.quotas import Quota
-from shared.ids import DeviceId
-from shared.messages.base import RefusalCode, Refused
-from shared.messages.control import Alarm, AlarmAck, LocalPlan
+from stageloom.planner.dispatch import events as ev
+from stageloom.planner.dispatch.core.fleet import Device, Fleet
+from stageloom.planner.dispatch.quotas import Quota
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.base import RefusalCode, Refused
+from stageloom.shared.messages.control import Alarm, AlarmAck, LocalPlan
 
 _LINE: Final = 512  # characters of a reason
 

@@ -3,11 +3,11 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from planner.dispatch import events as ev
-from planner.dispatch.core.fleet import Device, DispatchConfig, Fleet
-from shared.ids import Digest
-from shared.messages import bulk, control
-from shared.messages.base import RefusalCode
+from stageloom.planner.dispatch import events as ev
+from stageloom.planner.dispatch.core.fleet import Device, DispatchConfig, Fleet
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages import bulk, control
+from stageloom.shared.messages.base import RefusalCode
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ from typing import Final
 
 from msgspec import structs
 
-from planner.counters import beyond_reach
-from planner.dispatch import events as ev
-from planner.dispatch.core.alarms import AlarmDesk
-from planner.dispatch.core.fleet import Device, DispatchConfig, Fleet, Session
-from planner.dispatch.ports import ReportRecord
-from planner.dispatch.quotas import Quota
-from shared.ids import DeviceId
-from shared.messages import control
-from shared.messages.base import RefusalCode, Refused
+from stageloom.planner.counters import beyond_reach
+from stageloom.planner.dispatch import events as ev
+from stageloom.planner.dispatch.core.alarms import AlarmDesk
+from stageloom.planner.dispatch.core.fleet import Device, DispatchConfig, Fleet, Session
+from stageloom.planner.dispatch.ports import ReportRecord
+from stageloom.planner.dispatch.quotas import Quota
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages import control
+from stageloom.shared.messages.base import RefusalCode, Refused
 
 _NOBODY: Final = (0, 0)
 

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from planner.dispatch import events as ev
-from planner.dispatch.ports import FleetMember
-from planner.dispatch.quotas import DEFAULT_QUOTAS, DeviceQuotas, Quota
-from planner.dispatch.rate import Rate, TokenBucket
-from shared.ids import DeviceId
-from shared.messages.base import RefusalCode, Refused
-from shared.text import bounded
+from stageloom.planner.dispatch import events as ev
+from stageloom.planner.dispatch.ports import FleetMember
+from stageloom.planner.dispatch.quotas import DEFAULT_QUOTAS, DeviceQuotas, Quota
+from stageloom.planner.dispatch.rate import Rate, TokenBucket
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.base import RefusalCode, Refused
+from stageloom.shared.text import bounded
 
 _NOT_ENROLLED: Final = Rate(10.0, 100.0)  # messages of all connections whose key is out by now
 _BOOTS: Final = 4_096  # as many as an agent's spool keeps books of

@@ -3,13 +3,13 @@
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from planner.counters import rows_beyond_reach
-from planner.dispatch import events as ev
-from planner.dispatch.core.fleet import Device, DispatchConfig, Fleet
-from planner.dispatch.quotas import ROW_BYTES, Quota
-from planner.dispatch.rows import single_rows
-from shared.messages.base import RefusalCode
-from shared.messages.telemetry import RowRange, TelemetryAck, TelemetryBatch
+from stageloom.planner.counters import rows_beyond_reach
+from stageloom.planner.dispatch import events as ev
+from stageloom.planner.dispatch.core.fleet import Device, DispatchConfig, Fleet
+from stageloom.planner.dispatch.quotas import ROW_BYTES, Quota
+from stageloom.planner.dispatch.rows import single_rows
+from stageloom.shared.messages.base import RefusalCode
+from stageloom.shared.messages.telemetry import RowRange, TelemetryAck, TelemetryBatch
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Training of GPG (TOP, section V-C); what a trained one does is in `shared.policy.gpg`."""
+"""Training of GPG (TOP, section V-C); what a trained one does is in `stageloom.shared.policy.gpg`."""

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from planner.learning.gpg.lessons import BlockRows, StateRows
-from planner.learning.gpg.model import Batch
+from stageloom.planner.learning.gpg.lessons import BlockRows, StateRows
+from stageloom.planner.learning.gpg.model import Batch
 
 
 def batch_of(parts: Sequence[tuple[BlockRows, StateRows]]) -> Batch:

@@ -6,12 +6,12 @@ from functools import cache
 from random import Random
 from typing import Final
 
-from planner.twin.device_file import load_device
-from shared.blocks import Block, CombinedGraph, combine, split
-from shared.graph import Graph
-from shared.ids import Digest
-from shared.search.analytic import DeviceRates
-from shared.search.costs import CostTable, StageCosts
+from stageloom.planner.twin.device_file import load_device
+from stageloom.shared.blocks import Block, CombinedGraph, combine, split
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest
+from stageloom.shared.search.analytic import DeviceRates
+from stageloom.shared.search.costs import CostTable, StageCosts
 
 MemberOf = tuple[Digest, Graph, Block]
 CostsOf = Callable[[Sequence[MemberOf], Random], StageCosts]

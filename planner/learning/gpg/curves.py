@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from planner.learning.gpg.trainer import Progress
+from stageloom.planner.learning.gpg.trainer import Progress
 
 _WIDTH: Final = 640
 _HEIGHT: Final = 300

@@ -12,21 +12,28 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.learning.gpg.model import Level
-from shared.bitmask import bits
-from shared.blocks import CombinedGraph
-from shared.matmul import matmul
-from shared.policy.gpg.choose import ranked
-from shared.policy.gpg.features import Floats, Measures, bit_rows, measures, operator_rows, state_rows
-from shared.policy.gpg.network import levels
-from shared.search.beam import best_endings
-from shared.search.costs import StageCosts
-from shared.search.endings import GroupRule, TooManyError
-from shared.search.interface import TOP_LIMITS
-from shared.search.ios import cheapest_by_state
-from shared.search.ranking import RankedEndings
-from shared.search.refine import refined
-from shared.search.stages import Stages, Strategy
+from stageloom.planner.learning.gpg.model import Level
+from stageloom.shared.bitmask import bits
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.matmul import matmul
+from stageloom.shared.policy.gpg.choose import ranked
+from stageloom.shared.policy.gpg.features import (
+    Floats,
+    Measures,
+    bit_rows,
+    measures,
+    operator_rows,
+    state_rows,
+)
+from stageloom.shared.policy.gpg.network import levels
+from stageloom.shared.search.beam import best_endings
+from stageloom.shared.search.costs import StageCosts
+from stageloom.shared.search.endings import GroupRule, TooManyError
+from stageloom.shared.search.interface import TOP_LIMITS
+from stageloom.shared.search.ios import cheapest_by_state
+from stageloom.shared.search.ranking import RankedEndings
+from stageloom.shared.search.refine import refined
+from stageloom.shared.search.stages import Stages, Strategy
 
 _EXACT = 60_000  # pairs of a state and an ending
 _BEAM = 4_000

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from planner.learning.gpg.batches import batch_of, joined, shifted
-from planner.learning.gpg.lessons import BlockRows, Lesson, StateRows
-from planner.learning.gpg.model import WIDTH, GpgModel
-from shared.policy.gpg.features import Floats
+from stageloom.planner.learning.gpg.batches import batch_of, joined, shifted
+from stageloom.planner.learning.gpg.lessons import BlockRows, Lesson, StateRows
+from stageloom.planner.learning.gpg.model import WIDTH, GpgModel
+from stageloom.shared.policy.gpg.features import Floats
 
 _SCALE: Final = 100.0  # shares of a block's seconds differ by hundredths
 

@@ -1,4 +1,4 @@
-"""GPG's networks in torch, with the names and the arithmetic of `shared.policy.gpg.network`.
+"""GPG's networks in torch, with the names and the arithmetic of `stageloom.shared.policy.gpg.network`.
 
 TOP, section VI-B: h and g of both layers 64-32, the policy 500-128, the value network of an action
 1024-512-300, ReLU. The critic stays here; a checkpoint for use holds the rest.
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shared.policy.gpg.features import OPERATOR_FEATURES, STATE_FEATURES
+from stageloom.shared.policy.gpg.features import OPERATOR_FEATURES, STATE_FEATURES
 
 WIDTH: Final = 32
 HIDDEN: Final = 64

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from planner.learning.gpg.blocks import Drawing
-from planner.learning.gpg.settings import Settings
-from planner.learning.gpg.trainer import Progress, Trainer
-from shared.errors import InputError
-from shared.ids import Digest
-from shared.policy.gpg.checkpoint import Checkpoint, encode
+from stageloom.planner.learning.gpg.blocks import Drawing
+from stageloom.planner.learning.gpg.settings import Settings
+from stageloom.planner.learning.gpg.trainer import Progress, Trainer
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import Digest
+from stageloom.shared.policy.gpg.checkpoint import Checkpoint, encode
 
 Told = Callable[[Trainer], None]
 

@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from planner.learning.gpg.blocks import Drawing
-from planner.learning.gpg.lessons import BlockRows, Lesson, StateRows, lesson
-from planner.learning.gpg.losses import Episode, imitated, reinforced
-from planner.learning.gpg.model import GpgModel
-from planner.learning.gpg.settings import Reward, Settings
-from shared.policy.gpg.choose import LookAhead, acted, best_ending, looked_ahead, ranked, schedule_s
-from shared.policy.gpg.network import EncodedBlock, GpgNetwork
-from shared.search.endings import GroupRule
-from shared.search.interface import TOP_LIMITS
-from shared.search.stages import Stages, Strategy
+from stageloom.planner.learning.gpg.blocks import Drawing
+from stageloom.planner.learning.gpg.lessons import BlockRows, Lesson, StateRows, lesson
+from stageloom.planner.learning.gpg.losses import Episode, imitated, reinforced
+from stageloom.planner.learning.gpg.model import GpgModel
+from stageloom.planner.learning.gpg.settings import Reward, Settings
+from stageloom.shared.policy.gpg.choose import LookAhead, acted, best_ending, looked_ahead, ranked, schedule_s
+from stageloom.shared.policy.gpg.network import EncodedBlock, GpgNetwork
+from stageloom.shared.search.endings import GroupRule
+from stageloom.shared.search.interface import TOP_LIMITS
+from stageloom.shared.search.stages import Stages, Strategy
 
 _QUICK = LookAhead(around=4, spread=8, improved=1, sweeps=1)
 _ACTOR_WEIGHT = 0.5  # beside the value, in the losses of what they share

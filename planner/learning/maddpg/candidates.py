@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from planner.contest.worth import Worth, better
-from planner.learning.maddpg.replay import Transitions
-from planner.learning.maddpg.rewards import Floats
-from shared.policy.maddpg.decide import Decision, read_actions
-from shared.policy.maddpg.space import Space
-from shared.policy.plain import Load
+from stageloom.planner.contest.worth import Worth, better
+from stageloom.planner.learning.maddpg.replay import Transitions
+from stageloom.planner.learning.maddpg.rewards import Floats
+from stageloom.shared.policy.maddpg.decide import Decision, read_actions
+from stageloom.shared.policy.maddpg.space import Space
+from stageloom.shared.policy.plain import Load
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,16 +25,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from planner.contest.worth import Worth, better
-from planner.learning.maddpg.candidates import Candidates
-from planner.learning.maddpg.learner import Learner
-from planner.learning.maddpg.problem import Problem
-from planner.learning.maddpg.replay import Transitions
-from planner.learning.maddpg.rewards import Floats
-from planner.learning.maddpg.seeds import Seed, seeds
-from planner.learning.maddpg.settings import Settings, Start
-from planner.learning.maddpg.work import Collect, Done, Evaluate, Weights, Work
-from shared.errors import DecodeError
+from stageloom.planner.contest.worth import Worth, better
+from stageloom.planner.learning.maddpg.candidates import Candidates
+from stageloom.planner.learning.maddpg.learner import Learner
+from stageloom.planner.learning.maddpg.problem import Problem
+from stageloom.planner.learning.maddpg.replay import Transitions
+from stageloom.planner.learning.maddpg.rewards import Floats
+from stageloom.planner.learning.maddpg.seeds import Seed, seeds
+from stageloom.planner.learning.maddpg.settings import Settings, Start
+from stageloom.planner.learning.maddpg.work import Collect, Done, Evaluate, Weights, Work
+from stageloom.shared.errors import DecodeError
 
 VALIDATION_SEED = 2_000_000_000
 FRESH_SEED = 2_100_000_000

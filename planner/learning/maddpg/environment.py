@@ -5,18 +5,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.learning.maddpg.problem import Problem
-from planner.learning.maddpg.rewards import FIGURES_BEFORE_LATENCY, Doubles, Floats, figures_of
-from planner.learning.maddpg.schedules import ScheduleTable
-from planner.learning.maddpg.settings import Settings, Superblocks
-from planner.twin.window import Window
-from shared.bound import BoundPlan
-from shared.engine.stats import EngineGlance
-from shared.policy.maddpg.combining import combine_blocks
-from shared.policy.maddpg.decide import Decision, plan_of, read_actions
-from shared.policy.maddpg.features import state_of
-from shared.policy.queues import deviations
-from shared.policy.samples import Sample, progress_bits
+from stageloom.planner.learning.maddpg.problem import Problem
+from stageloom.planner.learning.maddpg.rewards import FIGURES_BEFORE_LATENCY, Doubles, Floats, figures_of
+from stageloom.planner.learning.maddpg.schedules import ScheduleTable
+from stageloom.planner.learning.maddpg.settings import Settings, Superblocks
+from stageloom.planner.twin.window import Window
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.stats import EngineGlance
+from stageloom.shared.policy.maddpg.combining import combine_blocks
+from stageloom.shared.policy.maddpg.decide import Decision, plan_of, read_actions
+from stageloom.shared.policy.maddpg.features import state_of
+from stageloom.shared.policy.queues import deviations
+from stageloom.shared.policy.samples import Sample, progress_bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,8 @@ def bound_plan(problem: Problem, table: ScheduleTable, actions: Sequence[float])
 def bound_decision(
     problem: Problem, table: ScheduleTable, decision: Decision, *, thorough: bool
 ) -> BoundPlan:
-    """The plan of a decision, as `shared.bound.bind` has it, without checking again what was checked."""
+    """The plan of a decision, as `stageloom.shared.bound.bind` has it, without checking again what was
+    checked."""
     combined = tuple(table.bound(members, thorough=thorough) for members in decision.combination.combined)
     plan = plan_of(problem.template, decision, [one.plan for one in combined])
     pairs = zip(problem.bound_models, plan.models, strict=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from shared.errors import InputError
+from stageloom.shared.errors import InputError
 
 FILE: Final = "maddpg.run"
 _REMEDY: Final = "name another --output, or delete it"

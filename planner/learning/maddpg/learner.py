@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from planner.learning.maddpg.networks import Actors, Stack
-from planner.learning.maddpg.replay import Replay, Transitions
-from planner.learning.maddpg.rewards import Floats, Normaliser
-from planner.learning.maddpg.settings import Settings, Start
-from shared.errors import DecodeError
-from shared.policy.maddpg.combining import centre
-from shared.policy.maddpg.space import Space
+from stageloom.planner.learning.maddpg.networks import Actors, Stack
+from stageloom.planner.learning.maddpg.replay import Replay, Transitions
+from stageloom.planner.learning.maddpg.rewards import Floats, Normaliser
+from stageloom.planner.learning.maddpg.settings import Settings, Start
+from stageloom.shared.errors import DecodeError
+from stageloom.shared.policy.maddpg.combining import centre
+from stageloom.shared.policy.maddpg.space import Space
 
 STATE_FORMAT = 1
 
@@ -89,7 +89,7 @@ class Learner:
         return {name: value / count for name, value in sums.items()}
 
     def policy_weights(self) -> dict[str, Floats]:
-        """The actors as plain arrays; see `shared.policy.maddpg.network`."""
+        """The actors as plain arrays; see `stageloom.shared.policy.maddpg.network`."""
         return self.actors.exported()
 
     def rewards(self, kept: Transitions) -> Floats:

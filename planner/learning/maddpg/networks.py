@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from planner.learning.maddpg.rewards import Floats
+from stageloom.planner.learning.maddpg.rewards import Floats
 
 LAST_SCALE = 0.01
 """Of the actors' last weights: at first what they say hardly depends on the state."""
@@ -124,7 +124,7 @@ class Actors:
         return torch.sigmoid(self.logits(states))
 
     def exported(self) -> dict[str, Floats]:
-        """What the forward pass without torch needs; see `shared.policy.maddpg.network`."""
+        """What the forward pass without torch needs; see `stageloom.shared.policy.maddpg.network`."""
         found: dict[str, NDArray[Any]] = {}
         last = len(self.stack.weights) - 1
         for agent, width in enumerate(self.agents):

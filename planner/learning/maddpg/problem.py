@@ -5,18 +5,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import fsum
 
-from planner.learning.maddpg.schedules import ScheduleTable
-from planner.twin.interface import MakeDevice
-from shared.bound import BoundModel, bind
-from shared.errors import InputError
-from shared.graph import Graph
-from shared.ids import Digest, OpId
-from shared.plan import Plan
-from shared.policy.maddpg.book import Blocks
-from shared.policy.maddpg.space import Space
-from shared.policy.plain import Load
-from shared.search.costs import CostTable
-from shared.search.interface import TOP_LIMITS, Limits
+from stageloom.planner.learning.maddpg.schedules import ScheduleTable
+from stageloom.planner.twin.interface import MakeDevice
+from stageloom.shared.bound import BoundModel, bind
+from stageloom.shared.errors import InputError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest, OpId
+from stageloom.shared.plan import Plan
+from stageloom.shared.policy.maddpg.book import Blocks
+from stageloom.shared.policy.maddpg.space import Space
+from stageloom.shared.policy.plain import Load
+from stageloom.shared.search.costs import CostTable
+from stageloom.shared.search.interface import TOP_LIMITS, Limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class Problem:
 
     @cached_property
     def bound_models(self) -> tuple[BoundModel, ...]:
-        """The models with their graphs and blocks, as `shared.bound.bind` has them. [W]"""
+        """The models with their graphs and blocks, as `stageloom.shared.bound.bind` has them. [W]"""
         return bind(self.template, self.graphs).models
 
     def table(self) -> ScheduleTable:

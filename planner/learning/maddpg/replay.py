@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.learning.maddpg.rewards import Doubles, Floats
+from stageloom.planner.learning.maddpg.rewards import Doubles, Floats
 
 _ARRAYS = ("states", "actions", "figures", "excess", "ran", "following")
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.learning.maddpg.settings import Gain, Scale, Settings
-from planner.twin.window import Window
-from shared.policy.queues import variance
+from stageloom.planner.learning.maddpg.settings import Gain, Scale, Settings
+from stageloom.planner.twin.window import Window
+from stageloom.shared.policy.queues import variance
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]

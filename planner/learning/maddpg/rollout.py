@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from planner.learning.maddpg.problem import Problem
-from planner.learning.maddpg.schedules import Entry, ScheduleTable
-from planner.learning.maddpg.settings import Settings
-from planner.learning.maddpg.work import Done, Work, run
-from shared.policy.maddpg.book import BlockKey
+from stageloom.planner.learning.maddpg.problem import Problem
+from stageloom.planner.learning.maddpg.schedules import Entry, ScheduleTable
+from stageloom.planner.learning.maddpg.settings import Settings
+from stageloom.planner.learning.maddpg.work import Done, Work, run
+from stageloom.shared.policy.maddpg.book import BlockKey
 
 
 def task_of(problem: Problem, settings: Settings, table: ScheduleTable) -> bytes:

@@ -14,18 +14,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from shared.bound import BoundCombined
-from shared.errors import PlanError
-from shared.legality import violations
-from shared.plan import CombinedBlock, Member
-from shared.policy.maddpg.book import BlockKey, Blocks, Book
-from shared.schedule import StageSchedule
-from shared.search.beam import beam
-from shared.search.costs import CostTable
-from shared.search.greedy import greedy
-from shared.search.interface import TOP_LIMITS, Budget, Limits, Scheduler
-from shared.search.sequential import sequential
-from shared.stage_string import parse, to_string
+from stageloom.shared.bound import BoundCombined
+from stageloom.shared.errors import PlanError
+from stageloom.shared.legality import violations
+from stageloom.shared.plan import CombinedBlock, Member
+from stageloom.shared.policy.maddpg.book import BlockKey, Blocks, Book
+from stageloom.shared.schedule import StageSchedule
+from stageloom.shared.search.beam import beam
+from stageloom.shared.search.costs import CostTable
+from stageloom.shared.search.greedy import greedy
+from stageloom.shared.search.interface import TOP_LIMITS, Budget, Limits, Scheduler
+from stageloom.shared.search.sequential import sequential
+from stageloom.shared.stage_string import parse, to_string
 
 SEARCH: Final = Budget(expansions=200)
 SEARCHED_AFTER: Final = 3

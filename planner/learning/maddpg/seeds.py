@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 
-from shared.plan import Member
-from shared.policy.maddpg.combining import actions_of
-from shared.policy.maddpg.space import Space
+from stageloom.shared.plan import Member
+from stageloom.shared.policy.maddpg.combining import actions_of
+from stageloom.shared.policy.maddpg.space import Space
 
 Rows = list[tuple[Member, ...]]
 

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from shared.errors import SettingError
+from stageloom.shared.errors import SettingError
 
 
 class Superblocks(str, Enum):

@@ -4,21 +4,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from planner.admin.search import search_job
-from planner.learning.maddpg.problem import Problem
-from planner.learning.maddpg.twins import TwinDevices
-from planner.store.reading import ReadStore
-from planner.twin.arrivals import Poisson, Process, require_all
-from planner.twin.device_file import DeviceFile, load_device
-from planner.twin.replay import counted_arrivals
-from planner.twin.stored import stored_times
-from shared.bound import bind
-from shared.errors import InputError
-from shared.ids import DeviceId
-from shared.messages.admin import ModelChoice, PlanCreateRequest
-from shared.messages.telemetry import RowKind
-from shared.plan import Plan, decode_plan
-from shared.search.job import run_search
+from stageloom.planner.admin.search import search_job
+from stageloom.planner.learning.maddpg.problem import Problem
+from stageloom.planner.learning.maddpg.twins import TwinDevices
+from stageloom.planner.store.reading import ReadStore
+from stageloom.planner.twin.arrivals import Poisson, Process, require_all
+from stageloom.planner.twin.device_file import DeviceFile, load_device
+from stageloom.planner.twin.replay import counted_arrivals
+from stageloom.planner.twin.stored import stored_times
+from stageloom.shared.bound import bind
+from stageloom.shared.errors import InputError
+from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.admin import ModelChoice, PlanCreateRequest
+from stageloom.shared.messages.telemetry import RowKind
+from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.search.job import run_search
 
 TOP_MEMBERS: Final[Mapping[str, int]] = {"nano": 2, "tx2": 2, "xavier_nx": 3, "a100": 4}
 """H per device (TOP, section VI-B)."""

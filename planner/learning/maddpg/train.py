@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from planner.cluster.interface import SearchPool
-from planner.contest.worth import Worth
-from planner.learning.maddpg.course import Course, Progress
-from planner.learning.maddpg.environment import bound_plan
-from planner.learning.maddpg.problem import Problem
-from planner.learning.maddpg.schedules import ScheduleTable
-from planner.learning.maddpg.settings import Settings
-from planner.learning.maddpg.work import Evaluate
-from planner.learning.maddpg.workers import Actors, Here, Workers
-from shared.plan import Plan
-from shared.policy.maddpg.checkpoint import Checkpoint, encode
-from shared.policy.maddpg.network import MaddpgNetwork
-from shared.search.beam import beam
-from shared.search.interface import Budget
+from stageloom.planner.cluster.interface import SearchPool
+from stageloom.planner.contest.worth import Worth
+from stageloom.planner.learning.maddpg.course import Course, Progress
+from stageloom.planner.learning.maddpg.environment import bound_plan
+from stageloom.planner.learning.maddpg.problem import Problem
+from stageloom.planner.learning.maddpg.schedules import ScheduleTable
+from stageloom.planner.learning.maddpg.settings import Settings
+from stageloom.planner.learning.maddpg.work import Evaluate
+from stageloom.planner.learning.maddpg.workers import Actors, Here, Workers
+from stageloom.shared.plan import Plan
+from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, encode
+from stageloom.shared.policy.maddpg.network import MaddpgNetwork
+from stageloom.shared.search.beam import beam
+from stageloom.shared.search.interface import Budget
 
 BOOK = 4096
 """Schedules that a policy takes along: those that were needed most."""

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from planner.twin.arrivals import Process, entered_anywhere
-from planner.twin.device_file import DeviceFile
-from planner.twin.interface import Device
-from planner.twin.reference import Twin
-from planner.twin.times import StepTimes
-from shared.search.costs import CostTable
+from stageloom.planner.twin.arrivals import Process, entered_anywhere
+from stageloom.planner.twin.device_file import DeviceFile
+from stageloom.planner.twin.interface import Device
+from stageloom.planner.twin.reference import Twin
+from stageloom.planner.twin.times import StepTimes
+from stageloom.shared.search.costs import CostTable
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class TwinDevices:
         arrivals = entered_anywhere(self.arrivals, seed)
         if not self.compiled:
             return Twin(self._times, arrivals, seed=seed, deadlines_s=self.deadlines_s)
-        from planner.twin.compiled.twin import CompiledTwin  # numba only where it is used
+        from stageloom.planner.twin.compiled.twin import CompiledTwin  # numba only where it is used
 
         return CompiledTwin(self._times, arrivals, seed=seed, deadlines_s=self.deadlines_s, prepared=True)
 

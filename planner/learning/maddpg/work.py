@@ -11,16 +11,16 @@ from typing import TypeAlias
 
 import numpy as np
 
-from planner.contest.worth import Figures, Worth, figures_of, worth_of
-from planner.learning.maddpg.environment import Environment, Step, clipped_row
-from planner.learning.maddpg.problem import Problem
-from planner.learning.maddpg.replay import Transitions
-from planner.learning.maddpg.rewards import Floats
-from planner.learning.maddpg.schedules import Entry, ScheduleTable
-from planner.learning.maddpg.settings import Settings
-from shared.plan import Member
-from shared.policy.maddpg.book import BlockKey
-from shared.policy.maddpg.network import MaddpgNetwork
+from stageloom.planner.contest.worth import Figures, Worth, figures_of, worth_of
+from stageloom.planner.learning.maddpg.environment import Environment, Step, clipped_row
+from stageloom.planner.learning.maddpg.problem import Problem
+from stageloom.planner.learning.maddpg.replay import Transitions
+from stageloom.planner.learning.maddpg.rewards import Floats
+from stageloom.planner.learning.maddpg.schedules import Entry, ScheduleTable
+from stageloom.planner.learning.maddpg.settings import Settings
+from stageloom.shared.plan import Member
+from stageloom.shared.policy.maddpg.book import BlockKey
+from stageloom.shared.policy.maddpg.network import MaddpgNetwork
 
 Weights: TypeAlias = Mapping[str, Floats]
 """As `Learner.policy_weights` gives them."""

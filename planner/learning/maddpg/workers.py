@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Final, Protocol
 
-from planner.cluster.interface import SearchPool
-from planner.learning.maddpg.course import Course
-from planner.learning.maddpg.rollout import rollout, task_of
-from planner.learning.maddpg.schedules import Entry
-from planner.learning.maddpg.work import Done, Evaluate, Work, run
-from shared.errors import UnavailableError
-from shared.policy.maddpg.book import BlockKey
-from shared.policy.maddpg.decide import read_actions
+from stageloom.planner.cluster.interface import SearchPool
+from stageloom.planner.learning.maddpg.course import Course
+from stageloom.planner.learning.maddpg.rollout import rollout, task_of
+from stageloom.planner.learning.maddpg.schedules import Entry
+from stageloom.planner.learning.maddpg.work import Done, Evaluate, Work, run
+from stageloom.shared.errors import UnavailableError
+from stageloom.shared.policy.maddpg.book import BlockKey
+from stageloom.shared.policy.maddpg.decide import read_actions
 
 LOST_MOST: Final = 2
 """Times per worker that work may be lost with nothing done between: more is no accident."""

@@ -1,4 +1,5 @@
-"""The twin compiled: `planner.twin.reference` step by step, on arrays, hundreds of times as fast.
+"""The twin compiled: `stageloom.planner.twin.reference` step by step, on arrays, hundreds of times as fast.
 
-Import `planner.twin.compiled.twin` where it is used: it brings in numba, which the planner starts without.
+Import `stageloom.planner.twin.compiled.twin` where it is used: it brings in numba, which the planner starts
+without.
 """

@@ -1,11 +1,12 @@
-"""`shared.engine.board` and `shared.engine.swap` on records: what could run, steps, moves."""
+"""`stageloom.shared.engine.board` and `stageloom.shared.engine.swap` on records: what could run, steps,
+moves."""
 
 # A record knows its fields' types only when it is compiled.
 # mypy: disable-error-code="no-any-return"
 
-from planner.twin.compiled.choice import admit, choose, count_bits
-from planner.twin.compiled.jit import jit
-from planner.twin.compiled.layout import (
+from stageloom.planner.twin.compiled.choice import admit, choose, count_bits
+from stageloom.planner.twin.compiled.jit import jit
+from stageloom.planner.twin.compiled.layout import (
     MAX_PREPARING,
     MAX_PROGRAMS,
     NEVER,
@@ -18,7 +19,7 @@ from planner.twin.compiled.layout import (
     Records,
     World,
 )
-from planner.twin.compiled.slots import (
+from stageloom.planner.twin.compiled.slots import (
     access,
     advance,
     enter,
@@ -73,7 +74,7 @@ def refresh(w: World, now: float) -> None:
 def place(w: World, index: int, now: float) -> bool:
     """Let a combined block compete where members could begin; false where they could in no lane.
 
-    See `shared.engine.slots.CombinedState.place`.
+    See `stageloom.shared.engine.slots.CombinedState.place`.
     """
     clock = w.clock[0]
     home = w.combined[index]

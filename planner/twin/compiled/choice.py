@@ -1,10 +1,18 @@
-"""`shared.engine.choice` on records: which combined block runs next in a lane."""
+"""`stageloom.shared.engine.choice` on records: which combined block runs next in a lane."""
 
 # A record knows its fields' types only when it is compiled.
 # mypy: disable-error-code="no-any-return"
 
-from planner.twin.compiled.jit import jit
-from planner.twin.compiled.layout import BY_DEADLINE, NEVER, NOBODY, RATIO, ROUND_ROBIN, Records, World
+from stageloom.planner.twin.compiled.jit import jit
+from stageloom.planner.twin.compiled.layout import (
+    BY_DEADLINE,
+    NEVER,
+    NOBODY,
+    RATIO,
+    ROUND_ROBIN,
+    Records,
+    World,
+)
 
 
 @jit

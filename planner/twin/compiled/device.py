@@ -1,10 +1,11 @@
-"""`planner.twin.lanes` and `planner.twin.overlap` on records: which steps run, and when each ends."""
+"""`stageloom.planner.twin.lanes` and `stageloom.planner.twin.overlap` on records: which steps run, and when
+each ends."""
 
 # A record knows its fields' types only when it is compiled.
 # mypy: disable-error-code="no-any-return"
 
-from planner.twin.compiled.jit import jit
-from planner.twin.compiled.layout import NEVER, NOBODY, Records, World
+from stageloom.planner.twin.compiled.jit import jit
+from stageloom.planner.twin.compiled.layout import NEVER, NOBODY, Records, World
 
 
 @jit

@@ -1,4 +1,5 @@
-"""`shared.engine.core` on records, and `planner.twin.reference`'s order of events around it.
+"""`stageloom.shared.engine.core` on records, and `stageloom.planner.twin.reference`'s order of events around
+it.
 
 # A record knows its fields' types only when it is compiled.
 # mypy: disable-error-code="no-any-return"
@@ -8,16 +9,16 @@ At one instant steps end first, then tasks arrive, then time-outs pass, then the
 
 from collections.abc import Sequence
 
-from planner.twin.compiled.board import (
+from stageloom.planner.twin.compiled.board import (
     has_room,
     issue_next,
     refresh,
     retire,
     settle,
 )
-from planner.twin.compiled.device import end_next, hand_over, pass_time
-from planner.twin.compiled.jit import jit, jit_entry
-from planner.twin.compiled.layout import (
+from stageloom.planner.twin.compiled.device import end_next, hand_over, pass_time
+from stageloom.planner.twin.compiled.jit import jit, jit_entry
+from stageloom.planner.twin.compiled.layout import (
     COMPLETED,
     DONE,
     ENDS_FULL,
@@ -29,7 +30,7 @@ from planner.twin.compiled.layout import (
     Records,
     World,
 )
-from planner.twin.compiled.ledger import (
+from stageloom.planner.twin.compiled.ledger import (
     activate,
     expire,
     lane_idle,
@@ -40,7 +41,7 @@ from planner.twin.compiled.ledger import (
     ready_s,
     submit,
 )
-from planner.twin.compiled.slots import forget, touch
+from stageloom.planner.twin.compiled.slots import forget, touch
 
 
 @jit_entry

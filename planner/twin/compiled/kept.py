@@ -44,7 +44,7 @@ def kept() -> bool:
 def compile_ahead(scales: Sequence[int] = SCALES) -> None:
     """Compile what is not kept yet, in a process of its own, behind all else that the machine does."""
     os.setpriority(os.PRIO_PROCESS, 0, _LOWEST_PRIORITY)
-    from planner.twin.compiled.twin import compile_kernels
+    from stageloom.planner.twin.compiled.twin import compile_kernels
 
     for scale in scales:
         compile_kernels(scale)

@@ -1,9 +1,10 @@
 """The world of the compiled twin as arrays of records: what a plan fixes, and what changes with every event.
 
-The records mirror the classes of `shared.engine`, field by field under the same names: `PLAN` is `PlanState`,
-`TARGET` is `ModelState`, `TRACK` is `Track`, `SLOT` is what a track knows of one block, `COMBINED` is
-`CombinedState`, `INSTANCE`, `STEP` and `RIDER` are `Instance` and `StepRecord`, `MODEL` is `Launcher` with
-its queue. References are indices into the other arrays, `NOBODY` stands for None, and sets are bit masks.
+The records mirror the classes of `stageloom.shared.engine`, field by field under the same names: `PLAN` is
+`PlanState`, `TARGET` is `ModelState`, `TRACK` is `Track`, `SLOT` is what a track knows of one block,
+`COMBINED` is `CombinedState`, `INSTANCE`, `STEP` and `RIDER` are `Instance` and `StepRecord`, `MODEL` is
+`Launcher` with its queue. References are indices into the other arrays, `NOBODY` stands for None, and sets
+are bit masks.
 """
 
 from typing import Any, Final, NamedTuple, TypeAlias

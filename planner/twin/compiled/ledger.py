@@ -1,11 +1,12 @@
-"""`shared.engine.ledger`, `launcher` and `queues` on records: tasks come, are launched, expire, and end."""
+"""`stageloom.shared.engine.ledger`, `launcher` and `queues` on records: tasks come, are launched, expire, and
+end."""
 
 # A record knows its fields' types only when it is compiled.
 # mypy: disable-error-code="no-any-return"
 
-from planner.twin.compiled.board import bury, has_room, loosen, refresh
-from planner.twin.compiled.jit import jit
-from planner.twin.compiled.layout import (
+from stageloom.planner.twin.compiled.board import bury, has_room, loosen, refresh
+from stageloom.planner.twin.compiled.jit import jit
+from stageloom.planner.twin.compiled.layout import (
     COMPLETED,
     EXPIRED,
     NEVER,
@@ -14,7 +15,7 @@ from planner.twin.compiled.layout import (
     Records,
     World,
 )
-from planner.twin.compiled.slots import enter, next_track, occupy, touch
+from stageloom.planner.twin.compiled.slots import enter, next_track, occupy, touch
 
 
 @jit

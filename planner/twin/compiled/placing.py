@@ -10,11 +10,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from planner.twin.compiled import layout
-from planner.twin.compiled.layout import MAX_BITS, NEVER, NOBODY, Records, World
-from planner.twin.compiled.tables import Tables
-from planner.twin.device_file import DeviceFile
-from shared.errors import PlanError
+from stageloom.planner.twin.compiled import layout
+from stageloom.planner.twin.compiled.layout import MAX_BITS, NEVER, NOBODY, Records, World
+from stageloom.planner.twin.compiled.tables import Tables
+from stageloom.planner.twin.device_file import DeviceFile
+from stageloom.shared.errors import PlanError
 
 Room = dict[str, int]
 

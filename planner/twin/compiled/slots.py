@@ -1,10 +1,10 @@
-"""`shared.engine.slots` on records: how instances enter, hold and leave slots in logical time."""
+"""`stageloom.shared.engine.slots` on records: how instances enter, hold and leave slots in logical time."""
 
 # A record knows its fields' types only when it is compiled.
 # mypy: disable-error-code="no-any-return"
 
-from planner.twin.compiled.jit import jit
-from planner.twin.compiled.layout import NOBODY, Records, World
+from stageloom.planner.twin.compiled.jit import jit
+from stageloom.planner.twin.compiled.layout import NOBODY, Records, World
 
 
 @jit
@@ -164,7 +164,8 @@ def may_begin(w: World, track: Records) -> bool:
 
 @jit
 def next_track(w: World, target: Records) -> int:
-    """The track that the next launch goes into, or `NOBODY`; see `shared.engine.slots.ModelState`."""
+    """The track that the next launch goes into, or `NOBODY`; see
+    `stageloom.shared.engine.slots.ModelState`."""
     free = target.free
     if not free:
         return NOBODY

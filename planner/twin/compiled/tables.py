@@ -6,11 +6,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from planner.twin.compiled import layout
-from planner.twin.compiled.layout import MAX_BITS, NEVER, NOBODY, Records
-from shared.bound import BoundModel, BoundPlan
-from shared.errors import PlanError
-from shared.plan import MAX_LANES, Member, QueueRule, StepChoice, Wait
+from stageloom.planner.twin.compiled import layout
+from stageloom.planner.twin.compiled.layout import MAX_BITS, NEVER, NOBODY, Records
+from stageloom.shared.bound import BoundModel, BoundPlan
+from stageloom.shared.errors import PlanError
+from stageloom.shared.plan import MAX_LANES, Member, QueueRule, StepChoice, Wait
 
 MAX_PROGRAMS_PER_BLOCK: Final = 1 << 16
 """Masks of one combined block times the buckets of its members: its times are a dense table."""
@@ -192,7 +192,8 @@ def _listed(links: list[_Row], model: BoundModel, block: int) -> _Row:
 
 @lru_cache(maxsize=4096)
 def _slots_of(last: tuple[int, ...], block: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Which slots a block frees, and which an instance at it holds; see `shared.engine.slots.Track`."""
+    """Which slots a block frees, and which an instance at it holds; see
+    `stageloom.shared.engine.slots.Track`."""
     freed = tuple(slot for slot in range(len(last)) if last[slot] == block)
     return freed, tuple(slot for slot in range(block + 1) if last[slot] >= block)
 

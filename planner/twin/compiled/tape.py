@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from planner.twin.arrivals import ArrivalStream, Process
+from stageloom.planner.twin.arrivals import ArrivalStream, Process
 
 
 class Tape:

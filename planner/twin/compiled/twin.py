@@ -1,4 +1,5 @@
-"""The twin on compiled kernels: the same calls and windows as `planner.twin.reference.Twin`, much faster.
+"""The twin on compiled kernels: the same calls and windows as `stageloom.planner.twin.reference.Twin`, much
+faster.
 
 What it can do less: tasks that several models share, and plans whose models differ from one deployment to the
 next. Cuts, replicas, batches, lanes, rules and partitions may differ. Everything else is the same, step by
@@ -15,26 +16,26 @@ from typing import Any
 
 import numpy as np
 
-from planner.twin.arrivals import Process
-from planner.twin.compiled import engine, layout
-from planner.twin.compiled.jit import compile_for
-from planner.twin.compiled.layout import NOBODY, Records, World
-from planner.twin.compiled.placing import Memory
-from planner.twin.compiled.tables import loaded_programs, plan_tables, program_of
-from planner.twin.compiled.tape import Tape
-from planner.twin.interface import usual_samples
-from planner.twin.lanes import noise_factors
-from planner.twin.times import BlockTimes, PlanTimes, StepTimes
-from planner.twin.window import ModelWindow, StepsWindow, Window
-from shared.bound import BoundPlan
-from shared.engine.stats import Counts, EngineGlance, QueueGlance
-from shared.engine.steps import PlanKey
-from shared.errors import InputError, PlanError
-from shared.ids import Digest
+from stageloom.planner.twin.arrivals import Process
+from stageloom.planner.twin.compiled import engine, layout
+from stageloom.planner.twin.compiled.jit import compile_for
+from stageloom.planner.twin.compiled.layout import NOBODY, Records, World
+from stageloom.planner.twin.compiled.placing import Memory
+from stageloom.planner.twin.compiled.tables import loaded_programs, plan_tables, program_of
+from stageloom.planner.twin.compiled.tape import Tape
+from stageloom.planner.twin.interface import usual_samples
+from stageloom.planner.twin.lanes import noise_factors
+from stageloom.planner.twin.times import BlockTimes, PlanTimes, StepTimes
+from stageloom.planner.twin.window import ModelWindow, StepsWindow, Window
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.stats import Counts, EngineGlance, QueueGlance
+from stageloom.shared.engine.steps import PlanKey
+from stageloom.shared.errors import InputError, PlanError
+from stageloom.shared.ids import Digest
 
 
 class CompiledTwin:
-    """A simulated device; satisfies `planner.twin.interface.Device`.
+    """A simulated device; satisfies `stageloom.planner.twin.interface.Device`.
 
     `arrivals`, `seed` and `deadlines_s` are those of the reference twin. With `prepared` all programs are
     ready when their plan is deployed; else each after its first step, as in the reference. With `trace` every

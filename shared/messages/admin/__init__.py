@@ -8,9 +8,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.codec import Codec, Limits
-from shared.messages.admin.contests import ContestFailure, ContestFigures, ContestInfo
-from shared.messages.admin.devices import (
+from stageloom.shared.codec import Codec, Limits
+from stageloom.shared.messages.admin.contests import ContestFailure, ContestFigures, ContestInfo
+from stageloom.shared.messages.admin.devices import (
     DeviceInfo,
     DeviceListReply,
     DeviceListRequest,
@@ -24,7 +24,7 @@ from shared.messages.admin.devices import (
     DeviceTokenRequest,
     StageProfileCreate,
 )
-from shared.messages.admin.live import (
+from stageloom.shared.messages.admin.live import (
     ClockTrustRequest,
     ModelRate,
     StatusReply,
@@ -33,7 +33,7 @@ from shared.messages.admin.live import (
     WatchReply,
     WatchRequest,
 )
-from shared.messages.admin.models import (
+from stageloom.shared.messages.admin.models import (
     ModelAddRequest,
     ModelInfo,
     ModelListReply,
@@ -41,7 +41,7 @@ from shared.messages.admin.models import (
     ModelRemoveRequest,
     ModelReply,
 )
-from shared.messages.admin.plans import (
+from stageloom.shared.messages.admin.plans import (
     MAX_PUSHED,
     ArrivalRate,
     FleetPushReply,
@@ -62,14 +62,14 @@ from shared.messages.admin.plans import (
     PolicyAttachRequest,
     Pushed,
 )
-from shared.messages.admin.replans import (
+from stageloom.shared.messages.admin.replans import (
     DeviceReplanReply,
     DeviceReplanRequest,
     Proposer,
     ReplanInfo,
     TrialInfo,
 )
-from shared.messages.base import Line, Message
+from stageloom.shared.messages.base import Line, Message
 
 __all__ = [
     "MAX_PUSHED",

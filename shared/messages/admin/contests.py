@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from shared.messages.base import Line, Seconds, ShortText, SmallCount
+from stageloom.shared.messages.base import Line, Seconds, ShortText, SmallCount
 
 
 class ContestFigures(Struct, frozen=True, kw_only=True):

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from shared.messages.admin.fields import After, Page
-from shared.messages.admin.plans import HistoryEntry
-from shared.messages.base import (
+from stageloom.shared.messages.admin.fields import After, Page
+from stageloom.shared.messages.admin.plans import HistoryEntry
+from stageloom.shared.messages.base import (
     NO_NUL,
     Count,
     DeviceName,
@@ -19,7 +19,7 @@ from shared.messages.base import (
     Name,
     ShortText,
 )
-from shared.messages.control import Report
+from stageloom.shared.messages.control import Report
 
 
 class DeviceInfo(Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.messages.base import NO_NUL
+from stageloom.shared.messages.base import NO_NUL
 
 Page = Annotated[int, Meta(ge=1, le=256)]
 PathText = Annotated[str, Meta(min_length=1, max_length=4096, pattern=NO_NUL)]

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from shared.messages.admin.devices import DeviceInfo
-from shared.messages.base import (
+from stageloom.shared.messages.admin.devices import DeviceInfo
+from stageloom.shared.messages.base import (
     Count,
     DeviceName,
     Epoch,

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from shared.messages.admin.fields import After, Page, PathText
-from shared.messages.base import DigestText, Message, MicroSeconds, Name, PositiveBytes, SmallCount
+from stageloom.shared.messages.admin.fields import After, Page, PathText
+from stageloom.shared.messages.base import DigestText, Message, MicroSeconds, Name, PositiveBytes, SmallCount
 
 
 class ModelInfo(Struct, frozen=True, kw_only=True):

@@ -4,10 +4,10 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from shared.launch_list import Barrier
-from shared.messages.admin.contests import ContestInfo
-from shared.messages.admin.fields import After, LongText, Page, UpToAMinute
-from shared.messages.base import (
+from stageloom.shared.launch_list import Barrier
+from stageloom.shared.messages.admin.contests import ContestInfo
+from stageloom.shared.messages.admin.fields import After, LongText, Page, UpToAMinute
+from stageloom.shared.messages.base import (
     MOST,
     NO_NUL,
     Count,
@@ -24,8 +24,8 @@ from shared.messages.base import (
     ShortText,
     SmallCount,
 )
-from shared.messages.control import Activation, Autonomy
-from shared.plan import QueueRule, StepChoice, Wait
+from stageloom.shared.messages.control import Activation, Autonomy
+from stageloom.shared.plan import QueueRule, StepChoice, Wait
 
 MAX_PUSHED: Final = 512
 """Devices of one push; their names fit into a request."""
@@ -60,7 +60,8 @@ class HistoryEntry(Struct, frozen=True, kw_only=True):
 
 
 class ModelChoice(Struct, frozen=True, kw_only=True):
-    """How one model enters a plan; the fields after `partition` are those of `shared.plan.ModelPlan`."""
+    """How one model enters a plan; the fields after `partition` are those of
+    `stageloom.shared.plan.ModelPlan`."""
 
     model: Name
     replicas: Annotated[int, Meta(ge=1, le=64)] = 1
@@ -85,14 +86,14 @@ class ArrivalRate(Struct, frozen=True, kw_only=True):
 class PlanCreateRequest(Message, frozen=True, kw_only=True, tag="plan_create_request"):
     """Search a plan; `device` names whose measured costs to use, none means estimates.
 
-    `plan` None names it by the first characters of its digest. `combination` and `members_max` (H) are
-    those of `shared.search.compose`, `r` and `s` the limits of a stage. `policy` names a rival policy of
-    `shared.search.rivals`, which decides some of the rest. With `budget_s` the search looks on
-    for so long and answers with the best so far. `ticket` is what `PlanCancelRequest` names. `optimistic`:
-    what nobody is sure of costs the least that it may, so the answer is what is worth measuring. With
-    `contest` rival policies and searches compete for `budget_s` on the device's twin, under `rates` or the
-    arrivals that it counted; they decide scheduler, policy, combination, lanes, waiting, cuts and batches.
-    The rest are rules of the plan.
+    `plan` None names it by the first characters of its digest. `combination` and `members_max` (H) are those
+    of `stageloom.shared.search.compose`, `r` and `s` the limits of a stage. `policy` names a rival policy of
+    `stageloom.shared.search.rivals`, which decides some of the rest. With `budget_s` the search looks on for
+    so long and answers with the best so far. `ticket` is what `PlanCancelRequest` names. `optimistic`: what
+    nobody is sure of costs the least that it may, so the answer is what is worth measuring. With `contest`
+    rival policies and searches compete for `budget_s` on the device's twin, under `rates` or the arrivals
+    that it counted; they decide scheduler, policy, combination, lanes, waiting, cuts and batches. The rest
+    are rules of the plan.
     """
 
     plan: Name | None = None

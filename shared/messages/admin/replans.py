@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from shared.messages.base import (
+from stageloom.shared.messages.base import (
     NO_NUL,
     Count,
     DeviceName,
@@ -24,7 +24,8 @@ from shared.messages.base import (
 
 
 class TrialInfo(Struct, frozen=True, kw_only=True):
-    """One trial as the device told it (`shared.messages.telemetry.TrialEnded`), under its environment."""
+    """One trial as the device told it (`stageloom.shared.messages.telemetry.TrialEnded`), under its
+    environment."""
 
     device: DeviceName
     epoch: Epoch

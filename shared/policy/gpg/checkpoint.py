@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import msgpack
 
-from shared.digest import canonical
-from shared.errors import DecodeError
-from shared.policy.gpg.features import OPERATOR_FEATURES, STATE_FEATURES, Floats
-from shared.policy.gpg.network import GpgNetwork
+from stageloom.shared.digest import canonical
+from stageloom.shared.errors import DecodeError
+from stageloom.shared.policy.gpg.features import OPERATOR_FEATURES, STATE_FEATURES, Floats
+from stageloom.shared.policy.gpg.network import GpgNetwork
 
 FORMAT: Final = 1
 KIND: Final = "gpg"

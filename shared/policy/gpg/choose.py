@@ -1,8 +1,8 @@
 """From GPG's action to a schedule: one roll-out, several, or one with a look-ahead.
 
 TOP (V-C.2, algorithm 2): the action m becomes the ending of rank floor(m * M) of the M that the state has;
-here it is unranked (`shared.search.ranking`) where TOP lists them all. Ours, as the action alone misses by
-more than TOP's figures say once M is large (docs/schedulers/gpg.md):
+here it is unranked (`stageloom.shared.search.ranking`) where TOP lists them all. Ours, as the action alone
+misses by more than TOP's figures say once M is large (docs/schedulers/gpg.md):
 
 - `sampled`: roll-outs with noise on the action; the cheapest counts.
 - `looked_ahead`: per state some ranks around the action and some spread evenly, each with its stage's seconds
@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from shared.policy.gpg.network import EncodedBlock
-from shared.search.endings import Endings, TooManyError
-from shared.search.ranking import RankedEndings
-from shared.search.stages import Stages
+from stageloom.shared.policy.gpg.network import EncodedBlock
+from stageloom.shared.search.endings import Endings, TooManyError
+from stageloom.shared.search.ranking import RankedEndings
+from stageloom.shared.search.stages import Stages
 
 _PACKINGS = 4000  # of one part of a state, before fewer groups are allowed in it
 _CHANGES = 400  # of one part that are looked at

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from math import log1p
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from shared.attributes import ACTIVATIONS, POOLINGS, Attributes
-from shared.bitmask import bits
-from shared.blocks import CombinedGraph
-from shared.graph import Graph, Operator, Tensor
-from shared.matmul import matmul
-from shared.search.costs import StageCosts
+from stageloom.shared.attributes import ACTIVATIONS, POOLINGS, Attributes
+from stageloom.shared.bitmask import bits
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.graph import Graph, Operator, Tensor
+from stageloom.shared.matmul import matmul
+from stageloom.shared.search.costs import StageCosts
 
 if TYPE_CHECKING:
     import numpy as np

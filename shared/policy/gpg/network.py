@@ -13,11 +13,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from shared.bitmask import bits
-from shared.blocks import CombinedGraph
-from shared.matmul import matmul
-from shared.policy.gpg.features import Floats, Measures, bit_rows, measures, operator_rows, state_rows
-from shared.search.costs import StageCosts
+from stageloom.shared.bitmask import bits
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.matmul import matmul
+from stageloom.shared.policy.gpg.features import (
+    Floats,
+    Measures,
+    bit_rows,
+    measures,
+    operator_rows,
+    state_rows,
+)
+from stageloom.shared.search.costs import StageCosts
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,6 @@
 
 `space` says what a policy decides over and whom it belongs to, `combining` and `intervals` what its actions
 mean, `features` what it sees, `network` is the forward pass over plain arrays (training is in
-`planner.learning.maddpg`), `checkpoint` the bytes of a trained one with the schedules that it needs, and
-`decide` goes from samples to a plan. numpy is imported by the functions that touch arrays.
+`stageloom.planner.learning.maddpg`), `checkpoint` the bytes of a trained one with the schedules that it
+needs, and `decide` goes from samples to a plan. numpy is imported by the functions that touch arrays.
 """

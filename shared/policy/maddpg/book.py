@@ -7,12 +7,12 @@ the largest batch of its members; the device class is the policy's.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shared.blocks import Block, CombinedGraph, combine, split
-from shared.graph import Graph
-from shared.ids import Digest
-from shared.plan import Member, ModelPlan
-from shared.schedule import Schedule
-from shared.search.costs import combined_digest
+from stageloom.shared.blocks import Block, CombinedGraph, combine, split
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest
+from stageloom.shared.plan import Member, ModelPlan
+from stageloom.shared.schedule import Schedule
+from stageloom.shared.search.costs import combined_digest
 
 Part = tuple[Digest, Graph, Block]
 """One member of a combined block as the cost table takes it."""

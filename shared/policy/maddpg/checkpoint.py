@@ -13,15 +13,15 @@ from typing import Any, Final
 
 import msgpack
 
-from shared.digest import canonical, digest_from_raw, digest_to_raw
-from shared.errors import DecodeError, StageloomError
-from shared.plan import MAX_MODELS
-from shared.policy.gpg.features import Floats
-from shared.policy.maddpg.book import BlockKey, Book
-from shared.policy.maddpg.network import MaddpgNetwork, problem_of
-from shared.policy.maddpg.space import IntervalMap, ModelSpace, Space
-from shared.schedule import Schedule
-from shared.stage_string import from_tokens, to_tokens
+from stageloom.shared.digest import canonical, digest_from_raw, digest_to_raw
+from stageloom.shared.errors import DecodeError, StageloomError
+from stageloom.shared.plan import MAX_MODELS
+from stageloom.shared.policy.gpg.features import Floats
+from stageloom.shared.policy.maddpg.book import BlockKey, Book
+from stageloom.shared.policy.maddpg.network import MaddpgNetwork, problem_of
+from stageloom.shared.policy.maddpg.space import IntervalMap, ModelSpace, Space
+from stageloom.shared.schedule import Schedule
+from stageloom.shared.stage_string import from_tokens, to_tokens
 
 FORMAT: Final = 1
 KIND: Final = "maddpg"

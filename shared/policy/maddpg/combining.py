@@ -13,8 +13,8 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from shared.plan import Member
-from shared.policy.maddpg.space import Space
+from stageloom.shared.plan import Member
+from stageloom.shared.policy.maddpg.space import Space
 
 _BELOW_ONE = 1.0 - 1e-6  # representable in 32 bits
 

@@ -6,23 +6,23 @@ TOP, algorithm 1 lines 31 to 38. Replicas, batches, cuts, lanes and rules stay t
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shared.bound import bind
-from shared.errors import InputError
-from shared.graph import Graph
-from shared.ids import Digest
-from shared.plan import CombinedBlock, Member, Plan
-from shared.policy.maddpg.book import Blocks, Book
-from shared.policy.maddpg.combining import Combination, combine_blocks
-from shared.policy.maddpg.features import state_of
-from shared.policy.maddpg.intervals import intervals_us
-from shared.policy.maddpg.network import MaddpgNetwork
-from shared.policy.maddpg.space import Space
-from shared.policy.plain import Load
-from shared.policy.samples import Sample
-from shared.schedule import Schedule
-from shared.search.costs import StageCosts
-from shared.search.interface import Budget, Limits
-from shared.search.sequential import sequential
+from stageloom.shared.bound import bind
+from stageloom.shared.errors import InputError
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest
+from stageloom.shared.plan import CombinedBlock, Member, Plan
+from stageloom.shared.policy.maddpg.book import Blocks, Book
+from stageloom.shared.policy.maddpg.combining import Combination, combine_blocks
+from stageloom.shared.policy.maddpg.features import state_of
+from stageloom.shared.policy.maddpg.intervals import intervals_us
+from stageloom.shared.policy.maddpg.network import MaddpgNetwork
+from stageloom.shared.policy.maddpg.space import Space
+from stageloom.shared.policy.plain import Load
+from stageloom.shared.policy.samples import Sample
+from stageloom.shared.schedule import Schedule
+from stageloom.shared.search.costs import StageCosts
+from stageloom.shared.search.interface import Budget, Limits
+from stageloom.shared.search.sequential import sequential
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ hundreds beside progress bits of 0 and 1. `Space.deviation_scale` 0 leaves devia
 from collections.abc import Sequence
 from itertools import chain
 
-from shared.errors import InputError
-from shared.policy.gpg.features import Floats
-from shared.policy.maddpg.space import Space
-from shared.policy.samples import Sample
+from stageloom.shared.errors import InputError
+from stageloom.shared.policy.gpg.features import Floats
+from stageloom.shared.policy.maddpg.space import Space
+from stageloom.shared.policy.samples import Sample
 
 
 def state_of(space: Space, samples: Sequence[Sample]) -> Floats:

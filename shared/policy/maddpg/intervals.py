@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shared.policy.maddpg.space import IntervalMap
-from shared.policy.plain import Load
+from stageloom.shared.policy.maddpg.space import IntervalMap
+from stageloom.shared.policy.plain import Load
 
 HEADROOM: Final = 0.05
 """Launches above arrivals at least: at exactly the arrivals a queue that is there never empties."""

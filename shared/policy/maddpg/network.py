@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from shared.matmul import matmul
-from shared.policy.gpg.features import Floats
-from shared.policy.maddpg.space import Space
+from stageloom.shared.matmul import matmul
+from stageloom.shared.policy.gpg.features import Floats
+from stageloom.shared.policy.maddpg.space import Space
 
 LAYERS = 3
 

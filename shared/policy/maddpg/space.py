@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-from shared.errors import SettingError
-from shared.ids import Digest
-from shared.plan import Member, ModelPlan, Plan, Wait
+from stageloom.shared.errors import SettingError
+from stageloom.shared.ids import Digest
+from stageloom.shared.plan import Member, ModelPlan, Plan, Wait
 
 
 class IntervalMap(str, Enum):

@@ -21,13 +21,13 @@ from benchmarks.gpu.plans import (
 )
 from benchmarks.gpu.subjects import MODELS
 from benchmarks.gpu.torch_rows import MIX
-from edge_agent.utilisation.kernels import OperatorResources
-from shared.artifact import open_artifact
-from shared.bound import bind
-from shared.importer.limits import ImportLimits
-from shared.importer.pipeline import import_here
-from shared.importer.process import ARTIFACT_NAME
-from shared.schedule import Schedule, StreamSchedule
+from stageloom.edge_agent.utilisation.kernels import OperatorResources
+from stageloom.shared.artifact import open_artifact
+from stageloom.shared.bound import bind
+from stageloom.shared.importer.limits import ImportLimits
+from stageloom.shared.importer.pipeline import import_here
+from stageloom.shared.importer.process import ARTIFACT_NAME
+from stageloom.shared.schedule import Schedule, StreamSchedule
 from tests.benchmarks.gpu.tiny import SIZE, WIDTH, subject_of
 
 

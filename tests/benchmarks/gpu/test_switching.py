@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu.switching import Switching
-from edge_agent.worker.tasks import TaskEnd
-from shared.engine.steps import Outcome, PlanKey
-from shared.errors import ExecutorError
-from shared.ids import TaskId
+from stageloom.edge_agent.worker.tasks import TaskEnd
+from stageloom.shared.engine.steps import Outcome, PlanKey
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.ids import TaskId
 
 
 class Engine:

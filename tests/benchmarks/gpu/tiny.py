@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.gpu.networks import Subject
 from benchmarks.gpu.subjects import make_subject
-from shared.graph import Graph
+from stageloom.shared.graph import Graph
 
 WIDTH, SIZE = 0.125, 75
 _FOLDER = TemporaryDirectory(prefix="stageloom-tiny-")

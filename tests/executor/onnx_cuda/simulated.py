@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from edge_agent.executor.onnx_cuda.device import PROFILING
-from edge_agent.executor.onnx_cuda.executor import OnnxDeviceExecutor
+from stageloom.edge_agent.executor.onnx_cuda.device import PROFILING
+from stageloom.edge_agent.executor.onnx_cuda.executor import OnnxDeviceExecutor
 from tests.executor.simulated_streams import SimulatedStream, SimulatedStreams
 
 _ALIGNMENT = 256

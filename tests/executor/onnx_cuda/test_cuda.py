@@ -8,9 +8,9 @@ from typing import Any
 import onnxruntime
 import pytest
 
-from edge_agent.executor.onnx_cuda import cuda
-from edge_agent.executor.onnx_cuda.cuda import PROVIDER, CudaOrtDevice, why_not
-from shared.errors import ExecutorError
+from stageloom.edge_agent.executor.onnx_cuda import cuda
+from stageloom.edge_agent.executor.onnx_cuda.cuda import PROVIDER, CudaOrtDevice, why_not
+from stageloom.shared.errors import ExecutorError
 
 EVENT = SimpleNamespace(handle=0)
 CALLS: dict[str, Callable[[CudaOrtDevice], object]] = {

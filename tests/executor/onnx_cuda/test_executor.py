@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from benchmarks.contract.schedules import StepMaker, bound_of, graph_of, plan_of, random_streams
-from edge_agent.executor.on_device.happens_before import launches_before
-from edge_agent.executor.on_device.streams import MAX_STREAMS
-from edge_agent.executor.onnx_cuda.executor import OnnxDeviceExecutor
-from edge_agent.executor.onnx_cuda.recipe import NO_ITEM, PlanRecipes
-from edge_agent.executor.registry import make_executor
-from shared.artifact import Artifact
-from shared.bound import BoundPlan
-from shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step
-from shared.errors import ExecutorError
-from shared.launch_list import Barrier
-from shared.plan import ExecutorOptions, Member, Plan
+from stageloom.edge_agent.executor.on_device.happens_before import launches_before
+from stageloom.edge_agent.executor.on_device.streams import MAX_STREAMS
+from stageloom.edge_agent.executor.onnx_cuda.executor import OnnxDeviceExecutor
+from stageloom.edge_agent.executor.onnx_cuda.recipe import NO_ITEM, PlanRecipes
+from stageloom.edge_agent.executor.registry import make_executor
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.launch_list import Barrier
+from stageloom.shared.plan import ExecutorOptions, Member, Plan
 from tests.executor.models import artifact_of, random_inputs
 from tests.executor.onnx_cuda.simulated import SimulatedOrtDevice, device_of, simulated
 from tests.executor.simulated_streams import SimulatedEvent

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from edge_agent.executor.torch.builder import Effort
-from edge_agent.executor.torch.cpu import TorchCpuExecutor
-from edge_agent.executor.torch.executor import TorchExecutor
-from edge_agent.executor.torch.graphs import TorchGraphExecutor
+from stageloom.edge_agent.executor.torch.builder import Effort
+from stageloom.edge_agent.executor.torch.cpu import TorchCpuExecutor
+from stageloom.edge_agent.executor.torch.executor import TorchExecutor
+from stageloom.edge_agent.executor.torch.graphs import TorchGraphExecutor
 from tests.executor.torch.simulated import SimulatedDevice
 
 QUICK = Effort(warm_runs=1, laps=1, launches_per_lap=1, form_rounds=0, product_side=0)

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator, Sequence
 
-from shared.launch_list import Item
+from stageloom.shared.launch_list import Item
 
 
 def random_items(rng: random.Random, count: int, streams: int, waits: int = 2) -> tuple[Item, ...]:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from edge_agent.executor.torch.device import Launch
-from edge_agent.utilisation.kernels import BlockNeeds, Multiprocessor
+from stageloom.edge_agent.executor.torch.device import Launch
+from stageloom.edge_agent.utilisation.kernels import BlockNeeds, Multiprocessor
 from tests.executor.simulated_streams import Entry, SimulatedEvent, SimulatedStream, SimulatedStreams
 
 MAX_RUNNING, MAX_PREPARING = 32, 17

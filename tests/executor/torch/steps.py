@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from benchmarks.contract.schedules import bound_of
-from edge_agent.executor.base import Executor, Rows
-from shared.artifact import Artifact
-from shared.bound import BoundPlan
-from shared.engine.steps import InstanceId, PlanKey, Step
-from shared.plan import Member, Plan
+from stageloom.edge_agent.executor.base import Executor, Rows
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import InstanceId, PlanKey, Step
+from stageloom.shared.plan import Member, Plan
 from tests.executor.models import difference, reference
 
 KEY = PlanKey(1)

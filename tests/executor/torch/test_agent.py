@@ -6,8 +6,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from edge_agent import Client
-from edge_agent.config import ModelFile
+from stageloom import Client
+from stageloom.edge_agent.config import ModelFile
 from tests.agent.models import ROW_SHAPE, write_tiny
 from tests.agent.process import AgentProcess
 

@@ -18,15 +18,15 @@ from benchmarks.contract.schedules import (
     random_stages,
     random_streams,
 )
-from edge_agent.executor.base import Executor, Rows
-from edge_agent.executor.torch.cpu import TorchCpuExecutor
-from edge_agent.executor.torch.executor import TorchExecutor
-from shared.blocks import CombinedGraph
-from shared.engine.steps import InstanceId, MoveInstance, PlanKey, Step
-from shared.errors import ExecutorError
-from shared.launch_list import Barrier
-from shared.plan import ExecutorOptions, Member
-from shared.schedule import Schedule
+from stageloom.edge_agent.executor.base import Executor, Rows
+from stageloom.edge_agent.executor.torch.cpu import TorchCpuExecutor
+from stageloom.edge_agent.executor.torch.executor import TorchExecutor
+from stageloom.shared.blocks import CombinedGraph
+from stageloom.shared.engine.steps import InstanceId, MoveInstance, PlanKey, Step
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.launch_list import Barrier
+from stageloom.shared.plan import ExecutorOptions, Member
+from stageloom.shared.schedule import Schedule
 from tests.executor.models import artifact_of, difference, random_inputs, reference
 from tests.executor.torch.steps import (
     KEY,
@@ -284,7 +284,7 @@ def test_options_that_are_not_known_are_refused_and_leave_nothing(executor: Torc
 
 
 def test_operators_are_timed_one_by_one(executor: TorchExecutor) -> None:
-    from edge_agent.executor.base import NOT_TIMED, TimingRequest
+    from stageloom.edge_agent.executor.base import NOT_TIMED, TimingRequest
 
     model = artifact_of("squeezenet")
     times = executor.time_operators(model, TimingRequest(repeats=2), lambda: True)

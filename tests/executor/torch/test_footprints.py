@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from benchmarks.contract.schedules import StepMaker, graph_of, plan_of, random_streams
-from edge_agent.executor.torch.builder import Builder, Effort
-from edge_agent.executor.torch.device import Launch
-from edge_agent.executor.torch.footprints import block_needs
-from edge_agent.executor.torch.graphs import TorchGraphExecutor
-from edge_agent.executor.torch.kernels import USUAL_FLOP_PER_BYTE, KernelChoices
-from edge_agent.lowering.dtypes import Precision
-from edge_agent.utilisation.kernels import BlockNeeds, Multiprocessor
-from shared.engine.steps import InstanceId
-from shared.launch_list import Barrier
+from stageloom.edge_agent.executor.torch.builder import Builder, Effort
+from stageloom.edge_agent.executor.torch.device import Launch
+from stageloom.edge_agent.executor.torch.footprints import block_needs
+from stageloom.edge_agent.executor.torch.graphs import TorchGraphExecutor
+from stageloom.edge_agent.executor.torch.kernels import USUAL_FLOP_PER_BYTE, KernelChoices
+from stageloom.edge_agent.lowering.dtypes import Precision
+from stageloom.edge_agent.utilisation.kernels import BlockNeeds, Multiprocessor
+from stageloom.shared.engine.steps import InstanceId
+from stageloom.shared.launch_list import Barrier
 from tests.executor.models import artifact_of, random_inputs
 from tests.executor.torch.conftest import QUICK
 from tests.executor.torch.simulated import SimulatedDevice

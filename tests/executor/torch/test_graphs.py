@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from benchmarks.contract.schedules import StepMaker, graph_of, plan_of, random_streams
-from edge_agent.executor.torch.builder import Builder
-from edge_agent.executor.torch.graphs import TorchGraphExecutor
-from edge_agent.executor.torch.kernels import KernelChoices
-from edge_agent.lowering.model import LoweredModel, ModelLowering
-from shared.artifact import Artifact
-from shared.bound import BoundPlan
-from shared.engine.steps import InstanceId, PlanKey, ProgramKey
-from shared.errors import ExecutorError
-from shared.launch_list import Barrier
-from shared.plan import ExecutorOptions, Member
+from stageloom.edge_agent.executor.torch.builder import Builder
+from stageloom.edge_agent.executor.torch.graphs import TorchGraphExecutor
+from stageloom.edge_agent.executor.torch.kernels import KernelChoices
+from stageloom.edge_agent.lowering.model import LoweredModel, ModelLowering
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey
+from stageloom.shared.errors import ExecutorError
+from stageloom.shared.launch_list import Barrier
+from stageloom.shared.plan import ExecutorOptions, Member
 from tests.executor.models import artifact_of, random_inputs
 from tests.executor.torch.conftest import QUICK, simulated
 from tests.executor.torch.simulated import SimulatedDevice

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from edge_agent.executor.torch.issue_order import Nature, issue_order
-from shared.launch_list import Item
+from stageloom.edge_agent.executor.torch.issue_order import Nature, issue_order
+from stageloom.shared.launch_list import Item
 from tests.executor.torch.lists import random_items
 
 

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from edge_agent.executor.torch.graph_cache import GraphCache
-from edge_agent.executor.torch.layout import Call, Form, Kind, lay_out
-from shared.launch_list import Item
+from stageloom.edge_agent.executor.torch.graph_cache import GraphCache
+from stageloom.edge_agent.executor.torch.layout import Call, Form, Kind, lay_out
+from stageloom.shared.launch_list import Item
 
 K = 1024
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from edge_agent.executor.on_device.happens_before import launches_before
-from edge_agent.executor.on_device.memory_plan import (
+from stageloom.edge_agent.executor.on_device.happens_before import launches_before
+from stageloom.edge_agent.executor.on_device.memory_plan import (
     ALIGNMENT_BYTES,
     Lifetime,
     MemoryPlan,
@@ -13,8 +13,8 @@ from edge_agent.executor.on_device.memory_plan import (
     plan_memory,
     shared_wrongly,
 )
-from shared.bitmask import bits
-from shared.launch_list import Item
+from stageloom.shared.bitmask import bits
+from stageloom.shared.launch_list import Item
 from tests.executor.torch.lists import all_runs, random_items, random_run
 
 K = 1024

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from edge_agent.executor.on_device.happens_before import items_before
-from edge_agent.executor.on_device.streams import MAX_STREAMS, fold_streams, streams_per_lane
-from shared.launch_list import Item
-from shared.plan import MAX_LANES
+from stageloom.edge_agent.executor.on_device.happens_before import items_before
+from stageloom.edge_agent.executor.on_device.streams import MAX_STREAMS, fold_streams, streams_per_lane
+from stageloom.shared.launch_list import Item
+from stageloom.shared.plan import MAX_LANES
 from tests.executor.torch.lists import random_items
 
 

@@ -5,7 +5,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.learning.maddpg.course import FRESH_SEED, VALIDATION_SEED
+from stageloom.planner.learning.maddpg.course import FRESH_SEED, VALIDATION_SEED
 from tests.learning.maddpg.toy import ToyDevice
 
 EPISODE, VALIDATION, FRESH = "episode", "validation", "fresh"

@@ -6,18 +6,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.contest.worth import Worth
-from planner.learning.maddpg import train as training
-from planner.learning.maddpg.candidates import Candidates
-from planner.learning.maddpg.course import FRESH_SEED, VALIDATION_SEED, Course
-from planner.learning.maddpg.seeds import seeds
-from planner.learning.maddpg.train import train
-from planner.learning.maddpg.work import Collect, Evaluate, Work, run
-from shared.errors import DecodeError
-from shared.plan import Member
-from shared.policy.maddpg.combining import combine_blocks
-from shared.policy.maddpg.network import MaddpgNetwork
-from shared.policy.maddpg.space import Space
+from stageloom.planner.contest.worth import Worth
+from stageloom.planner.learning.maddpg import train as training
+from stageloom.planner.learning.maddpg.candidates import Candidates
+from stageloom.planner.learning.maddpg.course import FRESH_SEED, VALIDATION_SEED, Course
+from stageloom.planner.learning.maddpg.seeds import seeds
+from stageloom.planner.learning.maddpg.train import train
+from stageloom.planner.learning.maddpg.work import Collect, Evaluate, Work, run
+from stageloom.shared.errors import DecodeError
+from stageloom.shared.plan import Member
+from stageloom.shared.policy.maddpg.combining import combine_blocks
+from stageloom.shared.policy.maddpg.network import MaddpgNetwork
+from stageloom.shared.policy.maddpg.space import Space
 from tests.learning.maddpg.toy import SMALL, problem
 from tests.learning.pools import InlinePool
 from tests.policy.maddpg.cases import space

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.learning.maddpg.kept_run import FILE, KeptRun, load, save
-from shared.errors import InputError
+from stageloom.planner.learning.maddpg.kept_run import FILE, KeptRun, load, save
+from stageloom.shared.errors import InputError
 
 ABOUT = {"seed": 3, "models": [["digest", 1, 2]]}
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from planner.learning.maddpg.learner import Learner, alone_actions
-from planner.learning.maddpg.networks import Actors, Stack
-from planner.learning.maddpg.replay import Replay, Transitions
-from planner.learning.maddpg.rewards import Floats
-from planner.learning.maddpg.settings import Settings, Start
-from shared.errors import DecodeError
-from shared.policy.maddpg.network import MaddpgNetwork
-from shared.policy.maddpg.space import Space
+from stageloom.planner.learning.maddpg.learner import Learner, alone_actions
+from stageloom.planner.learning.maddpg.networks import Actors, Stack
+from stageloom.planner.learning.maddpg.replay import Replay, Transitions
+from stageloom.planner.learning.maddpg.rewards import Floats
+from stageloom.planner.learning.maddpg.settings import Settings, Start
+from stageloom.shared.errors import DecodeError
+from stageloom.shared.policy.maddpg.network import MaddpgNetwork
+from stageloom.shared.policy.maddpg.space import Space
 from tests.learning.maddpg.toy import SMALL
 from tests.policy.maddpg.cases import space
 

@@ -5,17 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.learning.maddpg.course import Course
-from planner.learning.maddpg.learner import Learner
-from planner.learning.maddpg.replay import Transitions
-from planner.learning.maddpg.rewards import Floats
-from planner.learning.maddpg.settings import Scale, Settings, Start
-from planner.learning.maddpg.train import train
-from planner.learning.maddpg.work import Collect, collect, run
-from shared.plan import Member
-from shared.policy.maddpg.checkpoint import decode
-from shared.policy.maddpg.decide import replanned
-from shared.policy.maddpg.network import MaddpgNetwork
+from stageloom.planner.learning.maddpg.course import Course
+from stageloom.planner.learning.maddpg.learner import Learner
+from stageloom.planner.learning.maddpg.replay import Transitions
+from stageloom.planner.learning.maddpg.rewards import Floats
+from stageloom.planner.learning.maddpg.settings import Scale, Settings, Start
+from stageloom.planner.learning.maddpg.train import train
+from stageloom.planner.learning.maddpg.work import Collect, collect, run
+from stageloom.shared.plan import Member
+from stageloom.shared.policy.maddpg.checkpoint import decode
+from stageloom.shared.policy.maddpg.decide import replanned
+from stageloom.shared.policy.maddpg.network import MaddpgNetwork
 from tests.learning.maddpg.toy import GRAPHS, SMALL, problem
 from tests.policy.maddpg.cases import space
 

@@ -5,9 +5,9 @@ from math import exp, log, log1p
 import numpy as np
 import pytest
 
-from planner.learning.maddpg.rewards import Normaliser, figures_of
-from planner.learning.maddpg.settings import Gain, Scale, Settings
-from shared.engine.stats import Counts, EngineGlance, QueueGlance
+from stageloom.planner.learning.maddpg.rewards import Normaliser, figures_of
+from stageloom.planner.learning.maddpg.settings import Gain, Scale, Settings
+from stageloom.shared.engine.stats import Counts, EngineGlance, QueueGlance
 from tests.learning.maddpg.toy import served, window_of
 
 PLAIN = Settings(latency=Scale.PLAIN, log_variance=False, superblock_penalty=0.1)

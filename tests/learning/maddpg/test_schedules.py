@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.learning.maddpg.environment import bound_plan
-from planner.learning.maddpg.schedules import Entry
-from planner.learning.maddpg.train import polish
-from planner.twin.device_file import load_device
-from shared.bound import bind
-from shared.plan import Member
-from shared.search.costs import CostTable
-from shared.search.interface import TOP_LIMITS, Limits
+from stageloom.planner.learning.maddpg.environment import bound_plan
+from stageloom.planner.learning.maddpg.schedules import Entry
+from stageloom.planner.learning.maddpg.train import polish
+from stageloom.planner.twin.device_file import load_device
+from stageloom.shared.bound import bind
+from stageloom.shared.plan import Member
+from stageloom.shared.search.costs import CostTable
+from stageloom.shared.search.interface import TOP_LIMITS, Limits
 from tests.learning.maddpg.toy import problem
 
 RATES = load_device("a100").rates()

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from planner.learning.maddpg.stored import TOP_MEMBERS, Wanted, stored_problem
-from planner.learning.maddpg.twins import TwinDevices
-from planner.twin.device_file import device_names
-from shared.bound import bind
-from shared.clock import ManualClock
-from shared.errors import InputError
-from shared.messages.admin import ModelChoice
-from shared.messages.telemetry import TaskCounters
-from shared.plan import Wait
+from stageloom.planner.learning.maddpg.stored import TOP_MEMBERS, Wanted, stored_problem
+from stageloom.planner.learning.maddpg.twins import TwinDevices
+from stageloom.planner.twin.device_file import device_names
+from stageloom.shared.bound import bind
+from stageloom.shared.clock import ManualClock
+from stageloom.shared.errors import InputError
+from stageloom.shared.messages.admin import ModelChoice
+from stageloom.shared.messages.telemetry import TaskCounters
+from stageloom.shared.plan import Wait
 from tests.learning.maddpg.toy import problem
 from tests.store.helpers import NANO
 from tests.twin.test_simulate_command import SECOND, Home

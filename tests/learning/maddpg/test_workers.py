@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from planner.cluster.processes import ProcessPool
-from planner.learning.maddpg.course import Course
-from planner.learning.maddpg.rollout import rollout, task_of
-from planner.learning.maddpg.schedules import SEARCHED_AFTER
-from planner.learning.maddpg.train import train
-from planner.learning.maddpg.work import Collect, Evaluate, run
-from planner.learning.maddpg.workers import LOST_MOST, Actors
-from shared.errors import UnavailableError
-from shared.policy.maddpg.checkpoint import decode
+from stageloom.planner.cluster.processes import ProcessPool
+from stageloom.planner.learning.maddpg.course import Course
+from stageloom.planner.learning.maddpg.rollout import rollout, task_of
+from stageloom.planner.learning.maddpg.schedules import SEARCHED_AFTER
+from stageloom.planner.learning.maddpg.train import train
+from stageloom.planner.learning.maddpg.work import Collect, Evaluate, run
+from stageloom.planner.learning.maddpg.workers import LOST_MOST, Actors
+from stageloom.shared.errors import UnavailableError
+from stageloom.shared.policy.maddpg.checkpoint import decode
 from tests.learning.maddpg.deadly import EPISODE, FRESH, VALIDATION, deaths
 from tests.learning.maddpg.toy import SMALL, problem
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.learning.maddpg.problem import Problem
-from planner.learning.maddpg.settings import Settings
-from planner.twin.window import ModelWindow, Window
-from shared.bound import BoundPlan
-from shared.engine.stats import Counts, EngineGlance, QueueGlance
-from shared.ids import Digest, OpId
-from shared.search.compose import ModelChoice, compose
-from shared.search.costs import CostTable
+from stageloom.planner.learning.maddpg.problem import Problem
+from stageloom.planner.learning.maddpg.settings import Settings
+from stageloom.planner.twin.window import ModelWindow, Window
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.stats import Counts, EngineGlance, QueueGlance
+from stageloom.shared.ids import Digest, OpId
+from stageloom.shared.search.compose import ModelChoice, compose
+from stageloom.shared.search.costs import CostTable
 from tests.search.graphs import CHAIN, DIAMOND, model
 
 LEFT, RIGHT = model("left", DIAMOND, cuts=[2]), model("right", CHAIN, cuts=[1])

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from shared.digest import digest_of
-from shared.policy.gpg.features import Floats
-from shared.policy.maddpg.network import MaddpgNetwork
-from shared.policy.maddpg.space import IntervalMap, ModelSpace, Space
+from stageloom.shared.digest import digest_of
+from stageloom.shared.policy.gpg.features import Floats
+from stageloom.shared.policy.maddpg.network import MaddpgNetwork
+from stageloom.shared.policy.maddpg.space import IntervalMap, ModelSpace, Space
 
 
 def space(

@@ -5,12 +5,12 @@ from dataclasses import replace
 import msgpack
 import pytest
 
-from shared.digest import canonical, digest_of
-from shared.errors import DecodeError
-from shared.policy.maddpg.book import Book
-from shared.policy.maddpg.checkpoint import Checkpoint, decode, encode
-from shared.policy.maddpg.network import MaddpgNetwork
-from shared.schedule import stage_schedule
+from stageloom.shared.digest import canonical, digest_of
+from stageloom.shared.errors import DecodeError
+from stageloom.shared.policy.maddpg.book import Book
+from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, decode, encode
+from stageloom.shared.policy.maddpg.network import MaddpgNetwork
+from stageloom.shared.schedule import stage_schedule
 from tests.policy.maddpg.cases import arrays, network, space
 
 SPACE = replace(space(2, 1, replicas=2), deviation_scale=0.05)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.plan import Member
-from shared.policy.maddpg.combining import actions_of, bin_of, centre, combine_blocks
-from shared.policy.maddpg.space import Space
+from stageloom.shared.plan import Member
+from stageloom.shared.policy.maddpg.combining import actions_of, bin_of, centre, combine_blocks
+from stageloom.shared.policy.maddpg.space import Space
 from tests.policy.maddpg.cases import space
 
 

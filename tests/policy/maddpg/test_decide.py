@@ -5,17 +5,17 @@ from dataclasses import replace
 
 import pytest
 
-from shared.blocks import combine, split
-from shared.errors import InputError
-from shared.plan import Plan, Wait
-from shared.policy.maddpg.book import Blocks, Book
-from shared.policy.maddpg.combining import actions_of
-from shared.policy.maddpg.decide import decide, replanned
-from shared.policy.maddpg.space import Space
-from shared.policy.plain import Load
-from shared.policy.samples import Sample
-from shared.schedule import stage_schedule
-from shared.search.compose import ModelChoice, compose
+from stageloom.shared.blocks import combine, split
+from stageloom.shared.errors import InputError
+from stageloom.shared.plan import Plan, Wait
+from stageloom.shared.policy.maddpg.book import Blocks, Book
+from stageloom.shared.policy.maddpg.combining import actions_of
+from stageloom.shared.policy.maddpg.decide import decide, replanned
+from stageloom.shared.policy.maddpg.space import Space
+from stageloom.shared.policy.plain import Load
+from stageloom.shared.policy.samples import Sample
+from stageloom.shared.schedule import stage_schedule
+from stageloom.shared.search.compose import ModelChoice, compose
 from tests.policy.maddpg.cases import saying
 from tests.search.graphs import CHAIN, DIAMOND, model
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from shared.policy.maddpg.intervals import HEADROOM, interval_bounds, interval_s, intervals_us
-from shared.policy.maddpg.space import IntervalMap
-from shared.policy.plain import Load
+from stageloom.shared.policy.maddpg.intervals import HEADROOM, interval_bounds, interval_s, intervals_us
+from stageloom.shared.policy.maddpg.space import IntervalMap
+from stageloom.shared.policy.plain import Load
 
 
 def load(arrivals_per_s: float, service_s: float) -> Load:

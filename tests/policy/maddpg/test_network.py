@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from shared.errors import InputError
-from shared.policy.maddpg.features import state_of
-from shared.policy.maddpg.network import MaddpgNetwork
-from shared.policy.samples import Sample
+from stageloom.shared.errors import InputError
+from stageloom.shared.policy.maddpg.features import state_of
+from stageloom.shared.policy.maddpg.network import MaddpgNetwork
+from stageloom.shared.policy.samples import Sample
 from tests.policy.maddpg.cases import arrays, space
 
 

@@ -6,16 +6,17 @@ from importlib import resources
 from types import ModuleType
 from typing import Any
 
-from planner.twin.compiled.kept import KERNELS
-from planner.twin.compiled.placing import Memory
-from planner.twin.compiled.twin import CompiledTwin
+from stageloom.planner.twin.compiled.kept import KERNELS
+from stageloom.planner.twin.compiled.placing import Memory
+from stageloom.planner.twin.compiled.twin import CompiledTwin
 
-_PACKAGE = "planner.twin.compiled"
+_PACKAGE = "stageloom.planner.twin.compiled"
 _KERNELS = KERNELS[1:]  # without their constants
 
 
 def plain_kernels(defects: Mapping[str, tuple[str, str]] | None = None) -> Any:
-    """`planner.twin.compiled.engine.run`, uncompiled. `defects`: by file, a text and what replaces it."""
+    """`stageloom.planner.twin.compiled.engine.run`, uncompiled. `defects`: by file, a text and what replaces
+    it."""
     names = [f"{_PACKAGE}.{name}" for name in ("jit", *_KERNELS)]
     kept = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     try:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from planner.twin.arrivals import Poisson
-from planner.twin.compiled import engine
-from planner.twin.compiled.kept import SCALES, cache_folder, compile_ahead, kept
-from planner.twin.compiled.twin import CompiledTwin, compile_kernels
-from planner.twin.device_file import load_device
-from planner.twin.times import StepTimes
-from shared.errors import InputError, PlanError
-from shared.search.costs import CostTable
+from stageloom.planner.twin.arrivals import Poisson
+from stageloom.planner.twin.compiled import engine
+from stageloom.planner.twin.compiled.kept import SCALES, cache_folder, compile_ahead, kept
+from stageloom.planner.twin.compiled.twin import CompiledTwin, compile_kernels
+from stageloom.planner.twin.device_file import load_device
+from stageloom.planner.twin.times import StepTimes
+from stageloom.shared.errors import InputError, PlanError
+from stageloom.shared.search.costs import CostTable
 from tests.engine.plans import chains
 from tests.twin.compiled.plain import PlainTwin
 
@@ -94,7 +94,7 @@ def test_kernels_count_as_kept_once_all_sizes_were_compiled(
         cache_folder().mkdir(parents=True, exist_ok=True)
         compiled.append(scale)
 
-    monkeypatch.setattr("planner.twin.compiled.twin.compile_kernels", compiling)
+    monkeypatch.setattr("stageloom.planner.twin.compiled.twin.compile_kernels", compiling)
     monkeypatch.setattr("os.setpriority", lambda *given: None)
     compile_ahead()
     assert kept() and compiled == list(SCALES)
@@ -102,7 +102,8 @@ def test_kernels_count_as_kept_once_all_sizes_were_compiled(
 
 def test_the_planner_starts_without_the_compiler() -> None:
     program = (
-        "import sys, planner.cli, planner.service, planner.contest.task, planner.twin.reference;"
+        "import sys, stageloom.planner.cli, stageloom.planner.service\n"
+        "import stageloom.planner.contest.task, stageloom.planner.twin.reference\n"
         "print('numba' in sys.modules or 'llvmlite' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

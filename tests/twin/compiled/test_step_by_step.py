@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from planner.twin.arrivals import Periodic, Process
-from planner.twin.compiled import layout
-from planner.twin.compiled.twin import CompiledTwin
-from planner.twin.device_file import load_device
-from shared.engine.steps import Outcome
-from shared.plan import QueuePlan
+from stageloom.planner.twin.arrivals import Periodic, Process
+from stageloom.planner.twin.compiled import layout
+from stageloom.planner.twin.compiled.twin import CompiledTwin
+from stageloom.planner.twin.device_file import load_device
+from stageloom.shared.engine.steps import Outcome
+from stageloom.shared.plan import QueuePlan
 from tests.engine.plans import chains
 from tests.twin.compiled.plain import PlainTwin, plain_kernels
 from tests.twin.compiled.worlds import TracedTwin, UnevenWorld, World, lengthened, random_world

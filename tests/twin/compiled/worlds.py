@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from benchmarks.lanes.cases import members_of
-from planner.twin.arrivals import Periodic, Poisson, Process
-from planner.twin.device_file import DeviceFile, load_device
-from planner.twin.reference import Twin
-from planner.twin.times import PlanTimes, StepTime, StepTimes
-from shared.bound import BoundPlan
-from shared.engine.steps import Action, FinishTask, PrepareProgram, ProgramKey, Step
-from shared.graph import Graph
-from shared.ids import Digest
-from shared.plan import Member, ModelPlan, QueuePlan, QueueRule, StepChoice, Wait
+from stageloom.planner.twin.arrivals import Periodic, Poisson, Process
+from stageloom.planner.twin.device_file import DeviceFile, load_device
+from stageloom.planner.twin.reference import Twin
+from stageloom.planner.twin.times import PlanTimes, StepTime, StepTimes
+from stageloom.shared.bound import BoundPlan
+from stageloom.shared.engine.steps import Action, FinishTask, PrepareProgram, ProgramKey, Step
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import Digest
+from stageloom.shared.plan import Member, ModelPlan, QueuePlan, QueueRule, StepChoice, Wait
 from tests.engine.generate import digest, plan_of, random_graph
 
 _TICKS_PER_S = 1 << 14
