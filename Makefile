@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Nothing that these import is of the planner's alone.
 GPU_TESTS := tests/gpu tests/benchmarks/gpu/test_cuda.py tests/executor/test_every_executor.py tests/lowering/test_several.py
 
-.PHONY: help setup demo test test-edge test-full test-gpu lint types imports spell check clean
+.PHONY: help setup demo test test-edge test-full test-gpu lint types imports spell house check clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -38,7 +38,7 @@ test-full: setup ## Everything: full-size models and long scenarios
 	$(BIN)/python -m pytest -n auto --dist loadfile --hypothesis-profile=default -m 'not gpu'
 
 test-gpu: ## What needs a CUDA device; PYTHON has torch, onnx, onnxruntime, msgspec, msgpack and pytest
-	$(PYTHON) -m pytest -m gpu $(GPU_TESTS)
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu $(GPU_TESTS)
 
 lint: setup
 	$(BIN)/ruff format --check .
@@ -53,7 +53,10 @@ imports: setup
 spell: setup
 	$(BIN)/codespell
 
-check: lint types imports spell ## Format, types, import contracts, spelling
+house: setup ## Counts of the product; names that occur twice, import circles
+	$(BIN)/python tools/house.py
+
+check: lint types imports spell house ## Format, types, import contracts, spelling, the house
 
 clean: ## Remove both environments and everything under var/
 	rm -rf $(VENV) $(VENV)-edge var
