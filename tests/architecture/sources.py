@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+PRODUCT = ("shared", "planner", "edge_agent", "migrations")
 NOT_OURS = {".git", "var", "build", "dist", "__pycache__"}
 
 
@@ -29,10 +30,11 @@ def repository_files() -> Iterator[Path]:
 
 
 def modules(package: str) -> list[str]:
-    """Dotted names of one of the four folders and everything below it, as files: nothing is imported."""
+    """Dotted names of a folder at the top and everything below it, found as files: nothing is imported."""
     names = []
     for path in sorted((ROOT / package).rglob("*.py")):
-        parts = ("stageloom", *path.relative_to(ROOT).with_suffix("").parts)
+        ours = ("stageloom",) if package in PRODUCT else ()
+        parts = (*ours, *path.relative_to(ROOT).with_suffix("").parts)
         names.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
     return names
 
