@@ -1,4 +1,4 @@
-"""What a policy trained by maddpg proposes, beside the plain one's proposals (TOP, algorithm 1 lines 31-38). Pure.
+"""What a policy trained by maddpg proposes, beside the plain one's proposals (TOP, algorithm 1).
 
 Samples from the alarm -> forward pass -> combined blocks and launch intervals -> schedules by digest. The
 plan is one proposal among others: ranked by predicted cost, and tried on the device like any.

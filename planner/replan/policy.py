@@ -1,4 +1,4 @@
-"""What to run instead: settings of a re-plan, the observation, the interface of policies, the plain policy. Pure.
+"""Settings of a re-plan, the observation, the interface of policies, and the plain policy. Pure.
 
 A policy proposes plans; it neither ranks nor tries them. `stageloom.planner.replan.decide` ranks the
 proposals by predicted cost, and a trial on the device decides, so a wrong policy does no harm.

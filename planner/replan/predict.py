@@ -1,4 +1,4 @@
-"""What a plan costs under a load (predicted busy device seconds per second), and the record of its evaluation.
+"""What a plan costs under a load (predicted busy device seconds per second), and the record of it.
 
 The same figure that a trial measures (busy device seconds at the same mix), from measured stages where there
 are some and from the cost formula else. Members of a combined block are taken to run together as often as
