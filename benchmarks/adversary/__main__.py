@@ -36,12 +36,12 @@ from benchmarks.adversary.pinged import Survived, pinged
 from benchmarks.adversary.scripts import SCRIPTS, Attack
 from benchmarks.adversary.tree import ROOT, Tree, checked_out
 from benchmarks.report import Report, arguments, emit, progress
-from stageloom.planner.twin.compiled.kept import kept
+from stageloom.planner.twin.compiled.compile_cache import is_compiled
 
 VERSION_0_1_0 = "5cfc748"
 PARTS = ("scripts", "floods", "pings", "kills")
 # In a process of its own: its memory, and that of a planner that compiles, are no attack's.
-_COMPILE = "from stageloom.planner.twin.compiled.kept import compile_ahead; compile_ahead()"
+_COMPILE = "from stageloom.planner.twin.compiled import compile_ahead; compile_ahead()"
 _AT_WILL = "enrolled, unpaced"
 PACKAGES = ("pyzmq", "msgspec", "sqlalchemy", "psycopg", "onnxruntime")
 
@@ -58,7 +58,7 @@ def main() -> None:
     options = parser.parse_args()
     report = Report("adversary")
     parts = options.only or PARTS
-    if not kept():
+    if not is_compiled():
         progress("compiling the twin's kernels, which a planner does once after it is installed")
         subprocess.run([sys.executable, "-c", _COMPILE], check=True)
     if "scripts" in parts:

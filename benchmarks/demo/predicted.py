@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stageloom.planner.costs.measured import cost_table
-from stageloom.planner.costs.operators import OperatorCost
+from stageloom.planner.costs.records import OperatorCost
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.ids import Digest
 from stageloom.shared.schedule import StageSchedule

@@ -21,7 +21,7 @@ from benchmarks.demo.processes import DemoFailed, Lines, Processes
 from benchmarks.demo.replanning import Replanning
 from benchmarks.demo.results import Run, assemble, write
 from stageloom import Client
-from stageloom.planner.replan.considered import serves
+from stageloom.planner.replan.predict import serves
 from stageloom.planner.store.considered import KeptConsidered
 from stageloom.planner.store.reading import ReadStore
 from stageloom.shared.errors import UnavailableError

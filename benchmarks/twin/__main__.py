@@ -36,10 +36,9 @@ from stageloom.edge_agent.worker.config import WorkerConfig
 from stageloom.planner.twin.arrivals import Periodic, Recorded
 from stageloom.planner.twin.calibrate import Calibrated, calibrate
 from stageloom.planner.twin.device_file import cpu_device, load_device
-from stageloom.planner.twin.interface import Device
 from stageloom.planner.twin.reference import Twin
 from stageloom.planner.twin.times import StepTimes
-from stageloom.planner.twin.window import Window
+from stageloom.planner.twin.window import Device, Window
 from stageloom.shared.artifact import Artifact, open_artifact
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.importer.api import artifact_path, import_model

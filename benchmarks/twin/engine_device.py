@@ -1,4 +1,4 @@
-"""An engine in this process as a `stageloom.planner.twin.interface.Device`, loaded by seeded arrivals in real
+"""An engine in this process as a `stageloom.planner.twin.window.Device`, loaded by seeded arrivals in real
 time."""
 
 import time
@@ -14,8 +14,7 @@ from stageloom.edge_agent.executor.onnx import OnnxExecutor
 from stageloom.edge_agent.worker.shell import EngineShell
 from stageloom.edge_agent.worker.tasks import TaskEnd
 from stageloom.planner.twin.arrivals import ArrivalStream, Process
-from stageloom.planner.twin.interface import usual_samples
-from stageloom.planner.twin.window import ModelWindow, StepsWindow, Window, counts_between
+from stageloom.planner.twin.window import ModelWindow, StepsWindow, Window, counts_between, usual_samples
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.stats import EngineGlance, EngineStats, QueueGlance

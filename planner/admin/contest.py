@@ -12,9 +12,8 @@ from stageloom.planner.admin.search import scheduler_key, search_job
 from stageloom.planner.cluster.run import search
 from stageloom.planner.contest.entrants import Entrant, entrants
 from stageloom.planner.contest.worth import Worth
-from stageloom.planner.costs.schedules import found_schedules
-from stageloom.planner.replan.considered import Considered, Verdict, considered
-from stageloom.planner.replan.predict import predict
+from stageloom.planner.costs.records import found_schedules
+from stageloom.planner.replan.predict import Considered, Verdict, considered, predict
 from stageloom.planner.store.store import Store
 from stageloom.shared.bound import bind
 from stageloom.shared.clock import Clock

@@ -14,10 +14,9 @@ from stageloom.planner.admin.fleet import Fleet
 from stageloom.planner.admin.search import scheduler_key, search_job, unsure_of
 from stageloom.planner.admin.searches import Searches
 from stageloom.planner.cluster.interface import SearchPool
-from stageloom.planner.costs.schedules import found_schedules
+from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.dispatch.admin import Answer
-from stageloom.planner.replan.considered import Verdict, considered
-from stageloom.planner.replan.predict import predict
+from stageloom.planner.replan.predict import Verdict, considered, predict
 from stageloom.planner.store.desired import Push
 from stageloom.planner.store.store import Store
 from stageloom.planner.telemetry.rates import KINDS, model_rates

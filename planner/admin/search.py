@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stageloom.planner.costs.measured import device_costs
-from stageloom.planner.costs.policies import trained_policy
-from stageloom.planner.costs.unsure import unsure_blocks
+from stageloom.planner.costs.drift import unsure_blocks
+from stageloom.planner.costs.measured import device_costs, trained_policy
 from stageloom.planner.store.reading import ReadStore
 from stageloom.shared.bound import bind
 from stageloom.shared.errors import InputError

@@ -10,7 +10,7 @@ from stageloom.planner.admin.search import search_job
 from stageloom.planner.cli.output import emit_json, emit_table, progress
 from stageloom.planner.cli.replans import interval
 from stageloom.planner.cli.searching import measure_stages, search
-from stageloom.planner.costs.policies import trained_policy
+from stageloom.planner.costs.measured import trained_policy
 from stageloom.planner.replan.predict import block_costs
 from stageloom.shared.bound import bind
 from stageloom.shared.errors import InputError

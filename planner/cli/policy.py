@@ -135,7 +135,7 @@ def import_policy(
     stageloom policy attach shop-7 maddpg
     """
     from stageloom.planner.cli.kept_policy import keep_policy
-    from stageloom.planner.replan.adopted import adopted
+    from stageloom.planner.replan.learned import adopted
     from stageloom.planner.store.reading import ReadStore
     from stageloom.shared.ids import DeviceId
     from stageloom.shared.policy.maddpg.checkpoint import MAX_BYTES, decode, encode

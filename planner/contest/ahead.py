@@ -7,7 +7,8 @@ from concurrent.futures import Future
 from typing import Final
 
 from stageloom.planner.cluster.processes import ProcessPool
-from stageloom.planner.twin.compiled.kept import compile_ahead, kept
+from stageloom.planner.twin.compiled import compile_ahead
+from stageloom.planner.twin.compiled.compile_cache import is_compiled
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class CompiledAhead:
         self._pool.close()
 
     def _begin(self) -> None:
-        if not kept():
+        if not is_compiled():
             self._pool.submit(self._work).add_done_callback(_ended)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stageloom.planner.contest.worth import Figures, Worth, figures_of, worth_of
-from stageloom.planner.twin.interface import Device, MakeDevice
+from stageloom.planner.twin.window import Device, MakeDevice
 from stageloom.shared.bound import BoundPlan
 
 

@@ -14,9 +14,9 @@ from typing import Final
 from stageloom.planner.contest.judge import Course, judge
 from stageloom.planner.contest.worth import Worth
 from stageloom.planner.twin.arrivals import Process, entered_anywhere
-from stageloom.planner.twin.compiled.kept import kept
-from stageloom.planner.twin.interface import Device
+from stageloom.planner.twin.compiled.compile_cache import is_compiled
 from stageloom.planner.twin.times import StepTimes
+from stageloom.planner.twin.window import Device
 from stageloom.shared.bound import bind
 from stageloom.shared.errors import PlanError
 from stageloom.shared.graph import Graph
@@ -50,7 +50,7 @@ class Scene:
         steps = course.simulated_s * sum(
             self.arrivals[model.plan.name].mean_per_s * len(model.blocks) for model in bound.models
         )
-        if steps > (_WORTH_LOADING if kept() else _WORTH_COMPILING):
+        if steps > (_WORTH_LOADING if is_compiled() else _WORTH_COMPILING):
             try:
                 return judge(bound, self._compiled, course, self.service_s)
             except PlanError as error:

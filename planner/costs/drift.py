@@ -10,7 +10,8 @@ Two comparisons, each of like with like:
 
 A block whose stages can be compared is, by stages; another one by steps. Only plans with one lane are looked
 at: what lanes cost each other is load, not drift.
-"""
+
+Which parts of a plan are worth measuring: those with stages that nobody is sure of. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -258,3 +259,20 @@ def _span(bound: BoundPlan, model: int, block: int) -> tuple[int, int]:
 def _mean(entries: Sequence[tuple[float, float]]) -> float:
     """Of factors, by weight."""
     return sum(weight * factor for weight, factor in entries) / sum(weight for weight, _ in entries)
+
+
+def unsure_blocks(bound: BoundPlan, costs: CostTable) -> tuple[int, ...]:
+    """Combined blocks with a stage that was not measured, or too long ago, and whose prediction is not sure.
+
+    Of blocks that compute the same by the same schedule, as replicas do, the first. A block of streams has no
+    stages.
+    """
+    found: dict[object, int] = {}
+    for index, combined in enumerate(bound.combined):
+        schedule = combined.plan.schedule
+        if not isinstance(schedule, StageSchedule):
+            continue
+        known = block_costs(bound, index, costs)
+        if not all(known.is_sure(stage) for stage in known.runs(schedule.stages)):
+            found.setdefault((combined.graph.predecessors, combined.graph.offsets, known, schedule), index)
+    return tuple(found.values())

@@ -2,15 +2,17 @@
 
 Both are kept by content, an artifact's operators and a combined block's stages, under a device class: what
 one device measured for one model serves every device of its class, and every model that shares a block's
-artifact. What stages teach of how groups hinder each other serves models that were never measured in stages.
+artifact. Measured stages also teach how groups slow each other down, which serves models that were never
+measured in stages. `trained_policy` gives the gpg policy that a search uses beside these costs.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
-from stageloom.planner.costs.operators import OperatorCost
-from stageloom.shared.errors import StageloomError
+from stageloom.planner.costs.records import OperatorCost
+from stageloom.shared.errors import DecodeError, StageloomError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.plan import ExecutorOptions
@@ -131,3 +133,32 @@ def cost_table(
         measured_at=measured_at,
         provenance={key: Provenance(cost.runs, cost.measured_at_us) for key, cost in kept.items()},
     )
+
+
+_log = logging.getLogger(__name__)
+
+
+class Policies(Protocol):
+    """The part of the store that policies come from."""
+
+    def newest_checkpoint(self, policy: str, device_class: str) -> bytes | None:
+        """The newest trained policy of a device class, else the newest for any device."""
+        ...
+
+
+def trained_policy(store: Policies, device_class: str) -> bytes:
+    """The bytes of gpg's newest policy; empty, for the packaged one, where there is none that can be used.
+
+    A policy that another version trained on other features must not stop a search.
+    """
+    from stageloom.shared.policy.gpg.checkpoint import decode  # numpy, which no start needs
+
+    found = store.newest_checkpoint("gpg", device_class)
+    if found is None:
+        return b""
+    try:
+        decode(found)
+    except DecodeError as error:
+        _log.warning("the packaged policy is used: %s", error)
+        return b""
+    return found

@@ -9,7 +9,7 @@ from enum import Enum
 from math import isfinite
 from typing import Any, Final
 
-from stageloom.planner.costs.origins import FoundBy, Origin
+from stageloom.planner.costs.records import FoundBy, Origin
 from stageloom.planner.replan.predict import block_costs
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.errors import PlanError

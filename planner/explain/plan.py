@@ -4,14 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from stageloom.planner.costs.calibration import Calibration
 from stageloom.planner.costs.measured import device_costs
-from stageloom.planner.costs.schedules import combined_block_digest
+from stageloom.planner.costs.records import Calibration, combined_block_digest
 from stageloom.planner.explain.block import BlockExplained, Known, explain_block
 from stageloom.planner.explain.decided import Decided, decided
 from stageloom.planner.explain.others import Evidence, Other, others
-from stageloom.planner.replan.considered import serves
-from stageloom.planner.replan.predict import predict
+from stageloom.planner.replan.predict import predict, serves
 from stageloom.planner.store.considered import KeptConsidered
 from stageloom.planner.store.reading import ReadStore
 from stageloom.shared.bound import BoundPlan, bind

@@ -10,10 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from stageloom.planner.replan.considered import Considered, Verdict, considered
-from stageloom.planner.replan.observation import Observation
-from stageloom.planner.replan.policy import How, Proposal
-from stageloom.planner.replan.predict import Prediction, predict
+from stageloom.planner.replan.policy import How, Observation, Proposal
+from stageloom.planner.replan.predict import Considered, Prediction, Verdict, considered, predict
 from stageloom.shared.errors import PlanError
 from stageloom.shared.messages.admin import Proposer
 

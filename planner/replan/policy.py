@@ -1,23 +1,79 @@
-"""What to run instead: the interface of policies, and the plain one that needs no learning. Pure.
+"""Settings of a re-plan, the observation, the interface of policies, and the plain policy. Pure.
 
-A policy proposes plans; it neither ranks nor tries them. `stageloom.planner.replan.decide` ranks what is
-proposed by predicted cost, and a trial on the device has the last word, so a policy may be wrong and do no
-harm.
+A policy proposes plans; it neither ranks nor tries them. `stageloom.planner.replan.decide` ranks the
+proposals by predicted cost, and a trial on the device decides, so a wrong policy does no harm.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
-from stageloom.planner.replan.observation import Observation
 from stageloom.planner.replan.predict import keeps_up
-from stageloom.shared.ids import Digest
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.admin import Proposer
+from stageloom.shared.messages.control import AlarmSample
 from stageloom.shared.plan import ModelPlan, Plan
-from stageloom.shared.policy.plain import plain_replan
+from stageloom.shared.policy.plain import Load, plain_replan
 from stageloom.shared.search.block_job import BlockJob
 from stageloom.shared.search.compose import Combination, ModelChoice, Rules
+from stageloom.shared.search.costs import CostTable
 from stageloom.shared.search.job import SearchJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplanSettings:
+    """On by default: a re-plan can do no harm, since its plan must win a trial before it is believed."""
+
+    enabled: bool = True
+    scheduler: str = "ios"
+    members_max: int = 2  # H: blocks per combined block at most
+    budget_s: float = 10.0  # for the searches of one re-plan: the best found so far is proposed
+    proposer: Proposer = Proposer.ALL
+    attach: bool = True  # send the trained policy that fits a pushed plan along, where the device may use it
+
+    def fields(self) -> dict[str, Any]:
+        """The fields by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """What is kept about a plan that a re-plan pushed."""
+
+    structure: Digest  # the plan but for its launch intervals
+    how: str
+    predicted: float | None  # predicted cost over the incumbent's
+    remark: str = ""  # what went into the decision beside the plans
+    policy: Digest | None = None  # the trained policy that fits the plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """One device at the moment of an alarm.
+
+    `proven`: plans that committed on this device in this environment, over the incumbent's models, newest
+    first. `barred`: (plan, structure) of those that did not gain here lately.
+    """
+
+    device: DeviceId
+    cause: str
+    incumbent: Plan
+    desired: tuple[int, int]  # (epoch, generation) that was newest at that moment
+    loads: tuple[Load, ...]
+    samples: tuple[AlarmSample, ...]
+    graphs: Mapping[Digest, Graph]
+    costs: CostTable
+    proven: tuple[Plan, ...] = ()
+    barred: tuple[tuple[Digest, Digest], ...] = ()
+    settings: ReplanSettings = field(default_factory=ReplanSettings)
+    environment: str = ""  # the device class that all of this is of
+    costs_key: str = ""  # what costs and schedules are kept under: the device class, or the device's own key
+    checkpoint: bytes = b""  # a trained policy, for the scheduler that takes one
+    learned: bytes = b""  # one that proposes plans itself (maddpg)
+    schedules: Mapping[tuple[Digest, int], tuple[str, ...]] = field(default_factory=dict)
+    """Where such a policy is: stage strings that were found for combined blocks of so large a batch."""
 
 
 class How(str, Enum):

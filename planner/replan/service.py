@@ -15,15 +15,12 @@ from typing import Final
 from stageloom.planner.admin.fleet import Fleet
 from stageloom.planner.cluster.interface import SearchPool
 from stageloom.planner.cluster.run import search
-from stageloom.planner.costs.schedules import FoundSchedule, found_schedules
+from stageloom.planner.costs.records import FoundSchedule, found_schedules
 from stageloom.planner.replan.background import ScheduleSearches
 from stageloom.planner.replan.decide import Decision, decide, without_search
 from stageloom.planner.replan.learned import SEARCHED, LearnedPolicy
-from stageloom.planner.replan.observation import Observation
-from stageloom.planner.replan.observing import observe, without_costs
-from stageloom.planner.replan.policy import How, Policy, Proposal
-from stageloom.planner.replan.recalibration import recalibration
-from stageloom.planner.replan.settings import Note
+from stageloom.planner.replan.observing import observe, recalibration, without_costs
+from stageloom.planner.replan.policy import How, Note, Observation, Policy, Proposal
 from stageloom.planner.store.store import Store
 from stageloom.shared.clock import Clock
 from stageloom.shared.errors import StageloomError

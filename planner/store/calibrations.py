@@ -4,7 +4,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from stageloom.planner.costs.calibration import Calibration
+from stageloom.planner.costs.records import Calibration
 from stageloom.planner.store.tables import CalibrationRow
 from stageloom.shared.ids import DeviceId
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
-from stageloom.planner.replan.considered import Considered, Verdict
+from stageloom.planner.replan.predict import Considered, Verdict
 from stageloom.planner.store.tables import ConsideredPlanRow
 from stageloom.shared.ids import DeviceId, Digest
 

@@ -6,8 +6,7 @@ from typing import Final
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
-from stageloom.planner.costs.operators import OperatorCost
-from stageloom.planner.costs.schedules import FoundSchedule
+from stageloom.planner.costs.records import FoundSchedule, OperatorCost
 from stageloom.planner.store import answers
 from stageloom.planner.store.calibrations import calibration
 from stageloom.planner.store.desired import Push, push

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
-from stageloom.planner.costs.origins import FoundBy, Origin
+from stageloom.planner.costs.records import FoundBy, Origin
 from stageloom.planner.store.replans import trial_info
 from stageloom.planner.store.stages import executor_key
 from stageloom.planner.store.tables import (

@@ -9,10 +9,8 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from stageloom.planner.costs.calibration import Calibration
-from stageloom.planner.costs.operators import OperatorCost
-from stageloom.planner.costs.origins import FoundBy, Origin
-from stageloom.planner.replan.settings import ReplanSettings
+from stageloom.planner.costs.records import Calibration, FoundBy, OperatorCost, Origin
+from stageloom.planner.replan.policy import ReplanSettings
 from stageloom.planner.store import (
     calibrations,
     checkpoints,

@@ -10,8 +10,8 @@ import msgspec
 from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
-from stageloom.planner.costs.calibration import Calibration
 from stageloom.planner.costs.drift import Renewal
+from stageloom.planner.costs.records import Calibration
 from stageloom.planner.store.calibrations import calibration, calibration_of
 from stageloom.planner.store.devices import add_event, known_device
 from stageloom.planner.store.stages import executor_key, stage_text

@@ -12,9 +12,8 @@ import msgspec
 from sqlalchemy import and_, bindparam, select
 from sqlalchemy.orm import Session
 
-from stageloom.planner.costs.calibration import Calibration
-from stageloom.planner.costs.operators import OperatorCost
-from stageloom.planner.replan.settings import ReplanSettings
+from stageloom.planner.costs.records import Calibration, OperatorCost
+from stageloom.planner.replan.policy import ReplanSettings
 from stageloom.planner.store import costs, replans, stages
 from stageloom.planner.store.calibrations import calibration_of
 from stageloom.planner.store.tables import (

@@ -13,9 +13,8 @@ from pathlib import Path
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from stageloom.planner.costs.calibration import Calibration
 from stageloom.planner.costs.drift import Renewal
-from stageloom.planner.costs.schedules import FoundSchedule
+from stageloom.planner.costs.records import Calibration, FoundSchedule
 from stageloom.planner.dispatch.ports import (
     ArtifactFile,
     EnrolAttempt,
@@ -24,8 +23,8 @@ from stageloom.planner.dispatch.ports import (
     ReportRecord,
     TelemetryWrite,
 )
-from stageloom.planner.replan.considered import Considered
-from stageloom.planner.replan.settings import Note, ReplanSettings
+from stageloom.planner.replan.policy import Note, ReplanSettings
+from stageloom.planner.replan.predict import Considered
 from stageloom.planner.store import (
     checkpoints,
     clock_trust,

@@ -16,7 +16,7 @@ a time) and operator times. Three fits follow, each on what the ones before left
 
        y = slowdown(interference) (alone + beside_s)
 
-   (`stageloom.planner.twin.overlap`): what short and long steps lose tells what is in proportion from what
+   (`stageloom.planner.twin.lanes`): what short and long steps lose tells what is in proportion from what
    is not.
 
 Noise is the spread of single steps around their means, as quantiles.
@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stageloom.planner.twin.device_file import DeviceFile, Kind
-from stageloom.planner.twin.overlap import slowdown
+from stageloom.planner.twin.lanes import slowdown
 from stageloom.planner.twin.times import BlockTimes, StepTimes, border_bytes
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.errors import InputError

@@ -47,7 +47,7 @@ class DeviceFile:
     item_s: float = 0.0  # fixed seconds of one item of a launch list (a session, on onnx)
     border_s_per_byte: float = 0.0  # per byte that enters or leaves an item
     groups_interference: float  # between groups of a stage; see `stageloom.shared.search.costs`
-    lanes_interference: float  # between steps of different lanes; see `stageloom.planner.twin.overlap`
+    lanes_interference: float  # between steps of different lanes; see `stageloom.planner.twin.lanes`
     beside_s: float = 0.0  # what a step takes longer per step that already runs in another lane
     noise: tuple[
         tuple[float, float], ...

@@ -9,7 +9,7 @@ import pytest
 from benchmarks import zoo
 from benchmarks.demo.policy_answers import STATES, answers, random_state
 from benchmarks.demo.story import FIRST, MODELS, POLICIES
-from stageloom.planner.replan.adopted import adopted
+from stageloom.planner.replan.learned import adopted
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.graph import Graph

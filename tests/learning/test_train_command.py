@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stageloom.planner.cli.app import execute
-from stageloom.planner.costs.policies import trained_policy
+from stageloom.planner.costs.measured import trained_policy
 from stageloom.planner.store import checkpoints
 from stageloom.planner.store.store import Store
 from stageloom.shared.errors import ExitCode

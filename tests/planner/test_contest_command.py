@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from stageloom.planner.cli.app import execute
-from stageloom.planner.replan.considered import Verdict
+from stageloom.planner.replan.predict import Verdict
 from stageloom.planner.store.reading import ReadStore
 from tests.planner.processes import PlannerProcess, environment, ok
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.planner.costs.origins import Origin as MeasuredOn
+from stageloom.planner.costs.records import Origin as MeasuredOn
 from stageloom.planner.explain.block import Known, Source, explain_block
-from stageloom.planner.replan.considered import Verdict, considered
-from stageloom.planner.replan.settings import Note
+from stageloom.planner.replan.policy import Note
+from stageloom.planner.replan.predict import Verdict, considered
 from stageloom.shared.bound import bind
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.messages.control import Alarm, ModelLoad, Origin

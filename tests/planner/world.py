@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stageloom.planner.costs.schedules import found_schedules
+from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.dispatch.ports import TelemetryWrite
-from stageloom.planner.replan.considered import Verdict, considered
-from stageloom.planner.replan.predict import predict
+from stageloom.planner.replan.predict import Verdict, considered, predict
 from stageloom.planner.store.store import Store
 from stageloom.shared.artifact import pack_artifact
 from stageloom.shared.clock import ManualClock

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from stageloom.planner.replan.adopted import adopted
-from stageloom.planner.replan.learned import LearnedPolicy
+from stageloom.planner.replan.learned import LearnedPolicy, adopted
 from stageloom.planner.replan.policy import How
 from stageloom.shared.digest import digest_bytes, digest_of
 from stageloom.shared.errors import InputError

@@ -7,11 +7,9 @@ import pytest
 
 from stageloom.planner.cluster.run import search
 from stageloom.planner.replan.compare import block_pairs, drift
-from stageloom.planner.replan.considered import Verdict, serves
 from stageloom.planner.replan.decide import decide, without_search
-from stageloom.planner.replan.observation import Observation
-from stageloom.planner.replan.policy import How, PlainPolicy, Proposal
-from stageloom.planner.replan.predict import keeps_up, predict
+from stageloom.planner.replan.policy import How, Observation, PlainPolicy, Proposal
+from stageloom.planner.replan.predict import Verdict, keeps_up, predict, serves
 from stageloom.shared.ids import DeviceId, OpId
 from stageloom.shared.messages.telemetry import GroupSpan, StepTrace
 from stageloom.shared.plan import Plan

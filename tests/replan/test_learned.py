@@ -4,13 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from stageloom.planner.replan.considered import Verdict
 from stageloom.planner.replan.decide import decide, without_search
 from stageloom.planner.replan.learned import LearnedPolicy
-from stageloom.planner.replan.observation import Observation
-from stageloom.planner.replan.policy import How, PlainPolicy
-from stageloom.planner.replan.predict import predict
-from stageloom.planner.replan.settings import ReplanSettings
+from stageloom.planner.replan.policy import How, Observation, PlainPolicy, ReplanSettings
+from stageloom.planner.replan.predict import Verdict, predict
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.legality import violations
 from stageloom.shared.messages.admin import Proposer

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stageloom.planner.dispatch.ports import EnrolAttempt, StoredRow, TelemetryWrite
-from stageloom.planner.replan.considered import Considered, Verdict
+from stageloom.planner.replan.predict import Considered, Verdict
 from stageloom.planner.store.store import Store
 from stageloom.shared.artifact import pack_artifact
 from stageloom.shared.clock import ManualClock

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stageloom.planner.costs.drift import Renewal
-from stageloom.planner.costs.schedules import FoundSchedule
+from stageloom.planner.costs.records import FoundSchedule
 from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.store.store import Store
 from stageloom.shared.digest import digest_bytes

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from stageloom.planner.costs.policies import trained_policy
+from stageloom.planner.costs.measured import trained_policy
 from stageloom.planner.store import checkpoints
 from stageloom.planner.store.store import Store
 from stageloom.shared.digest import digest_bytes

@@ -1,6 +1,6 @@
 """Plans that were looked at come back as they were kept, for those models and that device class."""
 
-from stageloom.planner.replan.considered import Verdict
+from stageloom.planner.replan.predict import Verdict
 from stageloom.planner.store.store import Store
 from stageloom.shared.clock import ManualClock
 from tests.store.helpers import NANO, T0_US, enrol, looked_at

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.planner.costs.schedules import found_schedules
+from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.store.blobs import Blobs
 from stageloom.planner.store.store import Store
 from stageloom.shared.digest import digest_bytes

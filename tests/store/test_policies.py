@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.planner.replan.settings import Note, ReplanSettings
+from stageloom.planner.replan.policy import Note, ReplanSettings
 from stageloom.planner.store import checkpoints
 from stageloom.planner.store.devices import set_state
 from stageloom.planner.store.store import Store

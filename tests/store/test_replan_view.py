@@ -8,7 +8,7 @@ import pytest
 from stageloom.planner.costs.measured import STALE_S
 from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.replan.observing import observe, without_costs
-from stageloom.planner.replan.settings import Note, ReplanSettings
+from stageloom.planner.replan.policy import Note, ReplanSettings
 from stageloom.planner.store.store import Store
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import Digest

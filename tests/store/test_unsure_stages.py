@@ -9,9 +9,9 @@ import pytest
 
 from stageloom.planner.admin.handler import AdminHandler
 from stageloom.planner.costs import measured
+from stageloom.planner.costs.drift import unsure_blocks
 from stageloom.planner.costs.measured import STALE_S, device_costs
-from stageloom.planner.costs.operators import OperatorCost
-from stageloom.planner.costs.unsure import unsure_blocks
+from stageloom.planner.costs.records import OperatorCost
 from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.store.store import Store
 from stageloom.shared.artifact import pack_artifact

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.planner.twin.agent import AgentDevice
-from stageloom.planner.twin.interface import Device
+from stageloom.planner.twin.replay import AgentDevice
+from stageloom.planner.twin.window import Device
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import UnavailableError

@@ -15,8 +15,7 @@ from stageloom.planner.twin.calibrate import (
     noise_quantiles,
 )
 from stageloom.planner.twin.device_file import DeviceFile, Kind, cpu_device, device_toml, parse_device
-from stageloom.planner.twin.lanes import noise_factors
-from stageloom.planner.twin.overlap import slowdown
+from stageloom.planner.twin.lanes import noise_factors, slowdown
 from stageloom.planner.twin.times import StepTimes
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.errors import InputError

@@ -5,8 +5,7 @@ from random import Random
 
 import pytest
 
-from stageloom.planner.twin.lanes import Lanes, noise_factors
-from stageloom.planner.twin.overlap import slowdown
+from stageloom.planner.twin.lanes import Lanes, noise_factors, slowdown
 from stageloom.planner.twin.times import StepTime
 from stageloom.shared.engine.steps import PlanKey, ProgramKey, Step
 from stageloom.shared.ids import StepId

@@ -8,9 +8,8 @@ import pytest
 
 from stageloom.planner.learning.maddpg.environment import samples_of
 from stageloom.planner.twin.arrivals import Bursty, Periodic, Poisson, Process
-from stageloom.planner.twin.interface import Device
 from stageloom.planner.twin.reference import Twin
-from stageloom.planner.twin.window import Window
+from stageloom.planner.twin.window import Device, Window
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.errors import PlanError
 from stageloom.shared.plan import QueuePlan, QueueRule

@@ -6,7 +6,7 @@ from functools import cached_property
 from math import fsum
 
 from stageloom.planner.learning.maddpg.schedules import ScheduleTable
-from stageloom.planner.twin.interface import MakeDevice
+from stageloom.planner.twin.window import MakeDevice
 from stageloom.shared.bound import BoundModel, bind
 from stageloom.shared.errors import InputError
 from stageloom.shared.graph import Graph

@@ -6,9 +6,9 @@ from functools import cached_property
 
 from stageloom.planner.twin.arrivals import Process, entered_anywhere
 from stageloom.planner.twin.device_file import DeviceFile
-from stageloom.planner.twin.interface import Device
 from stageloom.planner.twin.reference import Twin
 from stageloom.planner.twin.times import StepTimes
+from stageloom.planner.twin.window import Device
 from stageloom.shared.search.costs import CostTable
 
 

@@ -1,5 +1,23 @@
 """The twin compiled: `stageloom.planner.twin.reference` step by step, on arrays, hundreds of times as fast.
 
-Import `stageloom.planner.twin.compiled.twin` where it is used: it brings in numba, which the planner starts
+Import `stageloom.planner.twin.compiled.twin` where it is used: it imports numba, which the planner starts
 without.
 """
+
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from stageloom.planner.twin.compiled.compile_cache import MARK, SCALES, cache_folder
+
+_LOWEST_PRIORITY: Final = 19
+
+
+def compile_ahead(scales: Sequence[int] = SCALES) -> None:
+    """Compile what is not kept yet, in a process of its own, behind all else that the machine does."""
+    os.setpriority(os.PRIO_PROCESS, 0, _LOWEST_PRIORITY)
+    from stageloom.planner.twin.compiled.twin import compile_kernels
+
+    for scale in scales:
+        compile_kernels(scale)
+    (cache_folder() / MARK).touch()

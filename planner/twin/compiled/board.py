@@ -4,7 +4,6 @@ moves."""
 # A record knows its fields' types only when it is compiled.
 # mypy: disable-error-code="no-any-return"
 
-from stageloom.planner.twin.compiled.choice import admit, choose, count_bits
 from stageloom.planner.twin.compiled.jit import jit
 from stageloom.planner.twin.compiled.layout import (
     MAX_PREPARING,
@@ -21,7 +20,10 @@ from stageloom.planner.twin.compiled.layout import (
 )
 from stageloom.planner.twin.compiled.slots import (
     access,
+    admit,
     advance,
+    choose,
+    count_bits,
     enter,
     forget,
     lanes_of,

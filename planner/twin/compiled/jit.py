@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import numba
 
-from stageloom.planner.twin.compiled.kept import cache_folder
+from stageloom.planner.twin.compiled.compile_cache import cache_folder
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

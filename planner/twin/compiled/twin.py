@@ -1,9 +1,8 @@
-"""The twin on compiled kernels: the same calls and windows as `stageloom.planner.twin.reference.Twin`, much
-faster.
+"""The twin on compiled kernels: calls and windows of `stageloom.planner.twin.reference.Twin`, much faster.
 
-What it can do less: tasks that several models share, and plans whose models differ from one deployment to the
-next. Cuts, replicas, batches, lanes, rules and partitions may differ. Everything else is the same, step by
-step and bit by bit, which a property test holds against the engine core itself.
+It lacks tasks that several models share, and plans whose models differ from one deployment to the next. Cuts,
+replicas, batches, lanes, rules and partitions may differ. Everything else is equal, step by step and bit by
+bit, which a property test holds against the engine core itself.
 
 Importing this module imports numba; the first `run` compiles (seconds), later processes read the machine code
 from the user's cache.
@@ -15,18 +14,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from stageloom.planner.twin.arrivals import Process
+from stageloom.planner.twin.arrivals import ArrivalStream, Process
 from stageloom.planner.twin.compiled import engine, layout
 from stageloom.planner.twin.compiled.jit import compile_for
 from stageloom.planner.twin.compiled.layout import NOBODY, Records, World
-from stageloom.planner.twin.compiled.placing import Memory
-from stageloom.planner.twin.compiled.tables import loaded_programs, plan_tables, program_of
-from stageloom.planner.twin.compiled.tape import Tape
-from stageloom.planner.twin.interface import usual_samples
+from stageloom.planner.twin.compiled.tables import Memory, loaded_programs, plan_tables, program_of
 from stageloom.planner.twin.lanes import noise_factors
 from stageloom.planner.twin.times import BlockTimes, PlanTimes, StepTimes
-from stageloom.planner.twin.window import ModelWindow, StepsWindow, Window
+from stageloom.planner.twin.window import ModelWindow, StepsWindow, Window, usual_samples
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.stats import Counts, EngineGlance, QueueGlance
 from stageloom.shared.engine.steps import PlanKey
@@ -34,8 +31,50 @@ from stageloom.shared.errors import InputError, PlanError
 from stageloom.shared.ids import Digest
 
 
+class Tape:
+    """Times and sources of all tasks, ascending; of equal times the first source's come first."""
+
+    def __init__(self, arrivals: Mapping[str, Process], seed: int) -> None:
+        self._streams = [
+            ArrivalStream(process, np.random.default_rng([seed, index]))
+            for index, process in enumerate(arrivals.values())
+        ]
+        self._times: npt.NDArray[np.float64] = np.empty(0)
+        self._sources: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._drawn = 0
+        self._until_s = 0.0
+
+    def between(self, first: int, until_s: float) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """Times and sources of the tasks from number `first` on that come before `until_s`."""
+        if until_s > self._until_s:
+            self._draw(until_s)
+        last = int(np.searchsorted(self._times[: self._drawn], until_s, side="left"))
+        return self._times[first:last], self._sources[first:last]
+
+    def _draw(self, until_s: float) -> None:
+        drawn = [stream.until(until_s) for stream in self._streams]
+        times = np.concatenate([*drawn, np.empty(0)])
+        sources = np.repeat(np.arange(len(drawn)), [len(one) for one in drawn])
+        order = np.argsort(times, kind="stable")
+        self._keep(times[order], sources[order])
+        self._until_s = until_s
+
+    def _keep(self, times: npt.NDArray[np.float64], sources: npt.NDArray[np.int64]) -> None:
+        """Append; room doubles, so that a long run copies each arrival a few times at most."""
+        total = self._drawn + len(times)
+        if total > len(self._times):
+            room = max(2 * len(self._times), total, 1024)
+            self._times = np.concatenate((self._times[: self._drawn], np.empty(room - self._drawn)))
+            self._sources = np.concatenate(
+                (self._sources[: self._drawn], np.empty(room - self._drawn, np.int64))
+            )
+        self._times[self._drawn : total] = times
+        self._sources[self._drawn : total] = sources
+        self._drawn = total
+
+
 class CompiledTwin:
-    """A simulated device; satisfies `stageloom.planner.twin.interface.Device`.
+    """A simulated device; satisfies `stageloom.planner.twin.window.Device`.
 
     `arrivals`, `seed` and `deadlines_s` are those of the reference twin. With `prepared` all programs are
     ready when their plan is deployed; else each after its first step, as in the reference. With `trace` every

@@ -6,8 +6,8 @@ from importlib import resources
 from types import ModuleType
 from typing import Any
 
-from stageloom.planner.twin.compiled.kept import KERNELS
-from stageloom.planner.twin.compiled.placing import Memory
+from stageloom.planner.twin.compiled.compile_cache import KERNELS
+from stageloom.planner.twin.compiled.tables import Memory
 from stageloom.planner.twin.compiled.twin import CompiledTwin
 
 _PACKAGE = "stageloom.planner.twin.compiled"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from stageloom.planner.twin.arrivals import Poisson
-from stageloom.planner.twin.compiled import engine
-from stageloom.planner.twin.compiled.kept import SCALES, cache_folder, compile_ahead, kept
+from stageloom.planner.twin.compiled import compile_ahead, engine
+from stageloom.planner.twin.compiled.compile_cache import SCALES, cache_folder, is_compiled
 from stageloom.planner.twin.compiled.twin import CompiledTwin, compile_kernels
 from stageloom.planner.twin.device_file import load_device
 from stageloom.planner.twin.times import StepTimes
@@ -90,14 +90,14 @@ def test_kernels_count_as_kept_once_all_sizes_were_compiled(
     compiled = []
 
     def compiling(scale: int) -> None:
-        assert not kept()
+        assert not is_compiled()
         cache_folder().mkdir(parents=True, exist_ok=True)
         compiled.append(scale)
 
     monkeypatch.setattr("stageloom.planner.twin.compiled.twin.compile_kernels", compiling)
     monkeypatch.setattr("os.setpriority", lambda *given: None)
     compile_ahead()
-    assert kept() and compiled == list(SCALES)
+    assert is_compiled() and compiled == list(SCALES)
 
 
 def test_the_planner_starts_without_the_compiler() -> None:

@@ -171,11 +171,11 @@ def test_machine_code_does_what_the_engine_core_does_for_long() -> None:
 DEFECTS = {  # with a small world that shows it, the kernel, and what is altered there
     "the newest instance wins a tie": (
         11,
-        "choice",
+        "slots",
         "return ours.tie < theirs.tie",
         "return ours.tie > theirs.tie",
     ),
-    "overdue one step late": (11, "choice", "home.skips == home.max_skips", "home.skips > home.max_skips"),
+    "overdue one step late": (11, "slots", "home.skips == home.max_skips", "home.skips > home.max_skips"),
     "a slot is free before its last reader": (
         67,
         "slots",
@@ -229,7 +229,7 @@ DEFECTS = {  # with a small world that shows it, the kernel, and what is altered
     "any replica at once": (30, "slots", "if best == NOBODY and target.at_once:", "if best == NOBODY:"),
     "the last deadline counts": (
         74,
-        "choice",
+        "slots",
         "earliest_s = min(earliest_s, w.instances",
         "earliest_s = min(NEVER, w.instances",
     ),
