@@ -148,7 +148,7 @@ def _imported() -> Any:
     try:
         import ray
     except ImportError as error:
-        remedy = "install it with the extra `planner`"
+        remedy = "install it with `pip install 'stageloom[planner]'`"
         raise ExecutorError(f"ray cannot be imported: {_line(error)}", remedy=remedy) from error
     return ray
 

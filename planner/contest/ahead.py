@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from importlib.util import find_spec
 from typing import Final
 
 from stageloom.planner.cluster.processes import ProcessPool
@@ -32,7 +33,7 @@ class CompiledAhead:
         self._pool.close()
 
     def _begin(self) -> None:
-        if not kept():
+        if find_spec("numba") is not None and not kept():
             self._pool.submit(self._work).add_done_callback(_ended)
 
 

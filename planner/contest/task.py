@@ -2,13 +2,14 @@
 
 All a worker needs travels as plain values. Both twins say the same, so which one simulates is decided by the
 work and by what is there: the reference one takes some 0.1 ms a step, the compiled one a second until its
-kernels are loaded, and half a minute where they were never compiled.
+kernels are loaded, and half a minute where they were never compiled. Without numba there is no compiled one.
 """
 
 import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Final
 
 from stageloom.planner.contest.judge import Course, judge
@@ -50,7 +51,7 @@ class Scene:
         steps = course.simulated_s * sum(
             self.arrivals[model.plan.name].mean_per_s * len(model.blocks) for model in bound.models
         )
-        if steps > (_WORTH_LOADING if kept() else _WORTH_COMPILING):
+        if find_spec("numba") is not None and steps > (_WORTH_LOADING if kept() else _WORTH_COMPILING):
             try:
                 return judge(bound, self._compiled, course, self.service_s)
             except PlanError as error:
