@@ -3,8 +3,9 @@
     python -m benchmarks.installs [--json] [--quick]
 
 Each set of extras goes into an empty virtual environment, at the versions of constraints.txt, from a wheel
-of this checkout. Its size is that of all files in site-packages, pip's own included; MB are 10^6 bytes. In
-the environment of `planner-lite` a planner then imports a model and searches a plan, without Ray and numba.
+of this checkout. `mb` is what that adds to site-packages, and what the limits are for; `total_mb` includes
+the pip and setuptools that Python puts there. MB are 10^6 bytes of files. In the environment of
+`planner-lite` a planner then imports a model and searches a plan, without Ray and numba.
 The environments lie in the system's temporary folder and are removed. Ends with 1 above a limit.
 
 pip needs a package index, so this does not run in CI.
@@ -59,8 +60,9 @@ class Installation:
         self._wheel = wheel
         self.programs = folder / "bin"
         venv.create(folder, with_pip=True)
-        self.install(extras)
         (self.site,) = (folder / "lib").glob("python*/site-packages")
+        self.empty_mb = self.megabytes()
+        self.install(extras)
 
     def install(self, extras: str) -> None:
         """Add extras, at the versions of constraints.txt."""
@@ -138,12 +140,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             progress(f"installing [{extras}]")
             folder = Path(scratch) / extras.replace(",", "-")
             installation = Installation(folder, wheel, extras)
-            size_mb = installation.megabytes()
+            total_mb = installation.megabytes()
+            size_mb = total_mb - installation.empty_mb
             rows = [
                 {"extras": extras, "package": name, "mb": round(package_mb, 1)}
                 for name, package_mb in installation.by_package().items()
             ]
-            report.add({f"{extras}.mb": size_mb, f"{extras}.limit_mb": limit_mb}, rows)
+            sizes = {"mb": size_mb, "total_mb": total_mb, "limit_mb": limit_mb}
+            report.add({f"{extras}.{name}": value for name, value in sizes.items()}, rows)
             if size_mb > limit_mb:
                 over.append(f"[{extras}] takes {size_mb:.0f} MB, above {limit_mb:.0f} MB")
             if extras == "planner-lite":
