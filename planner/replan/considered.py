@@ -13,8 +13,8 @@ class Verdict(str, Enum):
     """What became of a plan that was looked at."""
 
     FOUND = "found"  # an operator's search: whoever asked for it decides
-    LED = "led"  # the best so far of a contest, until another one was
-    LOST = "lost"  # in a contest, to the best so far
+    LED = "led"  # the best so far of a tournament, until another one was
+    LOST = "lost"  # in a tournament, to the best so far
     TAKEN = "taken"
     BEHIND = "behind"  # another one is predicted to cost less
     SAME = "same"
@@ -30,8 +30,8 @@ class Verdict(str, Enum):
 
 _SENTENCES = {
     Verdict.FOUND: "found by a search",
-    Verdict.LED: "was the best so far of a contest",
-    Verdict.LOST: "lost to the best so far of a contest",
+    Verdict.LED: "was the best so far of a tournament",
+    Verdict.LOST: "lost to the best so far of a tournament",
     Verdict.TAKEN: "taken",
     Verdict.BEHIND: "another one was predicted to cost less",
     Verdict.SAME: "equal to the plan that runs",
@@ -48,7 +48,7 @@ class Considered:
     `busy`: predicted busy device seconds per second, at the arrivals of that moment, or at one task of each
     model a second where there were none; None for a plan that is not legal. `predicted` is that over the
     incumbent's. `measured`: every stage in it was measured by then. `how`: `operator`, `contest`, or a
-    proposal's. In a contest it was judged `judged_at_s` after the start, and had these figures on the twin.
+    proposal's. In a tournament it had these figures on the twin, `judged_at_s` after the start.
     """
 
     plan: Digest
