@@ -1,18 +1,27 @@
-"""What the planner does now and then, beside serving: old telemetry becomes coarser and goes."""
+"""What the planner does beside serving: it thins out old telemetry, and compiles the twin's kernels once."""
 
 import logging
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from importlib.util import find_spec
 from typing import Final
 
+from stageloom.planner.cluster.processes import ProcessPool
+from stageloom.planner.store.checkpoints import kept
 from stageloom.planner.store.retention import Retention
 from stageloom.planner.store.store import Store
 from stageloom.planner.telemetry.trusted_time import notice
+from stageloom.planner.twin.compiled import compile_ahead
 from stageloom.shared.errors import StageloomError
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 600.0
+
+COMPILE_AFTER_S: Final = 30.0
+"""Seconds after the planner's start at which the twin's kernels are compiled."""
 
 
 class Housekeeper:
@@ -67,3 +76,33 @@ class Housekeeper:
             began_s = time.monotonic()
         if rows:
             logger.info("rolled up or deleted %d rows of telemetry and events", rows)
+
+
+class KernelCompiler:
+    """Compiles the twin's kernels once, in a process of its own, where that was not done before."""
+
+    def __init__(self, after_s: float = COMPILE_AFTER_S, work: Callable[[], None] = compile_ahead) -> None:
+        """Begin `after_s` from now."""
+        self._work = work
+        self._pool = ProcessPool(1)
+        self._timer = threading.Timer(after_s, self._begin)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def close(self) -> None:
+        """Stop; what is compiled by then is kept."""
+        self._timer.cancel()
+        self._pool.close()
+
+    def _begin(self) -> None:
+        if find_spec("numba") is not None and not kept():
+            self._pool.submit(self._work).add_done_callback(_compiled)
+
+
+def _compiled(done: "Future[None]") -> None:
+    if done.cancelled():
+        return
+    if error := done.exception():
+        logger.warning("the twin's kernels were not compiled, so tournaments simulate slowly: %s", error)
+    else:
+        logger.info("the twin's kernels are compiled")

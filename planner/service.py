@@ -18,11 +18,10 @@ from typing import Any, Final
 
 from zmq.utils import z85
 
+from stageloom.planner.admin.client import socket_path
 from stageloom.planner.admin.handler import AdminHandler
-from stageloom.planner.admin.path import socket_path
 from stageloom.planner.cluster.search_pool import AnytimePool
 from stageloom.planner.config import PlannerConfig
-from stageloom.planner.contest.ahead import CompiledAhead
 from stageloom.planner.dispatch.admin import AdminServer
 from stageloom.planner.dispatch.core import DispatchConfig
 from stageloom.planner.dispatch.events import DesiredChanged, Released, Revoked
@@ -31,7 +30,7 @@ from stageloom.planner.dispatch.server import DispatchServer, ServerConfig, new_
 from stageloom.planner.enrolment.certificate import CERTIFICATE_FILE, certificate_digest
 from stageloom.planner.enrolment.desk import EnrolmentDesk
 from stageloom.planner.enrolment.service import EnrolmentService
-from stageloom.planner.housekeeping import Housekeeper
+from stageloom.planner.housekeeping import Housekeeper, KernelCompiler
 from stageloom.planner.lock import lock_data_dir, lock_sqlite
 from stageloom.planner.replan.service import Replanner
 from stageloom.planner.store.reading import sqlite_file
@@ -206,7 +205,7 @@ class Planner:
             self.admin.start()
             self._undo.append(self.admin.stop)
             self._undo.append(Housekeeper(self.store, _retention(config)).close)
-            self._undo.append(CompiledAhead().close)
+            self._undo.append(KernelCompiler().close)
         except BaseException:
             self.close()
             raise

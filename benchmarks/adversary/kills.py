@@ -387,7 +387,7 @@ def _create(
     lanes: int = 1,
 ) -> None:
     choices = tuple(
-        admin.ModelChoice(model=model, partition=partition, replicas=replicas) for model in models
+        admin.ModelOptions(model=model, partition=partition, replicas=replicas) for model in models
     )
     world.ask(
         admin.PlanCreateRequest(plan=name, models=choices, lanes=lanes), admin.PlanReply, timeout_s=60.0

@@ -13,7 +13,7 @@ from typing import Any
 
 import zmq
 
-from stageloom.planner.admin.path import socket_path
+from stageloom.planner.admin.client import socket_path
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages import admin
 from stageloom.shared.token import Endpoints

@@ -5,15 +5,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stageloom.planner.contest.entrants import entrants
-from stageloom.planner.contest.judge import Course, judge
-from stageloom.planner.contest.worth import Worth, better, figures_of, worth_of
 from stageloom.planner.learning.maddpg.environment import Environment, bound_plan, clipped_row
 from stageloom.planner.learning.maddpg.problem import Problem
 from stageloom.planner.learning.maddpg.schedules import ScheduleTable
 from stageloom.planner.learning.maddpg.seeds import seeds
 from stageloom.planner.learning.maddpg.settings import Settings
 from stageloom.planner.learning.maddpg.train import polish
+from stageloom.planner.tournament.candidates import plan_candidates
+from stageloom.planner.tournament.evaluator import EvaluationSettings, evaluate
+from stageloom.planner.tournament.score import Score, better, figures_of, score_of
 from stageloom.shared.bound import bind
 from stageloom.shared.plan import Plan
 from stageloom.shared.policy.maddpg.network import MaddpgNetwork
@@ -37,8 +37,8 @@ class Contestant:
     planner: str  # the policy or scheduler
     partition: str
     plan: Plan
-    chosen_by: Worth
-    fresh: Worth
+    chosen_by: Score
+    fresh: Score
     search_s: float
 
     def row(self) -> dict[str, Any]:
@@ -49,13 +49,13 @@ class Contestant:
 def rivals(
     problem: Problem,
     models: Sequence[ModelChoice],
-    course: Course,
-    fresh: Course,
+    course: EvaluationSettings,
+    fresh: EvaluationSettings,
     told: Callable[[str], None],
 ) -> list[Contestant]:
     """Every rival under its best partition, by the arrivals of `course`."""
     best: dict[str, Contestant] = {}
-    for entrant in entrants(models, problem.costs, executor=problem.template.executor):
+    for entrant in plan_candidates(models, problem.costs, executor=problem.template.executor):
         began_s = time.perf_counter()
         plan = run_search(entrant.job, time.monotonic)
         search_s = time.perf_counter() - began_s
@@ -74,7 +74,7 @@ def rivals(
     return [replace(one, fresh=judged(problem, one.plan, fresh)) for one in best.values()]
 
 
-def seeds_worth(problem: Problem, course: Course) -> dict[str, Worth]:
+def seeds_worth(problem: Problem, course: EvaluationSettings) -> dict[str, Score]:
     """Every unlearned candidate that a training starts from, by its name.
 
     A seed's schedules are searched for as long as those of the best learned plan, so that what remains
@@ -85,13 +85,13 @@ def seeds_worth(problem: Problem, course: Course) -> dict[str, Worth]:
     for seed in seeds(problem.space):
         polish(problem, table, seed.actions)
         bound = bound_plan(problem, table, seed.actions)
-        found[seed.name] = judge(bound, problem.make_device, course, problem.service_s)
+        found[seed.name] = evaluate(bound, problem.make_device, course, problem.service_s)
     return found
 
 
-def judged(problem: Problem, plan: Plan, course: Course) -> Worth:
+def judged(problem: Problem, plan: Plan, course: EvaluationSettings) -> Score:
     """The worth of a plan that stays."""
-    return judge(bind(plan, problem.graphs), problem.make_device, course, problem.service_s)
+    return evaluate(bind(plan, problem.graphs), problem.make_device, course, problem.service_s)
 
 
 def judged_policy(
@@ -99,8 +99,8 @@ def judged_policy(
     table: ScheduleTable,
     settings: Settings,
     networks: Sequence[MaddpgNetwork],
-    course: Course,
-) -> Worth:
+    course: EvaluationSettings,
+) -> Score:
     """The worth of policies that choose the plan anew for every window; spreads are over them, too."""
     figures = []
     steps = replace(settings, step_s=course.window_s)
@@ -113,10 +113,10 @@ def judged_policy(
                 if step.window is not None:
                     windows.append(step.window)
             figures.append(figures_of(windows[-course.windows :], problem.service_s))
-    return worth_of(figures)
+    return score_of(figures)
 
 
-def rounded(worth: Worth) -> dict[str, Any]:
+def rounded(worth: Score) -> dict[str, Any]:
     """The figures as a row has them; times in ms."""
     return {
         "throughput_per_s": round(worth.throughput_per_s, 3),

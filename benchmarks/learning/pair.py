@@ -20,14 +20,14 @@ from benchmarks.learning.contestants import (
 from benchmarks.learning.training import trained
 from benchmarks.learning.verdict import LEARNED_PLAN, SEED
 from benchmarks.learning.workloads import MEMBERS_MAX, Workload
-from stageloom.planner.contest.judge import Course, judge
-from stageloom.planner.contest.worth import Worth, better, surely_better
 from stageloom.planner.learning.maddpg.environment import bound_plan
 from stageloom.planner.learning.maddpg.problem import Problem
 from stageloom.planner.learning.maddpg.seeds import seeds
 from stageloom.planner.learning.maddpg.settings import Settings
 from stageloom.planner.learning.maddpg.train import Trained
 from stageloom.planner.learning.maddpg.twins import TwinDevices
+from stageloom.planner.tournament.evaluator import EvaluationSettings, evaluate
+from stageloom.planner.tournament.score import Score, better, surely_better
 from stageloom.planner.twin.device_file import DeviceFile
 from stageloom.shared.plan import Plan, QueuePlan
 from stageloom.shared.policy.maddpg.checkpoint import decode
@@ -40,7 +40,8 @@ QUEUE = QueuePlan(max_tasks=4096)
 INTERFERENCE = (0.5, 1.5)
 WINDOWS = 10
 CHOICE, RECHECK, FRESH = (
-    Course(seeds=arrivals, windows=WINDOWS) for arrivals in (CHOICE_SEEDS, RECHECK_SEEDS, FRESH_SEEDS)
+    EvaluationSettings(seeds=arrivals, windows=WINDOWS)
+    for arrivals in (CHOICE_SEEDS, RECHECK_SEEDS, FRESH_SEEDS)
 )
 
 
@@ -107,15 +108,15 @@ def chosen_problem(
     workload: Workload,
     models: Sequence[ModelChoice],
     rival: Plan,
-    course: Course,
+    course: EvaluationSettings,
 ) -> Problem:
     """The structure that is learned on: the one on which a plan that nobody learned is worth most."""
-    best: tuple[Worth, Problem] | None = None
+    best: tuple[Score, Problem] | None = None
     for structure in structures(rival, models):
         problem = problem_of(device, workload, models, structure)
         table = problem.table()
         for seed in seeds(problem.space):
-            worth = judge(
+            worth = evaluate(
                 bound_plan(problem, table, seed.actions), problem.make_device, course, problem.service_s
             )
             if best is None or better(worth, best[0]):
@@ -222,8 +223,12 @@ def _cuts(problem: Problem, models: Sequence[ModelChoice]) -> str:
 
 
 def _policies(
-    problem: Problem, found: Sequence[Trained], settings: Settings, choice: Course, fresh: Course
-) -> tuple[Worth, Worth]:
+    problem: Problem,
+    found: Sequence[Trained],
+    settings: Settings,
+    choice: EvaluationSettings,
+    fresh: EvaluationSettings,
+) -> tuple[Score, Score]:
     """All seeds' policies on either arrivals, with schedules searched for as their trainings do."""
     table = problem.table()
     networks = [decode(one.checkpoint).network for one in found]
@@ -233,7 +238,9 @@ def _policies(
     )
 
 
-def _learned(problem: Problem, one: Trained, choice: Course, fresh: Course) -> Contestant:
+def _learned(
+    problem: Problem, one: Trained, choice: EvaluationSettings, fresh: EvaluationSettings
+) -> Contestant:
     return Contestant(
         planner=LEARNED_PLAN,
         partition="",
@@ -245,7 +252,10 @@ def _learned(problem: Problem, one: Trained, choice: Course, fresh: Course) -> C
 
 
 def _planner(
-    problem: Problem, against: Sequence[Contestant], learned: Sequence[Contestant], recheck: Course
+    problem: Problem,
+    against: Sequence[Contestant],
+    learned: Sequence[Contestant],
+    recheck: EvaluationSettings,
 ) -> Contestant:
     """The best rival's plan, or the best learned one if it is surely better by arrivals that chose neither.
 
@@ -256,7 +266,7 @@ def _planner(
     return found if sure else rival
 
 
-def _best(those: Sequence[Contestant], worth: Callable[[Contestant], Worth]) -> Contestant:
+def _best(those: Sequence[Contestant], worth: Callable[[Contestant], Score]) -> Contestant:
     found = those[0]
     for one in those[1:]:
         if better(worth(one), worth(found)):
@@ -264,7 +274,7 @@ def _best(those: Sequence[Contestant], worth: Callable[[Contestant], Worth]) -> 
     return found
 
 
-def _over(one: Worth, other: Worth) -> float:
+def _over(one: Score, other: Score) -> float:
     return round(one.throughput_per_s / other.throughput_per_s, 4)
 
 
@@ -288,7 +298,7 @@ def _other_interference(
     factor: float,
     planner: Contestant,
     best_rival: Contestant,
-    course: Course,
+    course: EvaluationSettings,
 ) -> dict[str, Any]:
     """The same plans where groups and lanes disturb each other less or more than was planned for."""
     other = replace(

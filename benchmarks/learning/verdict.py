@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from stageloom.planner.contest.worth import LEAST_SPREAD
+from stageloom.planner.tournament.score import LEAST_SPREAD
 
 LEARNED: Final = ("maddpg", "planner")
 """Rows of what was trained."""
@@ -23,7 +23,7 @@ def compared(one: Row, other: Row) -> int:
 
     Throughput decides. Where it is equal within spread, the p99 does. The spread of two rows is the larger
     of their spreads over arrivals, but at least half a per cent: less is no difference, whatever the seeds
-    say (`stageloom.planner.contest.worth`).
+    say (`stageloom.planner.tournament.score`).
     """
     return _ahead(one, other, "throughput_per_s", "throughput_spread") or _ahead(
         other, one, "p99_ms", "p99_spread_ms"

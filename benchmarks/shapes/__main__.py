@@ -34,9 +34,9 @@ from benchmarks.shapes.saturated import (
     with_batch,
     worth_of_plan,
 )
-from stageloom.planner.contest.entrants import entrants
-from stageloom.planner.contest.judge import Course
-from stageloom.planner.contest.worth import better
+from stageloom.planner.tournament.candidates import plan_candidates
+from stageloom.planner.tournament.evaluator import EvaluationSettings
+from stageloom.planner.tournament.score import better
 from stageloom.planner.twin.device_file import load_device
 from stageloom.shared.digest import digest_of
 from stageloom.shared.errors import StageloomError
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--figure", action="append", type=int, choices=sorted(CLAIMS), help="default: all")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="draw each figure there, as SVG")
     options = parser.parse_args(argv)
-    course = Course(seeds=(1,), warm_up_s=0.5, window_s=1.0, windows=1 if options.quick else 3)
+    course = EvaluationSettings(seeds=(1,), warm_up_s=0.5, window_s=1.0, windows=1 if options.quick else 3)
     graphs = {name: imported(name) for name, _ in MIX}
     report = Report("shapes")
     for figure in options.figure or sorted(CLAIMS):
@@ -96,7 +96,7 @@ def _batched(graphs: Mapping[str, Graph], batch: int) -> dict[str, Graph]:
     return {name: with_batch(graph, batch) for name, graph in graphs.items()}
 
 
-def _figure_18(graphs: Mapping[str, Graph], course: Course, quick: bool) -> Rows:
+def _figure_18(graphs: Mapping[str, Graph], course: EvaluationSettings, quick: bool) -> Rows:
     rows: Rows = []
     for name in MEMBERS_MAX:
         before: float | None = None
@@ -122,7 +122,7 @@ def _figure_18(graphs: Mapping[str, Graph], course: Course, quick: bool) -> Rows
     return rows
 
 
-def _figure_20(graphs: Mapping[str, Graph], course: Course, quick: bool) -> Rows:
+def _figure_20(graphs: Mapping[str, Graph], course: EvaluationSettings, quick: bool) -> Rows:
     rows: Rows = []
     for name, members_max in MEMBERS_MAX.items():
         problem = problem_of(load_device(name), _choices(graphs, list(graphs)), members_max=members_max)
@@ -141,7 +141,7 @@ def _figure_20(graphs: Mapping[str, Graph], course: Course, quick: bool) -> Rows
     return rows
 
 
-def _figure_24(graphs: Mapping[str, Graph], course: Course, quick: bool) -> Rows:
+def _figure_24(graphs: Mapping[str, Graph], course: EvaluationSettings, quick: bool) -> Rows:
     rows: Rows = []
     device = load_device(SERVER)
     for name in graphs:
@@ -163,21 +163,21 @@ def _figure_24(graphs: Mapping[str, Graph], course: Course, quick: bool) -> Rows
     return rows
 
 
-def _figure_25(graphs: Mapping[str, Graph], course: Course, quick: bool) -> Rows:
+def _figure_25(graphs: Mapping[str, Graph], course: EvaluationSettings, quick: bool) -> Rows:
     return [
         {key: row[key] for key in ("batch", "stages", "groups_per_stage", "groups_max")}
         for row in _over_batches(graphs, course, quick)
     ]
 
 
-def _figure_26(graphs: Mapping[str, Graph], course: Course, quick: bool) -> Rows:
+def _figure_26(graphs: Mapping[str, Graph], course: EvaluationSettings, quick: bool) -> Rows:
     return [
         {key: row[key] for key in ("batch", "images_per_s", "utilisation")}
         for row in _over_batches(graphs, course, quick)
     ]
 
 
-def _over_batches(graphs: Mapping[str, Graph], course: Course, quick: bool) -> Rows:
+def _over_batches(graphs: Mapping[str, Graph], course: EvaluationSettings, quick: bool) -> Rows:
     rows: Rows = []
     for batch in _batches(quick):
         models = _choices(_batched(graphs, batch), list(graphs))
@@ -197,7 +197,7 @@ def _over_batches(graphs: Mapping[str, Graph], course: Course, quick: bool) -> R
     return rows
 
 
-def _figure_27(graphs: Mapping[str, Graph], course: Course, quick: bool) -> Rows:
+def _figure_27(graphs: Mapping[str, Graph], course: EvaluationSettings, quick: bool) -> Rows:
     rows: Rows = []
     for subject in (*graphs, "mix"):
         names = list(graphs) if subject == "mix" else [subject]
@@ -207,11 +207,11 @@ def _figure_27(graphs: Mapping[str, Graph], course: Course, quick: bool) -> Rows
     return rows
 
 
-def _compared(models: Sequence[ModelChoice], batch: int, course: Course) -> dict[str, float]:
+def _compared(models: Sequence[ModelChoice], batch: int, course: EvaluationSettings) -> dict[str, float]:
     """Images a second of the plan and of its rivals, the best partition of each."""
     problem = problem_of(load_device(SERVER), models, members_max=MEMBERS_MAX[SERVER])
     found = {"planned": best_combination(problem, course)[2]}
-    for entrant in entrants(models, problem.costs, policy_names=("sequential", "ios", "synchronised")):
+    for entrant in plan_candidates(models, problem.costs, policy_names=("sequential", "ios", "synchronised")):
         try:
             worth = worth_of_plan(problem, run_search(entrant.job, lambda: 0.0), course)
         except StageloomError as error:
@@ -254,7 +254,7 @@ def _best_other(row: Mapping[str, Any]) -> float:
     return max(float(row[name]) for name in columns)
 
 
-_FIGURES: dict[int, Callable[[Mapping[str, Graph], Course, bool], Rows]] = {
+_FIGURES: dict[int, Callable[[Mapping[str, Graph], EvaluationSettings, bool], Rows]] = {
     18: _figure_18,
     20: _figure_20,
     24: _figure_24,

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import fsum
 
-from stageloom.planner.contest.judge import Course, judge
-from stageloom.planner.contest.worth import Worth, better
 from stageloom.planner.learning.maddpg.environment import bound_plan
 from stageloom.planner.learning.maddpg.problem import Problem
 from stageloom.planner.learning.maddpg.seeds import seeds
 from stageloom.planner.learning.maddpg.twins import TwinDevices
+from stageloom.planner.tournament.evaluator import EvaluationSettings, evaluate
+from stageloom.planner.tournament.score import Score, better
 from stageloom.planner.twin.arrivals import Periodic
 from stageloom.planner.twin.device_file import DeviceFile
 from stageloom.shared.bound import bind
@@ -77,24 +77,24 @@ def problem_of(
     )
 
 
-def best_combination(problem: Problem, course: Course) -> tuple[str, Plan, Worth]:
+def best_combination(problem: Problem, course: EvaluationSettings) -> tuple[str, Plan, Score]:
     """The best of the ways to combine blocks that need no learning, each with its schedules searched."""
     table = problem.table()
-    best: tuple[str, Plan, Worth] | None = None
+    best: tuple[str, Plan, Score] | None = None
     for seed in seeds(problem.space):
         if not seed.name.endswith("fast"):
             continue  # launches are never held back under an overload
         bound = bound_plan(problem, table, seed.actions)
-        worth = judge(bound, problem.make_device, course, problem.service_s)
+        worth = evaluate(bound, problem.make_device, course, problem.service_s)
         if best is None or better(worth, best[2]):
             best = seed.name.partition(",")[0], bound.plan, worth
     assert best is not None
     return best
 
 
-def worth_of_plan(problem: Problem, plan: Plan, course: Course) -> Worth:
+def worth_of_plan(problem: Problem, plan: Plan, course: EvaluationSettings) -> Score:
     """Of a plan that stays."""
-    return judge(bind(plan, problem.graphs), problem.make_device, course, problem.service_s)
+    return evaluate(bind(plan, problem.graphs), problem.make_device, course, problem.service_s)
 
 
 def shape_of(plan: Plan) -> Shape:

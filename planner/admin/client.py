@@ -1,17 +1,34 @@
-"""One request to the planner of a data directory, and its reply."""
+"""The admin socket of a data directory: where it lies, and one request to the planner behind it."""
 
+import os
 import socket
 from pathlib import Path
 from typing import TypeVar
 
-from stageloom.planner.admin.path import socket_path
-from stageloom.shared.errors import UnavailableError
+from stageloom.shared.errors import InputError, UnavailableError
 from stageloom.shared.messages import admin
 from stageloom.shared.messages.base import Message
 
 R = TypeVar("R", bound=Message)
 
 TIMEOUT_S = 60.0
+SOCKET_FILE = "admin.sock"
+MAX_SOCKET_PATH_BYTES = 100  # the kernel's limit is 107; ZeroMQ wants a little of it
+
+
+def socket_path(data_dir: Path) -> Path:
+    """Where the planner of a data directory listens.
+
+    Raises:
+        InputError: the path is longer than a local socket's may be.
+    """
+    path = data_dir.absolute() / SOCKET_FILE
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+        raise InputError(
+            f"{path} is longer than {MAX_SOCKET_PATH_BYTES} bytes, the most a local socket's name may have",
+            remedy="use a shorter --data-dir",
+        )
+    return path
 
 
 def is_running(path: Path) -> bool:

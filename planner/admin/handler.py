@@ -6,15 +6,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
-from stageloom.planner.admin.fleet import Fleet
-from stageloom.planner.admin.search import scheduler_key, search_job, unsure_of
-from stageloom.planner.admin.searches import Searches
+from stageloom.planner.admin.search import Searches, record, scheduler_key, search_job, unsure_of
 from stageloom.planner.cluster.interface import SearchPool
-from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.dispatch.admin import Answer
 from stageloom.planner.replan.predict import Verdict, considered, predict
 from stageloom.planner.store.desired import Push
@@ -29,11 +26,11 @@ from stageloom.shared.messages import admin
 from stageloom.shared.messages.control import MAX_PROFILED, Desired
 from stageloom.shared.search.registry import scheduler as find_scheduler
 from stageloom.shared.text import bounded
-from stageloom.shared.token import format_token
+from stageloom.shared.token import JoinToken, format_token
 from stageloom.shared.version import __version__
 
 if TYPE_CHECKING:
-    from stageloom.planner.admin.contests import Contests
+    from stageloom.planner.tournament.runner import TournamentRunner
 
 T = TypeVar("T")
 WATCH_WINDOW_S = 5.0
@@ -41,17 +38,45 @@ SECRET_BYTES = 16
 _LINE = 512  # characters of a notice
 
 
+class FleetLink(Protocol):
+    """The devices' side of a running planner. Methods may be called from any thread and return at once."""
+
+    def online(self) -> frozenset[DeviceId]:
+        """Devices with a live session."""
+        ...
+
+    def desired_changed(self, device: DeviceId, desired: Desired) -> None:
+        """The store holds a newer desired value for a device."""
+        ...
+
+    def revoked(self, device: DeviceId) -> None:
+        """The store holds a device as revoked."""
+        ...
+
+    def released(self, device: DeviceId) -> None:
+        """The store holds a device's quarantine as ended."""
+        ...
+
+    def backlog_rows(self) -> int:
+        """Telemetry rows taken in and not yet committed."""
+        ...
+
+    def token(self, secret: bytes) -> JoinToken:
+        """A join token with this secret: where devices reach this planner, and how they know it."""
+        ...
+
+
 class AdminHandler:
     """Answers each request with its own reply; errors raised on purpose become `Failed` at the socket."""
 
-    def __init__(self, store: Store, fleet: Fleet, clock: Clock, pool: SearchPool) -> None:
+    def __init__(self, store: Store, fleet: FleetLink, clock: Clock, pool: SearchPool) -> None:
         self._store = store
         self._fleet = fleet
         self._clock = clock
         self._searches = Searches(pool)
         self._pool = pool
-        self._contests_lock = threading.Lock()
-        self._contests: Contests | None = None
+        self._tournaments_lock = threading.Lock()
+        self._tournaments: TournamentRunner | None = None
         self._started_s = clock.monotonic_s()
         self._handlers: dict[type, Callable[[Any], Answer]] = {
             admin.DeviceTokenRequest: self._token,
@@ -179,9 +204,9 @@ class AdminHandler:
 
     def _plan_create(self, request: admin.PlanCreateRequest) -> admin.AdminReply:
         if request.contest:
-            from stageloom.planner.admin import contest
+            from stageloom.planner.admin import tournament
 
-            return contest.create(self._store, self._all_contests(), self._clock, request)
+            return tournament.create(self._store, self._tournament_runner(), self._clock, request)
         began_s = self._clock.monotonic_s()
         job = search_job(self._store, request)
         plan = self._searches.run(job, request.ticket)
@@ -190,10 +215,6 @@ class AdminHandler:
         if request.optimistic:  # for what it asks to be measured, not for what it finds
             return admin.PlanReply(plan=info, search_s=search_s)
         graphs = {model.artifact: self._store.graph(model.artifact) for model in plan.models}
-        device_class = "" if request.device is None else self._store.device(request.device).device_class
-        if request.device is not None:
-            key = self._store.calibration(request.device).costs_key
-            self._store.keep_schedules(key, scheduler_key(request), found_schedules(plan, graphs))
         row = considered(
             plan,
             Verdict.FOUND,
@@ -202,25 +223,25 @@ class AdminHandler:
             prediction=predict(plan, graphs, job.costs, ()),
             search_s=search_s,
         )
-        self._store.keep_considered([row], device_class=device_class, device=request.device)
+        record(self._store, request.device, scheduler_key(request), plan, graphs, [row])
         return admin.PlanReply(plan=info, search_s=search_s)
 
-    def _all_contests(self) -> "Contests":
-        """Made when first asked for: they bring in the twin and numpy, which most planners never need."""
-        from stageloom.planner.admin.contests import Contests
+    def _tournament_runner(self) -> "TournamentRunner":
+        """Made when first needed: it imports the twin and numpy, which most planners never use."""
+        from stageloom.planner.tournament.runner import TournamentRunner
 
-        with self._contests_lock:
-            if self._contests is None:
-                self._contests = Contests(self._pool, self._clock)
-            return self._contests
+        with self._tournaments_lock:
+            if self._tournaments is None:
+                self._tournaments = TournamentRunner(self._pool, self._clock)
+            return self._tournaments
 
     def _plan_cancel(self, request: admin.PlanCancelRequest) -> admin.AdminReply:
-        if not self._all_contests().stop(request.ticket):
+        if not self._tournament_runner().stop(request.ticket):
             self._searches.cancel(request.ticket)
         return admin.Done()
 
     def _plan_progress(self, request: admin.PlanProgressRequest) -> admin.AdminReply:
-        return self._all_contests().progress(request.ticket)
+        return self._tournament_runner().progress(request.ticket)
 
     def _plan_show(self, request: admin.PlanShowRequest) -> admin.AdminReply:
         return admin.PlanReply(plan=self._store.plan(request.plan))

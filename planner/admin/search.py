@@ -1,21 +1,29 @@
-"""A plan from an operator's wishes: the store's models, the device's measured costs, a scheduler by name."""
+"""The searches that operators ask for: the job of a request, its run in the pool, and what is kept of it."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 
+from stageloom.planner.cluster.interface import SearchPool, search
 from stageloom.planner.costs.drift import unsure_blocks
 from stageloom.planner.costs.measured import device_costs, trained_policy
+from stageloom.planner.costs.records import found_schedules
+from stageloom.planner.replan.predict import Considered
 from stageloom.planner.store.reading import ReadStore
+from stageloom.planner.store.store import Store
 from stageloom.shared.bound import bind
 from stageloom.shared.errors import InputError
-from stageloom.shared.ids import DeviceId
-from stageloom.shared.messages.admin import ModelChoice as Choice
+from stageloom.shared.graph import Graph
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.admin import ModelOptions as Choice
 from stageloom.shared.messages.admin import PlanCreateRequest
-from stageloom.shared.plan import ExecutorOptions, QueuePlan, StepChoice, Wait, decode_plan
+from stageloom.shared.plan import ExecutorOptions, Plan, QueuePlan, StepChoice, Wait, decode_plan
 from stageloom.shared.search.compose import Combination, ModelChoice, Rules
 from stageloom.shared.search.costs import CostTable
 from stageloom.shared.search.interface import Limits
 from stageloom.shared.search.job import SearchJob
+from stageloom.shared.search.registry import reads_costs
 from stageloom.shared.search.rivals import policy as find_policy
 
 
@@ -23,15 +31,16 @@ def search_job(store: ReadStore, request: PlanCreateRequest) -> SearchJob:
     """The search that a request asks for, as plain data.
 
     Raises:
-        InputError: a model or the device does not exist, `combination` is unknown, or a wish would have no
-            effect beside the others. SettingError: no such policy.
+        InputError: a model or the device does not exist, `combination` is unknown, or a field of the request
+            has no effect beside the others.
+        SettingError: no such policy.
     """
     try:
         combination = Combination(request.combination)
     except ValueError as error:
         raise InputError(
             f"there is no combination {request.combination!r}",
-            remedy=f"choose one of {', '.join(one.value for one in Combination)}",
+            remedy=f"choose one of {', '.join(combination.value for combination in Combination)}",
         ) from error
     _check_effect(request)
     infos = store.named_models([choice.model for choice in request.models])
@@ -78,15 +87,17 @@ def search_job(store: ReadStore, request: PlanCreateRequest) -> SearchJob:
 
 
 def _check_policy(request: PlanCreateRequest, name: str) -> None:
-    """What a policy decides is not to be asked for, too."""
-    found = find_policy(name)
-    plain = PlanCreateRequest(models=request.models, scheduler=found.scheduler)
-    asked = [field for field in found.decides if getattr(request, field, None) != getattr(plain, field, None)]
+    """Refuse what the policy itself decides."""
+    policy = find_policy(name)
+    plain = PlanCreateRequest(models=request.models, scheduler=policy.scheduler)
+    asked = [
+        field for field in policy.decides if getattr(request, field, None) != getattr(plain, field, None)
+    ]
     for choice in request.models:
         usual = Choice(model=choice.model)
         asked += [
             f"{field} of {choice.model}"
-            for field in found.decides
+            for field in policy.decides
             if getattr(choice, field, None) != getattr(usual, field, None)
         ]
     if asked:
@@ -105,7 +116,7 @@ def _checkpoint(store: ReadStore, request: PlanCreateRequest) -> bytes:
 
 
 def _check_effect(request: PlanCreateRequest) -> None:
-    """A wish that the engine would never look at is a mistake, not a detail."""
+    """Refuse fields that the engine would ignore."""
     if request.policy is not None:
         _check_policy(request, request.policy)
     if (request.wait is Wait.TIMEOUT) != (request.wait_timeout_s > 0):
@@ -133,28 +144,28 @@ def _us(seconds: float) -> int:
 
 
 def unsure_of(store: ReadStore, device: DeviceId, plan: str, now_us: int) -> tuple[int, ...]:
-    """The combined blocks of a plan that hold stages nobody is sure of on a device's class.
+    """The combined blocks of a plan with stages whose costs on the device's class are unsure.
 
     Raises:
         InputError: there is no such device or plan, or a model of the plan was removed.
     """
-    wanted = decode_plan(store.plan(plan).wire)
-    held = store.calibration(device)
-    graphs = {model.artifact: store.graph(model.artifact) for model in wanted.models}
+    decoded = decode_plan(store.plan(plan).wire)
+    calibration = store.calibration(device)
+    graphs = {model.artifact: store.graph(model.artifact) for model in decoded.models}
     costs = device_costs(
         store,
-        held.costs_key,
-        wanted.executor,
-        [(model.artifact, model.batch) for model in wanted.models],
+        calibration.costs_key,
+        decoded.executor,
+        [(model.artifact, model.batch) for model in decoded.models],
         graph_of=store.graph,
         now_us=now_us,
-        taught_by=held.taught_by,
+        taught_by=calibration.taught_by,
     )
-    return unsure_blocks(bind(wanted, graphs), costs)
+    return unsure_blocks(bind(decoded, graphs), costs)
 
 
 def scheduler_key(request: PlanCreateRequest) -> str:
-    """The policy, the scheduler, and the limits that it obeyed: together they decide what is found."""
+    """Policy, scheduler and limits, which together decide what a search finds."""
     limits = "".join(f" {name}={value}" for name, value in (("r", request.r), ("s", request.s)) if value)
     policy = f"{request.policy} " if request.policy is not None else ""
     return policy + request.scheduler + limits
@@ -166,9 +177,70 @@ def _costs(
     """What the device's class measured, or itself since it drifted; estimates where no device is named."""
     if request.device is None:
         return CostTable()
-    held = store.calibration(request.device)
+    calibration = store.calibration(request.device)
     models = [(choice.artifact, choice.batch) for choice in choices]
     table = device_costs(
-        store, held.costs_key, executor, models, graph_of=store.graph, taught_by=held.taught_by
+        store, calibration.costs_key, executor, models, graph_of=store.graph, taught_by=calibration.taught_by
     )
     return replace(table, optimism=1.0) if request.optimistic else table
+
+
+def record(
+    store: Store,
+    device: DeviceId | None,
+    scheduler: str,
+    plan: Plan,
+    graphs: Mapping[Digest, Graph],
+    rows: Iterable[Considered],
+) -> None:
+    """Keep the plan's schedules under the device's costs, and a row per plan that was considered."""
+    device_class = ""
+    if device is not None:
+        device_class = store.device(device).device_class
+        store.keep_schedules(store.calibration(device).costs_key, scheduler, found_schedules(plan, graphs))
+    store.keep_considered(rows, device_class=device_class, device=device)
+
+
+class Searches:
+    """Searches in the pool, by ticket. May be called from several threads at once."""
+
+    def __init__(self, pool: SearchPool) -> None:
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._running: dict[int, Future[Plan]] = {}
+        self._cancelled: set[int] = set()
+
+    def run(self, job: SearchJob, ticket: int = 0) -> Plan:
+        """Search and wait. A scheduler that costs cannot change is no search: it takes a few milliseconds.
+
+        Raises:
+            InputError: it was cancelled.
+            SettingError, PlanError: as `search`.
+            UnavailableError: the worker died.
+        """
+        if not reads_costs(job.scheduler):
+            return search(job)
+        future = self._pool.submit(search, job)
+        if ticket:
+            with self._lock:
+                self._running[ticket] = future
+                early = ticket in self._cancelled
+                self._cancelled.discard(ticket)
+            if early:
+                future.cancel()
+        try:
+            return future.result()
+        except CancelledError as error:
+            raise InputError("the search was cancelled", remedy="run it again") from error
+        finally:
+            with self._lock:
+                self._running.pop(ticket, None)
+
+    def cancel(self, ticket: int) -> None:
+        """End a search; one that is only about to begin ends at once, one that is done is left alone."""
+        with self._lock:
+            future = self._running.get(ticket)
+            if future is None and len(self._cancelled) < 64:
+                self._cancelled.add(ticket)
+        if future is not None:
+            future.cancel()

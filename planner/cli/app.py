@@ -72,8 +72,16 @@ app.add_typer(train.app, name="train")
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """The base of every mistake on a command line; typer exports only this child of it."""
 
-_EXTRAS = {"matplotlib": "plot"}
-"""What installs a package that only an option needs."""
+_EXTRAS = {
+    "matplotlib": "plot",
+    "numba": "planner",
+    "onnx": "onnx",
+    "onnxruntime": "onnx",
+    "psycopg": "postgres",
+    "ray": "planner",
+    "torch": "learn",
+}
+"""The extra that installs a package which `planner-lite` leaves out."""
 
 
 def run(arguments: list[str] | None = None) -> None:
@@ -97,7 +105,7 @@ def execute(arguments: list[str] | None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return ExitCode.OK
     except ImportError as error:
-        extra = _EXTRAS.get(error.name or "", "planner,onnx")
+        extra = _EXTRAS.get((error.name or "").partition(".")[0], "planner,onnx")
         return _fail(
             f"{error.name or error} cannot be imported: {error}; install it with "
             f"`pip install 'stageloom[{extra}]'`",

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stageloom.shared.errors import InputError
-from stageloom.shared.messages.admin import ModelChoice
+from stageloom.shared.messages.admin import ModelOptions
 from stageloom.shared.plan import QueueRule
 
 
@@ -48,10 +48,10 @@ MODEL_KEYS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "queue-tasks": ("queue_max_tasks", _whole),
     "queue-bytes": ("queue_max_bytes", _whole),
 }
-"""Per key the field of `ModelChoice` that it sets, and how its text is read."""
+"""Per key the field of `ModelOptions` that it sets, and how its text is read."""
 
 
-def model_choice(text: str, **for_all: Any) -> ModelChoice:
+def model_choice(text: str, **for_all: Any) -> ModelOptions:
     """`NAME[:KEY=VALUE,...]`; fields whose key is absent take the values for all models.
 
     Raises:
@@ -75,4 +75,4 @@ def model_choice(text: str, **for_all: Any) -> ModelChoice:
             raise InputError(
                 f"{key} = {value!r} in --model {text!r} cannot be used", remedy=f"it takes {error}"
             ) from error
-    return ModelChoice(model=name, **{**for_all, **fields})
+    return ModelOptions(model=name, **{**for_all, **fields})

@@ -72,7 +72,7 @@ def _watch(folder: Path, ticket: int, reply: "Future[admin.PlanReply]", budget_s
         sys.stderr.write("\n")
 
 
-def tell(contest: admin.ContestInfo) -> None:
+def tell(contest: admin.TournamentInfo) -> None:
     """The curve and what came of it, for whoever reads stderr."""
     progress(f"judged on a twin ({contest.twin}); arrivals: {contest.arrivals}")
     for failure in contest.failed:
@@ -87,5 +87,5 @@ def tell(contest: admin.ContestInfo) -> None:
         progress(f"the first valid plan is taken: {contest.unchecked}")
 
 
-def _worth(one: admin.PlanProgressReply | admin.ContestFigures) -> str:
+def _worth(one: admin.PlanProgressReply | admin.TournamentFigures) -> str:
     return f"{one.throughput_per_s:.1f} tasks/s, p99 {1e3 * one.p99_s:.1f} ms"

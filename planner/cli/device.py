@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from stageloom.planner.admin.client import ask, is_running
-from stageloom.planner.admin.path import socket_path
+from stageloom.planner.admin.client import ask, is_running, socket_path
 from stageloom.planner.cli.options import (
     DatabaseUrl,
     DataDir,

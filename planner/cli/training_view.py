@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 from stageloom.planner.cli.output import progress
 
 if TYPE_CHECKING:
-    from stageloom.planner.contest.worth import Worth
     from stageloom.planner.learning.maddpg.course import Course
+    from stageloom.planner.tournament.score import Score
 
 _BAR: Final = 20
 _CURVE: Final = 40
@@ -33,7 +33,7 @@ def bar(share: float) -> str:
     return f"[{'#' * done}{'.' * (_BAR - done)}] {100.0 * min(share, 1.0):3.0f} %"
 
 
-def figures(worth: "Worth") -> str:
+def figures(worth: "Score") -> str:
     """What decides between plans, with its spread."""
     return (
         f"{worth.throughput_per_s:.1f} ±{worth.throughput_spread:.1f} tasks/s, "
@@ -63,11 +63,11 @@ def lines(course: "Course", spent_s: float, budget_s: float, where: str) -> list
     return shown
 
 
-def rivals_worth(seeds_worth: "Mapping[str, Worth]") -> "dict[str, Worth]":
+def rivals_worth(seeds_worth: "Mapping[str, Score]") -> "dict[str, Score]":
     """Of the rivals' plans that were evaluated: every block alone, and the best of all."""
-    from stageloom.planner.contest.worth import better
+    from stageloom.planner.tournament.score import better
 
-    best: Worth | None = None
+    best: Score | None = None
     for worth in seeds_worth.values():
         best = worth if best is None or better(worth, best) else best
     named = {"sequential": seeds_worth.get("alone, fast"), "best rival": best}

@@ -1,10 +1,15 @@
-"""What a pool of search workers offers, whatever it is made of."""
+"""What a pool of search workers offers, and the searches that its workers run."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from stageloom.shared.errors import UnavailableError
+from stageloom.shared.plan import Plan
+from stageloom.shared.schedule import StageSchedule
+from stageloom.shared.search.block_job import BlockJob, run_block_search
+from stageloom.shared.search.job import SearchJob, run_search
 
 T = TypeVar("T")
 
@@ -23,7 +28,7 @@ class SearchPool(Protocol):
 
     @property
     def where(self) -> str:
-        """What it is, for people: `ray` or `processes`."""
+        """`ray` or `processes`, for people."""
         ...
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> "Future[T]":
@@ -65,3 +70,17 @@ class SearchFuture(Future[T]):
         """Give the error, unless it was cancelled meanwhile."""
         if self.set_running_or_notify_cancel():
             self.set_exception(error)
+
+
+def search(job: SearchJob) -> Plan:
+    """`run_search` on this machine's clock.
+
+    Raises:
+        SettingError, PlanError: as `run_search`.
+    """
+    return run_search(job, time.monotonic)
+
+
+def search_block(job: BlockJob) -> StageSchedule:
+    """`run_block_search` on this machine's clock."""
+    return run_block_search(job, time.monotonic)

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from importlib.util import find_spec
 from typing import Any, Final, TypeVar
 
 from stageloom.planner.cluster.interface import SearchFuture, WorkersGone
@@ -37,8 +38,17 @@ class AnytimePool:
         idle_s: float | None = IDLE_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`idle_s`: as `ProcessPool`; Ray decides for itself."""
+        """`idle_s`: as `ProcessPool`; Ray decides for itself.
+
+        Without `ray_address`, and without the package `ray`, Ray is not tried at all.
+        """
         self._workers = workers
+        if use_ray and not ray_address and find_spec("ray") is None:
+            log.info(
+                "searches run in processes of this machine, since Ray is not installed; "
+                "`pip install 'stageloom[planner]'` adds it"
+            )
+            use_ray = False
         self._use_ray = use_ray
         self._address = ray_address
         self._now_s = now_s

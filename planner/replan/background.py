@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, Final, TypeAlias, TypeVar
 
-from stageloom.planner.cluster.interface import SearchPool
-from stageloom.planner.cluster.run import search_block
+from stageloom.planner.cluster.interface import SearchPool, search_block
 from stageloom.shared.errors import StageloomError
 from stageloom.shared.ids import Digest
 from stageloom.shared.schedule import StageSchedule

@@ -12,9 +12,8 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from typing import Final
 
-from stageloom.planner.admin.fleet import Fleet
-from stageloom.planner.cluster.interface import SearchPool
-from stageloom.planner.cluster.run import search
+from stageloom.planner.admin.handler import FleetLink
+from stageloom.planner.cluster.interface import SearchPool, search
 from stageloom.planner.costs.records import FoundSchedule, found_schedules
 from stageloom.planner.replan.background import ScheduleSearches
 from stageloom.planner.replan.decide import Decision, decide, without_search
@@ -51,7 +50,7 @@ class Replanner:
     def __init__(
         self,
         store: Store,
-        fleet: Fleet,
+        fleet: FleetLink,
         pool: SearchPool,
         clock: Clock,
         due: "queue.SimpleQueue[tuple[DeviceId, int] | None]",

@@ -22,6 +22,12 @@ import pytest
             "pip install 'stageloom[plot]'",
         ),
         (
+            "torch",
+            "stageloom.planner.cli.app",
+            ["train", "gpg"],
+            "pip install 'stageloom[learn]'",
+        ),
+        (
             "onnx",
             "stageloom.edge_agent.cli.app",
             ["verify", "a.onnx", "--schedule", "greedy"],

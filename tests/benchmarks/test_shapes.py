@@ -13,13 +13,13 @@ from benchmarks.shapes.saturated import (
     with_batch,
     worth_of_plan,
 )
-from stageloom.planner.contest.judge import Course
+from stageloom.planner.tournament.evaluator import EvaluationSettings
 from stageloom.planner.twin.device_file import load_device
 from stageloom.shared.schedule import StageSchedule
 from tests.search.test_rivals import LEFT, RIGHT, choice
 
 BOTH = [choice(LEFT, partition="base"), choice(RIGHT, partition="base")]
-COURSE = Course(seeds=(1,), warm_up_s=0.1, window_s=0.2, windows=1)
+COURSE = EvaluationSettings(seeds=(1,), warm_up_s=0.1, window_s=0.2, windows=1)
 
 
 def test_a_batch_is_the_same_graph_with_more_rows_and_more_work() -> None:

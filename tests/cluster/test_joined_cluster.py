@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.planner.cluster.ray_host import cluster_token
+from stageloom.planner.cluster.ray_pool import cluster_token
 from tests.planner.processes import ROOT, until
 
 _SMALL = ("--num-cpus=1", "--include-dashboard=false", "--object-store-memory=83886080")
@@ -23,7 +23,7 @@ _TOKEN = "a-token-of-at-least-some-length-0123456789"
 _SEARCH = """
 import sys
 from stageloom.planner.cluster.ray_pool import RayPool
-from stageloom.planner.cluster.run import search
+from stageloom.planner.cluster.interface import search
 from stageloom.shared.search.job import SearchJob
 if __name__ == "__main__":
     from tests.search.test_compose import choices

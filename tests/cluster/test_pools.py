@@ -13,10 +13,9 @@ from typing import ClassVar
 import pytest
 
 from stageloom.planner.cluster import search_pool
-from stageloom.planner.cluster.interface import SearchFuture, SearchPool, WorkersGone
+from stageloom.planner.cluster.interface import SearchFuture, SearchPool, WorkersGone, search
 from stageloom.planner.cluster.processes import ProcessPool
 from stageloom.planner.cluster.ray_pool import RayPool
-from stageloom.planner.cluster.run import search
 from stageloom.planner.cluster.search_pool import AnytimePool
 from stageloom.shared.errors import ExecutorError, PlanError, StageloomError, UnavailableError
 from stageloom.shared.search.job import SearchJob
@@ -117,7 +116,7 @@ def test_a_closed_pool_refuses_and_leaves_no_process(tmp_path: Path) -> None:
 
 def test_a_ray_that_cannot_be_reached_says_why_and_what_to_do() -> None:
     code = """
-from stageloom.planner.cluster.run import search
+from stageloom.planner.cluster.interface import search
 from stageloom.planner.cluster.ray_pool import RayPool
 pool = RayPool(1, address="127.0.0.1:9", failed=print)
 pool.wait(90)

@@ -58,7 +58,7 @@ MODEL_INFO = admin.ModelInfo(
     opaque=0,
     added_at_us=1_700_000_000_000_000,
 )
-CONTEST_FIGURES = admin.ContestFigures(
+CONTEST_FIGURES = admin.TournamentFigures(
     name="aligned-ios, paper",
     at_s=1.25,
     throughput_per_s=60.0,
@@ -202,15 +202,17 @@ MESSAGES: tuple[Message, ...] = (
     admin.ModelListRequest(),
     admin.ModelListReply(models=(MODEL_INFO,)),
     admin.ModelRemoveRequest(model="resnet50"),
-    admin.PlanCreateRequest(plan="demo", models=(admin.ModelChoice(model="resnet50"),), device=DEVICE),
+    admin.PlanCreateRequest(plan="demo", models=(admin.ModelOptions(model="resnet50"),), device=DEVICE),
     admin.PlanReply(
         plan=PLAN_INFO,
-        contest=admin.ContestInfo(
+        contest=admin.TournamentInfo(
             winner="aligned-ios, paper",
             twin="derived from nano",
             arrivals="poisson: resnet50 60/s",
             judged=(CONTEST_FIGURES,),
-            failed=(admin.ContestFailure(name="opara, whole", reason="a search process ended with code -9"),),
+            failed=(
+                admin.TournamentFailure(name="opara, whole", reason="a search process ended with code -9"),
+            ),
             left=3,
             fresh=(CONTEST_FIGURES,),
         ),

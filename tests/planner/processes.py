@@ -19,18 +19,23 @@ ROOT = Path(__file__).parents[2]
 _COMMAND = [sys.executable, "-W", "error", "-c", "from stageloom.planner.cli import main; main()"]
 
 
-def environment(home: Path, search: str = "local") -> dict[str, str]:
+def environment(home: Path, search: str = "local", first_path: str = "") -> dict[str, str]:
     """A clean environment whose default data directory is `home`.
 
     Searches run where `search` says: `ray`, the planner's default, starts half a dozen processes with the
     first one and takes ten seconds of a processor, so tests that are not about it do without.
+    Modules are looked for in `first_path` before everywhere else.
     """
     kept = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("STAGELOOM_") or name == failpoint.VARIABLE
     }
-    ours = {"STAGELOOM_HOME": str(home), "STAGELOOM_PLANNER_SEARCH": search, "PYTHONPATH": str(ROOT)}
+    ours = {
+        "STAGELOOM_HOME": str(home),
+        "STAGELOOM_PLANNER_SEARCH": search,
+        "PYTHONPATH": f"{first_path}{os.pathsep * bool(first_path)}{ROOT}",
+    }
     return {**kept, **ours}
 
 
@@ -68,10 +73,17 @@ def until(condition: Callable[[], Any], *, timeout_s: float = 30.0) -> Any:
 class PlannerProcess:
     """`stageloom up --json`, ready when made."""
 
-    def __init__(self, home: Path, *arguments: str, group: bool = False, search: str = "local") -> None:
+    def __init__(
+        self,
+        home: Path,
+        *arguments: str,
+        group: bool = False,
+        search: str = "local",
+        first_path: str = "",
+    ) -> None:
         """`group`: as the first of a group of its own, as a terminal starts it.
 
-        `search`: see `environment`.
+        `search` and `first_path`: as `environment`.
         """
         self.home = home
         home.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +93,7 @@ class PlannerProcess:
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env=environment(home, search),
+            env=environment(home, search, first_path),
             cwd=home.parent,
             start_new_session=group,
         )

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from stageloom.planner.cluster.run import search
+from stageloom.planner.cluster.interface import search
 from stageloom.planner.replan.compare import block_pairs, drift
 from stageloom.planner.replan.decide import decide, without_search
 from stageloom.planner.replan.policy import How, Observation, PlainPolicy, Proposal

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from stageloom.planner.contest.worth import Worth, better
 from stageloom.planner.learning.maddpg.replay import Transitions
 from stageloom.planner.learning.maddpg.rewards import Floats
+from stageloom.planner.tournament.score import Score, better
 from stageloom.shared.policy.maddpg.decide import Decision, read_actions
 from stageloom.shared.policy.maddpg.space import Space
 from stageloom.shared.policy.plain import Load
@@ -19,7 +19,7 @@ class Candidate:
     """A plan by its action row, with what it was worth when it was looked at."""
 
     actions: tuple[float, ...]
-    worth: Worth
+    worth: Score
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Candidates:
     best: Candidate | None = None
     _seen: set[str] = field(default_factory=set)
 
-    def judged(self, actions: tuple[float, ...], worth: Worth) -> bool:
+    def judged(self, actions: tuple[float, ...], worth: Score) -> bool:
         """Take in a plan's worth; whether it is the best so far."""
         self._seen.add(self._key(actions))
         if self.best is not None and not better(worth, self.best.worth):
@@ -65,7 +65,7 @@ class Candidates:
         self._seen = set(saved["seen"])
         if saved["best"] is not None:
             actions, worth = saved["best"]
-            self.best = Candidate(tuple(actions), Worth(**worth))
+            self.best = Candidate(tuple(actions), Score(**worth))
 
     def _key(self, actions: Sequence[float]) -> str:
         """Equal for rows that stand for about the same plan: intervals within a twentieth of their range."""

@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from stageloom.planner.contest.worth import Worth, better
 from stageloom.planner.learning.maddpg.candidates import Candidates
 from stageloom.planner.learning.maddpg.learner import Learner
 from stageloom.planner.learning.maddpg.problem import Problem
@@ -34,6 +33,7 @@ from stageloom.planner.learning.maddpg.rewards import Floats
 from stageloom.planner.learning.maddpg.seeds import Seed, seeds
 from stageloom.planner.learning.maddpg.settings import Settings, Start
 from stageloom.planner.learning.maddpg.work import Collect, Done, Evaluate, Weights, Work
+from stageloom.planner.tournament.score import Score, better
 from stageloom.shared.errors import DecodeError
 
 VALIDATION_SEED = 2_000_000_000
@@ -48,8 +48,8 @@ class Progress:
 
     transitions: int
     updates: int
-    policy: Worth
-    best: Worth
+    policy: Score
+    best: Score
     losses: dict[str, float]
 
     def plain(self) -> dict[str, Any]:
@@ -72,11 +72,11 @@ class Course:
         self.table = problem.table()  # all that any worker found; the only worker's own in one process
         self.candidates = Candidates(problem.space, problem.loads, problem.template.lanes)
         self.seeds: tuple[Seed, ...] = seeds(problem.space)
-        self.seeds_worth: dict[str, Worth] = {}  # of the rivals' plans, by the seeds' names
+        self.seeds_worth: dict[str, Score] = {}  # of the rivals' plans, by the seeds' names
         self.history: list[Progress] = []
-        self.policy: Worth | None = None  # of the best policy so far
+        self.policy: Score | None = None  # of the best policy so far
         self.policy_weights: Weights = self.learner.policy_weights()
-        self.fresh: dict[str, Worth] = {}  # the best plan and policy on arrivals that chose neither
+        self.fresh: dict[str, Score] = {}  # the best plan and policy on arrivals that chose neither
         self.transitions = 0
         self._handed = 0  # transitions that are collected or being collected
         self._number = 0
@@ -106,13 +106,13 @@ class Course:
         return self._stopped and all(one.name.startswith(_FRESH) for one in judging)
 
     @property
-    def plan_worth(self) -> Worth | None:
+    def plan_worth(self) -> Score | None:
         """What the best plan is worth: on arrivals that did not choose it, once that is known."""
         best = None if self.candidates.best is None else self.candidates.best.worth
         return self.fresh.get(_FRESH + _PLAN, best)
 
     @property
-    def policy_worth(self) -> Worth | None:
+    def policy_worth(self) -> Score | None:
         """The same of the best policy; None before its first validation."""
         return self.fresh.get(_FRESH + _POLICY, self.policy)
 
@@ -255,7 +255,7 @@ class Course:
             self._waiting.append(self._evaluation(f"{_PLAN}, met in training", row=actions))
         self._waiting.append(self._evaluation(_POLICY, weights=self.learner.policy_weights()))
 
-    def _evaluated(self, work: Evaluate, worth: Worth) -> Progress | None:
+    def _evaluated(self, work: Evaluate, worth: Score) -> Progress | None:
         if work.name.startswith(_FRESH):
             self.fresh[work.name] = worth
             return None
@@ -348,15 +348,15 @@ class Course:
 
     def _restore(self, plain: dict[str, Any], tensors: dict[str, Any]) -> None:
         self.candidates.restore(plain["candidates"])
-        self.seeds_worth = {name: Worth(**one) for name, one in plain["seeds_worth"].items()}
+        self.seeds_worth = {name: Score(**one) for name, one in plain["seeds_worth"].items()}
         self.table.restore(plain["schedules"])
         self.history = [
-            Progress(**{**one, "policy": Worth(**one["policy"]), "best": Worth(**one["best"])})
+            Progress(**{**one, "policy": Score(**one["policy"]), "best": Score(**one["best"])})
             for one in plain["history"]
         ]
-        self.policy = None if plain["policy"] is None else Worth(**plain["policy"])
+        self.policy = None if plain["policy"] is None else Score(**plain["policy"])
         self.policy_weights = _arrays(tensors["policy"])
-        self.fresh = {name: Worth(**one) for name, one in plain["fresh"].items()}
+        self.fresh = {name: Score(**one) for name, one in plain["fresh"].items()}
         self.transitions, self._handed = plain["transitions"], plain["handed"]
         self._number, self._owed = plain["number"], plain["owed"]
         self._validated, self._losses = plain["validated"], plain["losses"]

@@ -15,7 +15,7 @@ from stageloom.planner.twin.stored import stored_times
 from stageloom.shared.bound import bind
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId
-from stageloom.shared.messages.admin import ModelChoice, PlanCreateRequest
+from stageloom.shared.messages.admin import ModelOptions, PlanCreateRequest
 from stageloom.shared.messages.telemetry import RowKind
 from stageloom.shared.plan import Plan, decode_plan
 from stageloom.shared.search.job import run_search
@@ -31,7 +31,7 @@ class Wanted:
     """What to train for."""
 
     device: DeviceId
-    models: tuple[ModelChoice, ...] = ()  # none: those of the plan that the device runs, cut as there
+    models: tuple[ModelOptions, ...] = ()  # none: those of the plan that the device runs, cut as there
     twin: str = ""  # a device file to simulate instead of the one for the device's class
     rates_per_s: Mapping[str, float] | None = None  # None: as the device counted
     last_s: float = 600.0  # of its telemetry

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from stageloom.planner.cluster.interface import SearchPool
-from stageloom.planner.contest.worth import Worth
 from stageloom.planner.learning.maddpg.course import Course, Progress
 from stageloom.planner.learning.maddpg.environment import bound_plan
 from stageloom.planner.learning.maddpg.problem import Problem
@@ -17,6 +16,7 @@ from stageloom.planner.learning.maddpg.schedules import ScheduleTable
 from stageloom.planner.learning.maddpg.settings import Settings
 from stageloom.planner.learning.maddpg.work import Evaluate
 from stageloom.planner.learning.maddpg.workers import Actors, Here, Workers
+from stageloom.planner.tournament.score import Score
 from stageloom.shared.plan import Plan
 from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, encode
 from stageloom.shared.policy.maddpg.network import MaddpgNetwork
@@ -37,9 +37,9 @@ class Trained:
 
     checkpoint: bytes  # the best policy with its schedules
     plan: Plan  # the best plan that was met
-    plan_worth: Worth  # on arrivals that chose neither it nor the policy
-    policy_worth: Worth  # the same of the policy alone
-    seeds_worth: Mapping[str, Worth]  # of the rivals' plans, by the seeds' names, on the arrivals that chose
+    plan_worth: Score  # on arrivals that chose neither it nor the policy
+    policy_worth: Score  # the same of the policy alone
+    seeds_worth: Mapping[str, Score]  # of the rivals' plans, by the seeds' names, on the arrivals that chose
     history: tuple[Progress, ...]
     transitions: int
     updates: int

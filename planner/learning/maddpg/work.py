@@ -1,7 +1,7 @@
 """What a worker is asked for, and how it does it: pure functions of picklable values, on devices of its own.
 
 collect(problem, table, settings, Collect(...))   -> Transitions      one episode, for the replay
-evaluate(problem, table, settings, Evaluate(...)) -> Worth         of a plan or a policy
+evaluate(problem, table, settings, Evaluate(...)) -> Score         of a plan or a policy
 run(problem, table, settings, work)               -> Done          either, with the schedules found on the way
 """
 
@@ -11,13 +11,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from stageloom.planner.contest.worth import Figures, Worth, figures_of, worth_of
 from stageloom.planner.learning.maddpg.environment import Environment, Step, clipped_row
 from stageloom.planner.learning.maddpg.problem import Problem
 from stageloom.planner.learning.maddpg.replay import Transitions
 from stageloom.planner.learning.maddpg.rewards import Floats
 from stageloom.planner.learning.maddpg.schedules import Entry, ScheduleTable
 from stageloom.planner.learning.maddpg.settings import Settings
+from stageloom.planner.tournament.score import Score, SeedFigures, figures_of, score_of
 from stageloom.shared.plan import Member
 from stageloom.shared.policy.maddpg.book import BlockKey
 from stageloom.shared.policy.maddpg.network import MaddpgNetwork
@@ -57,7 +57,7 @@ Work: TypeAlias = Collect | Evaluate
 class Done:
     """What came of a piece of work."""
 
-    found: Transitions | Worth
+    found: Transitions | Score
     schedules: Mapping[BlockKey, Entry]  # that the worker's table lacked before
     asked: Mapping[tuple[Member, ...], int] = field(default_factory=dict)
     """How often the worker's own table was asked for which combined block, where it is not the course's."""
@@ -65,7 +65,7 @@ class Done:
 
 def run(problem: Problem, table: ScheduleTable, settings: Settings, work: Work) -> Done:
     """Do it."""
-    found: Transitions | Worth
+    found: Transitions | Score
     if isinstance(work, Collect):
         found = collect(problem, table, settings, work)
     else:
@@ -96,7 +96,7 @@ def collect(problem: Problem, table: ScheduleTable, settings: Settings, work: Co
     )
 
 
-def evaluate(problem: Problem, table: ScheduleTable, settings: Settings, work: Evaluate) -> Worth:
+def evaluate(problem: Problem, table: ScheduleTable, settings: Settings, work: Evaluate) -> Score:
     """All seeds; the first step of each, when queues are empty and nothing is in flight, does not count."""
     network = None if work.weights is None else MaddpgNetwork(work.weights, problem.space.agents)
     figures = []
@@ -107,7 +107,7 @@ def evaluate(problem: Problem, table: ScheduleTable, settings: Settings, work: E
             actions = work.row if network is None else clipped_row(network.actions(environment.state))
             steps.append(environment.step(actions))
         figures.append(_figures(problem, settings, steps[1:]))
-    return worth_of(figures)
+    return score_of(figures)
 
 
 def noisy(actions: Floats, noise: float, share: float, random: np.random.Generator) -> tuple[float, ...]:
@@ -116,7 +116,7 @@ def noisy(actions: Floats, noise: float, share: float, random: np.random.Generat
     return clipped_row(actions + chosen * random.normal(0.0, noise, len(actions)))
 
 
-def _figures(problem: Problem, settings: Settings, steps: Sequence[Step]) -> Figures:
+def _figures(problem: Problem, settings: Settings, steps: Sequence[Step]) -> SeedFigures:
     """Of one seed's steps; one that never ran served nothing for as long."""
     windows = [step.window for step in steps if step.window is not None]
     idle_s = (len(steps) - len(windows)) * settings.step_s

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stageloom.planner.contest.worth import Worth
 from stageloom.planner.learning.maddpg import train as training
 from stageloom.planner.learning.maddpg.candidates import Candidates
 from stageloom.planner.learning.maddpg.course import FRESH_SEED, VALIDATION_SEED, Course
 from stageloom.planner.learning.maddpg.seeds import seeds
 from stageloom.planner.learning.maddpg.train import train
 from stageloom.planner.learning.maddpg.work import Collect, Evaluate, Work, run
+from stageloom.planner.tournament.score import Score
 from stageloom.shared.errors import DecodeError
 from stageloom.shared.plan import Member
 from stageloom.shared.policy.maddpg.combining import combine_blocks
@@ -179,7 +179,7 @@ def test_the_last_look_waits_for_plans_and_policies_that_could_be_the_best_yet()
     assert isinstance(one, Evaluate) and isinstance(other, Evaluate)
     course.stop()
     found = run(PROBLEM, course.table, SMALL, one)
-    assert isinstance(found.found, Worth)
+    assert isinstance(found.found, Score)
     course.take(one, found)
     assert course.next_work() is None and not course.settled
     better = replace(found.found, throughput_per_s=2.0 * found.found.throughput_per_s)

@@ -11,7 +11,7 @@ from stageloom.planner.twin.device_file import device_names
 from stageloom.shared.bound import bind
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import InputError
-from stageloom.shared.messages.admin import ModelChoice
+from stageloom.shared.messages.admin import ModelOptions
 from stageloom.shared.messages.telemetry import TaskCounters
 from stageloom.shared.plan import Wait
 from tests.learning.maddpg.toy import problem
@@ -63,7 +63,7 @@ def test_models_that_are_named_are_cut_as_asked_and_run_as_the_device_runs(home:
     home.store.push(NANO, "tuned", decided_by="test")
     wanted = Wanted(
         device=NANO,
-        models=(ModelChoice(model="relu", partition="base", replicas=2),),
+        models=(ModelOptions(model="relu", partition="base", replicas=2),),
         twin="tx2",
         rates_per_s={"relu": 50.0},
         members_max=5,

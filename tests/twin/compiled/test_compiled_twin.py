@@ -103,7 +103,7 @@ def test_kernels_count_as_kept_once_all_sizes_were_compiled(
 def test_the_planner_starts_without_the_compiler() -> None:
     program = (
         "import sys, stageloom.planner.cli, stageloom.planner.service\n"
-        "import stageloom.planner.contest.task, stageloom.planner.twin.reference\n"
+        "import stageloom.planner.tournament.evaluator, stageloom.planner.twin.reference\n"
         "print('numba' in sys.modules or 'llvmlite' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

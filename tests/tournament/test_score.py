@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from stageloom.planner.contest.worth import Figures, Worth, better, figures_of, surely_better, worth_of
+from stageloom.planner.tournament.score import Score, SeedFigures, better, figures_of, score_of, surely_better
 from stageloom.planner.twin.arrivals import Periodic
 from stageloom.planner.twin.reference import Twin
 from tests.engine.plans import chains
 from tests.twin.cases import measured
 
-SOME = Worth(
+SOME = Score(
     throughput_per_s=100.0,
     throughput_spread=1.0,
     p99_s=0.1,
@@ -102,11 +102,11 @@ def test_seconds_in_which_nothing_ran_served_nothing() -> None:
 
 
 def test_spreads_are_half_of_the_range_over_seeds() -> None:
-    one = Figures(
+    one = SeedFigures(
         throughput_per_s=10.0, p99_s=0.1, utilisation=0.5, queue_variance=1.0, variance_growth=0.0, met=1.0
     )
     other = replace(one, throughput_per_s=14.0, p99_s=0.3)
-    worth = worth_of([one, other])
-    assert (worth.throughput_per_s, worth.throughput_spread) == (12.0, 2.0)
-    assert [worth.p99_s, worth.p99_spread] == pytest.approx([0.2, 0.1])
-    assert worth.queue_variance_spread == 0.0
+    score = score_of([one, other])
+    assert (score.throughput_per_s, score.throughput_spread) == (12.0, 2.0)
+    assert [score.p99_s, score.p99_spread] == pytest.approx([0.2, 0.1])
+    assert score.queue_variance_spread == 0.0

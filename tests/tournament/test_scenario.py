@@ -1,4 +1,4 @@
-"""Where a contest takes place: whose times, whose arrivals, and what is said of them."""
+"""Where a tournament takes place: whose times, whose arrivals, and what is said of them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from stageloom.planner.admin.contests import CHOICE, FRESH, Contests, Held
-from stageloom.planner.admin.scene import ASSUMED_LOAD, Staged, stage
+from stageloom.planner.admin.tournament import ASSUMED_LOAD, StoredScenario, stored_scenario
 from stageloom.planner.cluster.interface import SearchFuture
-from stageloom.planner.contest.entrants import entrants
+from stageloom.planner.tournament.candidates import plan_candidates
+from stageloom.planner.tournament.runner import CHOICE, FRESH, TournamentResult, TournamentRunner
 from stageloom.planner.twin.arrivals import Counted, Poisson, Span
 from stageloom.planner.twin.stored import stored_times
 from stageloom.shared.bound import bind
@@ -35,29 +35,31 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path / "home")
 
 
-def _staged(world: World, rates: tuple[ArrivalRate, ...] = (), device: DeviceId | None = NANO) -> Staged:
+def _staged(
+    world: World, rates: tuple[ArrivalRate, ...] = (), device: DeviceId | None = NANO
+) -> StoredScenario:
     first, graphs = world.plan("sequential"), {world.digest: world.graph}
-    return stage(world.store, device, bind(first, graphs), graphs, rates)
+    return stored_scenario(world.store, device, bind(first, graphs), graphs, rates)
 
 
-def _held(world: World, pool: "Broken", *policies: str) -> tuple[Held, Plan, int]:
-    """A contest at five tasks a second, the plan it begins with, and how many take part."""
+def _result(world: World, pool: "Broken", *policies: str) -> tuple[TournamentResult, Plan, int]:
+    """A tournament at five tasks a second, the plan it begins with, and how many take part."""
     choice = ModelChoice(name="diamond", artifact=world.digest, graph=world.graph)
-    scene = _staged(world, (ArrivalRate(model="diamond", per_s=5.0),)).scene
-    taking_part = entrants((choice,), scene.times.costs, policy_names=policies, searches=True)
+    scenario = _staged(world, (ArrivalRate(model="diamond", per_s=5.0),)).scenario
+    taking_part = plan_candidates((choice,), scenario.times.costs, policy_names=policies, searches=True)
     first = run_search(taking_part[0].job, lambda: 0.0)
-    held = Contests(pool, ManualClock()).hold(taking_part, first, scene, budget_s=60.0)
-    return held, first, len(taking_part)
+    result = TournamentRunner(pool, ManualClock()).run(taking_part, first, scenario, budget_s=60.0)
+    return result, first, len(taking_part)
 
 
-def test_arrivals_that_were_counted_are_those_of_the_contest(
+def test_arrivals_that_were_counted_are_those_of_the_tournament(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(KINDS, TaskCounters, RowKind.TASK_COUNTERS)
     world.tells(TaskCounters("diamond", 2_000_000, 30, 20, 0, 0, 0, 0))
     staged = _staged(world)
     assert staged.arrivals == f"the last 2 s of {NANO}"
-    assert staged.scene.arrivals == {"diamond": Counted(spans=(Span(0.0, 2.0, 30),), length_s=2.0)}
+    assert staged.scenario.arrivals == {"diamond": Counted(spans=(Span(0.0, 2.0, 30),), length_s=2.0)}
 
 
 def test_arrivals_that_nobody_knows_are_assumed_below_what_the_device_can_do_and_said_to_be(
@@ -65,8 +67,8 @@ def test_arrivals_that_nobody_knows_are_assumed_below_what_the_device_can_do_and
 ) -> None:
     staged = _staged(world)
     assert staged.arrivals.startswith("assumed")
-    scene = staged.scene
-    assert scene.arrivals["diamond"] == Poisson(rate_per_s=ASSUMED_LOAD / scene.service_s[0])
+    scenario = staged.scenario
+    assert scenario.arrivals["diamond"] == Poisson(rate_per_s=ASSUMED_LOAD / scenario.service_s[0])
 
 
 def test_a_device_that_nobody_named_is_assumed_and_said_to_be(world: World) -> None:
@@ -81,15 +83,15 @@ def test_a_rate_of_another_model_is_refused_with_the_remedy(world: World) -> Non
 def test_both_twins_say_the_same_and_kernels_that_were_compiled_ahead_are_used(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some thousand steps: worth loading kernels for, not worth compiling them."""
-    scene = _staged(world, (ArrivalRate(model="diamond", per_s=400.0),)).scene
+    """Some thousand steps: score loading kernels for, not score compiling them."""
+    scenario = _staged(world, (ArrivalRate(model="diamond", per_s=400.0),)).scenario
     plan = world.plan("sequential")
     found = []
     for compiled, other in ((False, "compiled.twin.CompiledTwin"), (True, "reference.Twin")):
         with monkeypatch.context() as patched:
-            patched.setattr("stageloom.planner.contest.task.kept", lambda compiled=compiled: compiled)
+            patched.setattr("stageloom.planner.tournament.evaluator.kept", lambda compiled=compiled: compiled)
             patched.setattr(f"stageloom.planner.twin.{other}", None)
-            found.append(scene.judge(plan, CHOICE).plain())
+            found.append(scenario.evaluate(plan, CHOICE).plain())
     assert found[0] == pytest.approx(found[1], rel=1e-6)
     assert found[0]["throughput_per_s"] == pytest.approx(400.0, rel=0.05)
 
@@ -105,7 +107,7 @@ def test_a_batch_that_was_not_profiled_takes_what_one_task_takes_scaled_as_the_e
     scaled_s = 4 * 100e-6 * (launch_s + 4 * flop_s) / (launch_s + flop_s)
     asked_s = stored_times(world.store, NANO, four)[0].of_plan(four).step(0, 1, (4,)).seconds
     assert asked_s == pytest.approx(scaled_s)
-    rival_s = _staged(world).scene.times.of_plan(four).step(0, 1, (4,)).seconds
+    rival_s = _staged(world).scenario.times.of_plan(four).step(0, 1, (4,)).seconds
     assert rival_s == pytest.approx(asked_s)
 
 
@@ -132,17 +134,17 @@ class Broken:
 
 
 def test_workers_that_die_are_told_of_and_the_first_valid_plan_remains(world: World) -> None:
-    """Only the first entrant is judged; nobody can look again."""
-    held, first, size = _held(world, Broken(1))
-    assert list(held.contest.judged) == [0]
-    assert len(held.contest.failures) == size - 1
-    assert (held.outcome.entrant, held.plans) == (0, {0: first})
-    assert "ended with code -9" in held.outcome.unchecked
+    """Only the first candidate is evaluated; nobody can look again."""
+    result, first, size = _result(world, Broken(1))
+    assert list(result.tournament.evaluated) == [0]
+    assert len(result.tournament.failures) == size - 1
+    assert (result.outcome.candidate, result.plans) == (0, {0: first})
+    assert "ended with code -9" in result.outcome.unchecked
 
 
 def test_what_is_looked_at_again_has_other_arrivals(world: World) -> None:
     assert not set(CHOICE.seeds) & set(FRESH.seeds)
-    held, _, _ = _held(world, Broken(99), "sequential", "ios")
-    _, before = held.contest.judged[0]
-    assert not held.outcome.unchecked
-    assert held.outcome.fresh[0].throughput_per_s != before.throughput_per_s
+    result, _, _ = _result(world, Broken(99), "sequential", "ios")
+    _, before = result.tournament.evaluated[0]
+    assert not result.outcome.unchecked
+    assert result.outcome.fresh[0].throughput_per_s != before.throughput_per_s

@@ -1,10 +1,9 @@
-"""Who takes part: rival policies and per-model schedulers, each as the search for its plan. Pure.
+"""The candidates of a tournament: policies and per-model schedulers, each as the search for its plan. Pure.
 
 The policies are those of `stageloom.shared.search.rivals`. Per-model schedulers (IOS, Opara, Nimble and the
-rest) run every block alone under TOP's limits. Each enters once per partition that all its models offer,
-because where a model is cut is the plan's to choose: a policy is worth what its best partition is worth.
-Searches of ours over several models' blocks together, which no rival does, take part where they are asked
-for.
+rest) run every block alone under TOP's limits. Each takes part once per partition that all its models offer,
+since a plan chooses where its models are cut: the score of a policy is that of its best partition. On request
+our own searches over the blocks of several models take part, which no rival has.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +36,7 @@ _WHOLE: Final = "whole"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entrant:
+class PlanCandidate:
     """One policy under one partition."""
 
     policy: str
@@ -46,11 +45,11 @@ class Entrant:
 
     @property
     def name(self) -> str:
-        """For people: the policy, and where the models are cut."""
+        """The policy, and where the models are cut, for people."""
         return f"{self.policy}, {self.partition}"
 
 
-def entrants(
+def plan_candidates(
     models: Sequence[ModelChoice],
     costs: CostTable,
     *,
@@ -59,14 +58,14 @@ def entrants(
     policy_names: Sequence[str] = (),
     rules: Rules | None = None,
     searches: bool = False,
-) -> tuple[Entrant, ...]:
-    """All, or those of some policies; `sequential` first, so that there is a valid plan at once, and those
-    last whose searches take seconds, so that a short contest is not spent on one of them.
+) -> tuple[PlanCandidate, ...]:
+    """All candidates, or those of `policy_names`.
 
-    A joint graph of one model is that model alone, so joint policies need two; one of whole models is more
-    than a search over stages can look at, so they take part under the other partitions.
+    `sequential` comes first, so that there is a valid plan at once. Searches that take seconds come last, so
+    that a short tournament is not spent on one of them. Joint policies need two models, and take part only
+    under partitions other than `whole`: a joint graph of whole models is too large for a search over stages.
 
-    `rules` hold where a policy decides nothing about them. With `searches` ours take part, too (`SEARCHES`).
+    `rules` hold where a policy decides nothing about them. `searches` adds `SEARCHES`.
     """
     names = ["sequential", *sorted(set(policies()) - {"sequential"}), *PER_MODEL]
     names += SEARCHES if searches else ()
@@ -79,15 +78,15 @@ def entrants(
         executor=executor or ExecutorOptions(),
         rules=rules or Rules(),
     )
-    found = []
+    candidates = []
     for name in wanted:
         for partition in _partitions(models):
             if name in _JOINT and (len(models) < 2 or partition == _WHOLE):
                 continue
             chosen = tuple(replace(model, partition=partition) for model in models)
             job = _job(replace(basis, models=chosen), name)
-            found.append(Entrant(policy=name, partition=partition, job=job))
-    return tuple(found)
+            candidates.append(PlanCandidate(policy=name, partition=partition, job=job))
+    return tuple(candidates)
 
 
 def _job(basis: SearchJob, name: str) -> SearchJob:

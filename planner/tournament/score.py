@@ -1,4 +1,4 @@
-"""What a plan is worth: the figures that plans are compared by, with their spreads over arrivals. Pure."""
+"""The score of a plan: the figures that plans are compared by, with their spreads over arrivals. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from stageloom.planner.twin.window import Window
 from stageloom.shared.policy.queues import variance
 
 LEAST_SPREAD: Final = 0.005
-"""Of the throughput: less of a difference is none, whatever the seeds say."""
+"""Share of the throughput: a smaller difference counts as none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class SeedFigures:
     """What one device did with one seed's arrivals."""
 
     throughput_per_s: float
@@ -25,7 +25,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Worth:
+class Score:
     """Means over the seeds; a spread is half of the highest less the lowest."""
 
     throughput_per_s: float
@@ -44,8 +44,8 @@ class Worth:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-class Judged(Protocol):
-    """What decides between two plans."""
+class Comparable(Protocol):
+    """The figures that decide between two plans."""
 
     @property
     def throughput_per_s(self) -> float:
@@ -63,12 +63,12 @@ class Judged(Protocol):
         ...
 
 
-def better(one: Judged, other: Judged) -> bool:
+def better(one: Comparable, other: Comparable) -> bool:
     """More throughput, or, where that is equal within spread, a shorter p99."""
     return _better(one, other, 0.0)
 
 
-def surely_better(one: Judged, other: Judged) -> bool:
+def surely_better(one: Comparable, other: Comparable) -> bool:
     """Better, also if half a spread of the difference in throughput came by chance, either way.
 
     For what takes the place of something simpler: near the border where throughput ceases to be equal,
@@ -78,19 +78,19 @@ def surely_better(one: Judged, other: Judged) -> bool:
     return _better(one, other, chance) and _better(one, other, -chance)
 
 
-def _better(one: Judged, other: Judged, chance_per_s: float) -> bool:
+def _better(one: Comparable, other: Comparable, chance_per_s: float) -> bool:
     gain = one.throughput_per_s - other.throughput_per_s - chance_per_s
     if abs(gain) > spread_of(one, other):
         return gain > 0.0
     return one.p99_s < other.p99_s
 
 
-def spread_of(one: Judged, other: Judged) -> float:
+def spread_of(one: Comparable, other: Comparable) -> float:
     """A difference in throughput up to this is none."""
     return max(one.throughput_spread, other.throughput_spread, LEAST_SPREAD * other.throughput_per_s)
 
 
-def figures_of(windows: Sequence[Window], service_s: Sequence[float], *, idle_s: float = 0.0) -> Figures:
+def figures_of(windows: Sequence[Window], service_s: Sequence[float], *, idle_s: float = 0.0) -> SeedFigures:
     """Of consecutive windows of one device, and of seconds between them in which nothing ran.
 
     `service_s`: device seconds of a task, per model, the same for all plans: what a plan gains must not make
@@ -105,7 +105,7 @@ def figures_of(windows: Sequence[Window], service_s: Sequence[float], *, idle_s:
     latencies = sorted(one for window in windows for model in window.models for one in model.latencies_s)
     came = sum(model.submitted for window in windows for model in window.models)
     completed = sum(window.completed for window in windows)
-    return Figures(
+    return SeedFigures(
         throughput_per_s=completed / seconds,
         p99_s=latencies[max(ceil(0.99 * len(latencies)) - 1, 0)] if latencies else 0.0,
         utilisation=fsum(window.utilisation * window.seconds for window in windows) / seconds,
@@ -115,14 +115,16 @@ def figures_of(windows: Sequence[Window], service_s: Sequence[float], *, idle_s:
     )
 
 
-def worth_of(figures: Sequence[Figures]) -> Worth:
+def score_of(figures: Sequence[SeedFigures]) -> Score:
     """Over the seeds."""
-    means = {name: fsum(getattr(one, name) for one in figures) / len(figures) for name in Figures.__slots__}
+    means = {
+        name: fsum(getattr(one, name) for one in figures) / len(figures) for name in SeedFigures.__slots__
+    }
     spreads = {
         name: (max(getattr(one, name) for one in figures) - min(getattr(one, name) for one in figures)) / 2
         for name in ("throughput_per_s", "p99_s", "utilisation", "queue_variance")
     }
-    return Worth(
+    return Score(
         throughput_spread=spreads["throughput_per_s"],
         p99_spread=spreads["p99_s"],
         utilisation_spread=spreads["utilisation"],

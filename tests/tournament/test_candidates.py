@@ -2,8 +2,8 @@
 
 import pytest
 
-from stageloom.planner.contest.entrants import PER_MODEL, SEARCHES, entrants
-from stageloom.planner.contest.judge import Course, judge
+from stageloom.planner.tournament.candidates import PER_MODEL, SEARCHES, plan_candidates
+from stageloom.planner.tournament.evaluator import EvaluationSettings, evaluate
 from stageloom.planner.twin.arrivals import Periodic
 from stageloom.planner.twin.reference import Twin
 from stageloom.planner.twin.times import StepTimes
@@ -21,46 +21,46 @@ BOTH = (choice(LEFT), choice(RIGHT))
 
 
 def test_every_policy_and_every_per_model_scheduler_takes_part() -> None:
-    assert {one.policy for one in entrants(BOTH, COSTS)} == set(policies()) | set(PER_MODEL)
+    assert {one.policy for one in plan_candidates(BOTH, COSTS)} == set(policies()) | set(PER_MODEL)
 
 
 def test_searches_of_ours_take_part_where_they_are_asked_for() -> None:
-    asked = {one.policy for one in entrants(BOTH, COSTS, searches=True)}
+    asked = {one.policy for one in plan_candidates(BOTH, COSTS, searches=True)}
     assert asked == set(policies()) | set(PER_MODEL) | set(SEARCHES)
 
 
 def test_sequential_comes_first_so_that_there_is_a_plan_at_once() -> None:
-    first = entrants(BOTH, COSTS)[0]
+    first = plan_candidates(BOTH, COSTS)[0]
     assert (first.policy, first.partition) == ("sequential", "whole")
 
 
 def test_a_joint_graph_needs_two_models_and_a_partition() -> None:
     joint = {"synchronised", "shared_input"}
-    assert not joint & {one.policy for one in entrants(BOTH[:1], COSTS)}
-    assert "whole" not in {one.partition for one in entrants(BOTH, COSTS) if one.policy in joint}
+    assert not joint & {one.policy for one in plan_candidates(BOTH[:1], COSTS)}
+    assert "whole" not in {one.partition for one in plan_candidates(BOTH, COSTS) if one.policy in joint}
 
 
 def test_policies_can_be_chosen_by_name() -> None:
-    assert {one.policy for one in entrants(BOTH, COSTS, policy_names=["ios", "batching"])} == {
+    assert {one.policy for one in plan_candidates(BOTH, COSTS, policy_names=["ios", "batching"])} == {
         "ios",
         "batching",
     }
 
 
-@pytest.mark.parametrize("entrant", entrants(BOTH, COSTS, searches=True), ids=lambda one: one.name)
-def test_every_entrant_serves_a_light_load_whole(entrant: object) -> None:
+@pytest.mark.parametrize("candidate", plan_candidates(BOTH, COSTS, searches=True), ids=lambda one: one.name)
+def test_every_candidate_serves_a_light_load_whole(candidate: object) -> None:
     """All tasks are served, but by a plan that waits for the rarer model."""
-    job = entrant.job  # type: ignore[attr-defined]
+    job = candidate.job  # type: ignore[attr-defined]
     plan = run_search(job, lambda: 0.0)
     bound = bind(plan, {model.artifact: model.graph for model in BOTH})
     times = StepTimes(TOY, COSTS)
     arrivals = {BOTH[0].name: Periodic(rate_per_s=10.0), BOTH[1].name: Periodic(rate_per_s=20.0)}
-    course = Course(seeds=(1, 2), warm_up_s=1.0, window_s=1.0, windows=3)
-    worth = judge(bound, lambda seed: Twin(times, arrivals, seed=seed), course, [0.01, 0.01])
+    settings = EvaluationSettings(seeds=(1, 2), warm_up_s=1.0, window_s=1.0, windows=3)
+    score = evaluate(bound, lambda seed: Twin(times, arrivals, seed=seed), settings, [0.01, 0.01])
     expected = 20.0 if plan.wait is Wait.ALL else 30.0
-    assert worth.throughput_per_s == pytest.approx(expected, abs=0.7)
-    assert (worth.variance_growth > 0.0) is (plan.wait is Wait.ALL)
+    assert score.throughput_per_s == pytest.approx(expected, abs=0.7)
+    assert (score.variance_growth > 0.0) is (plan.wait is Wait.ALL)
 
 
 def test_a_course_counts_what_it_simulates() -> None:
-    assert Course(seeds=(1, 2, 3), warm_up_s=2.0, window_s=0.5, windows=8).simulated_s == 18.0
+    assert EvaluationSettings(seeds=(1, 2, 3), warm_up_s=2.0, window_s=0.5, windows=8).simulated_s == 18.0

@@ -1,0 +1,165 @@
+"""What an installation takes on disk, by extra and by package, against the limits that are promised.
+
+    python -m benchmarks.installs [--json] [--quick]
+
+Each set of extras goes into an empty virtual environment, at the versions of constraints.txt, from a wheel
+of this checkout. `mb` is what that adds to site-packages, and what the limits are for; `total_mb` includes
+the pip and setuptools that Python puts there. MB are 10^6 bytes of files. In the environment of
+`planner-lite` a planner then imports a model and searches a plan, without Ray and numba.
+The environments lie in the system's temporary folder and are removed. Ends with 1 above a limit.
+
+pip needs a package index, so this does not run in CI.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.report import Report, arguments, emit, progress
+
+ROOT: Final = Path(__file__).parents[1]
+LIMITS_MB: Final = {"planner-lite": 180.0, "edge,onnx": 260.0, "planner": 700.0}
+_LARGE: Final = "planner"  # left out by --quick
+_NOT_COPIED: Final = shutil.ignore_patterns(
+    ".git", ".venv*", "var", "build", "*.egg-info", "__pycache__", ".*_cache"
+)
+_MODEL: Final = """
+import sys, onnx
+from onnx import TensorProto, helper
+ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 8]) for name in "xy"]
+nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Sigmoid", ["x"], ["b"]),
+         helper.make_node("Add", ["a", "b"], ["y"])]
+graph = helper.make_graph(nodes, "fork", ends[:1], ends[1:])
+onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), sys.argv[1])
+"""
+"""A program that writes a model of three operators, two of them independent."""
+
+
+def build_wheel(folder: Path) -> Path:
+    """A wheel of the checkout as it is, built from a copy: setuptools packs what an old build left behind."""
+    copy = folder / "source"
+    shutil.copytree(ROOT, copy, symlinks=True, ignore=_NOT_COPIED)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder)]
+    subprocess.run([*command, str(copy)], check=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+class Installation:
+    """A virtual environment with some extras of the wheel."""
+
+    def __init__(self, folder: Path, wheel: Path, extras: str) -> None:
+        self._wheel = wheel
+        self.programs = folder / "bin"
+        venv.create(folder, with_pip=True)
+        (self.site,) = (folder / "lib").glob("python*/site-packages")
+        self.empty_mb = self.megabytes()
+        self.install(extras)
+
+    def install(self, extras: str) -> None:
+        """Add extras, at the versions of constraints.txt."""
+        command = [str(self.programs / "python"), "-m", "pip", "install", "--quiet"]
+        constraints = ["-c", str(ROOT / "constraints.txt")]
+        subprocess.run([*command, *constraints, f"{self._wheel}[{extras}]"], check=True)
+
+    def megabytes(self) -> float:
+        """All files of site-packages."""
+        return sum(path.lstat().st_size for path in self.site.rglob("*") if path.is_file()) / 1e6
+
+    def by_package(self) -> dict[str, float]:
+        """MB of each distribution's files in site-packages, the largest first."""
+        sizes = {
+            str(package.metadata["Name"]): sum(self._sizes(package)) / 1e6
+            for package in metadata.distributions(path=[str(self.site)])
+        }
+        return dict(sorted(sizes.items(), key=lambda item: -item[1]))
+
+    def _sizes(self, package: metadata.Distribution) -> Iterator[int]:
+        for file in package.files or ():
+            path = Path(str(package.locate_file(file)))
+            if path.is_relative_to(self.site) and ".." not in file.parts and path.is_file():
+                yield path.lstat().st_size
+
+
+@contextmanager
+def _planner(programs: Path, home: Path) -> Iterator[None]:
+    """A running planner with its data in `home`."""
+    command = [
+        str(programs / "stageloom"),
+        "up",
+        "--json",
+        "--listen",
+        "127.0.0.1:0",
+        "--data-dir",
+        str(home),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            if not process.stdout.readline():
+                raise SystemExit("the planner does not start")
+            yield
+        finally:
+            process.terminate()
+
+
+def search_without_ray(installation: Installation, folder: Path) -> str:
+    """`up`, `model add` and `plan create --scheduler ios`; the scheduler that made the plan."""
+    installation.install("onnx")
+    programs, model, home = installation.programs, folder / "fork.onnx", folder / "home"
+    subprocess.run([str(programs / "python"), "-c", _MODEL, str(model)], check=True)
+    with _planner(programs, home):
+
+        def stageloom(*words: str) -> Any:
+            command = [str(programs / "stageloom"), *words, "--data-dir", str(home), "--json"]
+            return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+
+        stageloom("model", "add", str(model))
+        made = stageloom("plan", "create", "--model", "fork", "--scheduler", "ios")
+    return str(made["scheduler"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    options = arguments("Size of an installation, by extra and package").parse_args(argv)
+    report = Report("installs")
+    over = []
+    with tempfile.TemporaryDirectory(prefix="stageloom-installs-") as scratch:
+        wheel = build_wheel(Path(scratch))
+        for extras, limit_mb in LIMITS_MB.items():
+            if options.quick and extras == _LARGE:
+                continue
+            progress(f"installing [{extras}]")
+            folder = Path(scratch) / extras.replace(",", "-")
+            installation = Installation(folder, wheel, extras)
+            total_mb = installation.megabytes()
+            size_mb = total_mb - installation.empty_mb
+            rows = [
+                {"extras": extras, "package": name, "mb": round(package_mb, 1)}
+                for name, package_mb in installation.by_package().items()
+            ]
+            sizes = {"mb": size_mb, "total_mb": total_mb, "limit_mb": limit_mb}
+            report.add({f"{extras}.{name}": value for name, value in sizes.items()}, rows)
+            if size_mb > limit_mb:
+                over.append(f"[{extras}] takes {size_mb:.0f} MB, above {limit_mb:.0f} MB")
+            if extras == "planner-lite":
+                progress("a model and a plan without Ray")
+                if search_without_ray(installation, Path(scratch)) != "ios":
+                    over.append("planner-lite searched with another scheduler than the one named")
+            shutil.rmtree(folder)
+    emit(report, as_json=options.json, packages=())
+    for line in over:
+        progress(line)
+    return 1 if over else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,193 @@
+"""Drives tournaments with a pool of workers and the clock."""
+
+import queue
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from stageloom.planner.cluster.interface import SearchPool
+from stageloom.planner.tournament.candidates import PlanCandidate
+from stageloom.planner.tournament.evaluator import (
+    Evaluated,
+    EvaluationSettings,
+    Scenario,
+    evaluate_again,
+    evaluate_candidate,
+)
+from stageloom.planner.tournament.score import Score
+from stageloom.planner.tournament.tournament import Action, Drop, Evaluate, Tournament, TournamentOutcome
+from stageloom.shared.clock import Clock
+from stageloom.shared.errors import StageloomError
+from stageloom.shared.messages.admin import PlanProgressReply
+from stageloom.shared.plan import Plan
+
+CHOICE: Final = EvaluationSettings(seeds=(1_000_001, 1_000_002, 1_000_003))
+"""Arrivals by which plans are chosen."""
+
+FRESH: Final = EvaluationSettings(seeds=(2_000_001, 2_000_002, 2_000_003, 2_000_004, 2_000_005))
+"""Arrivals of the last evaluation."""
+
+
+class _Stop:
+    """The operator wants the best so far."""
+
+
+_Event: TypeAlias = _Stop | tuple[int, Future[Evaluated]] | Future[dict[int, Score]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TournamentResult:
+    """A tournament that has ended. `plans` and `search_s`: of the candidates that were evaluated; `plans` has
+    that of candidate 0 in any case."""
+
+    tournament: Tournament
+    outcome: TournamentOutcome
+    plans: dict[int, Plan]
+    search_s: dict[int, float]
+
+
+class TournamentRunner:
+    """The tournaments that run now, by ticket. May be called from several threads at once."""
+
+    def __init__(self, pool: SearchPool, clock: Clock) -> None:
+        self._pool, self._clock = pool, clock
+        self._lock = threading.Lock()
+        self._runs: dict[int, _Run] = {}
+
+    def run(
+        self,
+        candidates: Sequence[PlanCandidate],
+        first: Plan,
+        scenario: Scenario,
+        *,
+        budget_s: float,
+        ticket: int = 0,
+    ) -> TournamentResult:
+        """Run one to its end; `first` is the plan of candidate 0."""
+        run = _Run(candidates, first, scenario, self._pool, self._clock, budget_s)
+        if ticket:
+            with self._lock:
+                self._runs[ticket] = run
+        try:
+            return run.to_end()
+        finally:
+            with self._lock:
+                self._runs.pop(ticket, None)
+
+    def stop(self, ticket: int) -> bool:
+        """End one with its best so far; whether there is one."""
+        with self._lock:
+            run = self._runs.get(ticket)
+        if run is not None:
+            run.stop()
+        return run is not None
+
+    def progress(self, ticket: int) -> PlanProgressReply:
+        """How far one is; a reply of size 0 where there is none."""
+        with self._lock:
+            run = self._runs.get(ticket)
+        return PlanProgressReply() if run is None else run.progress()
+
+
+class _Run:
+    """One tournament; all but `stop` and `progress` happens on the thread of `to_end`."""
+
+    def __init__(
+        self,
+        candidates: Sequence[PlanCandidate],
+        first: Plan,
+        scenario: Scenario,
+        pool: SearchPool,
+        clock: Clock,
+        budget_s: float,
+    ) -> None:
+        self._candidates, self._scenario, self._pool, self._clock = candidates, scenario, pool, clock
+        self._began_s = clock.monotonic_s()
+        self._tournament = Tournament(
+            len(candidates), budget_s=budget_s, workers=pool.workers, began_s=self._began_s
+        )
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._futures: dict[int, Future[Evaluated]] = {}
+        self._last: Future[dict[int, Score]] | None = None
+        self._plans = {0: first}
+        self._search_s: dict[int, float] = {}
+
+    def to_end(self) -> TournamentResult:
+        tournament = self._tournament
+        actions = tournament.begin()
+        while True:
+            for action in actions:
+                self._execute(action)
+            if (outcome := tournament.outcome) is not None:
+                break
+            try:
+                event = self._events.get(timeout=max(tournament.ends_s - self._clock.monotonic_s(), 0.0))
+            except queue.Empty:
+                actions = tournament.passed(self._clock.monotonic_s())
+            else:
+                actions = self._handle(event, self._clock.monotonic_s())
+        if self._last is not None:
+            self._last.cancel()
+        return TournamentResult(
+            tournament=tournament, outcome=outcome, plans=self._plans, search_s=self._search_s
+        )
+
+    def stop(self) -> None:
+        self._events.put(_Stop())
+
+    def progress(self) -> PlanProgressReply:
+        """From any thread, without a lock: a curve only grows."""
+        tournament, curve = self._tournament, self._tournament.curve
+        score = curve[-1].score if curve else None
+        return PlanProgressReply(
+            done=tournament.done,
+            size=len(self._candidates),
+            elapsed_s=self._clock.monotonic_s() - self._began_s,
+            best=self._candidates[tournament.best].name if score else "",
+            throughput_per_s=score.throughput_per_s if score else 0.0,
+            p99_s=score.p99_s if score else 0.0,
+        )
+
+    def _execute(self, action: Action) -> None:
+        if isinstance(action, Evaluate):
+            candidate = action.candidate
+            job = self._candidates[candidate].job
+            future = self._pool.submit(evaluate_candidate, job, self._scenario, CHOICE)
+            self._futures[candidate] = future
+            future.add_done_callback(lambda done: self._events.put((candidate, done)))
+        elif isinstance(action, Drop):
+            self._futures.pop(action.candidate).cancel()
+        else:
+            plans = {candidate: self._plans[candidate] for candidate in action.candidates}
+            self._last = self._pool.submit(evaluate_again, plans, self._scenario, FRESH)
+            self._last.add_done_callback(self._events.put)
+
+    def _handle(self, event: _Event, now_s: float) -> list[Action]:
+        if isinstance(event, _Stop):
+            return self._tournament.stop(now_s)
+        if isinstance(event, Future):
+            if reason := _failure(event):
+                self._tournament.recheck_failed(reason)
+            else:
+                self._tournament.rechecked(event.result())
+            return []
+        candidate, future = event
+        if self._futures.pop(candidate, None) is None:  # it was dropped
+            return []
+        if reason := _failure(future):
+            return self._tournament.failed(candidate, reason, now_s)
+        evaluated = future.result()
+        self._plans[candidate], self._search_s[candidate] = evaluated.plan, evaluated.search_s
+        return self._tournament.was_evaluated(candidate, evaluated.score, now_s)
+
+
+def _failure(future: "Future[Evaluated] | Future[dict[int, Score]]") -> str:
+    """Why there is no result; empty where there is one."""
+    if future.cancelled():
+        return "it was cancelled"
+    error = future.exception()
+    if error is None:
+        return ""
+    return (str(error) if isinstance(error, StageloomError) else f"{type(error).__name__}: {error}")[:512]

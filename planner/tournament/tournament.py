@@ -1,0 +1,197 @@
+"""The best plan so far, at any time, and whether it stays the best on arrivals that did not choose it. Pure.
+
+Candidate 0 is the first valid plan. It exists before anything is evaluated, and it is the answer whenever
+nothing else proves better. Workers search and evaluate the others, a few at a time; every event returns what
+to do now. At the end the best so far and candidate 0 are evaluated once more, on fresh arrivals. A plan that
+won by the luck of its arrivals loses there, and candidate 0 is the answer.
+
+Time: no task begins or goes on once the rest of the budget is needed for that last evaluation. It is assumed
+to take as long as the slowest task so far, and at most a quarter of the budget. If the budget ends sooner,
+the last evaluation may go on for `RECHECK_S`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, TypeAlias
+
+from stageloom.planner.tournament.score import Score, better
+
+RECHECK_S: Final = 20.0
+_RESERVE: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Search and evaluate the plan of this candidate."""
+
+    candidate: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Stop the search or evaluation of this candidate."""
+
+    candidate: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recheck:
+    """Evaluate the plans of these candidates on fresh arrivals."""
+
+    candidates: tuple[int, ...]
+
+
+Action: TypeAlias = Evaluate | Drop | Recheck
+
+
+class TournamentPhase(Enum):
+    EVALUATING = "evaluating"
+    RECHECKING = "rechecking"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Improvement:
+    """A plan became the best so far, `at_s` after the start."""
+
+    at_s: float
+    candidate: int
+    score: Score
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TournamentOutcome:
+    """The answer. `fresh`: the scores of the best so far and of candidate 0 on fresh arrivals.
+
+    It is empty where `unchecked` says why there was no last evaluation; candidate 0 is the answer then.
+    """
+
+    candidate: int
+    fresh: Mapping[int, Score]
+    unchecked: str = ""
+
+
+class Tournament:
+    """`size` candidates, `workers` of which are evaluated at a time; all times are of one clock."""
+
+    def __init__(self, size: int, *, budget_s: float, workers: int, began_s: float) -> None:
+        assert size > 0 and workers > 0 and budget_s > 0.0
+        self._size, self._workers = size, workers
+        self._budget_s, self._began_s = budget_s, began_s
+        self._next = 0
+        self._running: dict[int, float] = {}
+        self._slowest_s = 0.0
+        self._recheck_until_s = 0.0
+        self.phase = TournamentPhase.EVALUATING
+        self.curve: list[Improvement] = []
+        """Each scores better than the one before it."""
+        self.evaluated: dict[int, tuple[float, Score]] = {}
+        """By candidate: seconds since the start, and its score."""
+        self.failures: dict[int, str] = {}
+        self.outcome: TournamentOutcome | None = None
+
+    @property
+    def best(self) -> int:
+        """The best so far; candidate 0 before anything was evaluated."""
+        return self.curve[-1].candidate if self.curve else 0
+
+    @property
+    def done(self) -> int:
+        """Candidates that were evaluated or failed."""
+        return len(self.evaluated) + len(self.failures)
+
+    @property
+    def ends_s(self) -> float:
+        """The latest time at which to call `passed`."""
+        if self.phase is TournamentPhase.RECHECKING:
+            return self._recheck_until_s
+        reserve_s = min(self._slowest_s, _RESERVE * self._budget_s)
+        return self._began_s + self._budget_s - reserve_s
+
+    def begin(self) -> list[Action]:
+        """Call this once, before all other events."""
+        return self._more(self._began_s)
+
+    def was_evaluated(self, candidate: int, score: Score, now_s: float) -> list[Action]:
+        """Take the score of a candidate's plan; one that was dropped meanwhile is ignored."""
+        if not self._ended(candidate, now_s):
+            return []
+        at_s = now_s - self._began_s
+        self.evaluated[candidate] = at_s, score
+        if not self.curve or better(score, self.curve[-1].score):
+            self.curve.append(Improvement(at_s=at_s, candidate=candidate, score=score))
+        return self._more(now_s)
+
+    def failed(self, candidate: int, reason: str, now_s: float) -> list[Action]:
+        """A candidate has no plan, or its plan could not be evaluated; the others go on."""
+        if not self._ended(candidate, now_s):
+            return []
+        self.failures[candidate] = reason
+        return self._more(now_s)
+
+    def passed(self, now_s: float) -> list[Action]:
+        """It is `now_s`; call this at `ends_s`."""
+        if now_s < self.ends_s:
+            return []
+        if self.phase is TournamentPhase.RECHECKING:
+            self._end(0, {}, "the last evaluation took too long")
+            return []
+        return self._finish(now_s)
+
+    def stop(self, now_s: float) -> list[Action]:
+        """End with the best so far; a second call skips the last evaluation."""
+        if self.phase is TournamentPhase.RECHECKING:
+            self._end(0, {}, "it was stopped before the last evaluation")
+        return self._finish(now_s)
+
+    def rechecked(self, fresh: Mapping[int, Score]) -> None:
+        """Take the scores of the best so far and of candidate 0 on fresh arrivals."""
+        if self.phase is not TournamentPhase.RECHECKING:
+            return
+        best = self.best
+        wins = best == 0 or 0 not in fresh or better(fresh[best], fresh[0])
+        self._end(best if wins else 0, fresh, "")
+
+    def recheck_failed(self, reason: str) -> None:
+        """The last evaluation failed."""
+        if self.phase is TournamentPhase.RECHECKING:
+            self._end(0, {}, reason)
+
+    def _ended(self, candidate: int, now_s: float) -> bool:
+        began_s = self._running.pop(candidate, None)
+        if began_s is None or self.phase is not TournamentPhase.EVALUATING:
+            return False
+        self._slowest_s = max(self._slowest_s, now_s - began_s)
+        return True
+
+    def _more(self, now_s: float) -> list[Action]:
+        """Fill the workers; when nothing is left, or time is, finish."""
+        if now_s >= self.ends_s:
+            return self._finish(now_s)
+        actions: list[Action] = []
+        while self._next < self._size and len(self._running) < self._workers:
+            self._running[self._next] = now_s
+            actions.append(Evaluate(self._next))
+            self._next += 1
+        return actions if self._running else self._finish(now_s)
+
+    def _finish(self, now_s: float) -> list[Action]:
+        if self.phase is not TournamentPhase.EVALUATING:
+            return []
+        drops: list[Action] = [Drop(candidate) for candidate in self._running]
+        self._running.clear()
+        if not self.curve:
+            reason = next(iter(self.failures.values()), "")
+            self._end(
+                0, {}, f"no plan was evaluated: {reason}" if reason else "no plan was evaluated in time"
+            )
+            return drops
+        self.phase = TournamentPhase.RECHECKING
+        self._recheck_until_s = max(self._began_s + self._budget_s, now_s + RECHECK_S)
+        both = {self.best, 0} if 0 not in self.failures else {self.best}
+        return [*drops, Recheck(tuple(sorted(both)))]
+
+    def _end(self, candidate: int, fresh: Mapping[int, Score], unchecked: str) -> None:
+        self.phase = TournamentPhase.ENDED
+        self.outcome = TournamentOutcome(candidate=candidate, fresh=dict(fresh), unchecked=unchecked)

@@ -1,0 +1,164 @@
+"""Best so far: what it does with candidates, failures, time and luck. Scores are made up."""
+
+import random
+
+import pytest
+
+from stageloom.planner.tournament.score import Score, better
+from stageloom.planner.tournament.tournament import (
+    RECHECK_S,
+    Drop,
+    Evaluate,
+    Recheck,
+    Tournament,
+    TournamentPhase,
+)
+
+
+def score(throughput_per_s: float, p99_s: float = 0.1) -> Score:
+    """No spread, so that 0.5 % decides."""
+    return Score(
+        throughput_per_s=throughput_per_s,
+        throughput_spread=0.0,
+        p99_s=p99_s,
+        p99_spread=0.0,
+        utilisation=0.5,
+        utilisation_spread=0.0,
+        queue_variance=0.0,
+        queue_variance_spread=0.0,
+        variance_growth=0.0,
+        met=1.0,
+    )
+
+
+def started(size: int, *, budget_s: float = 100.0, workers: int = 1) -> Tournament:
+    """One that begins at second 1,000."""
+    return Tournament(size, budget_s=budget_s, workers=workers, began_s=1000.0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_best_so_far_only_gets_better_whatever_comes_back_in_whatever_order(seed: int) -> None:
+    rng = random.Random(seed)
+    size, workers = rng.randint(1, 12), rng.randint(1, 4)
+    made = started(size, workers=workers)
+    running = [action.candidate for action in made.begin() if isinstance(action, Evaluate)]
+    now_s, seen, ending = 1000.0, 0, []
+    while running:
+        assert len(running) <= workers
+        now_s += rng.random()
+        candidate = running.pop(rng.randrange(len(running)))
+        if rng.random() < 0.2:
+            actions = made.failed(candidate, "no plan", now_s)
+        else:
+            actions = made.was_evaluated(candidate, score(rng.choice([10.0, 20.0]), rng.random()), now_s)
+        seen += 1
+        assert made.done == seen
+        running += [action.candidate for action in actions if isinstance(action, Evaluate)]
+        ending = actions
+    assert seen == size
+    for before, after in zip(made.curve, made.curve[1:], strict=False):
+        assert better(after.score, before.score) and after.at_s > before.at_s
+    for _, one in made.evaluated.values():
+        assert not better(one, made.evaluated[made.best][1])
+    if made.evaluated:
+        (last,) = ending
+        assert isinstance(last, Recheck) and made.best in last.candidates
+    else:
+        assert made.phase is TournamentPhase.ENDED
+
+
+def test_there_is_an_answer_before_anything_was_judged() -> None:
+    made = started(3)
+    assert made.begin() == [Evaluate(0)]
+    assert made.best == 0
+    assert made.stop(1000.1) == [Drop(0)]
+    assert made.outcome is not None
+    assert (made.outcome.candidate, made.outcome.unchecked) == (0, "no plan was evaluated in time")
+
+
+def test_one_that_fails_is_told_of_and_skipped() -> None:
+    made = started(3)
+    made.begin()
+    assert made.was_evaluated(0, score(10.0), 1001.0) == [Evaluate(1)]
+    assert made.failed(1, "a search process ended with code -9", 1002.0) == [Evaluate(2)]
+    assert made.was_evaluated(2, score(20.0), 1003.0) == [Recheck((0, 2))]
+    assert made.failures == {1: "a search process ended with code -9"}
+    made.rechecked({0: score(10.0), 2: score(20.0)})
+    assert made.outcome is not None and made.outcome.candidate == 2
+
+
+def test_a_first_plan_that_could_not_be_judged_does_not_stand_in_the_way() -> None:
+    made = started(2)
+    made.begin()
+    made.failed(0, "no", 1001.0)
+    assert made.was_evaluated(1, score(20.0), 1002.0) == [Recheck((1,))]
+    made.rechecked({1: score(5.0)})
+    assert made.outcome is not None and made.outcome.candidate == 1
+
+
+def test_a_lucky_winner_loses_on_fresh_arrivals_to_the_first_valid_plan() -> None:
+    made = started(2)
+    made.begin()
+    made.was_evaluated(0, score(10.0), 1001.0)
+    made.was_evaluated(1, score(20.0), 1002.0)
+    fresh = {0: score(10.0), 1: score(9.0)}
+    made.rechecked(fresh)
+    assert made.outcome is not None
+    assert (made.outcome.candidate, made.outcome.fresh, made.best) == (0, fresh, 1)
+
+
+def test_a_winner_nobody_could_look_at_again_is_not_the_answer() -> None:
+    made = started(2)
+    made.begin()
+    made.was_evaluated(0, score(10.0), 1001.0)
+    made.was_evaluated(1, score(20.0), 1002.0)
+    made.recheck_failed("a worker died")
+    assert made.outcome is not None
+    assert (made.outcome.candidate, made.outcome.unchecked) == (0, "a worker died")
+
+
+def test_the_budget_ends_what_runs_and_leaves_time_for_the_last_look() -> None:
+    """A task took 10 s, so the last 10 s of 100 are kept."""
+    made = started(9, workers=2)
+    assert made.begin() == [Evaluate(0), Evaluate(1)]
+    made.was_evaluated(0, score(10.0), 1010.0)
+    assert made.ends_s == 1090.0
+    assert made.passed(1089.9) == []
+    assert made.passed(1090.0) == [Drop(1), Drop(2), Recheck((0,))]
+    assert made.was_evaluated(1, score(99.0), 1091.0) == [], "it was dropped"
+    assert made.best == 0
+
+
+def test_a_slow_task_keeps_no_more_than_a_quarter_of_the_budget() -> None:
+    made = started(3, workers=2)
+    made.begin()
+    made.was_evaluated(0, score(10.0), 1060.0)
+    assert made.ends_s == 1075.0
+
+
+def test_no_task_begins_when_the_time_is_over() -> None:
+    made = started(3)
+    made.begin()
+    assert made.was_evaluated(0, score(10.0), 1099.0) == [Recheck((0,))]
+
+
+def test_the_last_look_ends_too() -> None:
+    made = started(1)
+    made.begin()
+    made.was_evaluated(0, score(10.0), 1099.0)
+    assert made.ends_s == 1099.0 + RECHECK_S
+    made.passed(1099.0 + RECHECK_S)
+    assert made.outcome is not None and made.outcome.unchecked == "the last evaluation took too long"
+
+
+def test_stopping_keeps_the_best_so_far_and_stopping_again_skips_the_last_look() -> None:
+    made = started(3)
+    made.begin()
+    made.was_evaluated(0, score(10.0), 1001.0)
+    made.was_evaluated(1, score(20.0), 1002.0)
+    assert made.stop(1003.0) == [Drop(2), Recheck((0, 1))]
+    made.stop(1004.0)
+    made.rechecked({0: score(10.0), 1: score(20.0)})
+    assert made.outcome is not None
+    assert made.outcome.candidate == 0
+    assert made.outcome.unchecked == "it was stopped before the last evaluation"
