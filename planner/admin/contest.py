@@ -15,6 +15,10 @@ from stageloom.planner.contest.worth import Worth
 from stageloom.planner.costs.schedules import found_schedules
 from stageloom.planner.replan.considered import Considered, Verdict, considered
 from stageloom.planner.replan.predict import predict
+from stageloom.planner.store.costs import calibration_of, keep_schedules
+from stageloom.planner.store.devices import device_info
+from stageloom.planner.store.plans import add_plan
+from stageloom.planner.store.predictions import keep_considered
 from stageloom.planner.store.store import Store
 from stageloom.shared.bound import bind
 from stageloom.shared.clock import Clock
@@ -90,16 +94,16 @@ def _keep(
 ) -> admin.PlanReply:
     winner = held.outcome.entrant
     entrant, plan = taking_part[winner], held.plans[winner]
-    info = store.add_plan(request.plan or plan.digest[:12], plan, entrant.policy)
+    info = store.write(add_plan, request.plan or plan.digest[:12], plan, entrant.policy)
     graphs = staged.scene.graphs
-    device_class = "" if request.device is None else store.device(request.device).device_class
+    device_class = "" if request.device is None else store.read(device_info, request.device).device_class
     if request.device is not None:
         limits = entrant.job.limits
         searched = msgspec.structs.replace(request, scheduler=entrant.job.scheduler, r=limits.r, s=limits.s)
-        key = store.calibration(request.device).costs_key
-        store.keep_schedules(key, scheduler_key(searched), found_schedules(plan, graphs))
+        key = store.read(calibration_of, request.device).costs_key
+        store.write(keep_schedules, key, scheduler_key(searched), found_schedules(plan, graphs))
     rows = _looked_at(taking_part, held, graphs, costs)
-    store.keep_considered(rows, device_class=device_class, device=request.device)
+    store.write(keep_considered, rows, device_class=device_class, device=request.device)
     return admin.PlanReply(plan=info, search_s=took_s, contest=_told(taking_part, staged, held))
 
 

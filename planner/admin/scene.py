@@ -5,7 +5,8 @@ from math import fsum
 from typing import Final, NamedTuple
 
 from stageloom.planner.contest.task import Scene
-from stageloom.planner.store.reading import ReadStore
+from stageloom.planner.store.store import ReadStore
+from stageloom.planner.store.telemetry import newest_telemetry
 from stageloom.planner.twin.arrivals import Poisson, Process, require_all
 from stageloom.planner.twin.replay import counted_arrivals
 from stageloom.planner.twin.stored import base_device, stored_times
@@ -81,7 +82,11 @@ def _arrivals(
         require_all(given, names)
         text = ", ".join(f"{name} {given[name].mean_per_s:g}/s" for name in names)
         return given, f"poisson: {text}"
-    rows = [] if device is None else store.newest_telemetry(device, [RowKind.TASK_COUNTERS], _us(RECORDED_S))
+    rows = (
+        []
+        if device is None
+        else store.read(newest_telemetry, device, [RowKind.TASK_COUNTERS], _us(RECORDED_S))[0]
+    )
     counted = any(getattr(row.data, "model", None) in names and row.data.submitted for row in rows)  # type: ignore[union-attr]
     if not counted:
         per_s = ASSUMED_LOAD / fsum(service_s)

@@ -6,7 +6,11 @@ from dataclasses import replace
 from stageloom.planner.costs.measured import device_costs
 from stageloom.planner.costs.policies import trained_policy
 from stageloom.planner.costs.unsure import unsure_blocks
-from stageloom.planner.store.reading import ReadStore
+from stageloom.planner.store.costs import calibration_of
+from stageloom.planner.store.devices import device_info
+from stageloom.planner.store.models import named_models
+from stageloom.planner.store.plans import plan_info
+from stageloom.planner.store.store import ReadStore
 from stageloom.shared.bound import bind
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId
@@ -35,7 +39,7 @@ def search_job(store: ReadStore, request: PlanCreateRequest) -> SearchJob:
             remedy=f"choose one of {', '.join(one.value for one in Combination)}",
         ) from error
     _check_effect(request)
-    infos = store.named_models([choice.model for choice in request.models])
+    infos = store.read(named_models, [choice.model for choice in request.models])
     choices = tuple(
         ModelChoice(
             name=choice.model,
@@ -101,7 +105,7 @@ def _checkpoint(store: ReadStore, request: PlanCreateRequest) -> bytes:
     """The policy trained for the device's class, or for any; none where the scheduler takes none."""
     if request.scheduler != "gpg":
         return b""
-    device_class = "" if request.device is None else store.device(request.device).device_class
+    device_class = "" if request.device is None else store.read(device_info, request.device).device_class
     return trained_policy(store, device_class)
 
 
@@ -139,8 +143,8 @@ def unsure_of(store: ReadStore, device: DeviceId, plan: str, now_us: int) -> tup
     Raises:
         InputError: there is no such device or plan, or a model of the plan was removed.
     """
-    wanted = decode_plan(store.plan(plan).wire)
-    held = store.calibration(device)
+    wanted = decode_plan(store.read(plan_info, plan).wire)
+    held = store.read(calibration_of, device)
     graphs = {model.artifact: store.graph(model.artifact) for model in wanted.models}
     costs = device_costs(
         store,
@@ -167,7 +171,7 @@ def _costs(
     """What the device's class measured, or itself since it drifted; estimates where no device is named."""
     if request.device is None:
         return CostTable()
-    held = store.calibration(request.device)
+    held = store.read(calibration_of, request.device)
     models = [(choice.artifact, choice.batch) for choice in choices]
     table = device_costs(
         store, held.costs_key, executor, models, graph_of=store.graph, taught_by=held.taught_by

@@ -7,11 +7,13 @@ from typing import Final
 from stageloom.planner.costs.drift import Drift, Renewal, drift_of, first_steps, renewal
 from stageloom.planner.costs.measured import device_costs
 from stageloom.planner.replan.observing import running
-from stageloom.planner.store.reading import ReadStore
+from stageloom.planner.store.store import ReadStore
+from stageloom.planner.store.telemetry import newest_telemetry, oldest_step_timings, telemetry_rows
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.telemetry import (
     PlanActivated,
+    Row,
     RowKind,
     StageProfileResult,
     StepTimings,
@@ -56,7 +58,7 @@ def recalibration(store: ReadStore, device: DeviceId, replan: int, now_us: int) 
     Raises:
         InputError: the alarm, the device, the plan that runs there or an artifact of it is unknown here.
     """
-    with store.replan_view() as view:
+    with store.snapshot() as view:
         begun, plan = running(view, replan)
         if begun.alarm.cause != Cause.DRIFT.value:
             return None
@@ -70,7 +72,7 @@ def recalibration(store: ReadStore, device: DeviceId, replan: int, now_us: int) 
     for window_s in WINDOWS_S:
         rows = [
             row
-            for row in store.newest_telemetry(device, _KINDS, round(window_s * 1e6))
+            for row in store.read(newest_telemetry, device, _KINDS, round(window_s * 1e6))[0]
             if row.at_us > held.steps_since_us
         ]
         steps = [row.data for row in rows if isinstance(row.data, StepTimings)]
@@ -89,15 +91,20 @@ def recalibration(store: ReadStore, device: DeviceId, replan: int, now_us: int) 
 def _expected_s(store: ReadStore, device: DeviceId, bound: BoundPlan, since_us: int) -> dict[int, float]:
     """Per combined block what whole steps took when the costs began to hold: by profile, else at first."""
     digest = bound.plan.digest
-    rows = partial(store.telemetry, device, since_us=since_us + 1)
+
+    def rows(kind: RowKind) -> list[Row]:
+        return store.read(telemetry_rows, device, [kind], since_us=since_us + 1)
+
     activated = [
         row.at_us
-        for row in rows([RowKind.PLAN_ACTIVATED])
+        for row in rows(RowKind.PLAN_ACTIVATED)
         if isinstance(row.data, PlanActivated) and row.data.plan == digest
     ]
     began_us = min(activated) + _SETTLED_US if activated else since_us
-    expected = first_steps(bound, store.first_steps(device, since_us=began_us + 1, limit=_FIRST_ROWS))
-    for row in rows([RowKind.STAGE_PROFILE_RESULT]):
+    expected = first_steps(
+        bound, store.read(oldest_step_timings, device, since_us=began_us + 1, limit=_FIRST_ROWS)
+    )
+    for row in rows(RowKind.STAGE_PROFILE_RESULT):
         data = row.data
         if isinstance(data, StageProfileResult) and data.plan == digest and data.step_us > 0.0:
             expected[data.combined_block] = data.step_us * 1e-6

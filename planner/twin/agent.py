@@ -4,7 +4,8 @@ store."""
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from stageloom.planner.store.reading import ReadStore
+from stageloom.planner.store.store import ReadStore
+from stageloom.planner.store.telemetry import telemetry_rows
 from stageloom.planner.twin.replay import active_spans, measured_window
 from stageloom.planner.twin.window import Window
 from stageloom.shared.bound import BoundPlan
@@ -97,7 +98,7 @@ class AgentDevice:
             waited_s += POLL_S
 
     def _rows(self, since_us: int = 0) -> list[Row]:
-        return self._store.telemetry(self._device, _KINDS, since_us=since_us, limit=_MOST_ROWS)
+        return self._store.read(telemetry_rows, self._device, _KINDS, since_us=since_us, limit=_MOST_ROWS)
 
     def _active(self, bound: BoundPlan) -> list[tuple[int, int]]:
         """When the plan ran since it was pushed."""
