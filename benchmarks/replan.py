@@ -36,7 +36,9 @@ from benchmarks.demo.processes import Lines, Processes
 from benchmarks.report import Report, arguments, emit, progress
 from stageloom import Client
 from stageloom.edge_agent.config import SETTINGS_NAME
-from stageloom.planner.store.reading import ReadStore
+from stageloom.planner.store.devices import device_info
+from stageloom.planner.store.replans import replan_infos
+from stageloom.planner.store.store import ReadStore
 from stageloom.shared.errors import StageloomError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.admin import ReplanInfo
@@ -158,7 +160,7 @@ class Bench:
         """Wait until the device has committed a generation, or another of its `ends` came."""
 
         def is_committed() -> bool:
-            report = self.store.device(DEVICE).report
+            report = self.store.read(device_info, DEVICE).report
             state = report.state.value if report.state is not None else ""
             return report.generation >= generation and state in ends
 
@@ -166,12 +168,12 @@ class Bench:
 
     def newest(self) -> int:
         """The number of the newest re-plan, 0 where there is none."""
-        found = self.store.replans(DEVICE, limit=1)
+        found = self.store.read(replan_infos, DEVICE, limit=1)
         return found[0].replan if found else 0
 
     def active(self, after: int) -> ReplanInfo | None:
         """The first re-plan after `after` whose plan became active."""
-        for one in reversed(self.store.replans(DEVICE, limit=8)):
+        for one in reversed(self.store.read(replan_infos, DEVICE, limit=8)):
             if one.replan > after and one.trigger_to_active_ms is not None:
                 return one
         return None

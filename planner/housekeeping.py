@@ -9,11 +9,11 @@ from importlib.util import find_spec
 from typing import Final
 
 from stageloom.planner.cluster.processes import ProcessPool
-from stageloom.planner.store.checkpoints import kept
-from stageloom.planner.store.retention import Retention
+from stageloom.planner.store.retention import Retention, tidy
 from stageloom.planner.store.store import Store
-from stageloom.planner.telemetry.trusted_time import notice
+from stageloom.planner.store.trusted_time import advance_clock, clock_notice
 from stageloom.planner.twin.compiled import compile_ahead
+from stageloom.planner.twin.compiled.compile_cache import is_compiled
 from stageloom.shared.errors import StageloomError
 
 logger = logging.getLogger(__name__)
@@ -57,9 +57,9 @@ class Housekeeper:
         now_s = time.monotonic()
         elapsed_s = now_s - self._checked_s if self._checked_s is not None else 0.0
         self._checked_s = now_s
-        ahead_s = self._store.advance_clock(elapsed_s)
+        ahead_s = self._store.write(advance_clock, elapsed_s)
         if ahead_s and not self._held:
-            logger.warning("%s", notice(ahead_s))
+            logger.warning("%s", clock_notice(ahead_s))
         elif self._held and not ahead_s:
             logger.info("the clock is believed again; old telemetry and events go as before")
         self._held = bool(ahead_s)
@@ -67,7 +67,7 @@ class Housekeeper:
     def _tidy(self) -> None:
         self._check_clock()
         rows, began_s = 0, time.monotonic()
-        for treated in self._store.tidy(self._keep):
+        for treated in tidy(self._store, self._keep):
             rows += treated
             # As long a pause as the step took: at most half of the writer's time goes into this; and far less
             # of the interpreter's into looking for what there is to do.
@@ -95,7 +95,7 @@ class KernelCompiler:
         self._pool.close()
 
     def _begin(self) -> None:
-        if find_spec("numba") is not None and not kept():
+        if find_spec("numba") is not None and not is_compiled():
             self._pool.submit(self._work).add_done_callback(_compiled)
 
 

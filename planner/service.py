@@ -33,10 +33,11 @@ from stageloom.planner.enrolment.service import EnrolmentService
 from stageloom.planner.housekeeping import Housekeeper, KernelCompiler
 from stageloom.planner.lock import lock_data_dir, lock_sqlite
 from stageloom.planner.replan.service import Replanner
-from stageloom.planner.store.reading import sqlite_file
+from stageloom.planner.store.devices import enrol_device, note_heard, note_presence
+from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.retention import Retention
 from stageloom.planner.store.store import Store
-from stageloom.planner.store.used_database import keep_url
+from stageloom.planner.store.used_database import keep_url, sqlite_file
 from stageloom.shared.clock import Clock, SystemClock
 from stageloom.shared.errors import InputError, StageloomError, UnavailableError
 from stageloom.shared.ids import DeviceId
@@ -119,7 +120,7 @@ class Online:
         """A device came or went; called on dispatch's thread."""
         with self._lock:
             self._devices = self._devices | {device} if online else self._devices - {device}
-        self._store.presence(device, online)
+        self._store.submit_together(note_presence, (device, online))
 
     def now(self) -> frozenset[DeviceId]:
         """The devices online."""
@@ -128,7 +129,7 @@ class Online:
     def close(self) -> None:
         """Note when the devices online were heard of last; once nobody serves them any more."""
         try:
-            self._store.heard(self._devices)
+            self._store.write(note_heard, self._devices)
         except StageloomError as error:
             logger.warning("when devices were seen last is not noted: %s", error)
 
@@ -168,7 +169,7 @@ class Planner:
             self._online = Online(self.store)
             alarms: queue.SimpleQueue[tuple[DeviceId, int] | None] = queue.SimpleQueue()
             self.server = DispatchServer(
-                self.store,
+                LinkStore(self.store),
                 _server_config(config, self.keys),
                 clock=clock,
                 on_presence=self._online.changed,
@@ -215,7 +216,9 @@ class Planner:
         service = EnrolmentService(
             listen(host, first + 3 if first else 0, backlog=_ENROL_BACKLOG, guarded=False),
             certificate,
-            EnrolmentDesk(self.store, self.server.admit, clock).answer,
+            EnrolmentDesk(
+                lambda attempt: self.store.write(enrol_device, attempt), self.server.admit, clock
+            ).answer,
             clock=clock,
             rng=SystemRandom(),
         )

@@ -40,7 +40,7 @@ from benchmarks.postgres import PostgresServer, binaries, postgres_server
 from benchmarks.report import Report, arguments, emit, progress
 from stageloom.edge_agent.link.choice import KEY_NAME
 from stageloom.planner.store.database import Database, sqlite_url
-from stageloom.planner.store.reading import DATABASE_FILE
+from stageloom.planner.store.used_database import DATABASE_FILE
 from stageloom.shared.errors import StageloomError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.keyfile import read_keys

@@ -12,8 +12,9 @@ import zmq
 from sqlalchemy.orm import Session
 
 from stageloom.planner.dispatch.ports import EnrolAttempt
-from stageloom.planner.store import devices
-from stageloom.planner.store.desired import Push
+from stageloom.planner.store.desired import Push, push_wanted
+from stageloom.planner.store.devices import add_token, enrol_device
+from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.store import Store
 from stageloom.shared.artifact import pack_artifact
 from stageloom.shared.digest import digest_bytes
@@ -60,7 +61,8 @@ def push_behind_the_planners_back(data_dir: Path, fleet: Sequence[Enrolled]) -> 
     store = Store(data_dir)
     try:
         answers = [
-            store.push_soon(Push(device=one.device, plan=PLAN, decided_by="operator")) for one in fleet
+            store.submit_together(push_wanted, Push(device=one.device, plan=PLAN, decided_by="operator"))
+            for one in fleet
         ]
         return max(answer.result(60.0).generation for answer in answers)
     finally:
@@ -74,9 +76,9 @@ def _new_keys() -> KeyPair:
 
 def _enrol(session: Session, one: Enrolled) -> None:
     secret = digest_bytes([one.device.encode()])
-    devices.add_token(session, secret, one.device, 2**50, 1)
+    add_token(session, secret, one.device, 3600.0)
     session.flush()
-    devices.enrol(session, EnrolAttempt(secret, one.keys.public, one.device, "0.1.0", "bench"), 1)
+    enrol_device(session, EnrolAttempt(secret, one.keys.public, one.device, "0.1.0", "bench"))
 
 
 def _add_plan(store: Store, folder: Path) -> None:
@@ -84,7 +86,9 @@ def _add_plan(store: Store, folder: Path) -> None:
     file = folder / "relu.artifact"
     file.write_bytes(blob)
     store.add_model(MODEL, file, digest)
-    store.add_plan(PLAN, compose([ModelChoice(name=MODEL, artifact=Digest(digest), graph=_chain())]), "bench")
+    store.write(
+        add_plan, PLAN, compose([ModelChoice(name=MODEL, artifact=Digest(digest), graph=_chain())]), "bench"
+    )
 
 
 def _chain() -> Graph:

@@ -10,7 +10,8 @@ from sqlalchemy import func, select
 from benchmarks.control_plane.clients import Clients, Freeze, Pace, Seen
 from benchmarks.control_plane.enrolled import PLAN, Enrolled, push_behind_the_planners_back
 from benchmarks.control_plane.planner import PlannerProcess, push_to_all
-from stageloom.planner.store.reading import ReadStore
+from stageloom.planner.store.events import newest_events
+from stageloom.planner.store.store import ReadStore
 from stageloom.planner.store.tables import ReportedRow, TelemetryRow
 from stageloom.shared.ids import DeviceId
 
@@ -111,7 +112,7 @@ def dead(clients: Clients, data_dir: Path) -> Figures:
         noticed_s: dict[str, float] = {}
         while len(noticed_s) < len(last_s) and time.monotonic() < deadline_s:
             time.sleep(0.2)
-            for at_us, device, code, _ in store.events(limit=10 * _FROZEN):
+            for at_us, device, code, _ in store.read(newest_events, limit=10 * _FROZEN):
                 began_s = last_s.get(DeviceId(device))
                 if code == "offline" and began_s is not None and at_us / 1e6 - offset_s > began_s:
                     noticed_s.setdefault(device, at_us / 1e6 - offset_s - began_s)

@@ -8,7 +8,10 @@ from typing import Any, Final
 from benchmarks.demo.clients import Clients
 from benchmarks.demo.comparison import NAMES
 from benchmarks.demo.processes import DemoFailed
-from stageloom.planner.store.reading import ReadStore
+from stageloom.planner.store.devices import device_info
+from stageloom.planner.store.plans import plan_info
+from stageloom.planner.store.replans import replan_infos
+from stageloom.planner.store.store import ReadStore
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages.admin import ReplanInfo
 from stageloom.shared.messages.control import DeviceState
@@ -105,11 +108,14 @@ class Replanning:
         self._clients.watch(f"{best.plan} to run again", lambda: self._runs(best.plan), self._patience_s)
 
     def _runs(self, plan: str) -> bool:
-        report = self._store.device(self._device).report
-        return report.active == self._store.plan(plan).digest and report.state is DeviceState.COMMITTED
+        report = self._store.read(device_info, self._device).report
+        return (
+            report.active == self._store.read(plan_info, plan).digest
+            and report.state is DeviceState.COMMITTED
+        )
 
     def _replans(self) -> list[ReplanInfo]:
-        return list(self._store.replans(self._device, limit=20))
+        return list(self._store.read(replan_infos, self._device, limit=20))
 
 
 def _begun_or_late(begun: Callable[[], bool], until_s: float) -> bool:

@@ -17,7 +17,7 @@ from benchmarks.demo.report import check, merged, model_entry, total_tasks
 from benchmarks.demo.timeline import artifact_graphs, last_active, timeline
 from benchmarks.report import machine, versions
 from stageloom.planner.replan.policy import How
-from stageloom.planner.store.considered import KeptConsidered
+from stageloom.planner.store.predictions import KeptConsidered
 from stageloom.shared.bound import bind
 from stageloom.shared.plan import Plan, decode_plan
 from stageloom.shared.policy.queues import variance, variance_threshold_s2

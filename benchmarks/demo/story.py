@@ -22,8 +22,10 @@ from benchmarks.demo.replanning import Replanning
 from benchmarks.demo.results import Run, assemble, write
 from stageloom import Client
 from stageloom.planner.replan.predict import serves
-from stageloom.planner.store.considered import KeptConsidered
-from stageloom.planner.store.reading import ReadStore
+from stageloom.planner.store.devices import device_info
+from stageloom.planner.store.plans import plan_info
+from stageloom.planner.store.predictions import KeptConsidered, considered_plans
+from stageloom.planner.store.store import ReadStore
 from stageloom.shared.errors import UnavailableError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.plan import decode_plan
@@ -298,8 +300,10 @@ class _Story:
         """What each re-plan looked at."""
         store = ReadStore.open(self.out / "planner", "")
         try:
-            serves_ = serves(decode_plan(store.plan("first").wire))
-            found = store.considered(serves_, store.device(DeviceId(DEVICE)).device_class)
+            serves_ = serves(decode_plan(store.read(plan_info, "first").wire))
+            found = store.read(
+                considered_plans, serves_, store.read(device_info, DeviceId(DEVICE)).device_class
+            )
         finally:
             store.close()
         return {number: [one for one in found if one.replan == number] for number in replans}

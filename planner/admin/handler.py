@@ -14,8 +14,26 @@ from stageloom.planner.admin.search import Searches, record, scheduler_key, sear
 from stageloom.planner.cluster.interface import SearchPool
 from stageloom.planner.dispatch.admin import Answer
 from stageloom.planner.replan.predict import Verdict, considered, predict
-from stageloom.planner.store.desired import Push
+from stageloom.planner.store.desired import Push, push_fleet, push_wanted
+from stageloom.planner.store.devices import (
+    add_token,
+    device_info,
+    device_infos,
+    planner_epoch,
+    release_device,
+    revoke_device,
+)
+from stageloom.planner.store.events import unreadable_records
+from stageloom.planner.store.generations import generation_history
+from stageloom.planner.store.link import fleet_members
+from stageloom.planner.store.models import model_infos
+from stageloom.planner.store.plans import add_plan, plan_info
+from stageloom.planner.store.policies import attach_policy
+from stageloom.planner.store.profiles import request_profile, request_stage_profile
+from stageloom.planner.store.replans import replan_settings, set_replan_settings
 from stageloom.planner.store.store import Store
+from stageloom.planner.store.telemetry import newest_telemetry, telemetry_balance
+from stageloom.planner.store.trusted_time import notices, trust_clock
 from stageloom.planner.telemetry.rates import KINDS, model_rates
 from stageloom.shared.clock import Clock
 from stageloom.shared.digest import digest_bytes
@@ -115,7 +133,9 @@ class AdminHandler:
 
     def _token(self, request: admin.DeviceTokenRequest) -> admin.AdminReply:
         secret = secrets.token_bytes(SECRET_BYTES)
-        expires_at_us = self._store.add_token(digest_bytes([secret]), request.device, request.lifetime_s)
+        expires_at_us = self._store.write(
+            add_token, digest_bytes([secret]), request.device, request.lifetime_s
+        )
         token = format_token(self._fleet.token(secret))
         return admin.DeviceTokenReply(token=token, expires_at_us=expires_at_us)
 
@@ -130,29 +150,33 @@ class AdminHandler:
         )
 
     def _device_list(self, request: admin.DeviceListRequest) -> admin.AdminReply:
-        found = self._store.devices(after=request.after, limit=request.limit + 1)
+        found = self._store.read(device_infos, after=request.after, limit=request.limit + 1)
         return admin.DeviceListReply(
             devices=self._online(found[: request.limit]), more=len(found) > request.limit
         )
 
     def _device_show(self, request: admin.DeviceShowRequest) -> admin.AdminReply:
-        (device,) = self._online([self._store.device(request.device)])
-        entries, _ = self._store.history(request.device)
+        (device,) = self._online([self._store.read(device_info, request.device)])
+        entries, _ = self._store.read(generation_history, request.device)
         return admin.DeviceShowReply(device=device, history=tuple(entries))
 
     def _revoke(self, request: admin.DeviceRevokeRequest) -> admin.AdminReply:
-        self._store.revoke(request.device)
+        self._store.write(revoke_device, request.device)
         self._fleet.revoked(request.device)
         return admin.Done()
 
     def _release(self, request: admin.DeviceReleaseRequest) -> admin.AdminReply:
-        self._store.release(request.device)
+        self._store.write(release_device, request.device)
         self._fleet.released(request.device)
         return admin.Done()
 
     def _profile(self, request: admin.DeviceProfileRequest) -> admin.AdminReply:
-        requests, desired = self._store.request_profile(
-            request.device, list(request.models), batch=request.batch, budget_s=request.budget_s
+        requests, desired = self._store.write(
+            request_profile,
+            request.device,
+            list(request.models),
+            batch=request.batch,
+            budget_s=request.budget_s,
         )
         self._fleet.desired_changed(request.device, desired)
         return admin.DeviceProfileReply(
@@ -165,7 +189,8 @@ class AdminHandler:
             blocks = unsure_of(self._store, request.device, request.plan, self._clock.wall_us())
             if not blocks:
                 return admin.DeviceProfileReply(requests=(), epoch=0, generation=0)
-        number, desired = self._store.request_stages(
+        number, desired = self._store.write(
+            request_stage_profile,
             request.device,
             request.plan,
             combined_blocks=blocks if len(blocks) <= MAX_PROFILED else (),
@@ -177,14 +202,14 @@ class AdminHandler:
         )
 
     def _replan_settings(self, request: admin.DeviceReplanRequest) -> admin.AdminReply:
-        settings = self._store.replan_settings(request.device)
+        settings = self._store.read(replan_settings, request.device)
         given = {name: getattr(request, name) for name in settings.fields()}
         changes = {name: value for name, value in given.items() if value is not None}
         if changes:
             if request.scheduler is not None:
                 find_scheduler(request.scheduler)
             settings = replace(settings, **changes)
-            self._store.set_replan_settings(request.device, settings)
+            self._store.write(set_replan_settings, request.device, settings)
         return admin.DeviceReplanReply(**settings.fields())
 
     # -- models and plans -----------------------------------------------------------------------------------
@@ -195,7 +220,7 @@ class AdminHandler:
         )
 
     def _model_list(self, request: admin.ModelListRequest) -> admin.AdminReply:
-        found = self._store.models(after=request.after, limit=request.limit + 1)
+        found = self._store.read(model_infos, after=request.after, limit=request.limit + 1)
         return admin.ModelListReply(models=tuple(found[: request.limit]), more=len(found) > request.limit)
 
     def _model_remove(self, request: admin.ModelRemoveRequest) -> admin.AdminReply:
@@ -211,7 +236,7 @@ class AdminHandler:
         job = search_job(self._store, request)
         plan = self._searches.run(job, request.ticket)
         search_s = self._clock.monotonic_s() - began_s
-        info = self._store.add_plan(request.plan or plan.digest[:12], plan, request.scheduler)
+        info = self._store.write(add_plan, request.plan or plan.digest[:12], plan, request.scheduler)
         if request.optimistic:  # for what it asks to be measured, not for what it finds
             return admin.PlanReply(plan=info, search_s=search_s)
         graphs = {model.artifact: self._store.graph(model.artifact) for model in plan.models}
@@ -244,25 +269,27 @@ class AdminHandler:
         return self._tournament_runner().progress(request.ticket)
 
     def _plan_show(self, request: admin.PlanShowRequest) -> admin.AdminReply:
-        return admin.PlanReply(plan=self._store.plan(request.plan))
+        return admin.PlanReply(plan=self._store.read(plan_info, request.plan))
 
     def _plan_push(self, request: admin.PlanPushRequest) -> Future[admin.AdminReply]:
-        pushed = self._store.push_soon(
+        pushed = self._store.submit_together(
+            push_wanted,
             Push(
                 device=request.device,
                 plan=request.plan,
                 decided_by="operator",
                 autonomy=request.autonomy,
                 activation=request.activation,
-            )
+            ),
         )
         return _then(pushed, lambda desired: self._pushed(request.device, desired))
 
     def _policy_attach(self, request: admin.PolicyAttachRequest) -> admin.AdminReply:
-        return self._pushed(request.device, self._store.attach_policy(request.device, request.policy))
+        return self._pushed(request.device, self._store.write(attach_policy, request.device, request.policy))
 
     def _fleet_push(self, request: admin.FleetPushRequest) -> Future[admin.AdminReply]:
-        done = self._store.push_fleet(
+        done = self._store.submit(
+            push_fleet,
             request.devices,
             request.plan,
             decided_by="operator",
@@ -294,22 +321,24 @@ class AdminHandler:
         )
 
     def _history(self, request: admin.PlanHistoryRequest) -> admin.AdminReply:
-        entries, following = self._store.history(request.device, before=request.before, limit=request.limit)
+        entries, following = self._store.read(
+            generation_history, request.device, before=request.before, limit=request.limit
+        )
         return admin.PlanHistoryReply(entries=tuple(entries), next_before=following)
 
     # -- the whole ------------------------------------------------------------------------------------------
 
     def _watch(self, request: admin.WatchRequest) -> admin.AdminReply:
         if request.device is None:
-            infos = self._online(self._store.devices(limit=256))
+            infos = self._online(self._store.read(device_infos, limit=256))
         else:
-            infos = self._online([self._store.device(request.device)])
+            infos = self._online([self._store.read(device_info, request.device)])
         window_us = round(WATCH_WINDOW_S * 1e6)
         unread: dict[DeviceId, str] = {}
         rates: list[admin.ModelRate] = []
         for info in infos:
             if info.online:
-                rows, unread[info.device] = self._store.newest_readable(info.device, KINDS, window_us)
+                rows, unread[info.device] = self._store.read(newest_telemetry, info.device, KINDS, window_us)
                 rates += model_rates(info.device, rows)
         return admin.WatchReply(
             at_us=self._clock.wall_us(),
@@ -322,26 +351,26 @@ class AdminHandler:
         )
 
     def _status(self, request: admin.StatusRequest) -> admin.AdminReply:
-        members = self._store.fleet()
+        members = self._store.read(fleet_members)
         return admin.StatusReply(
             planner_version=__version__,
-            epoch=self._store.epoch(),
+            epoch=self._store.read(planner_epoch),
             devices=len(members),
             online=len(self._fleet.online()),
             telemetry_backlog=self._fleet.backlog_rows(),
             telemetry=self._books(None),
             uptime_s=self._clock.monotonic_s() - self._started_s,
             quarantined=sum(bool(member.quarantine) for member in members),
-            unreadable=self._store.unreadable(),
-            notices=tuple(one[:_LINE] for one in self._store.notices()),
+            unreadable=self._store.read(unreadable_records),
+            notices=tuple(one[:_LINE] for one in self._store.read(notices)),
         )
 
     def _trust_clock(self, request: admin.ClockTrustRequest) -> admin.AdminReply:
-        self._store.trust_clock()
+        self._store.write(trust_clock)
         return admin.Done()
 
     def _books(self, device: DeviceId | None) -> admin.TelemetryBooks:
-        return admin.TelemetryBooks(**self._store.telemetry_balance(device)._asdict())
+        return admin.TelemetryBooks(**self._store.read(telemetry_balance, device)._asdict())
 
 
 def _then(first: Future[T], do: Callable[[T], admin.AdminReply]) -> Future[admin.AdminReply]:

@@ -10,8 +10,12 @@ from stageloom.planner.costs.drift import unsure_blocks
 from stageloom.planner.costs.measured import device_costs, trained_policy
 from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.replan.predict import Considered
-from stageloom.planner.store.reading import ReadStore
-from stageloom.planner.store.store import Store
+from stageloom.planner.store.costs import calibration_of, keep_schedules
+from stageloom.planner.store.devices import device_info
+from stageloom.planner.store.models import named_models
+from stageloom.planner.store.plans import plan_info
+from stageloom.planner.store.predictions import keep_considered
+from stageloom.planner.store.store import ReadStore, Store
 from stageloom.shared.bound import bind
 from stageloom.shared.errors import InputError
 from stageloom.shared.graph import Graph
@@ -43,7 +47,7 @@ def search_job(store: ReadStore, request: PlanCreateRequest) -> SearchJob:
             remedy=f"choose one of {', '.join(combination.value for combination in Combination)}",
         ) from error
     _check_effect(request)
-    infos = store.named_models([choice.model for choice in request.models])
+    infos = store.read(named_models, [choice.model for choice in request.models])
     choices = tuple(
         ModelChoice(
             name=choice.model,
@@ -111,7 +115,7 @@ def _checkpoint(store: ReadStore, request: PlanCreateRequest) -> bytes:
     """The policy trained for the device's class, or for any; none where the scheduler takes none."""
     if request.scheduler != "gpg":
         return b""
-    device_class = "" if request.device is None else store.device(request.device).device_class
+    device_class = "" if request.device is None else store.read(device_info, request.device).device_class
     return trained_policy(store, device_class)
 
 
@@ -149,8 +153,8 @@ def unsure_of(store: ReadStore, device: DeviceId, plan: str, now_us: int) -> tup
     Raises:
         InputError: there is no such device or plan, or a model of the plan was removed.
     """
-    decoded = decode_plan(store.plan(plan).wire)
-    calibration = store.calibration(device)
+    decoded = decode_plan(store.read(plan_info, plan).wire)
+    calibration = store.read(calibration_of, device)
     graphs = {model.artifact: store.graph(model.artifact) for model in decoded.models}
     costs = device_costs(
         store,
@@ -177,7 +181,7 @@ def _costs(
     """What the device's class measured, or itself since it drifted; estimates where no device is named."""
     if request.device is None:
         return CostTable()
-    calibration = store.calibration(request.device)
+    calibration = store.read(calibration_of, request.device)
     models = [(choice.artifact, choice.batch) for choice in choices]
     table = device_costs(
         store, calibration.costs_key, executor, models, graph_of=store.graph, taught_by=calibration.taught_by
@@ -196,9 +200,10 @@ def record(
     """Keep the plan's schedules under the device's costs, and a row per plan that was considered."""
     device_class = ""
     if device is not None:
-        device_class = store.device(device).device_class
-        store.keep_schedules(store.calibration(device).costs_key, scheduler, found_schedules(plan, graphs))
-    store.keep_considered(rows, device_class=device_class, device=device)
+        device_class = store.read(device_info, device).device_class
+        key = store.read(calibration_of, device).costs_key
+        store.write(keep_schedules, key, scheduler, found_schedules(plan, graphs))
+    store.write(keep_considered, rows, device_class=device_class, device=device)
 
 
 class Searches:

@@ -13,8 +13,9 @@ import msgspec
 from stageloom.planner.admin.search import record, scheduler_key, search_job
 from stageloom.planner.cluster.interface import search
 from stageloom.planner.replan.predict import Considered, Verdict, considered, predict
-from stageloom.planner.store.reading import ReadStore
-from stageloom.planner.store.store import Store
+from stageloom.planner.store.plans import add_plan
+from stageloom.planner.store.store import ReadStore, Store
+from stageloom.planner.store.telemetry import newest_telemetry
 from stageloom.planner.tournament.candidates import PlanCandidate, plan_candidates
 from stageloom.planner.tournament.evaluator import Scenario
 from stageloom.planner.tournament.runner import TournamentResult, TournamentRunner
@@ -84,7 +85,7 @@ def create(
     search_s = clock.monotonic_s() - began_s
     winner = result.outcome.candidate
     candidate, plan = candidates[winner], result.plans[winner]
-    info = store.add_plan(request.plan or plan.digest[:12], plan, candidate.policy)
+    info = store.write(add_plan, request.plan or plan.digest[:12], plan, candidate.policy)
     limits = candidate.job.limits
     searched = msgspec.structs.replace(request, scheduler=candidate.job.scheduler, r=limits.r, s=limits.s)
     rows = _considered(candidates, result, graphs, basis.costs)
@@ -220,7 +221,11 @@ def _arrivals(
         text = ", ".join(f"{name} {given[name].mean_per_s:g}/s" for name in names)
         return given, f"poisson: {text}"
     recorded_us = round(RECORDED_S * 1e6)
-    rows = [] if device is None else store.newest_telemetry(device, [RowKind.TASK_COUNTERS], recorded_us)
+    rows = (
+        []
+        if device is None
+        else store.read(newest_telemetry, device, [RowKind.TASK_COUNTERS], recorded_us)[0]
+    )
     if any(getattr(row.data, "model", None) in names and row.data.submitted for row in rows):  # type: ignore[union-attr]
         counted = counted_arrivals(rows, names)
         require_all(counted, names)

@@ -136,11 +136,12 @@ def _schedulers(
 
 
 def _of_a_trial(folder: Path, database_url: str, device: str, generation: int | None, *, json: bool) -> None:
-    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.store.replans import trial_infos
+    from stageloom.planner.store.store import ReadStore
 
     store = ReadStore.open(folder, database_url)
     try:
-        trial = _trial(store.trials(DeviceId(device)), generation, device)
+        trial = _trial(store.read(trial_infos, DeviceId(device)), generation, device)
         said = _comparison(store, trial)
     finally:
         store.close()
@@ -163,11 +164,14 @@ def _trial(trials: list[TrialInfo], generation: int | None, device: str) -> Tria
 def _comparison(store: Any, trial: TrialInfo) -> dict[str, Any]:
     from stageloom.planner.costs.measured import device_costs
     from stageloom.planner.replan.compare import block_pairs, drift, predicted_ratio
+    from stageloom.planner.store.costs import calibration_of
+    from stageloom.planner.store.plans import plan_info
+    from stageloom.planner.store.telemetry import newest_telemetry
 
-    candidate = decode_plan(store.plan(trial.candidate).wire)
+    candidate = decode_plan(store.read(plan_info, trial.candidate).wire)
     control = _known(store, trial.control)
     graphs = {model.artifact: store.graph(model.artifact) for model in candidate.models}
-    held = store.calibration(trial.device)
+    held = store.read(calibration_of, trial.device)
     same = held.device_class == trial.environment
     costs = device_costs(
         store,
@@ -189,7 +193,7 @@ def _comparison(store: Any, trial: TrialInfo) -> dict[str, Any]:
         said["blocks"] = block_pairs(control, candidate)
         said["predicted_control_busy"], said["predicted_candidate_busy"] = left.busy, right.busy
         said["predicted_ratio"] = left.busy / right.busy if right.busy > 0.0 else None
-    rows = store.newest_telemetry(trial.device, [RowKind.STEP_TRACE], _TRACES_US)
+    rows = store.read(newest_telemetry, trial.device, [RowKind.STEP_TRACE], _TRACES_US)[0]
     traces = [row.data for row in rows if isinstance(row.data, StepTrace)]
     said["drift"] = drift(candidate, graphs, costs, traces)
     return said
@@ -197,10 +201,12 @@ def _comparison(store: Any, trial: TrialInfo) -> dict[str, Any]:
 
 def _known(store: Any, digest: Digest | None) -> Plan | None:
     """The control; None where the device planned it alone and the planner never saw it."""
+    from stageloom.planner.store.plans import plan_info
+
     if digest is None:
         return None
     try:
-        return decode_plan(store.plan(digest).wire)
+        return decode_plan(store.read(plan_info, digest).wire)
     except InputError:
         return None
 

@@ -26,7 +26,7 @@ from stageloom.shared.search.job import SearchJob, run_search
 from stageloom.shared.search.registry import reads_costs, schedulers
 
 if TYPE_CHECKING:
-    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.store.store import ReadStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def compare_schedulers(
         InputError, SettingError: as `plan create`.
         UnavailableError: the planner or the device does not answer.
     """
-    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.store.store import ReadStore
 
     store = ReadStore.open(folder, database_url)
     try:
@@ -118,8 +118,10 @@ def _subject(job: SearchJob) -> Subject:
 def _searched(
     store: "ReadStore", of: Subject, name: str, job: SearchJob, device: DeviceId | None
 ) -> Standing:
+    from stageloom.planner.store.devices import device_info
+
     progress(f"searching with {name}")
-    device_class = "" if device is None else store.device(device).device_class
+    device_class = "" if device is None else store.read(device_info, device).device_class
     checkpoint = trained_policy(store, device_class) if name == "gpg" else b""
     return standing(of, name, job.limits, Budget(), time.perf_counter, checkpoint)
 
@@ -158,13 +160,16 @@ def _known(of: Subject, name: str, plan: Plan, limits: Limits, search_s: float) 
 def _rows(
     store: "ReadStore", outline: Plan, found: Mapping[str, Standing], device: DeviceId | None
 ) -> list[Row]:
+    from stageloom.planner.store.replans import trial_infos
+    from stageloom.planner.store.telemetry import telemetry_rows
+
     steps_us: dict[tuple[Digest, int], float] = {}
     trials: dict[str, TrialInfo] = {}
     if device is not None:
-        for row in store.telemetry(device, [RowKind.STAGE_PROFILE_RESULT]):
+        for row in store.read(telemetry_rows, device, [RowKind.STAGE_PROFILE_RESULT]):
             if isinstance(row.data, StageProfileResult) and row.data.step_us > 0.0:
                 steps_us[row.data.plan, row.data.combined_block] = row.data.step_us
-        for trial in store.trials(device):
+        for trial in store.read(trial_infos, device):
             trials.setdefault(trial.candidate, trial)
     rows = []
     for one in found.values():

@@ -119,6 +119,9 @@ def show(
     \b
     stageloom device show shop-7
     """
+    from stageloom.planner.store.devices import device_info
+    from stageloom.planner.store.generations import generation_history
+
     wanted = checked(admin.DeviceShowRequest(device=DeviceId(device)))
     folder = data_dir_of(data_dir)
     live = is_running(socket_path(folder))
@@ -127,10 +130,13 @@ def show(
         reply = ask(folder, wanted, admin.DeviceShowReply)
         info, history = reply.device, list(reply.history)
     else:
-        from stageloom.planner.store.reading import ReadStore
+        from stageloom.planner.store.store import ReadStore
 
         store = ReadStore.open(folder, database_url)
-        info, (history, _) = store.device(wanted.device), store.history(wanted.device)
+        info, (history, _) = (
+            store.read(device_info, wanted.device),
+            store.read(generation_history, wanted.device),
+        )
         store.close()
     if json:
         emit_json({**_builtins(info, live), "history": history})
@@ -285,7 +291,9 @@ def profile(
     stageloom device profile shop-7 --model resnet50 --budget 10s
     stageloom device profile shop-7 --plan inception
     """
-    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.store.models import model_infos
+    from stageloom.planner.store.profiles import open_requests
+    from stageloom.planner.store.store import ReadStore
 
     folder = data_dir_of(data_dir)
     require_own(folder, database_url)
@@ -299,7 +307,7 @@ def profile(
         _profile_stages(folder, database_url, DeviceId(device), plan, budget_s, json)
         return
     store = ReadStore.open(folder, database_url)
-    names = models or [info.model for info in store.models()]
+    names = models or [info.model for info in store.read(model_infos)]
     if not names:
         raise InputError("the planner has no models to measure", remedy="add some with `stageloom model add`")
     request = checked(
@@ -314,7 +322,7 @@ def profile(
     )
     if wait:
         waited = time.monotonic() + timeout_s
-        while store.open_profiles(list(reply.requests)):
+        while store.read(open_requests, list(reply.requests)):
             if time.monotonic() > waited:
                 raise UnavailableError(
                     f"{device} has not answered within {timeout_s:g} s",
@@ -342,14 +350,17 @@ def _profile_stages(
 def _emit_costs(
     store: object, request: admin.DeviceProfileRequest, reply: admin.DeviceProfileReply, json: bool
 ) -> None:
-    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.store.costs import calibration_of, operator_costs
+    from stageloom.planner.store.models import named_models
+    from stageloom.planner.store.profiles import answer_reasons
+    from stageloom.planner.store.store import ReadStore
 
     assert isinstance(store, ReadStore)
-    key = store.calibration(request.device).costs_key
-    reasons = store.profile_reasons(list(reply.requests))
+    key = store.read(calibration_of, request.device).costs_key
+    reasons = store.read(answer_reasons, list(reply.requests))
     rows = []
-    for number, info in zip(reply.requests, store.named_models(list(request.models)), strict=True):
-        timings = store.operator_costs(key, info.digest, request.batch)
+    for number, info in zip(reply.requests, store.read(named_models, list(request.models)), strict=True):
+        timings = store.read(operator_costs, key, info.digest, request.batch)
         total_us = sum(timing.median_us for timing in timings.values())
         rows.append(
             (
@@ -375,11 +386,13 @@ _ONLINE: dict[object, str] = {True: "yes", False: "no", None: "unknown"}
 
 def _devices(folder: Path, database_url: str) -> tuple[list[admin.DeviceInfo], bool]:
     """All devices, and whether a running planner was asked (only it knows who is online)."""
+    from stageloom.planner.store.devices import device_infos
+
     if not is_running(socket_path(folder)):
-        from stageloom.planner.store.reading import ReadStore
+        from stageloom.planner.store.store import ReadStore
 
         store = ReadStore.open(folder, database_url)
-        infos = store.devices(limit=1_000_000)
+        infos = store.read(device_infos, limit=1_000_000)
         store.close()
         return infos, False
     require_own(folder, database_url)

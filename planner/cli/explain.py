@@ -77,7 +77,7 @@ def explain(
     """
     from stageloom.planner.explain.plan import explain as explained
     from stageloom.planner.explain.plan import subject_of
-    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.store.store import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     try:

@@ -17,14 +17,14 @@ def keep_policy(database: "Database", body: bytes, curves: Sequence[Mapping[str,
         DecodeError: it is no checkpoint.
         StorageError: the database cannot be written.
     """
-    from stageloom.planner.store import checkpoints
+    from stageloom.planner.store.policies import store_policy
     from stageloom.shared.policy.maddpg.checkpoint import KIND, decode
 
     found = decode(body)
     about = found.provenance
     names = {artifact: name for name, artifact in about.get("models", {}).items()}
-    return checkpoints.keep(
-        database,
+    return database.change(
+        store_policy,
         body,
         policy=KIND,
         device_class=found.space.device_class,
@@ -36,7 +36,7 @@ def keep_policy(database: "Database", body: bytes, curves: Sequence[Mapping[str,
             "validation_ratio": _ratio(about),
         },
         curves=curves,
-        now_us=time.time_ns() // 1000,
+        trained_at_us=time.time_ns() // 1000,
     )
 
 

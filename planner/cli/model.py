@@ -101,10 +101,11 @@ def list_models(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: 
     \b
     stageloom model list
     """
-    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.store.models import model_infos
+    from stageloom.planner.store.store import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
-    infos = store.models(limit=1_000_000)
+    infos = store.read(model_infos, limit=1_000_000)
     store.close()
     if json:
         emit_json(infos)

@@ -76,7 +76,7 @@ def require_own(folder: Path, database_url: str) -> None:
         InputError: it names another database than that planner's, or does not parse.
     """
     if database_url:  # only then: a command that asks the planner need not load a database's driver
-        from stageloom.planner.store.reading import require_own as require
+        from stageloom.planner.store.used_database import require_own as require
 
         require(folder, database_url)
 

@@ -49,10 +49,11 @@ def list_plans(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: J
     \b
     stageloom plan list
     """
-    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.store.plans import plan_infos
+    from stageloom.planner.store.store import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
-    infos = store.plans(limit=1_000_000)
+    infos = store.read(plan_infos, limit=1_000_000)
     store.close()
     if json:
         emit_json(infos)
@@ -82,10 +83,11 @@ def show(
     stageloom plan show inception
     stageloom plan explain inception     # the same in words, with costs and what else was tried
     """
-    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.store.plans import plan_info
+    from stageloom.planner.store.store import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
-    info = store.plan(plan)
+    info = store.read(plan_info, plan)
     store.close()
     if json:
         emit_json(info)
@@ -180,10 +182,11 @@ def history(
     \b
     stageloom plan history shop-7
     """
-    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.store.generations import generation_history
+    from stageloom.planner.store.store import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
-    entries, _ = store.history(DeviceId(device) if device is not None else None, limit=limit)
+    entries, _ = store.read(generation_history, DeviceId(device) if device is not None else None, limit=limit)
     store.close()
     if json:
         emit_json(entries)

@@ -37,13 +37,13 @@ def list_policies(data_dir: DataDir = None, database_url: DatabaseUrl = "", json
     \b
     stageloom policy list
     """
-    from stageloom.planner.store import checkpoints
-    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.store.policies import kept_policies
+    from stageloom.planner.store.store import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     try:
         with store.database.read() as session:
-            found = [one for kind in _KINDS for one in checkpoints.kept(session, kind)]
+            found = [one for kind in _KINDS for one in kept_policies(session, kind)]
     finally:
         store.close()
     found.sort(key=lambda one: -one.trained_at_us)
@@ -136,7 +136,9 @@ def import_policy(
     """
     from stageloom.planner.cli.kept_policy import keep_policy
     from stageloom.planner.replan.learned import adopted
-    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.store.devices import device_info
+    from stageloom.planner.store.models import model_infos
+    from stageloom.planner.store.store import ReadStore
     from stageloom.shared.ids import DeviceId
     from stageloom.shared.policy.maddpg.checkpoint import MAX_BYTES, decode, encode
 
@@ -152,8 +154,8 @@ def import_policy(
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     try:
         if device is not None:
-            known = {one.digest: store.graph(one.digest) for one in store.models(limit=1_000_000)}
-            own = adopted(found, store.device(DeviceId(device)).device_class, known)
+            known = {one.digest: store.graph(one.digest) for one in store.read(model_infos, limit=1_000_000)}
+            own = adopted(found, store.read(device_info, DeviceId(device)).device_class, known)
         digest = keep_policy(store.database, encode(own))
     finally:
         store.close()

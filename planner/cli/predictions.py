@@ -11,7 +11,7 @@ from stageloom.shared.ids import DeviceId
 
 if TYPE_CHECKING:
     from stageloom.planner.store.predictions import Prediction
-    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.store.store import ReadStore
 
 _SHOWN = ("throughput_per_s", "p50_ms", "p99_ms", "steps_running")
 
@@ -33,14 +33,16 @@ def list_predictions(
     stageloom predictions --device shop-7
     stageloom predictions --limit 5 --json
     """
-    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.store.devices import device_info
+    from stageloom.planner.store.predictions import newest_predictions
+    from stageloom.planner.store.store import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     try:
         name = DeviceId(device) if device else None
         if name is not None:
-            store.device(name)
-        found = [(one, _measured(store, one)) for one in store.predictions(name, limit=limit)]
+            store.read(device_info, name)
+        found = [(one, _measured(store, one)) for one in store.read(newest_predictions, name, limit=limit)]
     finally:
         store.close()
     if json:
@@ -85,6 +87,8 @@ def flat(one: "Prediction", measured: Mapping[str, float] | None) -> dict[str, o
 
 def _measured(store: "ReadStore", one: "Prediction") -> dict[str, float] | None:
     """The figures of the plan's last run on the device since the prediction; None while there is none."""
+    from stageloom.planner.store.plans import plan_info
+    from stageloom.planner.store.telemetry import telemetry_rows
     from stageloom.planner.twin.replay import active_spans, figures, measured_window
     from stageloom.shared.messages.telemetry import RowKind
     from stageloom.shared.plan import decode_plan
@@ -98,10 +102,10 @@ def _measured(store: "ReadStore", one: "Prediction") -> dict[str, float] | None:
         RowKind.QUEUE_SAMPLE,
         RowKind.STEP_TIMINGS,
     ]
-    activated = store.telemetry(one.device, kinds[:1], limit=1000)
-    newer = store.telemetry(one.device, kinds[1:], since_us=one.made_at_us, limit=200_000)
+    activated = store.read(telemetry_rows, one.device, kinds[:1], limit=1000)
+    newer = store.read(telemetry_rows, one.device, kinds[1:], since_us=one.made_at_us, limit=200_000)
     spans = active_spans(sorted([*activated, *newer], key=lambda row: row.at_us), one.digest)
-    plan = decode_plan(store.plan(one.plan).wire)
+    plan = decode_plan(store.read(plan_info, one.plan).wire)
     windows = (
         measured_window(newer, plan, max(begin_us, one.made_at_us), end_us)
         for begin_us, end_us in reversed(spans)

@@ -27,11 +27,12 @@ def replans(
     stageloom replans shop-7
     stageloom plan compare shop-7     # the newest one in detail
     """
-    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.store.replans import replan_infos
+    from stageloom.planner.store.store import ReadStore
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     try:
-        found = store.replans(DeviceId(device) if device is not None else None, limit=limit)
+        found = store.read(replan_infos, DeviceId(device) if device is not None else None, limit=limit)
     finally:
         store.close()
     if json:

@@ -89,7 +89,8 @@ def measure_stages(
     Raises:
         UnavailableError: it does not answer in time.
     """
-    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.store.profiles import answer_reasons, open_requests
+    from stageloom.planner.store.store import ReadStore
 
     wanted = admin.StageProfileCreate(device=device, plan=plan, budget_s=budget_s, unsure_only=unsure_only)
     reply = ask(folder, wanted, admin.DeviceProfileReply)
@@ -98,14 +99,14 @@ def measure_stages(
     give_up_s = time.monotonic() + _MEASURE_S + budget_s
     store = ReadStore.open(folder, database_url)
     try:
-        while store.open_stage_profiles(list(reply.requests)):
+        while store.read(open_requests, list(reply.requests)):
             if time.monotonic() > give_up_s:
                 raise UnavailableError(
                     f"{device} has not measured the stages within {_MEASURE_S + budget_s:g} s",
                     remedy="it measures when it is online and idle; see `stageloom device show`",
                 )
             time.sleep(_POLL_S)
-        reasons = tuple(filter(None, store.stage_profile_reasons(list(reply.requests)).values()))
+        reasons = tuple(filter(None, store.read(answer_reasons, list(reply.requests)).values()))
         for reason in reasons:
             progress(f"not all stages were measured: {reason}")
         return StagesMeasured(len(reply.requests), reasons)

@@ -158,9 +158,8 @@ def migrate(data_dir: DataDir = None, database_url: DatabaseUrl = "", json: Json
     stageloom backup before.tar && stageloom migrate
     """
     from stageloom.planner.store.database import Database, sqlite_url
-    from stageloom.planner.store.reading import DATABASE_FILE
     from stageloom.planner.store.schema import migrate as migrate_database
-    from stageloom.planner.store.used_database import kept_url
+    from stageloom.planner.store.used_database import DATABASE_FILE, kept_url
 
     folder = data_dir_of(data_dir)
     require_own(folder, database_url)

@@ -27,7 +27,7 @@ from stageloom.shared.errors import InputError
 
 if TYPE_CHECKING:
     from stageloom.planner.store.predictions import Prediction
-    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.store.store import ReadStore
     from stageloom.planner.twin.arrivals import Process
     from stageloom.planner.twin.times import StepTimes
     from stageloom.planner.twin.window import Window
@@ -101,8 +101,8 @@ def simulate(
     stageloom simulate tuned --device shop-7
     stageloom simulate tuned --twin nano --rate resnet50=60 --rate squeezenet=120 --arrivals periodic
     """
-    from stageloom.planner.store import predictions
-    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.store.predictions import Prediction, keep_prediction
+    from stageloom.planner.store.store import ReadStore
     from stageloom.planner.twin.replay import figures
 
     store = ReadStore.open(data_dir_of(data_dir), database_url)
@@ -111,7 +111,7 @@ def simulate(
         times, source = _times(store, bound, device, twin)
         load = _load(store, decoded, device, parse_rates(rate), arrivals, recording, last, seconds)
         window = _run(times, bound, load, seed)
-        made = predictions.Prediction(
+        made = Prediction(
             device=_device_id(device),
             plan=info.plan,
             digest=info.digest,
@@ -121,17 +121,18 @@ def simulate(
             figures=figures(window),
             made_at_us=time.time_ns() // 1000,
         )
-        number = predictions.keep(store.database, made) if keep else 0
+        number = store.database.change(keep_prediction, made) if keep else 0
     finally:
         store.close()
     _print(made, number, window, json=json)
 
 
 def _bound(store: "ReadStore", name: str) -> "tuple[PlanInfo, Plan, BoundPlan]":
+    from stageloom.planner.store.plans import plan_info
     from stageloom.shared.bound import bind
     from stageloom.shared.plan import decode_plan
 
-    info = store.plan(name)
+    info = store.read(plan_info, name)
     plan = decode_plan(info.wire)
     return info, plan, bind(plan, {model.artifact: store.graph(model.artifact) for model in plan.models})
 
@@ -160,6 +161,7 @@ def _load(
     last_s: float,
     seconds: float | None,
 ) -> _Load:
+    from stageloom.planner.store.telemetry import newest_telemetry
     from stageloom.planner.twin.arrivals import require_known
     from stageloom.planner.twin.replay import counted_arrivals
     from stageloom.shared.messages.telemetry import RowKind
@@ -183,7 +185,7 @@ def _load(
     name = _device_id(device)
     if name is None:
         raise InputError("nothing says what arrives", remedy="give --rate, --recording or --device")
-    rows = store.newest_telemetry(name, [RowKind.TASK_COUNTERS], round(last_s * 1e6))
+    rows = store.read(newest_telemetry, name, [RowKind.TASK_COUNTERS], round(last_s * 1e6))[0]
     found = counted_arrivals(rows, names)
     covered_s = found[names[0]].length_s
     return _Load(found, seconds or covered_s, f"the last {covered_s:.0f} s of {device}")

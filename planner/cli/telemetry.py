@@ -14,7 +14,7 @@ from stageloom.shared.messages.admin import TelemetryBooks
 from stageloom.shared.messages.telemetry import RowKind
 
 if TYPE_CHECKING:
-    from stageloom.planner.store.history import Entry
+    from stageloom.planner.store.telemetry import Entry
 
 _KINDS = [kind.value for kind in RowKind]
 
@@ -56,16 +56,18 @@ def telemetry(
     stageloom telemetry shop-7 --kind queue_sample --json > queues.json
     stageloom telemetry shop-7 --kind task_counters --by hour
     """
-    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.store.devices import device_info
+    from stageloom.planner.store.store import ReadStore
+    from stageloom.planner.store.telemetry import telemetry_balance, telemetry_history
     from stageloom.planner.telemetry.rollup import Width
 
     name, kinds = DeviceId(device), [_kind(one) for one in kind or _KINDS]
     width = None if by is None else Width[by.name]
     store = ReadStore.open(data_dir_of(data_dir), database_url)
     try:
-        store.device(name)
-        entries = store.telemetry_history(name, kinds, by=width, since_us=since_us, limit=limit)
-        books = store.telemetry_balance(name)
+        store.read(device_info, name)
+        entries = store.read(telemetry_history, name, kinds, by=width, since_us=since_us, limit=limit)
+        books = store.read(telemetry_balance, name)
     finally:
         store.close()
     if json:

@@ -15,7 +15,7 @@ from stageloom.shared.errors import InputError
 if TYPE_CHECKING:
     from stageloom.planner.learning.gpg.blocks import CostsOf
     from stageloom.planner.learning.gpg.trainer import Trainer
-    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.store.store import ReadStore
     from stageloom.shared.graph import Graph
     from stageloom.shared.ids import Digest
 
@@ -58,8 +58,8 @@ def gpg(
     from stageloom.planner.learning.gpg.curves import rows, to_json, to_svg
     from stageloom.planner.learning.gpg.settings import Settings
     from stageloom.planner.learning.gpg.train import train as run
-    from stageloom.planner.store import checkpoints
-    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.store.policies import store_policy
+    from stageloom.planner.store.store import ReadStore
     from stageloom.shared.policy.gpg.checkpoint import decode
 
     if not imitation_steps + episodes:
@@ -81,14 +81,14 @@ def gpg(
             state=output / "run.pt" if output is not None else None,
         )
         provenance = decode(found.checkpoint).provenance
-        digest = checkpoints.keep(
-            store.database,
+        digest = store.database.change(
+            store_policy,
             found.checkpoint,
             policy="gpg",
             device_class=device_class,
             provenance=provenance,
             curves=rows(found.history),
-            now_us=time.time_ns() // 1000,
+            trained_at_us=time.time_ns() // 1000,
         )
     finally:
         store.close()
@@ -107,7 +107,9 @@ def gpg(
 
 def _models(store: "ReadStore", wanted: list[str] | None) -> "tuple[dict[Digest, Graph], dict[Digest, str]]":
     """Graphs and names by digest."""
-    infos = store.named_models(wanted) if wanted else store.models()
+    from stageloom.planner.store.models import model_infos, named_models
+
+    infos = store.read(named_models, wanted) if wanted else store.read(model_infos)
     if not infos:
         raise InputError(
             "the planner has no models to learn from", remedy="add some with `stageloom model add`"
@@ -119,12 +121,13 @@ def _costs(store: "ReadStore", device: str, artifacts: "list[Digest]") -> "tuple
     """The cost model, and the device class that it is of; no class for estimates."""
     from stageloom.planner.costs.measured import device_costs
     from stageloom.planner.learning.gpg.blocks import analytic_costs
+    from stageloom.planner.store.devices import device_info
     from stageloom.shared.ids import DeviceId
     from stageloom.shared.plan import ExecutorOptions
 
     if not device:
         return analytic_costs, ""
-    device_class = store.device(DeviceId(device)).device_class
+    device_class = store.read(device_info, DeviceId(device)).device_class
     models = [(one, 1) for one in artifacts]
     table = device_costs(store, device_class, ExecutorOptions(), models, graph_of=store.graph)
     return lambda members, random: table.for_members(members), device_class

@@ -62,7 +62,7 @@ def maddpg(
     """
     from stageloom.planner.learning.maddpg.settings import Settings
     from stageloom.planner.learning.maddpg.stored import Wanted, stored_problem
-    from stageloom.planner.store.reading import ReadStore
+    from stageloom.planner.store.store import ReadStore
     from stageloom.shared.ids import DeviceId
 
     budget_s = parse_duration(budget, "--budget")
@@ -168,10 +168,10 @@ class _Run:
 def _keep(database: "Database", trained: "Trained") -> tuple[str, str]:
     """The policy's digest and the best plan's name, both in the store."""
     from stageloom.planner.cli.kept_policy import keep_policy
-    from stageloom.planner.store import plans
+    from stageloom.planner.store.plans import keep_plan
 
     digest = keep_policy(database, trained.checkpoint, [one.plain() for one in trained.history])
-    return digest, plans.keep(database, trained.plan, scheduler="maddpg", now_us=time.time_ns() // 1000)
+    return digest, database.change(keep_plan, trained.plan, "maddpg")
 
 
 def _write(output: Path, trained: "Trained", found: "StoredProblem") -> None:

@@ -9,9 +9,12 @@ measured in stages. `trained_policy` gives the gpg policy that a search uses bes
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 from stageloom.planner.costs.records import OperatorCost
+from stageloom.planner.store.costs import operator_costs, stage_costs
+from stageloom.planner.store.policies import newest_policy
+from stageloom.planner.store.store import Reader
 from stageloom.shared.errors import DecodeError, StageloomError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, OpId
@@ -21,6 +24,8 @@ from stageloom.shared.search.costs import CostTable, MeasuredStage, Provenance
 from stageloom.shared.search.fitting import fitted, samples
 from stageloom.shared.search.interference import Interference, Sample
 
+_log = logging.getLogger(__name__)
+
 STALE_S: Final = 30 * 24 * 3600.0
 """What is older is measured again when it matters. Another driver, power mode or executor version is another
 device class; this is for what such names do not tell, a clogged fan or a neighbour on the board."""
@@ -28,20 +33,8 @@ device class; this is for what such names do not tell, a clogged fan or a neighb
 _CLASSES: Final = 16  # device classes whose models are kept
 
 
-class Measurements(Protocol):
-    """The part of the store that costs come from."""
-
-    def operator_costs(self, device_class: str, artifact: Digest, batch: int = 1) -> dict[int, OperatorCost]:
-        """Measured operators of an artifact on a device class."""
-        ...
-
-    def stage_costs(self, device_class: str, executor: ExecutorOptions) -> list[MeasuredStage]:
-        """Measured stages of a device class, the newest first."""
-        ...
-
-
 def device_costs(
-    store: Measurements,
+    store: Reader,
     key: str,
     executor: ExecutorOptions,
     models: Sequence[tuple[Digest, int]],
@@ -56,14 +49,14 @@ def device_costs(
     models, and those of the classes in `taught_by`, are in it by what they taught. `now_us` 0: nothing is
     stale.
     """
-    stages = tuple(store.stage_costs(key, executor))
+    stages = tuple(store.read(stage_costs, key, executor))
     operators, measured_at = {}, {}
     for artifact, batch in models:
-        found = store.operator_costs(key, artifact, batch)
+        found = store.read(operator_costs, key, artifact, batch)
         measured_at[artifact] = batch if found else 1
-        operators[artifact] = found if found or batch == 1 else store.operator_costs(key, artifact)
+        operators[artifact] = found if found or batch == 1 else store.read(operator_costs, key, artifact)
     table = cost_table(operators, measured_at)
-    teachers = [(key, stages), *((one, store.stage_costs(one, executor)) for one in taught_by)]
+    teachers = [(key, stages), *((one, store.read(stage_costs, one, executor)) for one in taught_by)]
     rates, learned = _learned(store, teachers, executor, table.rates, graph_of)
     return replace(
         table,
@@ -80,7 +73,7 @@ _models: dict[_Key, tuple[tuple[Sample, ...], DeviceRates, Interference]] = {}
 
 
 def _learned(
-    store: Measurements,
+    store: Reader,
     teachers: Sequence[tuple[str, Sequence[MeasuredStage]]],
     executor: ExecutorOptions,
     rates: DeviceRates,
@@ -93,7 +86,7 @@ def _learned(
             of_batch = tuple(stage for stage in stages if stage.batch == batch)
             artifacts = dict.fromkeys(member[0] for stage in of_batch for member in stage.members)
             graphs = {one: graph for one in artifacts if (graph := _graph(graph_of, one)) is not None}
-            operators = {one: store.operator_costs(device_class, one, batch) for one in graphs}
+            operators = {one: store.read(operator_costs, device_class, one, batch) for one in graphs}
             table = cost_table(operators, dict.fromkeys(graphs, batch))
             taught += samples(replace(table, rates=rates, stages=of_batch), graphs)
     key = teachers[0][0], executor
@@ -135,25 +128,14 @@ def cost_table(
     )
 
 
-_log = logging.getLogger(__name__)
-
-
-class Policies(Protocol):
-    """The part of the store that policies come from."""
-
-    def newest_checkpoint(self, policy: str, device_class: str) -> bytes | None:
-        """The newest trained policy of a device class, else the newest for any device."""
-        ...
-
-
-def trained_policy(store: Policies, device_class: str) -> bytes:
+def trained_policy(store: Reader, device_class: str) -> bytes:
     """The bytes of gpg's newest policy; empty, for the packaged one, where there is none that can be used.
 
     A policy that another version trained on other features must not stop a search.
     """
     from stageloom.shared.policy.gpg.checkpoint import decode  # numpy, which no start needs
 
-    found = store.newest_checkpoint("gpg", device_class)
+    found = store.read(newest_policy, "gpg", device_class)
     if found is None:
         return b""
     try:

@@ -1,7 +1,7 @@
 """Who is enrolled: one request's frame to one reply's frame."""
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from stageloom.planner.dispatch.complaints import Complaints
 from stageloom.planner.dispatch.ports import EnrolAttempt, EnrolRefused
@@ -19,26 +19,20 @@ PER_S: Final = 50.0
 """Of all peers together: each attempt takes the database's writer for a moment."""
 
 
-class EnrolmentStore(Protocol):
-    """The part of the store that enrolment needs; a method that returns has committed."""
-
-    def enrol(self, attempt: EnrolAttempt) -> DeviceId:
-        """Use up a token and add the key. The same key with the same secret again gets the same name.
-
-        The token's own device name, if it has one, wins over the name asked for.
-
-        Raises:
-            EnrolRefused: the secret is unknown, used by another key, or expired; or the name is taken.
-        """
-        ...
-
-
 class EnrolmentDesk:
     """Answers strangers with a one-time secret, at a limited rate; used by one thread."""
 
-    def __init__(self, store: EnrolmentStore, admit: Callable[[DeviceId, str], None], clock: Clock) -> None:
-        """`admit(device, public_key)` returns when a connection with the key will be let in."""
-        self._store = store
+    def __init__(
+        self,
+        enrol: Callable[[EnrolAttempt], DeviceId],
+        admit: Callable[[DeviceId, str], None],
+        clock: Clock,
+    ) -> None:
+        """`enrol` commits a key (`stageloom.planner.store.devices.enrol_device`).
+
+        `admit(device, public_key)` returns when a connection with the key will be let in.
+        """
+        self._enrol = enrol
         self._admit = admit
         self._clock = clock
         self._complaints = Complaints(clock.monotonic_s)
@@ -62,7 +56,7 @@ class EnrolmentDesk:
             request.device_class,
         )
         try:
-            device = self._store.enrol(attempt)
+            device = self._enrol(attempt)
             self._admit(device, request.public_key)
         except EnrolRefused as refused:
             return _refusal(request.correlation, refused.code, str(refused))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stageloom.planner.replan.predict import Verdict
-from stageloom.planner.store.considered import KeptConsidered
+from stageloom.planner.store.predictions import KeptConsidered
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.admin import HistoryEntry, ReplanInfo, TrialInfo
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stageloom.planner.replan.predict import Considered
-from stageloom.planner.store.considered import KeptConsidered
+from stageloom.planner.store.predictions import KeptConsidered
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.admin import TrialInfo
 

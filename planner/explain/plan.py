@@ -10,8 +10,14 @@ from stageloom.planner.explain.block import BlockExplained, Known, explain_block
 from stageloom.planner.explain.decided import Decided, decided
 from stageloom.planner.explain.others import Evidence, Other, others
 from stageloom.planner.replan.predict import predict, serves
-from stageloom.planner.store.considered import KeptConsidered
-from stageloom.planner.store.reading import ReadStore
+from stageloom.planner.store.costs import calibration_of, operator_origins, schedules_of, stage_origins
+from stageloom.planner.store.devices import device_info, device_infos
+from stageloom.planner.store.generations import device_of_plan, generation_history
+from stageloom.planner.store.plans import plan_info, plan_names
+from stageloom.planner.store.predictions import KeptConsidered, considered_plans
+from stageloom.planner.store.replans import replan_infos, trial_infos, trials_of
+from stageloom.planner.store.store import ReadStore
+from stageloom.planner.store.telemetry import telemetry_rows
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.errors import InputError, StageloomError
 from stageloom.shared.ids import DeviceId, Digest, OpId
@@ -61,15 +67,15 @@ def subject_of(store: ReadStore, name: str, device: str | None) -> tuple[PlanInf
     Raises:
         InputError: there is neither, the device should run nothing, or two devices are named.
     """
-    if device is None and any(one.device == name for one in store.devices(device=DeviceId(name))):
-        meant = store.device(DeviceId(name))
+    if device is None and any(one.device == name for one in store.read(device_infos, device=DeviceId(name))):
+        meant = store.read(device_info, DeviceId(name))
         digest = meant.desired_plan or meant.report.active
         if digest is None:
             raise InputError(f"{name} has no plan", remedy="push one with `stageloom plan push`")
-        return store.plan(digest), meant
-    info = store.plan(name)
-    where = DeviceId(device) if device is not None else store.device_of(info.digest)
-    return info, None if where is None else store.device(where)
+        return store.read(plan_info, digest), meant
+    info = store.read(plan_info, name)
+    where = DeviceId(device) if device is not None else store.read(device_of_plan, info.digest)
+    return info, None if where is None else store.read(device_info, where)
 
 
 def explain(store: ReadStore, info: PlanInfo, device: DeviceInfo | None) -> PlanExplained:
@@ -82,7 +88,7 @@ def explain(store: ReadStore, info: PlanInfo, device: DeviceInfo | None) -> Plan
     device_class = "" if device is None else device.device_class
     graphs = {model.artifact: store.graph(model.artifact) for model in plan.models}
     bound = bind(plan, graphs)
-    held = None if device is None else store.calibration(device.device)
+    held = None if device is None else store.read(calibration_of, device.device)
     key = "" if held is None else held.costs_key
     table = _costs(store, plan, held)
     steps = {} if device is None else _steps(store, device.device)
@@ -95,7 +101,7 @@ def explain(store: ReadStore, info: PlanInfo, device: DeviceInfo | None) -> Plan
         )
         for index in range(len(plan.combined))
     )
-    looked_at = store.considered(serves(plan), device_class, limit=_LOOKED_AT)
+    looked_at = store.read(considered_plans, serves(plan), device_class, limit=_LOOKED_AT)
     operators = {
         (one.artifact, OpId(op), one.batch)
         for one in plan.models
@@ -141,18 +147,18 @@ def _known(store: ReadStore, bound: BoundPlan, index: int, key: str, steps: _Ste
     origins = []
     for member in combined.plan.members:
         model = bound.models[member.model]
-        measured = store.operator_origins(key, model.plan.artifact, model.plan.batch)
+        measured = store.read(operator_origins, key, model.plan.artifact, model.plan.batch)
         origins += [measured.get(op) for op in model.blocks[member.block].operators]
     return Known(
         operators=origins,
-        stages=store.stage_origins(key, plan.executor, digest, batch),
-        found=store.schedules_of(key, digest, batch) if key else [],
+        stages=store.read(stage_origins, key, plan.executor, digest, batch),
+        found=store.read(schedules_of, key, digest, batch) if key else [],
         step_us=steps.get((plan.digest, index)),
     )
 
 
 def _steps(store: ReadStore, device: DeviceId) -> _Steps:
-    rows = store.telemetry(device, [RowKind.STAGE_PROFILE_RESULT])
+    rows = store.read(telemetry_rows, device, [RowKind.STAGE_PROFILE_RESULT])
     return {
         (row.data.plan, row.data.combined_block): row.data.step_us
         for row in rows
@@ -163,8 +169,10 @@ def _steps(store: ReadStore, device: DeviceId) -> _Steps:
 def _decided(
     store: ReadStore, plan: Digest, device: DeviceId, looked_at: Sequence[KeptConsidered]
 ) -> Decided | None:
-    history, _ = store.history(device, limit=_HISTORY)
-    return decided(plan, history, store.replans(device), store.trials(device), looked_at)
+    history, _ = store.read(generation_history, device, limit=_HISTORY)
+    return decided(
+        plan, history, store.read(replan_infos, device), store.read(trial_infos, device), looked_at
+    )
 
 
 def _others(
@@ -175,11 +183,11 @@ def _others(
     steps: _Steps,
 ) -> list[Other]:
     digests = list(dict.fromkeys(one.considered.plan for one in looked_at))
-    names = dict(store.plan_names(digests))
+    names = dict(store.read(plan_names, digests))
     now_s: dict[Digest, float] = {}
     steps_s: dict[Digest, float] = {}
     for digest in names:
-        plan = decode_plan(store.plan(digest).wire, digest)
+        plan = decode_plan(store.read(plan_info, digest).wire, digest)
         graphs = {model.artifact: store.graph(model.artifact) for model in plan.models}
         try:
             now_s[digest] = predict(plan, graphs, _costs(store, plan, held), ()).busy
@@ -188,5 +196,5 @@ def _others(
         taken = [steps.get((digest, index)) for index in range(len(plan.combined))]
         if None not in taken:
             steps_s[digest] = sum(us for us in taken if us is not None) / 1e6
-    trials = [] if held is None else store.trials_of(digests, held.device_class)
+    trials = [] if held is None else store.read(trials_of, digests, held.device_class)
     return others(this, looked_at, Evidence(names=names, now_s=now_s, steps_s=steps_s, trials=trials))

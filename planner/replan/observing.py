@@ -10,13 +10,18 @@ from stageloom.planner.costs.measured import STALE_S, device_costs, trained_poli
 from stageloom.planner.costs.records import OperatorCost
 from stageloom.planner.replan.policy import Observation
 from stageloom.planner.replan.predict import serves
-from stageloom.planner.store.reading import ReadStore
-from stageloom.planner.store.replan_view import Begun, ReplanView
+from stageloom.planner.store.costs import kept_schedules, operator_costs
+from stageloom.planner.store.models import model_infos
+from stageloom.planner.store.policies import fitting_policy
+from stageloom.planner.store.replans import Begun, barred_plans, begun_replan, committed_plans, plan_wires
+from stageloom.planner.store.store import ReadStore, Snapshot
+from stageloom.planner.store.telemetry import newest_telemetry, oldest_step_timings, telemetry_rows
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.telemetry import (
     PlanActivated,
+    Row,
     RowKind,
     StageProfileResult,
     StepTimings,
@@ -43,10 +48,10 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
     Raises:
         InputError: the alarm, the device or the plan that runs there is unknown here.
     """
-    with store.replan_view() as view:
+    with store.snapshot() as view:
         begun = _begun(view, replan)
         environment = begun.device_class
-        committed = view.committed(device, environment)[:_PROVEN_LOOKED_AT]
+        committed = view.read(committed_plans, device, environment)[:_PROVEN_LOOKED_AT]
         incumbent, proven = _plans(view, begun, committed)
         costs = device_costs(
             view,
@@ -58,9 +63,11 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
             taught_by=begun.calibration.taught_by,
         )
         barred_since_us = max(now_us - round(BARRED_S * 1e6), begun.calibration.at_us)
-        barred = view.barred(device, environment, barred_since_us)
+        barred = view.read(barred_plans, device, environment, barred_since_us)
     held = begun.calibration
-    learned = store.fitting_checkpoint("maddpg", environment, [model.artifact for model in incumbent.models])
+    learned = store.read(
+        fitting_policy, "maddpg", environment, [model.artifact for model in incumbent.models]
+    )
     return Observation(
         device=device,
         cause=begun.alarm.cause,
@@ -85,7 +92,7 @@ def observe(store: ReadStore, device: DeviceId, replan: int, now_us: int) -> Obs
         environment=environment,
         costs_key=held.costs_key,
         learned=learned,
-        schedules=store.schedules([held.costs_key, *held.taught_by]) if learned else {},
+        schedules=store.read(kept_schedules, [held.costs_key, *held.taught_by]) if learned else {},
         checkpoint=trained_policy(store, environment) if begun.settings.scheduler == "gpg" else b"",
     )
 
@@ -96,21 +103,21 @@ def without_costs(store: ReadStore, replan: int, now_us: int) -> list[str]:
     Raises:
         InputError: as `observe`.
     """
-    with store.replan_view() as view:
+    with store.snapshot() as view:
         begun, incumbent = running(view, replan)
         key = begun.calibration.costs_key
         missing = dict.fromkeys(
             model.artifact
             for model in incumbent.models
-            if _old(view.operator_costs(key, model.artifact, model.batch), now_us)
+            if _old(view.read(operator_costs, key, model.artifact, model.batch), now_us)
         )
     if not missing:
         return []
-    names = {model.digest: model.model for model in store.models(limit=1_000_000)}
+    names = {model.digest: model.model for model in store.read(model_infos, limit=1_000_000)}
     return [names[artifact] for artifact in missing if artifact in names]
 
 
-def running(view: ReplanView, replan: int) -> tuple[Begun, Plan]:
+def running(view: Snapshot, replan: int) -> tuple[Begun, Plan]:
     """What a re-plan's alarm found, and the plan that runs.
 
     Raises:
@@ -125,14 +132,14 @@ def _old(known: Mapping[int, OperatorCost], now_us: int) -> bool:
     return all(cost.measured_at_us < now_us - STALE_S * 1e6 for cost in known.values())
 
 
-def _begun(view: ReplanView, replan: int) -> Begun:
-    begun = view.begun(replan)
+def _begun(view: Snapshot, replan: int) -> Begun:
+    begun = view.read(begun_replan, replan)
     if begun is None:
         raise InputError(f"there is no re-plan {replan}")
     return begun
 
 
-def _plans(view: ReplanView, begun: Begun, committed: list[Digest]) -> tuple[Plan, tuple[Plan, ...]]:
+def _plans(view: Snapshot, begun: Begun, committed: list[Digest]) -> tuple[Plan, tuple[Plan, ...]]:
     """The plan that runs, which is the one the alarm names, else the desired one; and those proven here.
 
     Proven are, of the plans that committed, those over the same models; the newest first, of each structure
@@ -144,7 +151,7 @@ def _plans(view: ReplanView, begun: Begun, committed: list[Digest]) -> tuple[Pla
     runs = begun.alarm.plan or begun.desired_plan
     if runs is None:
         raise InputError("nothing runs on the device", remedy="push a plan")
-    wires = view.wires({runs, *committed})
+    wires = view.read(plan_wires, {runs, *committed})
     if runs not in wires:
         raise InputError(
             f"plan {runs[:12]}, which runs on the device, is not known here",
@@ -197,7 +204,7 @@ def recalibration(store: ReadStore, device: DeviceId, replan: int, now_us: int) 
     Raises:
         InputError: the alarm, the device, the plan that runs there or an artifact of it is unknown here.
     """
-    with store.replan_view() as view:
+    with store.snapshot() as view:
         begun, plan = running(view, replan)
         if begun.alarm.cause != Cause.DRIFT.value:
             return None
@@ -211,7 +218,7 @@ def recalibration(store: ReadStore, device: DeviceId, replan: int, now_us: int) 
     for window_s in WINDOWS_S:
         rows = [
             row
-            for row in store.newest_telemetry(device, _KINDS, round(window_s * 1e6))
+            for row in store.read(newest_telemetry, device, _KINDS, round(window_s * 1e6))[0]
             if row.at_us > held.steps_since_us
         ]
         steps = [row.data for row in rows if isinstance(row.data, StepTimings)]
@@ -230,15 +237,20 @@ def recalibration(store: ReadStore, device: DeviceId, replan: int, now_us: int) 
 def _expected_s(store: ReadStore, device: DeviceId, bound: BoundPlan, since_us: int) -> dict[int, float]:
     """Per combined block what whole steps took when the costs began to hold: by profile, else at first."""
     digest = bound.plan.digest
-    rows = partial(store.telemetry, device, since_us=since_us + 1)
+
+    def rows(kind: RowKind) -> list[Row]:
+        return store.read(telemetry_rows, device, [kind], since_us=since_us + 1)
+
     activated = [
         row.at_us
-        for row in rows([RowKind.PLAN_ACTIVATED])
+        for row in rows(RowKind.PLAN_ACTIVATED)
         if isinstance(row.data, PlanActivated) and row.data.plan == digest
     ]
     began_us = min(activated) + _SETTLED_US if activated else since_us
-    expected = first_steps(bound, store.first_steps(device, since_us=began_us + 1, limit=_FIRST_ROWS))
-    for row in rows([RowKind.STAGE_PROFILE_RESULT]):
+    expected = first_steps(
+        bound, store.read(oldest_step_timings, device, since_us=began_us + 1, limit=_FIRST_ROWS)
+    )
+    for row in rows(RowKind.STAGE_PROFILE_RESULT):
         data = row.data
         if isinstance(data, StageProfileResult) and data.plan == digest and data.step_us > 0.0:
             expected[data.combined_block] = data.step_us * 1e-6

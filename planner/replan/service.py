@@ -20,6 +20,10 @@ from stageloom.planner.replan.decide import Decision, decide, without_search
 from stageloom.planner.replan.learned import SEARCHED, LearnedPolicy
 from stageloom.planner.replan.observing import observe, recalibration, without_costs
 from stageloom.planner.replan.policy import How, Note, Observation, Policy, Proposal
+from stageloom.planner.store.costs import keep_schedules, renew_costs
+from stageloom.planner.store.predictions import keep_considered
+from stageloom.planner.store.profiles import open_requests, request_profile, request_stage_profile
+from stageloom.planner.store.replans import end_replan, push_replan, unfinished_replans
 from stageloom.planner.store.store import Store
 from stageloom.shared.clock import Clock
 from stageloom.shared.errors import StageloomError
@@ -75,7 +79,7 @@ class Replanner:
 
     def start(self) -> None:
         """Take up what a stopped planner left, then serve."""
-        for device, replan in self._store.unfinished_replans():
+        for device, replan in self._store.read(unfinished_replans):
             self._queue.put((device, replan))
         self._schedules.start()
         self._thread.start()
@@ -136,16 +140,16 @@ class Replanner:
         for scheduler in dict.fromkeys(job.scheduler for job, _ in found):
             plans = [plan for job, plan in found if job.scheduler == scheduler]
             schedules = [one for plan in plans for one in found_schedules(plan, seen.graphs)]
-            self._store.keep_schedules(seen.costs_key, scheduler, schedules)
+            self._store.write(keep_schedules, seen.costs_key, scheduler, schedules)
 
     def _profile_first(self, device: DeviceId, replan: int) -> None:
         """Have a device measure models whose costs are unknown or stale; go on after a while regardless."""
         names = without_costs(self._store, replan, self._clock.wall_us())
         if not names:
             return
-        requests, desired = self._store.request_profile(device, names, budget_s=PROFILE_BUDGET_S)
+        requests, desired = self._store.write(request_profile, device, names, budget_s=PROFILE_BUDGET_S)
         self._fleet.desired_changed(device, desired)
-        self._wait_while(lambda: bool(self._store.open_profiles(requests)))
+        self._wait_while(lambda: bool(self._store.read(open_requests, requests)))
 
     def _recalibrate(self, device: DeviceId, replan: int) -> str:
         """Renew the costs of a device that has drifted from them; what the re-plan's record should say of it.
@@ -156,20 +160,26 @@ class Replanner:
         if found is None:
             return ""
         plan = found.bound.plan
-        self._store.renew_costs(
-            device, found.renewal, plan.executor, ratio=found.drift.ratio, steps_since_us=found.newest_us
+        self._store.write(
+            renew_costs,
+            device,
+            found.renewal,
+            plan.executor,
+            ratio=found.drift.ratio,
+            steps_since_us=found.newest_us,
         )
         log.info("device_id=%s replan=%d recalibrated: %s", device, replan, found.text)
         unseen = found.renewal.unseen if found.renewal is not None else ()
         if unseen:
-            request, desired = self._store.request_stages(
+            request, desired = self._store.write(
+                request_stage_profile,
                 device,
                 plan.digest,
                 combined_blocks=unseen if len(unseen) <= MAX_PROFILED else (),
                 budget_s=STAGE_BUDGET_S,
             )
             self._fleet.desired_changed(device, desired)
-            self._wait_while(lambda: bool(self._store.open_stage_profiles([request])))
+            self._wait_while(lambda: bool(self._store.read(open_requests, [request])))
         return found.text
 
     def _wait_while(self, asked: Callable[[], bool]) -> None:
@@ -203,7 +213,8 @@ class Replanner:
             remark=remark,
             policy=self._policy.fitting(seen, proposal.plan),
         )
-        desired = self._store.push_replan(
+        desired = self._store.write(
+            push_replan,
             seen.device,
             replan,
             proposal.plan,
@@ -228,17 +239,21 @@ class Replanner:
 
     def _keep_considered(self, seen: Observation, replan: int, decision: Decision) -> None:
         """After the push: nobody waits for it, and a push waits for nothing that only explains it."""
-        self._store.keep_considered(
-            decision.considered, device_class=seen.environment, device=seen.device, replan=replan
+        self._store.write(
+            keep_considered,
+            decision.considered,
+            device_class=seen.environment,
+            device=seen.device,
+            replan=replan,
         )
 
     def _keep_schedule(self, costs_key: str, job: BlockJob, found: StageSchedule) -> None:
         kept = FoundSchedule(job.combined_block, job.batch, to_string(found))
-        self._store.keep_schedules(costs_key, SEARCHED, [kept])
+        self._store.write(keep_schedules, costs_key, SEARCHED, [kept])
 
     def _nothing(self, device: DeviceId, replan: int, reason: str, remark: str = "") -> None:
         log.info("device_id=%s replan=%d ends with no gain: %s", device, replan, reason)
-        self._store.end_replan(replan, reason, remark)
+        self._store.write(end_replan, replan, reason, remark)
 
 
 def _scheduler(proposal: Proposal) -> str:

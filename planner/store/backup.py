@@ -7,9 +7,10 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from stageloom.planner.store.blobs import Blobs
 from stageloom.planner.store.database import Database
-from stageloom.planner.store.reading import ARTIFACT_FOLDER, DATABASE_FILE, ReadStore, require_own
+from stageloom.planner.store.models import Blobs
+from stageloom.planner.store.store import ReadStore
+from stageloom.planner.store.used_database import ARTIFACT_FOLDER, DATABASE_FILE, require_own
 from stageloom.shared.durable_file import sync_directory
 from stageloom.shared.errors import InputError, StorageError
 from stageloom.shared.ids import Digest

@@ -1,26 +1,33 @@
-"""Measured operator times and found schedules, shared by all devices of one class."""
+"""Costs: measured operators and stages, found schedules, and which of them hold for a device.
+
+Devices of one class share costs. A device that drifts gets costs under a key of its own, so that one device's
+hot summer does not spoil its class. A stage's key is what it computes, whatever plan it came from: the device
+class, the executor's options, the batch, the digest of its combined block, and its text.
+"""
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final
 
-from sqlalchemy import bindparam, select
+import msgspec
+from sqlalchemy import bindparam, delete, insert, select
 from sqlalchemy.orm import Session
 
-from stageloom.planner.costs.records import FoundSchedule, OperatorCost
-from stageloom.planner.store import answers
-from stageloom.planner.store.calibrations import calibration
-from stageloom.planner.store.desired import Push, push
-from stageloom.planner.store.devices import known_device
-from stageloom.planner.store.manyrows import insert_rows
-from stageloom.planner.store.plans import models
-from stageloom.planner.store.stages import next_request
-from stageloom.planner.store.tables import ArtifactRow, OperatorCostRow, ProfileRow, ScheduleRow
-from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.control import Desired
-from stageloom.shared.messages.telemetry import ProfileResult
+from stageloom.planner.costs.drift import Renewal
+from stageloom.planner.costs.records import Calibration, FoundBy, FoundSchedule, OperatorCost, Origin
+from stageloom.planner.store.database import now_us
+from stageloom.planner.store.rows import add_event, known_device
+from stageloom.planner.store.tables import CalibrationRow, OperatorCostRow, ScheduleRow, StageCostRow
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.ids import DeviceId, Digest, OpId
+from stageloom.shared.plan import ExecutorOptions
+from stageloom.shared.schedule import Stage, StageSchedule
+from stageloom.shared.search.costs import MeasuredStage, Members, combined_digest
+from stageloom.shared.stage_string import parse, to_string
 
 MOST_SCHEDULES: Final = 5_000
 """That a proposal looks among: those found last are of plans that matter now."""
+
 
 _OPERATORS: Final = select(
     OperatorCostRow.operator,
@@ -33,116 +40,10 @@ _OPERATORS: Final = select(
     OperatorCostRow.artifact == bindparam("of"),
     OperatorCostRow.batch == bindparam("batch_of"),
 )
-_COST_KEY: Final = ("device_class", "artifact", "batch", "operator")
-_COST: Final = (*_COST_KEY, "median_us", "spread_us", "runs", "measured_on", "measured_at_us")
-_NEWER_COST: Final = f"ON CONFLICT ({', '.join(_COST_KEY)}) DO UPDATE SET " + ", ".join(
-    f"{name} = excluded.{name}" for name in _COST[len(_COST_KEY) :]
-)
-
-
-def request_profile(
-    session: Session, device: DeviceId, names: list[str], *, batch: int, budget_s: float, now_us: int
-) -> tuple[list[int], Desired]:
-    """Ask a device to measure the operators of some models; returns the requests' numbers, and what is
-    desired now.
-
-    The budget is shared evenly. A request is part of desired state and so takes a generation,
-    decided by "profile".
-
-    Raises:
-        InputError: there is no such device or model, or the device is revoked.
-    """
-    own = known_device(session, device).device_class
-    first = next_request(session)
-    rows = [
-        ProfileRow(
-            request=first + at,
-            device=device,
-            model=info.model,
-            artifact=info.digest,
-            batch=batch,
-            budget_s=budget_s / len(names),
-            requested_at_us=now_us,
-            environment=own,
-            reason="",
-        )
-        for at, info in enumerate(models(session, names))
-    ]
-    session.add_all(rows)
-    session.flush()
-    desired = push(session, Push(device=device, plan=None, decided_by="profile"), now_us)
-    return [row.request for row in rows], desired
-
-
-def store_profile(session: Session, device: DeviceId, result: ProfileResult, now_us: int) -> str:
-    """Keep part of a profile; returns why not, empty where it is kept.
-
-    Costs belong to the environment that the device measured them in. They count as measured when they arrive:
-    a device's wall clock may be wrong by years.
-    """
-    request = session.get(ProfileRow, result.request)
-    why = answers.not_open(request, device, result.request)
-    if request is None or why:
-        return why
-    there = result.environment or known_device(session, device).device_class
-    why = _refusal(session, device, request, result)
-    answers.note(request, result, there, why, now_us)
-    if why:
-        return why
-    key = calibration(session, device, there).costs_key
-    rows = {
-        one.operator: (
-            *(key, result.artifact, result.batch, one.operator),
-            *(one.median_us, one.spread_us, one.runs, device, now_us),
-        )
-        for one in result.timings
-    }
-    insert_rows(
-        session.connection(),
-        OperatorCostRow.__tablename__,
-        _COST,
-        list(rows.values()),
-        conflict=_NEWER_COST,
-    )
-    return ""
-
-
-def _refusal(session: Session, device: DeviceId, request: ProfileRow, result: ProfileResult) -> str:
-    """Why an answer to an open request cannot be taken."""
-    if (result.artifact, result.batch) != (request.artifact, request.batch):
-        return f"request {request.request} is about another artifact or batch"
-    artifact = session.get(ArtifactRow, request.artifact)
-    operators = artifact.operators if artifact is not None else 0
-    if any(timing.operator >= operators for timing in result.timings):
-        return f"the artifact of request {request.request} has {operators} operators"
-    return answers.foreign(session, device, request, result.environment) or answers.implausible(
-        result.timings
-    )
-
-
-def open_profiles(session: Session, requests: list[int]) -> list[int]:
-    """Those of the requests that are not answered yet."""
-    return list(
-        session.scalars(
-            select(ProfileRow.request).where(
-                ProfileRow.request.in_(requests), ProfileRow.answered_at_us.is_(None)
-            )
-        )
-    )
-
-
-def profile_reasons(session: Session, requests: list[int]) -> dict[int, str]:
-    """Per answered request why it is incomplete; an empty text where it is not."""
-    found = session.execute(
-        select(ProfileRow.request, ProfileRow.reason).where(
-            ProfileRow.request.in_(requests), ProfileRow.answered_at_us.is_not(None)
-        )
-    )
-    return {request: reason for request, reason in found}
 
 
 def operator_costs(
-    session: Session, device_class: str, artifact: Digest, batch: int
+    session: Session, device_class: str, artifact: Digest, batch: int = 1
 ) -> dict[int, OperatorCost]:
     """Measured operators by index; those that were never measured are absent."""
     rows = session.connection().execute(
@@ -152,23 +53,23 @@ def operator_costs(
 
 
 def keep_schedules(
-    session: Session, device_class: str, scheduler: str, found: Iterable[FoundSchedule], now_us: int
+    session: Session, device_class: str, scheduler: str, schedules: Iterable[FoundSchedule]
 ) -> None:
     """Remember schedules that were found (TOP's stage_dict); a newer one replaces an older."""
-    for one in found:
+    for schedule in schedules:
         session.merge(
             ScheduleRow(
                 device_class=device_class,
-                batch=one.batch,
-                combined_block=one.combined_block,
+                batch=schedule.batch,
+                combined_block=schedule.combined_block,
                 scheduler=scheduler,
-                stage_string=one.stage_string,
-                found_at_us=now_us,
+                stage_string=schedule.stage_string,
+                found_at_us=now_us(session),
             )
         )
 
 
-def schedules(session: Session, keys: Sequence[str]) -> dict[tuple[Digest, int], tuple[str, ...]]:
+def kept_schedules(session: Session, keys: Sequence[str]) -> dict[tuple[Digest, int], tuple[str, ...]]:
     """Stage strings that were found under some keys, by (combined block, batch), the newest of them."""
     row = ScheduleRow
     found: dict[tuple[Digest, int], dict[str, None]] = {}
@@ -183,9 +84,216 @@ def schedules(session: Session, keys: Sequence[str]) -> dict[tuple[Digest, int],
     return {key: tuple(texts) for key, texts in found.items()}
 
 
-def kept_schedule(
-    session: Session, device_class: str, batch: int, combined_block: Digest, scheduler: str
-) -> str | None:
-    """The stage string that was kept under this key."""
-    row = session.get(ScheduleRow, (device_class, batch, combined_block, scheduler))
-    return row.stage_string if row is not None else None
+_MEMBERS: Final = msgspec.msgpack.Decoder(Members)
+
+MOST_STAGES: Final = 2_000
+"""The newest that a search reads of a device class: what they teach is known long before."""
+
+
+_STAGES: Final = (
+    select(
+        StageCostRow.members,
+        StageCostRow.batch,
+        StageCostRow.stage,
+        StageCostRow.median_us,
+        StageCostRow.runs,
+        StageCostRow.measured_at_us,
+    )
+    .where(
+        StageCostRow.device_class == bindparam("there"),
+        StageCostRow.executor == bindparam("under"),
+    )
+    .order_by(StageCostRow.measured_at_us.desc(), StageCostRow.combined_block, StageCostRow.stage_digest)
+    .limit(MOST_STAGES)
+)
+
+_parsed = lru_cache(maxsize=4096)(parse)  # every re-plan reads all stages of its class
+
+
+def executor_key(options: ExecutorOptions) -> str:
+    """What a stage's time depends on beside the device class."""
+    return f"{options.name} threads={options.intra_op_threads} {options.precision}"
+
+
+def stage_text(stage: Stage) -> str:
+    """The stage string of one stage."""
+    return to_string(StageSchedule((stage,)))
+
+
+def stage_costs(session: Session, device_class: str, executor: ExecutorOptions) -> list[MeasuredStage]:
+    """Measured stages of a device class under these options, the newest first, MOST_STAGES at most."""
+    rows = session.connection().execute(_STAGES, {"there": device_class, "under": executor_key(executor)})
+    found = []
+    for members, batch, stage, median_us, runs, measured_at_us in rows:
+        schedule = _parsed(stage)
+        if isinstance(schedule, StageSchedule) and len(schedule.stages) == 1:
+            (parsed,) = schedule.stages
+            known = _MEMBERS.decode(members)
+            found.append(
+                MeasuredStage(
+                    known, batch, parsed.groups, median_us / 1e6, parsed.merge, runs, measured_at_us
+                )
+            )
+    return found
+
+
+def operator_origins(session: Session, device_class: str, artifact: Digest, batch: int) -> dict[int, Origin]:
+    """Per measured operator of an artifact where its time comes from."""
+    rows = session.scalars(
+        select(OperatorCostRow).where(
+            OperatorCostRow.device_class == device_class,
+            OperatorCostRow.artifact == artifact,
+            OperatorCostRow.batch == batch,
+        )
+    )
+    return {
+        row.operator: Origin(row.runs, row.spread_us, row.measured_on, row.measured_at_us) for row in rows
+    }
+
+
+def stage_origins(
+    session: Session, device_class: str, executor: ExecutorOptions, combined_block: Digest, batch: int
+) -> dict[str, Origin]:
+    """Per measured stage of a combined block, by its stage string, where its time comes from."""
+    rows = session.scalars(
+        select(StageCostRow).where(
+            StageCostRow.device_class == device_class,
+            StageCostRow.executor == executor_key(executor),
+            StageCostRow.combined_block == combined_block,
+            StageCostRow.batch == batch,
+        )
+    )
+    return {row.stage: Origin(row.runs, row.spread_us, row.measured_on, row.measured_at_us) for row in rows}
+
+
+def schedules_of(session: Session, device_class: str, combined_block: Digest, batch: int) -> list[FoundBy]:
+    """Every schedule that was found for a combined block of a device class, by scheduler."""
+    rows = session.scalars(
+        select(ScheduleRow)
+        .where(
+            ScheduleRow.device_class == device_class,
+            ScheduleRow.combined_block == combined_block,
+            ScheduleRow.batch == batch,
+        )
+        .order_by(ScheduleRow.scheduler)
+    )
+    return [FoundBy(row.scheduler, row.stage_string, row.found_at_us) for row in rows]
+
+
+def calibration_of(session: Session, device: DeviceId, environment: str | None = None) -> Calibration:
+    """Which costs hold for a device in an environment; None: in its own device class.
+
+    Raises:
+        InputError: there is no such device.
+    """
+    if environment is None:
+        environment = known_device(session, device).device_class
+    return calibration_from(environment, session.get(CalibrationRow, (device, environment)))
+
+
+def calibration_from(device_class: str, row: Any) -> Calibration:
+    """What a row with the columns of `CalibrationRow`, or none, says of a device of that class."""
+    if row is None or row.costs_key is None:
+        return Calibration(device_class, device_class)
+    return Calibration(device_class, row.costs_key, row.steps_since_us, row.ratio, row.at_us)
+
+
+def environment_changed(session: Session, device: DeviceId, environment: str, at_us: int) -> None:
+    """A device is another now, from `at_us` of its clock on: what it served before was served by another."""
+    row = session.get(CalibrationRow, (device, environment))
+    if row is None:
+        row = CalibrationRow(
+            device=device, environment=environment, costs_key=environment, ratio=1.0, at_us=0
+        )
+        session.add(row)
+    row.steps_since_us = at_us
+
+
+_MOST: Final = 500  # rows of one statement
+
+
+def renew_costs(
+    session: Session,
+    device: DeviceId,
+    renewal: Renewal | None,
+    executor: ExecutorOptions,
+    *,
+    ratio: float,
+    steps_since_us: int,
+) -> Calibration:
+    """Give a device costs of its own, made from those that held; None: those of its class again.
+
+    `steps_since_us` is the newest of the steps that showed the drift, by the device's clock.
+
+    Raises:
+        InputError: there is no such device.
+    """
+    device_class = known_device(session, device).device_class
+    before = calibration_of(session, device, device_class).costs_key
+    own = _own_key(device, device_class)
+    if renewal is None:
+        _forget(session, own)
+    else:
+        _scale(session, before, own, renewal)
+        for stage in renewal.stages:
+            session.merge(_stage_row(device, own, stage, executor))
+    row = session.merge(
+        CalibrationRow(
+            device=device,
+            environment=device_class,
+            costs_key=device_class if renewal is None else own,
+            ratio=ratio,
+            steps_since_us=steps_since_us,
+            at_us=now_us(session),
+        )
+    )
+    then = "the costs of its class hold again" if renewal is None else "it has costs of its own"
+    add_event(session, device, "recalibrated", f"steps took {ratio:.2f} of what was planned: {then}")
+    return calibration_from(device_class, row)
+
+
+def _own_key(device: DeviceId, device_class: str) -> str:
+    """No device class begins like this, and a device has one in every environment."""
+    return f"own:{digest_bytes([device_class.encode()])[:16]}:{device}"
+
+
+def _forget(session: Session, key: str) -> None:
+    """All that is kept under a key, schedules that were searched on it too."""
+    for table in (OperatorCostRow, StageCostRow, ScheduleRow):
+        session.execute(delete(table).where(table.device_class == key))
+
+
+def _scale(session: Session, before: str, own: str, renewal: Renewal) -> None:
+    """Put the operators that held under the device's own key, each time by its factor; who measured it and
+    when stays. Stages are not kept: what groups cost together does not change as they do."""
+    columns = OperatorCostRow.__table__.columns
+    rows = [
+        dict(row._mapping)
+        for row in session.execute(select(*columns).where(OperatorCostRow.device_class == before))
+    ]
+    _forget(session, own)
+    for row in rows:
+        factor = renewal.factor(Digest(row["artifact"]), OpId(row["operator"]))
+        row |= {"device_class": own, "median_us": row["median_us"] * factor}
+    for at in range(0, len(rows), _MOST):
+        session.execute(insert(OperatorCostRow), rows[at : at + _MOST])
+
+
+def _stage_row(
+    device: DeviceId, own: str, measured: MeasuredStage, executor: ExecutorOptions
+) -> StageCostRow:
+    text = stage_text(Stage(measured.groups, measured.merge))
+    return StageCostRow(
+        device_class=own,
+        executor=executor_key(executor),
+        batch=measured.batch,
+        combined_block=combined_digest(measured.members),
+        members=msgspec.msgpack.encode(measured.members),
+        stage_digest=digest_bytes([text.encode()]),
+        stage=text,
+        median_us=measured.seconds * 1e6,
+        spread_us=0.0,
+        runs=measured.samples,
+        measured_on=device,
+        measured_at_us=measured.measured_at_us,
+    )

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.engine import make_url
@@ -26,16 +26,19 @@ from sqlalchemy.exc import (
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.exc import StaleDataError
 
+from stageloom.shared.clock import Clock, SystemClock
 from stageloom.shared.errors import SettingError, StageloomError, StorageError, UnavailableError
 
 BUSY_TIMEOUT_S = 30.0
 _READ_ONLY = "stageloom_read_only"
+_NOW_US = "now_us"
 _ATTEMPTS = 32  # a transaction that loses a race this often in a row is a defect, not bad luck
 _LOST_RACE_STATES = ("40001", "40P01", "23505")  # Postgres: not serializable, deadlock, inserted by another
 CLAIM = 0x57A6E101  # any number that no other program on a database server uses
 _THIS_SESSION = "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
 _END_SESSION = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_start = %s"
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -44,15 +47,22 @@ def sqlite_url(path: Path) -> str:
     return f"sqlite:///{path.absolute()}"
 
 
+def now_us(session: Session) -> int:
+    """When a session's transaction began, in microseconds since 1970: the time of all that it writes."""
+    began_us: int = session.info[_NOW_US]
+    return began_us
+
+
 class Database:
     """Connections and transactions; knows nothing of the tables."""
 
-    def __init__(self, url: str) -> None:
-        """Connect lazily.
+    def __init__(self, url: str, clock: Clock | None = None) -> None:
+        """Connect lazily. `clock` tells the time of each transaction (`now_us`).
 
         Raises:
             SettingError: the URL does not parse or names a database without an installed driver.
         """
+        self._clock = clock or SystemClock()
         try:
             self.url = make_url(url)
             backend = self.url.get_backend_name()
@@ -88,7 +98,7 @@ class Database:
         Raises:
             StorageError: the database cannot be read.
         """
-        with self._translated(), Session(self._reader) as session:
+        with self._translated(), Session(self._reader, info=self._time()) as session:
             yield session
 
     @contextmanager
@@ -100,11 +110,18 @@ class Database:
             UnavailableError: it was claimed, and meanwhile by another process, too; nothing was written.
             StaleDataError: another writer changed a versioned row in between (not on SQLite).
         """
-        with self._translated(), Session(self._writer, expire_on_commit=False) as session, session.begin():
+        with (
+            self._translated(),
+            Session(self._writer, expire_on_commit=False, info=self._time()) as session,
+            session.begin(),
+        ):
             yield session
 
-    def change(self, work: Callable[[Session], T]) -> T:
-        """Run a read-modify-write until it did not lose a race; `work` may therefore run more than once.
+    def _time(self) -> dict[str, int]:
+        return {_NOW_US: self._clock.wall_us()}
+
+    def change(self, function: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run `function(session, ...)` in a transaction of its own; it runs again where it lost a race.
 
         Raises:
             StorageError, UnavailableError: as `write`.
@@ -112,7 +129,7 @@ class Database:
         for _ in range(_ATTEMPTS):
             try:
                 with self.write() as session:
-                    result = work(session)
+                    result = function(session, *args, **kwargs)
             except (StaleDataError, LostRace):
                 continue
             return result

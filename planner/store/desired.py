@@ -13,8 +13,9 @@ import msgspec
 from sqlalchemy import BindParameter, Connection, bindparam, func, select
 from sqlalchemy.orm import Session
 
-from stageloom.planner.store.manyrows import insert_rows
-from stageloom.planner.store.plans import named
+from stageloom.planner.store.database import now_us
+from stageloom.planner.store.plans import keep_plan, plan_info
+from stageloom.planner.store.rows import insert_rows
 from stageloom.planner.store.tables import (
     ArtifactRow,
     CheckpointRow,
@@ -28,7 +29,9 @@ from stageloom.planner.store.tables import (
     StageProfileRow,
 )
 from stageloom.shared.errors import InputError
+from stageloom.shared.failpoint import failpoint
 from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.admin import MAX_PUSHED
 from stageloom.shared.messages.base import MOST
 from stageloom.shared.messages.control import (
     Activation,
@@ -42,16 +45,25 @@ from stageloom.shared.messages.control import (
 )
 from stageloom.shared.plan import Plan, decode_plan
 
+LOCAL: Final = "local"
+"""Who decides a plan that a device made, and the scheduler that it is kept under."""
+
 _MOST: Final = 256
 """Devices a statement."""
+
 _PROFILES: Final = 64  # what one message holds
+
 _NUMBERS: Final = msgspec.msgpack.Decoder(tuple[int, ...])
+
 _PREFIX: Final = 8  # characters of a digest that may stand for it
+
 
 _decoded = lru_cache(maxsize=64)(decode_plan)
 """A plan is a value, and a fleet runs few of them."""
 
+
 _NAMES: Final[BindParameter[Any]] = bindparam("names", expanding=True)
+
 # The row of a device is the lock of what is desired of it: on a server another planner may push as well.
 _DEVICES: Final = (
     select(
@@ -63,6 +75,7 @@ _DEVICES: Final = (
     .order_by(DeviceRow.name)
     .with_for_update(of=DeviceRow)
 )
+
 _LEVELS: Final = select(
     DesiredRow.device,
     DesiredRow.epoch,
@@ -72,15 +85,19 @@ _LEVELS: Final = select(
     DesiredRow.activation,
     DesiredRow.policy,
 ).where(DesiredRow.device.in_(_NAMES))
+
 _PLANS: Final = select(PlanRow.name, PlanRow.digest, PlanRow.wire).where(PlanRow.name.in_(_NAMES))
+
 _ARTIFACTS: Final = (
     select(ArtifactRow.digest, ArtifactRow.size_bytes, ModelRow.name)
     .outerjoin(ModelRow, ModelRow.digest == ArtifactRow.digest)
     .where(ArtifactRow.digest.in_(_NAMES))
 )
+
 _POLICIES: Final = select(CheckpointRow.digest, func.length(CheckpointRow.body)).where(
     CheckpointRow.digest.in_(_NAMES)
 )
+
 _PROFILES_ASKED: Final = (
     select(
         ProfileRow.device,
@@ -95,6 +112,7 @@ _PROFILES_ASKED: Final = (
     .where(ProfileRow.device.in_(_NAMES), ProfileRow.answered_at_us.is_(None))
     .order_by(ProfileRow.request)
 )
+
 _STAGES_ASKED: Final = (
     select(
         StageProfileRow.device,
@@ -106,11 +124,14 @@ _STAGES_ASKED: Final = (
     .where(StageProfileRow.device.in_(_NAMES), StageProfileRow.answered_at_us.is_(None))
     .order_by(StageProfileRow.request)
 )
+
 _LEVEL: Final = ("epoch", "generation", "plan", "autonomy", "activation", "policy")
+
 _NEWER: Final = (
     f"ON CONFLICT (device) DO UPDATE SET version = {DesiredRow.__tablename__}.version + 1, "
     + ", ".join(f"{name} = excluded.{name}" for name in _LEVEL)
 )
+
 _HISTORY: Final = (
     *("device", "epoch", "generation", "plan", "digest", "decided_by", "decided_at_us"),
     *("state", "reason", "state_at_us"),
@@ -156,40 +177,87 @@ class _Plan(NamedTuple):
     removed: tuple[ArtifactNeed, ...]
 
 
-def push(session: Session, one: Push, now_us: int) -> Desired:
+def push(session: Session, request: Push) -> Desired:
     """Make a plan the device's next generation; returns what is desired now.
 
     Raises:
         InputError: there is no such device or plan, or the device is revoked.
     """
-    (result,) = push_all(session, [one], now_us)
+    (result,) = push_all(session, [request])
     if isinstance(result, InputError):
         raise result
     return result
 
 
-def push_all(session: Session, pushes: Sequence[Push], now_us: int) -> list[Desired | InputError]:
+def push_all(session: Session, pushes: Sequence[Push]) -> list[Desired | InputError]:
     """`push` for many, each of which succeeds or is refused by itself."""
     session.flush()  # what follows goes past the session's memory
     results: list[Desired | InputError] = []
     for at in range(0, len(pushes), _MOST):
-        results += _push_some(session.connection(), pushes[at : at + _MOST], now_us)
+        results += _push_some(session.connection(), pushes[at : at + _MOST], now_us(session))
     return results
 
 
-def _push_some(connection: Connection, pushes: Sequence[Push], now_us: int) -> Sequence[Desired | InputError]:
+def push_wanted(session: Session, pushes: Sequence[Push]) -> list[Desired | InputError]:
+    """`push_all` for pushes that somebody asked for, behind the failpoint of their commit."""
+    results = push_all(session, pushes)
+    failpoint("planner.desired.before")
+    return results
+
+
+def push_fleet(
+    session: Session,
+    devices: Sequence[DeviceId],
+    plan: str,
+    *,
+    decided_by: str,
+    after: str = "",
+    autonomy: Autonomy | None = None,
+    activation: Activation = Activation.TRIAL,
+) -> tuple[list[tuple[DeviceId, Desired | InputError]], bool]:
+    """Push a plan to many devices; without names to all enrolled ones after `after`.
+
+    Returns each device's new desired value or why it was refused, and whether more devices follow.
+
+    Raises:
+        InputError: there is no such plan, or it names a model that was removed.
+    """
+    plan_info(session, plan)
+    names, more = list(dict.fromkeys(devices)), False
+    if not names:
+        names = _enrolled_after(session, after, MAX_PUSHED + 1)
+        names, more = names[:MAX_PUSHED], len(names) > MAX_PUSHED
+    wanted = [
+        Push(device=name, plan=plan, decided_by=decided_by, autonomy=autonomy, activation=activation)
+        for name in names
+    ]
+    return list(zip(names, push_wanted(session, wanted), strict=True)), more
+
+
+def _enrolled_after(session: Session, after: str, limit: int) -> list[DeviceId]:
+    """Names of devices that are not revoked, in order, from the one after `after` on."""
+    wanted = (
+        select(DeviceRow.name)
+        .where(DeviceRow.name > after, DeviceRow.revoked.is_(False))
+        .order_by(DeviceRow.name)
+        .limit(limit)
+    )
+    return [DeviceId(name) for name in session.scalars(wanted)]
+
+
+def _push_some(connection: Connection, pushes: Sequence[Push], at_us: int) -> Sequence[Desired | InputError]:
     devices = {one.device for one in pushes}
     known, epoch = _locked(connection, devices)
     levels = _levels(connection, devices)
-    shelf = _Shelf(connection)
-    shelf.fetch([one.plan for one in pushes if one.plan is not None])
-    shelf.fetch([level.plan for level in levels.values() if level.plan is not None])
+    cache = _PlanCache(connection)
+    cache.fetch([one.plan for one in pushes if one.plan is not None])
+    cache.fetch([level.plan for level in levels.values() if level.plan is not None])
     given: list[_Level | InputError] = []
     history: list[tuple[Any, ...]] = []
     changed: dict[DeviceId, _Level] = {}
     for one in pushes:
         try:
-            wanted = _permitted(one, known, shelf)
+            wanted = _permitted(one, known, cache)
             level = _next(one, levels.get(one.device), wanted, epoch)
         except InputError as refusal:
             given.append(refusal)
@@ -197,18 +265,18 @@ def _push_some(connection: Connection, pushes: Sequence[Push], now_us: int) -> S
         given.append(level)
         levels[one.device] = changed[one.device] = level
         name, digest = (wanted.name, wanted.digest) if wanted is not None else (None, None)
-        history.append((one.device, epoch, level.generation, name, digest, one.decided_by, now_us, "", "", 0))
+        history.append((one.device, epoch, level.generation, name, digest, one.decided_by, at_us, "", "", 0))
     rows = [(device, *level, 1) for device, level in changed.items()]
     insert_rows(connection, DesiredRow.__tablename__, ("device", *_LEVEL, "version"), rows, conflict=_NEWER)
     insert_rows(connection, GenerationRow.__tablename__, _HISTORY, history)
-    asked = _Asked(connection, changed, shelf)
+    extras = _Extras(connection, changed, cache)
     return [
-        level if isinstance(level, InputError) else _whole(one.device, level, shelf, asked)
+        level if isinstance(level, InputError) else _whole(one.device, level, cache, extras)
         for one, level in zip(pushes, given, strict=True)
     ]
 
 
-def _permitted(one: Push, known: dict[str, bool], shelf: "_Shelf") -> "_Plan | None":
+def _permitted(one: Push, known: dict[str, bool], cache: "_PlanCache") -> "_Plan | None":
     """The plan of a push that may be; None where it names none.
 
     Raises:
@@ -220,7 +288,7 @@ def _permitted(one: Push, known: dict[str, bool], shelf: "_Shelf") -> "_Plan | N
         raise InputError(f"device {one.device!r} is revoked", remedy="enrol it again with a new token")
     if one.plan is None:
         return None
-    wanted = shelf.get(one.plan)
+    wanted = cache.get(one.plan)
     if wanted is None:
         raise InputError(f"there is no plan {one.plan!r}", remedy="see `stageloom plan list`")
     for need in wanted.removed:
@@ -250,7 +318,7 @@ def _next(one: Push, before: _Level | None, wanted: _Plan | None, epoch: int) ->
     )
 
 
-def newest(session: Session, device: DeviceId) -> tuple[int, int]:
+def newest_desired(session: Session, device: DeviceId) -> tuple[int, int]:
     """(epoch, generation) of what is desired of a device, (0, 0) for nothing; no one else pushes to it until
     this transaction ends."""
     session.flush()
@@ -267,19 +335,19 @@ def may_plan(session: Session, device: DeviceId) -> bool:
     return level is not None and level.autonomy != Autonomy.OFF.value
 
 
-def adopt(session: Session, device: DeviceId, local: LocalPlan, plan: Plan, now_us: int) -> Desired | None:
+def adopt_plan(session: Session, device: DeviceId, local: LocalPlan, plan: Plan) -> Desired | None:
     """Make a plan that the device made its next generation, if nothing newer was desired meanwhile.
 
     Returns what is desired then, None where a newer value stands. Whether the device may make it is for
-    `stageloom.planner.store.grants` to say.
+    `stageloom.planner.store.generations.permits_local_plan` to say.
 
     Raises:
         InputError: an artifact of it is not here, or the device is revoked.
     """
-    if newest(session, device) != (local.epoch, local.generation):
+    if newest_desired(session, device) != (local.epoch, local.generation):
         return None
-    name = named(session, plan, "local", now_us)
-    return push(session, Push(device=device, plan=name, decided_by="local"), now_us)
+    name = keep_plan(session, plan, LOCAL)
+    return push(session, Push(device=device, plan=name, decided_by=LOCAL))
 
 
 # -- reading -------------------------------------------------------------------------------------------------
@@ -294,13 +362,13 @@ def desired_of(session: Session, devices: Sequence[DeviceId]) -> dict[DeviceId, 
     """`desired` for many; devices of which nothing was ever desired are left out."""
     session.flush()
     connection = session.connection()
-    shelf = _Shelf(connection)
+    cache = _PlanCache(connection)
     found: dict[DeviceId, Desired] = {}
     for at in range(0, len(devices), _MOST):
         levels = _levels(connection, devices[at : at + _MOST])
-        shelf.fetch([level.plan for level in levels.values() if level.plan is not None])
-        asked = _Asked(connection, levels, shelf)
-        found |= {device: _whole(device, level, shelf, asked) for device, level in levels.items()}
+        cache.fetch([level.plan for level in levels.values() if level.plan is not None])
+        extras = _Extras(connection, levels, cache)
+        found |= {device: _whole(device, level, cache, extras) for device, level in levels.items()}
     return found
 
 
@@ -315,23 +383,23 @@ def _levels(connection: Connection, devices: Collection[DeviceId]) -> dict[Devic
     return {DeviceId(row.device): _Level(*row[1:]) for row in rows}
 
 
-def _whole(device: DeviceId, level: _Level, shelf: "_Shelf", asked: "_Asked") -> Desired:
-    plan = shelf.get(level.plan) if level.plan is not None else None
+def _whole(device: DeviceId, level: _Level, cache: "_PlanCache", extras: "_Extras") -> Desired:
+    plan = cache.get(level.plan) if level.plan is not None else None
     return Desired(
         epoch=level.epoch,
         generation=level.generation,
         plan_digest=plan.digest if plan is not None else None,
         plan=plan.wire if plan is not None else b"",
         artifacts=plan.artifacts if plan is not None else (),
-        profiles=asked.profiles.get(device, ()),
-        stage_profile=asked.stage_profiles.get(device),
+        profiles=extras.profiles.get(device, ()),
+        stage_profile=extras.stage_profiles.get(device),
         autonomy=Autonomy(level.autonomy),
         activation=Activation(level.activation),
-        policy=asked.policies.get(level.policy or ""),
+        policy=extras.policies.get(level.policy or ""),
     )
 
 
-class _Shelf:
+class _PlanCache:
     """Plans by what they are asked for, each read once."""
 
     def __init__(self, connection: Connection) -> None:
@@ -355,7 +423,7 @@ class _Shelf:
         needed = {model.artifact for row in rows.values() for model in _decoded(row[2]).models}
         sizes, named_ones = self._artifacts(needed)
         for one in missing:
-            self._plans[one] = _plan(*rows[one], sizes, named_ones) if one in rows else None
+            self._plans[one] = _plan(*rows[one][:3], sizes, named_ones) if one in rows else None
 
     def _by_digest(self, prefix: str) -> Any:
         wanted = (
@@ -382,10 +450,10 @@ def _plan(name: str, digest: str, wire: bytes, sizes: dict[str, int], named_ones
     )
 
 
-class _Asked:
+class _Extras:
     """Policies that devices plan with, and measurements that they were asked for and have not answered."""
 
-    def __init__(self, connection: Connection, levels: Mapping[DeviceId, _Level], shelf: _Shelf) -> None:
+    def __init__(self, connection: Connection, levels: Mapping[DeviceId, _Level], cache: _PlanCache) -> None:
         names = {"names": list(levels)}
         self.policies: dict[str, PolicyNeed] = {}
         if wanted := {level.policy for level in levels.values() if level.policy}:
@@ -401,9 +469,9 @@ class _Asked:
                 self.profiles[device] = (*before, ProfileRequest(request, need, batch, budget_s))
         self.stage_profiles: dict[str, StageProfileRequest] = {}
         rows = connection.execute(_STAGES_ASKED, names).all()
-        shelf.fetch(row.plan for row in rows)
+        cache.fetch(row.plan for row in rows)
         for device, request, name, budget_s, combined_blocks in rows:
-            plan = shelf.get(name)
+            plan = cache.get(name)
             if plan is not None and device not in self.stage_profiles:  # the oldest: one plan at a time
                 self.stage_profiles[device] = StageProfileRequest(
                     request=request,

@@ -1,4 +1,4 @@
-"""Enrolment, keys and what devices report; every function is one part of a transaction."""
+"""Devices: enrolment, keys, quarantine and what they report."""
 
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -9,15 +9,15 @@ from sqlalchemy.orm import Session
 
 from stageloom.planner.counters import CEILING
 from stageloom.planner.dispatch.ports import EnrolAttempt, EnrolRefused, ReportRecord
-from stageloom.planner.store import replans, unreadable
-from stageloom.planner.store.manyrows import insert_rows, run_on_rows
-from stageloom.planner.store.showing import shown
+from stageloom.planner.store.database import now_us
+from stageloom.planner.store.events import unreadable_by_device
+from stageloom.planner.store.generations import set_states
+from stageloom.planner.store.rows import add_event, insert_rows, known_device, planner_row, run_on_rows, shown
 from stageloom.planner.store.tables import (
     DesiredRow,
     DeviceRow,
     EventRow,
     JoinTokenRow,
-    PlannerRow,
     PlanRow,
     QuarantineRow,
     ReportedRow,
@@ -38,35 +38,28 @@ UPDATE devices SET
     version = version + 1
 FROM given WHERE name = device
 """
+
 _HEARD: Final = """
 WITH given (device, now_us, before_us) AS (VALUES {rows})
 UPDATE devices SET last_seen_us = now_us FROM given WHERE name = device AND last_seen_us < before_us
 """
-_STATE: Final = """
-WITH given (whose, in_epoch, in_generation, now, why, at_us) AS (VALUES {rows})
-UPDATE generations SET state = now, reason = why, state_at_us = at_us
-FROM given WHERE device = whose AND epoch = in_epoch AND generation = in_generation
-"""
+
 _REPORT: Final = (
     *("device", "revision", "boot", "epoch", "generation", "seen", "active", "origin", "local_counter"),
     *("state", "reason", "at_us"),
 )
+
 _NEWER: Final = "ON CONFLICT (device) DO UPDATE SET " + ", ".join(
     f"{name} = excluded.{name}" for name in _REPORT[1:]
 )
 
 
-def planner_row(session: Session, now_us: int) -> PlannerRow:
-    """This database's own row, made at first use with epoch 1."""
-    row = session.get(PlannerRow, 1)
-    if row is None:
-        row = PlannerRow(id=1, epoch=1, created_at_us=now_us)
-        session.add(row)
-        session.flush()
-    return row
+def planner_epoch(session: Session) -> int:
+    """The planner's current epoch, 1 in a new database."""
+    return planner_row(session).epoch
 
 
-def raise_epoch(session: Session, above: int, now_us: int) -> int:
+def raise_epoch(session: Session, above: int) -> int:
     """Start an epoch above `above` unless the current one is; returns the current epoch.
 
     A device that reports a newer (epoch, generation) than this database ever gave out proves that the
@@ -75,21 +68,17 @@ def raise_epoch(session: Session, above: int, now_us: int) -> int:
     Raises:
         InputError: such an epoch would leave no room above it.
     """
-    row = planner_row(session, now_us)
+    row = planner_row(session)
     if above > CEILING:
         raise InputError(f"epoch {above} is beyond {CEILING}")
     if row.epoch <= above:
         row.epoch = above + 1
-        add_event(
-            session, now_us, None, "epoch", f"a device reports epoch {above}; this is epoch {row.epoch}"
-        )
+        add_event(session, None, "epoch", f"a device reports epoch {above}; this is epoch {row.epoch}")
     return row.epoch
 
 
-def add_token(
-    session: Session, secret_digest: Digest, device: DeviceId | None, expires_at_us: int, now_us: int
-) -> None:
-    """Remember a one-time secret by its digest.
+def add_token(session: Session, secret_digest: Digest, device: DeviceId | None, lifetime_s: float) -> int:
+    """Remember a one-time secret by its digest; returns when it expires, in microseconds since 1970.
 
     Raises:
         InputError: the name belongs to a device that is enrolled and not revoked.
@@ -100,14 +89,17 @@ def add_token(
             f"a device named {device!r} is enrolled already",
             remedy=f"choose another name, or run `stageloom device revoke {device}` first",
         )
+    at_us = now_us(session)
+    expires_at_us = at_us + round(lifetime_s * 1e6)
     session.add(
         JoinTokenRow(
-            secret_digest=secret_digest, device=device, created_at_us=now_us, expires_at_us=expires_at_us
+            secret_digest=secret_digest, device=device, created_at_us=at_us, expires_at_us=expires_at_us
         )
     )
+    return expires_at_us
 
 
-def enrol(session: Session, attempt: EnrolAttempt, now_us: int) -> DeviceId:
+def enrol_device(session: Session, attempt: EnrolAttempt) -> DeviceId:
     """Use a token up. The same key and secret again get the same name, since an answer may be lost.
 
     A revoked name may enrol again with a new key; a name in use may not.
@@ -116,6 +108,7 @@ def enrol(session: Session, attempt: EnrolAttempt, now_us: int) -> DeviceId:
         EnrolRefused: the secret is unknown, used by another key, or expired; the name is taken; or the key is
             revoked, which it stays: somebody else may have it.
     """
+    at_us = now_us(session)
     token = session.get(JoinTokenRow, attempt.secret_digest)
     if token is None:
         raise EnrolRefused(RefusalCode.TOKEN_WRONG, "the planner never gave out this join token")
@@ -123,7 +116,7 @@ def enrol(session: Session, attempt: EnrolAttempt, now_us: int) -> DeviceId:
         if token.used_by_key == attempt.public_key and token.enrolled_as:
             return DeviceId(token.enrolled_as)
         raise EnrolRefused(RefusalCode.TOKEN_USED, "the join token was used by another device")
-    if token.expires_at_us <= now_us:
+    if token.expires_at_us <= at_us:
         raise EnrolRefused(RefusalCode.TOKEN_EXPIRED, "the join token has expired")
     holder = session.scalar(select(DeviceRow).where(DeviceRow.public_key == attempt.public_key))
     if holder is not None and holder.revoked:
@@ -137,15 +130,15 @@ def enrol(session: Session, attempt: EnrolAttempt, now_us: int) -> DeviceId:
     if row is None:
         row = DeviceRow(name=name, last_seen_us=0)
         session.add(row)
-    row.public_key, row.revoked, row.enrolled_at_us = attempt.public_key, False, now_us
+    row.public_key, row.revoked, row.enrolled_at_us = attempt.public_key, False, at_us
     row.device_class, row.agent_version = attempt.device_class, attempt.agent_version
     _end_quarantine(session, name)
-    token.used_at_us, token.used_by_key, token.enrolled_as = now_us, attempt.public_key, name
-    add_event(session, now_us, name, "enrolled", f"as {name}")
+    token.used_at_us, token.used_by_key, token.enrolled_as = at_us, attempt.public_key, name
+    add_event(session, name, "enrolled", f"as {name}")
     return name
 
 
-def revoke(session: Session, device: DeviceId, now_us: int) -> None:
+def revoke_device(session: Session, device: DeviceId) -> None:
     """Take a device's key away; a repeat changes nothing.
 
     Raises:
@@ -154,10 +147,10 @@ def revoke(session: Session, device: DeviceId, now_us: int) -> None:
     row = known_device(session, device)
     if not row.revoked:
         row.revoked = True
-        add_event(session, now_us, device, "revoked", "by operator")
+        add_event(session, device, "revoked", "by operator")
 
 
-def quarantine(session: Session, device: DeviceId, reason: str, now_us: int) -> None:
+def quarantine_device(session: Session, device: DeviceId, reason: str) -> None:
     """Refuse a device until an operator releases it; a repeat changes nothing.
 
     Raises:
@@ -165,11 +158,11 @@ def quarantine(session: Session, device: DeviceId, reason: str, now_us: int) -> 
     """
     known_device(session, device)
     if session.get(QuarantineRow, device) is None:
-        session.add(QuarantineRow(device=device, reason=bounded(reason), at_us=now_us))
-        add_event(session, now_us, device, "quarantined", reason)
+        session.add(QuarantineRow(device=device, reason=bounded(reason), at_us=now_us(session)))
+        add_event(session, device, "quarantined", reason)
 
 
-def release(session: Session, device: DeviceId, now_us: int) -> None:
+def release_device(session: Session, device: DeviceId) -> None:
     """End a device's quarantine; a repeat changes nothing.
 
     Raises:
@@ -177,7 +170,7 @@ def release(session: Session, device: DeviceId, now_us: int) -> None:
     """
     known_device(session, device)
     if _end_quarantine(session, device):
-        add_event(session, now_us, device, "released", "by operator")
+        add_event(session, device, "released", "by operator")
 
 
 def _end_quarantine(session: Session, device: DeviceId) -> bool:
@@ -188,35 +181,13 @@ def _end_quarantine(session: Session, device: DeviceId) -> bool:
     return row is not None
 
 
-def known_device(session: Session, device: DeviceId) -> DeviceRow:
-    """The device's row.
-
-    Raises:
-        InputError: there is no such device.
-    """
-    row = session.get(DeviceRow, device)
-    if row is None:
-        raise InputError(f"there is no device {device!r}", remedy="see `stageloom device list`")
-    return row
-
-
-def enrolled_after(session: Session, after: str, limit: int) -> list[DeviceId]:
-    """Names of devices that are not revoked, in order, from the one after `after` on."""
-    wanted = (
-        select(DeviceRow.name)
-        .where(DeviceRow.name > after, DeviceRow.revoked.is_(False))
-        .order_by(DeviceRow.name)
-        .limit(limit)
-    )
-    return [DeviceId(name) for name in session.scalars(wanted)]
-
-
-def store_reports(session: Session, records: Sequence[ReportRecord], now_us: int) -> None:
+def store_reports(session: Session, records: Sequence[ReportRecord]) -> None:
     """Keep reports, except where the same boot's newer revision is stored; the history follows them.
 
     A fleet reports at once after a restart, so this takes a few statements for all, not a few for each. A
     report of a device that this database does not know must not hold up the others: it is left out.
     """
+    at_us = now_us(session)
     wanted = {record.device for record in records}
     known = set(session.scalars(select(DeviceRow.name).where(DeviceRow.name.in_(wanted))))
     stored = {
@@ -235,24 +206,24 @@ def store_reports(session: Session, records: Sequence[ReportRecord], now_us: int
             newer[record.device] = record
     connection = session.connection()
     seen = {
-        record.device: (record.device, now_us, record.device_class, record.agent_version)
+        record.device: (record.device, at_us, record.device_class, record.agent_version)
         for record in records
         if record.device in known
     }
     run_on_rows(connection, _SEEN, list(seen.values()))
-    rows = [_reported(one, now_us) for one in newer.values()]
+    rows = [_reported(one, at_us) for one in newer.values()]
     insert_rows(connection, ReportedRow.__tablename__, _REPORT, rows, conflict=_NEWER)
     set_states(
         session,
         [
-            (one.device, one.report.epoch, one.report.generation, one.report.state, one.report.reason, now_us)
+            (one.device, one.report.epoch, one.report.generation, one.report.state, one.report.reason, at_us)
             for one in newer.values()
             if one.report.state is not None
         ],
     )
 
 
-def _reported(record: ReportRecord, now_us: int) -> tuple[Any, ...]:
+def _reported(record: ReportRecord, at_us: int) -> tuple[Any, ...]:
     report = record.report
     return (
         record.device,
@@ -266,16 +237,17 @@ def _reported(record: ReportRecord, now_us: int) -> tuple[Any, ...]:
         report.local_counter,
         report.state.value if report.state else None,
         report.reason,
-        now_us,
+        at_us,
     )
 
 
-def presence(session: Session, changes: Sequence[tuple[DeviceId, bool, int]]) -> list[None]:
-    """Note that devices came (True) or went, and when; one that this database does not know is left out."""
-    wanted = {device for device, _, _ in changes}
+def note_presence(session: Session, changes: Sequence[tuple[DeviceId, bool]]) -> list[None]:
+    """Note that devices came (True) or went; one that this database does not know is left out."""
+    at_us = now_us(session)
+    wanted = {device for device, _ in changes}
     known = set(session.scalars(select(DeviceRow.name).where(DeviceRow.name.in_(wanted))))
     connection = session.connection()
-    seen = {device: (device, at_us, "", "") for device, _, at_us in changes if device in known}
+    seen = {device: (device, at_us, "", "") for device, _ in changes if device in known}
     run_on_rows(connection, _SEEN, list(seen.values()))
     insert_rows(
         connection,
@@ -283,50 +255,21 @@ def presence(session: Session, changes: Sequence[tuple[DeviceId, bool, int]]) ->
         ("at_us", "device", "code", "text"),
         [
             (at_us, device, "online" if online else "offline", "")
-            for device, online, at_us in changes
+            for device, online in changes
             if device in known
         ],
     )
     return [None] * len(changes)
 
 
-def heard(session: Session, devices: Collection[DeviceId], now_us: int, *, after_us: int = 0) -> None:
+def note_heard(session: Session, devices: Collection[DeviceId], *, after_us: int = 0) -> None:
     """Note that devices were heard of now, where that was noted more than `after_us` ago.
 
     The rows' versions stay: nobody who changes a device's row otherwise decides by when it was seen.
     """
-    rows = [(device, now_us, now_us - after_us) for device in sorted(devices)]  # in one order: no deadlocks
+    at_us = now_us(session)
+    rows = [(device, at_us, at_us - after_us) for device in sorted(devices)]  # in one order: no deadlocks
     run_on_rows(session.connection(), _HEARD, rows)
-
-
-def set_state(
-    session: Session,
-    device: DeviceId,
-    epoch: int,
-    generation: int,
-    state: DeviceState,
-    reason: str,
-    at_us: int,
-) -> None:
-    """Write how far a generation has come into the history; one that we never gave out is left out."""
-    set_states(session, [(device, epoch, generation, state, reason, at_us)])
-
-
-def set_states(session: Session, states: Sequence[tuple[DeviceId, int, int, DeviceState, str, int]]) -> None:
-    """`set_state` for several."""
-    rows = {
-        (device, epoch, number): (device, epoch, number, state.value, reason, at_us)
-        for device, epoch, number, state, reason, at_us in states
-    }
-    run_on_rows(session.connection(), _STATE, list(rows.values()))
-    replans.end_all(
-        session,
-        [
-            (device, epoch, number, replans.OUTCOMES[state], reason)
-            for device, epoch, number, state, reason, _ in states
-            if state in replans.OUTCOMES
-        ],
-    )
 
 
 def report_of(row: ReportedRow | None) -> Report:
@@ -363,11 +306,21 @@ def device_infos(
     if device is not None:
         wanted = wanted.where(DeviceRow.name == device)
     found = session.execute(wanted).all()
-    unread = unreadable.of_devices(session, found[0][0].name, found[-1][0].name) if found else {}
+    unread = unreadable_by_device(session, found[0][0].name, found[-1][0].name) if found else {}
     return [
         shown(partial(_info, *row, *unread.get(row[0].name, (0, ""))), partial(_unshown, row[0], row[-1]))
         for row in found
     ]
+
+
+def device_info(session: Session, device: DeviceId) -> DeviceInfo:
+    """One device.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    known_device(session, device)
+    return device_infos(session, device=device)[0]
 
 
 def _unshown(row: DeviceRow, refused: QuarantineRow | None, reason: str) -> DeviceInfo:
@@ -415,7 +368,3 @@ def _info(
         unreadable=unread,
         unreadable_reason=unread_reason,
     )
-
-
-def add_event(session: Session, now_us: int, device: DeviceId | None, code: str, text: str) -> None:
-    session.add(EventRow(at_us=now_us, device=device, code=code, text=text))

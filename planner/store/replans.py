@@ -1,47 +1,46 @@
 """Alarms, the re-plans they begin, and how those end; every function is one part of a transaction.
 
-A re-plan is `pending` from its alarm to its outcome. What ends it comes from the device: the state of the
-generation that it pushed (`stageloom.planner.store.devices.set_state`) and the rows about its trial. Those
-arrive in any order and more than once.
+A re-plan is `PENDING` from its alarm to its outcome. The device ends it: by the state of the generation that
+it pushed (`stageloom.planner.store.generations.set_states`) and by the rows about its trial, which arrive in
+any order and more than once. An alarm waits for what is decided from it, so that is read in few statements of
+few columns: each statement takes the interpreter's lock twice, and other threads hold it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import and_, bindparam, insert, select, update
+from sqlalchemy import and_, bindparam, insert, or_, select, update
 from sqlalchemy.orm import Session
 
+from stageloom.planner.costs.records import Calibration
 from stageloom.planner.dispatch.ports import StoredRow
 from stageloom.planner.replan.policy import Note, ReplanSettings
-from stageloom.planner.store.calibrations import environment_changed
-from stageloom.planner.store.manyrows import run_on_rows
+from stageloom.planner.store.costs import calibration_from, environment_changed
+from stageloom.planner.store.database import now_us
+from stageloom.planner.store.desired import Push, may_plan, newest_desired, push
+from stageloom.planner.store.generations import PENDING
+from stageloom.planner.store.plans import keep_plan
+from stageloom.planner.store.rows import known_device
 from stageloom.planner.store.tables import (
     AlarmRow,
+    CalibrationRow,
     DesiredRow,
     DeviceRow,
+    PlanRow,
     ReplanRow,
     ReplanSettingRow,
     TrialRow,
 )
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.admin import Proposer, ReplanInfo, TrialInfo
-from stageloom.shared.messages.control import Alarm, DeviceState
+from stageloom.shared.messages.control import Alarm, Desired
 from stageloom.shared.messages.telemetry import PlanActivated, TrialEnded
+from stageloom.shared.plan import Plan
 
-PENDING: Final = "pending"
 _LINE: Final = 512  # characters of a text that a message holds
-OUTCOMES: Final = {
-    DeviceState.COMMITTED: "committed",
-    DeviceState.REJECTED: "rejected",
-    DeviceState.NO_GAIN: "no_gain",
-    DeviceState.ROLLED_BACK: "rolled_back",
-}
-_END: Final = f"""
-WITH given (whose, in_epoch, in_generation, ended_as, why) AS (VALUES {{rows}})
-UPDATE replans SET outcome = ended_as, reason = why
-FROM given WHERE device = whose AND epoch = in_epoch AND generation = in_generation AND outcome = '{PENDING}'
-"""
+
 _BARRED: Final = (
     select(ReplanRow.digest, ReplanRow.structure)
     .where(
@@ -52,6 +51,7 @@ _BARRED: Final = (
     )
     .order_by(ReplanRow.replan.desc())
 )
+
 _KNOWN: Final = (
     select(
         DeviceRow.device_class,
@@ -73,28 +73,39 @@ _KNOWN: Final = (
     .order_by(ReplanRow.replan.desc())
     .limit(1)
 )
+
 _ALARM: Final = insert(AlarmRow)
+
 _BEGIN: Final = insert(ReplanRow)
+
 _ANOTHER: Final = (
     update(DeviceRow)
     .where(DeviceRow.name == bindparam("who"))
     .values(device_class=bindparam("now_is"), version=DeviceRow.version + 1)
 )
+
 _PUSHED: Final = update(ReplanRow).where(ReplanRow.replan == bindparam("pushed_by"))
+
 _UNDECIDED: Final = select(ReplanRow.replan).where(
     ReplanRow.replan == bindparam("number"), ReplanRow.outcome == PENDING, ReplanRow.generation == 0
 )
+
 OVERDUE_US: Final = 900_000_000
 """A pending re-plan this old no longer holds up the next: the device was away, or its rows were lost."""
 
 
-def settings(session: Session, device: DeviceId) -> ReplanSettings:
-    """How a device is re-planned."""
+def replan_settings(session: Session, device: DeviceId) -> ReplanSettings:
+    """How a device is re-planned.
+
+    Raises:
+        InputError: there is no such device.
+    """
+    known_device(session, device)
     row = session.get(ReplanSettingRow, device)
-    return settings_of(row) if row is not None else ReplanSettings()
+    return _settings(row) if row is not None else ReplanSettings()
 
 
-def settings_of(row: Any) -> ReplanSettings:
+def _settings(row: Any) -> ReplanSettings:
     """What a row with the columns of `ReplanSettingRow` says; the defaults where they are empty."""
     if row.enabled is None:
         return ReplanSettings()
@@ -108,14 +119,20 @@ def settings_of(row: Any) -> ReplanSettings:
     )
 
 
-def set_settings(session: Session, device: DeviceId, wanted: ReplanSettings) -> None:
-    """Keep how a device is re-planned."""
+def set_replan_settings(session: Session, device: DeviceId, wanted: ReplanSettings) -> None:
+    """Keep how a device is re-planned.
+
+    Raises:
+        InputError: there is no such device.
+    """
+    known_device(session, device)
     fields = {**wanted.fields(), "proposer": wanted.proposer.value}
     session.merge(ReplanSettingRow(device=device, **fields))
 
 
-def record_alarm(session: Session, device: DeviceId, alarm: Alarm, now_us: int) -> int | None:
+def record_alarm(session: Session, device: DeviceId, alarm: Alarm) -> int | None:
     """Keep an alarm; returns the re-plan it begins, None where it begins none (see `DispatchStore`)."""
+    at_us = now_us(session)
     connection = session.connection()
     known = connection.execute(
         _KNOWN, {"of": device, "in_boot": alarm.boot, "is_number": alarm.number}
@@ -134,11 +151,11 @@ def record_alarm(session: Session, device: DeviceId, alarm: Alarm, now_us: int) 
             "boot": alarm.boot,
             "number": alarm.number,
             "at_us": alarm.at_us,
-            "received_at_us": now_us,
+            "received_at_us": at_us,
             "body": msgspec.msgpack.encode(alarm),
         },
     )
-    if pending is not None and (running := _running(session, device, now_us)) is not None:
+    if pending is not None and (running := _running(session, device, at_us)) is not None:
         running.later_alarms += 1
         return None
     if not (ReplanSettings().enabled if enabled is None else enabled):
@@ -154,7 +171,7 @@ def record_alarm(session: Session, device: DeviceId, alarm: Alarm, now_us: int) 
             "threshold": alarm.threshold,
             "at_us": alarm.at_us,
             "control": alarm.plan,
-            "begun_at_us": now_us,
+            "begun_at_us": at_us,
             "environment": device_class,
             "how": "",
             "epoch": 0,
@@ -170,7 +187,7 @@ def record_alarm(session: Session, device: DeviceId, alarm: Alarm, now_us: int) 
     return int(begun.inserted_primary_key[0])
 
 
-def _running(session: Session, device: DeviceId, now_us: int) -> ReplanRow | None:
+def _running(session: Session, device: DeviceId, at_us: int) -> ReplanRow | None:
     """The device's re-plan under way. One that a newer desired value overtook, or that is overdue, ends."""
     row = session.scalar(
         select(ReplanRow)
@@ -183,15 +200,15 @@ def _running(session: Session, device: DeviceId, now_us: int) -> ReplanRow | Non
     desired = session.get(DesiredRow, device)
     newest = (desired.epoch, desired.generation) if desired is not None else (0, 0)
     if row.generation and newest > (row.epoch, row.generation):
-        end(row, "no_gain", f"overtaken by generation {newest[0]}.{newest[1]}")
+        _end(row, "no_gain", f"overtaken by generation {newest[0]}.{newest[1]}")
         return None
-    if now_us - row.begun_at_us > OVERDUE_US:
-        end(row, "no_gain", f"no outcome within {OVERDUE_US // 1_000_000} s")
+    if at_us - row.begun_at_us > OVERDUE_US:
+        _end(row, "no_gain", f"no outcome within {OVERDUE_US // 1_000_000} s")
         return None
     return row
 
 
-def unfinished(session: Session) -> list[tuple[DeviceId, int]]:
+def unfinished_replans(session: Session) -> list[tuple[DeviceId, int]]:
     """Re-plans that have pushed nothing yet: those that a stopped planner left behind."""
     rows = session.execute(
         select(ReplanRow.device, ReplanRow.replan)
@@ -201,65 +218,72 @@ def unfinished(session: Session) -> list[tuple[DeviceId, int]]:
     return [(DeviceId(device), replan) for device, replan in rows]
 
 
-def undecided(session: Session, replan: int) -> bool:
+def _undecided(session: Session, replan: int) -> bool:
     """Whether a re-plan is under way and has pushed nothing yet."""
     return session.connection().execute(_UNDECIDED, {"number": replan}).first() is not None
 
 
-def pushed(
+def push_replan(
     session: Session,
+    device: DeviceId,
     replan: int,
+    plan: Plan,
     *,
-    plan: str,
-    digest: Digest,
+    scheduler: str,
+    above: tuple[int, int],
     note: Note,
-    generation: tuple[int, int],
-) -> None:
-    """Note what a re-plan pushed."""
+) -> Desired | None:
+    """Keep and push a re-plan's plan, if `above` is still the newest desired (epoch, generation).
+
+    Returns what is desired now, or None where somebody decided something newer meanwhile.
+
+    Raises:
+        InputError: the device is revoked, or a model of the plan was removed.
+    """
+    if newest_desired(session, device) != above or not _undecided(session, replan):
+        return None
+    name = keep_plan(session, plan, scheduler)
+    attached = note.policy is not None and replan_settings(session, device).attach
+    policy = note.policy if attached and may_plan(session, device) else None
+    desired = push(session, Push(device=device, plan=name, decided_by="replan", policy=policy))
     session.connection().execute(
         _PUSHED,
         {
             "pushed_by": replan,
-            "plan": plan,
-            "digest": digest,
+            "plan": name,
+            "digest": plan.digest,
             "structure": note.structure,
             "how": note.how,
             "predicted": note.predicted,
             "remark": note.remark[:_LINE],
-            "epoch": generation[0],
-            "generation": generation[1],
+            "epoch": desired.epoch,
+            "generation": desired.generation,
         },
     )
     session.flush()
     session.expire_all()  # a work of the same group may have read the row before
+    return desired
 
 
-def end(row: ReplanRow, outcome: str, reason: str) -> None:
+def _end(row: ReplanRow, outcome: str, reason: str) -> None:
     """Give a re-plan its outcome; the first one stands."""
     if row.outcome == PENDING:
         row.outcome, row.reason = outcome, reason[:_LINE]
 
 
-def end_all(session: Session, ends: Sequence[tuple[DeviceId, int, int, str, str]]) -> None:
-    """`end` for the re-plans that pushed these generations: (device, epoch, generation, outcome, reason)."""
-    if ends:
-        session.flush()
-        run_on_rows(session.connection(), _END, list(dict.fromkeys(ends)))
-
-
-def found_nothing(session: Session, replan: int, reason: str, remark: str, now_us: int) -> None:
-    """A re-plan without a plan ends: no gain. Its decision is timed by the planner, which made it.
+def end_replan(session: Session, replan: int, reason: str, remark: str = "") -> None:
+    """End a re-plan that found no plan: no gain. Its decision is timed by the planner, which made it.
 
     One that has pushed a plan goes on, whatever failed since: its device says how it ends.
     """
     row = session.get(ReplanRow, replan)
     if row is not None and row.outcome == PENDING and not row.generation:
-        row.trigger_to_decision_ms = max(now_us - row.begun_at_us, 0) / 1e3
+        row.trigger_to_decision_ms = max(now_us(session) - row.begun_at_us, 0) / 1e3
         row.remark = remark[:_LINE]
-        end(row, "no_gain", reason)
+        _end(row, "no_gain", reason)
 
 
-def of_generation(session: Session, device: DeviceId, epoch: int, generation: int) -> ReplanRow | None:
+def _of_generation(session: Session, device: DeviceId, epoch: int, generation: int) -> ReplanRow | None:
     """The re-plan that pushed a generation."""
     if not generation:
         return None
@@ -270,12 +294,12 @@ def of_generation(session: Session, device: DeviceId, epoch: int, generation: in
     )
 
 
-def take_in(session: Session, device: DeviceId, row: StoredRow) -> None:
+def store_trial_row(session: Session, device: DeviceId, row: StoredRow) -> None:
     """Note a row about a trial or an activation; a repeat changes nothing."""
     if isinstance(row.data, TrialEnded):
         _trial_ended(session, device, row, row.data)
     elif isinstance(row.data, PlanActivated):
-        replan = of_generation(session, device, row.data.epoch, row.data.generation)
+        replan = _of_generation(session, device, row.data.epoch, row.data.generation)
         if replan is not None and replan.digest == row.data.plan and replan.trigger_to_active_ms is None:
             replan.trigger_to_active_ms = max(row.at_us - replan.at_us, 0) / 1e3
 
@@ -304,7 +328,7 @@ def _trial_ended(session: Session, device: DeviceId, row: StoredRow, ended: Tria
             reason=ended.reason,
         )
     )
-    replan = of_generation(session, device, ended.epoch, ended.generation)
+    replan = _of_generation(session, device, ended.epoch, ended.generation)
     if replan is not None and replan.digest == ended.candidate:
         replan.how = ended.how
         replan.ratio, replan.ratio_low, replan.ratio_high = ended.ratio, ended.ratio_low, ended.ratio_high
@@ -312,15 +336,20 @@ def _trial_ended(session: Session, device: DeviceId, row: StoredRow, ended: Tria
         replan.trigger_to_decision_ms = max(ended.decided_us - replan.at_us, 0) / 1e3
 
 
-def trials(session: Session, device: DeviceId, *, limit: int = 1000) -> list[TrialInfo]:
-    """The device's trials, newest first."""
+def trial_infos(session: Session, device: DeviceId, *, limit: int = 1000) -> list[TrialInfo]:
+    """The device's trials, newest first.
+
+    Raises:
+        InputError: there is no such device.
+    """
+    known_device(session, device)
     rows = session.scalars(
         select(TrialRow).where(TrialRow.device == device).order_by(TrialRow.decided_us.desc()).limit(limit)
     )
-    return [trial_info(row) for row in rows]
+    return [_trial_info(row) for row in rows]
 
 
-def trial_info(row: TrialRow) -> TrialInfo:
+def _trial_info(row: TrialRow) -> TrialInfo:
     """The message form of a stored trial."""
     return TrialInfo(
         device=DeviceId(row.device),
@@ -342,7 +371,7 @@ def trial_info(row: TrialRow) -> TrialInfo:
     )
 
 
-def barred(
+def barred_plans(
     session: Session, device: DeviceId, environment: str, since_us: int
 ) -> list[tuple[Digest, Digest]]:
     """(plan, structure) of the re-plans that did not gain on this device, newest first."""
@@ -350,15 +379,21 @@ def barred(
     return [(Digest(plan), Digest(structure or plan)) for plan, structure in rows if plan]
 
 
-def replan_infos(session: Session, device: DeviceId | None, *, limit: int) -> Sequence[ReplanInfo]:
-    """Re-plans, newest first."""
+def replan_infos(session: Session, device: DeviceId | None = None, *, limit: int = 1000) -> list[ReplanInfo]:
+    """Re-plans of one device or of all, newest first.
+
+    Raises:
+        InputError: there is no such device.
+    """
+    if device is not None:
+        known_device(session, device)
     wanted = select(ReplanRow).order_by(ReplanRow.replan.desc()).limit(limit)
     if device is not None:
         wanted = wanted.where(ReplanRow.device == device)
-    return [_info(row) for row in session.scalars(wanted)]
+    return [_replan_info(row) for row in session.scalars(wanted)]
 
 
-def _info(row: ReplanRow) -> ReplanInfo:
+def _replan_info(row: ReplanRow) -> ReplanInfo:
     return ReplanInfo(
         replan=row.replan,
         device=DeviceId(row.device),
@@ -386,3 +421,113 @@ def _info(row: ReplanRow) -> ReplanInfo:
         reason=row.reason,
         remark=row.remark,
     )
+
+
+def trials_of(session: Session, plans: Iterable[Digest], environment: str) -> list[TrialInfo]:
+    """Trials of these plans on any device of a class, newest first."""
+    wanted = list(plans)
+    rows = session.scalars(
+        select(TrialRow)
+        .where(
+            TrialRow.environment == environment,
+            or_(TrialRow.candidate.in_(wanted), TrialRow.control.in_(wanted)),
+        )
+        .order_by(TrialRow.decided_us.desc())
+    )
+    return [_trial_info(row) for row in rows]
+
+
+_TRIALS: Final = 1000
+
+_DECODER: Final = msgspec.msgpack.Decoder(Alarm)
+
+_BEGUN: Final = (
+    select(
+        AlarmRow.body,
+        DeviceRow.device_class,
+        DesiredRow.epoch,
+        DesiredRow.generation,
+        PlanRow.digest,
+        ReplanSettingRow.enabled,
+        ReplanSettingRow.scheduler,
+        ReplanSettingRow.members_max,
+        ReplanSettingRow.budget_s,
+        ReplanSettingRow.proposer,
+        ReplanSettingRow.attach,
+        CalibrationRow.costs_key,
+        CalibrationRow.steps_since_us,
+        CalibrationRow.ratio,
+        CalibrationRow.at_us,
+    )
+    .select_from(ReplanRow)
+    .join(
+        AlarmRow,
+        and_(
+            AlarmRow.device == ReplanRow.device,
+            AlarmRow.boot == ReplanRow.boot,
+            AlarmRow.number == ReplanRow.number,
+        ),
+    )
+    .join(DeviceRow, DeviceRow.name == ReplanRow.device)
+    .outerjoin(DesiredRow, DesiredRow.device == ReplanRow.device)
+    .outerjoin(PlanRow, PlanRow.name == DesiredRow.plan)
+    .outerjoin(ReplanSettingRow, ReplanSettingRow.device == ReplanRow.device)
+    .outerjoin(
+        CalibrationRow,
+        and_(CalibrationRow.device == DeviceRow.name, CalibrationRow.environment == DeviceRow.device_class),
+    )
+    .where(ReplanRow.replan == bindparam("number"))
+)
+
+_VERDICTS: Final = (
+    select(TrialRow.candidate, TrialRow.verdict)
+    .where(TrialRow.device == bindparam("of"), TrialRow.environment == bindparam("there"))
+    .order_by(TrialRow.decided_us.desc())
+    .limit(_TRIALS)
+)
+
+_WIRES: Final = select(PlanRow.digest, PlanRow.wire).where(
+    PlanRow.digest.in_(bindparam("wanted", expanding=True))
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """What an alarm found: `desired` is the newest (epoch, generation) at the moment of the snapshot."""
+
+    alarm: Alarm
+    device_class: str
+    calibration: Calibration
+    desired: tuple[int, int]
+    desired_plan: Digest | None
+    settings: ReplanSettings
+
+
+def begun_replan(session: Session, replan: int) -> Begun | None:
+    """A re-plan's alarm and device; None: there is no such re-plan."""
+    row = session.connection().execute(_BEGUN, {"number": replan}).first()
+    if row is None:
+        return None
+    return Begun(
+        alarm=_DECODER.decode(row.body),
+        device_class=row.device_class,
+        calibration=calibration_from(row.device_class, row),
+        desired=(row.epoch or 0, row.generation or 0),
+        desired_plan=Digest(row.digest) if row.digest else None,
+        settings=_settings(row),
+    )
+
+
+def committed_plans(session: Session, device: DeviceId, environment: str) -> list[Digest]:
+    """Plans whose newest trial on this device in this environment committed, newest first."""
+    rows = session.connection().execute(_VERDICTS, {"of": device, "there": environment})
+    newest: dict[str, str] = {}
+    for candidate, verdict in rows:
+        newest.setdefault(candidate, verdict)
+    return [Digest(candidate) for candidate, verdict in newest.items() if verdict == "commit"]
+
+
+def plan_wires(session: Session, digests: Collection[Digest]) -> dict[Digest, bytes]:
+    """The wire forms of those plans that are known here."""
+    rows = session.connection().execute(_WIRES, {"wanted": list(digests)})
+    return {Digest(digest): wire for digest, wire in rows}

@@ -9,17 +9,46 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Executable, bindparam, delete, exists, select, tuple_
-from sqlalchemy.orm import Session
+from sqlalchemy import (
+    ColumnElement,
+    Executable,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    not_,
+    or_,
+    select,
+    tuple_,
+)
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from stageloom.planner.store import newest
-from stageloom.planner.store.database import Database
-from stageloom.planner.store.history import span_from
-from stageloom.planner.store.showing import read_row
-from stageloom.planner.store.tables import ConsideredPlanRow, DeviceRow, EventRow, RollupRow, TelemetryRow
-from stageloom.planner.store.writer import Writer
+from stageloom.planner.store.desired import LOCAL
+from stageloom.planner.store.generations import PENDING
+from stageloom.planner.store.rows import read_row
+from stageloom.planner.store.store import Store
+from stageloom.planner.store.tables import (
+    AlarmRow,
+    ConsideredPlanRow,
+    DesiredRow,
+    DeviceRow,
+    EventRow,
+    GenerationRow,
+    PlanRow,
+    PredictionRow,
+    ReplanRow,
+    ReportedRow,
+    RollupRow,
+    StageProfileRow,
+    Table,
+    TelemetryRow,
+    TrialRow,
+)
+from stageloom.planner.store.telemetry import span_from
+from stageloom.planner.store.trusted_time import trusted_now_us
+from stageloom.planner.telemetry.rates import KINDS
 from stageloom.planner.telemetry.rollup import (
-    KINDS,
     Span,
     SpanKey,
     Width,
@@ -30,16 +59,20 @@ from stageloom.planner.telemetry.rollup import (
     widen,
 )
 from stageloom.shared.ids import DeviceId
+from stageloom.shared.messages.control import DeviceState
 from stageloom.shared.messages.telemetry import Row, RowKind
 
 CHUNK: Final = 500
 """Rows that one transaction treats at most."""
 
+
 _UNSETTLED_US: Final = 3_600_000_000
 """A plan this young may be about to be referred to."""
 
+
 _LOOKED_AT: Final = 64
 """Devices that are looked at together."""
+
 
 FACTS: Final = (
     RowKind.STATE_CHANGE,
@@ -53,7 +86,7 @@ FACTS: Final = (
 @dataclass(frozen=True, slots=True)
 class Retention:
     """Ages in seconds at which telemetry becomes coarser or goes, and how many rows of each of its histories
-    (`stageloom.planner.store.newest`) a device keeps; 0 keeps for ever."""
+    (`_HISTORIES`) a device keeps; 0 keeps for ever."""
 
     rows_s: float
     minutes_s: float
@@ -67,42 +100,43 @@ class Retention:
 
 _Step = Callable[[Session], int]
 """Treats up to `CHUNK` rows in one transaction and says how many."""
+
 _Steps = Callable[[DeviceId, Retention, int], list[tuple[int, _Step]]]
 """Per step what lies before which moment in microseconds is its; for a device, at a moment."""
 
 
-def tidy(database: Database, writer: Writer, keep: Retention, now_us: int) -> Iterator[int]:
+def tidy(store: Store, keep: Retention) -> Iterator[int]:
     """Apply `keep`, step by step: each `next` is one transaction and gives the number of rows it treated.
 
-    0 after looking at some devices: that costs milliseconds, and there may be thousands.
-
-    The caller may pause between steps, or stop.
+    0 after looking at some devices: that costs milliseconds, and there may be thousands. Ages are counted
+    from the trusted time: `advance_clock` first. The caller may pause between steps, or stop.
 
     Raises:
         StorageError: the database cannot be read or written; the steps before are kept.
     """
-    with database.read() as session:
+    with store.database.read() as session:
+        at_us = trusted_now_us(session)
         devices = [
             DeviceId(name) for name in session.scalars(select(DeviceRow.name).order_by(DeviceRow.name))
         ]
     for at in range(0, len(devices), _LOOKED_AT):
         for look, wanted in _LEVELS:  # each finds what the one before left
-            steps = _old(database, look, wanted, devices[at : at + _LOOKED_AT], keep, now_us)
+            steps = _old(store, look, wanted, devices[at : at + _LOOKED_AT], keep, at_us)
             for step in steps:
-                yield from _repeat(writer, step)
-        for step in newest.steps(database, devices[at : at + _LOOKED_AT], keep.history_rows, CHUNK):
-            yield from _repeat(writer, step)
+                yield from _repeat(store, step)
+        for step in _history_steps(store, devices[at : at + _LOOKED_AT], keep.history_rows, CHUNK):
+            yield from _repeat(store, step)
         yield 0
     if keep.history_rows:
-        settled_us = now_us - _UNSETTLED_US
-        yield from _repeat(writer, lambda session: newest.delete_unused_plans(session, settled_us, CHUNK))
-    if before_us := _before(now_us, keep.hours_s):
-        yield from _repeat(writer, lambda session: _delete_older(session, EventRow, before_us))
-        yield from _repeat(writer, lambda session: _delete_older(session, ConsideredPlanRow, before_us))
+        settled_us = at_us - _UNSETTLED_US
+        yield from _repeat(store, lambda session: _delete_unused_plans(session, settled_us, CHUNK))
+    if before_us := _before(at_us, keep.hours_s):
+        yield from _repeat(store, lambda session: _delete_older(session, EventRow, before_us))
+        yield from _repeat(store, lambda session: _delete_older(session, ConsideredPlanRow, before_us))
 
 
 def _old(
-    database: Database,
+    store: Store,
     look: Executable,
     wanted: _Steps,
     devices: Sequence[DeviceId],
@@ -111,7 +145,7 @@ def _old(
 ) -> list[_Step]:
     """The steps that would treat something. Looked up first: a step is a writing transaction."""
     limits = {f"before_{at}": before_us for at, (before_us, _) in enumerate(wanted(devices[0], keep, now_us))}
-    with database.read() as session:
+    with store.database.read() as session:
         found = session.connection().execute(look, {"devices": devices, **limits}).all()
     return [
         step
@@ -122,10 +156,10 @@ def _old(
     ]
 
 
-def _repeat(writer: Writer, step: _Step) -> Iterator[int]:
+def _repeat(store: Store, step: _Step) -> Iterator[int]:
     treated = CHUNK
     while treated == CHUNK:
-        treated = writer.run(step, bulk=True)
+        treated = store.writer.run(step, bulk=True)
         if treated:
             yield treated
 
@@ -298,5 +332,156 @@ def _delete_older(session: Session, table: type[EventRow | ConsideredPlanRow], b
     # `session.execute` of a delete returns a CursorResult, which its annotation does not say.
     result: Any = session.execute(
         delete(table).where(number.in_(oldest)).execution_options(synchronize_session=False)
+    )
+    return int(result.rowcount)
+
+
+Column = InstrumentedAttribute[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _History:
+    """A table of which each device keeps its newest rows, by `order`: age first, together a key."""
+
+    table: type[Table]
+    device: Column
+    order: tuple[Column, ...]
+    stays: ColumnElement[bool] | None = None  # rows that stay whatever their age
+
+
+_REPORTED: Final = exists().where(
+    ReportedRow.device == GenerationRow.device,
+    ReportedRow.epoch == GenerationRow.epoch,
+    ReportedRow.generation == GenerationRow.generation,
+)
+
+_DESIRED: Final = exists().where(
+    DesiredRow.device == GenerationRow.device,
+    DesiredRow.epoch == GenerationRow.epoch,
+    DesiredRow.generation == GenerationRow.generation,
+)
+
+_ACTIVE: Final = exists().where(
+    ReportedRow.device == GenerationRow.device, ReportedRow.active == GenerationRow.digest
+)
+
+_later = GenerationRow.__table__.alias("later")
+
+_LAST_GOOD: Final = and_(
+    GenerationRow.state == DeviceState.COMMITTED.value,
+    not_(
+        exists().where(
+            _later.c.device == GenerationRow.device,
+            _later.c.state == DeviceState.COMMITTED.value,
+            _later.c.position > GenerationRow.position,
+        )
+    ),
+)
+
+_OF_A_REPLAN: Final = exists().where(
+    ReplanRow.device == GenerationRow.device,
+    ReplanRow.epoch == GenerationRow.epoch,
+    ReplanRow.generation == GenerationRow.generation,
+    ReplanRow.outcome == PENDING,
+)
+
+_BEGAN_A_REPLAN: Final = exists().where(
+    ReplanRow.device == AlarmRow.device,
+    ReplanRow.boot == AlarmRow.boot,
+    ReplanRow.number == AlarmRow.number,
+    ReplanRow.outcome == PENDING,
+)
+
+
+_HISTORIES: Final = (
+    _History(
+        GenerationRow,
+        GenerationRow.device,
+        (GenerationRow.position,),
+        or_(_REPORTED, _DESIRED, _ACTIVE, _LAST_GOOD, _OF_A_REPLAN),
+    ),
+    _History(
+        AlarmRow, AlarmRow.device, (AlarmRow.received_at_us, AlarmRow.boot, AlarmRow.number), _BEGAN_A_REPLAN
+    ),
+    _History(ReplanRow, ReplanRow.device, (ReplanRow.replan,), ReplanRow.outcome == PENDING),
+    _History(TrialRow, TrialRow.device, (TrialRow.decided_us, TrialRow.boot, TrialRow.sequence)),
+    _History(EventRow, EventRow.device, (EventRow.id,)),
+)
+
+_PLANS_IN_USE: Final = or_(
+    exists().where(DesiredRow.plan == PlanRow.name),
+    exists().where(GenerationRow.plan == PlanRow.name),
+    exists().where(StageProfileRow.plan == PlanRow.name),
+    exists().where(or_(ReportedRow.active == PlanRow.digest, ReportedRow.seen == PlanRow.digest)),
+    exists().where(or_(TrialRow.candidate == PlanRow.digest, TrialRow.control == PlanRow.digest)),
+    exists().where(ReplanRow.digest == PlanRow.digest),
+    exists().where(PredictionRow.digest == PlanRow.digest),
+)
+
+
+def _history_steps(store: Store, devices: Sequence[DeviceId], keep: int, chunk: int) -> Iterator[_Step]:
+    """Transactions that leave each device its newest `keep` rows of each history; 0 keeps all.
+
+    Each treats at most `chunk` rows and says how many; it is to be run again while it treats that many.
+
+    Raises:
+        StorageError: the database cannot be read.
+    """
+    if not keep:
+        return
+    for history in _HISTORIES:
+        counted = (
+            select(history.device)
+            .where(history.device.in_(devices))
+            .group_by(history.device)
+            .having(func.count() > keep)
+        )
+        with store.database.read() as session:
+            over = list(session.scalars(counted))
+        for device in over:
+            yield _step(history, DeviceId(device), keep, chunk)
+
+
+def _step(history: _History, device: DeviceId, keep: int, chunk: int) -> _Step:
+    return lambda session: _delete_oldest(session, history, device, keep, chunk)
+
+
+def _delete_oldest(session: Session, history: _History, device: DeviceId, keep: int, chunk: int) -> int:
+    newest_first = [column.desc() for column in history.order]
+    border = session.execute(
+        select(*history.order)
+        .where(history.device == device)
+        .order_by(*newest_first)
+        .offset(keep - 1)
+        .limit(1)
+    ).first()
+    if border is None:
+        return 0
+    older = (
+        select(*history.order)
+        .where(history.device == device, tuple_(*history.order) < tuple_(*border))
+        .order_by(*history.order)
+        .limit(chunk)
+    )
+    if history.stays is not None:
+        older = older.where(not_(history.stays))
+    # `session.execute` of a delete returns a CursorResult, which its annotation does not say.
+    result: Any = session.execute(
+        delete(history.table)
+        .where(history.device == device, tuple_(*history.order).in_(older))
+        .execution_options(synchronize_session=False)
+    )
+    return int(result.rowcount)
+
+
+def _delete_unused_plans(session: Session, before_us: int, chunk: int) -> int:
+    """Delete up to `chunk` plans of devices, older than this, that nothing refers to; returns how many."""
+    unused = (
+        select(PlanRow.name)
+        .where(PlanRow.scheduler == LOCAL, PlanRow.created_at_us < before_us, not_(_PLANS_IN_USE))
+        .limit(chunk)
+    )
+    result: Any = session.execute(
+        delete(PlanRow).where(PlanRow.name.in_(unused)).execution_options(synchronize_session=False)
     )
     return int(result.rowcount)

@@ -10,17 +10,25 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import inspect, text
+from sqlalchemy import ColumnElement, delete, func, inspect, or_, select, text, update
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from stageloom.planner.counters import CEILING
 from stageloom.planner.store.database import Database
+from stageloom.planner.store.devices import quarantine_device
+from stageloom.planner.store.rows import add_event, planner_row
+from stageloom.planner.store.tables import DesiredRow, GenerationRow, PlannerRow, ReplanRow, ReportedRow
 from stageloom.shared.errors import StorageError
 from stageloom.shared.failpoint import failpoint
+from stageloom.shared.ids import DeviceId
 
 REVISIONS: Final = tuple(f"{number:04}" for number in range(1, 14))
 """Every revision in `migrations/versions`, oldest first; a test keeps the two equal."""
 
+
 HEAD: Final = REVISIONS[-1]
+
 _ADVISORY_LOCK: Final = 0x57A6E100  # any number that no other program on the database server uses
 
 
@@ -142,3 +150,58 @@ def file_lock(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+_TOO_FAR: Final = or_(
+    ReportedRow.epoch > CEILING,
+    ReportedRow.generation > CEILING,
+    ReportedRow.revision > CEILING,
+    ReportedRow.local_counter > CEILING,
+)
+
+
+def mend(session: Session) -> None:
+    """Make this database's own row at first use, and bring counters back into the wire's range.
+
+    Version 0.1.0 let one device's `hello` raise the epoch above what a message holds: no `welcome` could be
+    read any more, and every generation pushed to any device carried that epoch. The device that did it is
+    quarantined; the others find themselves in an epoch above every one that is within reach.
+    """
+    planner = planner_row(session)
+    for device in _beyond(session):
+        quarantine_device(session, device, f"an older version stored counters of it beyond {CEILING}")
+        session.execute(delete(ReportedRow).where(ReportedRow.device == device, _TOO_FAR))
+    if planner.epoch > CEILING:
+        _lower_epoch(session, planner)
+    _lower_generations(session)
+
+
+def _beyond(session: Session) -> list[DeviceId]:
+    """Devices that have counted too far, or have made the planner do so."""
+    told = select(ReportedRow.device).where(_TOO_FAR)
+    asked = select(DesiredRow.device).where(DesiredRow.generation > CEILING)
+    return sorted({DeviceId(name) for name in (*session.scalars(told), *session.scalars(asked))})
+
+
+def _lower_epoch(session: Session, planner: PlannerRow) -> None:
+    columns = (ReportedRow.epoch, DesiredRow.epoch, GenerationRow.epoch)
+    epoch = 1 + max(_highest(session, column) for column in columns)
+    text = f"epoch {planner.epoch} is out of range; this is epoch {epoch}"
+    planner.epoch = epoch
+    for row in (DesiredRow, GenerationRow, ReplanRow):
+        session.execute(
+            update(row).where(row.epoch > CEILING, row.generation <= CEILING).values(epoch=epoch),
+            execution_options={"synchronize_session": False},
+        )
+    add_event(session, None, "epoch", text)
+
+
+def _lower_generations(session: Session) -> None:
+    """A device's desired generation goes back to the highest in its history that is in range."""
+    for row in session.scalars(select(DesiredRow).where(DesiredRow.generation > CEILING)):
+        row.generation = _highest(session, GenerationRow.generation, GenerationRow.device == row.device)
+        row.epoch = min(row.epoch, planner_row(session).epoch)
+
+
+def _highest(session: Session, column: InstrumentedAttribute[int], *conditions: ColumnElement[bool]) -> int:
+    return session.scalar(select(func.max(column)).where(column <= CEILING, *conditions)) or 0

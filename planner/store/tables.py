@@ -30,7 +30,7 @@ class PlannerRow(Table):
 
 
 class ClockTrustRow(Table):
-    """One row, id 1: how far the clock is believed, `stageloom.planner.telemetry.trusted_time.ClockTrust`."""
+    """One row, id 1: how far the clock is believed, `stageloom.planner.store.trusted_time.ClockTrust`."""
 
     __tablename__ = "clock_trust"
     id: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)

@@ -1,102 +1,116 @@
-"""Telemetry rows in, figures out. A row is stored as the device sent it, once."""
+"""Telemetry rows in, figures out, over their whole age: hours, then minutes, then rows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from msgspec import Struct
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
-from stageloom.planner.store import refusals, unreadable
-from stageloom.planner.store.costs import store_profile
-from stageloom.planner.store.devices import heard, set_state
-from stageloom.planner.store.manyrows import insert_rows, run_on_rows
-from stageloom.planner.store.replans import take_in
-from stageloom.planner.store.saturating import saturated, sum_of
-from stageloom.planner.store.showing import readable
-from stageloom.planner.store.stages import store_stages
-from stageloom.planner.store.tables import EventRow, LedgerRow, TelemetryRow
+from stageloom.planner.store.database import now_us
+from stageloom.planner.store.devices import note_heard
+from stageloom.planner.store.events import MEASUREMENT_REFUSED, count_unreadable, note_refusal
+from stageloom.planner.store.generations import ENDS, set_states
+from stageloom.planner.store.profiles import store_profile, store_stage_profile
+from stageloom.planner.store.replans import store_trial_row
+from stageloom.planner.store.rows import insert_rows, read_row, readable, run_on_rows, saturated, sum_of
+from stageloom.planner.store.tables import EventRow, LedgerRow, RollupRow, TelemetryRow
 from stageloom.planner.telemetry.books import Balance, Book
+from stageloom.planner.telemetry.rates import KINDS
+from stageloom.planner.telemetry.rollup import (
+    Span,
+    SpanData,
+    SpanKey,
+    Width,
+    decode_data,
+    merge,
+    span_of,
+    widen,
+)
+from stageloom.shared.errors import DecodeError
 from stageloom.shared.ids import DeviceId
-from stageloom.shared.messages.control import DeviceState
 from stageloom.shared.messages.telemetry import (
     PlanActivated,
     ProfileResult,
     Row,
+    RowData,
     RowKind,
     StageProfileResult,
     StateChange,
+    StepTimings,
     TrialEnded,
 )
 
-_FINAL = (DeviceState.COMMITTED, DeviceState.REJECTED, DeviceState.NO_GAIN, DeviceState.ROLLED_BACK)
 _BOOK: Final = tuple(field.name for field in fields(Book))
+
 _LEDGERS: Final = LedgerRow.__tablename__
+
 _LEDGER_COLUMNS: Final = ("device", "boot", "version", *_BOOK)
+
 _UPDATE_BOOK: Final = (
     f"ON CONFLICT (device, boot) DO UPDATE SET version = {_LEDGERS}.version + 1, "
     + ", ".join(f"{name} = excluded.{name}" for name in _BOOK)
 )
+
 _BOOKS: Final = f"""
 WITH given (whose, life) AS (VALUES {{rows}})
 SELECT book.device, book.boot, {", ".join(f"book.{name}" for name in _BOOK)}
 FROM given JOIN {_LEDGERS} AS book ON book.device = whose AND book.boot = life ORDER BY book.device, book.boot
 """
+
 _OLDEST_US: Final = 400 * 86_400_000_000
+
 _NEWEST_US: Final = 86_400_000_000
+
 _HEARD_US: Final = 10_000_000  # so much older than its newest telemetry may be what is known of a device
 
 
-def append(session: Session, writes: Sequence[TelemetryWrite], now_us: int) -> None:
+def append_telemetry(session: Session, writes: Sequence[TelemetryWrite]) -> None:
     """Store the rows that are new, and the ledgers; see `stageloom.planner.telemetry.books`.
 
     Many devices send few rows each, so a commit takes a few statements for all of them, not a few for each.
     It also notes when they were heard of: a planner that is killed has no other moment to do so.
     """
-    heard(session, {write.device for write in writes}, now_us, after_us=_HEARD_US)
-    new = _settle(session, writes, now_us)
+    at_us = now_us(session)
+    note_heard(session, {write.device for write in writes}, after_us=_HEARD_US)
+    new = _settle(session, writes, at_us)
     if new:
         insert_rows(
             session.connection(),
             TelemetryRow.__tablename__,
             ("device", "boot", "sequence", "kind", "at_us", "body"),
             [
-                (device, row.boot, row.sequence, row.kind.value, _filed_us(row.at_us, now_us), row.body)
+                (device, row.boot, row.sequence, row.kind.value, _filed_us(row.at_us, at_us), row.body)
                 for device, row in new
             ],
         )
-    unreadable.note(
+    count_unreadable(
         session,
-        (
-            unreadable.Unreadable(device, "telemetry row", row.reason)
-            for device, row in new
-            if row.kind is RowKind.UNREADABLE
-        ),
-        now_us,
+        ((device, "telemetry row", row.reason) for device, row in new if row.kind is RowKind.UNREADABLE),
     )
     refused: dict[DeviceId, str] = {}
     for device, row in new:
         if isinstance(row.data, ProfileResult):
-            why = store_profile(session, device, row.data, now_us)
+            why = store_profile(session, device, row.data)
             refused |= {device: why} if why else {}
         elif isinstance(row.data, StageProfileResult):
-            why = store_stages(session, device, row.data, now_us)
+            why = store_stage_profile(session, device, row.data)
             refused |= {device: why} if why else {}
         elif isinstance(row.data, TrialEnded | PlanActivated):
-            take_in(session, device, row)
-        elif isinstance(row.data, StateChange) and row.data.state in _FINAL:
+            store_trial_row(session, device, row)
+        elif isinstance(row.data, StateChange) and row.data.state in ENDS:
             # The device reports only its newest generation: an older one's end is known only from here.
             change = row.data
-            set_state(
-                session, device, change.epoch, change.generation, change.state, change.reason, row.at_us
-            )
+            end = (device, change.epoch, change.generation, change.state, change.reason, row.at_us)
+            set_states(session, [end])
     for device, why in refused.items():
-        refusals.note(session, device, refusals.MEASUREMENT_REFUSED, why, now_us)
+        note_refusal(session, device, MEASUREMENT_REFUSED, why)
 
 
 def _settle(
-    session: Session, writes: Sequence[TelemetryWrite], now_us: int
+    session: Session, writes: Sequence[TelemetryWrite], at_us: int
 ) -> list[tuple[DeviceId, StoredRow]]:
     """Enter writes into the books of their boots; returns the rows that are not stored yet, each once."""
     kept = _books(session, writes)
@@ -112,7 +126,7 @@ def _settle(
             books[write.device, boot] = after
             new += [(write.device, rows[sequence]) for sequence in sorted(sequences)]
             if after.lost > before.lost:
-                session.add(_loss(write.device, boot, after.lost - before.lost, now_us))
+                session.add(_loss(write.device, boot, after.lost - before.lost, at_us))
     connection = session.connection()
     known = [_ledger(of, books[of]) for of in kept]
     insert_rows(connection, _LEDGERS, _LEDGER_COLUMNS, known, conflict=_UPDATE_BOOK)
@@ -137,9 +151,9 @@ def _ledger(of: tuple[DeviceId, int], book: Book) -> tuple[Any, ...]:
     return (*of, 1, *(getattr(book, name) for name in _BOOK))
 
 
-def _loss(device: DeviceId, boot: int, rows: int, now_us: int) -> EventRow:
+def _loss(device: DeviceId, boot: int, rows: int, at_us: int) -> EventRow:
     return EventRow(
-        at_us=now_us,
+        at_us=at_us,
         device=device,
         code="telemetry_lost",
         text=f"{rows} telemetry rows of boot {boot:016x} were acknowledged and are not in this database: "
@@ -156,7 +170,7 @@ def _filed_us(at_us: int, now_us: int) -> int:
     return at_us if now_us - _OLDEST_US <= at_us <= now_us + _NEWEST_US else now_us
 
 
-def balance(session: Session, device: DeviceId | None = None) -> Balance:
+def telemetry_balance(session: Session, device: DeviceId | None = None) -> Balance:
     """The books over all boots of one device or of all devices; each sum ends at the wire's largest count."""
     columns = (LedgerRow.produced, LedgerRow.stored, LedgerRow.dropped, LedgerRow.lost)
     wanted = select(*(sum_of(column) for column in columns))
@@ -165,35 +179,30 @@ def balance(session: Session, device: DeviceId | None = None) -> Balance:
     return Balance(*(saturated(total) for total in session.execute(wanted).one()))
 
 
-def rows_since(
-    session: Session,
-    device: DeviceId,
-    kinds: Sequence[RowKind],
-    *,
-    since_us: int = 0,
-    limit: int = 10_000,
+def telemetry_rows(
+    session: Session, device: DeviceId, kinds: Sequence[RowKind], *, since_us: int = 0, limit: int = 10_000
+) -> list[Row]:
+    """Rows of some kinds from `since_us` on, oldest first, at most the newest `limit`.
+
+    Rows that this version cannot read are left out.
+    """
+    return _readable_since(session, device, kinds, since_us=since_us, limit=limit)[0]
+
+
+def _readable_since(
+    session: Session, device: DeviceId, kinds: Sequence[RowKind], *, since_us: int, limit: int = 10_000
 ) -> tuple[list[Row], str]:
-    """Rows of some kinds from `since_us` on, oldest first, at most the newest `limit`; and what of them
-    cannot be read (`stageloom.planner.store.showing.readable`)."""
-    found = session.execute(
-        select(TelemetryRow.body)
-        .where(
-            TelemetryRow.device == device,
-            TelemetryRow.kind.in_([kind.value for kind in kinds]),
-            TelemetryRow.at_us >= since_us,
-        )
-        .order_by(TelemetryRow.at_us.desc(), TelemetryRow.sequence.desc())
-        .limit(limit)
-    )
-    return readable(body for (body,) in reversed(found.all()))
+    bodies = [body for _, _, body in _rows(session, device, kinds, since_us=since_us, limit=limit)]
+    return readable(reversed(bodies))
 
 
-def newest_rows(
+def newest_telemetry(
     session: Session, device: DeviceId, kinds: Sequence[RowKind], window_us: int
 ) -> tuple[list[Row], str]:
-    """`rows_since` for the last `window_us` before the device's newest row of these kinds.
+    """Rows of the last `window_us` before the device's newest row of these kinds, oldest first.
 
-    Measured by the device's own clock, which need not agree with this machine's.
+    Also returns why rows among them cannot be read; empty where all can. The window is measured by the
+    device's clock, which need not agree with this machine's.
     """
     newest = [
         session.scalar(
@@ -204,4 +213,171 @@ def newest_rows(
         for kind in kinds
     ]
     newest_us = max((at_us for at_us in newest if at_us is not None), default=0)
-    return rows_since(session, device, kinds, since_us=newest_us - window_us + 1)
+    return _readable_since(session, device, kinds, since_us=newest_us - window_us + 1)
+
+
+_PAGE = 5_000
+
+
+class UnreadableData(Struct, frozen=True, array_like=True):
+    """A row that is kept as its bytes, and why nobody reads them."""
+
+    reason: str
+    size_bytes: int
+
+
+class Entry(NamedTuple):
+    """One row, or what `rows` of them say in `width_s` seconds from `at_us` on (0: it is a row).
+
+    A row that cannot be read is of kind UNREADABLE, whatever it was stored as.
+    """
+
+    at_us: int
+    width_s: int
+    kind: RowKind
+    rows: int
+    data: RowData | SpanData | UnreadableData
+
+
+def telemetry_history(
+    session: Session,
+    device: DeviceId,
+    kinds: Sequence[RowKind],
+    *,
+    by: Width | None = None,
+    since_us: int = 0,
+    limit: int = 10_000,
+) -> list[Entry]:
+    """Telemetry over its whole age, oldest first, at most the newest `limit` entries.
+
+    It is as fine as it is kept, or rolled up to `by` whatever is kept finer; hours stay hours, and kinds that
+    are not rolled up are left out then.
+    """
+    if by is not None:
+        return _history_by(session, device, kinds, by, since_us=since_us)[-limit:]
+    entries = [
+        _entry(span, width)
+        for width in (Width.HOUR, Width.MINUTE)
+        for span in _spans(session, device, width, kinds, since_us=since_us, limit=limit)
+    ]
+    rows = [
+        _row_entry(at_us, kind, body)
+        for at_us, kind, body in _rows(session, device, kinds, since_us=since_us, limit=limit)
+    ]
+    entries += reversed(rows)
+    entries.sort(key=lambda entry: entry.at_us)
+    return entries[-limit:]
+
+
+def _history_by(
+    session: Session, device: DeviceId, kinds: Sequence[RowKind], width: Width, *, since_us: int
+) -> list[Entry]:
+    wanted = [kind for kind in kinds if kind in KINDS]
+    since_us = width.begin_us(since_us)
+
+    def finer() -> Iterator[Span]:
+        for at_us, kind, body in _rows(session, device, wanted, since_us=since_us):
+            if isinstance(row := read_row(body), Row):
+                yield span_of(at_us, kind, row.data, width)
+        for span in _spans(session, device, Width.MINUTE, wanted, since_us=since_us):
+            yield widen(span, width)
+        if width is Width.HOUR:
+            yield from _spans(session, device, Width.HOUR, wanted, since_us=since_us)
+
+    entries = [_entry(span, width) for span in merge(finer()).values()]
+    if width is Width.MINUTE:
+        hours = _spans(session, device, Width.HOUR, wanted, since_us=since_us)
+        entries += [_entry(span, Width.HOUR) for span in hours]
+    return sorted(entries, key=lambda entry: (entry.at_us, entry.kind))
+
+
+def oldest_step_timings(
+    session: Session, device: DeviceId, *, since_us: int, limit: int
+) -> list[StepTimings]:
+    """Steps from `since_us` on, oldest first, the oldest `limit` of rows and spans that begin after it."""
+    kind = RowKind.STEP_TIMINGS.value
+    spans = session.execute(
+        select(RollupRow.begin_us, RollupRow.body)
+        .where(RollupRow.device == device, RollupRow.kind == kind, RollupRow.begin_us >= since_us)
+        .order_by(RollupRow.begin_us, RollupRow.subject)
+        .limit(limit)
+    )
+    found: list[tuple[int, RowData | SpanData]] = [(at_us, decode_data(body)) for at_us, body in spans]
+    rows = session.execute(
+        select(TelemetryRow.at_us, TelemetryRow.body)
+        .where(TelemetryRow.device == device, TelemetryRow.kind == kind, TelemetryRow.at_us >= since_us)
+        .order_by(TelemetryRow.at_us, TelemetryRow.sequence)
+        .limit(limit)
+    )
+    found += [(at_us, row.data) for at_us, body in rows if isinstance(row := read_row(body), Row)]
+    found.sort(key=lambda one: one[0])
+    return [data for _, data in found[:limit] if isinstance(data, StepTimings)]
+
+
+def _row_entry(at_us: int, kind: RowKind, body: bytes) -> Entry:
+    row = read_row(body)
+    if isinstance(row, DecodeError):
+        return Entry(at_us, 0, RowKind.UNREADABLE, 1, UnreadableData(row.cause, len(body)))
+    if kind is RowKind.UNREADABLE:
+        reason = "the database would not take what it says; see `stageloom device show`"
+        return Entry(at_us, 0, kind, 1, UnreadableData(reason, len(body)))
+    return Entry(row.at_us, 0, kind, 1, row.data)
+
+
+def _entry(span: Span, width: Width) -> Entry:
+    return Entry(span.key.begin_us, width.value, span.key.kind, span.rows, span.data)
+
+
+def _rows(
+    session: Session,
+    device: DeviceId,
+    kinds: Sequence[RowKind],
+    *,
+    since_us: int,
+    limit: int | None = None,
+) -> Iterator[tuple[int, RowKind, bytes]]:
+    """(time, kind, bytes) of rows, newest first."""
+    found = session.execute(
+        select(TelemetryRow.at_us, TelemetryRow.kind, TelemetryRow.body)
+        .where(
+            TelemetryRow.device == device,
+            TelemetryRow.kind.in_([kind.value for kind in kinds]),
+            TelemetryRow.at_us >= since_us,
+        )
+        .order_by(TelemetryRow.at_us.desc(), TelemetryRow.sequence.desc())
+        .limit(limit)
+        .execution_options(yield_per=_PAGE)
+    )
+    for at_us, kind, body in found:
+        yield at_us, RowKind(kind), body
+
+
+def _spans(
+    session: Session,
+    device: DeviceId,
+    width: Width,
+    kinds: Sequence[RowKind],
+    *,
+    since_us: int,
+    limit: int | None = None,
+) -> Iterator[Span]:
+    """Spans of one width that hold `since_us` or begin later, newest first."""
+    found = session.execute(
+        select(RollupRow.begin_us, RollupRow.kind, RollupRow.subject, RollupRow.rows, RollupRow.body)
+        .where(
+            RollupRow.device == device,
+            RollupRow.width_s == width.value,
+            RollupRow.begin_us >= width.begin_us(since_us),
+            RollupRow.kind.in_([kind.value for kind in kinds]),
+        )
+        .order_by(RollupRow.begin_us.desc(), RollupRow.kind, RollupRow.subject)
+        .limit(limit)
+        .execution_options(yield_per=_PAGE)
+    )
+    for row in found:
+        yield span_from(*row)
+
+
+def span_from(begin_us: int, kind: str, subject: str, rows: int, body: bytes) -> Span:
+    """A span as the table holds it."""
+    return Span(SpanKey(begin_us, RowKind(kind), subject), rows, decode_data(body))

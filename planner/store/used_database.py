@@ -6,11 +6,12 @@ The planner may know it from its service's environment or its configuration file
 from pathlib import Path
 from typing import Final
 
-from stageloom.planner.store.database import Database
+from stageloom.planner.store.database import Database, sqlite_url
 from stageloom.shared.durable_file import replace_synced
-from stageloom.shared.errors import StorageError
+from stageloom.shared.errors import InputError, StorageError
 
 USED_FILE: Final = "planner.database"
+
 _POSTGRES_PORT: Final = 5432
 
 
@@ -74,3 +75,32 @@ def _place(database_url: str) -> tuple[object, ...]:
     host = url.host or url.query.get("host")
     port = url.port or url.query.get("port") or _POSTGRES_PORT
     return (url.get_backend_name(), host, str(port), url.database, url.query.get("options"))
+
+
+DATABASE_FILE = "planner.sqlite"
+
+ARTIFACT_FOLDER = "artifacts"
+
+
+def require_own(data_dir: Path, database_url: str) -> None:
+    """Make sure that a URL somebody gave names the database of the planner of `data_dir`; empty always does.
+
+    Raises:
+        InputError: it names another one, or does not parse.
+    """
+    default = data_dir / DATABASE_FILE
+    own = kept_url(data_dir) or (sqlite_url(default) if default.is_file() else database_url)
+    if database_url and not same_database(database_url, own):
+        raise InputError(
+            f"the database URL that was given names another database than the planner on {data_dir} uses",
+            remedy="leave out --database-url and STAGELOOM_PLANNER_DATABASE_URL, or name its --data-dir",
+        )
+
+
+def sqlite_file(data_dir: Path, database_url: str) -> Path | None:
+    """The file of a planner's database; None where that is on a server.
+
+    Raises:
+        SettingError: the URL does not parse.
+    """
+    return Database(database_url).sqlite_path if database_url else data_dir / DATABASE_FILE

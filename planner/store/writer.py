@@ -26,11 +26,15 @@ from stageloom.shared.failpoint import failpoint
 
 logger = logging.getLogger(__name__)
 
+
 Item = TypeVar("Item")
+
 T = TypeVar("T")
+
 
 GROUP: Final = 256
 """Works per commit at most: bounds how long the first of a group waits for the last."""
+
 
 Together = Callable[[Session, Sequence[Item]], Sequence[T | StageloomError]]
 """Works that are one and the same on different items: (items) -> their results, or why one is refused."""
@@ -149,9 +153,7 @@ class Writer:
         """
         for entry in group:
             try:
-                (result,) = self._database.change(
-                    lambda session, entry=entry: entry.together(session, [entry.item])  # type: ignore[misc]
-                )
+                (result,) = self._database.change(entry.together, [entry.item])
             except Exception as error:
                 result = _failure(error)
             _deliver(entry, result)
@@ -195,3 +197,31 @@ def _deliver(entry: _Entry, result: Any) -> None:
         entry.answer.set_exception(result)
     else:
         entry.answer.set_result(result)
+
+
+def isolated(
+    keep: Callable[[Sequence[T]], None], records: Sequence[T], blame: Callable[[T, Exception], None]
+) -> None:
+    """Keep records in one transaction; where one makes that fail, keep all the others and `blame` that one.
+
+    Halves the records until it is found: k of n that cannot be kept take about 2 k log2 n transactions.
+
+    Raises:
+        Exception: what `keep` raised where no record is to blame, such as a database that is away. Some of
+            the records may be kept by then; to keep them again must change nothing.
+    """
+    if not records:
+        return
+    try:
+        keep(records)
+    except Exception as error:
+        if not is_of_the_record(error):
+            raise
+        if len(records) == 1:
+            blame(records[0], error)
+            return
+    else:
+        return
+    middle = len(records) // 2
+    for half in (records[:middle], records[middle:]):
+        isolated(keep, half, blame)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Final
 
-from stageloom.planner.store.checkpoints import kept
 from stageloom.planner.tournament.score import Score, SeedFigures, figures_of, score_of
 from stageloom.planner.twin.arrivals import Process, entered_anywhere
+from stageloom.planner.twin.compiled.compile_cache import is_compiled
 from stageloom.planner.twin.times import StepTimes
 from stageloom.planner.twin.window import Device, MakeDevice
 from stageloom.shared.bound import BoundPlan, bind
@@ -81,7 +81,7 @@ class Scenario:
         steps = settings.simulated_s * sum(
             self.arrivals[model.plan.name].mean_per_s * len(model.blocks) for model in bound.models
         )
-        if find_spec("numba") is not None and steps > (_STEPS_LOADING if kept() else _STEPS_COMPILING):
+        if find_spec("numba") is not None and steps > (_STEPS_LOADING if is_compiled() else _STEPS_COMPILING):
             try:
                 return evaluate(bound, self._compiled, settings, self.service_s)
             except PlanError as error:

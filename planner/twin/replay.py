@@ -7,7 +7,8 @@ evenly spread at random, as Poisson arrivals would. Bursts longer than an interv
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from stageloom.planner.store.reading import ReadStore
+from stageloom.planner.store.store import ReadStore
+from stageloom.planner.store.telemetry import telemetry_rows
 from stageloom.planner.twin.arrivals import Counted, Span
 from stageloom.planner.twin.window import (
     PLAN_CHARS,
@@ -309,7 +310,7 @@ class AgentDevice:
             waited_s += POLL_S
 
     def _rows(self, since_us: int = 0) -> list[Row]:
-        return self._store.telemetry(self._device, _KINDS, since_us=since_us, limit=_MOST_ROWS)
+        return self._store.read(telemetry_rows, self._device, _KINDS, since_us=since_us, limit=_MOST_ROWS)
 
     def _active(self, bound: BoundPlan) -> list[tuple[int, int]]:
         """When the plan ran since it was pushed."""

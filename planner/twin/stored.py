@@ -11,7 +11,11 @@ from dataclasses import replace
 from typing import Final
 
 from stageloom.planner.costs.measured import device_costs
-from stageloom.planner.store.reading import ReadStore
+from stageloom.planner.store.costs import calibration_of
+from stageloom.planner.store.devices import device_info
+from stageloom.planner.store.plans import plan_infos
+from stageloom.planner.store.store import ReadStore
+from stageloom.planner.store.telemetry import telemetry_rows
 from stageloom.planner.twin.calibrate import Calibrated, Measured, StepSample, calibrate
 from stageloom.planner.twin.device_file import DeviceFile, cpu_device, load_device
 from stageloom.planner.twin.times import StepTimes
@@ -66,9 +70,9 @@ def stored_times(
     Raises:
         InputError: there is no such device, or no device file for its class.
     """
-    device_class = store.device(device).device_class
+    device_class = store.read(device_info, device).device_class
     known = base or base_device(device_class, bound.plan.executor.name)
-    held = store.calibration(device)
+    held = store.read(calibration_of, device)
 
     def costs_of(models: Sequence[tuple[Digest, int]]) -> CostTable:
         return device_costs(
@@ -133,8 +137,10 @@ def served_steps(store: ReadStore, device: DeviceId, like: BoundPlan, since_us: 
     Only what was served after `since_us`, by the device's clock: before, its costs were others. Plans of
     other executor options than those of `like` are left out, as are programs of a few steps.
     """
-    rows = store.telemetry(device, [RowKind.STEP_TIMINGS], since_us=since_us + 1, limit=_MOST_ROWS)
-    plans = {plan.digest[:PLAN_CHARS]: decode_plan(plan.wire) for plan in store.plans(limit=1_000_000)}
+    rows = store.read(telemetry_rows, device, [RowKind.STEP_TIMINGS], since_us=since_us + 1, limit=_MOST_ROWS)
+    plans = {
+        plan.digest[:PLAN_CHARS]: decode_plan(plan.wire) for plan in store.read(plan_infos, limit=1_000_000)
+    }
     sums: dict[tuple[str, int, int], tuple[int, int]] = {}
     for row in rows:
         if isinstance(row.data, StepTimings):

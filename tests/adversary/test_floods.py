@@ -18,6 +18,11 @@ from stageloom.planner.dispatch.ports import EnrolAttempt
 from stageloom.planner.dispatch.quotas import ROW_BYTES, Quota
 from stageloom.planner.dispatch.rate import Rate
 from stageloom.planner.dispatch.server import DispatchServer, ServerConfig, new_keys
+from stageloom.planner.store.desired import Push, push
+from stageloom.planner.store.devices import add_token, enrol_device
+from stageloom.planner.store.events import newest_events
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import AlarmRow, GenerationRow, LedgerRow, Table, TelemetryRow
 from stageloom.shared.digest import digest_bytes
@@ -63,14 +68,14 @@ class Side:
             _enrol(store, name, keys)
         self.artifact = add_model(store, folder)
         self.plan = small_plan(store)
-        store.add_plan("first", self.plan, "sequential")
+        store.write(add_plan, "first", self.plan, "sequential")
         for name in self.keys:
-            store.push(name, "first", decided_by="operator")
+            store.write(push, Push(device=name, plan="first", decided_by="operator"))
         self.planner_keys = new_keys()
         quotas = {quota: Rate(1e-6, most) for quota, most in LIMITS.items()}
         dispatch = DispatchConfig(quotas=quotas, device_queue_bytes=QUEUE_BYTES, dead_after_s=60.0)
         self.server = DispatchServer(
-            store, ServerConfig(keys=self.planner_keys, dispatch=dispatch, max_devices=20)
+            LinkStore(store), ServerConfig(keys=self.planner_keys, dispatch=dispatch, max_devices=20)
         )
         self.endpoints = self.server.start()
 
@@ -101,8 +106,8 @@ class Side:
 
 def _enrol(store: Store, name: DeviceId, keys: KeyPair) -> None:
     secret = digest_bytes([name.encode()])
-    store.add_token(secret, None, 3600.0)
-    store.enrol(EnrolAttempt(secret, keys.public, name, "0.1.0", "cpu"))
+    store.write(add_token, secret, None, 3600.0)
+    store.write(enrol_device, EnrolAttempt(secret, keys.public, name, "0.1.0", "cpu"))
 
 
 @pytest.fixture
@@ -219,8 +224,8 @@ def test_an_operator_sees_which_device_floods_in_one_event(side: Side) -> None:
         bad.hello()
         for _, (lane, frame) in zip(range(500), flood.frames(side.target(BAD)), strict=False):
             bad.send(lane, frame, reads=True)
-        wait_until(lambda: any(code == "quota" for _, _, code, _ in side.store.events()))
+        wait_until(lambda: any(code == "quota" for _, _, code, _ in side.store.read(newest_events)))
     finally:
         bad.close()
-    (told,) = [(device, text) for _, device, code, text in side.store.events() if code == "quota"]
+    (told,) = [(device, text) for _, device, code, text in side.store.read(newest_events) if code == "quota"]
     assert told[0] == BAD and told[1].startswith("alarms ")

@@ -11,8 +11,19 @@ from msgspec import structs
 from stageloom.planner.dispatch import events as ev
 from stageloom.planner.dispatch.core import DispatchConfig, DispatchCore
 from stageloom.planner.dispatch.ports import FleetMember, LocalPlanRefused, TelemetryWrite
-from stageloom.planner.store.refusals import AGAIN_US
+from stageloom.planner.store.costs import operator_costs, stage_costs
+from stageloom.planner.store.desired import Push, push
+from stageloom.planner.store.events import AGAIN_US, newest_events
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.plans import add_plan, plan_infos
+from stageloom.planner.store.profiles import (
+    answer_reasons,
+    open_requests,
+    request_profile,
+    request_stage_profile,
+)
 from stageloom.planner.store.store import Store
+from stageloom.planner.store.trusted_time import notices
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages import bulk
@@ -49,14 +60,16 @@ class Rig:
         self.others = add_model(store, folder, "others", 6)
         self.plans = {name: small_plan(store, name) for name in ("own", "others")}
         for name, plan in self.plans.items():
-            store.add_plan(name, plan, "sequential")
+            store.write(add_plan, name, plan, "sequential")
 
     def pushed(self, autonomy: Autonomy = Autonomy.FULL, plan: str = "own") -> Desired:
-        return self.store.push(NANO, plan, decided_by="operator", autonomy=autonomy)
+        return self.store.write(push, Push(device=NANO, plan=plan, decided_by="operator", autonomy=autonomy))
 
     def tells(self, data: RowData, kind: RowKind, device: DeviceId = NANO) -> None:
         """A telemetry row of a device."""
-        self.store.append_telemetry([TelemetryWrite(device, (row(self.sequence, data, kind=kind),), ())])
+        LinkStore(self.store).append_telemetry(
+            [TelemetryWrite(device, (row(self.sequence, data, kind=kind),), ())]
+        )
         self.sequence += 1
 
     def profiles(self, result: ProfileResult, device: DeviceId = NANO) -> None:
@@ -66,16 +79,20 @@ class Rig:
         self.tells(result, RowKind.STAGE_PROFILE_RESULT)
 
     def asked(self, device: DeviceId = NANO) -> int:
-        (request,), _ = self.store.request_profile(device, ["own"])
+        (request,), _ = self.store.write(request_profile, device, ["own"])
         return request
 
     def costs(self, artifact: Digest | None = None) -> int:
         """Operators that are known of the class."""
-        return len(self.store.operator_costs(CLASS, artifact or self.own))
+        return len(self.store.read(operator_costs, CLASS, artifact or self.own))
 
     def refusals(self) -> list[tuple[str, str]]:
         """Events of the bad device, (code, text)."""
-        return [(code, text) for _, device, code, text in self.store.events() if code.endswith("_refused")]
+        return [
+            (code, text)
+            for _, device, code, text in self.store.read(newest_events)
+            if code.endswith("_refused")
+        ]
 
 
 @pytest.fixture
@@ -106,7 +123,7 @@ def paced(plan: Plan, interval_us: int = 5) -> Plan:
 
 def test_a_plan_of_a_device_that_may_plan_alone_and_of_its_own_artifacts_is_adopted(rig: Rig) -> None:
     under, plan = rig.pushed(), paced(rig.plans["own"])
-    adopted = rig.store.adopt_local(NANO, local(plan, under))
+    adopted = LinkStore(rig.store).adopt_local(NANO, local(plan, under))
     assert adopted is not None and adopted.plan_digest == plan.digest
     assert adopted.generation == under.generation + 1
     assert rig.refusals() == []
@@ -116,27 +133,27 @@ def test_a_plan_of_artifacts_that_it_had_before_is_adopted(rig: Rig) -> None:
     """Until what is desired now has won its trial, the plan before runs, and that is what it re-plans."""
     rig.pushed()
     under = rig.pushed(plan="others")
-    adopted = rig.store.adopt_local(NANO, local(paced(rig.plans["own"]), under))
+    adopted = LinkStore(rig.store).adopt_local(NANO, local(paced(rig.plans["own"]), under))
     assert adopted is not None and [need.digest for need in adopted.artifacts] == [rig.own]
 
 
 def test_a_plan_of_a_device_whose_autonomy_is_off_is_refused_and_changes_nothing(rig: Rig) -> None:
     under = rig.pushed(Autonomy.OFF)
     with pytest.raises(LocalPlanRefused, match="may not plan alone"):
-        rig.store.adopt_local(NANO, local(paced(rig.plans["own"]), under))
+        LinkStore(rig.store).adopt_local(NANO, local(paced(rig.plans["own"]), under))
     with pytest.raises(LocalPlanRefused, match="may not plan alone"):
-        rig.store.adopt_local(GOOD, local(rig.plans["own"], Desired(epoch=0, generation=0)))
-    assert {one.device: one.desired for one in rig.store.fleet()} == {NANO: under, GOOD: None}
+        LinkStore(rig.store).adopt_local(GOOD, local(rig.plans["own"], Desired(epoch=0, generation=0)))
+    assert {one.device: one.desired for one in LinkStore(rig.store).fleet()} == {NANO: under, GOOD: None}
     assert [code for code, _ in rig.refusals()] == ["local_plan_refused"] * 2
 
 
 def test_an_artifact_that_it_was_never_given_is_neither_adopted_nor_served(rig: Rig) -> None:
     """1. The bad device plans with the good one's artifact. 2. It asks for its bytes all the same."""
     under = rig.pushed()
-    rig.store.push(GOOD, "others", decided_by="operator")
+    rig.store.write(push, Push(device=GOOD, plan="others", decided_by="operator"))
     with pytest.raises(LocalPlanRefused, match=f"artifact {rig.others[:12]} was never assigned"):
-        rig.store.adopt_local(NANO, local(paced(rig.plans["others"]), under))
-    core = DispatchCore(rig.store.fleet(), epoch=1, config=DispatchConfig())
+        LinkStore(rig.store).adopt_local(NANO, local(paced(rig.plans["others"]), under))
+    core = DispatchCore(LinkStore(rig.store).fleet(), epoch=1, config=DispatchConfig())
     (answer,) = core.handle(
         ev.BulkReceived(b"r", key(1), bulk.ChunkRequest(digest=rig.others, offset_bytes=0)), 0.0
     )
@@ -153,17 +170,17 @@ def test_an_illegal_plan_is_refused_before_anything_else_reads_it(rig: Rig) -> N
     under, plan = rig.pushed(), rig.plans["own"]
     illegal = replace(plan, models=tuple(replace(one, cuts=(1,)) for one in plan.models))
     with pytest.raises(LocalPlanRefused):
-        rig.store.adopt_local(NANO, local(illegal, under))
+        LinkStore(rig.store).adopt_local(NANO, local(illegal, under))
     with pytest.raises(LocalPlanRefused, match="digest"):
-        rig.store.adopt_local(NANO, structs.replace(local(plan, under), plan=b"\x90"))
-    assert [one.plan for one in rig.store.plans()] == ["others", "own"]
+        LinkStore(rig.store).adopt_local(NANO, structs.replace(local(plan, under), plan=b"\x90"))
+    assert [one.plan for one in rig.store.read(plan_infos)] == ["others", "own"]
 
 
 def test_a_late_plan_is_no_offence(rig: Rig) -> None:
     """An operator took the autonomy away meanwhile."""
     under = rig.pushed()
     rig.pushed(Autonomy.OFF)
-    assert rig.store.adopt_local(NANO, local(paced(rig.plans["own"]), under)) is None
+    assert LinkStore(rig.store).adopt_local(NANO, local(paced(rig.plans["own"]), under)) is None
     assert rig.refusals() == []
 
 
@@ -171,13 +188,13 @@ def test_a_flood_of_refused_plans_leaves_one_event_an_hour_and_a_notice(rig: Rig
     under = rig.pushed(Autonomy.OFF)
     for counter in range(20):
         with pytest.raises(LocalPlanRefused):
-            rig.store.adopt_local(NANO, local(paced(rig.plans["own"]), under, counter))
+            LinkStore(rig.store).adopt_local(NANO, local(paced(rig.plans["own"]), under, counter))
     assert len(rig.refusals()) == 1
-    (notice,) = rig.store.notices()
+    (notice,) = rig.store.read(notices)
     assert notice.startswith("device nano: local_plan_refused: it may not plan alone")
     clock.advance(AGAIN_US / 1e6 + 1)
     with pytest.raises(LocalPlanRefused):
-        rig.store.adopt_local(NANO, local(paced(rig.plans["own"]), under))
+        LinkStore(rig.store).adopt_local(NANO, local(paced(rig.plans["own"]), under))
     assert len(rig.refusals()) == 2
 
 
@@ -189,7 +206,7 @@ def test_an_answer_to_its_own_open_request_becomes_costs(rig: Rig) -> None:
     rig.profiles(ProfileResult(request, rig.own, 1, CLASS, TIMES[:2], False))
     rig.profiles(ProfileResult(request, rig.own, 1, "", TIMES[2:], True))
     assert rig.costs() == OPERATORS and rig.refusals() == []
-    assert rig.store.profile_reasons([request]) == {request: ""}
+    assert rig.store.read(answer_reasons, [request]) == {request: ""}
 
 
 def test_costs_that_nobody_asked_for_are_not_kept(rig: Rig) -> None:
@@ -197,7 +214,7 @@ def test_costs_that_nobody_asked_for_are_not_kept(rig: Rig) -> None:
     rig.profiles(ProfileResult(request, rig.own, 1, CLASS, TIMES, True))
     rig.profiles(ProfileResult(request + 7, rig.own, 1, CLASS, TIMES, True))
     assert rig.costs() == 0
-    assert rig.store.open_profiles([request]) == [request], "the good device may still answer"
+    assert rig.store.read(open_requests, [request]) == [request], "the good device may still answer"
     rig.profiles(ProfileResult(request, rig.own, 1, CLASS, TIMES, True), GOOD)
     assert rig.costs() == OPERATORS
     ((code, text),) = rig.refusals()
@@ -208,7 +225,7 @@ def test_an_answered_request_is_closed(rig: Rig) -> None:
     request = rig.asked()
     rig.profiles(ProfileResult(request, rig.own, 1, CLASS, TIMES, True))
     rig.profiles(ProfileResult(request, rig.own, 1, CLASS, (OperatorTiming(0, 99.0, 1.0, 9),), True))
-    assert rig.store.operator_costs(CLASS, rig.own)[0].median_us == 10.0
+    assert rig.store.read(operator_costs, CLASS, rig.own)[0].median_us == 10.0
 
 
 @pytest.mark.parametrize(
@@ -238,28 +255,28 @@ def test_times_of_another_class_artifact_or_size_are_not_kept_and_the_request_en
     result = ProfileResult(request=request, **told)  # type: ignore[arg-type]
     stored = row(0)  # as decoded: infinity has not passed the decoder, and would not pass here either
     write = TelemetryWrite(NANO, (replace(stored, kind=RowKind.PROFILE_RESULT, data=result),), ())
-    rig.store.append_telemetry([write])
+    LinkStore(rig.store).append_telemetry([write])
     assert rig.costs() == rig.costs(rig.others) == 0
-    assert rig.store.operator_costs("h100", rig.own) == {}
-    (reason,) = rig.store.profile_reasons([request]).values()
+    assert rig.store.read(operator_costs, "h100", rig.own) == {}
+    (reason,) = rig.store.read(answer_reasons, [request]).values()
     assert reason.startswith("refused: ")
     assert len(rig.refusals()) == 1
 
 
 @pytest.fixture
 def stage_request(rig: Rig) -> int:
-    request, _ = rig.store.request_stages(NANO, "own")
+    request, _ = rig.store.write(request_stage_profile, NANO, "own")
     return request
 
 
-def stage_costs(rig: Rig) -> int:
-    return len(rig.store.stage_costs(CLASS, rig.plans["own"].executor))
+def stages_kept(rig: Rig) -> int:
+    return len(rig.store.read(stage_costs, CLASS, rig.plans["own"].executor))
 
 
 def test_stages_of_its_own_open_request_become_costs(rig: Rig, stage_request: int) -> None:
     timing = StageTiming(0, 40.0, 1.0, 9, 1)
     rig.stages(StageProfileResult(stage_request, rig.plans["own"].digest, 0, CLASS, (timing,), 40.0, True))
-    assert stage_costs(rig) == 1 and rig.refusals() == []
+    assert stages_kept(rig) == 1 and rig.refusals() == []
 
 
 @pytest.mark.parametrize(
@@ -285,7 +302,7 @@ def test_stages_that_cannot_be_are_not_kept(
     told = {"combined_block": 0, "environment": CLASS, "step_us": 40.0, "last": True, **change, "plan": plan}
     result = StageProfileResult(request=stage_request, timings=(StageTiming(**one),), **told)  # type: ignore[arg-type]
     rig.stages(result)
-    assert stage_costs(rig) == 0
+    assert stages_kept(rig) == 0
     assert len(rig.refusals()) == 1
 
 
@@ -294,7 +311,7 @@ def test_refused_measurements_hold_up_no_other_devices_rows(rig: Rig) -> None:
     bad = ProfileResult(99, rig.own, 1, CLASS, TIMES, True)
     request = rig.asked(GOOD)
     good = ProfileResult(request, rig.own, 1, CLASS, TIMES, True)
-    rig.store.append_telemetry(
+    LinkStore(rig.store).append_telemetry(
         [
             TelemetryWrite(NANO, (row(0, bad, kind=RowKind.PROFILE_RESULT),), ()),
             TelemetryWrite(GOOD, (row(0, good, kind=RowKind.PROFILE_RESULT),), ()),

@@ -8,7 +8,6 @@ from sqlalchemy import update
 
 from stageloom.planner.counters import CEILING
 from stageloom.planner.store.database import Database, sqlite_url
-from stageloom.planner.store.reading import DATABASE_FILE
 from stageloom.planner.store.tables import (
     DesiredRow,
     DeviceRow,
@@ -17,6 +16,7 @@ from stageloom.planner.store.tables import (
     ReportedRow,
     TelemetryRow,
 )
+from stageloom.planner.store.used_database import DATABASE_FILE
 from stageloom.shared.codec import PLAIN
 from stageloom.shared.messages import admin, control, telemetry
 from stageloom.shared.messages.base import MOST, RefusalCode, Refused

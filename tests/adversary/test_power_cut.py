@@ -33,8 +33,12 @@ from stageloom.edge_agent.link.membership import load_membership
 from stageloom.edge_agent.link.spool import Spool
 from stageloom.edge_agent.link.statefile import load_state
 from stageloom.planner.service import KEY_FILE
-from stageloom.planner.store.reading import DATABASE_FILE
+from stageloom.planner.store.devices import device_info
+from stageloom.planner.store.models import named_models
+from stageloom.planner.store.plans import plan_info
 from stageloom.planner.store.store import Store
+from stageloom.planner.store.telemetry import telemetry_rows
+from stageloom.planner.store.used_database import DATABASE_FILE
 from stageloom.shared.artifact import file_digest
 from stageloom.shared.errors import StageloomError
 from stageloom.shared.ids import DeviceId
@@ -195,13 +199,13 @@ def played_planner(home: Path, calls: Path, model: Path) -> Notes:
         ok(home, "model", "add", str(model), "--name", "chain")
         notes.note("the model and its artifact", lambda store: holds_model(store, "chain"))
         ok(home, "plan", "create", "--model", "chain", "--name", "whole")
-        notes.note("the plan", lambda store: store.plan("whole").plan == "whole")
+        notes.note("the plan", lambda store: store.read(plan_info, "whole").plan == "whole")
         token = ok(home, "device", "token", "nano").strip().splitlines()[-1]
         with FakeDevice(token) as device:
             key = device.token.planner_key
             notes.note("the planner's key", lambda store: key_of(store) == key)
             device.enrol()
-            notes.note("the device", lambda store: store.device(DeviceId("nano")).device == "nano")
+            notes.note("the device", lambda store: store.read(device_info, DeviceId("nano")).device == "nano")
             device.hello()
             for number in range(6):
                 play_round(home, device, notes, number)
@@ -212,16 +216,21 @@ def play_round(home: Path, device: FakeDevice, notes: Notes, number: int) -> Non
     """One push, report and batch; each noted once it was answered."""
     name = DeviceId("nano")
     ok(home, "plan", "push", name, "whole", "--now")
-    notes.note(f"generation {number + 1}", lambda store: store.device(name).desired_generation >= number + 1)
+    notes.note(
+        f"generation {number + 1}",
+        lambda store: store.read(device_info, name).desired_generation >= number + 1,
+    )
     device.report(control.Report(revision=number + 1, reason=f"report {number + 1}"))
-    notes.note(f"report {number + 1}", lambda store: store.device(name).report.revision >= number + 1)
+    notes.note(
+        f"report {number + 1}", lambda store: store.read(device_info, name).report.revision >= number + 1
+    )
     rows = [row(one) for one in range(20 * number, 20 * number + 20)]
     device.rows(20 * number, rows)
     notes.note(f"batch {number}", lambda store: set(rows) <= stored_rows(store))
 
 
 def holds_model(store: Store, name: str) -> bool:
-    (info,) = store.named_models([name])
+    (info,) = store.read(named_models, [name])
     return bool(store.load_artifact(info.digest).graph.operators)
 
 
@@ -230,7 +239,7 @@ def key_of(store: Store) -> bytes:
 
 
 def stored_rows(store: Store) -> set[Any]:
-    found = store.telemetry(DeviceId("nano"), [telemetry.RowKind.UTILISATION])
+    found = store.read(telemetry_rows, DeviceId("nano"), [telemetry.RowKind.UTILISATION])
     return {one.data for one in found}
 
 

@@ -10,8 +10,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from stageloom.edge_agent.config import SETTINGS_NAME
-from stageloom.planner.store.reading import DATABASE_FILE
 from stageloom.planner.store.store import Store
+from stageloom.planner.store.used_database import DATABASE_FILE
 from stageloom.shared.importer.limits import ImportLimits
 from tests.importer.models import (
     allocating_2_gib,

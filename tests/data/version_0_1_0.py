@@ -14,6 +14,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ import msgspec
 from sqlalchemy import MetaData, select
 
 from stageloom.planner.store.database import Database
-from stageloom.planner.store.reading import ReadStore
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages import telemetry
 
@@ -30,8 +30,8 @@ PROFILED = Digest("0" * 64)
 _KINDS = tuple(telemetry.RowKind)
 
 
-def read_all(store: ReadStore) -> dict[str, Any]:
-    """Everything that the planner shows of this database, as JSON values."""
+def read_all(store: Any) -> dict[str, Any]:
+    """Everything that version 0.1.0 shows of its database, as JSON values."""
     history, _ = store.history(None, limit=64)
     found = {
         "devices": store.devices(),
@@ -130,7 +130,8 @@ def main(target: Path) -> None:
     """Write the file."""
     with tempfile.TemporaryDirectory() as scratch:
         home = _populate(Path(scratch))
-        store = ReadStore.open(home)
+        reading: Any = import_module("stageloom.planner.store.reading")  # where that version has it
+        store = reading.ReadStore.open(home)
         artifacts = [store.blobs.path(one.digest).read_bytes().hex() for one in store.models()]
         kept = {"artifacts": artifacts, "tables": tables_of(store.database), "read": read_all(store)}
         store.close()

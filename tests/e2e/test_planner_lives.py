@@ -10,7 +10,7 @@ import pytest
 
 from stageloom import Client
 from stageloom.edge_agent.reporting.status import AgentStatus
-from stageloom.planner.store.reading import DATABASE_FILE
+from stageloom.planner.store.used_database import DATABASE_FILE
 from tests.e2e.fleet import Device, Fleet
 from tests.e2e.networks import rows
 from tests.planner.processes import until

@@ -8,8 +8,8 @@ from stageloom.edge_agent.link.choice import STATE_NAME
 from stageloom.edge_agent.link.statefile import load_state
 from stageloom.edge_agent.machine.device import device_class
 from stageloom.edge_agent.plans.trial_settings import GuardSettings
-from stageloom.planner.store import checkpoints
-from stageloom.planner.store.reading import ReadStore
+from stageloom.planner.store.policies import store_policy
+from stageloom.planner.store.store import ReadStore
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import Plan, decode_plan
 from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, encode
@@ -38,14 +38,14 @@ def keep_policy(plan: Plan, home: Path) -> Digest:
     provenance = {"models": {}, "settings": {}, "versions": {}, "validation_ratio": 1.0, "steps": 1}
     store = ReadStore.open(home)
     try:
-        return checkpoints.keep(
-            store.database,
+        return store.database.change(
+            store_policy,
             body,
             policy="maddpg",
             device_class=space.device_class,
             provenance=provenance,
             curves=(),
-            now_us=1,
+            trained_at_us=1,
         )
     finally:
         store.close()

@@ -28,7 +28,7 @@ class EnrolmentRig(Rig):
         self.enrolment = EnrolmentService(
             listen("127.0.0.1", 0, backlog=128, guarded=False),
             certificate,
-            EnrolmentDesk(self.store, self.server.admit, clock).answer,
+            EnrolmentDesk(self.store.enrol, self.server.admit, clock).answer,
             clock=clock,
             rng=Random(1),
         )

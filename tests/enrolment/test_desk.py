@@ -41,7 +41,7 @@ def _code(frame: bytes) -> RefusalCode:
 
 def test_a_key_is_admitted_before_its_device_is_told() -> None:
     store, admitted = Store(), []
-    desk = EnrolmentDesk(store, lambda device, key: admitted.append((device, key)), ManualClock())
+    desk = EnrolmentDesk(store.enrol, lambda device, key: admitted.append((device, key)), ManualClock())
     reply = enrol.TO_DEVICE.decode(desk.answer("10.0.0.1", _frame()))
     assert reply == enrol.EnrolReply(correlation=7, device=DeviceId("new"))
     assert admitted == [("new", KEY)]
@@ -49,14 +49,14 @@ def test_a_key_is_admitted_before_its_device_is_told() -> None:
 
 def test_only_the_digest_of_a_secret_reaches_the_store() -> None:
     store = Store()
-    EnrolmentDesk(store, lambda device, key: None, ManualClock()).answer("10.0.0.1", _frame())
+    EnrolmentDesk(store.enrol, lambda device, key: None, ManualClock()).answer("10.0.0.1", _frame())
     assert [one.secret_digest for one in store.attempts] == [digest_bytes([SECRET])]
     assert "ssss" not in repr(store.attempts)
 
 
 def test_a_peer_enrols_at_a_limited_rate_and_others_are_served() -> None:
     clock = ManualClock()
-    desk = EnrolmentDesk(Store(), lambda device, key: None, clock)
+    desk = EnrolmentDesk(Store().enrol, lambda device, key: None, clock)
     replies = [desk.answer("10.0.0.1", _frame()) for _ in range(BURST_PER_PEER + 1)]
     assert _code(replies[-1]) is RefusalCode.RATE
     assert isinstance(enrol.TO_DEVICE.decode(replies[-2]), enrol.EnrolReply)
@@ -67,7 +67,7 @@ def test_a_peer_enrols_at_a_limited_rate_and_others_are_served() -> None:
 
 def test_all_peers_together_reach_the_store_at_a_limited_rate() -> None:
     store = Store()
-    desk = EnrolmentDesk(store, lambda device, key: None, ManualClock())
+    desk = EnrolmentDesk(store.enrol, lambda device, key: None, ManualClock())
     for number in range(500):
         desk.answer(f"10.0.{number // 250}.{number % 250}", _frame())
     assert len(store.attempts) == PER_S
@@ -75,12 +75,14 @@ def test_all_peers_together_reach_the_store_at_a_limited_rate() -> None:
 
 def test_what_is_no_request_never_reaches_the_store() -> None:
     store = Store()
-    desk = EnrolmentDesk(store, lambda device, key: None, ManualClock())
+    desk = EnrolmentDesk(store.enrol, lambda device, key: None, ManualClock())
     for frame in (b"", b"\x00\xc1", b"\x01" + bytes(100), _frame()[:-1], bytes(2000)):
         assert _code(desk.answer("10.0.0.1", frame)) is RefusalCode.MALFORMED
     assert store.attempts == []
 
 
 def test_a_store_that_fails_is_no_fault_of_the_token() -> None:
-    desk = EnrolmentDesk(Store(StorageError("disk full", remedy="")), lambda device, key: None, ManualClock())
+    desk = EnrolmentDesk(
+        Store(StorageError("disk full", remedy="")).enrol, lambda device, key: None, ManualClock()
+    )
     assert _code(desk.answer("10.0.0.1", _frame())) is RefusalCode.INTERNAL

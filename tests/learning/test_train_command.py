@@ -7,7 +7,7 @@ import pytest
 
 from stageloom.planner.cli.app import execute
 from stageloom.planner.costs.measured import trained_policy
-from stageloom.planner.store import checkpoints
+from stageloom.planner.store.policies import kept_policies
 from stageloom.planner.store.store import Store
 from stageloom.shared.errors import ExitCode
 from tests.store.helpers import add_model
@@ -35,7 +35,7 @@ def test_a_training_leaves_a_policy_that_searches_take_and_curves(
     assert printed["ended"] == "done" and printed["settings"]["seed"] == 4
     store = Store(home)
     with store.database.read() as session:
-        (kept,) = checkpoints.kept(session, "gpg")
+        (kept,) = kept_policies(session, "gpg")
     assert kept.digest == printed["checkpoint"] and list(kept.artifacts.values()) == ["relu"]
     assert trained_policy(store, "any class") == (out / "gpg.checkpoint").read_bytes()
     store.close()

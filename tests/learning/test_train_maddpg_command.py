@@ -8,7 +8,9 @@ import pytest
 
 from stageloom.planner.cli.app import execute
 from stageloom.planner.cluster import search_pool
-from stageloom.planner.store import checkpoints
+from stageloom.planner.store.devices import device_info
+from stageloom.planner.store.plans import plan_info
+from stageloom.planner.store.policies import kept_policies, newest_policy
 from stageloom.planner.store.store import Store
 from stageloom.planner.twin.device_file import parse_device
 from stageloom.shared.errors import ExitCode
@@ -60,12 +62,12 @@ def test_a_training_leaves_a_policy_and_a_plan_and_goes_on_where_it_was(
 
     store = Store(home)
     with store.database.read() as session:
-        (kept,) = checkpoints.kept(session, "maddpg")
+        (kept,) = kept_policies(session, "maddpg")
     assert kept.digest == printed["checkpoint"] and sorted(kept.artifacts.values()) == ["relu", "wide"]
-    assert kept.device_class == store.device(NANO).device_class and len(kept.curves) > 0
-    body = store.newest_checkpoint("maddpg", kept.device_class)
+    assert kept.device_class == store.read(device_info, NANO).device_class and len(kept.curves) > 0
+    body = store.read(newest_policy, "maddpg", kept.device_class)
     assert body == (out / "maddpg.checkpoint").read_bytes()
-    plan = decode_plan(store.plan(printed["plan"]).wire)
+    plan = decode_plan(store.read(plan_info, printed["plan"]).wire)
     assert decode(body).space.refusal(plan, kept.device_class) == ""
     assert parse_device((out / "twin.toml").read_text(), "twin.toml").cores > 0
     assert decode(body).provenance["graphs"].keys() == kept.artifacts.keys()

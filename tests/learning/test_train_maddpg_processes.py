@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 
 from stageloom.planner.learning.maddpg.kept_run import FILE
+from stageloom.planner.store.devices import device_infos
+from stageloom.planner.store.plans import plan_info
+from stageloom.planner.store.policies import newest_policy
 from stageloom.planner.store.store import Store
 from tests.cluster.listening import descendants
 from tests.cluster.test_ray_processes import alive
@@ -146,7 +149,7 @@ def test_ctrl_c_keeps_the_best_so_far_and_leaves_no_process(home: Path, tmp_path
     assert printed["ended"] == "interrupted" and printed["transitions"] < 20000
     assert printed["rows"]["best plan"]["throughput_per_s"] > 0.0
     until(lambda: not alive(below), timeout_s=60)
-    assert Store(home).plan(printed["plan"])
+    assert Store(home).read(plan_info, printed["plan"])
 
 
 def test_a_training_does_not_notice_that_the_planner_was_killed_and_keeps_its_policy_beside_the_next(
@@ -161,7 +164,7 @@ def test_a_training_does_not_notice_that_the_planner_was_killed_and_keeps_its_po
     assert printed["ended"] == "done"
     assert following.stop() == 0
     store = Store(home)
-    assert store.newest_checkpoint("maddpg", store.devices()[0].device_class) is not None
+    assert store.read(newest_policy, "maddpg", store.read(device_infos)[0].device_class) is not None
     store.close()
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from stageloom.planner.cli import compare_schedulers
 from stageloom.planner.cli.comparison_plot import save
+from stageloom.planner.store.plans import add_plan
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages import admin
 from stageloom.shared.messages.control import Origin
@@ -96,7 +97,7 @@ def test_measure_has_every_plan_measured_once_and_costs_what_was_measured_since(
     def search(folder: Path, request: admin.PlanCreateRequest) -> admin.PlanReply:
         plan = world.plan(request.scheduler)
         return admin.PlanReply(
-            plan=world.store.add_plan(request.scheduler, plan, request.scheduler), search_s=0.5
+            plan=world.store.write(add_plan, request.scheduler, plan, request.scheduler), search_s=0.5
         )
 
     def measure(folder: Path, database_url: str, device: DeviceId, plan: str, *, budget_s: float) -> None:

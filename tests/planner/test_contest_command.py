@@ -15,7 +15,8 @@ from onnx import TensorProto, helper
 
 from stageloom.planner.cli.app import execute
 from stageloom.planner.replan.predict import Verdict
-from stageloom.planner.store.reading import ReadStore
+from stageloom.planner.store.predictions import considered_plans
+from stageloom.planner.store.store import ReadStore
 from tests.planner.processes import PlannerProcess, environment, ok
 
 
@@ -75,7 +76,10 @@ def test_ctrl_c_keeps_the_best_so_far_and_its_curve_is_told_and_kept(planner: Pl
     assert {one["last"]["how"] for one in explained["others"]} == {"contest"}
     store = ReadStore.open(planner.home)
     try:
-        kept = [one.considered for one in store.considered(explained["others"][0]["last"]["serves"], "")]
+        kept = [
+            one.considered
+            for one in store.read(considered_plans, explained["others"][0]["last"]["serves"], "")
+        ]
     finally:
         store.close()
     assert {

@@ -10,13 +10,15 @@ from stageloom.planner.costs.records import Origin as MeasuredOn
 from stageloom.planner.explain.block import Known, Source, explain_block
 from stageloom.planner.replan.policy import Note
 from stageloom.planner.replan.predict import Verdict, considered
+from stageloom.planner.store.desired import Push, push
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.plans import add_plan
+from stageloom.planner.store.predictions import keep_considered
+from stageloom.planner.store.replans import push_replan
 from stageloom.shared.bound import bind
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.messages.control import Alarm, ModelLoad, Origin
-from stageloom.shared.messages.telemetry import (
-    StageTiming,
-    TrialEnded,
-)
+from stageloom.shared.messages.telemetry import StageTiming, TrialEnded
 from stageloom.shared.search.costs import CostTable, MeasuredStage
 from stageloom.shared.search.interference import GroupTerms, Sample, fit, stage_terms
 from tests.planner.processes import ok, stageloom
@@ -32,7 +34,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def test_without_a_device_costs_are_estimates_and_nobody_decided(world: World) -> None:
-    world.store.add_plan("greedy", world.plan("greedy"), "greedy")
+    world.store.write(add_plan, "greedy", world.plan("greedy"), "greedy")
     said = world.explained("greedy")
     (block,) = said["blocks"]
     assert {line["source"] for line in block["lines"]} == {"analytic"}
@@ -122,8 +124,8 @@ def test_plans_over_the_same_models_are_listed_once_with_prediction_measurement_
     first, wide = world.kept("sequential"), world.kept("greedy")
     world.kept("greedy")
     world.profiled()
-    world.store.push(NANO, "sequential", decided_by="operator")
-    desired = world.store.push(NANO, "greedy", decided_by="operator")
+    world.store.write(push, Push(device=NANO, plan="sequential", decided_by="operator"))
+    desired = world.store.write(push, Push(device=NANO, plan="greedy", decided_by="operator"))
     timings = tuple(StageTiming(at, 100.0, 1.0, 5) for at in range(3))
     world.measured("greedy", timings, 350.0)
     world.tells(
@@ -158,13 +160,16 @@ def test_plans_over_the_same_models_are_listed_once_with_prediction_measurement_
 
 def test_a_replan_says_what_it_looked_at_and_left(world: World) -> None:
     """A plan that was not kept is listed all the same, with what was predicted of it then."""
-    world.store.push(
-        NANO,
-        world.store.add_plan("first", world.plan("sequential"), "sequential").plan,
-        decided_by="operator",
+    world.store.write(
+        push,
+        Push(
+            device=NANO,
+            plan=world.store.write(add_plan, "first", world.plan("sequential"), "sequential").plan,
+            decided_by="operator",
+        ),
     )
     loads = (ModelLoad("diamond", 10.0, 400.0, 3, 1),)
-    replan = world.store.record_alarm(
+    replan = LinkStore(world.store).record_alarm(
         NANO,
         Alarm(
             boot=7,
@@ -181,7 +186,8 @@ def test_a_replan_says_what_it_looked_at_and_left(world: World) -> None:
     assert replan is not None
     taken, left = world.plan("greedy"), replace(world.plan("greedy"), lanes=2)
 
-    desired = world.store.push_replan(
+    desired = world.store.write(
+        push_replan,
         NANO,
         replan,
         taken,
@@ -194,7 +200,7 @@ def test_a_replan_says_what_it_looked_at_and_left(world: World) -> None:
         considered(taken, Verdict.TAKEN, scheduler="ios", how="search", predicted=0.8),
         considered(left, Verdict.WORSE, scheduler="ios", how="search", predicted=1.1),
     ]
-    world.store.keep_considered(rows, device_class="cpu-2-core", device=NANO, replan=replan)
+    world.store.write(keep_considered, rows, device_class="cpu-2-core", device=NANO, replan=replan)
     said = world.explained(NANO)
     assert said["decided"]["replan"]["predicted"] == 0.8 and said["decided"]["left"] == 1
     others = {Digest(one["digest"]): one for one in said["others"]}
@@ -217,7 +223,7 @@ def test_of_many_other_plans_the_cheapest_and_the_one_in_question_are_listed_and
         considered(replace(plan, lanes=n), Verdict.WORSE, scheduler="ios", how="contest")
         for n in range(2, 22)
     ]
-    world.store.keep_considered(many, device_class="cpu-2-core", device=NANO)
+    world.store.write(keep_considered, many, device_class="cpu-2-core", device=NANO)
     text = ok(world.home, "plan", "explain", "greedy")
     rows = text[text.index("plan\thow\t") :].splitlines()[1:]
     assert 8 <= len(rows) <= 9 and sum("(this)" in row for row in rows) == 1

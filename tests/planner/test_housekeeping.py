@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from stageloom.planner.housekeeping import Housekeeper
+from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.retention import Retention
 from stageloom.planner.store.store import Store
+from stageloom.planner.store.telemetry import telemetry_history
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.errors import StorageError
 from stageloom.shared.messages.telemetry import RowKind
@@ -41,7 +43,7 @@ def test_old_rows_are_rolled_up_in_the_background(tmp_path: Path) -> None:
     clock = ManualClock()
     store = Store(tmp_path, clock=clock)
     enrol(store)
-    store.append_telemetry([write_of(0, 99)])
+    LinkStore(store).append_telemetry([write_of(0, 99)])
     clock.advance(2 * 86_400)
     housekeeper = Housekeeper(store, DAY)
     (minute,) = until(lambda: _one_minute(store))
@@ -51,7 +53,7 @@ def test_old_rows_are_rolled_up_in_the_background(tmp_path: Path) -> None:
 
 
 def _one_minute(store: Store) -> object:
-    entries = store.telemetry_history(NANO, [RowKind.QUEUE_SAMPLE])
+    entries = store.read(telemetry_history, NANO, [RowKind.QUEUE_SAMPLE])
     return entries if [entry.width_s for entry in entries] == [60] else None
 
 

@@ -9,7 +9,7 @@ from stageloom.planner.config import load_config
 from stageloom.planner.lock import DATABASE_LOCK, lock_data_dir, lock_sqlite
 from stageloom.planner.service import Planner
 from stageloom.planner.store.database import sqlite_url
-from stageloom.planner.store.reading import sqlite_file
+from stageloom.planner.store.used_database import sqlite_file
 from stageloom.shared.errors import ExitCode, InputError, StorageError
 from tests.planner.processes import PlannerProcess
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from stageloom.planner.cli.app import execute
-from stageloom.planner.store import checkpoints
+from stageloom.planner.store.devices import device_info
+from stageloom.planner.store.policies import fitting_policy, kept_policies
 from stageloom.shared.errors import ExitCode
 from stageloom.shared.policy.maddpg.checkpoint import Checkpoint, decode, encode
 from stageloom.shared.policy.maddpg.space import Space
@@ -48,16 +49,16 @@ def command(world: World, *more: str) -> list[str]:
 def test_with_a_device_it_is_adopted_for_that_devices_class(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    there = world.store.device(NANO).device_class
-    assert world.store.fitting_checkpoint("maddpg", there, [world.digest]) == b""
+    there = world.store.read(device_info, NANO).device_class
+    assert world.store.read(fitting_policy, "maddpg", there, [world.digest]) == b""
     assert execute(command(world, written(tmp_path, checkpoint(world)), "--device", NANO)) == ExitCode.OK
     printed = json.loads(capsys.readouterr().out)
-    body = world.store.fitting_checkpoint("maddpg", there, [world.digest])
+    body = world.store.read(fitting_policy, "maddpg", there, [world.digest])
     own = decode(body)
     assert own.space == replace(checkpoint(world).space, device_class=there)
     assert own.provenance["adopted"]["device_class"] == TRAINED_FOR == printed["trained_for"]
     with world.store.database.read() as session:
-        (kept,) = checkpoints.kept(session, "maddpg")
+        (kept,) = kept_policies(session, "maddpg")
     assert (kept.digest, kept.device_class) == (printed["policy"], there)
     assert (kept.artifacts, kept.steps, kept.ratio) == ({world.digest: "diamond"}, 70, 0.8)
 
@@ -65,12 +66,12 @@ def test_with_a_device_it_is_adopted_for_that_devices_class(
 def test_without_one_it_stays_for_the_class_that_it_names(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    there = world.store.device(NANO).device_class
+    there = world.store.read(device_info, NANO).device_class
     assert execute(command(world, written(tmp_path, checkpoint(world)))) == ExitCode.OK
     assert json.loads(capsys.readouterr().out)["device_class"] == TRAINED_FOR
-    body = world.store.fitting_checkpoint("maddpg", TRAINED_FOR, [world.digest])
+    body = world.store.read(fitting_policy, "maddpg", TRAINED_FOR, [world.digest])
     assert body == encode(checkpoint(world))
-    assert world.store.fitting_checkpoint("maddpg", there, [world.digest]) == b""
+    assert world.store.read(fitting_policy, "maddpg", there, [world.digest]) == b""
 
 
 def test_a_kept_policy_is_listed_with_its_models(

@@ -7,6 +7,11 @@ from typing import Any
 from stageloom.planner.costs.records import found_schedules
 from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.replan.predict import Verdict, considered, predict
+from stageloom.planner.store.costs import keep_schedules
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.plans import add_plan, plan_info
+from stageloom.planner.store.predictions import keep_considered
+from stageloom.planner.store.profiles import request_profile, request_stage_profile
 from stageloom.planner.store.store import Store
 from stageloom.shared.artifact import pack_artifact
 from stageloom.shared.clock import ManualClock
@@ -57,14 +62,14 @@ class World:
     def kept(self, scheduler: str, verdict: Verdict = Verdict.FOUND) -> Plan:
         """A plan that an operator searched for the device's class."""
         plan = self.plan(scheduler)
-        self.store.add_plan(scheduler, plan, scheduler)
+        self.store.write(add_plan, scheduler, plan, scheduler)
         graphs = {self.digest: self.graph}
-        self.store.keep_schedules("cpu-2-core", scheduler, found_schedules(plan, graphs))
+        self.store.write(keep_schedules, "cpu-2-core", scheduler, found_schedules(plan, graphs))
         prediction = predict(plan, graphs, CostTable(), ())
         looked_at = considered(
             plan, verdict, scheduler=scheduler, how="operator", prediction=prediction, search_s=0.5
         )
-        self.store.keep_considered([looked_at], device_class="cpu-2-core", device=NANO)
+        self.store.write(keep_considered, [looked_at], device_class="cpu-2-core", device=NANO)
         return plan
 
     def tells(self, *data: RowData) -> None:
@@ -73,18 +78,24 @@ class World:
         for one in data:
             rows.append(row(self.rows, one, kind=KINDS[type(one)]))
             self.rows += 1
-        self.store.append_telemetry([TelemetryWrite(NANO, tuple(rows), (Ledger(7, self.rows, 0),))])
+        LinkStore(self.store).append_telemetry(
+            [TelemetryWrite(NANO, tuple(rows), (Ledger(7, self.rows, 0),))]
+        )
 
     def profiled(self) -> None:
         """Every operator takes 100 us."""
         times = tuple(OperatorTiming(op, 100.0, 1.0, 9) for op in range(4))
-        (request,), _ = self.store.request_profile(NANO, ["diamond"])
+        (request,), _ = self.store.write(request_profile, NANO, ["diamond"])
         self.tells(ProfileResult(request, self.digest, 1, "", times, True))
 
     def measured(self, plan: str, timings: tuple[StageTiming, ...], step_us: float) -> None:
         """The stages of a plan were measured, as the planner asked."""
-        request, _ = self.store.request_stages(NANO, plan)
-        self.tells(StageProfileResult(request, self.store.plan(plan).digest, 0, "", timings, step_us, True))
+        request, _ = self.store.write(request_stage_profile, NANO, plan)
+        self.tells(
+            StageProfileResult(
+                request, self.store.read(plan_info, plan).digest, 0, "", timings, step_us, True
+            )
+        )
 
     def explained(self, *arguments: str) -> dict[str, Any]:
         """What `--json` says."""

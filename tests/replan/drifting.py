@@ -16,6 +16,8 @@ from stageloom.edge_agent.replan.alarms import Alarms, alarm_raised
 from stageloom.edge_agent.replan.drift import Drift
 from stageloom.edge_agent.worker.messages import CombinedStats, Glance, QueueGlance, Stats
 from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.profiles import request_profile, request_stage_profile
 from stageloom.planner.store.store import Store
 from stageloom.shared.artifact import pack_artifact
 from stageloom.shared.bound import bind
@@ -201,19 +203,21 @@ class DriftingDevice:
             body = encode_row(Row(at_us, data))
             stored.append(StoredRow(BOOT, self._rows, at_us, KIND_OF[type(data)], body, data))
             self._rows += 1
-        self.store.append_telemetry([TelemetryWrite(NANO, tuple(stored), (Ledger(BOOT, self._rows, 0),))])
+        LinkStore(self.store).append_telemetry(
+            [TelemetryWrite(NANO, tuple(stored), (Ledger(BOOT, self._rows, 0),))]
+        )
 
     def profile(self, request: int | None = None) -> None:
         """The operators, at today's clock; without a request somebody asks for them now."""
         if request is None:
-            (request,), _ = self.store.request_profile(NANO, ["branches"])
+            (request,), _ = self.store.write(request_profile, NANO, ["branches"])
         times = tuple(OperatorTiming(op, self.operator_us(op), 1.0, 9) for op in range(len(OPERATORS_US)))
         self.sends(ProfileResult(request, self.artifact, 1, self.environment, times, True))
 
     def profile_stages(self, plan: Plan, request: int | None = None) -> None:
         """The stages of a plan that the store knows; without a request somebody asks for them now."""
         if request is None:
-            request, _ = self.store.request_stages(NANO, plan.digest)
+            request, _ = self.store.write(request_stage_profile, NANO, plan.digest)
         stages = self.stages_us(plan)
         ends = [first for first, _ in stages[1:]] + [len(plan.combined[0].schedule.stages)]  # type: ignore[union-attr]
         times = tuple(

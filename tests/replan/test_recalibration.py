@@ -17,7 +17,13 @@ from stageloom.planner.replan.learned import SEARCHED, LearnedPolicy
 from stageloom.planner.replan.observing import observe
 from stageloom.planner.replan.policy import How
 from stageloom.planner.replan.service import Replanner
-from stageloom.planner.store import checkpoints
+from stageloom.planner.store.costs import calibration_of, operator_costs
+from stageloom.planner.store.desired import Push, push
+from stageloom.planner.store.devices import device_info
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.plans import add_plan, plan_info
+from stageloom.planner.store.policies import store_policy
+from stageloom.planner.store.replans import replan_infos
 from stageloom.planner.store.store import Store
 from stageloom.planner.twin.stored import stored_times
 from stageloom.shared.bound import bind
@@ -34,7 +40,7 @@ from stageloom.shared.stage_string import parse
 from tests.planner.processes import until
 from tests.policy.maddpg.cases import network
 from tests.replan.drifting import BOOT, CLASS, OPERATORS_US, DriftingDevice, InlinePool, planned
-from tests.store.helpers import NANO
+from tests.store.helpers import NANO, kept_schedule
 from tests.store.test_checkpoints import PROVENANCE
 
 SLOW = f"{CLASS}, 15 W"
@@ -56,12 +62,12 @@ class World:
             profile_wait_s=0.2,
         )
         wide = planned(self.device, "greedy")
-        self.store.add_plan("wide", wide, "greedy")
+        self.store.write(add_plan, "wide", wide, "greedy")
         self.device.profile()
         self.device.profile_stages(wide)
         self.first = planned(self.device, "ios", costs=self.costs())
-        self.store.add_plan("first", self.first, "ios")
-        self.store.push(NANO, "first", decided_by="operator")
+        self.store.write(add_plan, "first", self.first, "ios")
+        self.store.write(push, Push(device=NANO, plan="first", decided_by="operator"))
         self.device.runs(self.first)
         self.replanner.start()
 
@@ -77,30 +83,33 @@ class World:
 
     def policy(self, body: bytes) -> None:
         """A policy that was trained for the device's class and model."""
-        checkpoints.keep(
-            self.store.database,
+        self.store.database.change(
+            store_policy,
             body,
             policy="maddpg",
             device_class=CLASS,
             provenance={**PROVENANCE, "models": {self.device.artifact: "branches"}},
             curves=[],
-            now_us=1,
+            trained_at_us=1,
         )
 
     def answered(self, alarm: Alarm) -> ReplanInfo:
         """What the planner made of an alarm."""
-        replan = self.store.record_alarm(NANO, alarm)
+        replan = LinkStore(self.store).record_alarm(NANO, alarm)
         assert replan is not None
         self.due.put((NANO, replan))
         assert until(
-            lambda: self.store.replans()[0].outcome != "pending" or self.store.replans()[0].generation
+            lambda: (
+                self.store.read(replan_infos)[0].outcome != "pending"
+                or self.store.read(replan_infos)[0].generation
+            )
         )
-        return self.store.replans()[0]
+        return self.store.read(replan_infos)[0]
 
     def pushed(self, replan: ReplanInfo) -> Plan:
         """The plan of a re-plan; the device tries it, and commits."""
         assert replan.generation, replan.reason
-        plan = decode_plan(self.store.plan(replan.plan).wire)
+        plan = decode_plan(self.store.read(plan_info, replan.plan).wire)
         self.device.committed((replan.epoch, replan.generation), plan)
         return plan
 
@@ -112,7 +121,9 @@ class World:
 
     def own_us(self) -> list[float]:
         """The operators' times that hold for the device."""
-        found = self.store.operator_costs(self.store.calibration(NANO).costs_key, self.device.artifact)
+        found = self.store.read(
+            operator_costs, self.store.read(calibration_of, NANO).costs_key, self.device.artifact
+        )
         return [found[op].median_us for op in range(len(OPERATORS_US))]
 
 
@@ -127,7 +138,7 @@ def test_a_noisy_device_that_did_not_change_raises_no_alarm(world: World) -> Non
     """Ten minutes of 10 % noise, and five seconds of every minute in which steps take 1.6 times as long."""
     world.device.noise = 0.1
     assert world.device.serve(600) is None
-    assert not world.store.calibration(NANO).own
+    assert not world.store.read(calibration_of, NANO).own
 
 
 def test_a_clock_that_falls_by_half_means_new_costs_and_a_plan_that_is_better_for_them(world: World) -> None:
@@ -142,9 +153,9 @@ def test_a_clock_that_falls_by_half_means_new_costs_and_a_plan_that_is_better_fo
     assert alarm is not None and alarm.cause == "drift"
     replan = world.answered(alarm)
     assert device.asked == []
-    assert world.store.calibration(NANO).own
+    assert world.store.read(calibration_of, NANO).own
     assert world.own_us() == pytest.approx([2.0 * us for us in OPERATORS_US], rel=0.25)
-    assert world.store.operator_costs(CLASS, device.artifact)[4].median_us == 400.0
+    assert world.store.read(operator_costs, CLASS, device.artifact)[4].median_us == 400.0
     plan = world.pushed(replan)
     assert device.step_us(plan) < device.step_us(world.first)
     assert device.serve(300) is None
@@ -153,7 +164,7 @@ def test_a_clock_that_falls_by_half_means_new_costs_and_a_plan_that_is_better_fo
     alarm = device.serve(60)
     assert alarm is not None and alarm.cause == "drift"
     back = world.answered(alarm)
-    assert not world.store.calibration(NANO).own
+    assert not world.store.read(calibration_of, NANO).own
     assert world.pushed(back).structure == world.first.structure
     assert device.serve(300) is None
 
@@ -169,7 +180,7 @@ def test_a_busy_device_whose_steps_were_not_traced_is_asked_for_a_profile_and_pl
     alarm = device.serve(60)
     assert alarm is not None
     world.answered(alarm)
-    replan = world.store.replans()[0]
+    replan = world.store.read(replan_infos)[0]
     assert "its steps took 1." in replan.remark and "so it has costs of its own" in replan.remark
     assert {one.plan_digest for one in device.asked} == {world.first.digest}
     assert len({one.request for one in device.asked}) == 1
@@ -188,16 +199,19 @@ def test_another_power_mode_is_planned_with_costs_of_that_mode(world: World) -> 
     assert device.serve(60) is None
     device.clock, device.environment = 0.5, SLOW
     for mode in (SLOW, CLASS):  # it was in that mode once before, and measured stages in it
-        world.store.record_reports([ReportRecord(NANO, BOOT, Report(), device_class=mode)])
+        LinkStore(world.store).record_reports([ReportRecord(NANO, BOOT, Report(), device_class=mode)])
         if mode == SLOW:
             device.profile_stages(planned(device, "greedy"))
     alarm = device.serve(60)
     assert alarm is not None and (alarm.cause, alarm.environment) == ("power_mode", SLOW)
     replan = world.answered(alarm)
     assert [type(one) for one in device.asked] == [ProfileRequest]
-    assert world.store.device(NANO).device_class == SLOW and not world.store.calibration(NANO).own
+    assert (
+        world.store.read(device_info, NANO).device_class == SLOW
+        and not world.store.read(calibration_of, NANO).own
+    )
     assert world.own_us() == [2.0 * us for us in OPERATORS_US]
-    assert world.store.operator_costs(CLASS, device.artifact)[4].median_us == 400.0
+    assert world.store.read(operator_costs, CLASS, device.artifact)[4].median_us == 400.0
     plan = world.pushed(replan)
     assert device.step_us(plan) < device.step_us(world.first)
     device.clock, device.environment = 1.0, CLASS
@@ -238,10 +252,10 @@ def test_a_schedule_that_a_policy_lacked_is_searched_for_meanwhile_and_there_for
     assert alarm is not None
     replan = world.answered(alarm)
     assert "; policy " in replan.remark and " proposed " in replan.remark
-    key = world.store.calibration(NANO).costs_key
+    key = world.store.read(calibration_of, NANO).costs_key
     block = combined_digest([(world.device.artifact, 0, len(OPERATORS_US))])
-    assert until(lambda: world.store.kept_schedule(key, 1, block, SEARCHED) is not None)
-    kept = world.store.kept_schedule(key, 1, block, SEARCHED)
+    assert until(lambda: kept_schedule(world.store, key, 1, block, SEARCHED) is not None)
+    kept = kept_schedule(world.store, key, 1, block, SEARCHED)
     seen = observe(world.store, NANO, replan.replan, SystemClock().wall_us())
     assert kept in seen.schedules[block, 1]
     policy = LearnedPolicy()

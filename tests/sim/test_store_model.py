@@ -6,7 +6,12 @@ from random import Random
 import pytest
 
 from stageloom.planner.dispatch.ports import FleetMember, ReportRecord, TelemetryWrite
+from stageloom.planner.store.desired import Push, push
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.models import named_models
+from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.store import Store
+from stageloom.planner.store.telemetry import telemetry_balance
 from stageloom.planner.telemetry.books import Balance, Book
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import ArtifactNeed, Desired, DeviceState, Origin, Report
@@ -31,7 +36,7 @@ class Pair:
             name = f"m{number}"
             add_model(self.real, folder, name, operators=4 + number)
             self.plans.append(small_plan(self.real, name))
-            self.real.add_plan(f"p{number}", self.plans[-1], "sequential")
+            self.real.write(add_plan, f"p{number}", self.plans[-1], "sequential")
         for number, device in enumerate(DEVICES, 1):
             enrol(self.real, device, number)
             self.model.members[device] = FleetMember(device, key(number), device_class="cpu-2-core")
@@ -46,7 +51,7 @@ class Pair:
     def push(self, device: DeviceId) -> None:
         number = self.rng.randrange(3)
         plan = self.plans[number]
-        (info,) = self.real.named_models([f"m{number}"])
+        (info,) = self.real.read(named_models, [f"m{number}"])
         wanted = Desired(
             epoch=0,
             generation=0,
@@ -54,11 +59,13 @@ class Pair:
             plan=plan.wire,
             artifacts=(ArtifactNeed(f"m{number}", info.digest, info.size_bytes),),
         )
-        assert self.real.push(device, f"p{number}", decided_by="test") == self.model.push(device, wanted)
+        assert self.real.write(
+            push, Push(device=device, plan=f"p{number}", decided_by="test")
+        ) == self.model.push(device, wanted)
 
     def reissue(self, device: DeviceId) -> None:
         above = {"above_epoch": self.rng.randrange(4), "above_generation": self.rng.randrange(40)}
-        assert self.real.reissue(device, **above) == self.model.reissue(device, **above)
+        assert LinkStore(self.real).reissue(device, **above) == self.model.reissue(device, **above)
 
     def report(self, device: DeviceId) -> None:
         record = ReportRecord(
@@ -75,7 +82,7 @@ class Pair:
                 reason=self.rng.choice(("", "why")),
             ),
         )
-        self.real.record_reports([record])
+        LinkStore(self.real).record_reports([record])
         self.model.record_reports([record])
 
     def telemetry(self, device: DeviceId) -> None:
@@ -85,18 +92,18 @@ class Pair:
         known = self.model.books.get((device, boot), Book())
         ledger = Ledger(boot, known.produced + self.rng.randrange(3), known.dropped + self.rng.randrange(2))
         write = TelemetryWrite(device, rows, (ledger,) if self.rng.random() < 0.7 else ())
-        self.real.append_telemetry([write])
+        LinkStore(self.real).append_telemetry([write])
         self.model.append_telemetry([write])
 
     def check(self) -> None:
         """They hold the same."""
-        assert self.real.epoch() == self.model.epoch()
-        assert list(self.real.fleet()) == list(self.model.fleet())
+        assert LinkStore(self.real).epoch() == self.model.epoch()
+        assert list(LinkStore(self.real).fleet()) == list(self.model.fleet())
         for device in DEVICES:
             books = [one for (name, _), one in self.model.books.items() if name == device]
             stored = sum(1 for name, _, _ in self.model.rows if name == device)
             assert stored == sum(one.stored for one in books)
-            assert self.real.telemetry_balance(device) == Balance(
+            assert self.real.read(telemetry_balance, device) == Balance(
                 sum(one.produced for one in books),
                 stored,
                 sum(one.dropped for one in books),

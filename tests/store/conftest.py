@@ -12,8 +12,8 @@ from sqlalchemy import create_engine, event, make_url, text
 from benchmarks.postgres import binaries, postgres_server
 from stageloom.planner.store import schema
 from stageloom.planner.store.database import Database, sqlite_url
-from stageloom.planner.store.reading import DATABASE_FILE
 from stageloom.planner.store.store import Store
+from stageloom.planner.store.used_database import DATABASE_FILE
 from stageloom.shared.clock import ManualClock
 
 POSTGRES = os.environ.get("STAGELOOM_TEST_POSTGRES", "")

@@ -8,6 +8,9 @@ from typing import Any
 
 from stageloom.planner.dispatch.ports import EnrolAttempt, StoredRow, TelemetryWrite
 from stageloom.planner.replan.predict import Considered, Verdict
+from stageloom.planner.store.costs import schedules_of
+from stageloom.planner.store.devices import add_token, enrol_device
+from stageloom.planner.store.models import named_models
 from stageloom.planner.store.store import Store
 from stageloom.shared.artifact import pack_artifact
 from stageloom.shared.clock import ManualClock
@@ -47,8 +50,8 @@ def key(number: int) -> str:
 def enrol(store: Store, device: DeviceId = NANO, number: int = 1) -> DeviceId:
     """Enrol a device with a token of its own."""
     secret = digest_bytes([SECRET + device.encode() + bytes([number])])
-    store.add_token(secret, None, 3600.0)
-    return store.enrol(EnrolAttempt(secret, key(number), device, "0.1.0", "cpu-2-core"))
+    store.write(add_token, secret, None, 3600.0)
+    return store.write(enrol_device, EnrolAttempt(secret, key(number), device, "0.1.0", "cpu-2-core"))
 
 
 def add_model(store: Store, folder: Path, name: str = "relu", operators: int = 4) -> Digest:
@@ -62,7 +65,7 @@ def add_model(store: Store, folder: Path, name: str = "relu", operators: int = 4
 
 def small_plan(store: Store, name: str = "relu") -> Plan:
     """A sequential plan of one model of the store."""
-    info = store.named_models([name])[0]
+    info = store.read(named_models, [name])[0]
     graph = store.load_artifact(info.digest).graph
     return compose([ModelChoice(name=name, artifact=info.digest, graph=graph)])
 
@@ -114,3 +117,11 @@ def finish(child: "subprocess.Popen[str]", timeout_s: float = 60.0) -> str:
     out, err = child.communicate(timeout=timeout_s)
     assert child.returncode == 0, err
     return out
+
+
+def kept_schedule(
+    store: Store, device_class: str, batch: int, combined_block: Digest, scheduler: str
+) -> str | None:
+    """The stage string that a scheduler once found for a combined block on a device class."""
+    kept = store.read(schedules_of, device_class, combined_block, batch)
+    return next((one.stage_string for one in kept if one.scheduler == scheduler), None)

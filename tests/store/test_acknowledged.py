@@ -10,7 +10,9 @@ from sqlalchemy import text
 from benchmarks.adversary.acknowledged import Acknowledged
 from benchmarks.adversary.kills import drawn, victims
 from stageloom.planner.dispatch.ports import ReportRecord
-from stageloom.planner.store.desired import Push
+from stageloom.planner.store.desired import Push, push_wanted
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.store import Store
 from stageloom.shared.messages import control
 from tests.store.helpers import NANO, add_model, enrol, key, row, small_plan, write_of
@@ -36,10 +38,12 @@ def acknowledged(store: Store) -> Acknowledged:
     """A store that holds all of it."""
     enrol(store)
     add_model(store, store.data_dir)
-    store.add_plan("whole", small_plan(store), "greedy")
-    desired = store.push_soon(Push(device=NANO, plan="whole", decided_by="operator")).result(30)
-    store.record_reports([ReportRecord(NANO, BOOT, REPORT)])
-    store.append_telemetry([write_of(0, ROWS - 1)])
+    store.write(add_plan, "whole", small_plan(store), "greedy")
+    desired = store.submit_together(
+        push_wanted, Push(device=NANO, plan="whole", decided_by="operator")
+    ).result(30)
+    LinkStore(store).record_reports([ReportRecord(NANO, BOOT, REPORT)])
+    LinkStore(store).append_telemetry([write_of(0, ROWS - 1)])
     pushes = {(str(NANO), desired.epoch, desired.generation): "whole"}
     return Acknowledged(pushes=pushes, keys={str(NANO): key(1)})
 

@@ -12,10 +12,14 @@ from stageloom.edge_agent.link.spool import Spool
 from stageloom.planner.dispatch.rows import telemetry_write
 from stageloom.planner.service import KEY_FILE
 from stageloom.planner.store.backup import backup
-from stageloom.planner.store.blobs import Blobs
-from stageloom.planner.store.reading import ARTIFACT_FOLDER, DATABASE_FILE, ReadStore
+from stageloom.planner.store.events import newest_events
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.models import Blobs
+from stageloom.planner.store.plans import add_plan, plan_info
 from stageloom.planner.store.schema import HEAD
-from stageloom.planner.store.store import Store
+from stageloom.planner.store.store import ReadStore, Store
+from stageloom.planner.store.telemetry import telemetry_balance, telemetry_rows
+from stageloom.planner.store.used_database import ARTIFACT_FOLDER, DATABASE_FILE
 from stageloom.planner.telemetry.books import Balance
 from stageloom.shared.errors import InputError, StorageError
 from stageloom.shared.ids import Digest
@@ -48,7 +52,7 @@ class Agent:
 
     def upload(self, store: Store) -> None:
         while (batch := self.spool.next_batch(1)) is not None:
-            store.append_telemetry([telemetry_write(NANO, batch)])
+            LinkStore(store).append_telemetry([telemetry_write(NANO, batch)])
             self.spool.acknowledge(TelemetryAck(ranges=batch.ranges, ledgers=batch.ledgers))
 
 
@@ -66,20 +70,24 @@ def test_after_a_restoration_produced_is_stored_and_dropped_and_lost_and_spooled
     backup(home, "", tmp_path / "backup.tar", (KEY_FILE,))
     agent.measure(50)
     agent.upload(store)
-    assert store.telemetry_balance(NANO) == Balance(150, 150, 0, 0)
+    assert store.read(telemetry_balance, NANO) == Balance(150, 150, 0, 0)
     store.close()
     shutil.rmtree(home)
 
     restored = Store(restore(tmp_path / "backup.tar", tmp_path / "restored"))
-    assert restored.telemetry_balance(NANO) == Balance(100, 100, 0, 0)
+    assert restored.read(telemetry_balance, NANO) == Balance(100, 100, 0, 0)
     agent.measure(40_000)
     agent.upload(restored)
     agent.measure(7)
-    books, spool = restored.telemetry_balance(NANO), agent.spool.counts()
+    books, spool = restored.read(telemetry_balance, NANO), agent.spool.counts()
     assert (books.lost, spool.spooled) == (50, 7) and books.dropped > 0
     assert agent.rows == books.stored + books.dropped + books.lost + spool.spooled
     assert _samples(restored).isdisjoint(range(100, 150)) and len(_samples(restored)) == books.stored
-    told = [text for _, device, code, text in restored.events() if (device, code) == (NANO, "telemetry_lost")]
+    told = [
+        text
+        for _, device, code, text in restored.read(newest_events)
+        if (device, code) == (NANO, "telemetry_lost")
+    ]
     assert told == [f"50 telemetry rows of boot {BOOT:016x} were acknowledged and are not in this database: "
                     "it was restored from an older copy"]  # fmt: skip
     restored.close()
@@ -87,7 +95,7 @@ def test_after_a_restoration_produced_is_stored_and_dropped_and_lost_and_spooled
 
 def _samples(store: Store) -> set[int]:
     """The numbers of the stored rows: each sample's queue length is its row's."""
-    rows = store.telemetry(NANO, [RowKind.QUEUE_SAMPLE], limit=10**6)
+    rows = store.read(telemetry_rows, NANO, [RowKind.QUEUE_SAMPLE], limit=10**6)
     return {row.data.tasks for row in rows if isinstance(row.data, QueueSample)}
 
 
@@ -99,16 +107,17 @@ def test_a_backup_of_a_planner_that_writes_is_as_of_one_moment(tmp_path: Path) -
     store = Store(home)
     enrol(store)
     digest = add_model(store, tmp_path)
-    store.add_plan("first", small_plan(store), "sequential")
+    store.write(add_plan, "first", small_plan(store), "sequential")
     code = """
 import itertools, sys
 from pathlib import Path
+from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.schema import HEAD
 from stageloom.planner.store.store import Store
 from tests.store.helpers import write_of
 store = Store(Path(sys.argv[1]))
 for first in itertools.count(0, 20):
-    store.append_telemetry([write_of(first, first + 19)])
+    LinkStore(store).append_telemetry([write_of(first, first + 19)])
     print(first + 19, flush=True)
 """
     child = start(code, str(home))
@@ -120,13 +129,13 @@ for first in itertools.count(0, 20):
             target = tmp_path / f"{number}.tar"
             backup(home, "", target, (KEY_FILE,))
             copy = ReadStore.open(restore(target, tmp_path / f"restored-{number}"))
-            books = copy.telemetry_balance(NANO)
+            books = copy.read(telemetry_balance, NANO)
             assert books == Balance(books.stored, books.stored, 0, 0) and books.stored % 20 == 0
-            assert len(copy.telemetry(NANO, [RowKind.QUEUE_SAMPLE], limit=10**6)) == books.stored
+            assert len(copy.read(telemetry_rows, NANO, [RowKind.QUEUE_SAMPLE], limit=10**6)) == books.stored
             assert books.stored > acknowledged and books.stored >= stored[-1]
             stored.append(books.stored)
             assert copy.load_artifact(digest).onnx_bytes() == b"relu"
-            assert copy.plan("first").models == ("relu",)
+            assert copy.read(plan_info, "first").models == ("relu",)
             copy.close()
     finally:
         child.kill()
@@ -199,16 +208,18 @@ def test_a_copy_of_a_stopped_planners_file_is_a_backup_too(tmp_path: Path) -> No
     (tmp_path / "home").mkdir()
     store = Store(tmp_path / "home")
     enrol(store)
-    store.append_telemetry([write_of(0, 9)])
+    LinkStore(store).append_telemetry([write_of(0, 9)])
     store.close()
     shutil.copy(tmp_path / "home" / DATABASE_FILE, tmp_path / "copy")
     store = Store(tmp_path / "home")
-    store.append_telemetry([write_of(10, 19)])
+    LinkStore(store).append_telemetry([write_of(10, 19)])
     store.close()
     shutil.copy(tmp_path / "copy", tmp_path / "home" / DATABASE_FILE)
     store = Store(tmp_path / "home")
-    store.append_telemetry([write_of(20, 24)])
-    assert store.telemetry_balance(NANO) == Balance(25, 15, 0, 10)
-    store.append_telemetry([write_of(10, 19)])  # they cannot come back, or books would change for ever
-    assert store.telemetry_balance(NANO) == Balance(25, 15, 0, 10)
+    LinkStore(store).append_telemetry([write_of(20, 24)])
+    assert store.read(telemetry_balance, NANO) == Balance(25, 15, 0, 10)
+    LinkStore(store).append_telemetry(
+        [write_of(10, 19)]
+    )  # they cannot come back, or books would change for ever
+    assert store.read(telemetry_balance, NANO) == Balance(25, 15, 0, 10)
     store.close()

@@ -7,6 +7,17 @@ import pytest
 from stageloom.planner.costs.drift import Renewal
 from stageloom.planner.costs.records import FoundSchedule
 from stageloom.planner.dispatch.ports import TelemetryWrite
+from stageloom.planner.store.costs import (
+    calibration_of,
+    keep_schedules,
+    operator_costs,
+    renew_costs,
+    stage_costs,
+)
+from stageloom.planner.store.devices import device_info
+from stageloom.planner.store.events import newest_events
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.profiles import request_profile
 from stageloom.planner.store.store import Store
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.ids import DeviceId, Digest, OpId
@@ -14,7 +25,7 @@ from stageloom.shared.messages.control import Alarm
 from stageloom.shared.messages.telemetry import OperatorTiming, ProfileResult, RowKind
 from stageloom.shared.plan import ExecutorOptions
 from stageloom.shared.search.costs import MeasuredStage
-from tests.store.helpers import NANO, T0_US, add_model, enrol, row
+from tests.store.helpers import NANO, T0_US, add_model, enrol, kept_schedule, row
 
 CLASS = "cpu-2-core"
 SLOW = "cpu-2-core, 15 W"
@@ -41,23 +52,25 @@ class Rig:
         times = tuple(OperatorTiming(op, us, 1.0, 9) for op in range(4))
         number = self.asked(device) if request is None else request
         data = ProfileResult(number, self.artifact, 1, environment, times, True)
-        self.store.append_telemetry(
+        LinkStore(self.store).append_telemetry(
             [TelemetryWrite(device, (row(self.rows, data, kind=RowKind.PROFILE_RESULT),), ())]
         )
         self.rows += 1
 
     def asked(self, device: DeviceId) -> int:
-        (request,), _ = self.store.request_profile(device, ["relu"])
+        (request,), _ = self.store.write(request_profile, device, ["relu"])
         return request
 
     def costs(self, device: DeviceId) -> list[float]:
-        found = self.store.operator_costs(self.store.calibration(device).costs_key, self.artifact)
+        found = self.store.read(
+            operator_costs, self.store.read(calibration_of, device).costs_key, self.artifact
+        )
         return [found[op].median_us for op in sorted(found)]
 
     def drifted(self, ratio: float, *stages: MeasuredStage) -> None:
         factors = {(self.artifact, OpId(0)): 3.0}
         found = Renewal(factors=factors, others=ratio, stages=stages, unseen=())
-        self.store.renew_costs(NANO, found, ExecutorOptions(), ratio=ratio, steps_since_us=T0_US + 5)
+        self.store.write(renew_costs, NANO, found, ExecutorOptions(), ratio=ratio, steps_since_us=T0_US + 5)
 
 
 @pytest.fixture
@@ -71,16 +84,19 @@ def test_an_alarm_in_another_power_mode_makes_the_device_one_of_that_class(rig: 
     """1. Its costs are those of the mode, of which nothing is known. 2. What it measures there is kept for
     it, and what still comes of the old mode for that. 3. Back in the old mode the old costs hold."""
     before = rig.asked(NANO)
-    rig.store.record_alarm(NANO, alarm(1, SLOW))
-    assert rig.store.device(NANO).device_class == SLOW and rig.store.device(OTHER).device_class == CLASS
+    LinkStore(rig.store).record_alarm(NANO, alarm(1, SLOW))
+    assert (
+        rig.store.read(device_info, NANO).device_class == SLOW
+        and rig.store.read(device_info, OTHER).device_class == CLASS
+    )
     assert rig.costs(NANO) == []
-    assert rig.store.calibration(NANO).steps_since_us == T0_US
+    assert rig.store.read(calibration_of, NANO).steps_since_us == T0_US
     rig.profiled(NANO, 25.0, SLOW)
     rig.profiled(NANO, 11.0, CLASS, before)
     assert rig.costs(NANO) == [25.0] * 4
-    rig.store.record_alarm(NANO, alarm(1, CLASS))
+    LinkStore(rig.store).record_alarm(NANO, alarm(1, CLASS))
     assert rig.costs(NANO) == [25.0] * 4, "a repeat of the first alarm says nothing"
-    rig.store.record_alarm(NANO, alarm(2, CLASS))
+    LinkStore(rig.store).record_alarm(NANO, alarm(2, CLASS))
     assert rig.costs(NANO) == [11.0] * 4 == rig.costs(OTHER)
 
 
@@ -89,34 +105,36 @@ def test_a_device_that_drifted_has_costs_of_its_own_and_its_class_keeps_its(rig:
     kept. 2. What it measures next is its own. 3. It drifts on, from its own."""
     members = ((rig.artifact, 0, 4),)
     rig.drifted(2.0, MeasuredStage(members, 1, ((0, 1, 2, 3),), 9e-5, False, 40, T0_US))
-    held = rig.store.calibration(NANO)
+    held = rig.store.read(calibration_of, NANO)
     assert held.own and (held.ratio, held.steps_since_us) == (2.0, T0_US + 5)
     assert rig.costs(NANO) == [30.0, 20.0, 20.0, 20.0] and rig.costs(OTHER) == [10.0] * 4
-    (stage,) = rig.store.stage_costs(held.costs_key, ExecutorOptions())
+    (stage,) = rig.store.read(stage_costs, held.costs_key, ExecutorOptions())
     assert (stage.members, stage.samples) == (members, 40) and stage.seconds == pytest.approx(9e-5)
-    assert rig.store.stage_costs(CLASS, ExecutorOptions()) == []
+    assert rig.store.read(stage_costs, CLASS, ExecutorOptions()) == []
     rig.profiled(NANO, 40.0, CLASS)
     assert rig.costs(NANO) == [40.0] * 4 and rig.costs(OTHER) == [10.0] * 4
     rig.drifted(0.5)
     assert rig.costs(NANO) == [120.0, 20.0, 20.0, 20.0]
-    assert rig.store.stage_costs(held.costs_key, ExecutorOptions()) == [], "they were of a device that is not"
-    assert "it has costs of its own" in rig.store.events(limit=1)[0][3]
+    assert rig.store.read(stage_costs, held.costs_key, ExecutorOptions()) == [], (
+        "they were of a device that is not"
+    )
+    assert "it has costs of its own" in rig.store.read(newest_events, limit=1)[0][3]
 
 
 def test_a_device_that_is_back_shares_its_class_again_and_leaves_nothing_behind(rig: Rig) -> None:
     rig.drifted(2.0)
-    own = rig.store.calibration(NANO).costs_key
+    own = rig.store.read(calibration_of, NANO).costs_key
     block: Digest = digest_bytes([b"block"])
-    rig.store.keep_schedules(own, "ios", [FoundSchedule(block, 1, "0")])
-    rig.store.renew_costs(NANO, None, ExecutorOptions(), ratio=0.5, steps_since_us=T0_US + 9)
-    assert rig.store.calibration(NANO).costs_key == CLASS and rig.costs(NANO) == [10.0] * 4
-    assert rig.store.operator_costs(own, rig.artifact) == {}
-    assert rig.store.kept_schedule(own, 1, block, "ios") is None
+    rig.store.write(keep_schedules, own, "ios", [FoundSchedule(block, 1, "0")])
+    rig.store.write(renew_costs, NANO, None, ExecutorOptions(), ratio=0.5, steps_since_us=T0_US + 9)
+    assert rig.store.read(calibration_of, NANO).costs_key == CLASS and rig.costs(NANO) == [10.0] * 4
+    assert rig.store.read(operator_costs, own, rig.artifact) == {}
+    assert kept_schedule(rig.store, own, 1, block, "ios") is None
 
 
 def test_costs_of_its_own_hold_in_the_power_mode_that_they_were_found_in(rig: Rig) -> None:
     rig.drifted(2.0)
-    rig.store.record_alarm(NANO, alarm(1, SLOW))
-    assert not rig.store.calibration(NANO).own
-    rig.store.record_alarm(NANO, alarm(2, CLASS))
+    LinkStore(rig.store).record_alarm(NANO, alarm(1, SLOW))
+    assert not rig.store.read(calibration_of, NANO).own
+    LinkStore(rig.store).record_alarm(NANO, alarm(2, CLASS))
     assert rig.costs(NANO) == [30.0, 20.0, 20.0, 20.0]

@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 
 from stageloom.planner.costs.measured import trained_policy
-from stageloom.planner.store import checkpoints
+from stageloom.planner.store.policies import (
+    KeptPolicy,
+    fitting_policy,
+    kept_policies,
+    newest_policy,
+    store_policy,
+)
 from stageloom.planner.store.store import Store
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.search.gpg import packaged_checkpoint
@@ -21,22 +27,22 @@ CURVES = [{"step": 50, "phase": "imitation", "ratio": 0.8}, {"step": 70, "phase"
 
 
 def keep(store: Store, body: bytes, at_us: int, device_class: str = "") -> str:
-    return checkpoints.keep(
-        store.database,
+    return store.database.change(
+        store_policy,
         body,
         policy="gpg",
         device_class=device_class,
         provenance=PROVENANCE,
         curves=CURVES,
-        now_us=at_us,
+        trained_at_us=at_us,
     )
 
 
 def test_a_policy_is_kept_with_artifacts_settings_versions_and_curves(store: Store) -> None:
     digest = keep(store, b"weights", 7)
     with store.database.read() as session:
-        (found,) = checkpoints.kept(session, "gpg")
-    assert found == checkpoints.KeptPolicy(
+        (found,) = kept_policies(session, "gpg")
+    assert found == KeptPolicy(
         digest=digest_bytes([b"weights"]),
         policy="gpg",
         device_class="",
@@ -52,17 +58,17 @@ def test_a_policy_is_kept_with_artifacts_settings_versions_and_curves(store: Sto
 
 
 def test_the_newest_of_the_class_comes_before_those_for_any_device(store: Store) -> None:
-    assert store.newest_checkpoint("gpg", "orin") is None
+    assert store.read(newest_policy, "gpg", "orin") is None
     keep(store, b"any", 3)
     keep(store, b"old", 1, "orin")
     keep(store, b"new", 2, "orin")
-    assert store.newest_checkpoint("gpg", "orin") == b"new"
-    assert store.newest_checkpoint("gpg", "nano") == b"any"
-    assert store.newest_checkpoint("maddpg", "orin") is None
+    assert store.read(newest_policy, "gpg", "orin") == b"new"
+    assert store.read(newest_policy, "gpg", "nano") == b"any"
+    assert store.read(newest_policy, "maddpg", "orin") is None
     keep(store, b"old", 4, "orin")  # trained again, with the same result
-    assert store.newest_checkpoint("gpg", "orin") == b"old"
+    assert store.read(newest_policy, "gpg", "orin") == b"old"
     with store.database.read() as session:
-        assert len(checkpoints.kept(session, "gpg")) == 3
+        assert len(kept_policies(session, "gpg")) == 3
 
 
 def test_a_policy_that_cannot_be_used_leaves_the_search_the_packaged_one(
@@ -79,18 +85,18 @@ def test_a_policy_that_cannot_be_used_leaves_the_search_the_packaged_one(
 def test_a_policy_over_the_devices_own_models_comes_before_a_newer_one_over_others(store: Store) -> None:
     """Where none fits the newest is given: it says itself why it has no say."""
     mine, other = digest_bytes([b"mine"]), digest_bytes([b"other"])
-    assert store.fitting_checkpoint("maddpg", "orin", [mine]) == b""
+    assert store.read(fitting_policy, "maddpg", "orin", [mine]) == b""
     for at_us, artifacts in ((1, [mine, other]), (2, [mine]), (3, [other])):
-        checkpoints.keep(
-            store.database,
+        store.database.change(
+            store_policy,
             b"at %d" % at_us,
             policy="maddpg",
             device_class="orin",
             provenance={**PROVENANCE, "models": dict.fromkeys(artifacts, "name")},
             curves=CURVES,
-            now_us=at_us,
+            trained_at_us=at_us,
         )
-    assert store.fitting_checkpoint("maddpg", "orin", [mine]) == b"at 2"
-    assert store.fitting_checkpoint("maddpg", "orin", [other, mine]) == b"at 1"
-    assert store.fitting_checkpoint("maddpg", "orin", [digest_bytes([b"third"])]) == b"at 3"
-    assert store.fitting_checkpoint("maddpg", "nano", [mine]) == b""
+    assert store.read(fitting_policy, "maddpg", "orin", [mine]) == b"at 2"
+    assert store.read(fitting_policy, "maddpg", "orin", [other, mine]) == b"at 1"
+    assert store.read(fitting_policy, "maddpg", "orin", [digest_bytes([b"third"])]) == b"at 3"
+    assert store.read(fitting_policy, "maddpg", "nano", [mine]) == b""

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from stageloom.planner.store.database import CLAIM, Database
+from stageloom.planner.store.devices import device_info, device_infos
 from stageloom.planner.store.store import Store
 from stageloom.shared.errors import StorageError, UnavailableError
 from tests.planner.processes import until
@@ -49,7 +50,7 @@ def test_a_claimed_database_is_not_claimed_twice_and_is_free_again_afterwards(
     with store.database.claim() as alone:
         enrol(store)
         assert alone and not claimed(other)
-        assert store.device(NANO).device == NANO
+        assert store.read(device_info, NANO).device == NANO
     until(lambda: claimed(other))  # the server notices in its own time that a connection was closed
 
 
@@ -83,7 +84,7 @@ def test_who_lost_its_lock_to_another_planner_writes_nothing_any_more(store: Sto
             enrol(store)
         with pytest.raises(UnavailableError, match="stop that one"):
             store.database.check_claim()
-        assert store.devices() == []
+        assert store.read(device_infos) == []
         until(lambda: holders(other) == 0)
 
 

@@ -8,9 +8,17 @@ from sqlalchemy import text
 
 from stageloom.planner.housekeeping import Housekeeper
 from stageloom.planner.store import schema
-from stageloom.planner.store.retention import Retention
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.retention import Retention, tidy
 from stageloom.planner.store.store import Store
-from stageloom.planner.telemetry.trusted_time import LEAP_S, STEP_S, ClockTrust
+from stageloom.planner.store.trusted_time import (
+    LEAP_S,
+    STEP_S,
+    ClockTrust,
+    advance_clock,
+    notices,
+    trust_clock,
+)
 from stageloom.shared.clock import ManualClock
 from tests.planner.processes import until
 from tests.store.helpers import enrol, write_of
@@ -98,8 +106,8 @@ def events(store: Store) -> int:
 
 def run(store: Store, elapsed_s: float = RUN_S) -> float:
     """One run of housekeeping; how far ahead the clock was."""
-    ahead_s = store.advance_clock(elapsed_s)
-    for _ in store.tidy(KEEP):
+    ahead_s = store.write(advance_clock, elapsed_s)
+    for _ in tidy(store, KEEP):
         pass
     return ahead_s
 
@@ -109,30 +117,30 @@ def test_one_start_with_the_clock_two_years_ahead_deletes_nothing_and_the_operat
 ) -> None:
     """1. A planner runs. 2. It starts two years ahead, again and again. 3. The clock is right again."""
     enrol(store)
-    store.append_telemetry([write_of(0, 99)])
+    LinkStore(store).append_telemetry([write_of(0, 99)])
     run(store, 0.0)
     kept = (rows(store), events(store))
     clock.advance(TWO_YEARS_S)
     for _ in range(5):
         assert run(store, 0.0) == pytest.approx(TWO_YEARS_S)
     assert (rows(store), events(store)) == kept
-    (notice,) = store.notices()
+    (notice,) = store.read(notices)
     assert "730.0 days ahead" in notice and "`stageloom trust-clock`" in notice
     right = ManualClock()
     right.advance(RUN_S)
     monkeypatch.setattr(store, "_clock", right)
-    assert run(store, 0.0) == 0.0 and store.notices() == []
+    assert run(store, 0.0) == 0.0 and store.read(notices) == []
     assert (rows(store), events(store)) == kept
 
 
 def test_what_an_operator_confirms_goes_step_by_step(store: Store, clock: ManualClock) -> None:
     enrol(store)
-    store.append_telemetry([write_of(0, 99)])
+    LinkStore(store).append_telemetry([write_of(0, 99)])
     run(store, 0.0)
     clock.advance(30 * DAY_S)
     assert run(store, 0.0) > 0
-    store.trust_clock()
-    assert store.notices() == []
+    store.write(trust_clock)
+    assert store.read(notices) == []
     runs = 0
     while rows(store):
         assert run(store) == 0.0
@@ -145,7 +153,7 @@ def test_a_database_of_before_trusts_the_newest_time_that_it_holds(
 ) -> None:
     """1. A database of schema 0011 with events. 2. It is upgraded by a planner two years ahead."""
     enrol(store)
-    store.append_telemetry([write_of(0, 9)])
+    LinkStore(store).append_telemetry([write_of(0, 9)])
     with store.database.write() as session:
         session.execute(text("DROP INDEX events_by_device"))
         session.execute(text("DROP TABLE clock_trust"))
@@ -162,7 +170,7 @@ def test_the_log_says_once_that_old_rows_are_held_back(
     clock = ManualClock()
     store = Store(tmp_path, clock=clock)
     enrol(store)
-    store.append_telemetry([write_of(0, 9)])
+    LinkStore(store).append_telemetry([write_of(0, 9)])
     run(store, 0.0)
     clock.advance(TWO_YEARS_S)
     housekeeper = Housekeeper(store, KEEP)

@@ -1,6 +1,7 @@
 """Plans that were looked at come back as they were kept, for those models and that device class."""
 
 from stageloom.planner.replan.predict import Verdict
+from stageloom.planner.store.predictions import considered_plans, keep_considered
 from stageloom.planner.store.store import Store
 from stageloom.shared.clock import ManualClock
 from tests.store.helpers import NANO, T0_US, enrol, looked_at
@@ -12,15 +13,15 @@ def test_what_was_looked_at_comes_back_newest_first_for_its_models_and_class(
     enrol(store)
     first = looked_at("a", verdict=Verdict.TAKEN, search_s=0.5)
     second = looked_at("a", busy=None, predicted=None, verdict=Verdict.ILLEGAL)
-    store.keep_considered([first, second], device_class="cpu", device=NANO, replan=3)
+    store.write(keep_considered, [first, second], device_class="cpu", device=NANO, replan=3)
     clock.advance(1.0)
     anywhere = looked_at("a", how="operator", verdict=Verdict.FOUND)
-    store.keep_considered([anywhere], device_class="")
-    store.keep_considered([looked_at("a")], device_class="gpu")
-    store.keep_considered([looked_at("b")], device_class="cpu")
-    store.keep_considered([], device_class="cpu")
-    found = store.considered(first.serves, "cpu")
+    store.write(keep_considered, [anywhere], device_class="")
+    store.write(keep_considered, [looked_at("a")], device_class="gpu")
+    store.write(keep_considered, [looked_at("b")], device_class="cpu")
+    store.write(keep_considered, [], device_class="cpu")
+    found = store.read(considered_plans, first.serves, "cpu")
     assert [one.considered for one in found] == [anywhere, second, first]
     assert [one.replan for one in found] == [None, 3, 3]
     assert [one.at_us - T0_US for one in found] == [1_000_000, 0, 0]
-    assert len(store.considered(first.serves, "cpu", limit=2)) == 2
+    assert len(store.read(considered_plans, first.serves, "cpu", limit=2)) == 2

@@ -6,6 +6,19 @@ import pytest
 from sqlalchemy import event
 
 from stageloom.planner.dispatch.ports import DispatchStore, EnrolAttempt, EnrolRefused, ReportRecord
+from stageloom.planner.store.desired import Push, push
+from stageloom.planner.store.devices import (
+    add_token,
+    device_info,
+    device_infos,
+    enrol_device,
+    note_heard,
+    revoke_device,
+)
+from stageloom.planner.store.events import newest_events
+from stageloom.planner.store.generations import generation_history
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.plans import add_plan, plan_info
 from stageloom.planner.store.store import Store
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.digest import digest_bytes
@@ -36,26 +49,28 @@ def report(revision: int, state: DeviceState = DeviceState.COMMITTED, generation
 @pytest.fixture
 def waiting(store: Store) -> Iterator[Store]:
     """A store that has given out one token, for an hour."""
-    store.add_token(SECRET, None, 3600.0)
+    store.write(add_token, SECRET, None, 3600.0)
     yield store
 
 
 def refusal(store: Store, tried: EnrolAttempt) -> RefusalCode:
     with pytest.raises(EnrolRefused) as caught:
-        store.enrol(tried)
+        store.write(enrol_device, tried)
     return caught.value.code
 
 
 def test_the_store_is_what_dispatch_asks_for(store: Store) -> None:
-    port: DispatchStore = store
+    port: DispatchStore = LinkStore(store)
     assert (port.epoch(), list(port.fleet())) == (1, [])
 
 
 def test_a_token_enrols_one_key_and_repeats_its_answer(waiting: Store) -> None:
-    assert waiting.enrol(attempt()) == NANO
-    assert waiting.enrol(attempt()) == NANO
+    assert waiting.write(enrol_device, attempt()) == NANO
+    assert waiting.write(enrol_device, attempt()) == NANO
     assert refusal(waiting, attempt(2, "other")) is RefusalCode.TOKEN_USED
-    assert [(m.device, m.public_key, m.revoked) for m in waiting.fleet()] == [(NANO, key(1), False)]
+    assert [(m.device, m.public_key, m.revoked) for m in LinkStore(waiting).fleet()] == [
+        (NANO, key(1), False)
+    ]
 
 
 def test_an_unknown_secret_is_refused(store: Store) -> None:
@@ -64,16 +79,16 @@ def test_an_unknown_secret_is_refused(store: Store) -> None:
 
 def test_a_token_expires_at_its_time_and_not_before(waiting: Store, clock: ManualClock) -> None:
     clock.advance(3599.0)
-    waiting.enrol(attempt())
+    waiting.write(enrol_device, attempt())
     other = digest_bytes([b"other"])
-    waiting.add_token(other, None, 10.0)
+    waiting.write(add_token, other, None, 10.0)
     clock.advance(10.0)
     assert refusal(waiting, EnrolAttempt(other, key(2), DeviceId("b"), "", "")) is RefusalCode.TOKEN_EXPIRED
 
 
 def test_the_tokens_own_name_wins(store: Store) -> None:
-    store.add_token(SECRET, DeviceId("shop-7"), 3600.0)
-    assert store.enrol(attempt()) == "shop-7"
+    store.write(add_token, SECRET, DeviceId("shop-7"), 3600.0)
+    assert store.write(enrol_device, attempt()) == "shop-7"
 
 
 def test_a_name_in_use_and_a_key_in_use_are_refused(waiting: Store) -> None:
@@ -81,51 +96,53 @@ def test_a_name_in_use_and_a_key_in_use_are_refused(waiting: Store) -> None:
     assert refusal(waiting, attempt(6)) is RefusalCode.NAME_TAKEN
     assert refusal(waiting, attempt(5, "another")) is RefusalCode.NAME_TAKEN
     with pytest.raises(InputError, match="enrolled already; choose another name"):
-        waiting.add_token(digest_bytes([b"x"]), NANO, 1.0)
-    assert waiting.enrol(attempt(7, "free")) == "free"  # a refusal does not use the token up
+        waiting.write(add_token, digest_bytes([b"x"]), NANO, 1.0)
+    assert waiting.write(enrol_device, attempt(7, "free")) == "free"  # a refusal does not use the token up
 
 
 def test_a_revoked_device_stays_known_and_its_name_can_join_with_a_new_key(store: Store) -> None:
     enrol(store, NANO, 1)
-    store.revoke(NANO)
-    store.revoke(NANO)
-    assert [m.revoked for m in store.fleet()] == [True]
-    store.add_token(SECRET, NANO, 3600.0)
+    store.write(revoke_device, NANO)
+    store.write(revoke_device, NANO)
+    assert [m.revoked for m in LinkStore(store).fleet()] == [True]
+    store.write(add_token, SECRET, NANO, 3600.0)
     assert refusal(store, attempt(1)) is RefusalCode.REVOKED  # whoever has a copy of the old key stays out
     enrol(store, NANO, 2)
-    assert [(m.public_key, m.revoked) for m in store.fleet()] == [(key(2), False)]
+    assert [(m.public_key, m.revoked) for m in LinkStore(store).fleet()] == [(key(2), False)]
     with pytest.raises(InputError, match="no device 'ghost'"):
-        store.revoke(DeviceId("ghost"))
-    codes = [code for _, _, code, _ in store.events()]
+        store.write(revoke_device, DeviceId("ghost"))
+    codes = [code for _, _, code, _ in store.read(newest_events)]
     assert codes == ["enrolled", "revoked", "enrolled"]
 
 
 def test_reports_only_move_forward_and_the_history_follows(store: Store, tmp_path: object) -> None:
     enrol(store)
     add_model(store, store.data_dir)
-    store.add_plan("first", small_plan(store), "sequential")
-    store.push(NANO, "first", decided_by="operator")
-    store.record_reports([ReportRecord(NANO, 7, report(3, DeviceState.PROBATION))])
-    store.record_reports([ReportRecord(NANO, 7, report(2, DeviceState.RECEIVED))])
-    assert store.device(NANO).report.state is DeviceState.PROBATION
-    store.record_reports([ReportRecord(NANO, 8, report(1), agent_version="9.9", device_class="new class")])
-    info = store.device(NANO)
+    store.write(add_plan, "first", small_plan(store), "sequential")
+    store.write(push, Push(device=NANO, plan="first", decided_by="operator"))
+    LinkStore(store).record_reports([ReportRecord(NANO, 7, report(3, DeviceState.PROBATION))])
+    LinkStore(store).record_reports([ReportRecord(NANO, 7, report(2, DeviceState.RECEIVED))])
+    assert store.read(device_info, NANO).report.state is DeviceState.PROBATION
+    LinkStore(store).record_reports(
+        [ReportRecord(NANO, 8, report(1), agent_version="9.9", device_class="new class")]
+    )
+    info = store.read(device_info, NANO)
     assert (info.report.state, info.agent_version, info.device_class) == (
         DeviceState.COMMITTED,
         "9.9",
         "new class",
     )
-    entry = store.history(NANO)[0][0]
+    entry = store.read(generation_history, NANO)[0][0]
     assert (entry.state, entry.reason, entry.decided_by) == ("committed", "because", "operator")
-    assert store.fleet()[0].boot == 8
+    assert LinkStore(store).fleet()[0].boot == 8
 
 
 def test_of_reports_in_one_commit_the_newest_stays_and_a_strangers_holds_up_nobody(store: Store) -> None:
     enrol(store)
     other = DeviceId("other")
     enrol(store, other, 2)
-    store.record_reports([ReportRecord(other, 4, report(9))])
-    store.record_reports(
+    LinkStore(store).record_reports([ReportRecord(other, 4, report(9))])
+    LinkStore(store).record_reports(
         [
             ReportRecord(DeviceId("stranger"), 1, report(1)),
             ReportRecord(NANO, 7, report(1, DeviceState.RECEIVED)),
@@ -134,30 +151,30 @@ def test_of_reports_in_one_commit_the_newest_stays_and_a_strangers_holds_up_nobo
             ReportRecord(other, 4, report(8, DeviceState.RECEIVED)),
         ]
     )
-    first, second = store.device(NANO).report, store.device(other).report
+    first, second = store.read(device_info, NANO).report, store.read(device_info, other).report
     assert (first.revision, first.state) == (3, DeviceState.PROBATION)
     assert (second.revision, second.state) == (9, DeviceState.COMMITTED)
-    assert [info.device for info in store.devices()] == [NANO, other]
+    assert [info.device for info in store.read(device_infos)] == [NANO, other]
 
 
 def test_a_report_of_a_generation_never_given_out_makes_no_history(store: Store) -> None:
     enrol(store)
-    store.record_reports([ReportRecord(NANO, 7, report(1, generation=55))])
-    assert store.history(NANO) == ([], 0)
-    assert store.device(NANO).report.generation == 55
+    LinkStore(store).record_reports([ReportRecord(NANO, 7, report(1, generation=55))])
+    assert store.read(generation_history, NANO) == ([], 0)
+    assert store.read(device_info, NANO).report.generation == 55
 
 
 def test_a_restored_database_starts_an_epoch_above_what_a_device_reports(store: Store) -> None:
     enrol(store)
     add_model(store, store.data_dir)
-    store.add_plan("first", small_plan(store), "sequential")
-    store.push(NANO, "first", decided_by="operator")
-    desired = store.reissue(NANO, above_epoch=4, above_generation=17)
-    assert (desired.epoch, desired.generation, store.epoch()) == (5, 18, 5)
-    assert desired.plan_digest == store.plan("first").digest
-    again = store.reissue(NANO, above_epoch=4, above_generation=17)
+    store.write(add_plan, "first", small_plan(store), "sequential")
+    store.write(push, Push(device=NANO, plan="first", decided_by="operator"))
+    desired = LinkStore(store).reissue(NANO, above_epoch=4, above_generation=17)
+    assert (desired.epoch, desired.generation, LinkStore(store).epoch()) == (5, 18, 5)
+    assert desired.plan_digest == store.read(plan_info, "first").digest
+    again = LinkStore(store).reissue(NANO, above_epoch=4, above_generation=17)
     assert (again.epoch, again.generation) == (5, 19)
-    assert store.history(NANO)[0][0].decided_by == "restored"
+    assert store.read(generation_history, NANO)[0][0].decided_by == "restored"
 
 
 def test_telemetry_says_when_a_device_was_heard_of_to_within_ten_seconds(
@@ -165,14 +182,14 @@ def test_telemetry_says_when_a_device_was_heard_of_to_within_ten_seconds(
 ) -> None:
     """What a planner that is killed leaves: the commits of telemetry, and nothing since."""
     enrol(store)
-    store.record_reports([ReportRecord(NANO, 7, report(1))])
+    LinkStore(store).record_reports([ReportRecord(NANO, 7, report(1))])
     came_us = clock.wall_us()
     clock.advance(9.0)
-    store.append_telemetry([write_of(0, 9)])
-    assert store.device(NANO).last_seen_us == came_us
+    LinkStore(store).append_telemetry([write_of(0, 9)])
+    assert store.read(device_info, NANO).last_seen_us == came_us
     clock.advance(3600.0)
-    store.append_telemetry([write_of(10, 19)])
-    assert store.device(NANO).last_seen_us == clock.wall_us()
+    LinkStore(store).append_telemetry([write_of(10, 19)])
+    assert store.read(device_info, NANO).last_seen_us == clock.wall_us()
 
 
 def test_devices_that_are_heard_of_are_noted_at_once_and_strangers_left_out(
@@ -181,9 +198,9 @@ def test_devices_that_are_heard_of_are_noted_at_once_and_strangers_left_out(
     enrol(store)
     enrol(store, DeviceId("other"), 2)
     clock.advance(1.0)
-    store.heard({NANO, DeviceId("stranger")})
-    assert [info.last_seen_us for info in store.devices()] == [clock.wall_us(), 0]
-    store.heard(set())
+    store.write(note_heard, {NANO, DeviceId("stranger")})
+    assert [info.last_seen_us for info in store.read(device_infos)] == [clock.wall_us(), 0]
+    store.write(note_heard, set())
 
 
 def test_telemetry_of_many_devices_takes_as_many_statements_as_that_of_one(store: Store) -> None:
@@ -194,7 +211,7 @@ def test_telemetry_of_many_devices_takes_as_many_statements_as_that_of_one(store
         statements: list[str] = []
         listener = ("before_cursor_execute", lambda *given, into=statements: into.append(given[2]))
         event.listen(store.database.engine, *listener)
-        store.append_telemetry(writes)
+        LinkStore(store).append_telemetry(writes)
         event.remove(store.database.engine, *listener)
         counted.append(len(statements))
     assert counted[1] == counted[2]

@@ -10,10 +10,13 @@ from sqlalchemy.orm import Session
 
 from stageloom.planner.dispatch.ports import ReportRecord, StoredRow, TelemetryWrite
 from stageloom.planner.store.database import LostRace, Unstorable
-from stageloom.planner.store.isolation import isolated
+from stageloom.planner.store.devices import device_info
+from stageloom.planner.store.events import unreadable_records
+from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import PlannerRow
-from stageloom.planner.store.writer import Writer
+from stageloom.planner.store.telemetry import telemetry_balance
+from stageloom.planner.store.writer import Writer, isolated
 from stageloom.planner.telemetry.books import Balance
 from stageloom.planner.telemetry.rates import model_rates
 from stageloom.shared.errors import InputError, StorageError, UnavailableError
@@ -46,33 +49,33 @@ def test_a_poisoned_row_is_kept_as_unreadable_and_every_other_row_as_it_is(store
     enrol(store, BAD, 2)
     rows = (row(0), poison(1), row(2), poison(3), row(4))
     bad = TelemetryWrite(BAD, rows, (Ledger(7, 5, 0),))
-    store.append_telemetry([write_of(0, 9), bad, write_of(0, 2, boot=8)])
-    assert store.telemetry_balance(NANO) == Balance(13, 13, 0, 0)
-    assert store.telemetry_balance(BAD) == Balance(5, 5, 0, 0)
+    LinkStore(store).append_telemetry([write_of(0, 9), bad, write_of(0, 2, boot=8)])
+    assert store.read(telemetry_balance, NANO) == Balance(13, 13, 0, 0)
+    assert store.read(telemetry_balance, BAD) == Balance(5, 5, 0, 0)
     with store.database.read() as session:
         kinds = session.execute(text("SELECT kind FROM telemetry WHERE device = 'bad' ORDER BY sequence"))
         assert [kind for (kind,) in kinds] == [
             "unreadable" if at in (1, 3) else "queue_sample" for at in range(5)
         ]
-    assert store.unreadable() == 2
-    assert store.device(BAD).unreadable == 2 and store.device(NANO).unreadable == 0
-    store.append_telemetry([bad])
-    assert store.unreadable() == 2, "a repeat is recognised as one"
+    assert store.read(unreadable_records) == 2
+    assert store.read(device_info, BAD).unreadable == 2 and store.read(device_info, NANO).unreadable == 0
+    LinkStore(store).append_telemetry([bad])
+    assert store.read(unreadable_records) == 2, "a repeat is recognised as one"
 
 
 def test_a_poisoned_report_or_alarm_is_counted_and_not_asked_for_again(store: Store) -> None:
     enrol(store)
     enrol(store, BAD, 2)
-    store.record_reports(
+    LinkStore(store).record_reports(
         [
             ReportRecord(BAD, 1, Report(revision=TOO_LARGE)),
             ReportRecord(NANO, 1, Report(revision=5, reason="fine")),
         ]
     )
-    assert store.device(NANO).report.reason == "fine"
-    assert store.record_alarm(BAD, alarm(1, at_us=TOO_LARGE)) is None
-    assert store.record_alarm(NANO, alarm(1)) is not None
-    info = store.device(BAD)
+    assert store.read(device_info, NANO).report.reason == "fine"
+    assert LinkStore(store).record_alarm(BAD, alarm(1, at_us=TOO_LARGE)) is None
+    assert LinkStore(store).record_alarm(NANO, alarm(1)) is not None
+    info = store.read(device_info, BAD)
     assert info.unreadable == 2 and info.report == Report()
     assert info.unreadable_reason.startswith(("alarm: ", "report: "))
 
@@ -82,12 +85,12 @@ def test_a_database_that_is_broken_brands_no_record(store: Store) -> None:
     with store.database.write() as session:
         session.execute(text("ALTER TABLE telemetry RENAME TO elsewhere"))
     with pytest.raises(StorageError):
-        store.append_telemetry([write_of(0, 9)])
+        LinkStore(store).append_telemetry([write_of(0, 9)])
     with store.database.write() as session:
         session.execute(text("ALTER TABLE elsewhere RENAME TO telemetry"))
-    assert store.unreadable() == 0
-    store.append_telemetry([write_of(0, 9)])
-    assert store.telemetry_balance(NANO) == Balance(10, 10, 0, 0)
+    assert store.read(unreadable_records) == 0
+    LinkStore(store).append_telemetry([write_of(0, 9)])
+    assert store.read(telemetry_balance, NANO) == Balance(10, 10, 0, 0)
 
 
 def test_a_work_that_poisons_its_group_fails_alone(store: Store) -> None:
@@ -101,7 +104,7 @@ def test_a_work_that_poisons_its_group_fails_alone(store: Store) -> None:
     writer.close()
     assert results[0] is None and results[2] is None
     assert isinstance(results[1], Unstorable)
-    assert store.epoch() == 3
+    assert LinkStore(store).epoch() == 3
 
 
 def store_epoch(session: Session, epoch: int) -> None:
@@ -139,8 +142,8 @@ def test_sums_of_the_largest_counts_end_at_the_wires_largest(store: Store) -> No
     """1100 of them are more than 64 bits hold."""
     enrol(store)
     ledgers = tuple(Ledger(boot, MOST, 0) for boot in range(1, 1101))
-    store.append_telemetry([TelemetryWrite(NANO, (), ledgers)])
-    assert store.telemetry_balance() == Balance(MOST, 0, 0, MOST)
+    LinkStore(store).append_telemetry([TelemetryWrite(NANO, (), ledgers)])
+    assert store.read(telemetry_balance) == Balance(MOST, 0, 0, MOST)
     counters = TaskCounters("m", 1, *[MOST] * 6)
     (rate,) = model_rates(NANO, [Row(1, counters), Row(2, counters)])
     assert rate.throughput_per_s == MOST_REAL
@@ -149,7 +152,7 @@ def test_sums_of_the_largest_counts_end_at_the_wires_largest(store: Store) -> No
 def test_generations_and_epochs_end_before_the_wires_range_does(store: Store) -> None:
     enrol(store)
     with pytest.raises(InputError, match="no generation above"):
-        store.reissue(NANO, above_epoch=0, above_generation=MOST)
+        LinkStore(store).reissue(NANO, above_epoch=0, above_generation=MOST)
     with pytest.raises(InputError, match="beyond"):
-        store.reissue(NANO, above_epoch=MOST, above_generation=0)
-    assert store.epoch() == 1 and store.device(NANO).desired_generation == 0
+        LinkStore(store).reissue(NANO, above_epoch=MOST, above_generation=0)
+    assert LinkStore(store).epoch() == 1 and store.read(device_info, NANO).desired_generation == 0

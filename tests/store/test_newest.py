@@ -8,7 +8,12 @@ from sqlalchemy import func, select
 
 from stageloom.planner.dispatch.ports import ReportRecord
 from stageloom.planner.store import plans
-from stageloom.planner.store.retention import Retention
+from stageloom.planner.store.desired import Push, push
+from stageloom.planner.store.events import newest_events
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.models import named_models
+from stageloom.planner.store.plans import add_plan
+from stageloom.planner.store.retention import Retention, tidy
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import AlarmRow, EventRow, GenerationRow, PlanRow, ReplanRow, Table
 from stageloom.shared.clock import ManualClock
@@ -28,12 +33,12 @@ def plan(store: Store, tmp_path: Path) -> Plan:
     enrol(store)
     add_model(store, tmp_path)
     made = small_plan(store)
-    store.add_plan("first", made, "sequential")
+    store.write(add_plan, "first", made, "sequential")
     return made
 
 
-def tidy(store: Store) -> int:
-    return sum(store.tidy(KEEP))
+def tidy_all(store: Store) -> int:
+    return sum(tidy(store, KEEP))
 
 
 def generations(store: Store) -> list[int]:
@@ -49,7 +54,7 @@ def count(store: Store, table: type[Table]) -> int:
 
 def report(store: Store, revision: int, generation: int, state: DeviceState, **more: Any) -> None:
     said = Report(revision=revision, epoch=1, generation=generation, state=state, **more)
-    store.record_reports([ReportRecord(NANO, 7, said)])
+    LinkStore(store).record_reports([ReportRecord(NANO, 7, said)])
 
 
 def alarm(number: int) -> Alarm:
@@ -61,23 +66,23 @@ def alarm(number: int) -> Alarm:
 def test_the_newest_generations_stay_and_those_that_are_in_use(store: Store, plan: Plan) -> None:
     """1. 20 are pushed. 2. Generations 2 and 4 commit: 4 is last-known-good. 3. The device reports 6."""
     for _ in range(20):
-        store.push(NANO, "first", decided_by="operator")
+        store.write(push, Push(device=NANO, plan="first", decided_by="operator"))
     for revision, generation in enumerate((2, 4), 1):
         report(store, revision, generation, DeviceState.COMMITTED)
     report(store, 3, 6, DeviceState.STAGED)
-    assert tidy(store) > 0
+    assert tidy_all(store) > 0
     assert generations(store) == [4, 6, 16, 17, 18, 19, 20]
-    assert tidy(store) == 0, "again changes nothing"
+    assert tidy_all(store) == 0, "again changes nothing"
 
 
 def test_alarms_go_but_not_the_one_whose_replan_is_pending(
     store: Store, plan: Plan, clock: ManualClock
 ) -> None:
-    assert store.record_alarm(NANO, alarm(1)) is not None
+    assert LinkStore(store).record_alarm(NANO, alarm(1)) is not None
     for number in range(2, 30):
         clock.advance(1.0)
-        store.record_alarm(NANO, alarm(number))
-    tidy(store)
+        LinkStore(store).record_alarm(NANO, alarm(number))
+    tidy_all(store)
     with store.database.read() as session:
         left = list(session.scalars(select(AlarmRow.number).order_by(AlarmRow.number)))
     assert left == [1, 25, 26, 27, 28, 29]
@@ -87,9 +92,9 @@ def test_alarms_go_but_not_the_one_whose_replan_is_pending(
 def test_events_of_one_device_leave_those_of_others_alone(store: Store, plan: Plan) -> None:
     quiet = enrol(store, DeviceId("quiet"), 2)
     for number in range(50):
-        store.note_excess(NANO, f"alarms {number}")
-    tidy(store)
-    codes = [(device, code) for _, device, code, _ in store.events()]
+        LinkStore(store).note_excess(NANO, f"alarms {number}")
+    tidy_all(store)
+    codes = [(device, code) for _, device, code, _ in store.read(newest_events)]
     assert codes.count((NANO, "quota")) == KEPT and (quiet, "enrolled") in codes
     assert count(store, EventRow) == KEPT + 1
 
@@ -99,11 +104,11 @@ def test_a_plan_that_a_device_made_goes_once_nothing_refers_to_it(
 ) -> None:
     """1. The plan of a device that may plan is adopted: it is desired. 2. Newer generations push it out of
     the history. 3. It goes, and what an operator named stays."""
-    info = store.named_models(["relu"])[0]
+    info = store.read(named_models, ["relu"])[0]
     graph = store.load_artifact(info.digest).graph
     own = compose([ModelChoice(name="relu", artifact=info.digest, graph=graph, replicas=2)])
     assert own.digest != plan.digest
-    told = store.push(NANO, "first", decided_by="operator", autonomy=Autonomy.FULL)
+    told = store.write(push, Push(device=NANO, plan="first", decided_by="operator", autonomy=Autonomy.FULL))
     local = LocalPlan(
         boot=7,
         epoch=told.epoch,
@@ -114,19 +119,19 @@ def test_a_plan_that_a_device_made_goes_once_nothing_refers_to_it(
         artifacts=(),
         cause="age",
     )
-    assert store.adopt_local(NANO, local) is not None
+    assert LinkStore(store).adopt_local(NANO, local) is not None
     clock.advance(7_200.0)
-    tidy(store)
+    tidy_all(store)
     assert count(store, PlanRow) == 2, "it is desired"
     for _ in range(KEPT + 1):
-        store.push(NANO, "first", decided_by="operator")
-    tidy(store)
+        store.write(push, Push(device=NANO, plan="first", decided_by="operator"))
+    tidy_all(store)
     with store.database.read() as session:
         assert [info.plan for info in plans.plan_infos(session)] == ["first"]
 
 
 def test_without_a_bound_everything_stays(store: Store, plan: Plan) -> None:
     for _ in range(20):
-        store.push(NANO, "first", decided_by="operator")
-    assert sum(store.tidy(Retention(0.0, 0.0, 0.0))) == 0
+        store.write(push, Push(device=NANO, plan="first", decided_by="operator"))
+    assert sum(tidy(store, Retention(0.0, 0.0, 0.0))) == 0
     assert len(generations(store)) == 20

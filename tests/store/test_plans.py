@@ -5,7 +5,13 @@ from pathlib import Path
 import pytest
 
 from stageloom.planner.costs.records import found_schedules
-from stageloom.planner.store.blobs import Blobs
+from stageloom.planner.store.costs import keep_schedules
+from stageloom.planner.store.desired import Push, push
+from stageloom.planner.store.devices import revoke_device
+from stageloom.planner.store.generations import generation_history
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.models import Blobs, model_infos
+from stageloom.planner.store.plans import add_plan, plan_info, plan_infos
 from stageloom.planner.store.store import Store
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import DecodeError, InputError, StorageError
@@ -13,19 +19,19 @@ from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.control import Autonomy
 from stageloom.shared.plan import decode_plan
 from stageloom.shared.search.compose import ModelChoice, compose
-from tests.store.helpers import NANO, add_model, enrol, small_plan
+from tests.store.helpers import NANO, add_model, enrol, kept_schedule, small_plan
 
 
 def test_a_model_is_copied_in_and_read_back(store: Store, tmp_path: Path) -> None:
     digest = add_model(store, tmp_path, operators=6)
     (tmp_path / "relu.artifact").unlink()
-    info = store.models()[0]
+    info = store.read(model_infos)[0]
     assert (info.model, info.digest, info.operators, info.base_cuts, info.opaque) == ("relu", digest, 6, 1, 0)
     artifact = store.load_artifact(digest)
     assert (len(artifact.graph.operators), artifact.onnx_bytes()) == (6, b"relu")
-    file = store.artifact(digest)
+    file = LinkStore(store).artifact(digest)
     assert file is not None and file.size_bytes == info.size_bytes
-    assert store.artifact(Digest("0" * 64)) is None
+    assert LinkStore(store).artifact(Digest("0" * 64)) is None
 
 
 def test_a_name_keeps_its_artifact_until_it_is_removed(store: Store, tmp_path: Path) -> None:
@@ -34,7 +40,7 @@ def test_a_name_keeps_its_artifact_until_it_is_removed(store: Store, tmp_path: P
     with pytest.raises(InputError, match="stageloom model remove relu"):
         add_model(store, tmp_path, operators=8)
     store.remove_model("relu")
-    assert store.artifact(digest) is None and store.models() == []
+    assert LinkStore(store).artifact(digest) is None and store.read(model_infos) == []
     with pytest.raises(InputError, match="no model 'relu'"):
         store.remove_model("relu")
 
@@ -43,16 +49,16 @@ def test_an_artifact_under_two_names_stays_until_both_are_gone(store: Store, tmp
     digest = add_model(store, tmp_path)
     store.add_model("again", tmp_path / "relu.artifact", digest)
     store.remove_model("relu")
-    assert store.artifact(digest) is not None
+    assert LinkStore(store).artifact(digest) is not None
     store.remove_model("again")
-    assert store.artifact(digest) is None
+    assert LinkStore(store).artifact(digest) is None
 
 
 def test_a_model_in_use_cannot_be_removed(store: Store, tmp_path: Path) -> None:
     add_model(store, tmp_path)
     enrol(store)
-    store.add_plan("first", small_plan(store), "sequential")
-    store.push(NANO, "first", decided_by="operator")
+    store.write(add_plan, "first", small_plan(store), "sequential")
+    store.write(push, Push(device=NANO, plan="first", decided_by="operator"))
     with pytest.raises(InputError, match="part of what nano should run"):
         store.remove_model("relu")
 
@@ -88,80 +94,90 @@ def test_what_is_desired_holds_the_plan_and_what_it_needs(store: Store, tmp_path
     digest = add_model(store, tmp_path)
     enrol(store)
     plan = small_plan(store)
-    info = store.add_plan("first", plan, "sequential")
-    assert info == store.add_plan("first", plan, "sequential") == store.plan(plan.digest[:8])
+    info = store.write(add_plan, "first", plan, "sequential")
+    assert (
+        info == store.write(add_plan, "first", plan, "sequential") == store.read(plan_info, plan.digest[:8])
+    )
     assert info.text_bytes == len(info.text.encode()) and info.wire_bytes == len(info.wire)
-    assert store.fleet()[0].desired is None
-    desired = store.push(NANO, "first", decided_by="operator", autonomy=Autonomy.PROVEN)
+    assert LinkStore(store).fleet()[0].desired is None
+    desired = store.write(
+        push, Push(device=NANO, plan="first", decided_by="operator", autonomy=Autonomy.PROVEN)
+    )
     assert (desired.epoch, desired.generation, desired.autonomy) == (1, 1, Autonomy.PROVEN)
     assert decode_plan(desired.plan, desired.plan_digest) == plan
     need = desired.artifacts[0]
-    assert (need.model, need.digest, need.size_bytes) == ("relu", digest, store.models()[0].size_bytes)
-    assert store.fleet()[0].desired == desired
-    assert store.push(NANO, "first", decided_by="operator").autonomy is Autonomy.PROVEN
+    assert (need.model, need.digest, need.size_bytes) == (
+        "relu",
+        digest,
+        store.read(model_infos)[0].size_bytes,
+    )
+    assert LinkStore(store).fleet()[0].desired == desired
+    assert (
+        store.write(push, Push(device=NANO, plan="first", decided_by="operator")).autonomy is Autonomy.PROVEN
+    )
 
 
 def test_pushing_refuses_what_cannot_be(store: Store, tmp_path: Path) -> None:
     enrol(store)
     add_model(store, tmp_path)
     with pytest.raises(InputError, match="no plan 'first'"):
-        store.push(NANO, "first", decided_by="operator")
-    store.add_plan("first", small_plan(store), "sequential")
+        store.write(push, Push(device=NANO, plan="first", decided_by="operator"))
+    store.write(add_plan, "first", small_plan(store), "sequential")
     with pytest.raises(InputError, match="no device 'ghost'"):
-        store.push(DeviceId("ghost"), "first", decided_by="operator")
-    store.revoke(NANO)
+        store.write(push, Push(device=DeviceId("ghost"), plan="first", decided_by="operator"))
+    store.write(revoke_device, NANO)
     with pytest.raises(InputError, match="revoked; enrol it again"):
-        store.push(NANO, "first", decided_by="operator")
+        store.write(push, Push(device=NANO, plan="first", decided_by="operator"))
     add_model(store, tmp_path, "other", operators=8)
     with pytest.raises(InputError, match="plan 'first' is"):
-        store.add_plan("first", small_plan(store, "other"), "sequential")
+        store.write(add_plan, "first", small_plan(store, "other"), "sequential")
 
 
 def test_the_history_pages_from_the_newest_on(store: Store, tmp_path: Path) -> None:
     enrol(store)
     enrol(store, DeviceId("other"), 2)
     add_model(store, tmp_path)
-    store.add_plan("first", small_plan(store), "sequential")
+    store.write(add_plan, "first", small_plan(store), "sequential")
     for _ in range(5):
-        store.push(NANO, "first", decided_by="operator")
-        store.push(DeviceId("other"), "first", decided_by="operator")
+        store.write(push, Push(device=NANO, plan="first", decided_by="operator"))
+        store.write(push, Push(device=DeviceId("other"), plan="first", decided_by="operator"))
     seen, before = [], 0
     while True:
-        entries, before = store.history(NANO, before=before, limit=2)
+        entries, before = store.read(generation_history, NANO, before=before, limit=2)
         seen += [entry.generation for entry in entries]
         if not before:
             break
     assert seen == [5, 4, 3, 2, 1]
-    assert len(store.history(None)[0]) == 10
+    assert len(store.read(generation_history, None)[0]) == 10
     with pytest.raises(InputError, match="no device"):
-        store.history(DeviceId("ghost"))
+        store.read(generation_history, DeviceId("ghost"))
 
 
 def test_models_and_plans_page_by_name(store: Store, tmp_path: Path) -> None:
     for name in ("c", "a", "b"):
         add_model(store, tmp_path, name)
-        store.add_plan(name, small_plan(store, name), "sequential")
-    assert [info.model for info in store.models(after="a", limit=1)] == ["b"]
-    assert [info.plan for info in store.plans(after="a")] == ["b", "c"]
+        store.write(add_plan, name, small_plan(store, name), "sequential")
+    assert [info.model for info in store.read(model_infos, after="a", limit=1)] == ["b"]
+    assert [info.plan for info in store.read(plan_infos, after="a")] == ["b", "c"]
 
 
 def test_a_missing_artifact_file_is_said(tmp_path: Path, store: Store) -> None:
     store.blobs.path(add_model(store, tmp_path)).unlink()
     with pytest.raises(InputError, match="missing; add the model again"):
-        store.load_artifact(store.models()[0].digest)
+        store.load_artifact(store.read(model_infos)[0].digest)
 
 
 def test_a_plan_whose_model_was_removed_cannot_be_pushed(store: Store, tmp_path: Path) -> None:
     """Else the device would wait for an artifact that nobody has."""
     add_model(store, tmp_path)
     enrol(store)
-    store.add_plan("first", small_plan(store), "sequential")
+    store.write(add_plan, "first", small_plan(store), "sequential")
     store.remove_model("relu")
     with pytest.raises(InputError, match=r"model 'relu', which was removed; add the model again"):
-        store.push(NANO, "first", decided_by="operator")
-    assert store.history(NANO) == ([], 0)
+        store.write(push, Push(device=NANO, plan="first", decided_by="operator"))
+    assert store.read(generation_history, NANO) == ([], 0)
     add_model(store, tmp_path)
-    assert store.push(NANO, "first", decided_by="operator").generation == 1
+    assert store.write(push, Push(device=NANO, plan="first", decided_by="operator")).generation == 1
 
 
 def test_schedules_are_shared_by_what_they_compute_not_by_names(store: Store, tmp_path: Path) -> None:
@@ -176,9 +192,9 @@ def test_schedules_are_shared_by_what_they_compute_not_by_names(store: Store, tm
     found = list(found_schedules(both, {digest: graph}))
     assert [one.stage_string for one in found] == ["0/1", "0/1"]  # two different blocks, six members
     assert len({one.combined_block for one in found}) == 2
-    store.keep_schedules("cpu", "sequential", found)
-    store.keep_schedules("cpu", "sequential", found)
+    store.write(keep_schedules, "cpu", "sequential", found)
+    store.write(keep_schedules, "cpu", "sequential", found)
     for one in found:
-        assert store.kept_schedule("cpu", 1, one.combined_block, "sequential") == one.stage_string
-        assert store.kept_schedule("gpu", 1, one.combined_block, "sequential") is None
-        assert store.kept_schedule("cpu", 2, one.combined_block, "sequential") is None
+        assert kept_schedule(store, "cpu", 1, one.combined_block, "sequential") == one.stage_string
+        assert kept_schedule(store, "gpu", 1, one.combined_block, "sequential") is None
+        assert kept_schedule(store, "cpu", 2, one.combined_block, "sequential") is None

@@ -6,8 +6,13 @@ from pathlib import Path
 import pytest
 
 from stageloom.planner.replan.policy import Note, ReplanSettings
-from stageloom.planner.store import checkpoints
-from stageloom.planner.store.devices import set_state
+from stageloom.planner.store.desired import Push, push
+from stageloom.planner.store.devices import revoke_device
+from stageloom.planner.store.generations import generation_history, set_states
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.plans import add_plan
+from stageloom.planner.store.policies import attach_policy, store_policy
+from stageloom.planner.store.replans import push_replan, replan_settings, set_replan_settings
 from stageloom.planner.store.store import Store
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import InputError
@@ -30,14 +35,14 @@ class Rig:
     alarms: int = 0
 
     def trained(self, body: bytes, at_us: int, device_class: str = CLASS) -> Digest:
-        return checkpoints.keep(
-            self.store.database,
+        return self.store.database.change(
+            store_policy,
             body,
             policy="maddpg",
             device_class=device_class,
             provenance=PROVENANCE,
             curves=CURVES,
-            now_us=at_us,
+            trained_at_us=at_us,
         )
 
     def replanned(self, policy: Digest | None) -> Desired:
@@ -48,23 +53,22 @@ class Rig:
             boot=7, number=self.alarms, at_us=T0_US, cause="variance", value=2.0, threshold=1.0, plan=None,
             loads=(), samples=(),
         )  # fmt: skip
-        replan = self.store.record_alarm(NANO, alarm)
+        replan = LinkStore(self.store).record_alarm(NANO, alarm)
         assert replan is not None
         note = Note(structure=self.plan.structure, how="search", predicted=0.5, policy=policy)
         above = (desired.epoch, desired.generation)
-        pushed = self.store.push_replan(NANO, replan, self.plan, scheduler="ios", above=above, note=note)
+        pushed = self.store.write(
+            push_replan, NANO, replan, self.plan, scheduler="ios", above=above, note=note
+        )
         assert pushed is not None
         epoch, generation = pushed.epoch, pushed.generation
-        self.store.writer.run(
-            lambda session: set_state(
-                session, NANO, epoch, generation, DeviceState.COMMITTED, "", self.alarms
-            )
-        )
+        state = (NANO, epoch, generation, DeviceState.COMMITTED, "", self.alarms)
+        self.store.write(set_states, [state])
         return pushed
 
     def desired(self) -> Desired:
         """As a restarted planner reads it."""
-        (member,) = self.store.fleet()
+        (member,) = LinkStore(self.store).fleet()
         assert member.desired is not None
         return member.desired
 
@@ -74,8 +78,8 @@ def rig(store: Store, tmp_path: Path) -> Rig:
     enrol(store)
     artifact = add_model(store, tmp_path)
     plan = compose([ModelChoice(name="relu", artifact=artifact, graph=store.graph(artifact))])
-    store.add_plan("runs", plan, "sequential")
-    store.push(NANO, "runs", decided_by="operator", autonomy=Autonomy.PROVEN)
+    store.write(add_plan, "runs", plan, "sequential")
+    store.write(push, Push(device=NANO, plan="runs", decided_by="operator", autonomy=Autonomy.PROVEN))
     return Rig(store, plan)
 
 
@@ -83,21 +87,23 @@ def test_a_policy_is_attached_by_kind_or_by_digest_and_its_bytes_are_there_for_t
     """1. The newest of the device's own class. 2. A named one. 3. The plan that runs goes on."""
     old, new = rig.trained(b"old", 1), rig.trained(b"newer", 2)
     rig.trained(b"of another class", 3, "orin")
-    assert rig.store.attach_policy(NANO, "maddpg").policy == PolicyNeed(new, 5)
-    found = rig.store.attach_policy(NANO, old[:12])
+    assert rig.store.write(attach_policy, NANO, "maddpg").policy == PolicyNeed(new, 5)
+    found = rig.store.write(attach_policy, NANO, old[:12])
     assert found.policy == PolicyNeed(old, 3) == rig.desired().policy
     assert (found.generation, found.plan_digest) == (3, rig.plan.digest)
-    file = rig.store.artifact(old)
+    file = LinkStore(rig.store).artifact(old)
     assert file is not None and file.path.read_bytes() == b"old" and file.size_bytes == 3
-    decided = [entry.decided_by for entry in rig.store.history(NANO)[0]]
+    decided = [entry.decided_by for entry in rig.store.read(generation_history, NANO)[0]]
     assert decided == ["operator"] * 3
 
 
 def test_a_policy_that_is_taken_away_is_gone_and_a_push_keeps_what_is_attached(rig: Rig) -> None:
     digest = rig.trained(b"body", 1)
-    rig.store.attach_policy(NANO, digest)
-    assert rig.store.push(NANO, "runs", decided_by="operator").policy == PolicyNeed(digest, 4)
-    assert rig.store.attach_policy(NANO, "").policy is None
+    rig.store.write(attach_policy, NANO, digest)
+    assert rig.store.write(push, Push(device=NANO, plan="runs", decided_by="operator")).policy == PolicyNeed(
+        digest, 4
+    )
+    assert rig.store.write(attach_policy, NANO, "").policy is None
     assert rig.desired().policy is None
 
 
@@ -106,18 +112,18 @@ def test_a_policy_that_is_not_there_is_refused_and_nothing_changes(rig: Rig, ask
     rig.trained(b"of another class", 1, "orin")
     before = rig.desired()
     with pytest.raises(InputError, match="there is no policy"):
-        rig.store.attach_policy(NANO, asked)
+        rig.store.write(attach_policy, NANO, asked)
     assert rig.desired() == before
-    assert rig.store.replan_settings(NANO).attach, "who was refused has decided nothing"
+    assert rig.store.read(replan_settings, NANO).attach, "who was refused has decided nothing"
 
 
 def test_an_unknown_device_and_a_revoked_one_get_none(rig: Rig) -> None:
     digest = rig.trained(b"body", 1)
     with pytest.raises(InputError, match="there is no device"):
-        rig.store.attach_policy(DeviceId("nobody"), digest)
-    rig.store.revoke(NANO)
+        rig.store.write(attach_policy, DeviceId("nobody"), digest)
+    rig.store.write(revoke_device, NANO)
     with pytest.raises(InputError, match="revoked"):
-        rig.store.attach_policy(NANO, digest)
+        rig.store.write(attach_policy, NANO, digest)
 
 
 def test_a_replan_sends_the_policy_along_that_fits_its_plan_where_the_device_may_plan_alone(rig: Rig) -> None:
@@ -126,19 +132,19 @@ def test_a_replan_sends_the_policy_along_that_fits_its_plan_where_the_device_may
     assert rig.replanned(first).policy == PolicyNeed(first, 5)
     assert rig.replanned(None).policy == PolicyNeed(first, 5)
     assert rig.replanned(second).policy == PolicyNeed(second, 6)
-    rig.store.push(NANO, "runs", decided_by="operator", autonomy=Autonomy.OFF)
+    rig.store.write(push, Push(device=NANO, plan="runs", decided_by="operator", autonomy=Autonomy.OFF))
     assert rig.replanned(first).policy == PolicyNeed(second, 6)
 
 
 def test_whoever_attached_or_removed_one_has_decided_until_it_is_turned_on_again(rig: Rig) -> None:
     mine, other = rig.trained(b"mine", 1), rig.trained(b"other", 2)
-    rig.store.attach_policy(NANO, mine)
+    rig.store.write(attach_policy, NANO, mine)
     assert rig.replanned(other).policy == PolicyNeed(mine, 4)
-    rig.store.attach_policy(NANO, "")
+    rig.store.write(attach_policy, NANO, "")
     assert rig.replanned(other).policy is None
-    rig.store.set_replan_settings(NANO, ReplanSettings(attach=True))
+    rig.store.write(set_replan_settings, NANO, ReplanSettings(attach=True))
     assert rig.replanned(other).policy == PolicyNeed(other, 5)
-    rig.store.set_replan_settings(NANO, ReplanSettings(attach=False))
+    rig.store.write(set_replan_settings, NANO, ReplanSettings(attach=False))
     assert rig.replanned(mine).policy == PolicyNeed(other, 5)
 
 
@@ -146,4 +152,4 @@ def test_a_policy_trained_twice_with_the_same_result_is_one_and_becomes_the_newe
     again = rig.trained(b"again", 1)
     rig.trained(b"between", 2)
     assert rig.trained(b"again", 3) == again == digest_bytes([b"again"])
-    assert rig.store.attach_policy(NANO, "maddpg").policy == PolicyNeed(again, 5)
+    assert rig.store.write(attach_policy, NANO, "maddpg").policy == PolicyNeed(again, 5)

@@ -7,7 +7,11 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
-from stageloom.planner.store.desired import Push, push_all
+from stageloom.planner.store.desired import Push, push, push_all, push_fleet, push_wanted
+from stageloom.planner.store.devices import device_infos, revoke_device
+from stageloom.planner.store.generations import generation_history
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.plans import add_plan
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import DeviceRow
 from stageloom.shared.errors import InputError
@@ -35,7 +39,7 @@ def fleet_of(store: Store, folder: Path, count: int) -> list[DeviceId]:
         )
     for name in ("first", "second"):
         add_model(store, folder, name)
-        store.add_plan(name, small_plan(store, name), "sequential")
+        store.write(add_plan, name, small_plan(store, name), "sequential")
     return FLEET[:count]
 
 
@@ -51,7 +55,7 @@ def test_a_push_to_many_takes_as_many_statements_as_one(store: Store, tmp_path: 
         listener = ("before_cursor_execute", lambda *given, into=statements: into.append(given[2]))
         event.listen(store.database.engine, *listener)
         with store.database.write() as session:
-            push_all(session, pushes_of(some), 1)
+            push_all(session, pushes_of(some))
         event.remove(store.database.engine, *listener)
         counted.append(len(statements))
     assert counted[0] == counted[1] <= 9 + 1, "nine, and BEGIN on SQLite"
@@ -60,15 +64,17 @@ def test_a_push_to_many_takes_as_many_statements_as_one(store: Store, tmp_path: 
 def test_more_pushes_than_fit_a_statement_are_each_made(store: Store, tmp_path: Path) -> None:
     devices = fleet_of(store, tmp_path, len(FLEET))
     with store.database.write() as session:
-        results = push_all(session, pushes_of(devices), 1)
+        results = push_all(session, pushes_of(devices))
     assert all(isinstance(one, Desired) and one.generation == 1 for one in results)
-    assert {one.device: one.desired for one in store.fleet()} == dict(zip(devices, results, strict=True))
-    assert len(store.history(None, limit=1000)[0]) == len(FLEET)
+    assert {one.device: one.desired for one in LinkStore(store).fleet()} == dict(
+        zip(devices, results, strict=True)
+    )
+    assert len(store.read(generation_history, None, limit=1000)[0]) == len(FLEET)
 
 
 def test_of_many_pushes_only_those_that_may_not_be_are_refused(store: Store, tmp_path: Path) -> None:
     one, two, three = fleet_of(store, tmp_path, 3)
-    store.revoke(two)
+    store.write(revoke_device, two)
     wanted = [
         Push(device=one, plan="first", decided_by="operator"),
         Push(device=two, plan="first", decided_by="operator"),
@@ -76,12 +82,12 @@ def test_of_many_pushes_only_those_that_may_not_be_are_refused(store: Store, tmp
         Push(device=three, plan="third", decided_by="operator"),
     ]
     with store.database.write() as session:
-        made, *refused = push_all(session, wanted, 1)
+        made, *refused = push_all(session, wanted)
     assert isinstance(made, Desired) and made.generation == 1
     assert ["revoked" in str(refused[0]), "no device" in str(refused[1]), "no plan" in str(refused[2])] == [
         True
     ] * 3
-    assert [entry.device for entry in store.history(None)[0]] == [one]
+    assert [entry.device for entry in store.read(generation_history, None)[0]] == [one]
 
 
 def test_two_pushes_to_one_device_in_one_group_are_two_generations(store: Store, tmp_path: Path) -> None:
@@ -94,21 +100,31 @@ def test_two_pushes_to_one_device_in_one_group_are_two_generations(store: Store,
         activation=Activation.NOW,
     )
     with store.database.write() as session:
-        earlier, later = push_all(session, [*pushes_of([device]), now], 1)
+        earlier, later = push_all(session, [*pushes_of([device]), now])
     assert isinstance(earlier, Desired) and isinstance(later, Desired)
     assert (earlier.generation, earlier.activation, earlier.autonomy) == (1, Activation.TRIAL, Autonomy.OFF)
     assert (later.generation, later.activation, later.autonomy) == (2, Activation.NOW, Autonomy.FULL)
-    assert store.fleet()[0].desired == later
-    assert [(one.plan, one.generation) for one in store.history(device)[0]] == [("second", 2), ("first", 1)]
+    assert LinkStore(store).fleet()[0].desired == later
+    assert [(one.plan, one.generation) for one in store.read(generation_history, device)[0]] == [
+        ("second", 2),
+        ("first", 1),
+    ]
 
 
 def test_a_push_without_a_plan_keeps_plan_autonomy_and_activation(store: Store, tmp_path: Path) -> None:
     (device,) = fleet_of(store, tmp_path, 1)
-    before = store.push(
-        device, "first", decided_by="operator", autonomy=Autonomy.PROVEN, activation=Activation.NOW
+    before = store.write(
+        push,
+        Push(
+            device=device,
+            plan="first",
+            decided_by="operator",
+            autonomy=Autonomy.PROVEN,
+            activation=Activation.NOW,
+        ),
     )
     with store.database.write() as session:
-        (after,) = push_all(session, pushes_of([device], None), 1)
+        (after,) = push_all(session, pushes_of([device], None))
     assert isinstance(after, Desired) and after.generation == 2
     assert (after.plan, after.autonomy, after.activation) == (
         before.plan,
@@ -130,7 +146,7 @@ def test_pushes_that_wait_together_share_a_commit_and_each_is_answered(store: St
     first = store.writer.submit(hold)
     assert held.wait(30)
     before = len(commits)
-    waiting = [store.push_soon(one) for one in pushes_of([*devices, DeviceId("ghost")])]
+    waiting = [store.submit_together(push_wanted, one) for one in pushes_of([*devices, DeviceId("ghost")])]
     go.set()
     first.result(30)
     assert [future.result(30).generation for future in waiting[:-1]] == [1] * 20
@@ -143,24 +159,24 @@ def test_a_push_to_all_leaves_revoked_devices_out_and_goes_on_after_a_name(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices = fleet_of(store, tmp_path, 5)
-    store.revoke(devices[1])
+    store.write(revoke_device, devices[1])
     monkeypatch.setattr("stageloom.planner.store.store.MAX_PUSHED", 2)
     seen: list[DeviceId] = []
     more, after = True, ""
     while more:
-        pushed, more = store.push_fleet([], "first", decided_by="operator", after=after).result(30)
+        pushed, more = store.submit(push_fleet, [], "first", decided_by="operator", after=after).result(30)
         seen += [device for device, _ in pushed]
         after = seen[-1]
     assert seen == [devices[0], *devices[2:]]
-    assert [one.desired_generation for one in store.devices()] == [1, 0, 1, 1, 1]
+    assert [one.desired_generation for one in store.read(device_infos)] == [1, 0, 1, 1, 1]
     with pytest.raises(InputError, match="no plan 'third'"):
-        store.push_fleet([], "third", decided_by="operator").result(30)
+        store.submit(push_fleet, [], "third", decided_by="operator").result(30)
 
 
 def test_a_push_to_named_devices_says_which_were_refused(store: Store, tmp_path: Path) -> None:
     (device,) = fleet_of(store, tmp_path, 1)
-    pushed, more = store.push_fleet(
-        [device, DeviceId("ghost"), device], "first", decided_by="operator"
+    pushed, more = store.submit(
+        push_fleet, [device, DeviceId("ghost"), device], "first", decided_by="operator"
     ).result(30)
     results = dict(pushed)
     assert not more and len(pushed) == 2, "a name given twice counts once"

@@ -9,6 +9,11 @@ from stageloom.planner.costs.measured import STALE_S
 from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.replan.observing import observe, without_costs
 from stageloom.planner.replan.policy import Note, ReplanSettings
+from stageloom.planner.store.desired import Push, push
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.plans import add_plan
+from stageloom.planner.store.profiles import request_profile
+from stageloom.planner.store.replans import plan_wires, push_replan, replan_infos, set_replan_settings
 from stageloom.planner.store.store import Store
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import Digest
@@ -51,13 +56,13 @@ class Rig:
         self.runs = small_plan(store)
         self.rows = 0
         self.numbers = 0
-        store.add_plan("runs", self.runs, "sequential")
-        store.push(NANO, "runs", decided_by="operator")
+        store.write(add_plan, "runs", self.runs, "sequential")
+        store.write(push, Push(device=NANO, plan="runs", decided_by="operator"))
 
     def tried(self, plan: Plan, verdict: str, *, known: bool = True) -> None:
         """A trial of a plan ended; later ones are newer."""
         if known:
-            self.store.add_plan(plan.digest[:12], plan, "search")
+            self.store.write(add_plan, plan.digest[:12], plan, "search")
         ended = TrialEnded(
             epoch=1,
             generation=1,
@@ -79,17 +84,17 @@ class Rig:
     def profiled(self) -> None:
         """Its operators were measured."""
         times = tuple(OperatorTiming(op, 10.0 * (op + 1), 1.0, 9) for op in range(4))
-        (request,), _ = self.store.request_profile(NANO, ["relu"])
+        (request,), _ = self.store.write(request_profile, NANO, ["relu"])
         self._row(ProfileResult(request, self.artifact, 1, CLASS, times, True))
 
     def _row(self, data: TrialEnded | ProfileResult) -> None:
         self.rows += 1
-        self.store.append_telemetry([TelemetryWrite(NANO, (row(self.rows, data),), ())])
+        LinkStore(self.store).append_telemetry([TelemetryWrite(NANO, (row(self.rows, data),), ())])
 
     def replan(self, plan: Plan | None) -> int:
         """An alarm under a plan begins a re-plan; what was pending has ended."""
         self.numbers += 1
-        number = self.store.record_alarm(NANO, alarm(self.numbers, plan))
+        number = LinkStore(self.store).record_alarm(NANO, alarm(self.numbers, plan))
         assert number is not None
         return number
 
@@ -101,8 +106,8 @@ def rig(store: Store, tmp_path: Path) -> Rig:
 
 def test_an_observation_is_what_the_store_holds_of_the_device(rig: Rig) -> None:
     rig.profiled()
-    rig.store.set_replan_settings(
-        NANO, ReplanSettings(scheduler="greedy", budget_s=3.0, proposer=Proposer.LEARNED)
+    rig.store.write(
+        set_replan_settings, NANO, ReplanSettings(scheduler="greedy", budget_s=3.0, proposer=Proposer.LEARNED)
     )
     other = paced(rig.runs, 5)
     rig.tried(other, "commit")
@@ -159,28 +164,28 @@ def test_models_without_costs_are_named_until_they_are_measured_and_a_month_late
 def test_an_alarm_begins_a_replan_once_and_what_it_pushes_is_noted(rig: Rig) -> None:
     """1. An alarm begins a re-plan, its repeat none, the next is noted. 2. A push ends what was undecided."""
     number = rig.replan(rig.runs)
-    assert rig.store.record_alarm(NANO, alarm(1, rig.runs)) is None
-    assert rig.store.record_alarm(NANO, alarm(2, rig.runs)) is None
+    assert LinkStore(rig.store).record_alarm(NANO, alarm(1, rig.runs)) is None
+    assert LinkStore(rig.store).record_alarm(NANO, alarm(2, rig.runs)) is None
     plan = paced(rig.runs, 5)
     note = Note(structure=plan.structure, how="proven", predicted=0.5)
 
     def push(above: tuple[int, int]) -> object:
-        return rig.store.push_replan(NANO, number, plan, scheduler="proven", above=above, note=note)
+        return rig.store.write(push_replan, NANO, number, plan, scheduler="proven", above=above, note=note)
 
     assert push((1, 0)) is None, "somebody decided something newer"
     assert push((1, 1)) is not None
     assert push((1, 2)) is None, "it has pushed already"
-    (info,) = rig.store.replans(NANO)
+    (info,) = rig.store.read(replan_infos, NANO)
     assert (info.later_alarms, info.digest, info.how) == (1, plan.digest, "proven")
     assert (info.epoch, info.generation, info.predicted) == (1, 2, 0.5)
 
 
 def test_no_alarm_begins_a_replan_where_replanning_is_off(rig: Rig) -> None:
-    rig.store.set_replan_settings(NANO, ReplanSettings(enabled=False))
-    assert rig.store.record_alarm(NANO, alarm(1, rig.runs)) is None
-    assert not rig.store.replans(NANO)
+    rig.store.write(set_replan_settings, NANO, ReplanSettings(enabled=False))
+    assert LinkStore(rig.store).record_alarm(NANO, alarm(1, rig.runs)) is None
+    assert not rig.store.read(replan_infos, NANO)
 
 
 def test_digests_are_what_plans_are_asked_for_by(rig: Rig) -> None:
-    with rig.store.replan_view() as view:
-        assert view.wires({rig.runs.digest, Digest("0" * 64)}) == {rig.runs.digest: rig.runs.wire}
+    with rig.store.snapshot() as view:
+        assert view.read(plan_wires, {rig.runs.digest, Digest("0" * 64)}) == {rig.runs.digest: rig.runs.wire}

@@ -8,10 +8,13 @@ import pytest
 from sqlalchemy import event, func, select, text
 
 from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
-from stageloom.planner.store.history import Entry
-from stageloom.planner.store.retention import CHUNK, Retention
+from stageloom.planner.store.devices import revoke_device
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.predictions import considered_plans, keep_considered
+from stageloom.planner.store.retention import CHUNK, Retention, tidy
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import EventRow, RollupRow, TelemetryRow
+from stageloom.planner.store.telemetry import Entry, telemetry_balance, telemetry_history
 from stageloom.planner.telemetry.books import Balance
 from stageloom.planner.telemetry.rollup import Width, merge, span_of
 from stageloom.shared.clock import ManualClock
@@ -64,13 +67,13 @@ class Device:
         )
         self.sequence += len(rows)
         write = TelemetryWrite(NANO, stored, (Ledger(self.boot, self.sequence, 0),))
-        self.store.append_telemetry([write])
+        LinkStore(self.store).append_telemetry([write])
         return write
 
 
-def tidy(store: Store) -> int:
+def tidy_all(store: Store) -> int:
     """Until there is nothing left to do."""
-    return sum(store.tidy(KEEP))
+    return sum(tidy(store, KEEP))
 
 
 def rows_and_rolled(store: Store) -> tuple[int, int]:
@@ -106,13 +109,13 @@ def test_history_by_the_hour_is_the_same_at_every_age(store: Store, clock: Manua
         device.send(rows)
         sent += rows
         clock.advance(6 * HOUR_S)
-        tidy(store)
+        tidy_all(store)
         if step % 4 == 3:
-            entries = store.telemetry_history(NANO, ALL, by=Width.HOUR)
+            entries = store.read(telemetry_history, NANO, ALL, by=Width.HOUR)
             direct = merge(span_of(at, KIND_OF[type(data)], data, Width.HOUR) for at, data in sent)
             expected = {(key.begin_us, key.kind): (span.rows, span.data) for key, span in direct.items()}
             assert by_key(entries) == expected
-            widths |= {entry.width_s for entry in store.telemetry_history(NANO, ALL)}
+            widths |= {entry.width_s for entry in store.read(telemetry_history, NANO, ALL)}
     assert widths == {0, 60, 3600}
     assert sum(rows_and_rolled(store)) == len(sent)
 
@@ -123,15 +126,15 @@ def test_finer_history_shows_each_age_as_it_is_kept(store: Store, clock: ManualC
         at_us = clock.wall_us()
         device.send([(at_us + second * 10_000_000, QueueSample("m", 1, 2, 3)) for second in range(12)])
         clock.advance(DAY_S)
-    tidy(store)
-    entries = store.telemetry_history(NANO, [RowKind.QUEUE_SAMPLE])
+    tidy_all(store)
+    entries = store.read(telemetry_history, NANO, [RowKind.QUEUE_SAMPLE])
     assert [entry.at_us for entry in entries] == sorted(entry.at_us for entry in entries)
     shown = Counter((entry.width_s, entry.rows) for entry in entries)
     assert set(shown) >= {(0, 1), (3600, 12)} and {width for width, _ in shown} == {0, 60, 3600}
     assert sum(entry.rows for entry in entries) == 60
-    newest = store.telemetry_history(NANO, [RowKind.QUEUE_SAMPLE], limit=3)
+    newest = store.read(telemetry_history, NANO, [RowKind.QUEUE_SAMPLE], limit=3)
     assert newest == entries[-3:]
-    minutes = store.telemetry_history(NANO, [RowKind.QUEUE_SAMPLE], by=Width.MINUTE)
+    minutes = store.read(telemetry_history, NANO, [RowKind.QUEUE_SAMPLE], by=Width.MINUTE)
     assert {entry.width_s for entry in minutes} == {60, 3600}
     assert sum(entry.rows for entry in minutes) == 60
 
@@ -144,10 +147,10 @@ def test_rows_that_come_late_join_the_minute_and_hour_that_are_there(
     for age_days in (2, 5):
         early.send([(began_us, TaskCounters("m", 1, 1, 1, 0, 0, 0, 0))])
         clock.advance(age_days * DAY_S)
-        tidy(store)
+        tidy_all(store)
         late.send([(began_us + 1, TaskCounters("m", 1, 1, 1, 0, 0, 0, 0))])
-        tidy(store)
-    (hour,) = store.telemetry_history(NANO, ALL)
+        tidy_all(store)
+    (hour,) = store.read(telemetry_history, NANO, ALL)
     assert hour == Entry(
         Width.HOUR.begin_us(began_us), 3600, RowKind.TASK_COUNTERS, 4, TaskCounters("m", 4, 4, 4, 0, 0, 0, 0)
     )
@@ -160,12 +163,12 @@ def test_a_batch_that_comes_again_after_its_rows_were_rolled_up_is_not_counted_t
     are rolled up; 3. it sends the batch again."""
     write = Device(store).send(measured(clock.wall_us(), random.Random(1)))
     clock.advance(2 * DAY_S)
-    tidy(store)
+    tidy_all(store)
     assert rows_and_rolled(store) == (0, 3)
-    store.append_telemetry([write])
-    tidy(store)
+    LinkStore(store).append_telemetry([write])
+    tidy_all(store)
     assert rows_and_rolled(store) == (0, 3)
-    assert store.telemetry_balance() == Balance(3, 3, 0, 0)
+    assert store.read(telemetry_balance) == Balance(3, 3, 0, 0)
 
 
 def test_a_step_treats_few_rows_and_a_write_gets_in_between_two_steps(
@@ -178,7 +181,7 @@ def test_a_step_treats_few_rows_and_a_write_gets_in_between_two_steps(
     clock.advance(2 * DAY_S)
     commits: list[int] = []
     event.listen(store.database.engine, "commit", lambda _: commits.append(1))
-    steps = store.tidy(KEEP)
+    steps = tidy(store, KEEP)
     treated = [next(steps)]
     assert (treated, len(commits)) == ([CHUNK], 1)
     device.send([(clock.wall_us(), QueueSample("m", 1, 2, 3))])
@@ -193,20 +196,20 @@ def test_facts_stay_with_the_hours_and_traces_go_with_the_rows(store: Store, clo
     change = StateChange(1, 1, DeviceState.REJECTED, None, Origin.PLANNER, "too slow")
     device.send([(at_us, change), (at_us, Event("disk")), (at_us, StepTrace("p", 0, 1, 0, 9, ()))])
     clock.advance(9 * DAY_S)
-    tidy(store)
-    assert [entry.data for entry in store.telemetry_history(NANO, ALL)] == [change, Event("disk")]
+    tidy_all(store)
+    assert [entry.data for entry in store.read(telemetry_history, NANO, ALL)] == [change, Event("disk")]
     clock.advance(2 * DAY_S)
-    tidy(store)
-    assert store.telemetry_history(NANO, ALL) == [] and rows_and_rolled(store) == (0, 0)
-    assert store.telemetry_balance() == Balance(3, 3, 0, 0)
+    tidy_all(store)
+    assert store.read(telemetry_history, NANO, ALL) == [] and rows_and_rolled(store) == (0, 0)
+    assert store.read(telemetry_balance) == Balance(3, 3, 0, 0)
 
 
 def test_an_age_of_zero_keeps_for_ever(store: Store, clock: ManualClock) -> None:
     Device(store).send(measured(clock.wall_us(), random.Random(1)))
     clock.advance(1000 * DAY_S)
-    assert sum(store.tidy(Retention(0, 0, 0))) == 0
-    assert sum(store.tidy(Retention(DAY_S, 0, 0))) == 3
-    assert {entry.width_s for entry in store.telemetry_history(NANO, ALL)} == {60}
+    assert sum(tidy(store, Retention(0, 0, 0))) == 0
+    assert sum(tidy(store, Retention(DAY_S, 0, 0))) == 3
+    assert {entry.width_s for entry in store.read(telemetry_history, NANO, ALL)} == {60}
 
 
 def test_a_clock_that_cannot_be_right_neither_fills_the_disk_nor_loses_rows(
@@ -216,14 +219,14 @@ def test_a_clock_that_cannot_be_right_neither_fills_the_disk_nor_loses_rows(
     and go when that has passed."""
     device = Device(store)
     device.send([(5, QueueSample("m", 1, 2, 3)), (2**52, QueueSample("m", 2, 2, 3))])
-    tidy(store)
+    tidy_all(store)
     assert rows_and_rolled(store) == (2, 0)
     clock.advance(2 * DAY_S)
-    tidy(store)
-    (minute,) = store.telemetry_history(NANO, ALL)
+    tidy_all(store)
+    (minute,) = store.read(telemetry_history, NANO, ALL)
     assert (minute.at_us, minute.rows) == (Width.MINUTE.begin_us(T0_US), 2)
     clock.advance(20 * DAY_S)
-    tidy(store)
+    tidy_all(store)
     assert rows_and_rolled(store) == (0, 0)
 
 
@@ -237,7 +240,7 @@ def test_telemetry_is_bounded_over_simulated_months(store: Store, clock: ManualC
         rows = [one for at in range(per_round) for one in measured(begin_us + at * 3 * HOUR_S * 10**6, rng)]
         clock.advance(3 * DAY_S)
         device.send([*rows, (begin_us, Event("three days"))])
-        tidy(store)
+        tidy_all(store)
         with store.database.read() as session:
             kept = session.scalar(select(func.count()).select_from(TelemetryRow)) or 0
             rolled = session.scalar(select(func.count()).select_from(RollupRow)) or 0
@@ -250,8 +253,8 @@ def test_telemetry_is_bounded_over_simulated_months(store: Store, clock: ManualC
     assert max(rolled for _, rolled, _ in steady) <= 11 * 8 * 3
     assert sizes[-1][:2] == steady[0][:2] and sizes[-1][2] <= 1.1 * steady[0][2]
     sent = rounds * (per_round * 3 + 1)
-    assert store.telemetry_balance() == Balance(sent, sent, 0, 0)
-    hours = store.telemetry_history(NANO, [RowKind.TASK_COUNTERS], by=Width.HOUR)
+    assert store.read(telemetry_balance) == Balance(sent, sent, 0, 0)
+    hours = store.read(telemetry_history, NANO, [RowKind.TASK_COUNTERS], by=Width.HOUR)
     completed = [entry.data.completed for entry in hours if isinstance(entry.data, TaskCounters)]
     assert completed == [3] * (8 * 10)
 
@@ -261,16 +264,16 @@ def test_two_processes_that_tidy_at_once_count_every_row_once(
 ) -> None:
     enrol(store, DeviceId("other"), 2)
     for boot in range(1, 4):
-        store.append_telemetry(
+        LinkStore(store).append_telemetry(
             [write_of(0, 699, boot=boot), write_of(0, 99, boot=boot, device=DeviceId("other"))]
         )
     code = """
 import sys
 from pathlib import Path
-from stageloom.planner.store.retention import Retention
+from stageloom.planner.store.retention import Retention, tidy
 from stageloom.planner.store.store import Store
 store = Store(Path(sys.argv[1]), sys.argv[2])
-print(sum(store.tidy(Retention(1, 0, 0))))
+print(sum(tidy(store, Retention(1, 0, 0))))
 store.close()
 """
     children = [start(code, str(tmp_path), database_url) for _ in range(3)]
@@ -285,14 +288,14 @@ def test_kill_in_mid_tidying_counts_every_row_once(
     """1. a child rolls up, and says so after each step; 2. it is killed at work; 3. every row is either there
     or rolled up, and whoever tidies next finishes."""
     for boot in range(1, 9):
-        store.append_telemetry([write_of(0, CHUNK - 1, boot=boot)])
+        LinkStore(store).append_telemetry([write_of(0, CHUNK - 1, boot=boot)])
     code = """
 import sys
 from pathlib import Path
-from stageloom.planner.store.retention import Retention
+from stageloom.planner.store.retention import Retention, tidy
 from stageloom.planner.store.store import Store
 store = Store(Path(sys.argv[1]), sys.argv[2])
-for treated in store.tidy(Retention(1, 0, 0)):
+for treated in tidy(store, Retention(1, 0, 0)):
     print(treated, flush=True)
 """
     child = start(code, str(tmp_path), database_url)
@@ -302,14 +305,14 @@ for treated in store.tidy(Retention(1, 0, 0)):
     kept, rolled = rows_and_rolled(store)
     assert kept + rolled == 8 * CHUNK and rolled >= CHUNK
     clock.advance(DAY_S)
-    sum(store.tidy(Retention(1, 0, 0)))
+    sum(tidy(store, Retention(1, 0, 0)))
     assert rows_and_rolled(store) == (0, 8 * CHUNK)
 
 
 def test_old_events_go_too(store: Store, clock: ManualClock) -> None:
     clock.advance(11 * DAY_S)
-    store.revoke(NANO)
-    tidy(store)
+    store.write(revoke_device, NANO)
+    tidy_all(store)
     with store.database.read() as session:
         assert session.scalars(select(EventRow.code)).all() == ["revoked"]
 
@@ -317,10 +320,10 @@ def test_old_events_go_too(store: Store, clock: ManualClock) -> None:
 def test_plans_that_were_looked_at_go_with_the_oldest_telemetry(store: Store, clock: ManualClock) -> None:
     """More than one step's worth of old ones go, and what was looked at since stays."""
     old, new = looked_at("a"), looked_at("b")
-    store.keep_considered([old] * (CHUNK + 1), device_class="cpu", device=NANO, replan=1)
+    store.write(keep_considered, [old] * (CHUNK + 1), device_class="cpu", device=NANO, replan=1)
     clock.advance(11 * DAY_S)
-    store.keep_considered([new], device_class="cpu", device=NANO, replan=2)
-    tidy(store)
-    (left,) = store.considered(new.serves, "cpu")
+    store.write(keep_considered, [new], device_class="cpu", device=NANO, replan=2)
+    tidy_all(store)
+    (left,) = store.read(considered_plans, new.serves, "cpu")
     assert (left.considered, left.replan, left.device) == (new, 2, NANO)
-    assert store.considered(old.serves, "cpu") == []
+    assert store.read(considered_plans, old.serves, "cpu") == []

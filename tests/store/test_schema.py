@@ -12,9 +12,11 @@ from sqlalchemy import MetaData, text
 
 from stageloom.planner.store import schema
 from stageloom.planner.store.database import Database, sqlite_url
-from stageloom.planner.store.reading import DATABASE_FILE, ReadStore
-from stageloom.planner.store.store import Store
+from stageloom.planner.store.devices import device_infos
+from stageloom.planner.store.store import ReadStore, Store
 from stageloom.planner.store.tables import LedgerRow, Table
+from stageloom.planner.store.telemetry import telemetry_balance
+from stageloom.planner.store.used_database import DATABASE_FILE
 from stageloom.planner.telemetry.books import Balance
 from stageloom.shared.errors import InputError, SettingError, StorageError
 from tests.store.helpers import NANO, enrol, finish, start
@@ -112,7 +114,7 @@ def test_ledgers_of_the_first_revision_learn_what_is_settled_and_what_was_lost(
     with store.database.read() as session:
         found = session.scalars(sa.select(LedgerRow).order_by(LedgerRow.boot)).all()
         assert [(row.lost, row.settled) for row in found] == [(0, 10), (7, 10), (0, 42)]
-    assert store.telemetry_balance(NANO) == Balance(20, 9, 5, 7)
+    assert store.read(telemetry_balance, NANO) == Balance(20, 9, 5, 7)
     store.close()
 
 
@@ -121,7 +123,7 @@ def test_a_second_migration_changes_nothing_and_keeps_the_data(tmp_path: Path, d
     enrol(first)
     first.close()
     second = Store(tmp_path, database_url)
-    assert [info.device for info in second.devices()] == [NANO]
+    assert [info.device for info in second.read(device_infos)] == [NANO]
     assert schema.migrate(second.database) == (schema.HEAD, schema.HEAD)
     second.close()
 
@@ -130,9 +132,10 @@ def test_two_planners_migrate_at_once(tmp_path: Path, database_url: str) -> None
     code = """
 import sys
 from pathlib import Path
+from stageloom.planner.store.devices import planner_epoch
 from stageloom.planner.store.store import Store
 store = Store(Path(sys.argv[1]), sys.argv[2])
-print(store.epoch())
+print(store.read(planner_epoch))
 store.close()
 """
     children = [start(code, str(tmp_path), database_url) for _ in range(3)]

@@ -3,8 +3,11 @@
 from pathlib import Path
 
 from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
-from stageloom.planner.store.reading import ReadStore
-from stageloom.planner.store.store import Store
+from stageloom.planner.store.costs import stage_costs
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.plans import add_plan
+from stageloom.planner.store.profiles import request_stage_profile
+from stageloom.planner.store.store import ReadStore, Store
 from stageloom.shared.artifact import pack_artifact
 from stageloom.shared.messages.telemetry import Ledger, RowKind, StageProfileResult, StageTiming
 from stageloom.shared.plan import CombinedBlock, Member, ModelPlan, Plan
@@ -32,14 +35,14 @@ def test_a_merge_and_the_same_operators_side_by_side_keep_times_of_their_own(
         schedule = StageSchedule((Stage(both, merge=merge),))
         block = CombinedBlock((Member(0, 0, 0),), schedule)
         plan = Plan(models=(ModelPlan(name="two", artifact=digest),), combined=(block,))
-        store.add_plan(f"plan-{number}", plan, "ios")
+        store.write(add_plan, f"plan-{number}", plan, "ios")
         timings = (StageTiming(0, took_us, 1.0, 9),)
-        request, _ = store.request_stages(NANO, f"plan-{number}")
+        request, _ = store.write(request_stage_profile, NANO, f"plan-{number}")
         rows.append(stored(number, StageProfileResult(request, plan.digest, 0, "", timings, took_us, True)))
-    store.append_telemetry([TelemetryWrite(NANO, tuple(rows), (Ledger(7, 2, 0),))])
+    LinkStore(store).append_telemetry([TelemetryWrite(NANO, tuple(rows), (Ledger(7, 2, 0),))])
     reading = ReadStore.open(tmp_path, database_url)
     try:
-        found = reading.stage_costs("cpu-2-core", plan.executor)
+        found = reading.read(stage_costs, "cpu-2-core", plan.executor)
     finally:
         reading.close()
     whole = ((digest, 0, 2),)

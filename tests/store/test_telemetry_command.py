@@ -8,7 +8,8 @@ from typing import Any
 
 from stageloom.planner.cli.app import execute
 from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
-from stageloom.planner.store.retention import Retention
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.retention import Retention, tidy
 from stageloom.planner.store.store import Store
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.messages.telemetry import Ledger, QueueSample, RowKind, TaskCounters
@@ -46,9 +47,9 @@ def fill(store: Store, clock: ManualClock) -> None:
                 made = row(base_us + offset_us, data, kind=kind)
                 rows.append(StoredRow(7, sequence, made.at_us, kind, made.body, data))
                 sequence += 1
-        store.append_telemetry([TelemetryWrite(NANO, tuple(rows), (Ledger(7, sequence, 0),))])
+        LinkStore(store).append_telemetry([TelemetryWrite(NANO, tuple(rows), (Ledger(7, sequence, 0),))])
         clock.advance(DAY_S)
-    assert sum(store.tidy(Retention(1.5 * DAY_S, 4 * DAY_S, 0))) > 0
+    assert sum(tidy(store, Retention(1.5 * DAY_S, 4 * DAY_S, 0))) > 0
 
 
 def test_history_is_shown_as_fine_as_it_is_kept(

@@ -1,11 +1,12 @@
 """What a planner asks a device to measure: stages that nobody is sure of, and nothing else."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import pytest
+from sqlalchemy.orm import Session
 
 from stageloom.planner.admin.handler import AdminHandler
 from stageloom.planner.costs import measured
@@ -13,6 +14,10 @@ from stageloom.planner.costs.drift import unsure_blocks
 from stageloom.planner.costs.measured import STALE_S, device_costs
 from stageloom.planner.costs.records import OperatorCost
 from stageloom.planner.dispatch.ports import TelemetryWrite
+from stageloom.planner.store.costs import operator_costs, stage_costs
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.plans import add_plan
+from stageloom.planner.store.profiles import request_profile
 from stageloom.planner.store.store import Store
 from stageloom.shared.artifact import pack_artifact
 from stageloom.shared.bound import bind
@@ -68,7 +73,7 @@ class Planner:
         (folder / "wide.artifact").write_bytes(blob)
         store.add_model("wide", folder / "wide.artifact", self.artifact)
         self.plan = plan_of(self.artifact, WIDE)
-        store.add_plan("plan", self.plan, "ios")
+        store.write(add_plan, "plan", self.plan, "ios")
         self._sequence = 0
 
     def ask(self, *, unsure_only: bool = True) -> tuple[int, ...]:
@@ -82,12 +87,14 @@ class Planner:
         """A device's answers arrive."""
         rows = [row(self._sequence + at, one, kind=kind) for at, one in enumerate(data)]
         self._sequence += len(rows)
-        self.store.append_telemetry([TelemetryWrite(NANO, tuple(rows), (Ledger(7, self._sequence, 0),))])
+        LinkStore(self.store).append_telemetry(
+            [TelemetryWrite(NANO, tuple(rows), (Ledger(7, self._sequence, 0),))]
+        )
 
     def operators(self) -> None:
         """All operators were measured: 1 ms each."""
         times = tuple(OperatorTiming(op, 1000.0, 1.0, 9) for op in range(OPERATORS))
-        (request,), _ = self.store.request_profile(NANO, ["wide"])
+        (request,), _ = self.store.write(request_profile, NANO, ["wide"])
         self.answered(RowKind.PROFILE_RESULT, ProfileResult(request, self.artifact, 1, CLASS, times, True))
 
     def stages(self, request: int, *times: StageTiming) -> None:
@@ -137,12 +144,16 @@ def test_stages_that_ran_as_one_are_kept_as_the_one_group_that_they_were(planner
     planner.operators()
     (request,) = planner.ask()
     planner.stages(request, StageTiming(1, 2900.0, 1.0, 9, 3), StageTiming(0, 1500.0, 1.0, 9, 2))
-    (found,) = planner.store.stage_costs(CLASS, planner.plan.executor)
+    (found,) = planner.store.read(stage_costs, CLASS, planner.plan.executor)
     assert found.groups == ((3, 4, 5),)
     assert found.seconds == pytest.approx(2.9e-3)
 
 
 # What a device class learned
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Known:
@@ -151,6 +162,12 @@ class Known:
     def __init__(self, stages: Sequence[MeasuredStage], most: int = 1) -> None:
         self.stages = list(stages)
         self.most = most
+
+    def read(self, function: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `Store.read`, of two functions."""
+        known: dict[Any, Any] = {operator_costs: self.operator_costs, stage_costs: self.stage_costs}
+        result: T = known[function](*args, **kwargs)
+        return result
 
     def operator_costs(self, device_class: str, artifact: Digest, batch: int = 1) -> dict[int, OperatorCost]:
         if batch > self.most:

@@ -8,20 +8,52 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from alembic import command
 from sqlalchemy import Connection, MetaData, delete, insert, text
 
 from stageloom.planner.store import schema
+from stageloom.planner.store.costs import operator_costs
 from stageloom.planner.store.database import Database, sqlite_url
-from stageloom.planner.store.desired import Push
-from stageloom.planner.store.reading import ARTIFACT_FOLDER, DATABASE_FILE
-from stageloom.planner.store.store import Store
+from stageloom.planner.store.desired import Push, push_wanted
+from stageloom.planner.store.devices import device_info, device_infos
+from stageloom.planner.store.events import newest_events
+from stageloom.planner.store.generations import generation_history
+from stageloom.planner.store.models import model_infos
+from stageloom.planner.store.plans import plan_infos
+from stageloom.planner.store.replans import replan_infos, trial_infos
+from stageloom.planner.store.store import ReadStore, Store
+from stageloom.planner.store.telemetry import telemetry_balance, telemetry_rows
+from stageloom.planner.store.used_database import ARTIFACT_FOLDER, DATABASE_FILE
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.ids import DeviceId
-from tests.data.version_0_1_0 import read_all, unpacked
+from stageloom.shared.messages.telemetry import RowKind
+from tests.data.version_0_1_0 import DEVICES, PROFILED, unpacked
 
 _FILE = Path(__file__).parents[1] / "data" / "version_0_1_0.json.gz"
 _REVISION = "0010"
+
+
+def read_all(store: ReadStore) -> dict[str, Any]:
+    """What `tests/data/version_0_1_0.py` read with version 0.1.0, read by this one."""
+    history, _ = store.read(generation_history, None, limit=64)
+    models = store.read(model_infos)
+    kinds = tuple(RowKind)
+    everything = {
+        "devices": store.read(device_infos),
+        "models": models,
+        "plans": store.read(plan_infos),
+        "history": history,
+        "events": store.read(newest_events),
+        "balance": store.read(telemetry_balance)._asdict(),
+        **{f"rows of {name}": store.read(telemetry_rows, DeviceId(name), kinds) for name in DEVICES},
+        **{f"replans of {name}": store.read(replan_infos, DeviceId(name)) for name in DEVICES},
+        **{f"trials of {name}": store.read(trial_infos, DeviceId(name)) for name in DEVICES},
+        "graph operators": [len(store.graph(model.digest).operators) for model in models],
+        "costs": [repr(cost) for cost in store.read(operator_costs, "cpu-test", PROFILED).values()],
+    }
+    values: dict[str, Any] = json.loads(msgspec.json.encode(everything))
+    return values
 
 
 def kept() -> Any:
@@ -89,9 +121,11 @@ def test_a_database_of_version_0_1_0_is_upgraded_and_read_as_before(
         found = read_all(store)
         for name, before in version["read"].items():
             assert as_before(found[name], before), f"{name}: {found[name]}, before: {before}"
-        orin = store.device(DeviceId("orin"))
-        pushed = store.push_soon(Push(device=orin.device, plan="whole", decided_by="operator")).result(30)
+        orin = store.read(device_info, DeviceId("orin"))
+        pushed = store.submit_together(
+            push_wanted, Push(device=orin.device, plan="whole", decided_by="operator")
+        ).result(30)
         assert pushed.generation > orin.desired_generation
-        assert len(store.history(None)[0]) == len(version["read"]["history"]) + 1
+        assert len(store.read(generation_history, None)[0]) == len(version["read"]["history"]) + 1
     finally:
         store.close()

@@ -6,9 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.planner.store.reading import DATABASE_FILE, ReadStore, require_own
-from stageloom.planner.store.store import Store
-from stageloom.planner.store.used_database import USED_FILE, keep_url, kept_url, same_database
+from stageloom.planner.store.devices import device_infos
+from stageloom.planner.store.store import ReadStore, Store
+from stageloom.planner.store.used_database import (
+    DATABASE_FILE,
+    USED_FILE,
+    keep_url,
+    kept_url,
+    require_own,
+    same_database,
+)
 from stageloom.shared.errors import InputError, StorageError
 from tests.planner.processes import ok
 from tests.store.helpers import NANO, enrol
@@ -69,7 +76,7 @@ def test_readers_use_what_the_planner_used_and_an_explicit_url_goes_before_it(tm
     keep_url(home, elsewhere)
     for url, found in (("", [NANO]), (elsewhere, [NANO]), (f"sqlite:///{home / DATABASE_FILE}", [])):
         reading = ReadStore.open(home, url)
-        assert [info.device for info in reading.devices()] == found
+        assert [info.device for info in reading.read(device_infos)] == found
         reading.close()
 
 

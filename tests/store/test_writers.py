@@ -13,10 +13,15 @@ from sqlalchemy import event, select, text
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.exc import StaleDataError
 
-from stageloom.planner.store.manyrows import insert_rows
-from stageloom.planner.store.reading import DATABASE_FILE
+from stageloom.planner.store.devices import device_infos, revoke_device
+from stageloom.planner.store.generations import generation_history
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.plans import add_plan
+from stageloom.planner.store.rows import insert_rows
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.tables import DeviceRow, PlannerRow
+from stageloom.planner.store.telemetry import telemetry_balance, telemetry_rows
+from stageloom.planner.store.used_database import DATABASE_FILE
 from stageloom.planner.store.writer import GROUP
 from stageloom.planner.telemetry.books import Balance
 from stageloom.shared.errors import InputError, StorageError, UnavailableError
@@ -32,22 +37,23 @@ def test_four_writers_of_one_value_lose_no_change(tmp_path: Path, database_url: 
     store = Store(tmp_path, database_url)
     enrol(store)
     add_model(store, tmp_path)
-    store.add_plan("first", small_plan(store), "sequential")
+    store.write(add_plan, "first", small_plan(store), "sequential")
     code = """
 import sys
 from pathlib import Path
+from stageloom.planner.store.desired import Push, push
 from stageloom.planner.store.store import Store
 store = Store(Path(sys.argv[1]), sys.argv[2])
 for _ in range(int(sys.argv[3])):
-    desired = store.push("nano", "first", decided_by="operator")
+    desired = store.write(push, Push(device="nano", plan="first", decided_by="operator"))
     print(desired.generation)
 store.close()
 """
     children = [start(code, str(tmp_path), database_url, str(CHANGES)) for _ in range(WRITERS)]
     given = [int(line) for child in children for line in finish(child).split()]
     assert sorted(given) == list(range(1, WRITERS * CHANGES + 1))
-    assert store.devices()[0].desired_generation == WRITERS * CHANGES
-    entries, _ = store.history(NANO, limit=256)
+    assert store.read(device_infos)[0].desired_generation == WRITERS * CHANGES
+    entries, _ = store.read(generation_history, NANO, limit=256)
     assert sorted(entry.generation for entry in entries) == sorted(given)
     store.close()
 
@@ -75,7 +81,7 @@ def test_a_versioned_row_refuses_a_write_over_a_newer_one(store: Store) -> None:
     with store.database.read() as session:
         stale = session.get_one(DeviceRow, NANO)
         session.expunge(stale)
-    store.revoke(NANO)
+    store.write(revoke_device, NANO)
     with pytest.raises(StaleDataError), store.database.write() as session:
         stale.device_class = "changed from an old copy"
         session.add(stale)
@@ -94,7 +100,7 @@ def test_a_change_that_loses_the_race_runs_again(store: Store) -> None:
         return 41
 
     assert store.database.change(work) == 41
-    assert (len(tries), store.epoch()) == (3, 41)
+    assert (len(tries), LinkStore(store).epoch()) == (3, 41)
 
 
 def test_a_group_is_one_commit_and_a_failing_work_undoes_only_itself(store: Store) -> None:
@@ -125,7 +131,7 @@ def test_a_group_is_one_commit_and_a_failing_work_undoes_only_itself(store: Stor
     with pytest.raises(InputError, match="refused after its write"):
         futures[1].result(30)
     assert futures[2].result(30) == 12
-    assert store.epoch() == 12
+    assert LinkStore(store).epoch() == 12
 
 
 def test_a_group_whose_commit_fails_is_not_acknowledged(store: Store) -> None:
@@ -135,7 +141,7 @@ def test_a_group_whose_commit_fails_is_not_acknowledged(store: Store) -> None:
     with pytest.raises(StorageError, match="no_such_table"):
         store.writer.run(broken)
     enrol(store)  # the writer lives on
-    assert [info.device for info in store.devices()] == [NANO]
+    assert [info.device for info in store.read(device_infos)] == [NANO]
 
 
 def test_a_closed_store_refuses_and_what_was_submitted_before_is_kept(
@@ -143,12 +149,12 @@ def test_a_closed_store_refuses_and_what_was_submitted_before_is_kept(
 ) -> None:
     store = Store(tmp_path, database_url)
     enrol(store)
-    store.append_telemetry([write_of(0, 9)])
+    LinkStore(store).append_telemetry([write_of(0, 9)])
     store.close()
     with pytest.raises(UnavailableError, match="closed"):
-        store.revoke(NANO)
+        store.write(revoke_device, NANO)
     again = Store(tmp_path, database_url)
-    assert again.telemetry_balance() == Balance(10, 10, 0, 0)
+    assert again.read(telemetry_balance) == Balance(10, 10, 0, 0)
     again.close()
 
 
@@ -160,13 +166,12 @@ def test_kill_in_mid_write_loses_nothing_acknowledged(tmp_path: Path, database_u
     code = """
 import itertools, sys
 from pathlib import Path
-from stageloom.planner.store.manyrows import insert_rows
-from stageloom.planner.store.reading import DATABASE_FILE
+from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.store import Store
 from tests.store.helpers import write_of
 store = Store(Path(sys.argv[1]), sys.argv[2])
 for first in itertools.count(0, 20):
-    store.append_telemetry([write_of(first, first + 19)])
+    LinkStore(store).append_telemetry([write_of(first, first + 19)])
     print(first + 19, flush=True)
 """
     child = start(code, str(tmp_path), database_url)
@@ -175,10 +180,10 @@ for first in itertools.count(0, 20):
     os.kill(child.pid, signal.SIGKILL)
     rest, _ = child.communicate(timeout=30)
     acknowledged += [int(line) for line in rest.split("\n")[:-1]]
-    produced, stored, dropped, lost = store.telemetry_balance()
+    produced, stored, dropped, lost = store.read(telemetry_balance)
     assert stored >= acknowledged[-1] + 1
     assert stored % 20 == 0 and produced == stored and dropped == lost == 0
-    rows = store.telemetry(NANO, [RowKind.QUEUE_SAMPLE])
+    rows = store.read(telemetry_rows, NANO, [RowKind.QUEUE_SAMPLE])
     assert len(rows) == stored
     store.close()
 
@@ -187,7 +192,7 @@ def test_a_reader_keeps_its_snapshot_while_a_writer_commits(store: Store) -> Non
     enrol(store)
     with store.database.read() as session:
         before = session.scalars(select(DeviceRow.revoked)).all()
-        store.revoke(NANO)
+        store.write(revoke_device, NANO)
         assert session.scalars(select(DeviceRow.revoked)).all() == before == [False]
 
 
@@ -209,13 +214,13 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_acknowledged(tmp_path: Path)
     acknowledged = 0
     with pytest.raises(StorageError, match="full; free space on the disk") as caught:
         for first in range(0, 100_000, 100):
-            store.append_telemetry([write_of(first, first + 99)])
+            LinkStore(store).append_telemetry([write_of(first, first + 99)])
             acknowledged = first + 100
     assert "\n" not in str(caught.value)
-    assert store.telemetry_balance() == Balance(acknowledged, acknowledged, 0, 0)
+    assert store.read(telemetry_balance) == Balance(acknowledged, acknowledged, 0, 0)
     pages.append(used + 10_000)
-    store.append_telemetry([write_of(acknowledged, acknowledged + 99)])
-    assert store.telemetry_balance() == Balance(acknowledged + 100, acknowledged + 100, 0, 0)
+    LinkStore(store).append_telemetry([write_of(acknowledged, acknowledged + 99)])
+    assert store.read(telemetry_balance) == Balance(acknowledged + 100, acknowledged + 100, 0, 0)
     store.close()
 
 

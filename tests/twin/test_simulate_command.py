@@ -8,7 +8,10 @@ import pytest
 
 from stageloom.planner.cli.app import execute
 from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
-from stageloom.planner.store import predictions
+from stageloom.planner.store.link import LinkStore
+from stageloom.planner.store.plans import add_plan
+from stageloom.planner.store.predictions import Prediction, keep_prediction, newest_predictions
+from stageloom.planner.store.profiles import request_profile
 from stageloom.planner.store.store import Store
 from stageloom.planner.twin.stored import base_device
 from stageloom.shared.clock import ManualClock
@@ -42,7 +45,7 @@ class Home:
         enrol(self.store)
         self.artifact: Digest = add_model(self.store, path)
         self.plan: Plan = small_plan(self.store)
-        self.store.add_plan("tuned", self.plan, "sequential")
+        self.store.write(add_plan, "tuned", self.plan, "sequential")
         self._sequence = 0
 
     def send(self, at_us: int, *rows: RowData) -> None:
@@ -53,11 +56,11 @@ class Home:
             made.append(StoredRow(7, self._sequence, one.at_us, one.kind, one.body, data))
             self._sequence += 1
         ledger = Ledger(7, self._sequence, 0)
-        self.store.append_telemetry([TelemetryWrite(NANO, tuple(made), (ledger,))])
+        LinkStore(self.store).append_telemetry([TelemetryWrite(NANO, tuple(made), (ledger,))])
 
     def profile(self, seconds: float) -> None:
         """The device measured every operator."""
-        (request,), _ = self.store.request_profile(NANO, ["relu"])
+        (request,), _ = self.store.write(request_profile, NANO, ["relu"])
         timings = tuple(OperatorTiming(op, 1e6 * seconds, 0.0, 5) for op in range(4))
         self.send(0, ProfileResult(request, self.artifact, 1, "", timings, True))
 
@@ -212,7 +215,7 @@ def test_what_cannot_be_simulated_says_why(home: Home, capsys: pytest.CaptureFix
     for arguments, why in cases:
         _, err = run(home, capsys, "simulate", "tuned", *arguments, code=ExitCode.USAGE)
         assert why in err
-    assert home.store.predictions() == []
+    assert home.store.read(newest_predictions) == []
 
 
 def test_a_prediction_is_shown_beside_what_was_measured_since(
@@ -221,7 +224,7 @@ def test_a_prediction_is_shown_beside_what_was_measured_since(
     """1. a prediction is kept; 2. the plan runs for three seconds; 3. both stand side by side."""
     assert run(home, capsys, "predictions", "--json")[0] == "[]\n"
     figures = {"throughput_per_s": 55.0, "p50_ms": 4.0, "p99_ms": 8.0, "steps_running": 0.2}
-    made = predictions.Prediction(
+    made = Prediction(
         device=NANO,
         plan="tuned",
         digest=home.plan.digest,
@@ -231,9 +234,9 @@ def test_a_prediction_is_shown_beside_what_was_measured_since(
         figures=figures,
         made_at_us=clock.wall_us(),
     )
-    assert predictions.keep(home.store.database, made) == 1
-    assert [one.figures for one in home.store.predictions(NANO)] == [figures]
-    assert home.store.predictions(DeviceId("another")) == []
+    assert home.store.database.change(keep_prediction, made) == 1
+    assert [one.figures for one in home.store.read(newest_predictions, NANO)] == [figures]
+    assert home.store.read(newest_predictions, DeviceId("another")) == []
     out, _ = run(home, capsys, "predictions", "--json")
     (found,) = json.loads(out)
     assert found["measured"] is None

@@ -7,7 +7,10 @@ from typing import Final
 from stageloom.planner.admin.search import search_job
 from stageloom.planner.learning.maddpg.problem import Problem
 from stageloom.planner.learning.maddpg.twins import TwinDevices
-from stageloom.planner.store.reading import ReadStore
+from stageloom.planner.store.devices import device_info
+from stageloom.planner.store.plans import plan_info
+from stageloom.planner.store.store import ReadStore
+from stageloom.planner.store.telemetry import newest_telemetry
 from stageloom.planner.twin.arrivals import Poisson, Process, require_all
 from stageloom.planner.twin.device_file import DeviceFile, load_device
 from stageloom.planner.twin.replay import counted_arrivals
@@ -59,7 +62,7 @@ def stored_problem(store: ReadStore, wanted: Wanted) -> StoredProblem:
         InputError: no such device, model or device file; the device runs no plan and no model was named;
             nothing arrived and no rate was given; or a rate is of another model.
     """
-    device_class = store.device(wanted.device).device_class
+    device_class = store.read(device_info, wanted.device).device_class
     template = _template(store, wanted)
     graphs = {model.artifact: store.graph(model.artifact) for model in template.models}
     base = load_device(wanted.twin) if wanted.twin else None
@@ -108,9 +111,9 @@ def running_plan(store: ReadStore, device: DeviceId) -> Plan | None:
     Raises:
         InputError: there is no such device.
     """
-    info = store.device(device)
+    info = store.read(device_info, device)
     digest = info.report.active or info.desired_plan
-    return None if digest is None else decode_plan(store.plan(digest).wire)
+    return None if digest is None else decode_plan(store.read(plan_info, digest).wire)
 
 
 def _arrivals(store: ReadStore, wanted: Wanted, names: Sequence[str]) -> tuple[Mapping[str, Process], str]:
@@ -118,7 +121,7 @@ def _arrivals(store: ReadStore, wanted: Wanted, names: Sequence[str]) -> tuple[M
     if wanted.rates_per_s is not None:
         given = {name: Poisson(rate_per_s=rate) for name, rate in wanted.rates_per_s.items()}
         return given, "poisson, as given"
-    rows = store.newest_telemetry(wanted.device, [RowKind.TASK_COUNTERS], round(wanted.last_s * 1e6))
+    rows = store.read(newest_telemetry, wanted.device, [RowKind.TASK_COUNTERS], round(wanted.last_s * 1e6))[0]
     try:
         found = counted_arrivals(rows, names)
     except InputError as error:

@@ -7,6 +7,7 @@ import pytest
 
 from stageloom.planner.learning.maddpg.stored import TOP_MEMBERS, Wanted, stored_problem
 from stageloom.planner.learning.maddpg.twins import TwinDevices
+from stageloom.planner.store.desired import Push, push
 from stageloom.planner.twin.device_file import device_names
 from stageloom.shared.bound import bind
 from stageloom.shared.clock import ManualClock
@@ -27,7 +28,7 @@ def home(tmp_path: Path) -> Home:
 def test_the_plan_a_device_runs_its_measured_costs_and_counted_tasks_are_the_problem(home: Home) -> None:
     """Operators of 1 ms; 30 and then 60 tasks a second for 2 s each."""
     home.profile(0.001)
-    home.store.push(NANO, "tuned", decided_by="test")
+    home.store.write(push, Push(device=NANO, plan="tuned", decided_by="test"))
     for second in range(1, 5):
         arrived = 30 if second < 3 else 60
         home.send(second * SECOND, TaskCounters("relu", SECOND, arrived, arrived, 0, 0, 0, 0))
@@ -43,7 +44,7 @@ def test_the_plan_a_device_runs_its_measured_costs_and_counted_tasks_are_the_pro
 def test_a_training_meets_the_bursts_that_the_device_counted(home: Home) -> None:
     """Nothing for four seconds, then 60 tasks a second for two: each seed meets them, at another time."""
     home.profile(0.001)
-    home.store.push(NANO, "tuned", decided_by="test")
+    home.store.write(push, Push(device=NANO, plan="tuned", decided_by="test"))
     for second in range(1, 7):
         arrived = 60 if second > 4 else 0
         home.send(second * SECOND, TaskCounters("relu", SECOND, arrived, arrived, 0, 0, 0, 0))
@@ -60,7 +61,7 @@ def test_a_training_meets_the_bursts_that_the_device_counted(home: Home) -> None
 
 
 def test_models_that_are_named_are_cut_as_asked_and_run_as_the_device_runs(home: Home) -> None:
-    home.store.push(NANO, "tuned", decided_by="test")
+    home.store.write(push, Push(device=NANO, plan="tuned", decided_by="test"))
     wanted = Wanted(
         device=NANO,
         models=(ModelOptions(model="relu", partition="base", replicas=2),),
@@ -93,7 +94,7 @@ def test_a_plan_that_waits_for_its_models_says_what_to_do_instead() -> None:
 def test_arrivals_that_are_not_those_of_the_models_are_refused(
     home: Home, rates: dict[str, float] | None, why: str
 ) -> None:
-    home.store.push(NANO, "tuned", decided_by="test")
+    home.store.write(push, Push(device=NANO, plan="tuned", decided_by="test"))
     with pytest.raises(InputError, match=why):
         stored_problem(home.store, Wanted(device=NANO, twin="nano", rates_per_s=rates))
 

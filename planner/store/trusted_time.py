@@ -1,4 +1,4 @@
-"""How far the planner believes its clock where it deletes by age. Pure.
+"""How far the planner believes its clock where it deletes by age.
 
 A machine without a battery, or with a wrong one, may start years ahead; by its clock all that is stored is
 too old. So the planner keeps the newest time that it believed, the *trusted time*, which follows the clock:
@@ -11,7 +11,16 @@ too old. So the planner keeps the newest time that it believed, the *trusted tim
 
 from typing import Final, NamedTuple
 
+from sqlalchemy.orm import Session
+
+from stageloom.planner.store.database import now_us
+from stageloom.planner.store.events import recent_refusals
+from stageloom.planner.store.rows import add_event
+from stageloom.planner.store.tables import ClockTrustRow
+
+_ID: Final = 1
 LEAP_S: Final = 3 * 86_400.0
+
 STEP_S: Final = 6 * 3_600.0
 
 
@@ -38,9 +47,47 @@ class ClockTrust(NamedTuple):
         return min(wall_us, self.trusted_us)
 
 
-def notice(ahead_s: float) -> str:
+def _believed(session: Session) -> ClockTrust:
+    """A database that knows no time yet believes the clock."""
+    row = session.get(ClockTrustRow, _ID)
+    return ClockTrust(now_us(session)) if row is None else ClockTrust(row.trusted_us, row.confirmed_us)
+
+
+def _keep(session: Session, trust: ClockTrust) -> None:
+    session.merge(ClockTrustRow(id=_ID, trusted_us=trust.trusted_us, confirmed_us=trust.confirmed_us))
+
+
+def trusted_now_us(session: Session) -> int:
+    """The time that ages are counted from, in microseconds since 1970."""
+    return _believed(session).now_us(now_us(session))
+
+
+def advance_clock(session: Session, elapsed_s: float) -> float:
+    """Let the trusted time follow the clock; returns by how many seconds the clock is ahead of it.
+
+    `elapsed_s`: real time since the last call in this process, 0 for the first one.
+    """
+    wall_us, before = now_us(session), _believed(session)
+    _keep(session, before.advance(wall_us, elapsed_s))
+    return before.ahead_s(wall_us)
+
+
+def trust_clock(session: Session) -> None:
+    """An operator says that the clock is right."""
+    _keep(session, _believed(session)._replace(confirmed_us=now_us(session)))
+    add_event(session, None, "clock_trusted", "by operator")
+
+
+def clock_notice(ahead_s: float) -> str:
     """One line for people about a clock that is not believed."""
     return (
         f"old telemetry and events are held back: the clock is {ahead_s / 86_400.0:.1f} days ahead of all "
         "that this planner knows; correct it, or run `stageloom trust-clock` if it is right"
     )
+
+
+def notices(session: Session) -> list[str]:
+    """What an operator should know of, a line each: a clock that is not believed, what was refused."""
+    ahead_s = _believed(session).ahead_s(now_us(session))
+    clock = [clock_notice(ahead_s)] if ahead_s else []
+    return clock + recent_refusals(session)

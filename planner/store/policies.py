@@ -5,17 +5,20 @@ A training runs beside the planner, in a process of its own, and keeps its polic
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
-from stageloom.planner.store.database import Database
+from stageloom.planner.store.desired import Push, push
+from stageloom.planner.store.replans import replan_settings, set_replan_settings
+from stageloom.planner.store.rows import known_device
 from stageloom.planner.store.tables import CheckpointRow
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import InputError
-from stageloom.shared.ids import Digest
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.control import Desired
 
 _PREFIX: Final = 8  # characters of a digest that may stand for it
 
@@ -36,47 +39,40 @@ class KeptPolicy:
     trained_at_us: int
 
 
-def keep(
-    database: Database,
+def store_policy(
+    session: Session,
     body: bytes,
     *,
     policy: str,
     device_class: str,
     provenance: Mapping[str, Any],
     curves: Sequence[Mapping[str, Any]],
-    now_us: int,
+    trained_at_us: int,
 ) -> Digest:
     """Keep a policy; the same bytes again only become the newest.
 
     `provenance` has `models`, `settings`, `versions`, `steps` and `validation_ratio`.
-
-    Raises:
-        StorageError: the database cannot be written.
     """
     digest = digest_bytes([body])
-
-    def work(session: Session) -> None:
-        session.merge(
-            CheckpointRow(
-                digest=digest,
-                policy=policy,
-                device_class=device_class,
-                artifacts=json.dumps(provenance["models"], sort_keys=True),
-                settings=json.dumps(provenance["settings"], sort_keys=True),
-                versions=json.dumps(provenance["versions"], sort_keys=True),
-                curves=json.dumps(list(curves)),
-                ratio=provenance["validation_ratio"],
-                steps=provenance["steps"],
-                trained_at_us=now_us,
-                body=body,
-            )
+    session.merge(
+        CheckpointRow(
+            digest=digest,
+            policy=policy,
+            device_class=device_class,
+            artifacts=json.dumps(provenance["models"], sort_keys=True),
+            settings=json.dumps(provenance["settings"], sort_keys=True),
+            versions=json.dumps(provenance["versions"], sort_keys=True),
+            curves=json.dumps(list(curves)),
+            ratio=provenance["validation_ratio"],
+            steps=provenance["steps"],
+            trained_at_us=trained_at_us,
+            body=body,
         )
-
-    database.change(work)
+    )
     return digest
 
 
-def newest(session: Session, policy: str, device_class: str) -> bytes | None:
+def newest_policy(session: Session, policy: str, device_class: str) -> bytes | None:
     """The newest policy of a device class, else the newest of those for any device."""
     for wanted in dict.fromkeys((device_class, "")):
         body = session.scalar(
@@ -90,7 +86,7 @@ def newest(session: Session, policy: str, device_class: str) -> bytes | None:
     return None
 
 
-def fitting(session: Session, policy: str, device_class: str, artifacts: Sequence[Digest]) -> bytes:
+def fitting_policy(session: Session, policy: str, device_class: str, artifacts: Sequence[Digest]) -> bytes:
     """The newest policy of a device class that was trained over just these models.
 
     Where there is none, the class's newest, which says itself why it is not for them; b"" where there is
@@ -110,12 +106,12 @@ def fitting(session: Session, policy: str, device_class: str, artifacts: Sequenc
     return body or b""
 
 
-def body_of(session: Session, digest: Digest) -> bytes | None:
+def policy_body(session: Session, digest: Digest) -> bytes | None:
     """A policy's bytes; None where there is none of this digest."""
     return session.scalar(select(CheckpointRow.body).where(CheckpointRow.digest == digest))
 
 
-def named(session: Session, asked: str, device_class: str) -> Digest:
+def named_policy(session: Session, asked: str, device_class: str) -> Digest:
     """The policy whose digest begins with `asked`, else the newest of that kind for the device class.
 
     Raises:
@@ -136,7 +132,7 @@ def named(session: Session, asked: str, device_class: str) -> Digest:
     return Digest(found)
 
 
-def kept(session: Session, policy: str) -> list[KeptPolicy]:
+def kept_policies(session: Session, policy: str) -> list[KeptPolicy]:
     """All policies of a kind, newest first, without their bytes."""
     row = CheckpointRow
     found = session.execute(
@@ -162,3 +158,18 @@ def kept(session: Session, policy: str) -> list[KeptPolicy]:
         )
         for one in found
     ]
+
+
+def attach_policy(session: Session, device: DeviceId, policy: str) -> Desired:
+    """Have a device plan alone with a policy from its next generation on; empty: with none.
+
+    From then on re-plans leave that alone (`ReplanSettings.attach`).
+
+    Raises:
+        InputError: there is no such device or policy, or the device is revoked.
+    """
+    settings = replan_settings(session, device)
+    digest = named_policy(session, policy, known_device(session, device).device_class) if policy else ""
+    desired = push(session, Push(device=device, plan=None, decided_by="operator", policy=digest))
+    set_replan_settings(session, device, replace(settings, attach=False))
+    return desired

@@ -1,0 +1,319 @@
+"""Requests for measurements, and the devices'
+
+Devices of one class share costs, so a device's answer counts only for what it was asked, and only in the
+environment that it was asked in or has now.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Final, TypeAlias
+
+import msgspec
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from stageloom.planner.store.costs import calibration_of, executor_key, stage_text
+from stageloom.planner.store.database import now_us
+from stageloom.planner.store.desired import Push, push
+from stageloom.planner.store.models import named_models
+from stageloom.planner.store.plans import plan_info
+from stageloom.planner.store.rows import insert_rows, known_device
+from stageloom.planner.store.tables import (
+    ArtifactRow,
+    OperatorCostRow,
+    PlanRow,
+    ProfileRow,
+    StageCostRow,
+    StageProfileRow,
+)
+from stageloom.shared.digest import digest_bytes
+from stageloom.shared.ids import DeviceId, Digest
+from stageloom.shared.messages.control import Desired
+from stageloom.shared.messages.telemetry import OperatorTiming, ProfileResult, StageProfileResult, StageTiming
+from stageloom.shared.plan import Plan, decode_plan
+from stageloom.shared.schedule import StageSchedule, joint_stage
+from stageloom.shared.search.costs import Members, combined_digest
+
+Request: TypeAlias = ProfileRow | StageProfileRow
+
+
+MOST_US: Final = 3600e6
+"""No operator or stage takes longer: a request may spend an hour at most (`ProfileRequest.budget_s`)."""
+
+
+LEAST_US: Final = 1e-3
+"""Nor less: clocks count whole nanoseconds. What divides by a time stays within bounds, too."""
+
+
+_LINE: Final = 512  # characters of a reason
+
+
+def _not_open(request: Request | None, device: DeviceId, number: int) -> str:
+    """Why a device has nothing to say about a request; empty where it was asked and has not answered."""
+    if request is None or request.device != device:
+        return f"request {number} was not made of this device"
+    return "" if request.answered_at_us is None else f"request {number} was answered before"
+
+
+def _foreign(session: Session, device: DeviceId, request: Request, environment: str) -> str:
+    """Why measurements of an environment are not the device's to tell; empty where they are.
+
+    They are of the class that it was when it was asked, or is now: its power mode may change in between.
+    """
+    own = known_device(session, device).device_class
+    if environment in ("", own, request.environment):
+        return ""
+    return f"it measured in {environment!r}, and is {own!r}"
+
+
+def _implausible(timings: Iterable[OperatorTiming | StageTiming]) -> str:
+    """Why these cannot be times; empty where they can. NaN and infinity have not passed the decoder."""
+    for timing in timings:
+        if not LEAST_US <= timing.median_us <= MOST_US:
+            return f"a time of {timing.median_us:g} us is outside {LEAST_US:g} to {MOST_US:g}"
+        if not 0.0 <= timing.spread_us <= MOST_US or timing.runs < 1:
+            return f"a spread of {timing.spread_us:g} us over {timing.runs} runs cannot be"
+    return ""
+
+
+def _note_answer(
+    request: Request, result: ProfileResult | StageProfileResult, environment: str, refusal: str, now_us: int
+) -> None:
+    """Enter part of an answer into its request.
+
+    A refused answer ends the request as well: the device sends no other.
+    """
+    if not refusal:
+        request.environment = environment
+    if result.reason or refusal:
+        request.reason = (f"refused: {refusal}" if refusal else result.reason)[:_LINE]
+    if result.last:
+        request.answered_at_us = now_us
+
+
+_COST_KEY: Final = ("device_class", "artifact", "batch", "operator")
+
+_COST: Final = (*_COST_KEY, "median_us", "spread_us", "runs", "measured_on", "measured_at_us")
+
+_NEWER_COST: Final = f"ON CONFLICT ({', '.join(_COST_KEY)}) DO UPDATE SET " + ", ".join(
+    f"{name} = excluded.{name}" for name in _COST[len(_COST_KEY) :]
+)
+
+
+def request_profile(
+    session: Session, device: DeviceId, names: list[str], *, batch: int = 1, budget_s: float = 20.0
+) -> tuple[list[int], Desired]:
+    """Ask a device to measure the operators of some models; returns the requests' numbers, and what is
+    desired now.
+
+    The budget is shared evenly. A request is part of desired state and so takes a generation,
+    decided by "profile".
+
+    Raises:
+        InputError: there is no such device or model, or the device is revoked.
+    """
+    own = known_device(session, device).device_class
+    first = next_request(session)
+    rows = [
+        ProfileRow(
+            request=first + at,
+            device=device,
+            model=info.model,
+            artifact=info.digest,
+            batch=batch,
+            budget_s=budget_s / len(names),
+            requested_at_us=now_us(session),
+            environment=own,
+            reason="",
+        )
+        for at, info in enumerate(named_models(session, names))
+    ]
+    session.add_all(rows)
+    session.flush()
+    desired = push(session, Push(device=device, plan=None, decided_by="profile"))
+    return [row.request for row in rows], desired
+
+
+def store_profile(session: Session, device: DeviceId, result: ProfileResult) -> str:
+    """Keep part of a profile; returns why not, empty where it is kept.
+
+    Costs belong to the environment that the device measured them in. They count as measured when they arrive:
+    a device's wall clock may be wrong by years.
+    """
+    request = session.get(ProfileRow, result.request)
+    why = _not_open(request, device, result.request)
+    if request is None or why:
+        return why
+    there = result.environment or known_device(session, device).device_class
+    why = _refusal(session, device, request, result)
+    _note_answer(request, result, there, why, now_us(session))
+    if why:
+        return why
+    key = calibration_of(session, device, there).costs_key
+    rows = {
+        one.operator: (
+            *(key, result.artifact, result.batch, one.operator),
+            *(one.median_us, one.spread_us, one.runs, device, now_us(session)),
+        )
+        for one in result.timings
+    }
+    insert_rows(
+        session.connection(),
+        OperatorCostRow.__tablename__,
+        _COST,
+        list(rows.values()),
+        conflict=_NEWER_COST,
+    )
+    return ""
+
+
+def _refusal(session: Session, device: DeviceId, request: ProfileRow, result: ProfileResult) -> str:
+    """Why an answer to an open request cannot be taken."""
+    if (result.artifact, result.batch) != (request.artifact, request.batch):
+        return f"request {request.request} is about another artifact or batch"
+    artifact = session.get(ArtifactRow, request.artifact)
+    operators = artifact.operators if artifact is not None else 0
+    if any(timing.operator >= operators for timing in result.timings):
+        return f"the artifact of request {request.request} has {operators} operators"
+    return _foreign(session, device, request, result.environment) or _implausible(result.timings)
+
+
+def next_request(session: Session) -> int:
+    """A number that no profile request has: a device answers each number once."""
+    used = [session.scalar(select(func.max(table.request))) for table in (ProfileRow, StageProfileRow)]
+    return 1 + max(number or 0 for number in used)
+
+
+def request_stage_profile(
+    session: Session,
+    device: DeviceId,
+    plan: str,
+    *,
+    combined_blocks: Sequence[int] = (),
+    budget_s: float = 10.0,
+) -> tuple[int, Desired]:
+    """Ask a device to measure a plan's stages; returns the request's number, and what is desired now.
+
+    Of all its combined blocks, or of those named. Part of desired state, so it takes a generation, decided by
+    "profile".
+
+    Raises:
+        InputError: there is no such device or plan, or the device is revoked.
+    """
+    own = known_device(session, device).device_class
+    name = plan_info(session, plan).plan
+    request = next_request(session)
+    session.add(
+        StageProfileRow(
+            request=request,
+            device=device,
+            plan=name,
+            combined_blocks=msgspec.msgpack.encode(combined_blocks),
+            budget_s=budget_s,
+            requested_at_us=now_us(session),
+            environment=own,
+            reason="",
+        )
+    )
+    session.flush()
+    return request, push(session, Push(device=device, plan=None, decided_by="profile"))
+
+
+def store_stage_profile(session: Session, device: DeviceId, result: StageProfileResult) -> str:
+    """Keep part of a stage profile; returns why not, empty where it is kept.
+
+    As with operators, measured is when it arrives.
+    """
+    request = session.get(StageProfileRow, result.request)
+    why = _not_open(request, device, result.request)
+    if request is None or why:
+        return why
+    row = session.get(PlanRow, request.plan)
+    assert row is not None, "a request names a plan that is here"
+    plan = decode_plan(row.wire)
+    there = result.environment or known_device(session, device).device_class
+    why = _stage_refusal(plan, result) or _foreign(session, device, request, result.environment)
+    _note_answer(request, result, there, why, now_us(session))
+    if why or not result.timings:
+        return why
+    key = calibration_of(session, device, there).costs_key
+    members, batch = combined_block_key(session, plan, result.combined_block)
+    schedule = plan.combined[result.combined_block].schedule
+    assert isinstance(schedule, StageSchedule), "other schedules have no stages to tell of"
+    for timing in result.timings:
+        stage = joint_stage(schedule.stages[timing.stage : timing.stage + timing.stages])
+        if stage is None:
+            continue
+        text = stage_text(stage)
+        session.merge(
+            StageCostRow(
+                device_class=key,
+                executor=executor_key(plan.executor),
+                batch=batch,
+                combined_block=combined_digest(members),
+                members=msgspec.msgpack.encode(members),
+                stage_digest=digest_bytes([text.encode()]),
+                stage=text,
+                median_us=timing.median_us,
+                spread_us=timing.spread_us,
+                runs=timing.runs,
+                measured_on=device,
+                measured_at_us=now_us(session),
+            )
+        )
+    return ""
+
+
+def _stage_refusal(plan: Plan, result: StageProfileResult) -> str:
+    """Why an answer to an open request about `plan` cannot be taken."""
+    if result.plan != plan.digest:
+        return f"request {result.request} is about another plan"
+    if not result.timings:
+        return ""
+    stages = 0
+    if result.combined_block < len(plan.combined):
+        schedule = plan.combined[result.combined_block].schedule
+        stages = len(schedule.stages) if isinstance(schedule, StageSchedule) else 0
+    if any(timing.stages < 1 or timing.stage + timing.stages > stages for timing in result.timings):
+        return f"combined block {result.combined_block} of the plan has {stages} stages"
+    if not 0.0 <= result.step_us <= MOST_US:
+        return f"a step of {result.step_us:g} us is outside 0 to {MOST_US:g}"
+    return _implausible(result.timings)
+
+
+def combined_block_key(session: Session, plan: Plan, combined_block: int) -> tuple[Members, int]:
+    """(members, batch) of one combined block of a plan; its last borders come from the artifacts' sizes."""
+    parts: list[tuple[Digest, int, int]] = []
+    batch = 1
+    for member in plan.combined[combined_block].members:
+        model = plan.models[member.model]
+        artifact = session.get(ArtifactRow, model.artifact)
+        borders = (0, *model.cuts, artifact.operators if artifact is not None else 0)
+        start, stop = list(pairwise(borders))[member.block]
+        parts.append((model.artifact, start, stop))
+        batch = max(batch, model.batch)
+    return tuple(parts), batch
+
+
+def open_requests(session: Session, requests: Sequence[int]) -> list[int]:
+    """Those of the requests, for operators or stages, that are not answered yet."""
+    return [
+        number
+        for table in (ProfileRow, StageProfileRow)
+        for number in session.scalars(
+            select(table.request).where(table.request.in_(requests), table.answered_at_us.is_(None))
+        )
+    ]
+
+
+def answer_reasons(session: Session, requests: Sequence[int]) -> dict[int, str]:
+    """Per answered request, for operators or stages, why its answer is incomplete; empty where it is not."""
+    return {
+        number: reason
+        for table in (ProfileRow, StageProfileRow)
+        for number, reason in session.execute(
+            select(table.request, table.reason).where(
+                table.request.in_(requests), table.answered_at_us.is_not(None)
+            )
+        )
+    }
