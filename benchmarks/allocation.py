@@ -23,9 +23,8 @@ from benchmarks.report import Report, arguments, emit, progress
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.blocks import CombinedGraph, combine, split
 from stageloom.shared.graph import Graph
-from stageloom.shared.importer.limits import ImportLimits
 from stageloom.shared.importer.pipeline import import_here
-from stageloom.shared.importer.process import ARTIFACT_NAME
+from stageloom.shared.importer.process import ARTIFACT_NAME, ImportLimits
 from stageloom.shared.search.nimble import assign_streams
 from stageloom.shared.search.opara import OperatorProfile, allocate_streams, launch_order
 

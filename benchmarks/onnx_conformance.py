@@ -27,7 +27,7 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
 from benchmarks.report import Report, arguments, emit, progress
-from stageloom.edge_agent.lowering.errors import Unsupported
+from stageloom.edge_agent.lowering.dtypes import Unsupported
 from stageloom.edge_agent.lowering.whole import WholeModel, lower_whole
 
 PACKAGES = ("onnx", "torch", "numpy")

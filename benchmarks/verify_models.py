@@ -17,7 +17,7 @@ import onnx.backend.test
 
 from benchmarks import zoo
 from benchmarks.report import Report, arguments, emit, progress
-from stageloom.edge_agent.verify.command import VerifyArgs, run_verify
+from stageloom.edge_agent.verify.check import verify
 from stageloom.shared.errors import ExitCode
 from stageloom.shared.search.registry import schedulers
 
@@ -46,18 +46,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             for schedule in options.schedule or SCHEDULES:
                 progress(f"{path.stem} under {schedule}")
                 began_s = time.monotonic()
-                found, code = run_verify(VerifyArgs(model=path, schedule=schedule))
+                result = verify(path, schedule)
                 row = {
                     "model": path.stem,
                     "schedule": schedule,
-                    "difference": found.difference,
-                    "sensitivity": found.sensitivity,
-                    "tensors": found.tensors,
-                    "exit_code": int(code),
+                    "difference": result.difference,
+                    "sensitivity": result.sensitivity,
+                    "tensors": result.tensors,
+                    "exit_code": int(result.exit_code),
                     "seconds": time.monotonic() - began_s,
                 }
                 report.add({}, [row])
-                worst = max(worst, code)
+                worst = max(worst, result.exit_code)
     report.add(
         {
             "models": float(len({row["model"] for row in report.rows})),

@@ -9,9 +9,8 @@ import onnx.backend.test
 from benchmarks import zoo
 from stageloom.edge_agent.verify.pairs import Pair, find_pair, seed_model
 from stageloom.shared.artifact import Artifact, open_artifact
-from stageloom.shared.importer.limits import ImportLimits
 from stageloom.shared.importer.pipeline import import_here
-from stageloom.shared.importer.process import ARTIFACT_NAME
+from stageloom.shared.importer.process import ARTIFACT_NAME, ImportLimits
 
 LIGHT = Path(onnx.backend.test.__file__).parent / "data" / "light"
 LARGE = ("light_bvlc_alexnet", "light_vgg19", "light_zfnet512")

@@ -15,8 +15,8 @@ import torch
 from benchmarks.gpu.networks import Network, Subject, oracle
 from benchmarks.zoo.catalogue import build
 from stageloom.shared.artifact import open_artifact, write_artifact
-from stageloom.shared.importer.borders import METADATA_KEY, parse_borders
 from stageloom.shared.importer.build import build_graph
+from stageloom.shared.importer.cuts import METADATA_KEY, parse_borders
 from stageloom.shared.importer.values import infer_values
 
 MODELS: Final = ("inception_v3", "resnet50", "squeezenet")

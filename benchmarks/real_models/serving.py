@@ -15,8 +15,7 @@ import onnxruntime
 from stageloom.edge_agent.config import SETTINGS_NAME
 from stageloom.edge_agent.ingest.client import Client
 from stageloom.edge_agent.ingest.paths import socket_of
-from stageloom.edge_agent.verify.compare import MAX_DIFFERENCE, relative_difference
-from stageloom.edge_agent.verify.standards import MAX_TOLERANCE
+from stageloom.edge_agent.verify.standards import MAX_DIFFERENCE, MAX_TOLERANCE, relative_difference
 from stageloom.shared.errors import StageloomError, UnavailableError
 
 _START_S = 240.0

@@ -4,7 +4,7 @@
 
 One module per family; `net` holds what they share. All end in logits. BatchNorm is folded: every convolution
 that has one carries a bias. Each file carries the borders of the papers' blocks as metadata
-`stageloom.blocks`; see `stageloom.shared.importer.borders` for the format.
+`stageloom.blocks`; see `stageloom.shared.importer.cuts` for the format.
 """
 
 from benchmarks.zoo.catalogue import ZOO, build, parameters, write

@@ -196,24 +196,23 @@ def verify(
     \b
     stageloom-agent verify yolo.onnx:images=1x3x640x640 --schedule greedy
     """
-    from stageloom.edge_agent.verify.command import VerifyArgs, run_verify
+    from stageloom.edge_agent.verify.check import verify
+    from stageloom.edge_agent.verify.inputs import parse_ranges
 
     chosen = parse_model(model).with_shapes(map(parse_shape, shape or ()))
-    report, code = run_verify(
-        VerifyArgs(
-            model=Path(chosen.path),
-            schedule=schedule,
-            shapes=chosen.shapes,
-            ranges=tuple(value_range or ()),
-            partition=partition,
-            executor=executor,
-            seed=seed,
-        ),
-        _say,
+    report = verify(
+        Path(chosen.path),
+        schedule,
+        shapes=dict(chosen.shapes),
+        ranges=parse_ranges(value_range or ()),
+        partition=partition,
+        executor=executor,
+        seed=seed,
+        progress=_say,
     )
     _print(report.to_json(), report.to_text(), as_json)
-    if code:
-        raise typer.Exit(code)
+    if report.exit_code:
+        raise typer.Exit(report.exit_code)
 
 
 @app.command()

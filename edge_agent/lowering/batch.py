@@ -1,4 +1,7 @@
-"""One model at one batch: a unit per operator, and units of several operators on demand."""
+"""Lower one model at one batch: a unit per operator, and units of several operators on demand.
+
+Operators that cannot be lowered run in onnxruntime on the CPU, one session each.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,32 +10,81 @@ import onnx
 import torch
 from torch import Tensor
 
-from stageloom.edge_agent.lowering.dtypes import TORCH_OF_NAME
-from stageloom.edge_agent.lowering.errors import Unsupported
-from stageloom.edge_agent.lowering.foreign import ForeignSession
+from stageloom.edge_agent.lowering.dtypes import TORCH_OF_NAME, Unsupported
 from stageloom.edge_agent.lowering.kernels import alternatives, chain_of
-from stageloom.edge_agent.lowering.node import Spec
-from stageloom.edge_agent.lowering.program import Program
-from stageloom.edge_agent.lowering.trace import Trace, Traced, empty, spec_of
-from stageloom.edge_agent.lowering.unit import Alternative, Unit
-from stageloom.edge_agent.lowering.weights import Constant, WeightStore
+from stageloom.edge_agent.lowering.node import Constant, Spec, WeightStore
+from stageloom.edge_agent.lowering.program import Alternative, KernelProgram, Unit
+from stageloom.edge_agent.lowering.trace import NodeTracer, TracedNode, empty, spec_of
+from stageloom.shared.errors import ExecutorError
 from stageloom.shared.graph import Graph, Operator
 from stageloom.shared.ids import OpId, TensorId
 from stageloom.shared.importer.operators import ELEMENTWISE, POINTWISE
-from stageloom.shared.importer.subgraph import ModelSource
+from stageloom.shared.importer.subgraph import ModelSource, SubModel
+
+
+class ForeignSession:
+    """An operator as an onnxruntime session; tensors pass through the host, which waits for the device.
+
+    A session computes on the calling thread. `wanted` are the graph's own types: float32 where other units
+    run in float16.
+    """
+
+    def __init__(
+        self, part: SubModel, names: Sequence[str], wanted: Sequence[torch.dtype], specs: Sequence[Spec],
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise ExecutorError(
+                "an operator is not lowered and onnxruntime is missing", remedy="install onnxruntime"
+            ) from error
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 3
+        try:
+            self._session = onnxruntime.InferenceSession(
+                part.onnx_bytes, options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            raise ExecutorError(f"onnxruntime cannot load an operator: {str(error)[:300]}") from error
+        self._names = tuple(names)
+        self._wanted = tuple(wanted)
+        self._specs = tuple(specs)
+        self._device = device
+        self._made = [output.name for output in self._session.get_outputs()]
+
+    def run(self, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the outputs, on the device."""
+        outs = tuple(empty(spec, self._device) for spec in self._specs)
+        self.run_into(args, outs)
+        return outs
+
+    def run_into(self, args: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+        """Write the outputs into `outs`."""
+        feeds = {
+            name: arg.to("cpu", dtype).contiguous().numpy()
+            for name, dtype, arg in zip(self._names, self._wanted, args, strict=True)
+        }
+        for out, made in zip(outs, self._session.run(self._made, feeds), strict=True):
+            out.copy_(torch.from_numpy(made))
+
+    def alternative(self) -> Alternative:
+        """Return the only way to run the unit."""
+        return Alternative("onnxruntime", self.run, self.run_into)
+
 
 LAYOUT_KINDS = frozenset({
     "Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LpPool",
     "BatchNormalization", "Resize", "Upsample", "LRN",
 })  # fmt: skip
-"""Operators that run better with channels last; what only others read keeps its order."""
+"""Operators that run faster with channels last; tensors that only others read keep their order."""
 
 _KEEPING = POINTWISE | ELEMENTWISE | {"Concat", "Pad", "Split", "Slice"}
-"""Operators whose output has its input's memory order."""
-
+"""Operators whose output has the memory order of their input."""
 
 _COMPLETE = frozenset({torch.float32, torch.float64, torch.int64, torch.bool})
-"""Types for which torch has every kernel on every device."""
+"""Types in which torch has every kernel on every device."""
 
 _ERROR_CHARS = 160
 
@@ -57,13 +109,13 @@ class LoweredModel:
     foreign: tuple[Foreign, ...]
 
     def allocate(self, tensor: TensorId) -> Tensor:
-        """A buffer for a tensor of the graph, with no contents."""
+        """Return an uninitialised buffer for a tensor of the graph."""
         return empty(self.specs[tensor], self.device)
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """A normalised model with its weights; what every batch of it shares."""
+    """A normalised model with its weights, which all its batches share."""
 
     graph: Graph
     model: onnx.ModelProto  # not to be changed
@@ -74,16 +126,18 @@ class Parsed:
 
     @property
     def opset(self) -> int:
-        """Version of the standard operators."""
+        """The version of the standard operators."""
         return next((o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")), 1)
 
-    def trace(self, batch: int, further: Mapping[str, Constant] | None = None) -> Trace:
-        """A trace that knows the weights, `further` constants, and nothing else."""
+    def trace(self, batch: int, further: Mapping[str, Constant] | None = None) -> NodeTracer:
+        """Return a tracer that knows the weights and `further` constants only."""
         constants = {**self.constants, **(further or {})}
-        return Trace(self.store, constants, opset=self.opset, batch=batch, channels_last=self.channels_last)
+        return NodeTracer(
+            self.store, constants, opset=self.opset, batch=batch, channels_last=self.channels_last
+        )
 
     def expected(self, tensor: TensorId, batch: int, *, channels_last: bool) -> Spec:
-        """What the graph says of a tensor, at a batch and in the store's precision."""
+        """Return the graph's spec of a tensor, at a batch and in the store's precision."""
         found = self.graph.tensors[tensor]
         shape = found.shape if batch == 1 else (batch, *found.shape[1:])
         return Spec(shape, self.store.runtime_dtype(TORCH_OF_NAME[found.dtype]), channels_last)
@@ -94,14 +148,14 @@ class Parsed:
 
 
 class BatchLowering:
-    """Lowers one model at one batch, operator by operator in the graph's order, when it is made."""
+    """One model at one batch; the constructor lowers operator by operator in the graph's order."""
 
     def __init__(self, parsed: Parsed, batch: int) -> None:
         self._parsed = parsed
         self._batch = batch
         self._graph = parsed.graph
         self._trace = parsed.trace(batch)
-        self._traced: list[list[Traced] | None] = []  # by operator, None for a foreign one
+        self._traced: list[list[TracedNode] | None] = []  # by operator, None for a foreign one
         self._foreign: list[Foreign] = []
         for tensor in self._graph.inputs:
             spec = parsed.expected(tensor, batch, channels_last=self._wants_channels_last(tensor))
@@ -111,15 +165,15 @@ class BatchLowering:
         self.lowered = LoweredModel(batch, parsed.store.device, units, specs, tuple(self._foreign))
 
     def joined(self, ops: Sequence[OpId]) -> Unit:
-        """Several operators as one unit: what lies between them needs no buffer, and kernels may span them.
+        """Return several operators as one unit, with no buffers between them and kernels that may span them.
 
-        `ops` are those of one launch on one stream; with nothing between them that another one makes.
+        `ops` are the operators of one launch on one stream; no other operator lies between them.
 
         Raises:
             Unsupported: one of them runs in onnxruntime.
         """
         ops = sorted(ops)
-        traced: list[Traced] = []
+        traced: list[TracedNode] = []
         for op in ops:
             own = self._traced[op]
             if own is None:
@@ -164,11 +218,11 @@ class BatchLowering:
         ops: tuple[OpId, ...],
         inputs: Sequence[TensorId],
         outputs: Sequence[TensorId],
-        traced: Sequence[Traced],
+        traced: Sequence[TracedNode],
     ) -> Unit:
         names = [self._parsed.name(t) for t in inputs]
         made = [self._output(t) for t in outputs]
-        program = Program(traced, names, made, self._trace)
+        program = KernelProgram(traced, names, made, self._trace)
         return Unit(
             ops=ops,
             inputs=tuple(inputs),
@@ -179,7 +233,7 @@ class BatchLowering:
         )
 
     def _try(self, unit: Unit) -> None:
-        """Run a unit of unusual types once: torch lacks some kernels, and says so only when they run."""
+        """Run a unit of unusual types once: torch reports a missing kernel only when it runs."""
         if {spec.dtype for spec in (*unit.input_specs, *unit.output_specs)} <= _COMPLETE:
             return
         args = [empty(spec, self._parsed.store.device).zero_() for spec in unit.input_specs]
@@ -211,7 +265,7 @@ class BatchLowering:
         )
 
     def _run_time(self, tensors: Sequence[TensorId]) -> tuple[TensorId, ...]:
-        """Those of the tensors that are not known beforehand."""
+        """Return the tensors that are not known beforehand."""
         return tuple(t for t in tensors if self._trace.constant(self._parsed.name(t)) is None)
 
     def _output(self, tensor: TensorId) -> str | Tensor:
@@ -226,7 +280,7 @@ class BatchLowering:
         return self._trace.spec(name)
 
     def _check(self, tensor: TensorId) -> None:
-        """What was traced must agree with the graph, or slots would not fit."""
+        """Check that a traced tensor agrees with the graph, or slots would not fit."""
         wanted = self._parsed.expected(tensor, self._batch, channels_last=False)
         name = self._parsed.name(tensor)
         known = self._trace.constant(name)
@@ -252,13 +306,13 @@ class BatchLowering:
 
 
 def ways(
-    program: Program,
-    traced: Sequence[Traced],
+    program: KernelProgram,
+    traced: Sequence[TracedNode],
     inputs: Sequence[str],
     outputs: Sequence[str | Tensor],
-    trace: Trace,
+    trace: NodeTracer,
 ) -> tuple[Alternative, ...]:
-    """One kernel per node, and what else computes the same."""
+    """Return one kernel per node, and further kernels with the same result."""
     plain = Alternative("nodes", program.run, program.run_into)
     if any(isinstance(o, Tensor) for o in outputs):
         return (plain,)

@@ -11,11 +11,21 @@ import onnx
 import torch
 from onnx import TensorProto, numpy_helper
 
-from stageloom.edge_agent.lowering.errors import Unsupported
+
+class Unsupported(Exception):
+    """This node cannot be lowered to torch, so its operator runs in onnxruntime; the text says why."""
+
+
+class NeedsConstant(Unsupported):
+    """A value that decides a shape is computed at run time, but shapes are static."""
+
+    def __init__(self, kind: str, value: str) -> None:
+        self.value = value
+        super().__init__(f"{kind}: {value!r} decides a shape and is known only while running")
 
 
 class Precision(Enum):
-    """How 32-bit floating point values of a model are held and multiplied."""
+    """The type of a model's 32-bit floating point values, and the arithmetic of their products."""
 
     FP32 = "fp32"
     TF32 = "tf32"  # float32 values, products on tensor cores with 10 bits of mantissa; as FP32 on a CPU
@@ -39,10 +49,13 @@ TORCH_OF_NAME: dict[str, torch.dtype] = {
     "uint64": torch.uint64, "uint32": torch.uint32, "uint16": torch.uint16, "uint8": torch.uint8,
     "bool": torch.bool,
 }  # fmt: skip
-"""By the name that a graph's tensors carry."""
+"""Keys are the dtype names of a graph's tensors."""
+
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""Memory format by number of dimensions."""
 
 UNSIGNED = frozenset({torch.uint16, torch.uint32, torch.uint64})
-"""Types that torch stores but hardly computes with; see `registry.widened`."""
+"""Types that torch stores but hardly computes in; see `node.widened`."""
 
 _VIEWED: dict[torch.dtype, tuple[type, torch.dtype]] = {
     torch.bfloat16: (np.uint16, torch.uint16),
@@ -51,7 +64,7 @@ _VIEWED: dict[torch.dtype, tuple[type, torch.dtype]] = {
     torch.float8_e4m3fnuz: (np.uint8, torch.uint8),
     torch.float8_e5m2fnuz: (np.uint8, torch.uint8),
 }
-"""Types that numpy holds only as an extension: they pass as bits."""
+"""Types that numpy has only as extensions: they pass as bits."""
 
 _OF_EXTENSION = {
     "bfloat16": torch.bfloat16,
@@ -63,7 +76,7 @@ _OF_EXTENSION = {
 
 
 def onnx_dtype(code: int) -> torch.dtype:
-    """The torch type of an ONNX element type.
+    """Return the torch type of an ONNX element type.
 
     Raises:
         Unsupported: torch has none (strings, 4-bit and 2-bit numbers).
@@ -76,7 +89,7 @@ def onnx_dtype(code: int) -> torch.dtype:
 
 
 def tensor_from_numpy(array: np.ndarray) -> torch.Tensor:
-    """A tensor on the CPU with the array's values; never shares read-only memory.
+    """Return a tensor on the CPU with a copy of the array's values.
 
     Raises:
         Unsupported: torch has no such element type.
@@ -93,7 +106,7 @@ def tensor_from_numpy(array: np.ndarray) -> torch.Tensor:
 
 
 def numpy_from_tensor(value: torch.Tensor) -> np.ndarray:
-    """A copy of a tensor's values; types that numpy lacks come as the extension types that onnx uses."""
+    """Return a copy of a tensor's values; types that numpy lacks become the extension types of onnx."""
     value = value.detach().cpu().contiguous()
     if value.dtype in _VIEWED:
         import ml_dtypes
@@ -107,7 +120,7 @@ def numpy_from_tensor(value: torch.Tensor) -> np.ndarray:
 
 
 def tensor_from_proto(proto: onnx.TensorProto) -> torch.Tensor:
-    """An initializer's values on the CPU.
+    """Return an initializer's values on the CPU.
 
     Raises:
         Unsupported: torch has no such element type.
@@ -118,9 +131,9 @@ def tensor_from_proto(proto: onnx.TensorProto) -> torch.Tensor:
 
 @contextmanager
 def arithmetic(precision: Precision) -> Iterator[None]:
-    """While inside, products of float32 matrices and convolutions use TF32 or do not, as `precision` says.
+    """Use TF32 for products of float32 matrices and convolutions, or not, as `precision` says.
 
-    The setting is the process's: threads that run, measure or capture at once must agree on it.
+    The setting is process-wide: threads that run, measure or capture at once must agree on it.
     """
     before = [place.fp32_precision for place in _places()]
     use_tf32(precision is Precision.TF32)
@@ -131,25 +144,25 @@ def arithmetic(precision: Precision) -> Iterator[None]:
 
 
 def use_tf32(on: bool) -> None:
-    """Whether products of float32 matrices and convolutions may use TF32; for the whole process."""
+    """Allow or forbid TF32 for products of float32 matrices and convolutions, for the whole process."""
     _set_fp32(["tf32" if on else "ieee"] * 3)
 
 
 def allows_tf32() -> bool:
-    """Whether convolutions may use TF32 now."""
+    """Return whether convolutions may use TF32 now."""
     return bool(_places()[1].fp32_precision == "tf32")
 
 
 def _places() -> tuple[Any, Any, Any]:
-    """What has a precision: matrix products, convolutions, recurrent layers."""
+    """Return the settings of matrix products, convolutions and recurrent layers."""
     backends: Any = torch.backends  # whose stubs do not know these settings
     return backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn
 
 
 def _set_fp32(precisions: Sequence[str]) -> None:
-    """The older settings first, which write some of the newer ones, so that both say the same.
+    """Set the older settings first, which change some of the newer ones, so that both agree.
 
-    Inductor and users' code still read the older ones, and torch raises where the two differ.
+    Inductor and users' code still read the older settings, and torch raises an error if the two differ.
     """
     matmul, convolution, _ = precisions
     backends: Any = torch.backends

@@ -1,8 +1,9 @@
-"""Further kernels for a convolution with what follows it, beside one kernel per node.
+"""Further kernels for a convolution and the nodes behind it, beside one kernel per node.
 
-A chain is a convolution with constant weights, then, each only once and in this order: a BatchNormalization
-(folded into the weights), an Add of something else, a Relu. Which kernel is fastest depends on the shape (a
-fused cudnn convolution can be several times slower than its parts), so a unit offers all that apply:
+A chain is a convolution with constant weights, then, each at most once and in this order: a
+BatchNormalization (folded into the weights), an Add of another value, a Relu. Which kernel is fastest depends
+on the shape (a fused cudnn convolution can be several times slower than its parts), so a unit offers all that
+apply:
 
 - `folded`   torch's convolution with folded weights, then Add and Relu in place;
 - `gemm`     a pointwise convolution of channels-last pixels as one matrix product, with bias and Relu in its
@@ -15,20 +16,19 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
 from stageloom.edge_agent.lowering.dtypes import allows_tf32
-from stageloom.edge_agent.lowering.families.convolution import ConstantConv
+from stageloom.edge_agent.lowering.families.convolution import CONVOLUTIONS, ConstantConv
 from stageloom.edge_agent.lowering.families.normalisation import ChannelAffine
-from stageloom.edge_agent.lowering.trace import Trace, Traced
-from stageloom.edge_agent.lowering.unit import Alternative, Run, RunInto
-from stageloom.edge_agent.lowering.weights import WeightStore
+from stageloom.edge_agent.lowering.node import WeightStore
+from stageloom.edge_agent.lowering.program import Alternative, Run, RunInto
+from stageloom.edge_agent.lowering.trace import NodeTracer, TracedNode
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A convolution with what follows it. `source` and `addend` are positions among the unit's arguments."""
+    """A convolution and the nodes behind it; `source` and `addend` are indices of the unit's arguments."""
 
     conv: ConstantConv
     source: int
@@ -38,16 +38,16 @@ class Chain:
 
     @property
     def pointwise(self) -> bool:
-        """Whether each output pixel depends on one input pixel, at the same place."""
+        """Whether each output pixel depends on the input pixel at the same place only."""
         w, c = self.conv.window, self.conv
         ones = all(n == 1 for n in (*w.size, *w.stride))
         return ones and not any((*w.begin, *w.end)) and c.groups == 1 and c.weight.ndim == 4
 
 
 def chain_of(
-    traced: Sequence[Traced], inputs: Sequence[str], outputs: Sequence[str], store: WeightStore
+    traced: Sequence[TracedNode], inputs: Sequence[str], outputs: Sequence[str], store: WeightStore
 ) -> Chain | None:
-    """The chain that nodes in run order make, None if they are something else."""
+    """Return the chain of nodes in run order; None if they are no chain."""
     if not traced or not isinstance(traced[0].kernel.detail, ConstantConv) or len(outputs) != 1:
         return None
     source = traced[0].reads[0]
@@ -64,7 +64,7 @@ def chain_of(
 
 
 def _longer(
-    chain: Chain, link: Traced, previous: str, inputs: Sequence[str], key: Hashable, store: WeightStore
+    chain: Chain, link: TracedNode, previous: str, inputs: Sequence[str], key: Hashable, store: WeightStore
 ) -> Chain | None:
     reads = [r for r in link.reads if r is not None]
     kind, detail = link.node.kind, link.kernel.detail
@@ -81,7 +81,7 @@ def _longer(
 
 
 def _folded(conv: ConstantConv, affine: ChannelAffine, key: Hashable, store: WeightStore) -> ConstantConv:
-    """Weights of a convolution that scales and shifts its channels, too; computed in float32."""
+    """Fold scale and shift of the channels into the weights, in float32."""
     along = (-1, *[1] * (conv.weight.ndim - 1))
 
     def weight() -> Tensor:
@@ -103,24 +103,20 @@ def _is_channels_last(value: Tensor) -> bool:
 
 
 def alternatives(
-    chain: Chain, trace: Trace, inputs: Sequence[str], device: torch.device
+    chain: Chain, trace: NodeTracer, inputs: Sequence[str], device: torch.device
 ) -> list[Alternative]:
-    """What computes the chain beside one kernel per node, the likelier first."""
+    """Return the further kernels of a chain, the likely faster ones first."""
     source = trace.metas[inputs[chain.source]]
     found = []
     if chain.folded and chain.conv.window.symmetric:
-        found.append(_of("folded", *_in_parts(chain)))
+        found.append(Alternative("folded", *_in_parts(chain)))
     if chain.pointwise and chain.addend is None and _is_channels_last(source):
-        found.append(_of("gemm", *_gemm(chain)))
+        found.append(Alternative("gemm", *_gemm(chain)))
     if device.type == "cuda" and source.ndim == 4 and chain.conv.window.symmetric:
         if chain.relu:
-            found.append(_of("cudnn fused", *_cudnn_fused(chain)))
-        found.append(_of("cudnn in place", *_cudnn_in_place(chain)))
+            found.append(Alternative("cudnn fused", *_cudnn_fused(chain)))
+        found.append(Alternative("cudnn in place", *_cudnn_in_place(chain)))
     return found
-
-
-def _of(name: str, run: Run, run_into: RunInto) -> Alternative:
-    return Alternative(name, run, run_into)
 
 
 def _copying(run: Run) -> RunInto:
@@ -132,7 +128,7 @@ def _copying(run: Run) -> RunInto:
 
 def _in_parts(chain: Chain) -> tuple[Run, RunInto]:
     conv, window = chain.conv, chain.conv.window
-    function = (functional.conv1d, functional.conv2d, functional.conv3d)[len(window.size) - 1]
+    function = CONVOLUTIONS[len(window.size) - 1]
 
     def convolved(args: Sequence[Tensor]) -> Tensor:
         return function(
@@ -200,7 +196,7 @@ def _gemm(chain: Chain) -> tuple[Run, RunInto]:
 
 
 def _rows_are_even(rows: Tensor) -> bool:
-    """Whether [n, h, w, channels] can be seen as [n * h * w, channels] without a copy."""
+    """Return whether [n, h, w, channels] can be viewed as [n * h * w, channels]."""
     n, h, w, _ = rows.shape
     step = rows.stride(2) if w > 1 else (rows.stride(1) if h > 1 else rows.stride(0))
     even_h = h == 1 or rows.stride(1) == step * w

@@ -25,23 +25,134 @@ from contextlib import suppress
 
 import onnx
 import torch
+from onnx import helper
+from torch import Tensor
 
-from stageloom.edge_agent.lowering.batch import BatchLowering, Foreign, LoweredModel, Parsed
-from stageloom.edge_agent.lowering.dtypes import Precision
-from stageloom.edge_agent.lowering.errors import Unsupported
-from stageloom.edge_agent.lowering.merge import merged_unit
-from stageloom.edge_agent.lowering.unit import Unit
-from stageloom.edge_agent.lowering.weights import Constant, WeightStore, stored_constant
+from stageloom.edge_agent.lowering.batch import BatchLowering, Foreign, LoweredModel, Parsed, ways
+from stageloom.edge_agent.lowering.dtypes import Precision, Unsupported
+from stageloom.edge_agent.lowering.node import Constant, WeightStore, stored_constant
+from stageloom.edge_agent.lowering.program import Alternative, KernelProgram, Unit
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import OpId
 from stageloom.shared.importer.subgraph import ModelSource
+from stageloom.shared.merge import MergedConvolution, merged
+
+_WEIGHT, _BIAS = "merged.weight", "merged.bias"
+
+
+def merged_unit(parsed: Parsed, lowered: LoweredModel, ops: Sequence[OpId]) -> Unit:
+    """Return operators that may merge as one convolution (IOS, section 3.2), with outputs in ascending order.
+
+    The kernels are padded and stacked, as `stageloom.shared.merge` places them, and the result is split.
+
+    `run` returns slices of one tensor; `run_into` writes without a copy where the buffers are neighbours
+    along the channels, as inputs of one Concat are.
+
+    Raises:
+        ValueError: they may not merge.
+        Unsupported: their weights are of a type that torch does not hold.
+    """
+    one = merged(parsed.graph, ops)
+    nodes = [[parsed.model.graph.node[i] for i in parsed.graph.operators[op].nodes] for op in one.ops]
+    weight, bias = _stacked(parsed, one, nodes)
+    key = ("merged", one.ops)
+    trace = parsed.trace(
+        lowered.batch, {_WEIGHT: Constant((*key, "weight"), weight), _BIAS: Constant((*key, "bias"), bias)}
+    )
+    source = parsed.name(one.input)
+    trace.add_input(source, lowered.specs[one.input])
+    body = _body(one, nodes[0], source)
+    traced = [t for node in body if (t := trace.visit(node)) is not None]
+    last = body[-1].output[0]
+    program = KernelProgram(traced, [source], [last], trace)
+    return Unit(
+        ops=one.ops,
+        inputs=(one.input,),
+        outputs=one.outputs,
+        input_specs=(lowered.specs[one.input],),
+        output_specs=tuple(lowered.specs[t] for t in one.outputs),
+        alternatives=tuple(_split(way, one) for way in ways(program, traced, [source], [last], trace)),
+    )
+
+
+def _body(one: MergedConvolution, first: Sequence[onnx.NodeProto], source: str) -> list[onnx.NodeProto]:
+    """Return the common convolution and the nodes behind the first operator's, which follow all of them."""
+    found = one.convolution
+    body = [
+        helper.make_node(
+            "Conv", [source, _WEIGHT, _BIAS], ["merged.0"], kernel_shape=found.kernel, strides=found.strides,
+            dilations=found.dilations, pads=found.pads,
+        )
+    ]  # fmt: skip
+    renamed = {first[0].output[0]: "merged.0"}
+    for number, node in enumerate(first[1:], 1):
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        renamed[node.output[0]] = f"merged.{number}"
+        copy.input[:] = [renamed.get(name, name) for name in node.input]
+        copy.output[:] = [f"merged.{number}"]
+        body.append(copy)
+    return body
+
+
+def _stacked(
+    parsed: Parsed, one: MergedConvolution, nodes: Sequence[Sequence[onnx.NodeProto]]
+) -> tuple[Tensor, Tensor]:
+    """Return all kernels, zero-padded [sum of filters, channels, *kernel], and all biases."""
+    kernels, biases = [], []
+    for filters, offset, own in zip(one.filters, one.offsets, nodes, strict=True):
+        names = [name for name in own[0].input[1:] if name]
+        if any(name not in parsed.constants for name in names):
+            raise Unsupported("weights of a type that torch does not hold")
+        kernel, *bias = [parsed.constants[name].value for name in names]
+        padded = torch.zeros((filters, kernel.shape[1], *one.convolution.kernel), dtype=kernel.dtype)
+        taps = [slice(start, start + size) for start, size in zip(offset, kernel.shape[2:], strict=True)]
+        padded[(slice(None), slice(None), *taps)] = kernel
+        kernels.append(padded)
+        biases.append(bias[0] if bias else torch.zeros(filters, dtype=kernel.dtype))
+    return torch.cat(kernels), torch.cat(biases)
+
+
+def _split(way: Alternative, one: MergedConvolution) -> Alternative:
+    """Return the alternative with its result split."""
+    filters = list(one.filters)
+
+    def run(args: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return torch.split(way.run(args)[0], filters, 1)
+
+    def run_into(args: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+        whole = neighbours(outs)
+        if whole is not None:
+            way.run_into(args, (whole,))
+            return
+        for out, part in zip(outs, run(args), strict=True):
+            out.copy_(part)
+
+    return Alternative(way.name, run, run_into)
+
+
+def neighbours(parts: Sequence[Tensor]) -> Tensor | None:
+    """Return the tensor that adjacent parts form along axis 1; None if they are not adjacent in memory.
+
+    Parts that do not overlap and follow each other by their channels leave no gap.
+    """
+    first = parts[0]
+    offset = first.storage_offset()
+    for part in parts:
+        same = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not same or part.stride() != first.stride() or part.storage_offset() != offset:
+            return None
+        offset += part.shape[1] * part.stride(1)
+    shape = (first.shape[0], sum(part.shape[1] for part in parts), *first.shape[2:])
+    return first.as_strided(shape, first.stride(), first.storage_offset())
+
 
 __all__ = ["Foreign", "LoweredModel", "ModelLowering", "lower_model"]
 
 
 class ModelLowering:
-    """An artifact on one device in one precision; holds the weights, once, for every batch. Thread-safe."""
+    """An artifact on one device in one precision, with weights that all batches share. Thread-safe."""
 
     def __init__(
         self, artifact: Artifact, *, device: torch.device, precision: Precision, channels_last: bool
@@ -64,7 +175,7 @@ class ModelLowering:
         self._lock = threading.RLock()
 
     def at_batch(self, batch: int) -> LoweredModel:
-        """The units at this batch; a second call is free.
+        """Return the units at this batch; kept for further calls.
 
         Raises:
             ExecutorError: an operator can neither be lowered nor run in onnxruntime.
@@ -73,7 +184,7 @@ class ModelLowering:
         return self._batch(batch).lowered
 
     def joined(self, batch: int, ops: Sequence[OpId]) -> Unit:
-        """Operators that run one after another on one stream as one unit; a second call is free.
+        """Return operators that run in sequence on one stream as one unit; kept for further calls.
 
         Raises:
             ExecutorError: one of them runs in onnxruntime.
@@ -81,7 +192,7 @@ class ModelLowering:
         return self._made("joined", batch, tuple(sorted(ops)))
 
     def merged(self, batch: int, ops: Sequence[OpId]) -> Unit:
-        """The operators of a merge stage as one unit (`stageloom.shared.merge`); a second call is free.
+        """Return the operators of a merge stage as one unit; kept for further calls.
 
         Raises:
             ValueError: they may not merge.
@@ -113,7 +224,7 @@ class ModelLowering:
 
 
 def _constants(model: onnx.ModelProto) -> dict[str, Constant]:
-    """The weights that torch can hold; operators that read others are not lowered."""
+    """Return the weights that torch can hold; operators that read others are not lowered."""
     found = {}
     for proto in model.graph.initializer:
         with suppress(Unsupported):
@@ -124,7 +235,7 @@ def _constants(model: onnx.ModelProto) -> dict[str, Constant]:
 def lower_model(
     artifact: Artifact, *, batch: int, device: torch.device, precision: Precision, channels_last: bool
 ) -> LoweredModel:
-    """One model at one batch; for more than one batch keep a `ModelLowering`.
+    """Lower a model at one batch; for more than one batch keep a `ModelLowering`.
 
     Raises:
         ExecutorError: an operator can neither be lowered nor run in onnxruntime.

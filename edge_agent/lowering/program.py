@@ -1,12 +1,27 @@
-"""A straight line of kernels over registers: how one unit, or a whole small model, runs."""
+"""Kernels in a straight line over registers, and the units that executors run.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+A unit is one operator of the graph, or several that run as one. An executor plans memory from `output_specs`
+and runs a unit in one of two ways:
+
+- `run(args)` returns tensors that torch allocates; if `view` is set they lie in the arguments' memory and no
+  kernel runs on the device;
+- `run_into(args, outs)` writes into the caller's buffers, of any strides: a slice of a Concat's buffer, for
+one.
+  At most scratch memory is allocated, on the current stream.
+
+`alternatives` are kernels with the same result up to rounding. The first always works; which is fastest
+depends on shape, device and library version, so an executor times them and takes `unit.choose(name)`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from torch import Tensor
 
-from stageloom.edge_agent.lowering.node import Kernel
-from stageloom.edge_agent.lowering.trace import Trace, Traced
+from stageloom.edge_agent.lowering.node import Kernel, Spec
+from stageloom.edge_agent.lowering.trace import NodeTracer, TracedNode
+from stageloom.shared.ids import OpId, TensorId
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,27 +34,31 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where a step may write at once: an output's buffer, looked at in another shape if one is named."""
+    """The output buffer that a step may write directly, viewed in `shape` if that is given."""
 
     output: int
     shape: tuple[int, ...] | None
 
     def of(self, outs: Sequence[Tensor]) -> Tensor | None:
-        """None where the buffer cannot be looked at in that shape."""
+        """Return the buffer; None if it cannot be viewed in that shape."""
         out = outs[self.output]
         if self.shape is None:
             return out
         return out.view(self.shape) if out.is_contiguous() else None
 
 
-class Program:
-    """Runs traced nodes in order. Holds no state between runs: threads and streams may share it.
+class KernelProgram:
+    """Runs traced nodes in order, without state between runs: threads and streams may share it.
 
-    `inputs` and `outputs` are value names; an output may also be a tensor that is known beforehand.
+    `inputs` and `outputs` are names of values; an output may also be a tensor that is known beforehand.
     """
 
     def __init__(
-        self, traced: Sequence[Traced], inputs: Sequence[str], outputs: Sequence[str | Tensor], trace: Trace
+        self,
+        traced: Sequence[TracedNode],
+        inputs: Sequence[str],
+        outputs: Sequence[str | Tensor],
+        trace: NodeTracer,
     ) -> None:
         self._first: list[Tensor | None] = [None] * len(inputs)
         self._place = {name: place for place, name in enumerate(inputs)}
@@ -55,7 +74,7 @@ class Program:
         self._targets = self._written_directly(shapes)
 
     def run(self, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The outputs, each in memory of its own or, for a pure view, in that of an argument."""
+        """Return the outputs, each in its own memory or, for a view, in that of an argument."""
         registers = [*args, *self._first[self._num_inputs :]]
         for step in self._steps:
             self._execute(step, registers)
@@ -100,7 +119,7 @@ class Program:
             if place >= 0:
                 registers[place] = value
 
-    def _step(self, traced: Traced) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _step(self, traced: TracedNode) -> tuple[tuple[int, ...], tuple[int, ...]]:
         reads = tuple(self._place[r] if isinstance(r, str) else self._literal(r) for r in traced.reads)
         makes = []
         for name in traced.makes:
@@ -115,10 +134,10 @@ class Program:
         return len(self._first) - 1
 
     def _written_directly(self, shapes: Mapping[int, tuple[int, ...]]) -> dict[int, _Target]:
-        """Steps whose result can be written straight into an output's buffer.
+        """Return the steps whose result can be written directly into an output's buffer.
 
-        Where the last steps overwrite or only reshape their argument, the step before them that can writes
-        into the buffer; else the first of them that can.
+        If the last steps overwrite or only reshape their argument, the step before them writes into the
+        buffer or, if it cannot, the first of them that can.
         """
         maker = {place: i for i, step in enumerate(self._steps) for place in step.makes if place >= 0}
         targets: dict[int, _Target] = {}
@@ -145,10 +164,10 @@ class Program:
 
 
 def _overwriting(
-    traced: Sequence[Traced], inputs: Sequence[str], outputs: set[str], trace: Trace
+    traced: Sequence[TracedNode], inputs: Sequence[str], outputs: set[str], trace: NodeTracer
 ) -> set[int]:
-    """Steps that may overwrite their first argument: made here, of the result's shape and type, and nothing
-    else that is read later, or returned, lies in the same memory."""
+    """Return the steps that may overwrite their first argument: it is made here, has the result's shape and
+    type, and shares its memory with no value that is read later or returned."""
     memory = {name: trace.memory[name] for t in traced for name in t.makes if name}
     taken = {trace.memory[name] for name in inputs}
     found = set()
@@ -166,3 +185,50 @@ def _overwriting(
         if fits and not shared and memory[source] not in taken and source not in trace.overlapping:
             found.add(index)
     return found
+
+
+Run: TypeAlias = Callable[[Sequence[Tensor]], "tuple[Tensor, ...]"]
+RunInto: TypeAlias = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A way to compute a unit."""
+
+    name: str
+    run: Run
+    run_into: RunInto
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """An operator, or several as one; arguments are in the order of `inputs`, results of `outputs`."""
+
+    ops: tuple[OpId, ...]
+    inputs: tuple[TensorId, ...]
+    outputs: tuple[TensorId, ...]
+    input_specs: tuple[Spec, ...]
+    output_specs: tuple[Spec, ...]
+    alternatives: tuple[Alternative, ...]
+    view: bool = False
+    foreign: str = ""  # why it runs in onnxruntime, on the host: such a unit cannot be captured
+
+    def run(self, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the outputs, in memory that torch allocates or, for a view, in that of the arguments."""
+        return self.alternatives[0].run(args)
+
+    def run_into(self, args: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+        """Write the outputs into `outs`, which overlap neither each other nor `args`."""
+        self.alternatives[0].run_into(args, outs)
+
+    def choose(self, name: str) -> "Unit":
+        """Return the unit with the alternative of that name first.
+
+        Raises:
+            KeyError: there is none of that name.
+        """
+        chosen = next((a for a in self.alternatives if a.name == name), None)
+        if chosen is None:
+            raise KeyError(name)
+        others = tuple(a for a in self.alternatives if a is not chosen)
+        return replace(self, alternatives=(chosen, *others))

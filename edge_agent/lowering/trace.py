@@ -1,7 +1,7 @@
-"""Nodes to kernels, one after another: what is known beforehand is computed now, the rest gets a shape.
+"""Lower nodes to kernels in order: fold constants, and give every other value a shape.
 
-Shapes come from running each kernel on meta tensors, which have a shape and strides and no contents: what
-it says of its outputs holds for what it will make, at whatever batch.
+Shapes come from running each kernel on meta tensors, which have shape and strides but no contents, so they
+hold for every batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,21 +12,27 @@ import onnx
 import torch
 from torch import Tensor
 
-from stageloom.edge_agent.lowering.dtypes import Precision
-from stageloom.edge_agent.lowering.errors import Unsupported
-from stageloom.edge_agent.lowering.node import Input, Kernel, Known, Made, Node, Spec
-from stageloom.edge_agent.lowering.registry import lower_node
-from stageloom.edge_agent.lowering.weights import Constant, WeightStore
+from stageloom.edge_agent.lowering.dtypes import CHANNELS_LAST, Precision, Unsupported
+from stageloom.edge_agent.lowering.node import (
+    Constant,
+    Input,
+    Kernel,
+    KnownValues,
+    Made,
+    Node,
+    Spec,
+    WeightStore,
+    lower_node,
+)
 
 _CPU = torch.device("cpu")
 _META = torch.device("meta")
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _ERROR_CHARS = 160
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
-    """One node with its kernel. `reads` holds a value's name, a tensor on the device, or None."""
+class TracedNode:
+    """A node with its kernel. `reads` holds names of values, tensors on the device, or None."""
 
     node: Node
     kernel: Kernel
@@ -35,21 +41,21 @@ class Traced:
 
 
 def spec_of(value: Tensor, *, channels_last: bool) -> Spec:
-    """What a meta tensor says of a value; `channels_last` allows that memory order."""
-    order = _CHANNELS_LAST.get(value.ndim) if channels_last else None
+    """Return the spec of a meta tensor; `channels_last` allows that memory order."""
+    order = CHANNELS_LAST.get(value.ndim) if channels_last else None
     return Spec(
         tuple(value.shape), value.dtype, order is not None and value.is_contiguous(memory_format=order)
     )
 
 
 def empty(spec: Spec, device: torch.device) -> Tensor:
-    """A tensor of the value's shape, type and memory order, with no contents."""
-    order = _CHANNELS_LAST[len(spec.shape)] if spec.channels_last else torch.contiguous_format
+    """Return a tensor of this shape, type and memory order, uninitialised."""
+    order = CHANNELS_LAST[len(spec.shape)] if spec.channels_last else torch.contiguous_format
     return torch.empty(spec.shape, dtype=spec.dtype, device=device, memory_format=order)
 
 
-class Trace:
-    """Values by name while the nodes of one model are lowered in order."""
+class NodeTracer:
+    """The values of a model by name, while its nodes are lowered in order."""
 
     def __init__(
         self,
@@ -72,27 +78,27 @@ class Trace:
         self._folding = WeightStore(_CPU, Precision.FP32)
 
     def add_input(self, name: str, spec: Spec) -> None:
-        """A value that is there before the first node, or that something else makes."""
+        """Add a value that no traced node makes."""
         self.metas[name] = empty(spec, _META)
         self.memory[name] = next(self._numbers)
 
     def constant(self, name: str) -> Constant | None:
-        """The value if it is known beforehand."""
+        """Return the value if it is known beforehand."""
         return self._constants.get(name)
 
     def spec(self, name: str) -> Spec:
-        """Shape and type of a value while running."""
+        """Return shape, type and memory order of a value while running."""
         return spec_of(self.metas[name], channels_last=self._channels_last)
 
     def settle(self, name: str, *, channels_last: bool) -> bool:
-        """Choose a value's memory order from here on, however it was made; whether it lies so already."""
+        """Set a value's memory order from here on; return whether it has that order already."""
         made = self.metas[name]
-        order = channels_last and self._channels_last and made.ndim in _CHANNELS_LAST
+        order = channels_last and self._channels_last and made.ndim in CHANNELS_LAST
         self.metas[name] = settled = empty(Spec(tuple(made.shape), made.dtype, order), _META)
         return made.stride() == settled.stride()
 
-    def visit(self, proto: onnx.NodeProto) -> Traced | None:
-        """Lower one node; None if its values are known now.
+    def visit(self, proto: onnx.NodeProto) -> TracedNode | None:
+        """Lower one node; return None if its values are known now.
 
         Raises:
             Unsupported: it cannot be lowered. Its outputs stay unknown.
@@ -103,7 +109,7 @@ class Trace:
             return None
         shaping = Node(proto, self._opset, inputs, self.store, _META)
         kernel = lower_node(shaping, proto.domain)
-        if isinstance(kernel, Known):
+        if isinstance(kernel, KnownValues):
             self._know(proto, kernel.values)
             return None
         metas = [None if i is None or k in shaping.taken else self._meta(i) for k, i in enumerate(inputs)]
@@ -126,7 +132,7 @@ class Trace:
         real = lower_node(node, proto.domain)
         assert isinstance(real, Kernel)
         reads = tuple(None if i is None or k in node.taken else self._read(i) for k, i in enumerate(inputs))
-        return Traced(node, real, reads, tuple(proto.output))
+        return TracedNode(node, real, reads, tuple(proto.output))
 
     def _input(self, name: str) -> Input | None:
         if not name:
@@ -146,7 +152,7 @@ class Trace:
         return value.name if value.constant is None else self.store.tensor(value.constant)
 
     def _fold(self, proto: onnx.NodeProto, inputs: Sequence[Input | None]) -> None:
-        """Compute a node from constants alone, on the CPU and in the model's own types."""
+        """Compute a node of constant inputs, on the CPU and in the model's own types."""
         own = [
             None if i is None or i.constant is None
             else Input(i.name, Spec(tuple(i.constant.value.shape), i.constant.value.dtype), i.constant)
@@ -154,7 +160,7 @@ class Trace:
         ]  # fmt: skip
         node = Node(proto, self._opset, own, self._folding, _CPU)
         kernel = lower_node(node, proto.domain)
-        if isinstance(kernel, Known):
+        if isinstance(kernel, KnownValues):
             self._know(proto, kernel.values)
             return
         values = [
@@ -174,10 +180,10 @@ def _storage(value: Tensor) -> int:
 
 
 def _shaping(kernel: Kernel, metas: Sequence[Tensor | None]) -> Callable[..., Made]:
-    """What gives the kernel's outputs their shapes: of one argument, in place where it can be.
+    """Return a function that gives the kernel's outputs their shapes; in place if the kernel can.
 
-    On meta tensors `torch.relu` and its like are decomposed in Python, which takes a millisecond for each; in
-    place there is nothing to work out.
+    On meta tensors `torch.relu` and the like are decomposed in Python, which takes a millisecond each; the
+    in-place forms are not.
     """
     inplace = kernel.inplace
     if inplace is None or len(metas) != 1:

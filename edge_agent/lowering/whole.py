@@ -1,8 +1,8 @@
-"""A whole ONNX file through the lowering, without an import: what conformance tests run.
+"""Lower a whole ONNX file without an import, for conformance tests.
 
-The same lowering functions, constants and shapes as in a model's units; nothing runs in onnxruntime. An input
-that decides a shape (Reshape's second) must be known beforehand, and is then pinned to the value at hand, as
-it would be in a file that is made for static shapes; `pinned` says which.
+The lowering functions, constants and shapes are those of a model's units; no node runs in onnxruntime. An
+input that decides a shape (Reshape's second) must be known beforehand, so it is pinned to its value, as in a
+file with static shapes; `pinned` names these inputs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,16 @@ import torch
 from torch import Tensor
 
 from stageloom.edge_agent.lowering.batch import ways
-from stageloom.edge_agent.lowering.dtypes import Precision, numpy_from_tensor, tensor_from_numpy
-from stageloom.edge_agent.lowering.errors import NeedsConstant, Unsupported
-from stageloom.edge_agent.lowering.node import Spec
-from stageloom.edge_agent.lowering.program import Program
-from stageloom.edge_agent.lowering.trace import Trace
-from stageloom.edge_agent.lowering.unit import Alternative
-from stageloom.edge_agent.lowering.weights import Constant, WeightStore, stored_constant
+from stageloom.edge_agent.lowering.dtypes import (
+    NeedsConstant,
+    Precision,
+    Unsupported,
+    numpy_from_tensor,
+    tensor_from_numpy,
+)
+from stageloom.edge_agent.lowering.node import Constant, Spec, WeightStore, stored_constant
+from stageloom.edge_agent.lowering.program import Alternative, KernelProgram
+from stageloom.edge_agent.lowering.trace import NodeTracer
 
 _CPU = torch.device("cpu")
 
@@ -39,19 +42,19 @@ class WholeModel:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the inputs that are read while running."""
+        """The names of the inputs that are read while running."""
         return tuple(name for name in self._feeds if name not in self.pinned)
 
     def run(self, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        """The outputs in the file's order."""
+        """Return the outputs in the file's order."""
         made = self._program.run([tensor_from_numpy(feeds[name]) for name in self.inputs])
         return [numpy_from_tensor(value) for value in made]
 
     def ways(self) -> tuple[Alternative, ...]:
-        """Every way to compute the model."""
+        """Return every way to compute the model."""
         return self._ways
 
-    def _lowered(self) -> Program:
+    def _lowered(self) -> KernelProgram:
         try:
             return self._with_pinned()
         except NeedsConstant as error:
@@ -61,13 +64,13 @@ class WholeModel:
         self.pinned |= sources
         return self._lowered()
 
-    def _with_pinned(self) -> Program:
+    def _with_pinned(self) -> KernelProgram:
         graph = self.model.graph
         opset = next((o.version for o in self.model.opset_import if o.domain in ("", "ai.onnx")), 1)
         constants = {proto.name: stored_constant(proto) for proto in graph.initializer}
         constants |= {name: Constant(("pinned", name), self._feeds[name]) for name in self.pinned}
         store = WeightStore(_CPU, Precision.FP32)
-        trace = Trace(store, constants, opset=opset, batch=1, channels_last=False)
+        trace = NodeTracer(store, constants, opset=opset, batch=1, channels_last=False)
         for name in self.inputs:
             value = self._feeds[name]
             trace.add_input(name, Spec(tuple(value.shape), value.dtype))
@@ -78,12 +81,12 @@ class WholeModel:
             return name if known is None else store.tensor(known)
 
         outputs = [output(o.name) for o in graph.output]
-        program = Program(traced, self.inputs, outputs, trace)
+        program = KernelProgram(traced, self.inputs, outputs, trace)
         self._ways = ways(program, traced, self.inputs, outputs, trace)
         return program
 
     def _sources(self, value: str) -> set[str]:
-        """Inputs that a value is computed from."""
+        """Return the inputs that a value is computed from."""
         maker = {name: node for node in self.model.graph.node for name in node.output if name}
         found, waiting, seen = set(), [value], set()
         while waiting:
@@ -97,7 +100,7 @@ class WholeModel:
 
 
 def lower_whole(model: onnx.ModelProto, feeds: Sequence[np.ndarray]) -> WholeModel:
-    """The model for inputs in the file's order.
+    """Lower a model for inputs in the file's order.
 
     Raises:
         Unsupported: a node of it is not lowered, or an input is no tensor.

@@ -1,6 +1,6 @@
 """Does a schedule compute what the model computes? Every block border and output is compared.
 
-`seeding` gives weights that say nothing (all equal) values that do, `inputs` draws pairs of inputs,
-`reference` runs the whole model in onnxruntime, `candidate` runs it through the engine, `compare` holds the
-two numbers, `check` is the whole comparison and `command` what the command line calls.
+`seeding` replaces uniform weights, `inputs` draws pairs of inputs, `pairs` chooses one and runs the whole
+model in onnxruntime, `analysis` finds tensors that are hard to compare, `standards` decides what agrees,
+`engine_run` runs the model through the engine, and `check` is the whole comparison.
 """

@@ -1,20 +1,19 @@
-"""The whole comparison: a model under a schedule against the whole model in onnxruntime.
+"""Compare a model under a schedule with the whole model in onnxruntime: every block border and output.
 
-Section "Executors" of docs/architecture.md says what is compared and why; tests/verify plants defects in an
-executor and requires that they are found.
+Section "Executors" of docs/architecture.md explains the comparison. The tests plant defects in an executor
+and require that they are found.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from stageloom.edge_agent.executor.base import Executor, TimingRequest
 from stageloom.edge_agent.executor.registry import make_executor
-from stageloom.edge_agent.verify.candidate import Candidate, Place, Trace
+from stageloom.edge_agent.verify.engine_run import EngineRun, Place, TaskTrace
 from stageloom.edge_agent.verify.inputs import ValueRange
-from stageloom.edge_agent.verify.judge import Judge, Judged
-from stageloom.edge_agent.verify.pairs import Pair, Seeded, find_pair, seed_model
+from stageloom.edge_agent.verify.pairs import Differences, Pair, find_pair, seed_model
 from stageloom.edge_agent.verify.report import Before, Compared, VerifyReport
 from stageloom.shared.artifact import Artifact, open_artifact
 from stageloom.shared.bound import BoundPlan, bind
@@ -90,7 +89,7 @@ def verify_artifact(
     delays: bool = True,
     progress: Progress = lambda line: None,
 ) -> VerifyReport:
-    """As `verify`, for a model that was imported; the executor is closed in the end.
+    """Compare an imported model as `verify` does; closes the executor.
 
     Raises:
         InputError, SettingError, ExecutorError: as `verify`.
@@ -113,24 +112,41 @@ def verify_artifact(
         del seeded.model  # a parsed copy of all weights, which the engine does not need
         tasks = len(pair.feeds) * repeats
         progress(f"running {tasks} tasks")
-        candidate = Candidate(executor, bound, seeded.artifact)
+        engine_run = EngineRun(executor, bound, seeded.artifact)
         try:
-            tally = _run(candidate, pair, places, repeats, rng if delays else None)
+            tally = _run(engine_run, pair, places, repeats, rng if delays else None)
         finally:
-            candidate.close()
+            engine_run.close()
+    blocks = bound.models[0].blocks
     return VerifyReport(
         model=artifact.graph.name,
         scheduler=schedule,
         partition=partition,
         executor=executor.name,
         operators=len(artifact.graph.operators),
-        blocks=len(bound.models[0].blocks),
+        blocks=len(blocks),
         seeded_weights=len(seeded.names),
         pairs=pair.drawn,
         inputs=len(pair.feeds),
         runs=tasks,
-        compared=tuple(_compared(one, bound) for one in tally.judge.judged()),
-        before=tuple(_before(seeded)),
+        compared=tuple(
+            Compared(
+                tensor=name,
+                block=None if place[0] == len(blocks) else place[0],
+                difference=difference,
+                noise=standard.noise,
+                tolerance=standard.tolerance,
+                jumps=standard.jumps,
+                agrees=difference <= standard.tolerance,
+                doubtful=standard.tolerance < difference <= standard.doubtful,
+            )
+            for place, name, difference, standard in tally.differences.over_inputs()
+        ),
+        before=tuple(
+            Before(kind=head.kind, output=output, tensor=head.reads)
+            for output in seeded.outputs
+            for head in seeded.endings[output].heads
+        ),
         sensitivity=pair.sensitivity,
         stable=tally.stable,
         failed_tasks=tally.failed,
@@ -139,15 +155,15 @@ def verify_artifact(
 
 
 def default_partition(graph: Graph) -> str:
-    """`paper` where the model's file carried borders, else `base`."""
+    """Return `paper` if the model's file carries borders, else `base`."""
     return "paper" if "paper" in dict(graph.partitions) else "base"
 
 
 def _costs(artifact: Artifact, schedule: str, executor: Executor, progress: Progress) -> CostTable:
-    """Operators timed in this process where the scheduler reads costs; estimates where the time ran out.
+    """Time the operators in this process if the scheduler reads costs; estimate those that take too long.
 
-    Nothing is said here about how groups slow each other down, so they are taken not to: that gives the most
-    parallel of the schedules that the search may find, and those are the ones that can go wrong.
+    Groups are assumed not to slow each other down: that gives the most parallel schedules that the search may
+    find, and those are the ones that can go wrong.
     """
     measured: dict[tuple[Digest, OpId], float] = {}
     if reads_costs(schedule):
@@ -167,73 +183,51 @@ def _bind(artifact: Artifact, schedule: str, partition: str, executor: str, cost
     return bind(plan, {artifact.digest: artifact.graph})
 
 
-def _compared(one: "Judged[Place]", bound: BoundPlan) -> Compared:
-    standard = one.standard
-    blocks = len(bound.models[0].blocks)
-    return Compared(
-        tensor=one.name,
-        block=None if one.place[0] == blocks else one.place[0],
-        difference=one.difference,
-        noise=standard.noise,
-        tolerance=standard.tolerance,
-        jumps=standard.jumps,
-        agrees=one.agrees,
-        doubtful=one.doubtful,
-    )
-
-
-def _before(seeded: Seeded) -> Iterator[Before]:
-    """The final operators of the outputs before which the comparison looks."""
-    for output in seeded.outputs:
-        for head in seeded.endings[output].heads:
-            yield Before(kind=head.kind, output=output, tensor=head.reads)
-
-
 def _places(bound: BoundPlan) -> tuple[Place, ...]:
-    """Where the engine must show which tensor: behind every block, and in the task's answer."""
+    """Return block and name of every tensor to compare: behind every block, and in the task's answer."""
     graph, blocks = bound.models[0].graph, bound.models[0].blocks
     found = [(block.index, graph.tensors[t].name) for block in blocks for t in block.live_out]
     return (*found, *((len(blocks), graph.tensors[t].name) for t in graph.outputs))
 
 
 def _run(
-    candidate: Candidate,
+    engine_run: EngineRun,
     pair: Pair,
     places: tuple[Place, ...],
     repeats: int,
     delays: "np.random.Generator | None",
 ) -> "_Tally":
-    """All inputs, again and again, forwards and backwards: a slot that keeps what came before shows."""
+    """Run all inputs `repeats` times, forwards and backwards: a slot that keeps an old value shows."""
     tally = _Tally(pair, places)
     inputs = range(len(pair.feeds))
     for repeat in range(repeats):
         order = inputs if repeat % 2 == 0 else inputs[::-1]
-        traces = candidate.run([pair.feeds[which] for which in order], delays if repeat else None)
+        traces = engine_run.run([pair.feeds[which] for which in order], delays if repeat else None)
         for which, trace in zip(order, traces, strict=True):
             tally.add(which, trace)
     return tally
 
 
 class _Tally:
-    """What the traces amount to so far."""
+    """Differences, failures and stability over all traces."""
 
     def __init__(self, pair: Pair, places: tuple[Place, ...]) -> None:
-        self.judge: Judge[Place] = Judge()
+        self.differences: Differences[Place] = Differences()
         self.stable = True
         self.failed = 0
         self.reason = ""
         self._pair = pair
         self._places = places
-        self._first: dict[int, Trace] = {}
+        self._first: dict[int, TaskTrace] = {}
 
-    def add(self, which: int, trace: Trace) -> None:
-        """Compare the trace of input `which` with the reference, and with the first one of that input."""
+    def add(self, which: int, trace: TaskTrace) -> None:
+        """Compare the trace of input `which` with the reference, and with the first trace of that input."""
         if trace.outcome is not Outcome.COMPLETED:
             self.failed += 1
             self.reason = self.reason or trace.reason
             return
         for place in self._places:
-            self.judge.add(self._pair, place, place[1], which, trace.tensors.get(place))
+            self.differences.add(self._pair, place, place[1], which, trace.tensors.get(place))
         first = self._first.setdefault(which, trace)
         self.stable = self.stable and all(
             first.tensors[place].tobytes() == trace.tensors[place].tobytes()

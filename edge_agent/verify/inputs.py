@@ -1,15 +1,16 @@
-"""Pairs of inputs with differing contents, for tensors of any number and type.
+"""Pairs of inputs with differing contents, for any number and types of tensors.
 
-White noise is a poor input: global pooling averages it away and the outputs hardly depend on it. So the
-contents change from pair to pair: low-frequency patterns, noise, other scales, and for integers sub-ranges.
+White noise is a poor input: global pooling averages it away and the outputs hardly depend on it. Therefore
+the contents change from pair to pair: low-frequency patterns, noise, other scales, and sub-ranges of
+integers.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from stageloom.shared.errors import InputError
+from stageloom.shared.errors import InputError, SettingError
 from stageloom.shared.graph import Tensor
 
 if TYPE_CHECKING:
@@ -40,8 +41,35 @@ class ValueRange:
             )
 
 
+def parse_ranges(texts: Iterable[str]) -> dict[str, ValueRange]:
+    """Parse texts `NAME=LO:HI`, both ends included.
+
+    Raises:
+        SettingError: the text is no range. InputError: the range is empty.
+    """
+    ranges: dict[str, ValueRange] = {}
+    for text in texts:
+        name, equals, bounds = text.rpartition("=")  # names of tensors may hold any character
+        if not equals or not name:
+            raise SettingError(
+                f"--range {text[:60]!r} names no input", remedy="write --range input_ids=0:30521"
+            )
+        if name in ranges:
+            raise SettingError(f"--range names {name[:60]!r} twice", remedy="name every input once")
+        low, colon, high = bounds.partition(":")
+        try:
+            if not colon:
+                raise ValueError
+            ranges[name] = ValueRange(float(low), float(high))
+        except ValueError:
+            raise SettingError(
+                f"{bounds[:40]!r} is no range", remedy="write LO:HI, for example 0:1"
+            ) from None
+    return ranges
+
+
 def check_ranges(tensors: Sequence[Tensor], ranges: Mapping[str, ValueRange]) -> None:
-    """Refuse what cannot be drawn before anything runs.
+    """Check that inputs of these types and ranges can be drawn.
 
     Raises:
         InputError: a range names no input or leaves its type, or an input has a type that cannot be fed.
@@ -66,7 +94,7 @@ def check_ranges(tensors: Sequence[Tensor], ranges: Mapping[str, ValueRange]) ->
 
 
 def _limits(dtype: str) -> tuple[float, float]:
-    """The smallest and the largest value of a type."""
+    """Return the smallest and the largest value of a type."""
     import numpy as np
 
     if dtype == "bool":
@@ -79,7 +107,7 @@ def _limits(dtype: str) -> tuple[float, float]:
 def draw_pair(
     tensors: Sequence[Tensor], ranges: Mapping[str, ValueRange], attempt: int, rng: "np.random.Generator"
 ) -> tuple[Feeds, Feeds]:
-    """Two sets of inputs for one comparison; `attempt` counts up from 0 and changes the kind of content."""
+    """Draw two sets of inputs for one comparison; `attempt` (0, 1, ...) selects the kind of content."""
     return (
         {t.name: _draw(t, ranges.get(t.name), attempt, False, rng) for t in tensors},
         {t.name: _draw(t, ranges.get(t.name), attempt, True, rng) for t in tensors},
@@ -107,7 +135,7 @@ def _real(
     second: bool,
     rng: "np.random.Generator",
 ) -> "np.ndarray":
-    """About unit variance times a scale; inside a given range its middle plus up to half its width."""
+    """Draw values of about unit variance times a scale or, with a range, values inside it."""
     pattern = _pattern(shape, rng)
     noise = rng.standard_normal(shape)
     kinds = (pattern + 0.3 * noise, pattern, noise + rng.standard_normal(), 0.5 * pattern + noise)
@@ -119,7 +147,7 @@ def _real(
 
 
 def _pattern(shape: tuple[int, ...], rng: "np.random.Generator") -> "np.ndarray":
-    """Random levels on a coarse grid over every axis, stretched to `shape`; varies slowly along long axes."""
+    """Draw levels on a coarse grid and stretch it to `shape`, so that values vary slowly along long axes."""
     import numpy as np
 
     pattern = rng.standard_normal([min(size, _COARSE) for size in shape])
@@ -132,7 +160,7 @@ def _pattern(shape: tuple[int, ...], rng: "np.random.Generator") -> "np.ndarray"
 def _whole(
     tensor: Tensor, values: ValueRange | None, attempt: int, second: bool, rng: "np.random.Generator"
 ) -> "np.ndarray":
-    """Uniform over the range; from the second attempt on over a sub-range, another for each of the pair."""
+    """Draw uniformly over the range; after the first attempt over differing sub-ranges."""
     low, high = _SMALL_INTEGERS.get(tensor.dtype, _INTEGER_RANGE)
     if values is not None:
         low, high = math.ceil(values.low), math.floor(values.high)

@@ -1,19 +1,28 @@
-"""What a comparison compares with: weights that say something, and inputs that the outputs depend on."""
+"""What a schedule is compared with: seeded weights, inputs, the results of the whole model.
 
-from collections.abc import Iterable, Mapping, Sequence
+The whole model runs in onnxruntime, with its inner tensors visible.
+"""
+
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from stageloom.edge_agent.verify.compare import MIN_SENSITIVITY, sensitivity
-from stageloom.edge_agent.verify.heads import Ending, Head, ending_of, makers_of
+from stageloom.edge_agent.verify.analysis import (
+    Ending,
+    Head,
+    Rounding,
+    ending_of,
+    makers_of,
+    rounding_of,
+    with_probes,
+)
 from stageloom.edge_agent.verify.inputs import MAX_PAIRS, Feeds, ValueRange, check_ranges, draw_pair
-from stageloom.edge_agent.verify.probes import with_probes
-from stageloom.edge_agent.verify.reference import Reference
-from stageloom.edge_agent.verify.rounding import Rounding, rounding_of
-from stageloom.edge_agent.verify.seeding import seed_weights
-from stageloom.edge_agent.verify.standards import Standard, standard_of
+from stageloom.edge_agent.verify.seeding import quiet_session, seed_weights
+from stageloom.edge_agent.verify.standards import MIN_SENSITIVITY, Standard, sensitivity, standard_of
 from stageloom.shared.artifact import Artifact, open_artifact, write_artifact
+from stageloom.shared.errors import ExecutorError
 from stageloom.shared.graph import Graph
 from stageloom.shared.importer.values import infer_values
 
@@ -21,15 +30,69 @@ if TYPE_CHECKING:
     import numpy as np
     import onnx
 
+
+class Reference:
+    """An onnxruntime session over a whole normalised model."""
+
+    def __init__(
+        self, model: "onnx.ModelProto", names: Iterable[str], folder: Path, *, optimised: bool = True
+    ) -> None:
+        """`names` are the tensors to return; a copy of the model is written to `folder` while it is loaded.
+
+        `optimised`: with onnxruntime's graph optimisations, or node by node.
+
+        Raises:
+            ExecutorError: onnxruntime cannot load the model.
+        """
+        from onnx import helper
+
+        self._names = list(dict.fromkeys(names))
+        inputs = {value.name for value in model.graph.input}
+        outputs = len(model.graph.output)
+        known = {value.name for value in model.graph.output}
+        model.graph.output.extend(
+            helper.make_empty_tensor_value_info(name) for name in self._names if name not in known | inputs
+        )
+        path = folder / "reference.onnx"
+        path.write_bytes(model.SerializeToString())
+        del model.graph.output[outputs:]
+        try:
+            self._session = quiet_session(str(path), optimised=optimised)
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            raise ExecutorError(
+                f"onnxruntime cannot load the whole model: {' '.join(str(error).split())[:300]}",
+                remedy="import the model again",
+            ) from error
+        finally:
+            path.unlink()
+        self._computed = [name for name in self._names if name not in inputs]
+
+    def run(self, feeds: Feeds) -> "dict[str, np.ndarray]":
+        """Return the chosen tensors for these inputs; a chosen graph input is returned as it was fed.
+
+        Raises:
+            ExecutorError: onnxruntime fails on these inputs.
+        """
+        try:
+            made = self._session.run(self._computed, feeds)
+        except Exception as error:  # onnxruntime's exceptions share no base class
+            raise ExecutorError(
+                f"onnxruntime fails on the drawn inputs: {' '.join(str(error).split())[:300]}",
+                remedy="give the valid values of an input with --range NAME=LO:HI",
+            ) from error
+        results = {**feeds, **dict(zip(self._computed, made, strict=True))}
+        return {name: results[name] for name in self._names}
+
+
 JUMPING_INPUTS = 8
-"""Inputs where an element may jump: so many that two agree, however seldom or often rounding flips one."""
+"""Number of inputs where rounding may flip an element: enough that two agree, however often it does."""
 
 _CALIBRATION_INPUTS = 3
 
 
 @dataclass(slots=True)
 class Seeded:
-    """A model whose weights say something, and that returns what its final heads read."""
+    """A model without uniform weights that also returns what its final heads read."""
 
     artifact: Artifact
     model: "onnx.ModelProto"  # what the artifact holds, parsed
@@ -42,9 +105,9 @@ class Seeded:
 def seed_model(
     artifact: Artifact, ranges: Mapping[str, ValueRange], rng: "np.random.Generator", folder: Path
 ) -> Seeded:
-    """Seed the weights that say nothing, and return what the heads behind any compared tensor read.
+    """Seed uniform weights, and let the model return what the heads behind compared tensors read.
 
-    The artifact is written anew, to `folder`, only if that changes anything.
+    A new artifact is written to `folder` only if the model changes.
 
     Raises:
         InputError: a range does not fit an input.
@@ -73,16 +136,16 @@ def seed_model(
 
 
 def _crossing(graph: Graph) -> Iterable[str]:
-    """Names of what may lie behind a block, and of the outputs."""
+    """Return the names of tensors that cross a base cut, and of the outputs."""
     cut = {t for position in graph.base_cuts for t in graph.live_at(position)}
     return [graph.tensors[t].name for t in sorted(cut | set(graph.outputs))]
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two inputs, what the whole model makes of them, and what is held to that.
+    """Two inputs, the whole model's results for them, and the standards of the compared tensors.
 
-    More inputs follow the two where an element may jump.
+    More inputs follow the two where rounding may flip an element.
     """
 
     feeds: tuple[Feeds, ...]
@@ -100,7 +163,7 @@ def find_pair(
     rng: "np.random.Generator",
     folder: Path,
 ) -> Pair:
-    """The first pair of inputs that the outputs depend on enough, or the best of all attempts.
+    """Find inputs that the outputs depend on: the first good pair, or the best of all attempts.
 
     `names` are the tensors to be compared.
 
@@ -111,13 +174,13 @@ def find_pair(
     judged = _judged(seeded)
     shown = dict.fromkeys([*names, *judged, *_around_heads(seeded, names)])
     reference = Reference(seeded.model, shown, folder)
-    found = -1.0
+    best_value = -1.0
     for attempt in range(MAX_PAIRS):
         feeds = draw_pair(tensors, ranges, attempt, rng)
         expected = (reference.run(feeds[0]), reference.run(feeds[1]))
         value = sensitivity(expected[0], expected[1], judged)
-        if value > found:
-            best, results, found, content = [*feeds], [*expected], value, attempt
+        if value > best_value:
+            best, results, best_value, content = [*feeds], [*expected], value, attempt
         if value > MIN_SENSITIVITY:
             break
     if any(seeded.rounding[name].jumps for name in names):
@@ -130,7 +193,7 @@ def find_pair(
     return Pair(
         tuple(best),
         tuple(results),
-        found,
+        best_value,
         attempt + 1,
         _standards(seeded, names, results, without),
         tuple(judged),
@@ -165,7 +228,7 @@ def _around_heads(seeded: Seeded, names: Sequence[str]) -> Iterable[str]:
 
 
 def _heads(seeded: Seeded, name: str) -> Sequence[Head]:
-    """Heads behind a tensor that the engine shows the input of, or that read an input of the model."""
+    """Return the heads behind a tensor that read an input or output of the (probed) graph."""
     graph = seeded.artifact.graph
     shown = {graph.tensors[t].name for t in (*graph.inputs, *graph.outputs)}
     ending = seeded.endings.get(name)
@@ -178,8 +241,35 @@ def _standards(
     expected: "Sequence[Mapping[str, np.ndarray]]",
     plain: "Sequence[Mapping[str, np.ndarray]]",
 ) -> dict[str, Standard]:
-    """By tensor name; what heads read comes before what they make."""
-    found: dict[str, Standard] = {}
+    """Return the standards by tensor name; those of tensors that heads read are made first."""
+    standards: dict[str, Standard] = {}
     for name in sorted(names, key=lambda name: bool(_heads(seeded, name))):
-        found[name] = standard_of(name, expected, plain, seeded.rounding[name], _heads(seeded, name), found)
-    return found
+        heads = _heads(seeded, name)
+        standards[name] = standard_of(name, expected, plain, seeded.rounding[name], heads, standards)
+    return standards
+
+
+P = TypeVar("P", bound=Hashable)
+
+
+class Differences(Generic[P]):
+    """The differences of one or several models' tensors; a value of `P` says where a tensor was seen."""
+
+    def __init__(self) -> None:
+        self._gaps: dict[tuple[P, str], dict[int, float]] = {}
+        self._standards: dict[tuple[P, str], Standard] = {}
+
+    def add(self, pair: Pair, place: P, name: str, which: int, actual: "np.ndarray | None") -> None:
+        """Compare a result for input `which` with the whole model's; None: there is no result."""
+        standard = pair.standards[name]
+        gap = math.inf if actual is None else standard.difference(which, actual, pair.expected[which][name])
+        self._standards[place, name] = standard
+        gaps = self._gaps.setdefault((place, name), {})
+        gaps[which] = max(gap, gaps.get(which, 0.0))
+
+    def over_inputs(self) -> list[tuple[P, str, float, Standard]]:
+        """Return place, name, difference and standard of every tensor, in the order in which they came."""
+        return [
+            (place, name, standard.over_inputs(list(self._gaps[place, name].values())), standard)
+            for (place, name), standard in self._standards.items()
+        ]

@@ -1,11 +1,11 @@
-"""What a verification found, as a value and as text."""
+"""The result of a verification, as a value, JSON and text."""
 
 import math
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from stageloom.edge_agent.verify.compare import MIN_SENSITIVITY
+from stageloom.edge_agent.verify.standards import MIN_SENSITIVITY
 from stageloom.shared.errors import ExitCode
 from stageloom.shared.text import counted
 
@@ -27,18 +27,18 @@ class Compared:
 
     @property
     def where(self) -> str:
-        """For people."""
+        """Return the tensor and its place as text."""
         place = "in the answer" if self.block is None else f"behind block {self.block}"
         return f"{self.tensor} {place}"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; JSON knows no infinity, so one is null."""
+        """Return plain values; infinity becomes null, as JSON has none."""
         return {name: _finite(value) for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
-    """A final operator that hides what it reads, and the tensor that is looked at instead."""
+    """A final operator that hides what it reads, and the tensor that is compared instead."""
 
     kind: str
     output: str
@@ -68,49 +68,51 @@ class VerifyReport:
 
     @property
     def tensors(self) -> int:
-        """Block-border tensors and outputs compared per task."""
+        """Return the number of tensors compared per task."""
         return len(self.compared)
 
     @cached_property
     def worst(self) -> Compared | None:
-        """The tensor that exceeds its tolerance most or comes closest to it; None if no task completed."""
+        """Return the tensor that exceeds its tolerance most or comes closest; None if no task completed."""
         return max(
-            self.compared, key=lambda one: (not one.agrees, not one.doubtful, _ratio(one)), default=None
+            self.compared,
+            key=lambda tensor: (not tensor.agrees, not tensor.doubtful, _ratio(tensor)),
+            default=None,
         )
 
     @property
     def difference(self) -> float:
-        """At `worst`."""
+        """Return the difference at `worst`."""
         return self.worst.difference if self.worst else 0.0
 
     @property
     def noise(self) -> float:
-        """Of onnxruntime at `worst`."""
+        """Return onnxruntime's noise at `worst`."""
         return self.worst.noise if self.worst else 0.0
 
     @property
     def tolerance(self) -> float:
-        """At `worst`."""
+        """Return the tolerance at `worst`."""
         return self.worst.tolerance if self.worst else 0.0
 
     @property
     def agrees(self) -> bool:
-        """Everything that was compared is the same, whatever that proves."""
-        return self.stable and not self.failed_tasks and all(one.agrees for one in self.compared)
+        """Return whether all that was compared is the same, whatever that proves."""
+        return self.stable and not self.failed_tasks and all(tensor.agrees for tensor in self.compared)
 
     @property
     def doubtful(self) -> bool:
-        """Nothing is wrong, but onnxruntime differs from itself so much that nothing is right either."""
+        """Return whether onnxruntime differs from itself so much that no verdict is possible."""
         return (
             not self.agrees
             and self.stable
             and not self.failed_tasks
-            and all(one.agrees or one.doubtful for one in self.compared)
+            and all(tensor.agrees or tensor.doubtful for tensor in self.compared)
         )
 
     @property
     def exit_code(self) -> ExitCode:
-        """OK only where results agree and could have differed."""
+        """Return OK only if the results agree and could have differed."""
         if self.doubtful:
             return ExitCode.CANNOT_FAIL
         if not self.agrees:
@@ -118,7 +120,7 @@ class VerifyReport:
         return ExitCode.OK if self.sensitivity > MIN_SENSITIVITY else ExitCode.CANNOT_FAIL
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; JSON knows no infinity, so a difference that is none is null."""
+        """Return plain values; infinity becomes null, as JSON has none."""
         plain = asdict(self)
         return {
             **plain,
@@ -130,11 +132,11 @@ class VerifyReport:
             "doubtful": self.doubtful,
             "exit_code": int(self.exit_code),
             "tensors": self.tensors,
-            "compared": [one.to_json() for one in self.compared],
+            "compared": [tensor.to_json() for tensor in self.compared],
         }
 
     def to_text(self) -> str:
-        """A few lines for people, the verdict last."""
+        """Return a few lines of text, the verdict last."""
         blocks = f"partition {self.partition} of {counted(self.blocks, 'block')}"
         rows = {
             "model": f"{self.model}, {self.operators} operators, {self.seeded_weights} weights seeded",
@@ -160,7 +162,8 @@ class VerifyReport:
 
     def _judged(self) -> str:
         named = [
-            f"before the final {one.kind} of {one.output}, at {one.tensor}" for one in self.before[:_NAMED]
+            f"before the final {tensor.kind} of {tensor.output}, at {tensor.tensor}"
+            for tensor in self.before[:_NAMED]
         ]
         rest = len(self.before) - len(named)
         return "; ".join(named) + (f"; and {rest} more" if rest else "")
@@ -186,11 +189,11 @@ class VerifyReport:
         return "OK"
 
 
-def _ratio(one: Compared) -> float:
-    """Difference over tolerance; where nothing is allowed, infinite as soon as there is any."""
-    if one.tolerance:
-        return one.difference / one.tolerance
-    return math.inf if one.difference else 0.0
+def _ratio(tensor: Compared) -> float:
+    """Return difference over tolerance; infinite for a difference where none is allowed."""
+    if tensor.tolerance:
+        return tensor.difference / tensor.tolerance
+    return math.inf if tensor.difference else 0.0
 
 
 def _finite(value: Any) -> Any:

@@ -30,7 +30,8 @@ def inspect(file: File, shape: Shapes = None, json: Json = False) -> None:
     \b
     stageloom model inspect yolo.onnx:images=1x3x640x640
     """
-    from stageloom.shared.importer.inspect import inspect_model, report_rows
+    from stageloom.shared.importer.api import inspect_model
+    from stageloom.shared.importer.report import report_rows
 
     model = parse_model(file).with_shapes(map(parse_shape, shape or ()))
     report = inspect_model(Path(model.path), dict(model.shapes), progress=_progress())

@@ -1,7 +1,6 @@
 """Importing a model: an ONNX file in, a content-addressed artifact and a report out.
 
-Nothing here parses the file; that happens in a child process under limits
-(`stageloom.shared.importer.child`).
+No function here parses the file. A child process does that under limits (`stageloom.shared.importer.child`).
 """
 
 import errno
@@ -9,14 +8,19 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.errors import StorageError
 from stageloom.shared.ids import Digest
-from stageloom.shared.importer.limits import ImportLimits
-from stageloom.shared.importer.model_file import require_model_file
-from stageloom.shared.importer.process import ARTIFACT_NAME, Progress, run_child
+from stageloom.shared.importer.process import (
+    ARTIFACT_NAME,
+    ImportLimits,
+    Progress,
+    require_model_file,
+    run_child,
+)
 from stageloom.shared.importer.report import ImportReport
 
 SUFFIX = ".artifact"
@@ -24,7 +28,7 @@ _SCRATCH_PREFIX = ".import-"
 
 
 def artifact_path(directory: Path, digest: Digest) -> Path:
-    """Where an artifact of that digest lies in `directory`."""
+    """Return the path that an artifact of that digest has in `directory`."""
     return directory / f"{digest}{SUFFIX}"
 
 
@@ -39,14 +43,14 @@ def import_model(
     """Import an ONNX file into `out_dir` as `<digest>.artifact`.
 
     Equal content gives the same digest and the same file, so importing twice changes nothing. `shapes` pins
-    inputs whose dimensions the file leaves open. `progress` is told the phases, one short line each. A failed
+    inputs whose dimensions the file leaves open. `progress` receives one short line per phase. A failed
     import leaves nothing behind.
 
     Raises:
         ModelError: the file cannot be imported; the message says why and what to do.
         UnpinnedShape: an input dimension has no number.
         StorageError: `out_dir` cannot be written.
-        DecodeError: the child left something else than the artifact that it reports.
+        DecodeError: the child wrote another artifact than it reports.
     """
     limits = limits or ImportLimits()
     require_model_file(path, limits)
@@ -57,23 +61,21 @@ def import_model(
     except OSError as error:
         raise _storage(out_dir, error) from error
     try:
-        found = ImportReport.from_json(run_child(path, shapes, scratch, limits, progress or _ignore))
-        # The child read a hostile file: believe its artifact only after looking at it.
-        open_artifact(scratch / ARTIFACT_NAME, found.digest)
-        os.replace(scratch / ARTIFACT_NAME, artifact_path(out_dir, found.digest))
-        return found
+        report = ImportReport.from_json(
+            run_child(path, shapes, scratch, limits, progress or (lambda line: None))
+        )
+        # The child read a hostile file, so its artifact is checked before it is kept.
+        open_artifact(scratch / ARTIFACT_NAME, report.digest)
+        os.replace(scratch / ARTIFACT_NAME, artifact_path(out_dir, report.digest))
+        return report
     except OSError as error:
         raise _storage(out_dir, error) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _ignore(line: str) -> None:
-    """The progress that nobody asked for."""
-
-
 def _sweep(out_dir: Path) -> None:
-    """Remove what imports left whose process was killed."""
+    """Remove the scratch folders of imports whose process was killed."""
     for left in out_dir.glob(f"{_SCRATCH_PREFIX}*"):
         owner = left.name.removeprefix(_SCRATCH_PREFIX).partition("-")[0]
         if owner.isdecimal() and not _alive(int(owner)):
@@ -81,12 +83,11 @@ def _sweep(out_dir: Path) -> None:
 
 
 def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    with suppress(PermissionError):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
     return True
 
 
@@ -94,3 +95,35 @@ def _storage(out_dir: Path, error: OSError) -> StorageError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     remedy = "free some space there" if full else "choose a folder that can be written"
     return StorageError(f"cannot write the artifact to {out_dir}: {error.strerror or error}", remedy=remedy)
+
+
+def inspect_model(
+    path: Path,
+    shapes: Mapping[str, Sequence[int]],
+    *,
+    limits: ImportLimits | None = None,
+    progress: Progress | None = None,
+) -> ImportReport:
+    """Import into a folder that is deleted afterwards.
+
+    Raises:
+        ModelError, UnpinnedShape, StorageError: as `import_model`.
+    """
+    with tempfile.TemporaryDirectory(prefix="stageloom-inspect-") as folder:
+        return import_model(path, shapes=shapes, out_dir=Path(folder), limits=limits, progress=progress)
+
+
+def list_inputs(path: Path, limits: ImportLimits | None = None) -> str:
+    """Return the inputs that the file declares, like `'ids' (batchx128), 'scale' (scalar)`.
+
+    The child process reads the file and checks nothing else of it.
+
+    Raises:
+        ModelError: the file cannot be read.
+        ExecutorError: onnx is not installed.
+    """
+    limits = limits or ImportLimits()
+    require_model_file(path, limits)
+    with tempfile.TemporaryDirectory(prefix="stageloom-inputs-") as folder:
+        result = run_child(path, {}, Path(folder), limits, lambda line: None, inputs_only=True)
+    return str(result["inputs"])

@@ -1,6 +1,6 @@
-"""From the normalised ONNX file to the graph: operators, tensors, base cuts, partitions."""
+"""Build the graph of a normalised ONNX model: operators, tensors, base cuts, partitions."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx
@@ -9,11 +9,8 @@ from stageloom.shared.bitmask import bits, mask_of
 from stageloom.shared.errors import ModelError
 from stageloom.shared.graph import Graph, Operator, Tensor, graph_problem
 from stageloom.shared.ids import TensorId
-from stageloom.shared.importer.attributes import attributes_of
-from stageloom.shared.importer.borders import METADATA_KEY, Borders
-from stageloom.shared.importer.convolutions import convolution_of
-from stageloom.shared.importer.cuts import MAX_PAPER_CUTS, base_cuts
-from stageloom.shared.importer.flop import node_flop
+from stageloom.shared.importer.attributes import attributes_of, convolution_of, node_flop
+from stageloom.shared.importer.cuts import MAX_PAPER_CUTS, METADATA_KEY, Borders, base_cuts
 from stageloom.shared.importer.nodes import captured_names, opaque_reason
 from stageloom.shared.importer.operators import Group, NodeView, UnitView, form_operators, fused_units
 from stageloom.shared.importer.values import UNKNOWN, Value, weight_value
@@ -23,17 +20,15 @@ PAPER = "paper"
 
 @dataclass(frozen=True)
 class Built:
-    """A graph, which of its operators the papers' counts leave out, and which hold nodes together."""
+    """A graph, and what the import reports of its operators."""
 
     graph: Graph
-    classifier: int  # mask of operators
-    joined: Mapping[
-        int, str
-    ]  # by operator: why some of its nodes cannot be cut apart, though it is not opaque
+    classifier: int  # mask of the operators that the papers' counts leave out
+    joined: Mapping[int, str]  # by operator: why its nodes cannot be cut apart, though it is not opaque
 
 
 def build_graph(model: onnx.ModelProto, values: Mapping[str, Value], borders: Borders | None) -> Built:
-    """The graph of a normalised model; `values` knows its run-time values.
+    """Build the graph of a normalised model; `values` holds its run-time values.
 
     Raises:
         ModelError: an output cannot be produced as a plain tensor, or the borders do not fit the graph.
@@ -62,10 +57,10 @@ def build_graph(model: onnx.ModelProto, values: Mapping[str, Value], borders: Bo
     order = sorted(range(len(groups)), key=lambda g: levels[g])  # stable, so still topological
     groups = [groups[g] for g in order]
     graph = _assemble(model, groups, nodes, values, weights)
-    paper = _paper_cuts([levels[g] for g in order], borders)
+    paper = _paper_cuts([levels[g] for g in order])
     cuts = base_cuts(graph, paper)
     partitions = [("whole", ()), ("base", cuts)]
-    if borders is not None and paper:
+    if paper:
         partitions.append((PAPER, paper))
     graph = replace(graph, base_cuts=cuts, partitions=tuple(partitions))
     if problem := graph_problem(graph):
@@ -84,7 +79,7 @@ def _view(node: onnx.NodeProto, weights: Mapping[str, object]) -> NodeView:
 
 
 def _ancestors(groups: Sequence[Group], nodes: Sequence[NodeView]) -> tuple[dict[str, int], list[int]]:
-    """Group that makes each value, and per group the mask of itself and all it is computed from."""
+    """Return the group that makes each value, and per group the mask of itself and its ancestors."""
     maker = {name: g for g, group in enumerate(groups) for i in group.nodes for name in nodes[i].makes}
     reach: list[int] = []
     for g, group in enumerate(groups):
@@ -100,7 +95,7 @@ def _ancestors(groups: Sequence[Group], nodes: Sequence[NodeView]) -> tuple[dict
 def _place_borders(
     groups: Sequence[Group], nodes: Sequence[NodeView], borders: Borders | None
 ) -> tuple[list[int], int]:
-    """Per group the number of borders before it, and the mask of groups that are the classifier."""
+    """Return per group the number of borders before it, and the mask of the classifier's groups."""
     levels = [0] * len(groups)
     if borders is None:
         return levels, 0
@@ -133,12 +128,9 @@ def _bad_borders(why: str) -> ModelError:
     return ModelError(f"metadata {METADATA_KEY!r} {why}", remedy="correct or remove that entry")
 
 
-def _paper_cuts(levels: Sequence[int], borders: Borders | None) -> tuple[int, ...]:
-    """Positions of the borders among operators sorted by level."""
-    if borders is None:
-        return ()
-    rises = [p for p in range(1, len(levels)) if levels[p] > levels[p - 1]]
-    return tuple(rises)
+def _paper_cuts(levels: Sequence[int]) -> tuple[int, ...]:
+    """Return the positions of the borders among operators sorted by level."""
+    return tuple(p for p in range(1, len(levels)) if levels[p] > levels[p - 1])
 
 
 def _assemble(
@@ -165,7 +157,10 @@ def _assemble(
         for i in group.nodes:
             for name in nodes[i].reads:
                 readers.setdefault(name, set()).add(g)
-    shape_of = _shapes(values, weights)
+
+    def shape_of(name: str) -> tuple[int, ...]:
+        return weight_value(weights[name]).shape if name in weights else values.get(name, UNKNOWN).shape
+
     operators = []
     for g, group in enumerate(groups):
         made = [name for i in group.nodes for name in nodes[i].makes]
@@ -175,8 +170,8 @@ def _assemble(
         inputs_read = tuple(dict.fromkeys(add(name) for name in reads))
         outputs_made = tuple(add(n) for n in made if n in wanted or readers.get(n, set()) - {g})
         convolution = None
+        own_nodes = [model.graph.node[i] for i in group.nodes]
         if not group.opaque and len(inputs_read) == len(outputs_made) == 1:
-            own_nodes = [model.graph.node[i] for i in group.nodes]
             convolution = convolution_of(own_nodes, tensors[outputs_made[0]].name, values, weights)
         operators.append(
             Operator(
@@ -185,12 +180,12 @@ def _assemble(
                 nodes=group.nodes,
                 inputs=inputs_read,
                 outputs=outputs_made,
-                flop=sum(node_flop(model.graph.node[i], shape_of) for i in group.nodes),
-                weight_bytes=_weight_bytes([model.graph.node[i] for i in group.nodes], weights),
+                flop=sum(node_flop(node, shape_of) for node in own_nodes),
+                weight_bytes=_weight_bytes(own_nodes, weights),
                 fused_unit=g,
                 opaque=group.opaque,
                 convolution=convolution,
-                attributes=attributes_of([model.graph.node[i] for i in group.nodes], lead, weights),
+                attributes=attributes_of(own_nodes, lead, weights),
             )
         )
     graph = Graph(
@@ -207,24 +202,13 @@ def _assemble(
     )
 
 
-def _shapes(
-    values: Mapping[str, Value], weights: Mapping[str, onnx.TensorProto]
-) -> Callable[[str], tuple[int, ...]]:
-    def shape_of(name: str) -> tuple[int, ...]:
-        if name in weights:
-            return weight_value(weights[name]).shape
-        return values.get(name, UNKNOWN).shape
-
-    return shape_of
-
-
 def _weight_bytes(nodes: Sequence[onnx.NodeProto], weights: Mapping[str, onnx.TensorProto]) -> int:
     names = {name for node in nodes for name in (*node.input, *captured_names(node)) if name in weights}
     return sum(weight_value(weights[name]).nbytes for name in names)
 
 
 def unit_views(graph: Graph) -> list[UnitView]:
-    """What counting fused units needs of each operator."""
+    """Return the view of each operator that counting fused units needs."""
     outputs = set(graph.outputs)
     return [
         UnitView(

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stageloom.shared.errors import ModelError, UnpinnedShape
-from stageloom.shared.importer.limits import ImportLimits
-from stageloom.shared.importer.process import RESULT_NAME, STORAGE_EXIT
+from stageloom.shared.importer.process import RESULT_NAME, STORAGE_EXIT, ImportLimits
 
 
 def main(arguments: list[str]) -> int:

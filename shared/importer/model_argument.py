@@ -267,7 +267,7 @@ def _expressible(name: str) -> str:
 
 
 def _repeated(path: str, name: str) -> InputError:
-    from stageloom.shared.importer.inputs import list_inputs
+    from stageloom.shared.importer.api import list_inputs
 
     return InputError(
         f"input {name[:_SHOWN]!r} of {path} is given twice",

@@ -1,17 +1,17 @@
-"""Reading ONNX nodes: what their sub-graphs capture, which domains they use, what makes them opaque."""
+"""Reading ONNX nodes: attributes, sub-graphs and the values they capture, what makes a node opaque."""
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 import onnx
 from onnx import AttributeProto
 
-_MAX_FUNCTION_DEPTH = 1 << 12  # functions that call themselves are for the checker to refuse
+_MAX_FUNCTION_DEPTH = 1 << 12  # the checker refuses functions that call themselves
 _STANDARD_DOMAINS = {"", "ai.onnx", "ai.onnx.ml"}
 RANDOM = frozenset({
     "RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli",
 })  # fmt: skip
 _SIZED_BY_CONTENT = {"NonZero", "Unique", "Compress", "NonMaxSuppression", "StringSplit"}
-"""Operators whose output has as many elements as the input's contents say."""
+"""Operators whose output size depends on the contents of an input."""
 _SIZED_BY_INPUT: dict[str, tuple[int, ...]] = {
     "Reshape": (1,), "Expand": (1,), "Tile": (1,), "ConstantOfShape": (0,), "Range": (0, 1, 2),
     "Slice": (1, 2, 3, 4), "Resize": (1, 2, 3), "Upsample": (1,), "Pad": (1, 3), "TopK": (1,), "OneHot": (1,),
@@ -21,11 +21,11 @@ _SIZED_BY_INPUT: dict[str, tuple[int, ...]] = {
     "ReduceMean": (1,), "ReduceMax": (1,), "ReduceMin": (1,), "ReduceProd": (1,), "ReduceL1": (1,),
     "ReduceL2": (1,), "ReduceLogSum": (1,), "ReduceLogSumExp": (1,), "ReduceSumSquare": (1,),
 }  # fmt: skip
-"""Per operator the inputs whose contents are sizes, positions or axes."""
+"""Input indices of sizes, positions and axes, by operator type."""
 
 
 def sub_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs that a control-flow node holds, not those nested deeper."""
+    """Yield the graphs that a control-flow node holds, without those nested deeper."""
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
             yield attribute.g
@@ -34,7 +34,7 @@ def sub_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def nodes_within(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """All nodes of a graph, those of nested graphs included, without recursion."""
+    """Yield all nodes of a graph and of the graphs nested in it."""
     waiting = list(graph.node)
     while waiting:
         node = waiting.pop()
@@ -44,14 +44,14 @@ def nodes_within(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """The main graph and all nested in it; not those of functions."""
+    """Yield the main graph and all graphs nested in it, without those of functions."""
     yield model.graph
     for node in nodes_within(model.graph):
         yield from sub_graphs(node)
 
 
 def captured_names(node: onnx.NodeProto) -> list[str]:
-    """Values of outer graphs that the node's sub-graphs read, without repeats, in a stable order."""
+    """Return the outer values that the node's sub-graphs read, without repeats, in a stable order."""
     found: dict[str, None] = {}
     for graph in sub_graphs(node):
         _capture(graph, frozenset(), found)
@@ -74,7 +74,7 @@ def _capture(graph: onnx.GraphProto, outer: frozenset[str], found: dict[str, Non
 
 
 def live_nodes(graph: onnx.GraphProto) -> list[int]:
-    """Indices of the nodes that some graph output needs, ascending."""
+    """Return the indices of nodes that some graph output needs, ascending."""
     maker = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
     live: set[int] = set()
     waiting = [maker[output.name] for output in graph.output if output.name in maker]
@@ -88,7 +88,7 @@ def live_nodes(graph: onnx.GraphProto) -> list[int]:
 
 
 def opaque_reason(node: onnx.NodeProto) -> str:
-    """Why this node cannot be cut further or treated like an ordinary one; empty if it can."""
+    """Return why the node is opaque; empty for an ordinary one."""
     if next(sub_graphs(node), None) is not None:
         return f"control flow: {node.op_type}"
     if node.domain not in _STANDARD_DOMAINS:
@@ -97,9 +97,9 @@ def opaque_reason(node: onnx.NodeProto) -> str:
 
 
 def sized_while_running(node: onnx.NodeProto, constants: Container[str]) -> bool:
-    """Whether the sizes of a standard operator's outputs depend on what its inputs hold.
+    """Return whether the output sizes of a standard operator depend on the contents of its inputs.
 
-    `constants` names the values that are known beforehand. Control flow and custom operators cannot be told.
+    `constants` names the values that are known beforehand. False for control flow and custom operators.
     """
     if node.domain not in _STANDARD_DOMAINS:
         return False
@@ -110,10 +110,10 @@ def sized_while_running(node: onnx.NodeProto, constants: Container[str]) -> bool
 
 
 def count_nodes(model: onnx.ModelProto, most: int) -> int:
-    """Nodes of the graph with those nested in it and those of the functions it calls; stops beyond `most`.
+    """Count the nodes of the graph, of nested graphs and of called functions; stop beyond `most`.
 
-    Functions that call each other count as often as they are called: 30 that call the next one twice make
-    a graph of 2^30 nodes.
+    A function counts as often as it is called: 30 functions that each call the next one twice make 2^30
+    nodes.
     """
     functions = {(f.domain, f.name): f for f in model.functions}
     waiting = [(model.graph.node, 0)]
@@ -132,8 +132,24 @@ def count_nodes(model: onnx.ModelProto, most: int) -> int:
 
 
 def int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
-    """An integer attribute, or its default."""
-    for attribute in node.attribute:
-        if attribute.name == name:
-            return int(attribute.i)
-    return default
+    """Return an integer attribute, or `default` where it is absent."""
+    return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), default)
+
+
+def ints_attribute(node: onnx.NodeProto, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
+    """Return a list attribute, or `default` where it is absent."""
+    found = next((attribute.ints for attribute in node.attribute if attribute.name == name), default)
+    return tuple(int(value) for value in found)
+
+
+def set_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
+    """Replace the nodes of `graph` by copies of `nodes`, which may be its own."""
+    copies = onnx.GraphProto()
+    copies.node.extend(nodes)
+    del graph.node[:]
+    graph.node.extend(copies.node)
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """Return the version of the standard operators; 1 where the model names none."""
+    return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)

@@ -1,16 +1,22 @@
-"""From any ONNX file to the normalised one: pinned, folded, in a stable order, equal bytes on every run."""
+"""Normalise a model: pinned inputs, folded constants, a stable order of nodes, equal bytes on every run.
 
-import heapq
+onnxruntime folds the constants; the model's signature and types stay as they were.
+"""
+
+import errno
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import onnx
 import onnx.inliner
+import onnxruntime
+from google.protobuf.message import DecodeError as ProtobufDecodeError  # type: ignore[import-untyped]
 from onnx import TensorProto, helper, numpy_helper
 
 from stageloom.shared.errors import ModelError
-from stageloom.shared.importer.limits import ImportLimits
+from stageloom.shared.importer.inputs import pin_inputs
 from stageloom.shared.importer.nodes import (
     all_graphs,
     captured_names,
@@ -18,10 +24,12 @@ from stageloom.shared.importer.nodes import (
     int_attribute,
     live_nodes,
     nodes_within,
+    set_nodes,
     sub_graphs,
 )
-from stageloom.shared.importer.pinning import pin_inputs
-from stageloom.shared.importer.session import one_line
+from stageloom.shared.importer.operators import topological_order
+from stageloom.shared.importer.process import ImportLimits
+from stageloom.shared.importer.session import one_line, quiet_options
 from stageloom.shared.importer.values import (
     ELEMENT_TYPES,
     Value,
@@ -32,7 +40,7 @@ from stageloom.shared.importer.values import (
 
 _MIN_IR_VERSION = 8
 _MAX_IR_VERSION = 10
-"""What a newer version adds are annotations; onnxruntime refuses files one version ahead of its own."""
+"""Newer versions add annotations only; onnxruntime refuses files one version ahead of its own."""
 _MAX_NAME_CHARS = 64
 
 
@@ -45,10 +53,10 @@ class Inputs:
 
 
 def prepare(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits: ImportLimits) -> Inputs:
-    """Check the model and pin its input shapes, in place; nothing is executed.
+    """Check the model and pin its input shapes, in place; no operator runs.
 
-    Initializers leave the inputs and the IR version becomes >= 8 first: in older files a folded constant
-    would otherwise stay behind as a required input. Dead nodes go before anything that costs.
+    The initializers are removed from the inputs and the IR version becomes >= 8 first: in older files a
+    folded constant would otherwise stay as a required input. Dead nodes are removed before any costly step.
 
     Raises:
         ModelError: invalid, unsupported or too large. UnpinnedShape: a dimension has no number.
@@ -75,8 +83,10 @@ def prepare(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], limits:
 
 
 def _check(model: onnx.ModelProto) -> None:
-    """The ONNX checker; it comes before anything that walks functions, of which 3,000 chained ones crash
-    onnxruntime. What it misses and onnxruntime does not is filled in: a graph's name, a value's type or rank.
+    """Run the ONNX checker, before onnxruntime: 3,000 chained functions crash onnxruntime.
+
+    The checker asks for what onnxruntime does not need (a graph's name, a value's type or rank); it is filled
+    in while the checker runs.
     """
     graphs = list(all_graphs(model))
     described = [v for graph in graphs for v in (*graph.input, *graph.output, *graph.value_info)]
@@ -107,19 +117,19 @@ def _check(model: onnx.ModelProto) -> None:
 
 
 def clamp_ir_version(model: onnx.ModelProto) -> None:
-    """The version that the artifact has, in place."""
+    """Set the IR version of artifacts, in place."""
     model.ir_version = min(max(model.ir_version, _MIN_IR_VERSION), _MAX_IR_VERSION)
 
 
 def copy_of(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
-    """A description that stays when its model is changed."""
+    """Return a copy that stays when the model is changed."""
     copied = onnx.ValueInfoProto()
     copied.CopyFrom(value)
     return copied
 
 
 def _drop_repeated_outputs(graph: onnx.GraphProto) -> None:
-    """A file may list an output twice; results are told apart by name, so once is enough."""
+    """Keep one of the outputs that a file lists twice, in place."""
     outputs = {value.name: copy_of(value) for value in graph.output}
     if len(outputs) < len(graph.output):
         del graph.output[:]
@@ -127,30 +137,28 @@ def _drop_repeated_outputs(graph: onnx.GraphProto) -> None:
 
 
 def _keep_live_nodes(graph: onnx.GraphProto) -> None:
-    """Remove what no output needs and sort the rest, which onnxruntime does not ask of a file, in place."""
+    """Remove the nodes that no output needs and sort the rest topologically, in place."""
     made = [name for node in graph.node for name in node.output if name]
     if len(set(made)) < len(made):
-        return  # a value with two makers is for the checker to refuse
+        return  # the checker refuses a value with two makers
     order = stable_order(graph, {})
     if order != list(range(len(graph.node))):
-        kept = onnx.GraphProto()
-        kept.node.extend(graph.node[index] for index in order)
-        del graph.node[:]
-        graph.node.extend(kept.node)
+        set_nodes(graph, [graph.node[index] for index in order])
 
 
 def graph_name(model: onnx.ModelProto) -> str:
-    """The graph's own name, reduced to what is safe in a path and on a terminal."""
+    """Return the graph's name, reduced to characters that are safe in a path and on a terminal."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", model.graph.name).strip("_.-")[:_MAX_NAME_CHARS] or "model"
 
 
 def canonicalise(
     folded: onnx.ModelProto, source_order: Mapping[str, int], values: Mapping[str, Value]
 ) -> None:
-    """Give the folded model one form, in place, whatever order onnxruntime chose.
+    """Bring the folded model into one form, in place, whatever order onnxruntime chose.
 
-    Nodes come in a topological order that follows the source file (`source_order`: output name to position),
-    dead nodes and unused weights go, weights are sorted by name, outputs carry their inferred shapes.
+    Nodes are in a topological order that follows the source file (`source_order`: output name to position).
+    Dead nodes and unused weights are removed, weights are sorted by name, outputs carry their inferred
+    shapes.
     """
     graph = folded.graph
     _detach_constant_outputs(graph)
@@ -160,11 +168,8 @@ def canonicalise(
     for index, node in enumerate(nodes):
         node.ClearField("doc_string")
         node.name = node.name or f"node{index}"
-    copies = onnx.GraphProto()
-    copies.node.extend(nodes)
-    del graph.node[:]
-    graph.node.extend(copies.node)
-    # In place: the weights may be most of what the process is allowed to hold.
+    set_nodes(graph, nodes)
+    # In place: the weights may take most of the memory limit.
     for index in reversed(range(len(graph.initializer))):
         if graph.initializer[index].name not in used:
             del graph.initializer[index]
@@ -182,7 +187,7 @@ def canonicalise(
 
 
 def pin_outputs(graph: onnx.GraphProto, values: Mapping[str, Value]) -> None:
-    """Describe the outputs by what is known of them, in place."""
+    """Give the outputs their known types and shapes, in place."""
     for output in graph.output:
         value = values.get(output.name)
         if value is not None and not value.unfit:
@@ -191,7 +196,7 @@ def pin_outputs(graph: onnx.GraphProto, values: Mapping[str, Value]) -> None:
 
 
 def _detach_constant_outputs(graph: onnx.GraphProto) -> None:
-    """A graph output that is a weight or an input gets a node of its own, so that some operator makes it."""
+    """Give an output that is a weight a node of its own, so that an operator makes it."""
     weights = {weight.name: weight for weight in graph.initializer}
     for output in graph.output:
         if output.name in weights:
@@ -202,7 +207,7 @@ def _detach_constant_outputs(graph: onnx.GraphProto) -> None:
 
 
 def _free_leading_dimension(graph: onnx.GraphProto, values: Mapping[str, Value]) -> None:
-    """Let a Reshape to a constant [1, ...] copy a leading 1 instead, so that a batch passes it."""
+    """Let a Reshape to a constant [1, ...] copy the leading dimension instead, so that it takes a batch."""
     weights = {weight.name: weight for weight in graph.initializer}
     for node in graph.node:
         if node.op_type != "Reshape" or node.domain or int_attribute(node, "allowzero", 0):
@@ -223,7 +228,7 @@ def _free_leading_dimension(graph: onnx.GraphProto, values: Mapping[str, Value])
 
 
 def _store_raw(weight: TensorProto) -> None:
-    """One way to store a weight, whichever of ONNX's the file chose."""
+    """Store a weight as raw data, whichever of ONNX's ways the file chose."""
     if not weight.HasField("raw_data") and weight.data_type != TensorProto.STRING:
         weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight), weight.name))
     weight.ClearField("data_location")
@@ -231,7 +236,7 @@ def _store_raw(weight: TensorProto) -> None:
 
 
 def rename_reads(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Let the nodes, those of nested graphs included, read values by other names, in place."""
+    """Rename the values that nodes read, those of nested graphs included, in place."""
     for node in nodes_within(graph):
         for index, name in enumerate(node.input):
             if name in names:
@@ -242,47 +247,159 @@ def rename_reads(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 
 
 def stable_order(graph: onnx.GraphProto, source_order: Mapping[str, int]) -> list[int]:
-    """Indices of the live nodes, topological, by position in the source file where there is a choice.
+    """Return the live nodes in topological order, by position in the source file where there is a choice.
 
-    Without `source_order` the graph is the source.
+    With an empty `source_order` the graph is the source.
     """
     maker = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
-    reads = [{maker[n] for n in (*node.input, *captured_names(node)) if n in maker} for node in graph.node]
-    live = live_nodes(graph)
+    readers: dict[int, set[int]] = {index: set() for index in live_nodes(graph)}
+    for index in readers:
+        node = graph.node[index]
+        for name in (*node.input, *captured_names(node)):
+            if name in maker:
+                readers[maker[name]].add(index)
 
-    def key(index: int) -> tuple[int, str, int]:
+    def key(index: int) -> tuple[int, str]:
+        if not source_order:
+            return (index, "")
         outputs = [name for name in graph.node[index].output if name]
         known = [source_order[name] for name in outputs if name in source_order]
-        if not source_order:
-            return (index, "", index)
-        return (min(known, default=len(source_order)), outputs[0] if outputs else "", index)
+        return (min(known, default=len(source_order)), outputs[0] if outputs else "")
 
-    readers: dict[int, list[int]] = {i: [] for i in live}
-    missing = {i: len(reads[i]) for i in live}
-    for i in live:
-        for made_by in reads[i]:
-            readers[made_by].append(i)
-    ready = [key(i) for i in live if missing[i] == 0]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        index = heapq.heappop(ready)[2]
-        order.append(index)
-        for reader in readers[index]:
-            missing[reader] -= 1
-            if missing[reader] == 0:
-                heapq.heappush(ready, key(reader))
-    return order
+    return topological_order(readers, key)
 
 
 def _keep_used_domains(model: onnx.ModelProto) -> None:
-    used = {node.domain.replace("ai.onnx", "", 1) if node.domain == "ai.onnx" else node.domain
-            for node in nodes_within(model.graph)} | {""}  # fmt: skip
+    used = {"" if node.domain == "ai.onnx" else node.domain for node in nodes_within(model.graph)} | {""}
     kept = sorted((o.domain, o.version) for o in model.opset_import if o.domain in used)
     del model.opset_import[:]
     model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in kept)
 
 
 def source_positions(model: onnx.ModelProto) -> dict[str, int]:
-    """Position of the node that makes each value, in file order."""
+    """Return the position of the node that makes each value, in file order."""
     return {name: i for i, node in enumerate(model.graph.node) for name in node.output if name}
+
+
+_INSERTED_CAST = "InsertedPrecisionFreeCast_"
+
+
+def optimise(model: onnx.ModelProto, inputs: Inputs, folder: Path) -> onnx.ModelProto:
+    """Apply onnxruntime's basic optimisations: fold constants, fuse BatchNorm where exact; consumes `model`.
+
+    If onnxruntime infers a contradiction from the pinned shapes, in a branch that never runs, the inputs keep
+    the shapes of the file.
+
+    Raises:
+        ModelError: onnxruntime cannot load the model, or the result has another signature.
+    """
+    before = signature(model)
+    own = {weight.name for graph in all_graphs(model) for weight in graph.initializer}
+    own |= {name for node in nodes_within(model.graph) for name in node.output}
+    source = folder / "pinned.onnx"
+    source.write_bytes(model.SerializeToString())
+    try:
+        folded = _fold(source, folder)
+    except ModelError:
+        if not _leave_open(model, inputs):
+            raise
+        source.write_bytes(model.SerializeToString())
+        folded = _fold(source, folder)
+    model.Clear()
+    if any(node.name.startswith(_INSERTED_CAST) for node in folded.graph.node):
+        folded = _with_constants_of(folded, source)
+    source.unlink()
+    clamp_ir_version(folded)
+    _rename_added_weights(folded.graph, own)
+    after = signature(folded)
+    if [name for name, _ in before] != [name for name, _ in after] or any(
+        one and other and one != other for (_, one), (_, other) in zip(before, after, strict=True)
+    ):
+        raise ModelError(
+            f"constant folding changed the signature from {_signature_text(before)}"
+            f" to {_signature_text(after)}",
+            remedy="export the model again with IR version 8 or later",
+        )
+    return folded
+
+
+def _fold(source: Path, folder: Path) -> onnx.ModelProto:
+    target = folder / "folded.onnx"
+    options = quiet_options(onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC)
+    options.optimized_model_filepath = str(target)
+    try:
+        onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        raise ModelError(
+            f"unsupported: onnxruntime cannot load the model: {one_line(error, folder)}",
+            remedy="export it with standard operators of opset 7 or later",
+        ) from error
+    folded = onnx.ModelProto()
+    try:
+        folded.ParseFromString(target.read_bytes())
+    except ProtobufDecodeError as error:  # onnxruntime does not report a short write
+        raise OSError(errno.EIO, "onnxruntime could not write the folded model") from error
+    target.unlink()
+    return folded
+
+
+def _rename_added_weights(graph: onnx.GraphProto, own: Container[str]) -> None:
+    """Rename the weights that onnxruntime added, in place.
+
+    onnxruntime would add weights of the same names when it loads the folded file, and then refuse it.
+    """
+    names = {w.name: f"folded/{w.name}" for w in graph.initializer if w.name not in own}
+    for weight in graph.initializer:
+        weight.name = names.get(weight.name, weight.name)
+    rename_reads(graph, names)
+
+
+def _leave_open(model: onnx.ModelProto, inputs: Inputs) -> bool:
+    """Give the inputs the shapes of the file; return whether that changes any."""
+    pinned = [value.SerializeToString() for value in model.graph.input]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs.claimed)
+    return pinned != [value.SerializeToString() for value in model.graph.input]
+
+
+def _with_constants_of(folded: onnx.ModelProto, source: Path) -> onnx.ModelProto:
+    """Return the source model with the constants that folding found, and with its own types.
+
+    On processors without float16 kernels onnxruntime casts every such operator to float32 and decomposes
+    those that it has no kernel for. The artifact must not depend on that.
+    """
+    model = onnx.ModelProto()
+    model.ParseFromString(source.read_bytes())
+    if model.functions:
+        model = onnx.inliner.inline_local_functions(model)
+    graph = model.graph
+    own = {weight.name for weight in graph.initializer}
+    constants = {w.name: w for w in folded.graph.initializer if w.name not in own}
+    for node in graph.node:
+        value = next((a.t for a in node.attribute if a.name == "value"), None)
+        if node.op_type == "Constant" and value is not None and node.output[0] not in constants:
+            constants[node.output[0]] = value
+    computed = [node for node in graph.node if not all(n in constants for n in node.output if n)]
+    made = {name for node in graph.node for name in node.output} - {n for c in computed for n in c.output}
+    set_nodes(graph, computed)
+    for name in sorted(made & constants.keys()):
+        graph.initializer.add().CopyFrom(constants[name])
+        graph.initializer[-1].name = name
+    return model
+
+
+def signature(model: onnx.ModelProto) -> list[tuple[str, str]]:
+    """Return names and element types of inputs, then outputs; an unknown type is empty."""
+    return [(info.name, _type_text(info.type)) for info in (*model.graph.input, *model.graph.output)]
+
+
+def _type_text(found: onnx.TypeProto) -> str:
+    kind = found.WhichOneof("value") or ""
+    if kind != "tensor_type":
+        return kind.removesuffix("_type")
+    code = found.tensor_type.elem_type
+    return TensorProto.DataType.Name(code).lower() if code in TensorProto.DataType.values() and code else ""
+
+
+def _signature_text(of: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(f"{name[:40]!r} {kind}".strip() for name, kind in of[:20])

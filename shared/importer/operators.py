@@ -1,4 +1,4 @@
-"""Which nodes form one operator, in the papers' count, and in which order operators are numbered. Pure.
+"""Group nodes into operators, as the papers count them, and number the operators. Pure.
 
 The rule, applied to the normalised graph in this order:
 
@@ -22,8 +22,10 @@ input's maker if it is the only reader. Conv + Add + Relu is one unit.
 """
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
 
 WEIGHTED = frozenset({
     "Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv",
@@ -43,7 +45,7 @@ SHAPE_ONLY = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"
 
 @dataclass(frozen=True)
 class NodeView:
-    """What grouping needs to know of one node."""
+    """A node as grouping sees it."""
 
     kind: str
     reads: tuple[str, ...]  # run-time values, captured ones of sub-graphs included, without repeats
@@ -53,7 +55,7 @@ class NodeView:
 
 @dataclass(frozen=True)
 class Group:
-    """One operator to be: its nodes, ascending, the leading one, why it is opaque or joined if it is."""
+    """The nodes of one operator, ascending, and the leading one; why it is opaque or joined, if it is."""
 
     nodes: tuple[int, ...]
     lead: int
@@ -63,7 +65,7 @@ class Group:
 
 @dataclass
 class _Links:
-    """Who makes and who reads each value, by node index."""
+    """The maker and the readers of each value, by node index."""
 
     nodes: Sequence[NodeView]
     outputs: frozenset[str]
@@ -78,7 +80,7 @@ class _Links:
                 self.readers.setdefault(value, []).append(index)
 
     def seen_outside(self, value: str, inside: set[int]) -> bool:
-        """Whether anything but `inside` needs the value."""
+        """Return whether a node outside `inside`, or a graph output, needs the value."""
         return value in self.outputs or any(r not in inside for r in self.readers.get(value, ()))
 
 
@@ -122,7 +124,7 @@ def _is_shape_only(node: NodeView) -> bool:
 
 
 def _tail(links: _Links, lead: int, owner: Sequence[int]) -> list[int]:
-    """The nodes that follow weighted node `lead` inside its operator."""
+    """Return the pointwise tail of weighted node `lead` (rule 1)."""
     region = {lead}
     frontier = [lead]
     while frontier:
@@ -136,32 +138,30 @@ def _tail(links: _Links, lead: int, owner: Sequence[int]) -> list[int]:
     exits = [v for i in region for v in links.nodes[i].makes if links.seen_outside(v, region)]
     if len(exits) <= 1:
         return sorted(region - {lead})
-    return _chain(links, lead, region)
+    return _sole_readers(links, lead, region)
 
 
-def _chain(links: _Links, lead: int, region: set[int]) -> list[int]:
-    """The part of a tail with several exits that is a plain chain of sole readers."""
-    chain: list[int] = []
+def _sole_readers(links: _Links, lead: int, region: set[int]) -> list[int]:
+    """Return the nodes behind `lead` that are each the only reader of the one before."""
+    followers: list[int] = []
     last = lead
     while True:
         made = links.nodes[last].makes
         if len(made) != 1 or made[0] in links.outputs:
-            return chain
+            return followers
         readers = links.readers.get(made[0], [])
         if len(readers) != 1 or readers[0] not in region or len(links.nodes[readers[0]].reads) != 1:
-            return chain
+            return followers
         last = readers[0]
-        chain.append(last)
+        followers.append(last)
 
 
 def _absorb_shape_only(links: _Links, owner: list[int]) -> None:
-    """Rules 2 and 3."""
+    """Apply rules 2 and 3, in place."""
     for index, node in enumerate(links.nodes):
         if owner[index] == index and _is_shape_only(node) and node.reads[0] in links.maker:
             owner[index] = owner[links.maker[node.reads[0]]]
-    members: dict[int, list[int]] = {}
-    for index, group in enumerate(owner):
-        members.setdefault(group, []).append(index)
+    members = _members(owner)
     for index, node in enumerate(links.nodes):
         absorbable = _is_shape_only(node) or not node.reads
         if owner[index] != index or node.opaque or not absorbable:
@@ -176,7 +176,7 @@ def _absorb_shape_only(links: _Links, owner: list[int]) -> None:
 
 
 def _merge_around(links: _Links, owner: list[int], values: Iterable[str]) -> None:
-    """Rule 5: one operator around each value that cannot cross a border."""
+    """Rule 5: merge the groups around each value that cannot cross a border, in place."""
     into: dict[int, int] = {}  # a group that was merged, and the one it went into
 
     def root(group: int) -> int:
@@ -191,6 +191,14 @@ def _merge_around(links: _Links, owner: list[int], values: Iterable[str]) -> Non
                 low, high = sorted((merged, target))
                 into[high] = target = low
     owner[:] = [root(group) for group in owner]
+
+
+def _members(owner: Sequence[int]) -> dict[int, list[int]]:
+    """Return the nodes of each group, ascending."""
+    members: dict[int, list[int]] = {}
+    for index, group in enumerate(owner):
+        members.setdefault(group, []).append(index)
+    return members
 
 
 def _group_successors(links: _Links, owner: Sequence[int]) -> dict[int, set[int]]:
@@ -239,27 +247,31 @@ def _contract_cycles(links: _Links, owner: Sequence[int]) -> list[int]:
 def _ordered(
     links: _Links, owner: Sequence[int], reasons: Mapping[int, str], joints: Mapping[int, str]
 ) -> list[Group]:
-    """Groups in topological order, by first node where there is a choice."""
-    members: dict[int, list[int]] = {}
-    for index, group in enumerate(owner):
-        members.setdefault(group, []).append(index)
-    after = _group_successors(links, owner)
-    missing = dict.fromkeys(members, 0)
-    for successors in after.values():
-        for successor in successors:
-            missing[successor] += 1
-    key = {g: (nodes[0], g) for g, nodes in members.items()}
-    ready = [key[g] for g, count in missing.items() if count == 0]
+    """Return the groups in topological order, by first node where there is a choice."""
+    members = _members(owner)
+    order = topological_order(_group_successors(links, owner), lambda group: members[group][0])
+    return [_group(links.nodes, members[group], reasons, joints) for group in order]
+
+
+def topological_order(after: Mapping[int, Collection[int]], key: Callable[[int], Any]) -> list[int]:
+    """Order the keys of `after` before their successors; of the ready ones the smallest `key` is first.
+
+    Nodes of a cycle are left out.
+    """
+    missing = dict.fromkeys(after, 0)
+    for successor in chain.from_iterable(after.values()):
+        missing[successor] += 1
+    ready = [(key(node), node) for node, count in missing.items() if not count]
     heapq.heapify(ready)
-    groups = []
+    order = []
     while ready:
-        _, group = heapq.heappop(ready)
-        groups.append(_group(links.nodes, members[group], reasons, joints))
-        for successor in after[group]:
+        node = heapq.heappop(ready)[1]
+        order.append(node)
+        for successor in after[node]:
             missing[successor] -= 1
-            if missing[successor] == 0:
-                heapq.heappush(ready, key[successor])
-    return groups
+            if not missing[successor]:
+                heapq.heappush(ready, (key(successor), successor))
+    return order
 
 
 def _group(
@@ -277,7 +289,7 @@ def _group(
 
 @dataclass(frozen=True)
 class UnitView:
-    """What fusing needs to know of one operator."""
+    """An operator as fusing sees it."""
 
     kind: str
     before: tuple[int, ...]  # operators whose output it reads
@@ -287,7 +299,7 @@ class UnitView:
 
 
 def fused_units(operators: Sequence[UnitView]) -> list[int]:
-    """Per operator the number of its fused unit, numbered by first appearance."""
+    """Return the number of each operator's fused unit, in order of first appearance."""
     unit = list(range(len(operators)))
     depth: list[int] = []
     for index, operator in enumerate(operators):
@@ -312,7 +324,7 @@ def fused_units(operators: Sequence[UnitView]) -> list[int]:
 
 
 def critical_path(operators: Sequence[UnitView], units: Sequence[int]) -> int:
-    """Units on the longest dependent chain."""
+    """Return the number of units on the longest dependent chain."""
     before: dict[int, set[int]] = {u: set() for u in units}
     for operator, own in zip(operators, units, strict=True):
         before[own] |= {units[p] for p in operator.before if units[p] != own}

@@ -1,26 +1,26 @@
-"""The whole way from an ONNX file to an artifact, in this process; the child process runs it under limits."""
+"""From an ONNX file to an artifact, in this process; the child process calls this under limits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import onnx
 
 from stageloom.shared.artifact import write_artifact
 from stageloom.shared.errors import ModelError
+from stageloom.shared.ids import Digest
 from stageloom.shared.importer import normalise
-from stageloom.shared.importer.borders import METADATA_KEY, Borders, parse_borders
-from stageloom.shared.importer.build import Built, build_graph
-from stageloom.shared.importer.draws import Draws
-from stageloom.shared.importer.folding import optimise
+from stageloom.shared.importer.build import Built, build_graph, unit_views
+from stageloom.shared.importer.cuts import METADATA_KEY, Borders, crossing_bytes, parse_borders
 from stageloom.shared.importer.inputs import declared_inputs
-from stageloom.shared.importer.limits import ImportLimits
-from stageloom.shared.importer.process import ARTIFACT_NAME, Progress
-from stageloom.shared.importer.report import ImportReport
-from stageloom.shared.importer.shapes import settle_values
+from stageloom.shared.importer.normalise import optimise
+from stageloom.shared.importer.operators import critical_path
+from stageloom.shared.importer.process import ARTIFACT_NAME, ImportLimits, Progress
+from stageloom.shared.importer.report import ImportReport, PartitionReport, WholeReport
+from stageloom.shared.importer.session import Draws
+from stageloom.shared.importer.smoke_run import settle_values, smoke_run
 from stageloom.shared.importer.source import read_model
-from stageloom.shared.importer.summary import report_of
-from stageloom.shared.importer.trial import try_model
 from stageloom.shared.importer.values import Value, claimed_values, infer_values, weight_value, with_claims
 
 
@@ -31,7 +31,7 @@ def import_here(
     limits: ImportLimits,
     progress: Progress,
 ) -> ImportReport:
-    """Leave the artifact in `scratch` under `ARTIFACT_NAME` and report on it.
+    """Write the artifact to `scratch` as `ARTIFACT_NAME` and return the report.
 
     Raises:
         ModelError, UnpinnedShape: as `stageloom.shared.importer.api.import_model`, which should be called
@@ -62,7 +62,7 @@ def import_here(
 
 @dataclass(frozen=True)
 class Normalised:
-    """A model in its one form, the graph that it makes, and what went into it."""
+    """A normalised model, its graph, and the inputs of both."""
 
     model: onnx.ModelProto
     built: Built
@@ -73,7 +73,7 @@ class Normalised:
 
 
 def inputs_here(path: Path, limits: ImportLimits) -> str:
-    """The model's inputs, for `stageloom.shared.importer.inputs.list_inputs`, which should be called instead.
+    """The model's inputs, for `stageloom.shared.importer.api.list_inputs`, which should be called instead.
 
     Raises:
         ModelError: the file cannot be read.
@@ -88,7 +88,7 @@ def normalise_and_build(
     limits: ImportLimits,
     progress: Progress,
 ) -> Normalised:
-    """The normalised model and its graph; consumes `model`.
+    """Normalise `model`, which is consumed, and build its graph.
 
     Raises:
         ModelError, UnpinnedShape: as `import_here`.
@@ -115,19 +115,79 @@ def normalise_and_build(
 
 
 def _try(normalised: Normalised, file: Path, scratch: Path) -> tuple[Built, str]:
-    """Run the model until the graph says what the runs show; leaves it in `file`. Consumes it.
+    """Correct the graph until it agrees with the runs; write the model, which is consumed, to `file`.
 
-    Every round corrects a value from inferred to seen, or from seen to unknown, so the rounds end.
+    Each round corrects a value from inferred to seen, or from seen to unknown, so the rounds end. Returns
+    also why the model takes no batch; empty if it does.
     """
     model, built, settled = normalised.model, normalised.built, dict(normalised.settled)
     while True:
         file.write_bytes(model.SerializeToString(deterministic=True))
-        trial = try_model(model, built.graph, normalised.draws, file)
-        if not trial.corrections:
-            batchable = replace(built.graph, batchable=not trial.batch_problem)
-            return replace(built, graph=batchable), trial.batch_problem
-        settled.update(trial.corrections)
+        corrections, batch_problem = smoke_run(model, built.graph, normalised.draws, file)
+        if not corrections:
+            return replace(built, graph=replace(built.graph, batchable=not batch_problem)), batch_problem
+        settled.update(corrections)
         model.ParseFromString(file.read_bytes())
         values = settle_values(model, settled, normalised.claims, normalised.draws, scratch)
         normalise.pin_outputs(model.graph, values)
         built = build_graph(model, values, normalised.borders)
+
+
+def report_of(
+    built: Built,
+    *,
+    digest: Digest,
+    size: int,
+    parameters: int,
+    weight_bytes: int,
+    opset: int,
+    batch_reason: str,
+) -> ImportReport:
+    """Report on a built graph and its artifact."""
+    graph = built.graph
+    live = crossing_bytes(graph)
+    peak = max(
+        live[op] + sum(graph.tensors[t].nbytes for t in operator.outputs)
+        for op, operator in enumerate(graph.operators)
+    )
+    units = [operator.fused_unit for operator in graph.operators]
+
+    def whole(op: int, why: str) -> WholeReport:
+        operator = graph.operators[op]
+        return WholeReport(op, operator.name, operator.kind, len(operator.nodes), why)
+
+    return ImportReport(
+        digest=digest,
+        name=graph.name,
+        operators=len(graph.operators),
+        paper_operators=len(graph.operators) - built.classifier.bit_count(),
+        fused_units=graph.fused_units,
+        critical_path=critical_path(unit_views(graph), units),
+        gflop=sum(operator.flop for operator in graph.operators) / 1e9,
+        parameters=parameters,
+        memory_bytes=weight_bytes + peak,
+        weight_bytes=weight_bytes,
+        activation_bytes=peak,
+        base_cuts=graph.base_cuts,
+        cut_bytes=tuple(live[cut] for cut in graph.base_cuts),
+        partitions=tuple(_partition(name, cuts, built) for name, cuts in graph.partitions),
+        opaque=tuple(
+            whole(op, operator.opaque) for op, operator in enumerate(graph.operators) if operator.opaque
+        ),
+        joined=tuple(whole(op, why) for op, why in built.joined.items()),
+        inputs=tuple(graph.tensors[t] for t in graph.inputs),
+        outputs=tuple(graph.tensors[t] for t in graph.outputs),
+        batchable=graph.batchable,
+        batch_reason=batch_reason,
+        size=size,
+        opset=opset,
+    )
+
+
+def _partition(name: str, cuts: tuple[int, ...], built: Built) -> PartitionReport:
+    edges = (0, *cuts, len(built.graph.operators))
+    counts = tuple(
+        sum(1 for op in range(first, last) if not built.classifier >> op & 1)
+        for first, last in pairwise(edges)
+    )
+    return PartitionReport(name, cuts, sum(1 for count in counts if count), counts)

@@ -1,21 +1,21 @@
-"""Running the importing child process and turning whatever becomes of it into a report or a `ModelError`."""
+"""Run the importing child process under limits and turn its outcome into a report or a `ModelError`."""
 
 import json
 import os
 import selectors
 import signal
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from stageloom import shared
 from stageloom.shared.errors import ExecutorError, ModelError, OpenInput, UnpinnedShape
-from stageloom.shared.importer.limits import ImportLimits
 
 _MAX_PROGRESS_CHARS = 1 << 16
 RESULT_NAME = "result.json"
@@ -26,10 +26,49 @@ _OUT_OF_MEMORY = (
     "memoryerror", "bad_alloc", "bad allocation", "failed to allocate", "out of memory",
     "cannot allocate memory", "failed to map segment", "can't start new thread", "libgcc_s.so.1",
 )  # fmt: skip
-"""How libraries say that they met the limit."""
+"""Parts of the messages by which libraries report that the memory limit was met."""
 _TRUST = "if you trust the file"
+GIB = 1 << 30
 
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ImportLimits:
+    """Limits of one import of an untrusted file; each refusal names the field to raise."""
+
+    file_bytes: int = 2 * GIB - 1  # the model file with its external data; a protobuf cannot be larger
+    memory_bytes: int = 4 * GIB  # address space of the importing child process
+    tensor_bytes: int = GIB  # one run-time value of batch 1, or one folded constant
+    constant_bytes: int = 2 * GIB - (1 << 24)  # all weights once constants are folded
+    nodes: int = 100_000  # nodes of the normalised graph
+    wall_s: float = 300.0
+    cpu_s: int = 600
+
+
+def require_model_file(path: Path, limits: ImportLimits) -> None:
+    """Check the file before a child process is started; no library is needed.
+
+    Raises:
+        ModelError: it is not a readable regular file, it is empty, or it is too large.
+    """
+    try:
+        status = path.stat()
+        readable = os.access(path, os.R_OK)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"cannot read {path}: {getattr(error, 'strerror', None) or error}",
+            remedy="give the path of an ONNX file",
+        ) from error
+    if not stat.S_ISREG(status.st_mode) or not readable:
+        raise ModelError(f"{path} is not a readable file", remedy="give the path of an ONNX file")
+    if status.st_size == 0:
+        raise ModelError(f"{path.name} is empty", remedy="export or copy the model again")
+    if status.st_size > limits.file_bytes:
+        raise ModelError(
+            f"{path.name} has {status.st_size} bytes, the limit is {limits.file_bytes}",
+            remedy="raise the limit file_bytes if you trust the file; a protobuf ends at 2 GiB",
+        )
 
 
 def run_child(
@@ -41,9 +80,9 @@ def run_child(
     *,
     inputs_only: bool = False,
 ) -> dict[str, Any]:
-    """Import `path` in a child process whose files go to `scratch`; returns the report as JSON.
+    """Import `path` in a child process that writes to `scratch`; return the report as JSON.
 
-    With `inputs_only` the file is read and nothing more, and the report says what its inputs are.
+    With `inputs_only` the child reads the file and reports its inputs, nothing more.
 
     Raises:
         ModelError: the child refused the model, crashed, or exceeded a limit.
@@ -88,7 +127,7 @@ def run_child(
 
 
 def _environment() -> dict[str, str]:
-    """One thread per library: every thread's stack and arena counts against the address space."""
+    """Return variables that limit each library to one thread: stacks and arenas count as address space."""
     root = str(Path(shared.__file__).absolute().parents[2])
     search = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     threads = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
@@ -96,7 +135,7 @@ def _environment() -> dict[str, str]:
 
 
 def _relay(child: subprocess.Popen[bytes], deadline: float, progress: Progress) -> bool:
-    """Pass progress lines on until the child ends; False if the deadline came first."""
+    """Forward progress lines until the child ends; return False if the deadline comes first."""
     assert child.stdout is not None
     passed = 0
     with selectors.DefaultSelector() as selector, child.stdout as stdout:
@@ -123,7 +162,7 @@ def _relay(child: subprocess.Popen[bytes], deadline: float, progress: Progress) 
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    """End whatever is left of the child and its descendants."""
+    """Kill the child and its descendants."""
     if child.stdin is not None:
         child.stdin.close()
     try:
@@ -156,7 +195,7 @@ def _outcome(code: int, scratch: Path, path: Path, limits: ImportLimits) -> dict
 
 
 def speaks_of_memory(text: str) -> bool:
-    """Whether a library's message says that it met the memory limit."""
+    """Return whether a library's message reports that the memory limit was met."""
     return any(sign in text.lower() for sign in _OUT_OF_MEMORY)
 
 

@@ -1,18 +1,17 @@
-"""What an import found, as one value that prints as JSON."""
+"""The report of an import: a value that prints as JSON, and rows for a table."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
+
+from stageloom.shared.errors import DecodeError
+from stageloom.shared.graph import Tensor
 from stageloom.shared.ids import Digest
+from stageloom.shared.text import counted
 
-
-@dataclass(frozen=True)
-class TensorReport:
-    """An input or output of the model."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
+_MIB = 1 << 20
+_SHOWN_CUTS = 12
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class WholeReport:
 
 @dataclass(frozen=True)
 class ImportReport:
-    """Everything that a person or the planner wants to know of an imported model."""
+    """Size, structure and cost of an imported model. Bytes and counts are for batch 1."""
 
     digest: Digest
     name: str
@@ -56,29 +55,68 @@ class ImportReport:
     partitions: tuple[PartitionReport, ...]
     opaque: tuple[WholeReport, ...]  # control flow, custom operators, sequences, strings
     joined: tuple[WholeReport, ...]  # ordinary operators that hold values of sizes known only while running
-    inputs: tuple[TensorReport, ...]
-    outputs: tuple[TensorReport, ...]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
     batchable: bool
     batch_reason: str  # why not, empty if batchable
     size: int  # bytes of the artifact
     opset: int
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists, strings and numbers."""
+        """Return plain lists, strings and numbers."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "ImportReport":
-        """The inverse of `to_json`."""
-        fields = dict(value)
-        fields["base_cuts"] = tuple(fields["base_cuts"])
-        fields["cut_bytes"] = tuple(fields["cut_bytes"])
-        fields["partitions"] = tuple(
-            PartitionReport(p["name"], tuple(p["cuts"]), p["blocks"], tuple(p["operators"]))
-            for p in fields["partitions"]
+        """Read what `to_json` returned.
+
+        Raises:
+            DecodeError: a field is missing or has another type.
+        """
+        try:
+            return msgspec.convert(value, cls)
+        except msgspec.ValidationError as error:
+            raise DecodeError(f"the report of an import is unreadable: {error}") from error
+
+
+def report_rows(report: ImportReport) -> list[tuple[str, str]]:
+    """Return pairs of label and text, for a table or plain lines."""
+    rows = [
+        ("name", report.name),
+        ("artifact", report.digest),
+        ("size", f"{report.size / _MIB:.1f} MiB"),
+        ("operators", f"{report.operators} ({report.paper_operators} without the classifier)"),
+        ("fused units", f"{report.fused_units}, critical path {report.critical_path}"),
+        ("work", f"{report.gflop:.2f} GFLOP, {report.parameters / 1e6:.2f} M parameters"),
+        (
+            "memory",
+            f"{report.memory_bytes / _MIB:.1f} MiB: weights {report.weight_bytes / _MIB:.1f},"
+            f" activations {report.activation_bytes / _MIB:.1f}",
+        ),
+        ("batch", "any" if report.batchable else f"1 only: {report.batch_reason}"),
+    ]
+    rows += [("input", _tensor(tensor)) for tensor in report.inputs]
+    rows += [("output", _tensor(tensor)) for tensor in report.outputs]
+    shown = ", ".join(
+        f"{cut} ({size / 1024:.0f} KiB)"
+        for cut, size in list(zip(report.base_cuts, report.cut_bytes, strict=True))[:_SHOWN_CUTS]
+    )
+    more = f" and {len(report.base_cuts) - _SHOWN_CUTS} more" if len(report.base_cuts) > _SHOWN_CUTS else ""
+    rows.append(("base cuts", f"{shown}{more}" if shown else "none"))
+    rows += [
+        (
+            f"partition {p.name}",
+            f"{counted(p.blocks, 'block')} of {', '.join(map(str, p.operators))} operators",
         )
-        for key in ("opaque", "joined"):
-            fields[key] = tuple(WholeReport(**o) for o in fields[key])
-        for key in ("inputs", "outputs"):
-            fields[key] = tuple(TensorReport(t["name"], t["dtype"], tuple(t["shape"])) for t in fields[key])
-        return cls(**fields)
+        for p in report.partitions
+    ]
+    rows += [
+        (label, f"operator {o.operator} ({o.kind} {o.name!r}, {counted(o.nodes, 'node')}): {o.why}")
+        for label, wholes in (("opaque", report.opaque), ("joined", report.joined))
+        for o in wholes
+    ]
+    return rows
+
+
+def _tensor(tensor: Tensor) -> str:
+    return f"{tensor.name} {tensor.dtype} {'x'.join(map(str, tensor.shape)) or 'scalar'}"

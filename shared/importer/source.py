@@ -1,8 +1,8 @@
-"""Reading a model file and its external data by our own rules, before any library follows a path in it.
+"""Read a model file and its external data, before any library follows a path in it.
 
 onnxruntime follows links and hard links in external data. Here a location must be a relative path of plain
-names; every component is opened without following links, the file must be regular with exactly one name, and
-the range must lie inside it. The bytes are embedded, so that what was checked is what is used.
+names. Every component is opened without following links, the file must be regular with exactly one name, and
+the range must lie inside it. The bytes are embedded, so the bytes that were checked are those that are used.
 """
 
 import errno
@@ -16,9 +16,8 @@ from google.protobuf.message import DecodeError as ProtobufDecodeError  # type: 
 from onnx import AttributeProto, TensorProto
 
 from stageloom.shared.errors import ModelError
-from stageloom.shared.importer.limits import ImportLimits
-from stageloom.shared.importer.model_file import require_model_file
 from stageloom.shared.importer.nodes import nodes_within
+from stageloom.shared.importer.process import ImportLimits, require_model_file
 
 _KEEP_DATA_IN_FOLDER = "keep external data in plain files beside the model, or embed it"
 
@@ -44,7 +43,7 @@ def read_model(path: Path, limits: ImportLimits) -> onnx.ModelProto:
 
 
 def tensors_of(model: onnx.ModelProto) -> Iterator[TensorProto]:
-    """Every tensor that the model stores: weights, attributes, sparse parts, in sub-graphs and functions."""
+    """Yield every stored tensor: weights, attributes and sparse parts, also in sub-graphs and functions."""
     graphs = [model.graph]
     nodes = [*nodes_within(model.graph)]
     for function in model.functions:
@@ -84,7 +83,7 @@ def _embed_external_data(model: onnx.ModelProto, folder: Path, used: int, limits
 
 
 def _read_range(folder: Path, entries: dict[str, str], name: str, budget: int) -> bytes:
-    """The bytes that a tensor's external data names."""
+    """Read the bytes that a tensor's external data names."""
     location = entries.get("location", "")
     try:
         offset = int(entries.get("offset", "0") or "0")
@@ -113,7 +112,7 @@ def _read_range(folder: Path, entries: dict[str, str], name: str, budget: int) -
 
 
 def _open_beside(folder: Path, location: str, name: str) -> int:
-    """A descriptor of `location` inside `folder`, reached without following any link."""
+    """Open `location` inside `folder` without following any link."""
     parts = PurePosixPath(location).parts
     if not location or "\0" in location or "\\" in location:
         raise _refused(name, location, "it is not a plain relative path")

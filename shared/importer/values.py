@@ -1,7 +1,7 @@
-"""Types and shapes of every value of a model, and what they will take, before anything runs.
+"""Types, shapes and bytes of every value of a model, before anything runs.
 
-Shape inference works on a skeleton: weights beyond a few kilobytes become typed inputs, so that neither a
-500 MB model is copied nor a hostile one executed.
+Shape inference works on a skeleton: weights beyond a few kilobytes become typed inputs, so that a 500 MB
+model is not copied and a hostile one is not executed.
 """
 
 import logging
@@ -15,8 +15,8 @@ from onnx import TensorProto
 
 from stageloom.shared.errors import ModelError
 from stageloom.shared.graph import ITEM_BYTES
-from stageloom.shared.importer.limits import ImportLimits
 from stageloom.shared.importer.nodes import captured_names
+from stageloom.shared.importer.process import ImportLimits
 
 _log = logging.getLogger(__name__)
 _SMALL_WEIGHT_BYTES = 1 << 12  # shapes, axes, scales: what shape inference wants to know by value
@@ -56,7 +56,7 @@ VARIES = Value(unfit="its shape differs from run to run")
 
 
 def value_of(type_proto: Any) -> Value:
-    """The value that an ONNX type describes."""
+    """Return the value that an ONNX type describes."""
     kind = type_proto.WhichOneof("value")
     if kind is None:
         return UNKNOWN
@@ -80,23 +80,23 @@ def value_of(type_proto: Any) -> Value:
 
 
 def _odd_tensor(code: int) -> Value:
-    """A tensor of an element type that slots do not hold."""
+    """Return the value of a tensor whose element type slots do not hold."""
     known = code in TensorProto.DataType.values()
     name = TensorProto.DataType.Name(code).lower() if known else f"type {code}"
     return Value(unfit=f"{name} tensors cannot be cut")
 
 
 def weight_value(tensor: TensorProto) -> Value:
-    """The value of an initializer."""
+    """Return the value of an initializer."""
     if tensor.data_type not in DTYPES:
         return _odd_tensor(tensor.data_type)
     return Value(DTYPES[tensor.data_type], tuple(int(d) for d in tensor.dims))
 
 
 def skeleton(model: onnx.ModelProto, settled: Mapping[str, Value]) -> onnx.ModelProto:
-    """The model with its large weights as typed inputs, and without shapes that the file claims.
+    """Copy the model with its large weights as typed inputs and without the shapes that the file claims.
 
-    Values of `settled` become typed inputs as well, and whatever makes them makes another value.
+    Values of `settled` become typed inputs as well; their nodes make values of other names.
     """
     bare = onnx.ModelProto()
     bare.ir_version = model.ir_version
@@ -129,11 +129,10 @@ def skeleton(model: onnx.ModelProto, settled: Mapping[str, Value]) -> onnx.Model
 
 
 def infer_values(model: onnx.ModelProto, settled: Mapping[str, Value] | None = None) -> dict[str, Value]:
-    """Every named value of the main graph: inputs, weights, node outputs. Names that stay unknown are absent.
+    """Infer every named value of the main graph: inputs, weights, node outputs. Unknown names are absent.
 
-    `settled` are values that are known otherwise; they are returned as they are. Where the operators
-    contradict each other's types or shapes only weights, inputs and settled values are known: what
-    onnxruntime makes of such a model is its to say.
+    `settled` values are known otherwise and returned as they are. Where the operators contradict each other's
+    types or shapes, only weights, inputs and settled values are known; onnxruntime decides on such a model.
     """
     settled = settled or {}
     bare = skeleton(model, settled)
@@ -153,19 +152,19 @@ def infer_values(model: onnx.ModelProto, settled: Mapping[str, Value] | None = N
 
 
 def claimed_values(model: onnx.ModelProto) -> dict[str, Value]:
-    """What the file says of its values, where it says it in full; a claim until a run confirms it."""
+    """Return the full types and shapes that the file claims for its values; a run may refute them."""
     claims = {v.name: value_of(v.type) for v in (*model.graph.value_info, *model.graph.output)}
     return {name: value for name, value in claims.items() if not value.unfit}
 
 
 def with_claims(values: Mapping[str, Value], claims: Mapping[str, Value]) -> dict[str, Value]:
-    """`values`, completed from the file's claims where inference knows nothing."""
+    """Complete `values` by the file's claims where inference knows nothing."""
     unknown = {name: c for name, c in claims.items() if values.get(name, UNKNOWN) == UNKNOWN}
     return {**values, **unknown}
 
 
 def require_affordable(values: Mapping[str, Value], constants: Iterable[str], limits: ImportLimits) -> None:
-    """Refuse a model whose values would not fit, before anything allocates them.
+    """Refuse a model whose values would not fit, before they are allocated.
 
     `constants` names the values that do not depend on an input: onnxruntime computes them at load.
 
@@ -189,7 +188,7 @@ def require_affordable(values: Mapping[str, Value], constants: Iterable[str], li
 
 
 def constant_names(model: onnx.ModelProto) -> list[str]:
-    """Weights and values that no graph input reaches, whether or not onnxruntime folds them."""
+    """Return weights and values that no graph input reaches, whether or not onnxruntime folds them."""
     constant = {weight.name for weight in model.graph.initializer}
     for node in model.graph.node:
         if all(name in constant for name in (*filter(None, node.input), *captured_names(node))):

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from stageloom.edge_agent.config import SETTINGS_NAME
 from stageloom.planner.store.store import Store
 from stageloom.planner.store.used_database import DATABASE_FILE
-from stageloom.shared.importer.limits import ImportLimits
+from stageloom.shared.importer.process import ImportLimits
 from tests.importer.models import (
     allocating_2_gib,
     chained_functions,

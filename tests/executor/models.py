@@ -9,9 +9,8 @@ import onnxruntime
 from benchmarks import zoo
 from stageloom.shared.artifact import Artifact, open_artifact
 from stageloom.shared.graph import Graph
-from stageloom.shared.importer.limits import ImportLimits
 from stageloom.shared.importer.pipeline import import_here
-from stageloom.shared.importer.process import ARTIFACT_NAME
+from stageloom.shared.importer.process import ARTIFACT_NAME, ImportLimits
 from tests.scratch import scratch
 
 SIDE = 75  # pixels; the least that Inception V3 takes

@@ -32,7 +32,7 @@ from benchmarks.contract.subjects import (
 from stageloom.edge_agent.executor.base import Executor
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.executor.registry import EXECUTORS, make_executor
-from stageloom.edge_agent.verify.compare import MAX_DIFFERENCE, MIN_SENSITIVITY
+from stageloom.edge_agent.verify.standards import MAX_DIFFERENCE, MIN_SENSITIVITY
 from stageloom.shared.bitmask import bits
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.errors import ExecutorError

@@ -18,9 +18,8 @@ from stageloom.shared.artifact import Artifact, open_artifact, write_artifact
 from stageloom.shared.engine.steps import InstanceId, PlanKey
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import OpId
-from stageloom.shared.importer.limits import ImportLimits
 from stageloom.shared.importer.pipeline import import_here
-from stageloom.shared.importer.process import ARTIFACT_NAME
+from stageloom.shared.importer.process import ARTIFACT_NAME, ImportLimits
 from stageloom.shared.merge import may_merge, merged, padding
 from stageloom.shared.plan import Member
 from stageloom.shared.schedule import Stage, StageSchedule

@@ -11,10 +11,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import OpId
-from stageloom.shared.importer.borders import METADATA_KEY
 from stageloom.shared.importer.build import Built
-from stageloom.shared.importer.limits import ImportLimits
+from stageloom.shared.importer.cuts import METADATA_KEY
 from stageloom.shared.importer.pipeline import normalise_and_build
+from stageloom.shared.importer.process import ImportLimits
 from stageloom.shared.importer.subgraph import ModelSource
 
 FLOAT = TensorProto.FLOAT

@@ -13,9 +13,8 @@ from stageloom.edge_agent.verify.check import verify_artifact
 from stageloom.edge_agent.verify.inputs import ValueRange
 from stageloom.shared.artifact import Artifact, open_artifact
 from stageloom.shared.graph import Graph, graph_problem
-from stageloom.shared.importer.limits import ImportLimits
 from stageloom.shared.importer.pipeline import import_here
-from stageloom.shared.importer.process import ARTIFACT_NAME
+from stageloom.shared.importer.process import ARTIFACT_NAME, ImportLimits
 from stageloom.shared.importer.report import ImportReport
 from stageloom.shared.importer.subgraph import ModelSource
 from tests.importer.classes import CLASSES, Sample

@@ -9,7 +9,7 @@ import pytest
 from onnx import helper
 
 from stageloom.shared.convolution import Convolution
-from stageloom.shared.importer.convolutions import convolution_of
+from stageloom.shared.importer.attributes import convolution_of
 from stageloom.shared.importer.values import infer_values
 from tests.importer.models import info, model_of
 

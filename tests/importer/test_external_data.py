@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 
 from stageloom.shared.errors import ModelError
 from stageloom.shared.importer.api import import_model
-from stageloom.shared.importer.limits import ImportLimits
+from stageloom.shared.importer.process import ImportLimits
 from stageloom.shared.importer.source import read_model
 from tests.importer.models import info, model_of, write_external
 

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from stageloom.shared.errors import ModelError, OpenInput, StorageError, UnpinnedShape
 from stageloom.shared.importer.api import import_model
-from stageloom.shared.importer.limits import ImportLimits
+from stageloom.shared.importer.process import ImportLimits
 from tests.importer.models import allocating_2_gib, built_here, chained_functions, info, model_of
 
 Shapes = Mapping[str, Sequence[int]]

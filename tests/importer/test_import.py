@@ -14,9 +14,8 @@ from benchmarks import zoo
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.errors import ModelError
 from stageloom.shared.graph import graph_problem
-from stageloom.shared.importer.api import artifact_path, import_model
-from stageloom.shared.importer.inspect import inspect_model, report_rows
-from stageloom.shared.importer.report import ImportReport
+from stageloom.shared.importer.api import artifact_path, import_model, inspect_model
+from stageloom.shared.importer.report import ImportReport, report_rows
 from stageloom.shared.importer.subgraph import ModelSource
 from tests.importer.conftest import LIGHT, Imported
 from tests.importer.models import built_here, feeds_for, info, model_of, run, varying_loop
@@ -300,7 +299,7 @@ def test_an_output_that_nothing_computes_still_imports(tmp_path: Path, what: str
 
 def test_importing_the_api_loads_neither_onnx_nor_onnxruntime() -> None:
     code = (
-        "import sys, stageloom.shared.importer.api, stageloom.shared.importer.inspect;"
+        "import sys, stageloom.shared.importer.api, stageloom.shared.importer.api;"
         "print([m for m in ('onnx', 'onnxruntime', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

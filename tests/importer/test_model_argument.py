@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from stageloom.shared.errors import InputError, ModelError, OpenInput, UnpinnedShape
-from stageloom.shared.importer.inputs import list_inputs
+from stageloom.shared.importer.api import list_inputs
 from stageloom.shared.importer.model_argument import (
     ModelArgument,
     format_model,

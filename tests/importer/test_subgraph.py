@@ -13,8 +13,8 @@ from onnx import helper
 from stageloom.shared.errors import ModelError
 from stageloom.shared.graph import Graph, graph_problem
 from stageloom.shared.ids import OpId
+from stageloom.shared.importer.smoke_run import relative_difference
 from stageloom.shared.importer.subgraph import ModelSource, extract
-from stageloom.shared.importer.trial import relative_difference
 from tests.importer.conftest import Imported
 from tests.importer.models import built_here, feeds_for, info, model_of, run, run_in_parts
 

@@ -14,8 +14,8 @@ from benchmarks import zoo
 from benchmarks.zoo.__main__ import main
 from benchmarks.zoo.randwire import watts_strogatz
 from stageloom.shared.graph import Graph
-from stageloom.shared.importer.borders import METADATA_KEY, parse_borders
 from stageloom.shared.importer.build import Built, build_graph, unit_views
+from stageloom.shared.importer.cuts import METADATA_KEY, parse_borders
 from stageloom.shared.importer.operators import critical_path
 from stageloom.shared.importer.values import infer_values
 from stageloom.shared.search.endings import Endings, GroupRule

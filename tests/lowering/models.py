@@ -13,9 +13,8 @@ from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.edge_agent.lowering.model import LoweredModel, ModelLowering
 from stageloom.shared.artifact import Artifact, open_artifact
 from stageloom.shared.ids import TensorId
-from stageloom.shared.importer.limits import ImportLimits
 from stageloom.shared.importer.pipeline import import_here
-from stageloom.shared.importer.process import ARTIFACT_NAME
+from stageloom.shared.importer.process import ARTIFACT_NAME, ImportLimits
 from tests.scratch import scratch
 
 CPU = torch.device("cpu")

@@ -13,9 +13,8 @@ from onnx import helper, numpy_helper
 from onnx.backend.test.case import node as cases
 
 from benchmarks.onnx_conformance import Verdict, figures, node_tests, run_test
-from stageloom.edge_agent.lowering.errors import NeedsConstant, Unsupported
-from stageloom.edge_agent.lowering.node import Node
-from stageloom.edge_agent.lowering.registry import Lowered, operator, operators
+from stageloom.edge_agent.lowering.dtypes import NeedsConstant, Unsupported
+from stageloom.edge_agent.lowering.node import Lowered, Node, operator, operators
 from stageloom.edge_agent.lowering.whole import lower_whole
 
 MODULES = (
@@ -170,12 +169,11 @@ def test_a_shape_from_a_value_that_is_computed_is_named() -> None:
         helper.make_node("Reshape", ["x", "n"], ["y"]),
     ]
     from stageloom.edge_agent.lowering.dtypes import Precision
-    from stageloom.edge_agent.lowering.node import Spec
-    from stageloom.edge_agent.lowering.trace import Trace
-    from stageloom.edge_agent.lowering.weights import WeightStore
+    from stageloom.edge_agent.lowering.node import Spec, WeightStore
+    from stageloom.edge_agent.lowering.trace import NodeTracer
 
     store = WeightStore(torch.device("cpu"), Precision.FP32)
-    trace = Trace(store, {}, opset=17, batch=1, channels_last=False)
+    trace = NodeTracer(store, {}, opset=17, batch=1, channels_last=False)
     trace.add_input("x", Spec((4,), torch.float32))
     assert trace.visit(nodes[0]) is not None
     with pytest.raises(NeedsConstant, match="'n' decides a shape"):

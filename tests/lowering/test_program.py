@@ -9,10 +9,9 @@ from onnx import helper
 from torch import Tensor
 
 from stageloom.edge_agent.lowering.dtypes import Precision
-from stageloom.edge_agent.lowering.node import Spec
-from stageloom.edge_agent.lowering.program import Program
-from stageloom.edge_agent.lowering.trace import Trace
-from stageloom.edge_agent.lowering.weights import WeightStore
+from stageloom.edge_agent.lowering.node import Spec, WeightStore
+from stageloom.edge_agent.lowering.program import KernelProgram
+from stageloom.edge_agent.lowering.trace import NodeTracer
 
 X = torch.linspace(-2.0, 2.0, 6).reshape(2, 3)
 
@@ -21,13 +20,13 @@ def node(kind: str, source: str, made: str, *others: str, **attributes: int) -> 
     return helper.make_node(kind, [source, *others], [made], **attributes)
 
 
-def program(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> Program:
-    trace = Trace(
+def program(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> KernelProgram:
+    trace = NodeTracer(
         WeightStore(torch.device("cpu"), Precision.FP32), {}, opset=17, batch=1, channels_last=False
     )
     trace.add_input("x", Spec((2, 3), torch.float32))
     traced = [t for one in nodes if (t := trace.visit(one)) is not None]
-    return Program(traced, ["x"], outputs, trace)
+    return KernelProgram(traced, ["x"], outputs, trace)
 
 
 E, FLAT = X.exp(), (1, 6)

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from stageloom.edge_agent.lowering.dtypes import Precision, arithmetic
-from stageloom.edge_agent.lowering.merge import neighbours
-from stageloom.edge_agent.lowering.model import LoweredModel
-from stageloom.edge_agent.lowering.unit import Unit
+from stageloom.edge_agent.lowering.model import LoweredModel, neighbours
+from stageloom.edge_agent.lowering.program import Unit
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import OpId, TensorId

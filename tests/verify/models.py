@@ -9,9 +9,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from stageloom.shared.artifact import Artifact, open_artifact
-from stageloom.shared.importer.limits import ImportLimits
 from stageloom.shared.importer.pipeline import import_here
-from stageloom.shared.importer.process import ARTIFACT_NAME
+from stageloom.shared.importer.process import ARTIFACT_NAME, ImportLimits
 
 
 def tensor(name: str, kind: int, *shape: int) -> onnx.ValueInfoProto:

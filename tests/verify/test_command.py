@@ -1,11 +1,11 @@
-"""The command line's arguments and exit codes."""
+"""Ranges on the command line, and the exit code."""
 
 from pathlib import Path
 
 import pytest
 
-from stageloom.edge_agent.verify.command import VerifyArgs, parse_ranges, run_verify
-from stageloom.edge_agent.verify.inputs import ValueRange
+from stageloom.edge_agent.verify.check import verify
+from stageloom.edge_agent.verify.inputs import ValueRange, parse_ranges
 from stageloom.shared.errors import ExitCode, InputError, ModelError, SettingError
 from tests.verify.models import constant_cnn, text_model
 
@@ -30,11 +30,11 @@ def test_input_named_twice_is_refused() -> None:
         parse_ranges(["x=0:1", "x=0:2"])
 
 
-def test_command_returns_the_report_and_its_exit_code(tmp_path: Path) -> None:
+def test_report_has_the_exit_code_of_the_command(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(text_model().SerializeToString())
-    report, code = run_verify(VerifyArgs(model=path, schedule="greedy", ranges=("ids=0:99",), repeats=1))
-    assert code is report.exit_code is ExitCode.OK
+    report = verify(path, "greedy", ranges=parse_ranges(["ids=0:99"]), repeats=1)
+    assert report.exit_code is ExitCode.OK
     assert report.to_text().endswith("\nOK")
 
 
@@ -42,11 +42,11 @@ def test_shape_for_an_input_that_is_not_there_is_refused(tmp_path: Path) -> None
     path = tmp_path / "model.onnx"
     path.write_bytes(constant_cnn().SerializeToString())
     with pytest.raises(ModelError, match="no input 'y'"):
-        run_verify(VerifyArgs(model=path, schedule="greedy", shapes=(("y", (1, 3)),)))
+        verify(path, "greedy", shapes={"y": (1, 3)})
 
 
 def test_range_for_an_input_that_is_not_there_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(constant_cnn().SerializeToString())
     with pytest.raises(InputError, match="no input 'ids'"):
-        run_verify(VerifyArgs(model=path, schedule="greedy", ranges=("ids=0:1",)))
+        verify(path, "greedy", ranges=parse_ranges(["ids=0:1"]))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageloom.edge_agent.verify.compare import relative_difference, sensitivity, smallest_share
+from stageloom.edge_agent.verify.standards import relative_difference, sensitivity, smallest_share
 
 VALUES = st.lists(st.floats(0.5, 8.0, width=32), min_size=1, max_size=20)
 

@@ -10,8 +10,8 @@ import pytest
 from onnx import helper
 
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.verify.analysis import ending_of, makers_of
 from stageloom.edge_agent.verify.check import verify_artifact
-from stageloom.edge_agent.verify.heads import ending_of, makers_of
 from stageloom.edge_agent.verify.report import VerifyReport
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bitmask import bits

@@ -16,7 +16,7 @@ from torch import Tensor
 from stageloom.edge_agent.executor.torch.issue_order import Nature
 from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.edge_agent.lowering.model import LoweredModel, ModelLowering
-from stageloom.edge_agent.lowering.unit import Alternative, Unit
+from stageloom.edge_agent.lowering.program import Alternative, Unit
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import Digest, OpId
 

@@ -15,7 +15,7 @@ from stageloom.edge_agent.executor.torch.program import Program, bind_recipe
 from stageloom.edge_agent.executor.torch.recipe import Recipe, make_recipe
 from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.edge_agent.lowering.model import ModelLowering
-from stageloom.edge_agent.lowering.unit import Unit
+from stageloom.edge_agent.lowering.program import Unit
 from stageloom.shared.bitmask import bits
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import PlanKey, ProgramKey, Step, StepMember

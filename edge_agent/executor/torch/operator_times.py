@@ -11,7 +11,7 @@ from stageloom.edge_agent.executor.idle import IdleTime
 from stageloom.edge_agent.executor.summary import summary
 from stageloom.edge_agent.lowering.dtypes import arithmetic
 from stageloom.edge_agent.lowering.model import LoweredModel, ModelLowering
-from stageloom.edge_agent.lowering.unit import Unit
+from stageloom.edge_agent.lowering.program import Unit
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import TensorId
 

@@ -11,7 +11,7 @@ from stageloom.edge_agent.executor.streams import Threading, assign
 from stageloom.edge_agent.executor.torch.buffers import Memory, tensors_of
 from stageloom.edge_agent.executor.torch.layout import Call, Kind
 from stageloom.edge_agent.executor.torch.recipe import Recipe, Value
-from stageloom.edge_agent.lowering.unit import Unit
+from stageloom.edge_agent.lowering.program import Unit
 
 Launch: TypeAlias = Callable[[], object]
 

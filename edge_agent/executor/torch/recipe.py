@@ -18,7 +18,7 @@ from stageloom.edge_agent.executor.torch.layout import Call, Form, Kind, Layout,
 from stageloom.edge_agent.lowering.dtypes import TORCH_OF_NAME
 from stageloom.edge_agent.lowering.model import LoweredModel
 from stageloom.edge_agent.lowering.node import Spec
-from stageloom.edge_agent.lowering.unit import Unit
+from stageloom.edge_agent.lowering.program import Unit
 from stageloom.shared.blocks import Block
 from stageloom.shared.bound import BoundCombined, BoundModel, BoundPlan
 from stageloom.shared.ids import OpId, TensorId

@@ -1,1 +1,1 @@
-"""Lowering functions, one file per family of operators; see `stageloom.edge_agent.lowering.registry`."""
+"""Lowering functions, one file per family of operators; see `stageloom.edge_agent.lowering.node`."""

@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from stageloom.edge_agent.lowering.errors import Unsupported
-from stageloom.edge_agent.lowering.node import Node
-from stageloom.edge_agent.lowering.registry import Lowered, operator
+from stageloom.edge_agent.lowering.dtypes import Unsupported
+from stageloom.edge_agent.lowering.node import Lowered, Node, operator
 
 
 def _split_heads(x: Tensor, heads: int) -> Tensor:

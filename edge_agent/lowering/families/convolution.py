@@ -1,23 +1,25 @@
-"""Convolutions over one to three spatial dimensions."""
+"""Convolutions and pools over one to three spatial dimensions, and global pools."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, floor, prod
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from stageloom.edge_agent.lowering.errors import Unsupported
-from stageloom.edge_agent.lowering.node import Kernel, Node
-from stageloom.edge_agent.lowering.registry import Lowered, operator
+from stageloom.edge_agent.lowering.dtypes import CHANNELS_LAST, Unsupported
+from stageloom.edge_agent.lowering.families.shape import pad_list
+from stageloom.edge_agent.lowering.node import Kernel, Lowered, Node, operator
 
-CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
+TRANSPOSED = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
+_MAX_POOLS = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How a kernel slides: per spatial dimension; `begin` and `end` are the padding on either side."""
+    """A sliding kernel, per spatial dimension; `begin` and `end` are the padding on either side."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -27,17 +29,17 @@ class Window:
 
     @property
     def symmetric(self) -> bool:
-        """Whether both sides are padded alike, as torch's kernels want it."""
+        """Whether both sides are padded alike, as torch's kernels require."""
         return self.begin == self.end and all(p >= 0 for p in self.begin)
 
     @property
     def borders(self) -> list[int]:
-        """The padding as `functional.pad` wants it: last dimension first."""
-        return [p for pair in zip(reversed(self.begin), reversed(self.end), strict=True) for p in pair]
+        """Return the padding as `functional.pad` takes it."""
+        return pad_list(self.begin, self.end)
 
 
 def window_of(node: Node, size: Sequence[int]) -> Window:
-    """The window of a convolution or a pool with a kernel of `size`; the input shape resolves `auto_pad`.
+    """Return the window of a convolution or pool with a kernel of `size`, `auto_pad` resolved.
 
     Raises:
         Unsupported: the padding has another length or name than ONNX allows.
@@ -60,7 +62,7 @@ def window_of(node: Node, size: Sequence[int]) -> Window:
 def _same(
     space: Sequence[int], size: Sequence[int], stride: Sequence[int], dilation: Sequence[int], *, upper: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Padding for an output of ceil(input / stride); what cannot be halved goes to the end if `upper`."""
+    """Return the padding for an output of ceil(input / stride); an odd element is at the end if `upper`."""
     begin, end = [], []
     for extent, k, s, d in zip(space, size, stride, dilation, strict=True):
         total = max((ceil(extent / s) - 1) * s + (k - 1) * d + 1 - extent, 0)
@@ -71,7 +73,7 @@ def _same(
 
 
 def spatial_rank(node: Node, index: int = 0) -> int:
-    """1, 2 or 3.
+    """Return the number of spatial dimensions: 1, 2 or 3.
 
     Raises:
         Unsupported: another number of spatial dimensions.
@@ -83,7 +85,7 @@ def spatial_rank(node: Node, index: int = 0) -> int:
 
 
 def _weight(node: Node) -> Tensor | None:
-    """The kernel, in the memory order of what it reads; None if it is computed at run time."""
+    """Return the kernel in the memory order of the input; None if it is computed at run time."""
     order = CHANNELS_LAST.get(node.rank(1)) if node.spec(0).channels_last else None
     if order is None:
         return node.take(1)
@@ -96,7 +98,7 @@ def conv(node: Node) -> Lowered:
     window = window_of(node, node.shape(1)[2:])
     groups = node.integer("group", 1)
     weight, bias = _weight(node), node.take(2)
-    function = (functional.conv1d, functional.conv2d, functional.conv3d)[rank - 1]
+    function = CONVOLUTIONS[rank - 1]
     padding = window.begin if window.symmetric else (0,) * rank
     borders = None if window.symmetric else window.borders
 
@@ -114,7 +116,7 @@ def conv(node: Node) -> Lowered:
 
 @dataclass(frozen=True, slots=True)
 class ConstantConv:
-    """A convolution whose weights are known, for kernels that do more than it alone."""
+    """A convolution with constant weights, for kernels that run more than it alone."""
 
     weight: Tensor
     bias: Tensor | None
@@ -132,13 +134,10 @@ def conv_transpose(node: Node) -> Lowered:
     extra = node.integers("output_padding") or [0] * rank
     begin, end = _transposed_padding(node, size, stride, dilation, extra)
     weight, bias = _weight(node), node.take(2)
-    function = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[
-        rank - 1
-    ]
+    function = TRANSPOSED[rank - 1]
     # The full result of a kernel of size k over n positions has (n - 1) * stride + (k - 1) * dilation + 1;
     # padding cuts it, negative padding and output_padding extend it by zeros (plus the bias).
-    cut = [-p for p in begin], [e - p for e, p in zip(extra, end, strict=True)]
-    borders = [p for pair in zip(reversed(cut[0]), reversed(cut[1]), strict=True) for p in pair]
+    borders = pad_list([-p for p in begin], [e - p for e, p in zip(extra, end, strict=True)])
     along = (1, -1, *[1] * rank)
 
     def run(x: Tensor, w: Tensor | None, b: Tensor | None = None) -> Tensor:
@@ -175,3 +174,199 @@ def _transposed_padding(
         begin.append(large if upper else small)
         end.append(small if upper else large)
     return begin, end
+
+
+def _positions(node: Node, window: Window) -> tuple[int, ...]:
+    """Return the positions per dimension; with `ceil_mode` no window begins behind the input."""
+    up = bool(node.integer("ceil_mode", 0))
+    counts = []
+    for n, k, s, d, b, e in zip(
+        node.shape(0)[2:], window.size, window.stride, window.dilation, window.begin, window.end, strict=True
+    ):
+        steps = (n + b + e - (k - 1) * d - 1) / s
+        count = (ceil(steps) if up else floor(steps)) + 1
+        if up and (count - 1) * s >= n + b:
+            count -= 1
+        counts.append(count)
+    return tuple(counts)
+
+
+def _exact(node: Node, window: Window) -> Window:
+    """Return the window with an end padding that gives the same positions without `ceil_mode`."""
+    ends = tuple(
+        (count - 1) * s + (k - 1) * d + 1 - n - b
+        for count, n, k, s, d, b in zip(
+            _positions(node, window), node.shape(0)[2:], window.size, window.stride, window.dilation,
+            window.begin, strict=True,
+        )
+    )  # fmt: skip
+    return Window(window.size, window.stride, window.dilation, window.begin, ends)
+
+
+def _fits_torch(window: Window, node: Node) -> bool:
+    """Return whether torch's equal padding, at most half the kernel, gives the same positions."""
+    out = _positions(node, window)
+    for n, k, s, d, b, count in zip(
+        node.shape(0)[2:], window.size, window.stride, window.dilation, window.begin, out, strict=True
+    ):
+        if not 0 <= b <= k // 2 or (n + 2 * b - (k - 1) * d - 1) // s + 1 != count:
+            return False
+    return True
+
+
+@operator("MaxPool")
+def max_pool(node: Node) -> Lowered:
+    rank = spatial_rank(node)
+    window = window_of(node, node.integers("kernel_shape") or [])
+    function = _MAX_POOLS[rank - 1]
+    if node.dtype(0) in (torch.int8, torch.uint8):
+        return _max_pool_of_integers(node, window)
+    if node.wants(1):
+        return _max_pool_with_indices(node, window)
+    exact = _exact(node, window)
+    plain = _fits_torch(window, node)
+    size, stride, dilation, begin = window.size, window.stride, window.dilation, window.begin
+    borders = exact.borders
+
+    def run(x: Tensor) -> Tensor:
+        if plain:
+            return function(x, size, stride, begin, dilation)
+        return function(functional.pad(x, borders, value=-torch.inf), size, stride, 0, dilation)
+
+    return run
+
+
+def _max_pool_of_integers(node: Node, window: Window) -> Lowered:
+    """float32 holds 8-bit numbers exactly."""
+    rank, exact, dtype = len(window.size), _exact(node, window), node.dtype(0)
+    if node.wants(1):
+        raise Unsupported("MaxPool of integers with indices")
+    function = _MAX_POOLS[rank - 1]
+
+    def run(x: Tensor) -> Tensor:
+        padded = functional.pad(x.float(), exact.borders, value=-torch.inf)
+        return function(padded, exact.size, exact.stride, 0, exact.dilation).to(dtype)
+
+    return run
+
+
+def _max_pool_with_indices(node: Node, window: Window) -> Lowered:
+    """Indices count over the whole unpadded input, row major or column major in space (`storage_order`)."""
+    rank, exact = len(window.size), _exact(node, window)
+    space = node.shape(0)[2:]
+    batch, channels = node.shape(0)[:2]
+    column_major = bool(node.integer("storage_order", 0))
+    volume = prod(space)
+    function = _MAX_POOLS[rank - 1]
+    padded_space = [n + b + e for n, b, e in zip(space, exact.begin, exact.end, strict=True)]
+
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        padded = functional.pad(x, exact.borders, value=-torch.inf)
+        best, flat = function(padded, exact.size, exact.stride, 0, exact.dilation, return_indices=True)
+        place = torch.zeros_like(flat)
+        strides = _strides(space, column_major=column_major)
+        rest = flat
+        for axis in reversed(range(rank)):
+            coordinate = rest % padded_space[axis] - exact.begin[axis]
+            rest = rest // padded_space[axis]
+            place = place + coordinate * strides[axis]
+        planes = torch.arange(batch * channels, device=x.device).view(batch, channels, *[1] * rank)
+        return best, place + planes * volume
+
+    return run
+
+
+def _strides(space: Sequence[int], *, column_major: bool) -> list[int]:
+    if column_major:
+        return [prod(space[:axis]) for axis in range(len(space))]
+    return [prod(space[axis + 1 :]) for axis in range(len(space))]
+
+
+@operator("AveragePool")
+def average_pool(node: Node) -> Lowered:
+    rank = spatial_rank(node)
+    window = window_of(node, node.integers("kernel_shape") or [])
+    count_pads = bool(node.integer("count_include_pad", 0))
+    size, stride, begin = window.size, window.stride, window.begin
+    if (
+        any(d != 1 for d in window.dilation)
+        or not _fits_torch(window, node)
+        or _reaches_past_end(node, window)
+    ):
+        return _average_by_count(node, window, count_pads=count_pads)
+    if rank == 1:
+        return lambda x: functional.avg_pool1d(x, size, stride, begin, False, count_pads)
+    if rank == 3:
+        return lambda x: functional.avg_pool3d(x, size, stride, begin, False, count_pads)
+
+    def into(out: Tensor, x: Tensor) -> None:
+        torch.ops.aten.avg_pool2d.out(x, size, stride, begin, False, count_pads, None, out=out)
+
+    return Kernel(lambda x: functional.avg_pool2d(x, size, stride, begin, False, count_pads), into)
+
+
+def _reaches_past_end(node: Node, window: Window) -> bool:
+    """Return whether a window reads padding at the end that the file does not have but torch would count."""
+    exact = _exact(node, window)
+    return any(e > own for e, own in zip(exact.end, window.end, strict=True)) or window.end != window.begin
+
+
+def _average_by_count(node: Node, window: Window, *, count_pads: bool) -> Lowered:
+    """Convolve with ones and divide by the number of elements that count."""
+    rank, exact = len(window.size), _exact(node, window)
+    channels = node.shape(0)[1]
+    function = CONVOLUTIONS[rank - 1]
+    space = node.shape(0)[2:]
+    ones = torch.ones((1, 1, *space))
+    counted = functional.pad(ones, window.borders, value=float(count_pads))
+    total = [n + b + e for n, b, e in zip(space, exact.begin, exact.end, strict=True)]
+    rest = [t - c for t, c in zip(total, counted.shape[2:], strict=True)]
+    counted = functional.pad(counted, pad_list([0] * rank, rest))
+    kernel = torch.ones((1, 1, *window.size))
+    counts = node.made(function(counted, kernel, None, exact.stride, 0, exact.dilation).to(node.dtype(0)))
+    summing = node.made(kernel.to(node.dtype(0)).expand(channels, 1, *window.size).contiguous())
+    borders = exact.borders
+
+    def run(x: Tensor) -> Tensor:
+        padded = functional.pad(x, borders)
+        return function(padded, summing, None, exact.stride, 0, exact.dilation, channels) / counts
+
+    return run
+
+
+@operator("LpPool")
+def lp_pool(node: Node) -> Lowered:
+    rank = spatial_rank(node)
+    window = window_of(node, node.integers("kernel_shape") or [])
+    exact = _exact(node, window)
+    power = node.number("p", 2)
+    channels = node.shape(0)[1]
+    function = CONVOLUTIONS[rank - 1]
+    summing = node.made(torch.ones((channels, 1, *window.size), dtype=node.dtype(0)))
+    borders = exact.borders
+
+    def run(x: Tensor) -> Tensor:
+        padded = functional.pad(x.abs().pow(power), borders)
+        return function(padded, summing, None, exact.stride, 0, exact.dilation, channels).pow(1.0 / power)
+
+    return run
+
+
+def _space(node: Node) -> list[int]:
+    return list(range(2, node.rank(0)))
+
+
+@operator("GlobalAveragePool", "GlobalMaxPool")
+def global_pool(node: Node) -> Lowered:
+    axes = _space(node)
+    function: Callable[..., Tensor] = torch.mean if node.kind == "GlobalAveragePool" else torch.amax
+    return Kernel(
+        lambda x: function(x, axes, keepdim=True),
+        lambda out, x: function(x, axes, keepdim=True, out=out),
+    )
+
+
+@operator("GlobalLpPool")
+def global_lp_pool(node: Node) -> Lowered:
+    axes, power = _space(node), node.number("p", 2)
+    return lambda x: x.abs().pow(power).sum(axes, keepdim=True).pow(1.0 / power)

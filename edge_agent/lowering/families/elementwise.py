@@ -1,49 +1,83 @@
-"""Arithmetic, comparison, logic and bits, element by element with numpy's broadcasting; casts."""
+"""Element by element, with numpy's broadcasting: arithmetic, comparison, logic, bits, activations, casts."""
 
+import math
 from collections.abc import Callable
+from functools import reduce
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
-from stageloom.edge_agent.lowering.dtypes import UNSIGNED
-from stageloom.edge_agent.lowering.errors import Unsupported
-from stageloom.edge_agent.lowering.node import Kernel, Node
-from stageloom.edge_agent.lowering.registry import Lowered, operator
+from stageloom.edge_agent.lowering.dtypes import UNSIGNED, Unsupported
+from stageloom.edge_agent.lowering.node import Kernel, Lowered, Node, operator
+
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+
+_OVERFLOW = 464.0
+"""Midway between float8_e4m3fn's largest value and the next step, where torch saturates."""
 
 
-def _no_axis(node: Node) -> None:
-    """Opsets before 7 align shapes by attributes; such models cannot be imported."""
+def _three_ways(function: Callable[..., Tensor], inplace: Callable[..., Tensor]) -> Kernel:
+    """Return the kernel of a torch function that takes `out` and has an in-place form."""
+    return Kernel(function, lambda out, *args: function(*args, out=out), inplace)
+
+
+_ARITHMETIC: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+    "Add": (torch.add, Tensor.add_), "Sub": (torch.sub, Tensor.sub_), "Mul": (torch.mul, Tensor.mul_),
+    "Div": (torch.div, Tensor.div_),
+}  # fmt: skip
+
+
+@operator(*_ARITHMETIC, wide=True)
+def arithmetic(node: Node) -> Lowered:
+    """Integer quotients are cut towards zero. Opsets before 7 align shapes by an attribute."""
     if node.attribute("axis") is not None and node.opset < 7:
         raise Unsupported(f"{node.kind} of opset {node.opset} with an axis")
-
-
-@operator("Add", wide=True)
-def add(node: Node) -> Lowered:
-    _no_axis(node)
-    if node.dtype(0) == torch.bool:
+    if node.kind == "Add" and node.dtype(0) == torch.bool:
         return torch.logical_or
-    return Kernel(torch.add, lambda out, x, y: torch.add(x, y, out=out), lambda x, y: x.add_(y))
-
-
-@operator("Sub", wide=True)
-def sub(node: Node) -> Lowered:
-    _no_axis(node)
-    return Kernel(torch.sub, lambda out, x, y: torch.sub(x, y, out=out), lambda x, y: x.sub_(y))
-
-
-@operator("Mul", wide=True)
-def mul(node: Node) -> Lowered:
-    _no_axis(node)
-    return Kernel(torch.mul, lambda out, x, y: torch.mul(x, y, out=out), lambda x, y: x.mul_(y))
-
-
-@operator("Div", wide=True)
-def div(node: Node) -> Lowered:
-    """Integers are cut towards zero."""
-    _no_axis(node)
-    if not node.dtype(0).is_floating_point:
+    if node.kind == "Div" and not node.dtype(0).is_floating_point:
         return lambda x, y: torch.div(x, y, rounding_mode="trunc")
-    return Kernel(torch.div, lambda out, x, y: torch.div(x, y, out=out), lambda x, y: x.div_(y))
+    return _three_ways(*_ARITHMETIC[node.kind])
+
+
+_IN_PLACE: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+    "Sqrt": (torch.sqrt, torch.sqrt_), "Exp": (torch.exp, torch.exp_), "Tanh": (torch.tanh, torch.tanh_),
+    "Sigmoid": (torch.sigmoid, torch.sigmoid_),
+}  # fmt: skip
+
+
+@operator(*_IN_PLACE)
+def function_in_place(node: Node) -> Lowered:
+    return _three_ways(*_IN_PLACE[node.kind])
+
+
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "Reciprocal": torch.reciprocal, "Log": torch.log, "HardSwish": functional.hardswish,
+    "Softsign": functional.softsign, "Mish": functional.mish,
+}  # fmt: skip
+
+
+@operator(*_FUNCTIONS)
+def function(node: Node) -> Lowered:
+    return _FUNCTIONS[node.kind]
+
+
+_WIDE_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "Neg": torch.neg, "Abs": torch.abs, "Sign": torch.sign,
+    "Ceil": torch.ceil, "Floor": torch.floor, "Round": torch.round, "Sin": torch.sin, "Cos": torch.cos,
+    "Tan": torch.tan, "Asin": torch.asin, "Acos": torch.acos, "Atan": torch.atan, "Sinh": torch.sinh,
+    "Cosh": torch.cosh, "Asinh": torch.asinh, "Acosh": torch.acosh, "Atanh": torch.atanh,
+    "IsNaN": torch.isnan, "Not": torch.logical_not, "BitwiseNot": torch.bitwise_not,
+    "Equal": torch.eq, "Less": torch.lt, "LessOrEqual": torch.le, "Greater": torch.gt,
+    "GreaterOrEqual": torch.ge, "And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor,
+    "BitwiseAnd": torch.bitwise_and, "BitwiseOr": torch.bitwise_or, "BitwiseXor": torch.bitwise_xor,
+    "Where": torch.where,
+}  # fmt: skip
+
+
+@operator(*_WIDE_FUNCTIONS, wide=True)
+def wide_function(node: Node) -> Lowered:
+    return _WIDE_FUNCTIONS[node.kind]
 
 
 @operator("Pow", wide=True)
@@ -69,45 +103,12 @@ def mod(node: Node) -> Lowered:
     return torch.fmod if node.integer("fmod", 0) else torch.remainder
 
 
-@operator("Sum", wide=True)
-def total(node: Node) -> Lowered:
-    return _fold(torch.add)
+_VARIADIC: dict[str, Callable[..., Tensor]] = {"Sum": torch.add, "Max": torch.maximum, "Min": torch.minimum}
 
 
-@operator("Max", wide=True)
-def maximum(node: Node) -> Lowered:
-    return _fold(torch.maximum)
-
-
-@operator("Min", wide=True)
-def minimum(node: Node) -> Lowered:
-    return _fold(torch.minimum)
-
-
-@operator("Mean")
-def mean(node: Node) -> Lowered:
-    count = len(node.inputs)
-
-    def run(*args: Tensor) -> Tensor:
-        made: Tensor = _summed(*args) / count
-        return made
-
-    return run
-
-
-def _summed(*args: Tensor) -> Tensor:
-    result = args[0]
-    for other in args[1:]:
-        result = result + other
-    return result
-
-
-def _fold(function: Callable[..., Tensor]) -> Lowered:
-    def run(*args: Tensor) -> Tensor:
-        result = args[0]
-        for other in args[1:]:
-            result = function(result, other)
-        return result
+@operator(*_VARIADIC, wide=True)
+def variadic(node: Node) -> Lowered:
+    function = _VARIADIC[node.kind]
 
     def into(out: Tensor, *args: Tensor) -> None:
         if len(args) == 1:
@@ -117,72 +118,17 @@ def _fold(function: Callable[..., Tensor]) -> Lowered:
         for other in args[2:]:
             function(out, other, out=out)
 
-    return Kernel(run, into)
+    return Kernel(lambda *args: reduce(function, args), into)
 
 
-@operator("Neg", wide=True)
-def neg(node: Node) -> Lowered:
-    return torch.neg
-
-
-@operator("Abs", wide=True)
-def absolute(node: Node) -> Lowered:
-    return torch.abs
-
-
-@operator("Sign", wide=True)
-def sign(node: Node) -> Lowered:
-    return torch.sign
-
-
-@operator("Sqrt")
-def sqrt(node: Node) -> Lowered:
-    return Kernel(torch.sqrt, lambda out, x: torch.sqrt(x, out=out), lambda x: x.sqrt_())
-
-
-@operator("Reciprocal")
-def reciprocal(node: Node) -> Lowered:
-    return torch.reciprocal
-
-
-@operator("Exp")
-def exp(node: Node) -> Lowered:
-    return Kernel(torch.exp, lambda out, x: torch.exp(x, out=out), lambda x: x.exp_())
-
-
-@operator("Log")
-def log(node: Node) -> Lowered:
-    return torch.log
-
-
-_PLAIN: dict[str, Callable[..., Tensor]] = {
-    "Ceil": torch.ceil, "Floor": torch.floor, "Round": torch.round, "Sin": torch.sin, "Cos": torch.cos,
-    "Tan": torch.tan, "Asin": torch.asin, "Acos": torch.acos, "Atan": torch.atan, "Sinh": torch.sinh,
-    "Cosh": torch.cosh, "Asinh": torch.asinh, "Acosh": torch.acosh, "Atanh": torch.atanh,
-    "IsNaN": torch.isnan, "Not": torch.logical_not, "BitwiseNot": torch.bitwise_not,
-}  # fmt: skip
-
-
-@operator(*_PLAIN, wide=True)
-def plain(node: Node) -> Lowered:
-    return _PLAIN[node.kind]
-
-
-_COMPARE: dict[str, Callable[..., Tensor]] = {
-    "Equal": torch.eq, "Less": torch.lt, "LessOrEqual": torch.le, "Greater": torch.gt,
-    "GreaterOrEqual": torch.ge, "And": torch.logical_and, "Or": torch.logical_or, "Xor": torch.logical_xor,
-    "BitwiseAnd": torch.bitwise_and, "BitwiseOr": torch.bitwise_or, "BitwiseXor": torch.bitwise_xor,
-}  # fmt: skip
-
-
-@operator(*_COMPARE, wide=True)
-def compare(node: Node) -> Lowered:
-    return _COMPARE[node.kind]
+@operator("Mean")
+def mean(node: Node) -> Lowered:
+    return lambda *args: reduce(torch.add, args) / len(args)
 
 
 @operator("BitShift", wide=True)
 def bit_shift(node: Node) -> Lowered:
-    """Only unsigned types. As int64, what a right shift brings in from above is zero."""
+    """Unsigned types only, so that a right shift of int64 brings in zeros."""
     dtype = node.dtype(0)
     left = node.text("direction", "LEFT") == "LEFT"
     if dtype == torch.uint64:
@@ -197,7 +143,7 @@ def bit_shift(node: Node) -> Lowered:
 
 
 def _shift_64(*, left: bool) -> Lowered:
-    """int64 shifts arithmetically: the bits that it copies from the sign are masked away."""
+    """int64 shifts arithmetically: the copies of the sign bit are masked away."""
 
     def run(x: Tensor, y: Tensor) -> Tensor:
         by = y.clamp(0, 63)
@@ -223,11 +169,6 @@ def is_inf(node: Node) -> Lowered:
     return lambda x: torch.zeros_like(x, dtype=torch.bool)
 
 
-@operator("Where", wide=True)
-def where(node: Node) -> Lowered:
-    return lambda condition, x, y: torch.where(condition, x, y)
-
-
 @operator("Cast")
 def cast(node: Node) -> Lowered:
     saturate = bool(node.integer("saturate", 1))
@@ -240,11 +181,8 @@ def cast_like(node: Node) -> Lowered:
     return lambda x, _like: run(x)
 
 
-_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
-
-
 def casting(source: torch.dtype, target: torch.dtype, *, saturate: bool) -> Callable[[Tensor], Tensor]:
-    """Values of another type: floating point to integers is cut towards zero; float8 saturates if asked."""
+    """Return a cast; floating point to integer is cut towards zero, float8 saturates if asked."""
     if source == target:
         return lambda x: x
     if target in _FLOAT8:
@@ -254,12 +192,8 @@ def casting(source: torch.dtype, target: torch.dtype, *, saturate: bool) -> Call
     return lambda x: x.to(target)
 
 
-_OVERFLOW = 464.0
-"""Half way from float8_e4m3fn's largest value to the next, which it does not have; torch saturates there."""
-
-
 def _to_float8(target: torch.dtype, *, saturate: bool) -> Callable[[Tensor], Tensor]:
-    """Beyond its largest value a float8 type holds that value (`saturate`), else infinity or NaN."""
+    """Return a cast to float8: beyond its largest value that value (`saturate`), else infinity or NaN."""
     top, nan = torch.finfo(target).max, target == torch.float8_e4m3fn
 
     def run(x: Tensor) -> Tensor:
@@ -271,3 +205,140 @@ def _to_float8(target: torch.dtype, *, saturate: bool) -> Callable[[Tensor], Ten
         return clamped.to(target)
 
     return run
+
+
+@operator("Relu")
+def relu(node: Node) -> Lowered:
+    if not node.dtype(0).is_floating_point:
+        return lambda x: x.clamp(min=0)
+    return Kernel(
+        torch.relu, into=lambda out, x: torch.clamp(x, min=0.0, out=out), inplace=torch.relu_
+    )  # a NaN stays one in both
+
+
+@operator("LeakyRelu")
+def leaky_relu(node: Node) -> Lowered:
+    slope = node.number("alpha", 0.01)
+    return Kernel(
+        lambda x: functional.leaky_relu(x, slope),
+        inplace=lambda x: functional.leaky_relu_(x, slope),
+    )
+
+
+@operator("PRelu")
+def prelu(node: Node) -> Lowered:
+    zero = 0.0 if node.dtype(0).is_floating_point else 0
+    return lambda x, slope: torch.where(x < zero, x * slope, x)
+
+
+@operator("Elu")
+def elu(node: Node) -> Lowered:
+    alpha = node.number("alpha", 1.0)
+    return Kernel(lambda x: functional.elu(x, alpha), inplace=lambda x: functional.elu_(x, alpha))
+
+
+@operator("Celu")
+def celu(node: Node) -> Lowered:
+    alpha = node.number("alpha", 1.0)
+    return lambda x: functional.celu(x, alpha)
+
+
+@operator("Selu")
+def selu(node: Node) -> Lowered:
+    alpha = node.number("alpha", 1.67326319217681884765625)
+    gamma = node.number("gamma", 1.05070102214813232421875)
+    return lambda x: gamma * functional.elu(x, alpha)
+
+
+@operator("ThresholdedRelu")
+def thresholded_relu(node: Node) -> Lowered:
+    alpha = node.number("alpha", 1.0)
+    return lambda x: torch.where(x > alpha, x, torch.zeros_like(x))
+
+
+@operator("HardSigmoid")
+def hard_sigmoid(node: Node) -> Lowered:
+    alpha, beta = node.number("alpha", 0.2), node.number("beta", 0.5)
+    return lambda x: (x * alpha + beta).clamp_(0.0, 1.0)
+
+
+@operator("Softplus")
+def softplus(node: Node) -> Lowered:
+    return lambda x: torch.logaddexp(x, torch.zeros_like(x))
+
+
+@operator("Swish")
+def swish(node: Node) -> Lowered:
+    alpha = node.number("alpha", 1.0)
+    if alpha == 1.0:
+        return functional.silu
+    return lambda x: x * torch.sigmoid(alpha * x)
+
+
+@operator("SwiGLU")
+def swiglu(node: Node) -> Lowered:
+    """The first input's Swish gates the second."""
+    alpha = node.number("alpha", 1.0)
+    return lambda gate, x: gate * torch.sigmoid(alpha * gate) * x
+
+
+@operator("Gelu")
+def gelu(node: Node) -> Lowered:
+    mode = node.text("approximate", "none")
+    return lambda x: functional.gelu(x, approximate=mode)
+
+
+@operator("Erf")
+def erf(node: Node) -> Lowered:
+    if not node.dtype(0).is_floating_point:
+        dtype = node.dtype(0)
+        return lambda x: torch.erf(x.double()).to(dtype)
+    return Kernel(torch.erf, lambda out, x: torch.erf(x, out=out), lambda x: x.erf_())
+
+
+@operator("Shrink")
+def shrink(node: Node) -> Lowered:
+    bias, limit = node.number("bias", 0.0), node.number("lambd", 0.5)
+    dtype = node.dtype(0)
+
+    def run(x: Tensor) -> Tensor:
+        wide = x if dtype.is_floating_point else x.double()
+        zero = torch.zeros_like(wide)
+        return torch.where(wide < -limit, wide + bias, torch.where(wide > limit, wide - bias, zero)).to(dtype)
+
+    return run
+
+
+@operator("Clip")
+def clip(node: Node) -> Lowered:
+    """Bounds are attributes up to opset 10 and inputs since; constant ones cost nothing."""
+    if node.opset < 11:
+        low, high = node.number("min", -math.inf), node.number("max", math.inf)
+        return _clamp(_held(low, node), _held(high, node))
+    if all(not node.has(i) or node.is_constant(i) for i in (1, 2)):
+        low_bound = _held(node.constant(1).item(), node) if node.has(1) else None
+        high_bound = _held(node.constant(2).item(), node) if node.has(2) else None
+        return _clamp(low_bound, high_bound)
+
+    def run(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+        x = x if low is None else torch.maximum(x, low)
+        return x if high is None else torch.minimum(x, high)
+
+    return run
+
+
+def _held(bound: float, node: Node) -> float | None:
+    """Return a bound; None if the type cannot hold it, as float32's largest value in float16."""
+    dtype = node.dtype(0)
+    return None if dtype.is_floating_point and abs(bound) > torch.finfo(dtype).max else bound
+
+
+def _clamp(low: float | None, high: float | None) -> Lowered:
+    """Clamp; where the bounds cross, the upper one wins. Constant bounds are passed again, as None."""
+    if low is None and high is None:
+        return lambda x, *_: x
+    return Kernel(
+        lambda x, *_: x.clamp(low, high),
+        lambda out, x, *_: torch.clamp(x, low, high, out=out),
+        lambda x, *_: x.clamp_(low, high),
+    )

@@ -1,25 +1,29 @@
-"""Reading and writing at computed places. Negative indices count from the end, as in ONNX."""
+"""Operators that read or write at computed places; negative indices count from the end."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 
 import torch
 from torch import Tensor
 
-from stageloom.edge_agent.lowering.errors import Unsupported
-from stageloom.edge_agent.lowering.node import Node
-from stageloom.edge_agent.lowering.registry import Lowered, operator
+from stageloom.edge_agent.lowering.dtypes import Unsupported
+from stageloom.edge_agent.lowering.node import Lowered, Node, operator
 
 
 def _counted(index: Tensor, extent: int) -> Tensor:
-    """Indices from the front, as int64."""
+    """Return indices counted from the front, as int64."""
     wide = index.to(torch.int64)
     return torch.where(wide < 0, wide + extent, wide)
 
 
-def _known(node: Node, index: int, extent: int) -> Tensor | None:
-    """A constant input's indices from the front, on the device."""
-    return node.derive(index, ("counted", extent), lambda value: _counted(value, extent))
+def _flat_places(index: Tensor, extents: Sequence[int]) -> Tensor:
+    """Return row-major places of the coordinates in the last dimension of `index`."""
+    steps = [prod(extents[i + 1 :]) for i in range(len(extents))]
+    place = sum(
+        _counted(index[..., i], n) * step for i, (n, step) in enumerate(zip(extents, steps, strict=True))
+    )
+    assert isinstance(place, Tensor)
+    return place
 
 
 @operator("Gather")
@@ -28,26 +32,17 @@ def gather(node: Node) -> Lowered:
     source, shape = node.shape(0), node.shape(1)
     extent = source[axis]
     made = [*source[:axis], *shape, *source[axis + 1 :]]
-    if node.is_constant(1) and not shape:
-        place = int(node.constant(1)) % max(extent, 1)
-        table = node.take(0)
-
-        def select(x: Tensor | None, _: Tensor | None = None) -> Tensor:
-            x = table if x is None else x
-            assert x is not None
-            return x.select(axis, place)
-
-        return select
-    known = _known(node, 1, extent)
+    place = int(node.constant(1)) % max(extent, 1) if node.is_constant(1) and not shape else None
+    # A constant input's indices from the front, on the device.
+    known = node.derive(1, ("counted", extent), lambda value: _counted(value, extent))
     table = node.take(0)
 
-    def run(x: Tensor | None, index: Tensor | None) -> Tensor:
+    def run(x: Tensor | None, index: Tensor | None = None) -> Tensor:
         x = table if x is None else x
         assert x is not None
-        if index is not None:
-            index = _counted(index, extent)
-        else:
-            index = known
+        if place is not None:
+            return x.select(axis, place)
+        index = known if index is None else _counted(index, extent)
         assert index is not None
         return x.index_select(axis, index.reshape(-1)).reshape(made)
 
@@ -70,14 +65,11 @@ def gather_nd(node: Node) -> Lowered:
     indexed, rest = source[batch : batch + depth], source[batch + depth :]
     rows = prod(source[:batch])
     made = [*shape[:-1], *rest]
-    steps = [prod(indexed[i + 1 :]) for i in range(depth)]
 
     def run(x: Tensor, index: Tensor) -> Tensor:
         flat = x.reshape(rows * prod(indexed), *rest)
-        place = sum((_counted(index[..., i], n) * steps[i] for i, n in enumerate(indexed)))
-        assert isinstance(place, Tensor)
         base = torch.arange(rows, device=x.device) * prod(indexed)
-        place = place.reshape(rows, -1) + base[:, None]
+        place = _flat_places(index, indexed).reshape(rows, -1) + base[:, None]
         return flat.index_select(0, place.reshape(-1)).reshape(made)
 
     return run
@@ -103,13 +95,10 @@ def scatter_nd(node: Node) -> Lowered:
     source, shape = node.shape(0), node.shape(1)
     depth = shape[-1]
     indexed, rest = source[:depth], source[depth:]
-    steps = [prod(indexed[i + 1 :]) for i in range(depth)]
     reduction = node.text("reduction", "none")
 
     def run(x: Tensor, index: Tensor, update: Tensor) -> Tensor:
-        place = sum((_counted(index[..., i], n) * steps[i] for i, n in enumerate(indexed)))
-        assert isinstance(place, Tensor)
-        place = place.reshape(-1, 1).expand(-1, prod(rest))
+        place = _flat_places(index, indexed).reshape(-1, 1).expand(-1, prod(rest))
         flat = x.reshape(prod(indexed), prod(rest))
         update = update.reshape(place.shape)
         if reduction == "none":
@@ -121,7 +110,7 @@ def scatter_nd(node: Node) -> Lowered:
 
 @operator("TensorScatter")
 def tensor_scatter(node: Node) -> Lowered:
-    """A key-value cache: rows of `update` land behind each sample's write index, in a ring if circular."""
+    """A key-value cache: write rows of `update` from each sample's index on, in a ring if circular."""
     axis = node.axis("axis", -2)
     shape, update_shape = node.shape(0), node.shape(1)
     circular = node.text("mode", "linear") == "circular"
@@ -142,7 +131,7 @@ def tensor_scatter(node: Node) -> Lowered:
 @operator("OneHot")
 def one_hot(node: Node) -> Lowered:
     """Indices outside the range give a row of `off`."""
-    depth = int(node.constant(1).reshape(-1)[0])
+    depth = int(node.scalar(1))
     rank = node.rank(0) + 1
     axis = node.integer("axis", -1) % rank
     along = [1] * rank
@@ -170,7 +159,7 @@ def compress(node: Node) -> Lowered:
 
 @operator("Trilu")
 def trilu(node: Node) -> Lowered:
-    diagonal = int(node.constant(1).reshape(-1)[0]) if node.has(1) else 0
+    diagonal = int(node.scalar(1)) if node.has(1) else 0
     function: Callable[..., Tensor] = torch.triu if node.integer("upper", 1) else torch.tril
     return lambda x, _=None: function(x, diagonal)
 

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from stageloom.edge_agent.lowering.node import Kernel, Node
-from stageloom.edge_agent.lowering.registry import Lowered, operator
+from stageloom.edge_agent.lowering.node import Kernel, Lowered, Node, operator
 
 
 @operator("BatchNormalization")

@@ -4,21 +4,16 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from stageloom.edge_agent.lowering.errors import Unsupported
-from stageloom.edge_agent.lowering.families.convolution import window_of
+from stageloom.edge_agent.lowering.dtypes import Unsupported
+from stageloom.edge_agent.lowering.families.convolution import CONVOLUTIONS, spatial_rank, window_of
 from stageloom.edge_agent.lowering.families.elementwise import casting
-from stageloom.edge_agent.lowering.node import Node
-from stageloom.edge_agent.lowering.registry import Lowered, operator
+from stageloom.edge_agent.lowering.node import Lowered, Node, operator
 
 _INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32)
 
 
-def _spread(node: Node, index: int) -> "_Spread":
-    return _Spread(node, index)
-
-
 class _Spread:
-    """Brings a scale or zero point to the input's shape: one for all, one per channel, or one per block."""
+    """Expands a scale or zero point to the input's shape: one for all, per channel, or per block."""
 
     def __init__(self, node: Node, index: int) -> None:
         self.rank = node.rank(0)
@@ -38,7 +33,7 @@ class _Spread:
 
 
 def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Values at the nearest the type can hold."""
+    """Clamp values to the range of an integer type and convert them."""
     info = torch.iinfo(dtype)
     clamped = x.clamp(info.min, info.max)
     return clamped.to(torch.int32).to(dtype) if dtype == torch.uint16 else clamped.to(dtype)
@@ -47,7 +42,7 @@ def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
 @operator("QuantizeLinear")
 def quantize(node: Node) -> Lowered:
     """round(x / scale) + zero point, halves to even, saturated."""
-    spread = _spread(node, 1)
+    spread = _Spread(node, 1)
     code = node.integer("output_dtype", 0)
     if node.has(2):
         dtype = node.dtype(2)
@@ -72,7 +67,7 @@ def quantize(node: Node) -> Lowered:
 
 @operator("DequantizeLinear")
 def dequantize(node: Node) -> Lowered:
-    spread = _spread(node, 1)
+    spread = _Spread(node, 1)
     code = node.integer("output_dtype", 0)
     dtype = node.real(code) if code else node.dtype(1)
 
@@ -141,7 +136,7 @@ def _per_row(scale: Tensor) -> Tensor:
 
 @operator("ConvInteger")
 def convolution_of_integers(node: Node) -> Lowered:
-    convolve = _convolution(node, weight=1)
+    convolve = _IntegerConvolution(node, weight=1)
 
     def run(x: Tensor, w: Tensor, x_zero: Tensor | None = None, w_zero: Tensor | None = None) -> Tensor:
         return convolve(x, w, x_zero, w_zero).to(torch.int32)
@@ -151,7 +146,7 @@ def convolution_of_integers(node: Node) -> Lowered:
 
 @operator("QLinearConv")
 def quantised_convolution(node: Node) -> Lowered:
-    convolve, dtype = _convolution(node, weight=3), node.dtype(7)
+    convolve, dtype = _IntegerConvolution(node, weight=3), node.dtype(7)
     along = (1, -1, *[1] * (node.rank(0) - 2))
 
     def run(
@@ -168,16 +163,14 @@ def quantised_convolution(node: Node) -> Lowered:
     return run
 
 
-class _convolution:
-    """A convolution of centred integers; what padding adds stands for the zero point, so it is zero here."""
+class _IntegerConvolution:
+    """A convolution of centred integers; padding stands for the zero point, so it is zero here."""
 
     def __init__(self, node: Node, *, weight: int) -> None:
         size = node.shape(weight)[2:]
         self.window = window_of(node, size)
         self.groups = node.integer("group", 1)
-        if len(size) not in (1, 2, 3):
-            raise Unsupported(f"{node.kind} over {len(size)} spatial dimensions")
-        self.function = (functional.conv1d, functional.conv2d, functional.conv3d)[len(size) - 1]
+        self.function = CONVOLUTIONS[spatial_rank(node, weight) - 1]
 
     def __call__(self, x: Tensor, w: Tensor, x_zero: Tensor | None, w_zero: Tensor | None) -> Tensor:
         wide = x.double() - (0.0 if x_zero is None else x_zero.double().reshape(()))

@@ -11,43 +11,38 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from stageloom.edge_agent.lowering.errors import Unsupported
-from stageloom.edge_agent.lowering.node import Node
-from stageloom.edge_agent.lowering.registry import Lowered, operator
+from stageloom.edge_agent.lowering.dtypes import Unsupported
+from stageloom.edge_agent.lowering.node import Lowered, Node, operator
 
 Activation = Callable[[Tensor], Tensor]
 
 
+_ACTIVATIONS: dict[str, tuple[float, float, Callable[[Tensor, float, float], Tensor]]] = {
+    "sigmoid": (0.0, 0.0, lambda x, a, b: torch.sigmoid(x)),
+    "tanh": (0.0, 0.0, lambda x, a, b: torch.tanh(x)),
+    "relu": (0.0, 0.0, lambda x, a, b: torch.relu(x)),
+    "softsign": (0.0, 0.0, lambda x, a, b: functional.softsign(x)),
+    "softplus": (0.0, 0.0, lambda x, a, b: functional.softplus(x)),
+    "affine": (1.0, 0.0, lambda x, a, b: a * x + b),
+    "leakyrelu": (0.01, 0.0, lambda x, a, b: functional.leaky_relu(x, a)),
+    "elu": (1.0, 0.0, lambda x, a, b: functional.elu(x, a)),
+    "hardsigmoid": (0.2, 0.5, lambda x, a, b: (a * x + b).clamp(0.0, 1.0)),
+    "scaledtanh": (1.0, 1.0, lambda x, a, b: a * torch.tanh(b * x)),
+    "thresholdedrelu": (1.0, 0.0, lambda x, a, b: torch.where(x > a, x, torch.zeros_like(x))),
+}
+"""Per name the defaults of alpha and beta, and the function of both."""
+
+
 def _activation(name: str, alpha: float | None, beta: float | None) -> Activation:
-    plain: dict[str, Activation] = {
-        "sigmoid": torch.sigmoid, "tanh": torch.tanh, "relu": torch.relu, "softsign": functional.softsign,
-        "softplus": functional.softplus,
-    }  # fmt: skip
-    if name in plain:
-        return plain[name]
-    if name == "affine":
-        a, b = (1.0 if alpha is None else alpha), (0.0 if beta is None else beta)
-        return lambda x: a * x + b
-    if name == "leakyrelu":
-        slope = 0.01 if alpha is None else alpha
-        return lambda x: functional.leaky_relu(x, slope)
-    if name == "elu":
-        rise = 1.0 if alpha is None else alpha
-        return lambda x: functional.elu(x, rise)
-    if name == "hardsigmoid":
-        a, b = (0.2 if alpha is None else alpha), (0.5 if beta is None else beta)
-        return lambda x: (a * x + b).clamp(0.0, 1.0)
-    if name == "scaledtanh":
-        a, b = (1.0 if alpha is None else alpha), (1.0 if beta is None else beta)
-        return lambda x: a * torch.tanh(b * x)
-    if name == "thresholdedrelu":
-        limit = 1.0 if alpha is None else alpha
-        return lambda x: torch.where(x > limit, x, torch.zeros_like(x))
-    raise Unsupported(f"a recurrent network with {name}")
+    if name not in _ACTIVATIONS:
+        raise Unsupported(f"a recurrent network with {name}")
+    default_alpha, default_beta, function = _ACTIVATIONS[name]
+    a, b = default_alpha if alpha is None else alpha, default_beta if beta is None else beta
+    return lambda x: function(x, a, b)
 
 
 class _Network:
-    """What the three kinds share: directions, lengths, layout; `cell` makes one step."""
+    """Directions, lengths and layout, which the three kinds share; `cell` computes one step."""
 
     def __init__(self, node: Node, gates: int, defaults: Sequence[str]) -> None:
         self.gates = gates
@@ -58,12 +53,9 @@ class _Network:
         self.clip = node.attribute("clip")
         shape = node.shape(0)
         self.batch, self.steps = (shape[0], shape[1]) if self.batch_first else (shape[1], shape[0])
-        names = [str(n.decode() if isinstance(n, bytes) else n).lower()
-                 for n in node.attribute("activations") or list(defaults) * len(self.backwards)]  # fmt: skip
-        alphas, betas = (
-            list(node.attribute("activation_alpha") or []),
-            list(node.attribute("activation_beta") or []),
-        )
+        given = node.attribute("activations") or list(defaults) * len(self.backwards)
+        names = [(name.decode() if isinstance(name, bytes) else name).lower() for name in given]
+        alphas, betas = (node.attribute(f"activation_{name}") or [] for name in ("alpha", "beta"))
         made = [
             _activation(name, *(float(v[i]) if i < len(v) else None for v in (alphas, betas)))
             for i, name in enumerate(names)
@@ -71,11 +63,11 @@ class _Network:
         self.activations = [made[i : i + len(defaults)] for i in range(0, len(made), len(defaults))]
 
     def bounded(self, x: Tensor) -> Tensor:
-        """Before an activation, where the node sets a limit."""
+        """Clip the input of an activation if the node asks for it."""
         return x if self.clip is None else x.clamp(-float(self.clip), float(self.clip))
 
     def states(self, first: Tensor | None, like: Tensor) -> list[Tensor]:
-        """Per direction the initial state. [batch, hidden]"""
+        """Return the initial state of each direction. [batch, hidden]"""
         if first is None:
             zeros = torch.zeros((self.batch, self.hidden), dtype=like.dtype, device=like.device)
             return [zeros] * len(self.backwards)
@@ -90,7 +82,7 @@ class _Network:
         first: Sequence[Sequence[Tensor]],
         cell: Callable[[int, Tensor, Sequence[Tensor]], Sequence[Tensor]],
     ) -> tuple[Tensor, list[Tensor]]:
-        """All outputs [time, directions, batch, hidden], and per state the last [directions, batch, hidden].
+        """Return all outputs [time, directions, batch, hidden], last states [directions, batch, hidden].
 
         `cell(direction, product, states)` returns the next states, the output first.
         """
@@ -114,13 +106,13 @@ class _Network:
         return made, [torch.stack([states[k] for states in finals]) for k in range(len(first))]
 
     def arranged(self, made: Tensor, finals: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The node's outputs in its layout."""
+        """Return the outputs in the node's layout."""
         if not self.batch_first:
             return (made, *finals)
         return (made.permute(2, 0, 1, 3), *(final.transpose(0, 1) for final in finals))
 
     def biases(self, b: Tensor | None, *, joined: bool) -> list[Tensor | None]:
-        """Per direction what is added to the input's product: both biases, or the input's alone."""
+        """Return what each direction adds to the input's product: both biases, or the input's alone."""
         if b is None:
             return [None] * len(self.backwards)
         half = self.gates * self.hidden

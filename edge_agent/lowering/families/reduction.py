@@ -5,16 +5,18 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from stageloom.edge_agent.lowering.errors import Unsupported
-from stageloom.edge_agent.lowering.node import Kernel, Node
-from stageloom.edge_agent.lowering.registry import Lowered, operator
+from stageloom.edge_agent.lowering.dtypes import UNSIGNED
+from stageloom.edge_agent.lowering.node import Kernel, Lowered, Node, operator
 
 _AXES_AS_INPUT_SINCE = {"ReduceSum": 13}
 _OTHERS_SINCE = 18
 
 
+_WITH_OUT: tuple[Callable[..., Tensor], ...] = (torch.sum, torch.mean, torch.amax, torch.amin)
+
+
 def reduced_axes(node: Node) -> list[int] | None:
-    """The axes, attribute or input by opset; None where nothing is to be reduced."""
+    """Return the axes, an attribute or an input by opset; None where no axis is reduced."""
     if node.opset < _AXES_AS_INPUT_SINCE.get(node.kind, _OTHERS_SINCE):
         axes = node.integers("axes")
     else:
@@ -28,7 +30,7 @@ def reduced_axes(node: Node) -> list[int] | None:
 def _reduction(
     node: Node, function: Callable[..., Tensor], before: Callable[[Tensor], Tensor] | None = None
 ) -> Lowered:
-    """`function(x, axes, keepdim)` over the node's axes; `before` applies to every element, always."""
+    """Apply `before` to every element and `function(x, axes, keepdim)` over the node's axes."""
     axes, keep = reduced_axes(node), bool(node.integer("keepdims", 1))
     dtype = node.dtype(0)
 
@@ -43,12 +45,21 @@ def _reduction(
     return run
 
 
-_WITH_OUT: tuple[Callable[..., Tensor], ...] = (torch.sum, torch.mean, torch.amax, torch.amin)
+def _product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    for axis in reversed(axes):
+        x = x.prod(axis, keep)
+    return x
 
 
-@operator("ReduceSum", wide=True)
-def reduce_sum(node: Node) -> Lowered:
-    return _reduction(node, torch.sum)
+_REDUCTIONS: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor], Tensor] | None]] = {
+    "ReduceSum": (torch.sum, None), "ReduceProd": (_product, None), "ReduceL1": (torch.sum, torch.abs),
+    "ReduceSumSquare": (torch.sum, torch.square),
+}  # fmt: skip
+
+
+@operator(*_REDUCTIONS, wide=True)
+def reduce_elements(node: Node) -> Lowered:
+    return _reduction(node, *_REDUCTIONS[node.kind])
 
 
 @operator("ReduceMean")
@@ -58,21 +69,12 @@ def reduce_mean(node: Node) -> Lowered:
     return _reduction(node, torch.mean)
 
 
-@operator("ReduceMax", wide=True)
-def reduce_max(node: Node) -> Lowered:
-    return _extreme(node, torch.amax, largest=False)
-
-
-@operator("ReduceMin", wide=True)
-def reduce_min(node: Node) -> Lowered:
-    return _extreme(node, torch.amin, largest=True)
-
-
-def _extreme(node: Node, function: Callable[..., Tensor], *, largest: bool) -> Lowered:
+@operator("ReduceMax", "ReduceMin", wide=True)
+def reduce_extreme(node: Node) -> Lowered:
     """Over no elements the maximum is the least value of the type, the minimum the greatest."""
-    axes = reduced_axes(node)
+    axes, largest = reduced_axes(node), node.kind == "ReduceMin"
     if axes is None or all(node.shape(0)[a] for a in axes):
-        return _reduction(node, function)
+        return _reduction(node, torch.amin if largest else torch.amax)
     dtype, keep = node.dtype(0), bool(node.integer("keepdims", 1))
     if dtype == torch.bool:
         empty: float = int(largest)
@@ -81,21 +83,6 @@ def _extreme(node: Node, function: Callable[..., Tensor], *, largest: bool) -> L
     else:
         empty = torch.iinfo(dtype).max if largest else torch.iinfo(dtype).min
     return lambda x, _=None: torch.full_like(x.sum(axes, keep), empty, dtype=dtype)
-
-
-@operator("ReduceProd", wide=True)
-def reduce_prod(node: Node) -> Lowered:
-    def product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
-        for axis in reversed(axes):
-            x = x.prod(axis, keep)
-        return x
-
-    return _reduction(node, product)
-
-
-@operator("ReduceL1", wide=True)
-def reduce_l1(node: Node) -> Lowered:
-    return _reduction(node, torch.sum, torch.abs)
 
 
 @operator("ReduceL2", wide=True)
@@ -112,26 +99,17 @@ def reduce_l2(node: Node) -> Lowered:
     return run
 
 
-@operator("ReduceSumSquare", wide=True)
-def reduce_sum_square(node: Node) -> Lowered:
-    return _reduction(node, torch.sum, torch.square)
-
-
-@operator("ReduceLogSum")
+@operator("ReduceLogSum", "ReduceLogSumExp")
 def reduce_log_sum(node: Node) -> Lowered:
     axes, keep = reduced_axes(node), bool(node.integer("keepdims", 1))
-    return lambda x, _=None: torch.log(x.sum(axes, keep) if axes else x)
-
-
-@operator("ReduceLogSumExp")
-def reduce_log_sum_exp(node: Node) -> Lowered:
-    axes, keep = reduced_axes(node), bool(node.integer("keepdims", 1))
+    if node.kind == "ReduceLogSum":
+        return lambda x, _=None: torch.log(x.sum(axes, keep) if axes else x)
     return lambda x, _=None: torch.logsumexp(x, axes, keep) if axes else x
 
 
 @operator("ArgMax", "ArgMin")
 def arg_extreme(node: Node) -> Lowered:
-    """torch does not promise which of equal elements it names: the place of the extreme is asked for."""
+    """Compare with the extreme: torch does not promise which of equal elements it returns."""
     axis, keep = node.axis("axis", 0), bool(node.integer("keepdims", 1))
     last = bool(node.integer("select_last_index", 0))
     extent = node.shape(0)[axis]
@@ -167,7 +145,7 @@ def hardmax(node: Node) -> Lowered:
 
 @operator("CumSum", "CumProd", wide=True)
 def cumulative(node: Node) -> Lowered:
-    axis = int(node.constant(1).reshape(())) % node.rank(0)
+    axis = int(node.scalar(1)) % node.rank(0)
     exclusive, reverse = bool(node.integer("exclusive", 0)), bool(node.integer("reverse", 0))
     summing = node.kind == "CumSum"
     function: Callable[..., Tensor] = torch.cumsum if summing else torch.cumprod
@@ -189,30 +167,23 @@ def cumulative(node: Node) -> Lowered:
 def top_k(node: Node) -> Lowered:
     """A stable sort: of equal elements the one with the lower index comes first, as ONNX asks."""
     axis = node.axis("axis", -1)
-    count = node.integer("k", 0) if node.opset < 10 else int(node.constant(1).reshape(()))
+    count = node.integer("k", 0) if node.opset < 10 else int(node.scalar(1))
     largest = bool(node.integer("largest", 1))
 
     def run(x: Tensor, _: Tensor | None = None) -> tuple[Tensor, Tensor]:
         values, indices = torch.sort(x, dim=axis, descending=largest, stable=True)
         return values.narrow(axis, 0, count), indices.narrow(axis, 0, count)
 
-    if node.dtype(0) in (torch.uint16, torch.uint32, torch.uint64):
-        dtype = node.dtype(0)
+    dtype = node.dtype(0)
+    if dtype not in UNSIGNED:
+        return run
 
-        def run_wide(x: Tensor, _: Tensor | None = None) -> tuple[Tensor, Tensor]:
-            if dtype == torch.uint64:
-                x = x.view(torch.int64) ^ torch.iinfo(torch.int64).min  # order of unsigned as of signed
-                values, indices = run(x)
-                return (values ^ torch.iinfo(torch.int64).min).view(dtype), indices
-            values, indices = run(x.to(torch.int64))
-            return values.to(dtype), indices
+    def run_wide(x: Tensor, _: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if dtype == torch.uint64:
+            x = x.view(torch.int64) ^ torch.iinfo(torch.int64).min  # unsigned order as signed order
+            values, indices = run(x)
+            return (values ^ torch.iinfo(torch.int64).min).view(dtype), indices
+        values, indices = run(x.to(torch.int64))
+        return values.to(dtype), indices
 
-        return run_wide
-    return run
-
-
-@operator("Det")
-def determinant(node: Node) -> Lowered:
-    if node.dtype(0) == torch.float16:
-        raise Unsupported("Det in float16")
-    return lambda x: torch.linalg.det(x)
+    return run_wide

@@ -2,20 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil, floor
+from math import ceil, floor, prod
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from stageloom.edge_agent.lowering.errors import Unsupported
-from stageloom.edge_agent.lowering.node import Node
-from stageloom.edge_agent.lowering.registry import Lowered, operator
+from stageloom.edge_agent.lowering.dtypes import Unsupported
+from stageloom.edge_agent.lowering.families.convolution import TRANSPOSED
+from stageloom.edge_agent.lowering.families.shape import pad_list
+from stageloom.edge_agent.lowering.node import Lowered, Node, operator
 
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """One dimension that changes: `scale` is what the coordinates are computed with."""
+    """A dimension that changes; coordinates are computed with `scale`."""
 
     axis: int
     extent: int
@@ -71,7 +72,7 @@ def _rules(node: Node) -> _Rules:
 
 
 def _axes(node: Node) -> list[_Axis]:
-    """The dimensions that change, with their new sizes."""
+    """Return the dimensions that change, with their new sizes."""
     shape = node.shape(0)
     axes = node.integers("axes")
     axes = list(range(len(shape))) if axes is None else [a % len(shape) for a in axes]
@@ -106,7 +107,7 @@ def _by_policy(node: Node, extents: list[int], sizes: list[int]) -> tuple[list[f
 
 
 def _direct(node: Node, rules: _Rules, axes: list[_Axis]) -> Lowered | None:
-    """torch's own kernel where it computes the same: images, doubled and the like."""
+    """Return torch's own kernel if it computes the same; None otherwise."""
     exact = all(a.size == a.extent * a.scale or a.scale == a.size / a.extent for a in axes)
     spatial = node.rank(0) == 4 and [a.axis for a in axes] == [2, 3]
     if (
@@ -125,7 +126,7 @@ def _direct(node: Node, rules: _Rules, axes: list[_Axis]) -> Lowered | None:
 
 
 def _coordinates(rules: _Rules, axis: _Axis) -> Tensor:
-    """Where each new position lies in the old dimension. [size] float64"""
+    """Return the old coordinate of each new position. [size] float64"""
     x = torch.arange(axis.size, dtype=torch.float64)
     length = axis.scale * axis.extent
     if rules.place == "align_corners":
@@ -155,7 +156,7 @@ def _step(node: Node, rules: _Rules, axis: _Axis) -> Callable[[Tensor], Tensor]:
     along[axis.axis] = axis.size
     blank = node.made(outside.view(along)) if fills else None
     if rules.mode == "nearest":
-        index = node.made(_nearest(rules.nearest, where).clamp(0, axis.extent - 1))
+        index = node.made(_NEAREST[rules.nearest](where).to(torch.int64).clamp(0, axis.extent - 1))
 
         def select(x: Tensor) -> Tensor:
             made = x.index_select(axis.axis, index)
@@ -172,18 +173,16 @@ def _step(node: Node, rules: _Rules, axis: _Axis) -> Callable[[Tensor], Tensor]:
     return product
 
 
-def _nearest(rule: str, where: Tensor) -> Tensor:
-    rounded = {
-        "round_prefer_floor": lambda: torch.ceil(where - 0.5),
-        "round_prefer_ceil": lambda: torch.floor(where + 0.5),
-        "floor": lambda: torch.floor(where),
-        "ceil": lambda: torch.ceil(where),
-    }[rule]()
-    return rounded.to(torch.int64)
+_NEAREST: dict[str, Callable[[Tensor], Tensor]] = {
+    "round_prefer_floor": lambda where: torch.ceil(where - 0.5),
+    "round_prefer_ceil": lambda where: torch.floor(where + 0.5),
+    "floor": torch.floor,
+    "ceil": torch.ceil,
+}
 
 
 def _matrix(rules: _Rules, axis: _Axis, where: Tensor) -> Tensor:
-    """Row i holds the weights of the old positions in new position i; beyond the ends count the ends.
+    """Return in row i the weights of the old positions in new position i; the ends count beyond the ends.
 
     A kernel with antialiasing is stretched by the reduction. [size, extent] float64
     """
@@ -235,12 +234,7 @@ def column_to_image(node: Node) -> Lowered:
     pads = node.integers("pads") or [0] * (2 * rank)
     if rank not in (1, 2, 3):
         raise Unsupported(f"Col2Im over {rank} dimensions")
-    function = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[
-        rank - 1
-    ]
-    taps = 1
-    for n in block:
-        taps *= n
+    function, taps = TRANSPOSED[rank - 1], prod(block)
     batch, channels = node.shape(0)[0], node.shape(0)[1] // taps
     kernel = node.made(torch.eye(taps, dtype=node.dtype(0)).reshape(taps, 1, *block))
     padded = [n + b + e for n, b, e in zip(image, pads[:rank], pads[rank:], strict=True)]
@@ -250,9 +244,10 @@ def column_to_image(node: Node) -> Lowered:
     covered = [
         (c - 1) * s + (k - 1) * d + 1 for c, s, k, d in zip(counts, stride, block, dilation, strict=True)
     ]
-    borders = []
-    for i in reversed(range(rank)):
-        borders += [-pads[i], padded[i] - covered[i] - pads[rank + i]]
+    borders = pad_list(
+        [-p for p in pads[:rank]],
+        [n - c - p for n, c, p in zip(padded, covered, pads[rank:], strict=True)],
+    )
 
     def run(x: Tensor, *_: Tensor | None) -> Tensor:
         columns = x.reshape(batch * channels, taps, *counts)

@@ -1,15 +1,19 @@
-"""Operators that move, join or repeat elements without computing."""
+"""Operators that move, join, repeat or pad elements without computing."""
 
-from math import ceil, prod
+from collections.abc import Sequence
+from math import ceil, inf, prod
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from stageloom.edge_agent.lowering.dtypes import onnx_dtype, tensor_from_proto
-from stageloom.edge_agent.lowering.errors import Unsupported
-from stageloom.edge_agent.lowering.node import Kernel, Known, Node
-from stageloom.edge_agent.lowering.registry import Lowered, operator
+from stageloom.edge_agent.lowering.dtypes import Unsupported, onnx_dtype, tensor_from_proto
+from stageloom.edge_agent.lowering.node import Kernel, KnownValues, Lowered, Node, operator
+
+
+def pad_list(before: Sequence[int], after: Sequence[int]) -> list[int]:
+    """Return the padding as `functional.pad` takes it: last dimension first."""
+    return [p for pair in zip(reversed(before), reversed(after), strict=True) for p in pair]
 
 
 @operator("Shape")
@@ -17,12 +21,12 @@ def shape(node: Node) -> Lowered:
     """Shapes are static: the answer is known while lowering."""
     dims = list(node.shape(0))
     start, end = node.integer("start", 0), node.attribute("end")
-    return Known((torch.tensor(dims[start : None if end is None else int(end)], dtype=torch.int64),))
+    return KnownValues((torch.tensor(dims[start : None if end is None else int(end)], dtype=torch.int64),))
 
 
 @operator("Size")
 def size(node: Node) -> Lowered:
-    return Known((torch.tensor(prod(node.shape(0)), dtype=torch.int64),))
+    return KnownValues((torch.tensor(prod(node.shape(0)), dtype=torch.int64),))
 
 
 @operator("Constant")
@@ -30,9 +34,9 @@ def constant(node: Node) -> Lowered:
     for name, dtype in (("value_float", torch.float32), ("value_floats", torch.float32),
                         ("value_int", torch.int64), ("value_ints", torch.int64)):  # fmt: skip
         if (found := node.attribute(name)) is not None:
-            return Known((torch.tensor(found, dtype=dtype),))
+            return KnownValues((torch.tensor(found, dtype=dtype),))
     if (proto := node.attribute("value")) is not None:
-        return Known((tensor_from_proto(proto),))
+        return KnownValues((tensor_from_proto(proto),))
     raise Unsupported("Constant that holds no tensor")
 
 
@@ -44,9 +48,8 @@ def identity(node: Node) -> Lowered:
 @operator("Dropout")
 def dropout(node: Node) -> Lowered:
     """Inference: the input, and a mask of ones. Training mode is random."""
-    if node.opset >= 12 and node.has(2) and bool(node.constant(2).reshape(())):
-        ratio = float(node.constant(1).reshape(())) if node.has(1) else 0.5
-        if ratio > 0.0:
+    if node.opset >= 12 and node.has(2) and bool(node.scalar(2)):
+        if (node.scalar(1) if node.has(1) else 0.5) > 0.0:
             raise Unsupported("Dropout in training mode")
     if node.wants(1):
         return lambda x, *_: (x, torch.ones_like(x, dtype=torch.bool))
@@ -64,27 +67,16 @@ def resolved_shape(source: tuple[int, ...], wanted: list[int], *, allow_zero: bo
     """0 copies the source's dimension unless `allow_zero`; -1 is what is left."""
     shape = [source[i] if n == 0 and not allow_zero else n for i, n in enumerate(wanted)]
     if -1 in shape:
-        known = 1
-        for n in shape:
-            known *= n if n != -1 else 1
-        total = 1
-        for n in source:
-            total *= n
-        shape[shape.index(-1)] = total // known if known else 0
+        known = prod(n for n in shape if n != -1)
+        shape[shape.index(-1)] = prod(source) // known if known else 0
     return shape
 
 
 @operator("Flatten")
 def flatten(node: Node) -> Lowered:
     axis = node.integer("axis", 1)
-    rank = node.rank(0)
-    axis = axis + rank if axis < 0 else axis
-    rows = 1
-    for n in node.shape(0)[:axis]:
-        rows *= n
-    columns = 1
-    for n in node.shape(0)[axis:]:
-        columns *= n
+    axis = axis + node.rank(0) if axis < 0 else axis
+    rows, columns = prod(node.shape(0)[:axis]), prod(node.shape(0)[axis:])
     return Kernel(lambda x: x.reshape(rows, columns), reshapes=True)
 
 
@@ -125,7 +117,7 @@ def constant_of_shape(node: Node) -> Lowered:
     shape = node.constant_list(0) or []
     proto = node.attribute("value")
     fill = torch.zeros((1,)) if proto is None else tensor_from_proto(proto)
-    return Known((fill.reshape(()).expand(shape).clone(),))
+    return KnownValues((fill.reshape(()).expand(shape).clone(),))
 
 
 @operator("Range")
@@ -136,7 +128,7 @@ def arange(node: Node) -> Lowered:
     values = (
         float(start) + places * float(step) if start.dtype.kind == "f" else int(start) + places * int(step)
     )
-    return Known((values.to(node.dtype(0)),))
+    return KnownValues((values.to(node.dtype(0)),))
 
 
 @operator("EyeLike")
@@ -245,14 +237,13 @@ def depth_to_space(node: Node) -> Lowered:
     block = node.integer("blocksize", 1)
     n, c, h, w = node.shape(0)
     kept = c // (block * block)
-    column_first = node.text("mode", "DCR") == "CRD"
+    if node.text("mode", "DCR") == "CRD":
+        cells, order = (n, kept, block, block, h, w), (0, 1, 4, 2, 5, 3)
+    else:
+        cells, order = (n, block, block, kept, h, w), (0, 3, 4, 1, 5, 2)
 
     def run(x: Tensor) -> Tensor:
-        if column_first:
-            cells = x.reshape(n, kept, block, block, h, w).permute(0, 1, 4, 2, 5, 3)
-        else:
-            cells = x.reshape(n, block, block, kept, h, w).permute(0, 3, 4, 1, 5, 2)
-        return cells.reshape(n, kept, h * block, w * block)
+        return x.reshape(cells).permute(order).reshape(n, kept, h * block, w * block)
 
     return run
 
@@ -263,16 +254,12 @@ def center_crop_pad(node: Node) -> Lowered:
     wanted = node.constant_list(1) or []
     axes = node.integers("axes")
     axes = list(range(node.rank(0))) if axes is None else [a % node.rank(0) for a in axes]
-    borders = [0] * (2 * node.rank(0))
+    before, after = [0] * node.rank(0), [0] * node.rank(0)
     for axis, size in zip(axes, wanted, strict=True):
-        extent = node.shape(0)[axis]
-        place = 2 * (node.rank(0) - 1 - axis)
-        if size < extent:
-            start = (extent - size) // 2
-            borders[place], borders[place + 1] = -start, -(extent - size - start)
-        else:
-            before = (size - extent) // 2
-            borders[place], borders[place + 1] = before, size - extent - before
+        change = size - node.shape(0)[axis]
+        before[axis] = int(change / 2)
+        after[axis] = change - before[axis]
+    borders = pad_list(before, after)
     return lambda x, _=None: functional.pad(x, borders)
 
 
@@ -280,3 +267,53 @@ def center_crop_pad(node: Node) -> Lowered:
 def bit_cast(node: Node) -> Lowered:
     dtype = onnx_dtype(node.integer("to", 0))
     return lambda x: x.view(dtype)
+
+
+@operator("Pad")
+def pad(node: Node) -> Lowered:
+    """Padding is attributes up to opset 10, inputs since; `axes` since 18."""
+    if node.opset < 11:
+        pads = node.integers("pads") or node.integers("paddings") or []
+        fill: float = node.number("value", 0.0)
+        axes = list(range(node.rank(0)))
+    else:
+        pads = node.constant_list(1) or []
+        fill = node.constant(2).item() if node.has(2) and node.constant(2).size else 0
+        axes = node.constant_list(3) if node.has(3) else None  # type: ignore[assignment]
+        axes = list(range(node.rank(0))) if axes is None else [a % node.rank(0) for a in axes]
+    before, after = [0] * node.rank(0), [0] * node.rank(0)
+    for place, axis in enumerate(axes):
+        before[axis], after[axis] = pads[place], pads[place + len(axes)]
+    if node.dtype(0).is_floating_point and fill not in (inf, -inf):
+        top = torch.finfo(node.dtype(0)).max  # float16 cannot hold what a float32 model may pad with
+        fill = min(max(fill, -top), top)
+    mode = node.text("mode", "constant")
+    if mode == "constant":
+        borders = pad_list(before, after)
+        return lambda x, *_: functional.pad(x, borders, value=fill)
+    if mode not in ("reflect", "edge", "wrap"):
+        raise Unsupported(f"Pad with mode {mode}")
+    places = [
+        (axis, node.made(_places(n, before[axis], after[axis], mode)))
+        for axis, n in enumerate(node.shape(0))
+        if before[axis] or after[axis]
+    ]
+
+    def run(x: Tensor, *_: Tensor | None) -> Tensor:
+        for axis, index in places:
+            x = x.index_select(axis, index)
+        return x
+
+    return run
+
+
+def _places(extent: int, before: int, after: int, mode: str) -> Tensor:
+    """Which element stands at each position of the padded dimension. [before + extent + after]"""
+    positions = torch.arange(-before, extent + after)
+    if mode == "edge":
+        return positions.clamp(0, extent - 1)
+    if mode == "wrap":
+        return positions.remainder(extent)
+    period = max(2 * (extent - 1), 1)  # reflect: 0 1 .. n-1 n-2 .. 1 and again
+    folded = positions.remainder(period)
+    return torch.where(folded < extent, folded, period - folded)

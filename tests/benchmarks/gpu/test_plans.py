@@ -24,9 +24,8 @@ from benchmarks.gpu.torch_rows import MIX
 from stageloom.edge_agent.utilisation.kernels import OperatorResources
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.bound import bind
-from stageloom.shared.importer.limits import ImportLimits
 from stageloom.shared.importer.pipeline import import_here
-from stageloom.shared.importer.process import ARTIFACT_NAME
+from stageloom.shared.importer.process import ARTIFACT_NAME, ImportLimits
 from stageloom.shared.schedule import Schedule, StreamSchedule
 from tests.benchmarks.gpu.tiny import SIZE, WIDTH, subject_of
 

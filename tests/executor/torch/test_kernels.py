@@ -11,7 +11,7 @@ from stageloom.edge_agent.executor.torch.issue_order import Nature
 from stageloom.edge_agent.executor.torch.kernels import Instruments, KernelChoices, is_memory_bound
 from stageloom.edge_agent.lowering.dtypes import Precision
 from stageloom.edge_agent.lowering.model import ModelLowering
-from stageloom.edge_agent.lowering.unit import Alternative, Unit
+from stageloom.edge_agent.lowering.program import Alternative, Unit
 from stageloom.edge_agent.utilisation.kernels import Kernel, Rates, operator_resources
 from tests.executor.models import artifact_of
 

@@ -1,4 +1,4 @@
-"""One model under a plan through the engine, with every block-border tensor recorded."""
+"""Run one model under a plan through the engine and record every tensor at a block border."""
 
 import threading
 import time
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     import numpy as np
 
 Place: TypeAlias = tuple[int, str]
-"""Where a tensor was seen: behind which block (the number of blocks for the task's answer), and its name."""
+"""The block behind which a tensor was recorded (the number of blocks: the task's answer), and its name."""
 
 _PREPARE_S = 600.0
 _MAX_DELAY_S = 0.002
 
 
 @dataclass(slots=True)
-class Trace:
-    """What one task left behind."""
+class TaskTrace:
+    """The recorded tensors of one task, and how it ended."""
 
     tensors: "dict[Place, np.ndarray]" = field(default_factory=dict)
     outcome: Outcome | None = None
@@ -37,10 +37,10 @@ class Trace:
 
 
 class _Io(TaskIO):
-    """A task whose inputs and outputs are plain arrays."""
+    """A task whose inputs and outputs are arrays."""
 
     def __init__(self, feeds: Feeds, blocks: int) -> None:
-        self.trace = Trace()
+        self.trace = TaskTrace()
         self.over = threading.Event()
         self._feeds = feeds
         self._blocks = blocks
@@ -57,11 +57,11 @@ class _Io(TaskIO):
         self.over.set()
 
 
-class Candidate:
+class EngineRun:
     """An engine in this process that serves one model; the plan has batch 1 and that model only."""
 
     def __init__(self, executor: Executor, bound: BoundPlan, artifact: Artifact) -> None:
-        """Takes the executor over and closes it in the end.
+        """Own the executor, which `close` closes.
 
         Raises:
             ExecutorError: the executor cannot load or prepare the plan.
@@ -84,11 +84,11 @@ class Candidate:
             self._driver.close()
             raise
 
-    def run(self, tasks: Sequence[Feeds], delays: "np.random.Generator | None") -> list[Trace]:
-        """Submit all tasks at once and wait for all; `delays` draws a pause before every group.
+    def run(self, tasks: Sequence[Feeds], delays: "np.random.Generator | None") -> list[TaskTrace]:
+        """Submit all tasks at once and wait for them; `delays` draws a pause before every group.
 
         Raises:
-            ExecutorError: the members ran one after another, as no program could be prepared.
+            ExecutorError: no program could be prepared, so the members ran one after another.
         """
         self._executor.pause = None if delays is None else _Pauses(delays)
         self._seen.clear()
@@ -113,7 +113,7 @@ class Candidate:
         return [io.trace for io in ios.values()]
 
     def close(self) -> None:
-        """End the engine and free the executor."""
+        """Stop the engine and close the executor."""
         self._driver.close()
 
     def _tap(self, instance: InstanceId, member: Member, tensors: "Mapping[str, np.ndarray]") -> None:
@@ -128,7 +128,7 @@ class Candidate:
 
 
 class _Pauses:
-    """Sleeps a random while before a group; called from several threads."""
+    """A random pause before a group; called from several threads."""
 
     def __init__(self, rng: "np.random.Generator") -> None:
         self._rng = rng
