@@ -17,8 +17,8 @@ import numpy as np
 import onnxruntime
 
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.worker.messages import TaskDone
 from stageloom.edge_agent.worker.shell import EngineShell
-from stageloom.edge_agent.worker.tasks import TaskEnd
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.plan import Plan
@@ -176,7 +176,7 @@ class Engine:
     def window(self, seconds: float) -> Window:
         """See Contestant."""
         turns, left = count(), count(1)
-        failed: list[TaskEnd] = []
+        failed: list[TaskDone] = []
         drained = threading.Event()
         clocked = Clocked(seconds, self._at_a_time)
 
@@ -184,7 +184,7 @@ class Engine:
             index = next(turns) % len(self._models)
             self._shell.submit(self._models[index], self._inputs[index], on_end=on_end)
 
-        def on_end(end: TaskEnd) -> None:
+        def on_end(end: TaskDone) -> None:
             if end.outcome is not Outcome.COMPLETED or end.started_s is None:
                 failed.append(end)
             elif clocked.ended(end.started_s, end.ended_s) and not failed:

@@ -19,9 +19,9 @@ from benchmarks.report import Report, progress
 from stageloom.edge_agent.executor.base import Executor, StepResult
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.worker.messages import TaskDone
 from stageloom.edge_agent.worker.recorder import Recorder
 from stageloom.edge_agent.worker.shell import EngineShell
-from stageloom.edge_agent.worker.tasks import TaskEnd
 from stageloom.shared.engine.steps import Step
 from stageloom.shared.search.compose import Combination, ModelChoice, compose
 
@@ -72,7 +72,7 @@ class Loop:
         self._began_s.append(result.started_s)
 
     def _submit(self, name: str) -> None:
-        def on_end(end: TaskEnd) -> None:
+        def on_end(end: TaskDone) -> None:
             if len(self._began_s) < self._left:
                 self._submit(name)
             else:

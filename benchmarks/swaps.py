@@ -15,8 +15,8 @@ import numpy as np
 from benchmarks.ratios import zoo_inputs
 from benchmarks.report import Report, progress
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.worker.messages import TaskDone
 from stageloom.edge_agent.worker.shell import EngineShell
-from stageloom.edge_agent.worker.tasks import TaskEnd
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.plan import Plan
@@ -67,7 +67,7 @@ class _Stream:
             self.submitted += 1
             self._shell.submit(self._name, self._inputs, on_end=self._end)
 
-    def _end(self, end: TaskEnd) -> None:
+    def _end(self, end: TaskDone) -> None:
         if end.outcome is Outcome.COMPLETED:
             self.ended_s.append(end.ended_s)
         else:

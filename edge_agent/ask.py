@@ -7,11 +7,11 @@ import msgspec
 from stageloom.edge_agent.ingest import channel
 from stageloom.edge_agent.ingest.messages import (
     PROTOCOL_VERSION,
+    AgentWelcome,
     AskStatus,
+    ClientHello,
     Goodbye,
-    Hello,
     Status,
-    Welcome,
     decode_to_application,
     encode,
 )
@@ -27,7 +27,7 @@ def ask_status(path: Path, timeout_s: float = 5.0) -> AgentStatus:
     """
     sock = channel.connect(path, timeout_s)
     try:
-        sock.send(encode(Hello(PROTOCOL_VERSION)))
+        sock.send(encode(ClientHello(PROTOCOL_VERSION)))
         sock.send(encode(AskStatus(0)))
         while True:
             packet, _ = channel.receive(sock)
@@ -38,7 +38,7 @@ def ask_status(path: Path, timeout_s: float = 5.0) -> AgentStatus:
                     return msgspec.json.decode(body, type=AgentStatus)
                 case Goodbye(reason):
                     raise UnavailableError(f"the agent at {path} turned us away: {reason}")
-                case Welcome():
+                case AgentWelcome():
                     continue
     except (OSError, DecodeError, msgspec.MsgspecError) as error:
         raise UnavailableError(

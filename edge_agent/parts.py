@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 from stageloom.edge_agent.background import Background
 from stageloom.edge_agent.config import AgentConfig
-from stageloom.edge_agent.engine_host import EngineHost
 from stageloom.edge_agent.link.interface import Link
 from stageloom.edge_agent.loop import Loop
 from stageloom.edge_agent.plans.candidate import ManagerConfig
@@ -25,6 +24,7 @@ from stageloom.edge_agent.reporting.profiles import ProfileDesk
 from stageloom.edge_agent.store import ArtifactStore
 from stageloom.edge_agent.utilisation.chain import this_machine
 from stageloom.edge_agent.utilisation.watch import MachineWatch
+from stageloom.edge_agent.worker.client import EngineClient
 from stageloom.edge_agent.worker.config import WorkerConfig
 from stageloom.edge_agent.worker.messages import Report
 
@@ -38,7 +38,7 @@ class Parts:
 
     config: AgentConfig
     loop: Loop
-    engine: EngineHost
+    engine: EngineClient
     link: Link
     journal: Journal
     artifacts: ArtifactStore
@@ -67,7 +67,7 @@ def make_parts(
     before_good, problem = fallback.load()
     supervisor, waiting = Supervisor(Random()), WaitingLog()
     plans = PlanManager(supervisor, _manager_config(config), before_good, waiting=waiting, coin=Random())
-    engine = EngineHost(loop, _worker_config(config), config.silent_engine_s, on_report)
+    engine = EngineClient(loop, _worker_config(config), config.silent_engine_s, on_report)
     engine.start()
     try:
         link, problems = make_link()
@@ -98,7 +98,7 @@ def make_parts(
             Path(config.policy) if config.policy else None,
         ),
         profiles=ProfileDesk(
-            engine,
+            engine.send,
             artifacts.path,
             journal.record,
             link.tell,

@@ -7,22 +7,21 @@ imported on this path.
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
 from stageloom.edge_agent.config import AgentConfig
 from stageloom.edge_agent.heartbeat import EngineSigns, Heartbeat, Patience
-from stageloom.edge_agent.ingest.connection import Arena, ConnectionLimits, Layout
-from stageloom.edge_agent.ingest.endpoint import Accepted, Endpoint
+from stageloom.edge_agent.ingest.connection import ConnectionLimits
+from stageloom.edge_agent.ingest.endpoint import Endpoint
 from stageloom.edge_agent.ingest.ledger import TaskLedger
-from stageloom.edge_agent.ingest.messages import ModelInfo
+from stageloom.edge_agent.ingest.messages import ModelSignature
 from stageloom.edge_agent.ingest.paths import runtime_directory
 from stageloom.edge_agent.loop import READ, Loop
 from stageloom.edge_agent.parts import LinkFactory, make_parts
 from stageloom.edge_agent.plans.shell import PlanShell
 from stageloom.edge_agent.replan.load_watch import LoadWatch
-from stageloom.edge_agent.reporting.recordings import Recordings
 from stageloom.edge_agent.reporting.status import (
     AgentStatus,
     EngineStatus,
@@ -34,9 +33,7 @@ from stageloom.edge_agent.reporting.status import (
 from stageloom.edge_agent.reporting.telemetry import task_rows, trace_row
 from stageloom.edge_agent.worker import messages as engine
 from stageloom.shared.engine.steps import Outcome, PlanKey
-from stageloom.shared.errors import TaskRefused
 from stageloom.shared.failpoint import failpoint
-from stageloom.shared.ids import TaskId
 from stageloom.shared.systemd.notify import manager_of
 from stageloom.shared.version import __version__
 
@@ -66,10 +63,10 @@ class Agent:
         self._endpoint = Endpoint(
             self.loop,
             self,
+            self._engine,
             self._ledger,
             ConnectionLimits(max_tasks=config.max_tasks, max_arena_bytes=config.max_arena_bytes),
         )
-        self._recordings = Recordings(self._engine)
         self._heartbeat = Heartbeat(
             manager_of(os.environ),
             Patience(silent_s=config.silent_engine_s, load_limit_s=config.load_limit_s),
@@ -111,7 +108,7 @@ class Agent:
         self._stopping = True
         self._heartbeat.stopping()
         self._shell.shut_down()
-        self._engine.drain(refuse=True)
+        self._engine.send(engine.PauseLaunches(refuse=True))
         self.loop.call_at(self.loop.now() + self._config.drain_s, self.loop.stop)
         self._stop_when_empty()
 
@@ -148,14 +145,15 @@ class Agent:
     def _sample_steps(self) -> None:
         """Trace for a short while: every step of a window, so that its timeline has no holes."""
         if self._plans.active is not None and self._plans.runner is None:  # tracing would cost a window time
-            self._engine.trace(True)
-            self.loop.call_at(
-                self.loop.now() + self._config.trace_window_s, lambda: self._engine.trace(False)
-            )
+            self._engine.send(engine.TraceSteps(True))
+            self.loop.call_at(self.loop.now() + self._config.trace_window_s, self._end_sample)
+
+    def _end_sample(self) -> None:
+        self._engine.send(engine.TraceSteps(False))
 
     # -- the endpoint's backend -----------------------------------------------------------------------------
 
-    def models(self) -> Mapping[str, ModelInfo]:
+    def models(self) -> Mapping[str, ModelSignature]:
         """What the active plan serves."""
         return self._plans.models
 
@@ -171,33 +169,6 @@ class Agent:
             trouble = self._plans.trouble
             return f"no plan is active: {trouble}" if trouble else "no plan is active"
         return ""
-
-    def submit(self, task: Accepted) -> None:
-        """To the engine."""
-        try:
-            self._engine.submit(task)
-        except TaskRefused as error:
-            self._endpoint.task_ended(task.id, Outcome.REFUSED, error.code, str(error))
-
-    def cancel(self, task: TaskId) -> None:
-        """To the engine; its answer ends the task."""
-        self._engine.cancel(task)
-
-    def add_arena(self, arena: Arena) -> None:
-        """To the engine."""
-        self._engine.add_arena(arena)
-
-    def drop_arena(self, arena: Arena) -> None:
-        """To the engine."""
-        self._engine.drop_arena(arena)
-
-    def drop_layout(self, layout: Layout) -> None:
-        """To the engine."""
-        self._engine.drop_layout(layout)
-
-    def trace(self, seconds: float, file: int, ended: Callable[[str], None]) -> None:
-        """To the engine; its answer comes later."""
-        self._recordings.order(seconds, file, ended)
 
     def status(self) -> bytes:
         """As JSON."""
@@ -238,8 +209,7 @@ class Agent:
                 self._load.stats_arrived(report)
             case engine.Ready():
                 self._parts.supervisor.started(self.loop.now())
-                for arena in self._endpoint.arenas():
-                    self._engine.add_arena(arena)
+                self._endpoint.engine_ready()
                 self._shell.do(self._plans.ready())
                 self._profiles.engine_ready()
             case engine.PlanLoaded():
@@ -247,7 +217,7 @@ class Agent:
                 self._shell.do(self._plans.loaded(key, report.stated_bytes, report.memory_bytes))
             case engine.PlanTooLarge():
                 self._shell.do(self._plans.too_large(report))
-            case engine.Measured():
+            case engine.WindowMeasured():
                 self._shell.do(self._plans.measured(report, self.loop.now()))
             case engine.PlanFailed():
                 _log.warning("plan %d failed in the engine: %s", report.key, report.reason)
@@ -264,8 +234,8 @@ class Agent:
             case engine.Glance():
                 self._load.glanced(report, alarms=not self._stopping)
             case engine.RecordingEnded():
-                self._recordings.ended(report)
-            case engine.Traced():
+                self._endpoint.recording_ended(report.number, report.reason)
+            case engine.StepTraced():
                 plan = self._plans.plan_of(PlanKey(report.key))
                 if plan is not None:
                     self._journal.record([trace_row(report, plan.ref.digest)])
@@ -279,13 +249,11 @@ class Agent:
                 self._stop_when_empty()
 
     def _task_done(self, done: engine.TaskDone) -> None:
-        outcome = Outcome(done.outcome)
-        if outcome is Outcome.COMPLETED:
+        if done.outcome is Outcome.COMPLETED:
             self._parts.waiting.task_completed(done.queued_s, done.ended_s)
-        self._endpoint.task_ended(TaskId(done.task), outcome, done.code, done.reason, done.queued_s)
+        self._endpoint.task_ended(done.task, done.outcome, done.code, done.reason, done.queued_s)
         if self._plans.phase is not None:
-            key = None if done.key is None else PlanKey(done.key)
-            self._shell.do(self._plans.task_ended(outcome, done.reason, key))
+            self._shell.do(self._plans.task_ended(done.outcome, done.reason, done.plan))
         if self._stopping:
             self._stop_when_empty()
 
@@ -308,6 +276,5 @@ class Agent:
             f"the engine process ended ({how}) while the task was in flight; submit it again if wanted",
         )
         self._profiles.engine_exited(ordered=self._plans.engine_stopping)
-        self._recordings.engine_exited()
         self._shell.do(self._plans.exited(how, self.loop.now()))
         self._shell.collect()

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from stageloom.edge_agent.ingest import channel
-from stageloom.edge_agent.ingest.messages import PROTOCOL_VERSION, Hello, Trace, encode
+from stageloom.edge_agent.ingest.messages import PROTOCOL_VERSION, ClientHello, TraceRequest, encode
 from stageloom.edge_agent.ingest.paths import socket_of
 
 
@@ -27,8 +27,8 @@ def main() -> None:
             os.write(writing, bytes(4096))
     except BlockingIOError:
         os.set_blocking(writing, True)
-    sock.send(encode(Hello(PROTOCOL_VERSION)))
-    channel.send_with_descriptor(sock, encode(Trace(0, 0.5)), writing)
+    sock.send(encode(ClientHello(PROTOCOL_VERSION)))
+    channel.send_with_descriptor(sock, encode(TraceRequest(0, 0.5)), writing)
     print("asked", flush=True)
     time.sleep(600.0)
     os.close(reading)

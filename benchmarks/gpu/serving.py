@@ -20,8 +20,8 @@ from benchmarks.gpu.arrivals import Arrival
 from benchmarks.gpu.networks import Subject
 from benchmarks.gpu.rounds import percentile
 from stageloom.edge_agent.executor.base import Executor
+from stageloom.edge_agent.worker.messages import TaskDone
 from stageloom.edge_agent.worker.shell import EngineShell
-from stageloom.edge_agent.worker.tasks import TaskEnd
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.plan import Plan
 
@@ -40,7 +40,7 @@ class Served:
     submitted: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def note(self, model: str, submitted_s: float, end: TaskEnd) -> None:
+    def note(self, model: str, submitted_s: float, end: TaskDone) -> None:
         """One task ended; called on the engine's threads."""
         with self.lock:
             self.outcomes[end.outcome.value] += 1
@@ -94,7 +94,7 @@ class Service:
         """End the engine."""
         self.shell.close()
 
-    def submit(self, model: str, on_end: Callable[[TaskEnd], None]) -> "Future[dict[str, np.ndarray]]":
+    def submit(self, model: str, on_end: Callable[[TaskDone], None]) -> "Future[dict[str, np.ndarray]]":
         """One task with the model's image."""
         return self.shell.submit(model, self._inputs[model], on_end=on_end)
 
@@ -111,7 +111,7 @@ class Service:
             model = turns[next(numbers) % len(turns)]
             submitted_s = time.monotonic()
 
-            def on_end(end: TaskEnd) -> None:
+            def on_end(end: TaskDone) -> None:
                 served.note(model, submitted_s, end)
                 if end.outcome is Outcome.COMPLETED and end.ended_s < stop_s:
                     submit()
@@ -153,7 +153,7 @@ class Service:
         return served
 
     def _submit(self, model: str, due_s: float, served: Served, left: threading.Semaphore) -> None:
-        def on_end(end: TaskEnd) -> None:
+        def on_end(end: TaskDone) -> None:
             served.note(model, due_s, end)
             left.release()
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from benchmarks.gpu.rounds import percentile
 from benchmarks.gpu.serving import Service
-from stageloom.edge_agent.worker.tasks import TaskEnd
+from stageloom.edge_agent.worker.messages import TaskDone
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.plan import Plan
 
@@ -105,7 +105,7 @@ class Switching:
             self._open += 1
         self._service.submit(model, self._on_end)
 
-    def _on_end(self, end: TaskEnd) -> None:
+    def _on_end(self, end: TaskDone) -> None:
         with self._lock:
             self._open -= 1
             again = not self._stopping and end.outcome is Outcome.COMPLETED

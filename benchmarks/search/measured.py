@@ -31,9 +31,9 @@ from benchmarks.search.subjects import LIMITS, Network, rows_of, side_by_side
 from stageloom.edge_agent.executor.base import TimingRequest
 from stageloom.edge_agent.executor.idle import IdleTime
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.worker.messages import TaskDone
 from stageloom.edge_agent.worker.shell import EngineShell
 from stageloom.edge_agent.worker.stage_profile import Alone, profile_stages
-from stageloom.edge_agent.worker.tasks import TaskEnd
 from stageloom.shared.artifact import Artifact, open_artifact
 from stageloom.shared.bound import bind
 from stageloom.shared.engine.steps import Outcome, PlanKey
@@ -142,7 +142,7 @@ def _runs(shell: EngineShell, key: PlanKey, inputs: Mapping[str, Inputs]) -> lis
 
 
 def _run_s(shell: EngineShell, inputs: Mapping[str, Inputs]) -> float:
-    ends: list[TaskEnd] = []
+    ends: list[TaskDone] = []
     futures = [shell.submit(name, feeds, on_end=ends.append) for name, feeds in inputs.items()]
     for future in futures:
         future.result()

@@ -11,8 +11,8 @@ import numpy as np
 
 from stageloom.edge_agent.executor.base import StepResult
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.worker.messages import TaskDone
 from stageloom.edge_agent.worker.shell import EngineShell
-from stageloom.edge_agent.worker.tasks import TaskEnd
 from stageloom.planner.twin.arrivals import ArrivalStream, Process
 from stageloom.planner.twin.window import ModelWindow, StepsWindow, Window, counts_between, usual_samples
 from stageloom.shared.artifact import Artifact
@@ -43,7 +43,7 @@ class EngineDevice:
     ) -> None:
         self._artifacts = dict(artifacts)
         self._steps: list[StepSpan] = []  # appended to by the lanes' threads
-        self._ends: list[tuple[str, TaskEnd]] = []
+        self._ends: list[tuple[str, TaskDone]] = []
         self._submitted: list[tuple[str, float]] = []
         self._shell = EngineShell(OnnxExecutor(), on_step=self._on_step)
         self._streams = {

@@ -30,19 +30,19 @@ from stageloom.edge_agent.ingest.arena import ArenaPool, ClientArena
 from stageloom.edge_agent.ingest.layouts import Array, LayoutPool, TaskLayout, kind_of
 from stageloom.edge_agent.ingest.messages import (
     PROTOCOL_VERSION,
+    AgentWelcome,
     AttachArena,
-    Cancel,
-    Declare,
-    Ended,
+    CancelRequest,
+    ClientHello,
+    DeclareLayout,
     Goodbye,
-    Hello,
     ListModels,
-    ModelInfo,
     Models,
-    Retract,
-    Submit,
+    ModelSignature,
+    RetractLayout,
+    SubmitRequest,
+    TaskEnded,
     ToApplication,
-    Welcome,
     decode_to_application,
     encode,
 )
@@ -115,7 +115,7 @@ class Client:
         if session is not None:
             session.close()
 
-    def models(self) -> dict[str, ModelInfo]:
+    def models(self) -> dict[str, ModelSignature]:
         """What can be run now, by name."""
         return self._live().fetch_models()
 
@@ -175,7 +175,7 @@ class _Session:
         self._requests = itertools.count()
         self._pending: dict[int, tuple[TaskFuture, TaskLayout]] = {}
         self._answers: dict[int, Future[Models]] = {}
-        self._infos: dict[str, ModelInfo] = {}
+        self._infos: dict[str, ModelSignature] = {}
         self.gone = False
         self._goodbye = ""
         self._layouts = LayoutPool(self._greet(path), self)
@@ -184,21 +184,21 @@ class _Session:
 
     def _greet(self, path: Path) -> ArenaPool:
         try:
-            self._sock.send(encode(Hello(PROTOCOL_VERSION)))
+            self._sock.send(encode(ClientHello(PROTOCOL_VERSION)))
             packet, _ = channel.receive(self._sock)
             answer = decode_to_application(packet)
         except (OSError, DecodeError) as error:
             self._sock.close()
             raise UnavailableError(f"the agent at {path} does not answer: {error}") from error
-        if not isinstance(answer, Welcome):
+        if not isinstance(answer, AgentWelcome):
             self._sock.close()
             reason = answer.reason if isinstance(answer, Goodbye) else "an unexpected answer"
             raise UnavailableError(f"the agent at {path} turned this application away: {reason}")
         return ArenaPool(answer.max_arena_bytes, answer.max_arenas)
 
-    def fetch_models(self) -> dict[str, ModelInfo]:
+    def fetch_models(self) -> dict[str, ModelSignature]:
         """Ask for all models, page by page."""
-        found: dict[str, ModelInfo] = {}
+        found: dict[str, ModelSignature] = {}
         more = True
         while more:
             request = next(self._requests)
@@ -238,10 +238,12 @@ class _Session:
             with self._lock:
                 self._check_alive()
                 self._pending[task] = future, layout
-            self._send_locked(encode(Submit(task, layout.number, sent_at_s, priority, deadline_s)), None)
+            self._send_locked(
+                encode(SubmitRequest(task, layout.number, sent_at_s, priority, deadline_s)), None
+            )
         return future
 
-    def _known(self, names: tuple[str, ...]) -> tuple[ModelInfo, ...]:
+    def _known(self, names: tuple[str, ...]) -> tuple[ModelSignature, ...]:
         if any(name not in self._infos for name in names):
             self.fetch_models()
         try:
@@ -258,19 +260,19 @@ class _Session:
         """See `stageloom.edge_agent.ingest.layouts.Agent`."""
         self._send(encode(AttachArena(arena.number, arena.nbytes)), descriptor=arena.descriptor)
 
-    def declare(self, message: Declare) -> None:
+    def declare(self, message: DeclareLayout) -> None:
         """See `stageloom.edge_agent.ingest.layouts.Agent`."""
         self._send(encode(message))
 
     def retract(self, layout: int) -> None:
         """See `stageloom.edge_agent.ingest.layouts.Agent`."""
         with contextlib.suppress(UnavailableError):  # whoever is gone has forgotten it
-            self._send(encode(Retract(layout)))
+            self._send(encode(RetractLayout(layout)))
 
     def cancel(self, task: int) -> None:
         """Tell the agent; whatever ends the task answers its future."""
         with contextlib.suppress(UnavailableError):  # then the future has been answered already
-            self._send(encode(Cancel(task)))
+            self._send(encode(CancelRequest(task)))
 
     def _send(self, packet: bytes, descriptor: int | None = None) -> None:
         with self._send_lock:
@@ -307,7 +309,7 @@ class _Session:
 
     def _take(self, message: ToApplication) -> None:
         match message:
-            case Ended():
+            case TaskEnded():
                 with self._lock:
                     pending = self._pending.pop(message.task, None)
                 if pending is not None:
@@ -320,7 +322,7 @@ class _Session:
             case Goodbye():
                 self._goodbye = message.reason
 
-    def _finish(self, future: TaskFuture, layout: TaskLayout, ended: Ended) -> None:
+    def _finish(self, future: TaskFuture, layout: TaskLayout, ended: TaskEnded) -> None:
         future.received_at_s, future.queued_at_s = ended.received_at_s, ended.queued_at_s
         try:
             if ended.outcome == "completed":
@@ -373,7 +375,7 @@ class _Session:
             self._reader.join(self._timeout_s)
 
 
-def _error_of(ended: Ended) -> RefusedError:
+def _error_of(ended: TaskEnded) -> RefusedError:
     cause, _, remedy = ended.reason.partition("; ")
     if ended.code == "agent_restarted":
         return AgentRestarted(cause, remedy=remedy)

@@ -8,11 +8,11 @@ import socket
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from stageloom.edge_agent.ingest.memory_file import seals_of
-from stageloom.edge_agent.ingest.messages import Declare, ModelInfo, ToApplication, encode
+from stageloom.edge_agent.ingest.messages import DeclareLayout, ModelSignature, ToApplication, encode
 from stageloom.edge_agent.ingest.signature import check_layout
+from stageloom.edge_agent.worker.messages import AddLayout
 from stageloom.shared.errors import TaskRefused
 from stageloom.shared.ids import TaskId
 
@@ -42,50 +42,41 @@ class Arena:
     open_tasks: int = 0  # that lie in it
 
 
-class Place(NamedTuple):
-    """A tensor's place in an arena, as the engine process is told:
-    `stageloom.edge_agent.worker.messages.Place`."""
-
-    tensor: str
-    arena: int
-    offset_bytes: int
-
-
 @dataclass(slots=True, eq=False)
-class Layout:
-    """Where the tensors of tasks lie; checked once against what a plan serves."""
+class DeclaredLayout:
+    """Where the tensors of an application's tasks lie. `check` is the only check of it, once per plan."""
 
     id: int  # unique in this agent
-    declared: Declare
-    inputs: tuple[Place, ...] = ()
-    outputs: tuple[Place, ...] = ()
+    declared: DeclareLayout
     arenas: tuple[Arena, ...] = ()
-    checked_for: Mapping[str, ModelInfo] | None = None  # what the plan served then, by identity
-    told: int = 0  # the engine process that knows it, by its number
+    checked_for: Mapping[str, ModelSignature] | None = None  # the models of that plan, by identity
+    sent_to: int = 0  # `EngineClient.life` of the engine process that has the layout
 
-    def check(self, models: Mapping[str, ModelInfo], arenas: Mapping[int, Arena]) -> None:
-        """Find the places of all tensors.
+    def check(self, models: Mapping[str, ModelSignature], arenas: Mapping[int, Arena]) -> None:
+        """Compare the layout with the models of the plan; `arenas` are the connection's, by their numbers.
 
         Raises:
             TaskRefused: tasks in this layout cannot run; see `signature.check_layout`.
         """
         declared = self.declared
         check_layout(declared, models, {number: arena.nbytes for number, arena in arenas.items()})
-        shared = len(declared.models) > 1
-        self.inputs = tuple(
-            Place(ref.tensor, arenas[ref.arena].id, ref.offset_bytes) for ref in declared.inputs
-        )
-        self.outputs = tuple(
-            Place(
-                f"{declared.models[ref.model]}/{ref.tensor}" if shared else ref.tensor,
-                arenas[ref.arena].id,
-                ref.offset_bytes,
-            )
-            for ref in declared.outputs
-        )
         used = {ref.arena for ref in declared.inputs} | {ref.arena for ref in declared.outputs}
         self.arenas = tuple(arenas[number] for number in sorted(used))
         self.checked_for = models
+
+    def command(self, arenas: Mapping[int, Arena]) -> AddLayout:
+        """The layout as the engine process is told it, with the agent's numbers of `arenas`."""
+        models = self.declared.models
+        prefix = [f"{model}/" if len(models) > 1 else "" for model in models]
+        return AddLayout(
+            self.id,
+            models,
+            tuple((ref.tensor, arenas[ref.arena].id, ref.offset_bytes) for ref in self.declared.inputs),
+            tuple(
+                (prefix[ref.model] + ref.tensor, arenas[ref.arena].id, ref.offset_bytes)
+                for ref in self.declared.outputs
+            ),
+        )
 
 
 @dataclass
@@ -99,7 +90,7 @@ class Connection:
     watched: int = 0  # readiness that the loop was last asked for
     last_task: int = -1
     arenas: dict[int, Arena] = field(default_factory=dict)  # by the application's own number
-    layouts: dict[int, Layout] = field(default_factory=dict)  # by the application's own number
+    layouts: dict[int, DeclaredLayout] = field(default_factory=dict)  # by the application's own number
     tasks: dict[int, TaskId] = field(default_factory=dict)  # open ones, by the application's own number
     _unsent: deque[bytes] = field(default_factory=deque)
 

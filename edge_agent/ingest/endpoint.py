@@ -8,40 +8,49 @@ application. Tensors stay in the application's arenas; only their places pass th
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
 from stageloom.edge_agent.ingest.channel import SOCKET_NAME, receive, socket_address
-from stageloom.edge_agent.ingest.connection import Arena, Connection, ConnectionLimits, Layout
-from stageloom.edge_agent.ingest.ledger import UNKNOWN_MODEL, TaskLedger
+from stageloom.edge_agent.ingest.connection import Arena, Connection, ConnectionLimits, DeclaredLayout
+from stageloom.edge_agent.ingest.ledger import UNKNOWN_MODEL, OpenTask, TaskLedger
 from stageloom.edge_agent.ingest.memory_file import close_received, seals_of
 from stageloom.edge_agent.ingest.messages import (
     MAX_PACKET_BYTES,
     PROTOCOL_VERSION,
+    AgentWelcome,
     AskStatus,
     AttachArena,
-    Cancel,
-    Declare,
+    CancelRequest,
+    ClientHello,
+    DeclareLayout,
     DetachArena,
-    Ended,
     Goodbye,
-    Hello,
     ListModels,
-    ModelInfo,
     Models,
-    Retract,
+    ModelSignature,
+    RetractLayout,
     Status,
-    Submit,
+    SubmitRequest,
+    TaskEnded,
     ToAgent,
-    Trace,
-    Traced,
-    Welcome,
+    TraceRequest,
+    TraceWritten,
     decode_to_agent,
     encode,
 )
 from stageloom.edge_agent.loop import READ, WRITE, Loop
+from stageloom.edge_agent.worker.messages import (
+    AddArena,
+    CancelTask,
+    Command,
+    DropArena,
+    DropLayout,
+    RunTask,
+    StartRecording,
+)
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.errors import DecodeError, StorageError, TaskRefused
 from stageloom.shared.ids import TaskId
@@ -54,64 +63,53 @@ _BACKLOG = 128
 _REASON_CHARS = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """A checked task on its way to the engine."""
+class Engine(Protocol):
+    """The part of `EngineClient` that the endpoint uses."""
 
-    id: TaskId
-    layout: Layout
-    priority: int
-    deadline_s: float | None  # on CLOCK_MONOTONIC
+    life: int
+
+    @property
+    def busy(self) -> bool:
+        """The engine process takes nothing now."""
+
+    def send(self, command: Command, fds: Sequence[int] = ()) -> bool:
+        """Send a command; False if no process takes it."""
 
 
 class Backend(Protocol):
-    """What the endpoint needs from the agent behind it."""
+    """What the endpoint asks the agent."""
 
-    def models(self) -> Mapping[str, ModelInfo]:
+    def models(self) -> Mapping[str, ModelSignature]:
         """What can be run now; empty while no plan is active."""
 
     def not_ready(self) -> str:
         """Why no task can be taken now; empty when one can."""
 
-    def submit(self, task: Accepted) -> None:
-        """Hand the task to the engine; its end comes back through `Endpoint.task_ended`."""
-
-    def cancel(self, task: TaskId) -> None:
-        """The owner does not want it any more."""
-
-    def add_arena(self, arena: Arena) -> None:
-        """The engine process maps it."""
-
-    def drop_arena(self, arena: Arena) -> None:
-        """No open task uses it."""
-
-    def drop_layout(self, layout: Layout) -> None:
-        """No task to come uses it."""
-
     def status(self) -> bytes:
         """The status as JSON."""
 
-    def trace(self, seconds: float, file: int, ended: Callable[[str], None]) -> None:
-        """Record into a memory file, whose descriptor stays the caller's; `ended` hears why not, if so."""
-
 
 class Endpoint:
-    """All connections. Methods are called on the loop's thread."""
+    """All connections. Methods are called on the loop's thread; ends of tasks come in by `task_ended`."""
 
     def __init__(
-        self, loop: Loop, backend: Backend, ledger: TaskLedger, limits: ConnectionLimits | None = None
+        self,
+        loop: Loop,
+        backend: Backend,
+        engine: Engine,
+        ledger: TaskLedger,
+        limits: ConnectionLimits | None = None,
     ) -> None:
         self._loop = loop
         self._backend = backend
+        self._engine = engine
         self._ledger = ledger
         self._limits = limits or ConnectionLimits()
         self._listener: socket.socket | None = None
         self._path: Path | None = None
         self._connections: dict[int, Connection] = {}
-        self._next_connection = 1
-        self._next_arena = 1
-        self._next_layout = 1
-        self._arenas_of: dict[TaskId, tuple[Arena, ...]] = {}
+        self._numbers = count(1)  # of connections, arenas, layouts and recordings; none is used again
+        self._recordings: dict[int, tuple[int, int]] = {}  # the connection and request of each
 
     def listen(self, directory: Path) -> Path:
         """Open the socket `agent.sock` in a directory that only the owner may enter.
@@ -148,9 +146,11 @@ class Endpoint:
         """Applications connected now."""
         return len(self._connections)
 
-    def arenas(self) -> list[Arena]:
-        """Every arena that is mapped or may still be used: what a new engine process is told first."""
-        return [arena for c in self._connections.values() for arena in c.arenas.values()]
+    def engine_ready(self) -> None:
+        """A new engine process maps every arena; it is told a layout with the first task in it."""
+        for connection in self._connections.values():
+            for arena in connection.arenas.values():
+                self._add_arena(arena)
 
     def task_ended(
         self, task: TaskId, outcome: Outcome, code: str = "", reason: str = "", queued_at_s: float = 0.0
@@ -159,14 +159,14 @@ class Endpoint:
         ended = self._ledger.end(task, outcome, self._loop.now())
         if ended is None:
             return
-        self._release(task)
+        self._release(ended)
         connection = self._connections.get(ended.owner)
         if connection is None:
             return
         connection.tasks.pop(ended.owner_task, None)
         self._send(
             connection,
-            Ended(
+            TaskEnded(
                 ended.owner_task,
                 outcome.value,
                 code,
@@ -176,10 +176,20 @@ class Endpoint:
             ),
         )
 
+    def recording_ended(self, number: int, reason: str) -> None:
+        """Tell the application that a recording is in its file; with a reason there is none."""
+        connection, request = self._recordings.pop(number, (0, 0))
+        if connection in self._connections:
+            self._send(self._connections[connection], TraceWritten(request, reason[:_REASON_CHARS]))
+
     def end_all(self, outcome: Outcome, code: str, reason: str) -> None:
-        """The engine is gone: every open task ends."""
+        """The engine is gone: every open task and every recording ends."""
         for task in self._ledger.open_tasks():
             self.task_ended(task.id, outcome, code, reason)
+        for number in list(self._recordings):
+            self.recording_ended(
+                number, "the engine process ended while it was recording; try again in a moment"
+            )
 
     def close(self, reason: str) -> None:
         """Say why, close every connection and remove the socket file."""
@@ -205,8 +215,7 @@ class Endpoint:
             sock.close()
             return
         sock.setblocking(False)
-        connection = Connection(self._next_connection, sock, self._limits)
-        self._next_connection += 1
+        connection = Connection(next(self._numbers), sock, self._limits)
         self._connections[connection.id] = connection
         self._watch(connection)
 
@@ -247,34 +256,34 @@ class Endpoint:
                 close_received(descriptors)
 
     def _handle(self, connection: Connection, message: ToAgent, descriptors: list[int]) -> None:
-        if not connection.greeted and not isinstance(message, Hello):
+        if not connection.greeted and not isinstance(message, ClientHello):
             raise DecodeError("the first message is not a hello")
         match message:
-            case Submit():
+            case SubmitRequest():
                 self._submit(connection, message)
-            case Cancel():
+            case CancelRequest():
                 if (task := connection.tasks.get(message.task)) is not None:
-                    self._backend.cancel(task)
+                    self._engine.send(CancelTask(task))
             case AttachArena():
-                arena = connection.admit_arena(
-                    message.arena, message.nbytes, descriptors, new_id=self._next_arena
+                self._add_arena(
+                    connection.admit_arena(
+                        message.arena, message.nbytes, descriptors, new_id=next(self._numbers)
+                    )
                 )
-                self._next_arena += 1
-                self._backend.add_arena(arena)
-            case Declare():
+            case DeclareLayout():
                 self._declare(connection, message)
-            case Retract():
+            case RetractLayout():
                 if (layout := connection.layouts.pop(message.layout, None)) is not None:
-                    self._backend.drop_layout(layout)
+                    self._drop_layout(layout)
             case DetachArena():
                 self._detach(connection, connection.arenas.pop(message.arena, None))
             case ListModels():
                 self._send(connection, _page(message, list(self._backend.models().values())))
             case AskStatus():
                 self._send(connection, Status(message.request, self._backend.status()))
-            case Trace():
-                self._trace(connection.id, message, descriptors)
-            case Hello():
+            case TraceRequest():
+                self._record(connection.id, message, descriptors)
+            case ClientHello():
                 if message.version != PROTOCOL_VERSION:
                     raise DecodeError(
                         f"the application speaks version {message.version} of the local protocol, "
@@ -285,35 +294,38 @@ class Endpoint:
                 limits = self._limits
                 self._send(
                     connection,
-                    Welcome(PROTOCOL_VERSION, limits.max_tasks, limits.max_arena_bytes, limits.max_arenas),
+                    AgentWelcome(
+                        PROTOCOL_VERSION, limits.max_tasks, limits.max_arena_bytes, limits.max_arenas
+                    ),
                 )
 
-    def _trace(self, connection: int, asked: Trace, descriptors: list[int]) -> None:
+    def _record(self, connection: int, trace: TraceRequest, descriptors: list[int]) -> None:
         if len(descriptors) != 1:
             raise DecodeError("a recording was asked for without the file for it")
-
-        def ended(reason: str) -> None:
-            self._traced(connection, Traced(asked.request, reason[:_REASON_CHARS]))
-
+        number = next(self._numbers)
+        self._recordings[number] = connection, trace.request
         if seals_of(descriptors[0]) is None:
-            ended("the descriptor is not a memory file; make one with memfd_create and copy it afterwards")
-            return
-        self._backend.trace(asked.seconds, descriptors[0], ended)
+            reason = "the descriptor is not a memory file; make one with memfd_create and copy it afterwards"
+            self.recording_ended(number, reason)
+        elif not self._engine.send(StartRecording(number, trace.seconds), descriptors):
+            self.recording_ended(number, "the engine process is not running; try again in a moment")
 
-    def _traced(self, connection: int, traced: Traced) -> None:
-        if (found := self._connections.get(connection)) is not None:
-            self._send(found, traced)
+    def _add_arena(self, arena: Arena) -> None:
+        self._engine.send(AddArena(arena.id, arena.nbytes), [arena.descriptor])
 
-    def _declare(self, connection: Connection, declared: Declare) -> None:
+    def _drop_layout(self, layout: DeclaredLayout) -> None:
+        if layout.sent_to == self._engine.life:
+            self._engine.send(DropLayout(layout.id))
+
+    def _declare(self, connection: Connection, declared: DeclareLayout) -> None:
         old = connection.layouts.pop(declared.layout, None)
         if old is not None:
-            self._backend.drop_layout(old)
+            self._drop_layout(old)
         if len(connection.layouts) >= self._limits.max_layouts:
             raise TaskRefused("bad_reference", f"more than {self._limits.max_layouts} layouts are declared")
-        connection.layouts[declared.layout] = Layout(self._next_layout, declared)
-        self._next_layout += 1
+        connection.layouts[declared.layout] = DeclaredLayout(next(self._numbers), declared)
 
-    def _submit(self, connection: Connection, submit: Submit) -> None:
+    def _submit(self, connection: Connection, submit: SubmitRequest) -> None:
         if submit.task <= connection.last_task:
             raise DecodeError(f"task number {submit.task} does not rise")
         connection.last_task = submit.task
@@ -321,7 +333,7 @@ class Endpoint:
         models = self._backend.models()
         layout = connection.layouts.get(submit.layout)
         model = layout.declared.models[0] if layout is not None else UNKNOWN_MODEL
-        opened = self._ledger.open(
+        task = self._ledger.open(
             owner=connection.id,
             owner_task=submit.task,
             model=model if model in models else UNKNOWN_MODEL,
@@ -329,29 +341,49 @@ class Endpoint:
         )
         try:
             layout = self._checked(connection, submit, layout, models)
+            deadline_s = None
+            if submit.deadline_s is not None:
+                deadline_s = min(submit.sent_at_s, now_s) + submit.deadline_s
+                if deadline_s <= now_s:
+                    reason = "the deadline passed before it was queued"
+                    self.task_ended(task.id, Outcome.EXPIRED, "deadline", reason)
+                    return
+            self._prepare(connection, layout)
         except TaskRefused as error:
-            self.task_ended(opened.id, Outcome.REFUSED, error.code, str(error))
+            self.task_ended(task.id, Outcome.REFUSED, error.code, str(error))
             return
-        deadline_s = None
-        if submit.deadline_s is not None:
-            deadline_s = min(submit.sent_at_s, now_s) + submit.deadline_s
-            if deadline_s <= now_s:
-                reason = "the deadline passed before it was queued"
-                self.task_ended(opened.id, Outcome.EXPIRED, "deadline", reason)
-                return
-        connection.tasks[submit.task] = opened.id
+        connection.tasks[submit.task] = task.id
+        task.arenas = layout.arenas
         for arena in layout.arenas:
             arena.open_tasks += 1
-        self._arenas_of[opened.id] = layout.arenas
-        self._backend.submit(Accepted(opened.id, layout, submit.priority, deadline_s))
+        # If the process has just ended the task is answered with all others.
+        self._engine.send(RunTask(task.id, layout.id, submit.priority, deadline_s))
+
+    def _prepare(self, connection: Connection, layout: DeclaredLayout) -> None:
+        """Tell the engine process a layout that it does not have.
+
+        Raises:
+            TaskRefused: the process takes nothing now (`engine_busy`), or the layout fits no message.
+        """
+        if self._engine.busy:
+            raise TaskRefused(
+                "engine_busy", "the engine process does not read its messages", remedy="submit more slowly"
+            )
+        if layout.sent_to == self._engine.life:
+            return
+        try:
+            if self._engine.send(layout.command(connection.arenas)):
+                layout.sent_to = self._engine.life
+        except ValueError as error:
+            raise TaskRefused("too_many_tensors", str(error)) from error
 
     def _checked(
         self,
         connection: Connection,
-        submit: Submit,
-        layout: Layout | None,
-        models: Mapping[str, ModelInfo],
-    ) -> Layout:
+        submit: SubmitRequest,
+        layout: DeclaredLayout | None,
+        models: Mapping[str, ModelSignature],
+    ) -> DeclaredLayout:
         if why := self._backend.not_ready():
             raise TaskRefused("not_ready", why, remedy="see `stageloom-agent status`")
         if len(connection.tasks) >= self._limits.max_tasks:
@@ -366,8 +398,8 @@ class Endpoint:
             layout.check(models, connection.arenas)
         return layout
 
-    def _release(self, task: TaskId) -> None:
-        for arena in self._arenas_of.pop(task, ()):
+    def _release(self, task: OpenTask) -> None:
+        for arena in task.arenas:
             arena.open_tasks -= 1
             if arena.detached and not arena.open_tasks:
                 self._forget(arena)
@@ -378,13 +410,13 @@ class Endpoint:
         arena.detached = True
         for layout in connection.layouts.values():
             if arena in layout.arenas:
-                layout.checked_for, layout.told = None, 0
-                self._backend.drop_layout(layout)
+                self._drop_layout(layout)
+                layout.checked_for, layout.sent_to = None, 0
         if not arena.open_tasks:
             self._forget(arena)
 
     def _forget(self, arena: Arena) -> None:
-        self._backend.drop_arena(arena)
+        self._engine.send(DropArena(arena.id))
         os.close(arena.descriptor)
 
     def _drop(self, connection: Connection, reason: str) -> None:
@@ -396,23 +428,25 @@ class Endpoint:
             connection.send(Goodbye(reason[:_REASON_CHARS]))
         connection.close()
         for layout in connection.layouts.values():
-            self._backend.drop_layout(layout)
+            self._drop_layout(layout)
         connection.layouts.clear()
         for arena in list(connection.arenas.values()):
             self._detach(connection, arena)
         for task in list(connection.tasks.values()):
-            self._backend.cancel(task)
+            self._engine.send(CancelTask(task))
 
-    def _send(self, connection: Connection, message: Ended | Models | Status | Traced | Welcome) -> None:
+    def _send(
+        self, connection: Connection, message: TaskEnded | Models | Status | TraceWritten | AgentWelcome
+    ) -> None:
         had_unsent = connection.has_unsent
         connection.send(message)
         if connection.has_unsent and not had_unsent:
             self._watch(connection)
 
 
-def _page(request: ListModels, infos: Sequence[ModelInfo]) -> Models:
+def _page(request: ListModels, infos: Sequence[ModelSignature]) -> Models:
     """As many models from `start` on as one packet holds."""
-    chosen: list[ModelInfo] = []
+    chosen: list[ModelSignature] = []
     size = 64
     for info in infos[request.start :]:
         size += len(encode(Models(0, (info,))))

@@ -12,7 +12,13 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from stageloom.edge_agent.ingest.arena import ArenaPool, ClientArena, Reservation
-from stageloom.edge_agent.ingest.messages import Declare, InputRef, ModelInfo, OutputRef, TensorInfo
+from stageloom.edge_agent.ingest.messages import (
+    DeclareLayout,
+    InputRef,
+    ModelSignature,
+    OutputRef,
+    TensorInfo,
+)
 from stageloom.edge_agent.ingest.signature import tensor_bytes
 from stageloom.shared.errors import TaskRefused
 
@@ -30,7 +36,7 @@ class Agent(Protocol):
     def attach(self, arena: ClientArena) -> None:
         """A new arena."""
 
-    def declare(self, message: Declare) -> None:
+    def declare(self, message: DeclareLayout) -> None:
         """A new layout."""
 
     def retract(self, layout: int) -> None:
@@ -95,7 +101,7 @@ class LayoutPool:
         except IndexError:  # another thread was faster
             return None
 
-    def make(self, kind: Kind, infos: Sequence[ModelInfo], arrays: Mapping[str, Array]) -> TaskLayout:
+    def make(self, kind: Kind, infos: Sequence[ModelSignature], arrays: Mapping[str, Array]) -> TaskLayout:
         """A new layout, which the agent knows when this returns.
 
         Raises:
@@ -124,7 +130,7 @@ class LayoutPool:
         layout = TaskLayout(
             next(self._numbers), kind, reservation, tuple(views), names, tuple(results), valid
         )
-        self._agent.declare(Declare(layout.number, names, tuple(refs), tuple(targets)))
+        self._agent.declare(DeclareLayout(layout.number, names, tuple(refs), tuple(targets)))
         with self._lock:
             self._count += 1
         return layout

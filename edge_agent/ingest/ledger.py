@@ -6,6 +6,7 @@ submitted = completed + refused + failed + cancelled + expired + open.
 
 from dataclasses import dataclass, field
 
+from stageloom.edge_agent.ingest.connection import Arena
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.ids import TaskId
 from stageloom.shared.messages.telemetry import LatencyHistogram, latency_bucket
@@ -14,15 +15,16 @@ UNKNOWN_MODEL = "unknown"
 """Under which tasks are counted that name no model of the plan."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OpenTask:
-    """A task that has not ended."""
+    """A task from its arrival to its end, as the agent's main process knows it."""
 
     id: TaskId
     owner: int  # the connection that submitted it
     owner_task: int  # its number there
     model: str  # the first of its models
     received_at_s: float
+    arenas: tuple[Arena, ...] = ()  # in which its tensors lie, once it is handed to the engine process
 
 
 @dataclass(slots=True)

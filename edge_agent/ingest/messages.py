@@ -43,7 +43,7 @@ class TensorInfo(Struct, frozen=True, array_like=True):
     shape: Shape
 
 
-class ModelInfo(Struct, frozen=True, array_like=True):
+class ModelSignature(Struct, frozen=True, array_like=True):
     """What a model takes and gives."""
 
     name: ModelName
@@ -71,7 +71,7 @@ class OutputRef(Struct, frozen=True, array_like=True):
     nbytes: Offset
 
 
-class Hello(Struct, frozen=True, array_like=True, tag=1):
+class ClientHello(Struct, frozen=True, array_like=True, tag=1):
     """Application to agent, first on every connection."""
 
     version: Annotated[int, Meta(ge=1, le=255)]
@@ -90,7 +90,7 @@ class DetachArena(Struct, frozen=True, array_like=True, tag=3):
     arena: Id
 
 
-class Declare(Struct, frozen=True, array_like=True, tag=8):
+class DeclareLayout(Struct, frozen=True, array_like=True, tag=8):
     """Application to agent: a layout for tasks to come. More than one model: all read the same input.
 
     What is wrong with it is said to the tasks that use it. A number that is declared again is replaced.
@@ -102,13 +102,13 @@ class Declare(Struct, frozen=True, array_like=True, tag=8):
     outputs: Annotated[tuple[OutputRef, ...], Meta(max_length=MAX_TENSORS)]
 
 
-class Retract(Struct, frozen=True, array_like=True, tag=9):
+class RetractLayout(Struct, frozen=True, array_like=True, tag=9):
     """Application to agent: no task to come uses the layout."""
 
     layout: Id
 
 
-class Submit(Struct, frozen=True, array_like=True, tag=4):
+class SubmitRequest(Struct, frozen=True, array_like=True, tag=4):
     """Application to agent: one task, whose inputs lie where its layout says. It ends once.
 
     `deadline_s` counts from `sent_at_s`, the instant the application called.
@@ -121,7 +121,7 @@ class Submit(Struct, frozen=True, array_like=True, tag=4):
     deadline_s: Annotated[float, Meta(ge=0.0, le=1e9)] | None = None
 
 
-class Cancel(Struct, frozen=True, array_like=True, tag=5):
+class CancelRequest(Struct, frozen=True, array_like=True, tag=5):
     """Application to agent: the task is not wanted any more. One that has ended already stays as it is."""
 
     task: Id
@@ -140,14 +140,14 @@ class AskStatus(Struct, frozen=True, array_like=True, tag=7):
     request: Id
 
 
-class Trace(Struct, frozen=True, array_like=True, tag=10):
+class TraceRequest(Struct, frozen=True, array_like=True, tag=10):
     """Application to agent, with the descriptor of a memory file: record what the engine does into it."""
 
     request: Id
     seconds: Annotated[float, Meta(gt=0.0, le=MAX_TRACE_S)]
 
 
-class Welcome(Struct, frozen=True, array_like=True, tag=1):
+class AgentWelcome(Struct, frozen=True, array_like=True, tag=1):
     """Agent to application: what one connection may use."""
 
     version: Annotated[int, Meta(ge=1, le=255)]
@@ -156,7 +156,7 @@ class Welcome(Struct, frozen=True, array_like=True, tag=1):
     max_arenas: Id
 
 
-class Ended(Struct, frozen=True, array_like=True, tag=2):
+class TaskEnded(Struct, frozen=True, array_like=True, tag=2):
     """Agent to application: the task's one end. A completed one has its outputs in the arena.
 
     `code` is a fixed word, `reason` one line: cause; remedy. The instants are when the agent read the task
@@ -175,7 +175,7 @@ class Models(Struct, frozen=True, array_like=True, tag=3):
     """Agent to application: part of the models; `more` says that the next part starts after these."""
 
     request: Id
-    models: Annotated[tuple[ModelInfo, ...], Meta(max_length=64)]
+    models: Annotated[tuple[ModelSignature, ...], Meta(max_length=64)]
     more: bool = False
 
 
@@ -186,7 +186,7 @@ class Status(Struct, frozen=True, array_like=True, tag=4):
     body: Annotated[bytes, Meta(max_length=MAX_PACKET_BYTES)]
 
 
-class Traced(Struct, frozen=True, array_like=True, tag=6):
+class TraceWritten(Struct, frozen=True, array_like=True, tag=6):
     """Agent to application: the recording is in the file; with a reason there is none."""
 
     request: Id
@@ -200,9 +200,18 @@ class Goodbye(Struct, frozen=True, array_like=True, tag=5):
 
 
 ToAgent = (
-    Hello | AttachArena | DetachArena | Declare | Retract | Submit | Cancel | ListModels | AskStatus | Trace
+    ClientHello
+    | AttachArena
+    | DetachArena
+    | DeclareLayout
+    | RetractLayout
+    | SubmitRequest
+    | CancelRequest
+    | ListModels
+    | AskStatus
+    | TraceRequest
 )
-ToApplication = Welcome | Ended | Models | Status | Traced | Goodbye
+ToApplication = AgentWelcome | TaskEnded | Models | Status | TraceWritten | Goodbye
 
 _M = TypeVar("_M")
 _encoder: Final = msgspec.msgpack.Encoder()

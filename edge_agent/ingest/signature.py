@@ -8,10 +8,10 @@ from stageloom.edge_agent.ingest.messages import (
     ALIGNMENT_BYTES,
     MAX_PACKET_BYTES,
     MAX_TENSORS,
-    Declare,
+    DeclareLayout,
     InputRef,
-    ModelInfo,
     Models,
+    ModelSignature,
     OutputRef,
     TensorInfo,
     encode,
@@ -25,7 +25,7 @@ LAYOUT_CODES: Final = frozenset(
 """Codes of refusals that say something about the layout, so that every task in it would be refused."""
 
 
-def model_info(name: str, graph: Graph) -> ModelInfo:
+def model_info(name: str, graph: Graph) -> ModelSignature:
     """What a model takes and gives, from its graph.
 
     Raises:
@@ -37,7 +37,7 @@ def model_info(name: str, graph: Graph) -> ModelInfo:
     def describe(ids: Sequence[int]) -> tuple[TensorInfo, ...]:
         return tuple(TensorInfo(t.name, t.dtype, t.shape) for t in (graph.tensors[i] for i in ids))
 
-    info = ModelInfo(name, describe(graph.inputs), describe(graph.outputs))
+    info = ModelSignature(name, describe(graph.inputs), describe(graph.outputs))
     if len(encode(Models(0, (info,)))) > MAX_PACKET_BYTES:
         raise TaskRefused("too_many_tensors", f"the signature of model {name!r} fits no packet")
     return info
@@ -48,7 +48,9 @@ def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:
     return ITEM_BYTES[dtype] * prod(shape)
 
 
-def check_layout(layout: Declare, models: Mapping[str, ModelInfo], arenas: Mapping[int, int]) -> None:
+def check_layout(
+    layout: DeclareLayout, models: Mapping[str, ModelSignature], arenas: Mapping[int, int]
+) -> None:
     """Check models, inputs, outputs and their places; `arenas` maps an arena to its bytes.
 
     Raises:
@@ -67,7 +69,7 @@ def check_layout(layout: Declare, models: Mapping[str, ModelInfo], arenas: Mappi
         _check_place(out, out.nbytes, arenas)
 
 
-def _known(name: str, models: Mapping[str, ModelInfo]) -> ModelInfo:
+def _known(name: str, models: Mapping[str, ModelSignature]) -> ModelSignature:
     info = models.get(name)
     if info is None:
         have = ", ".join(sorted(models)[:8]) or "none"
@@ -77,7 +79,7 @@ def _known(name: str, models: Mapping[str, ModelInfo]) -> ModelInfo:
     return info
 
 
-def _check_inputs(info: ModelInfo, inputs: Sequence[InputRef]) -> None:
+def _check_inputs(info: ModelSignature, inputs: Sequence[InputRef]) -> None:
     given = {ref.tensor: ref for ref in inputs}
     if len(given) != len(inputs) or set(given) != {t.name for t in info.inputs}:
         names = ", ".join(sorted(given)[:8]) or "nothing"
@@ -99,11 +101,11 @@ def _check_inputs(info: ModelInfo, inputs: Sequence[InputRef]) -> None:
             )
 
 
-def _takes(info: ModelInfo) -> str:
+def _takes(info: ModelSignature) -> str:
     return "it takes " + ", ".join(f"{t.name}: {t.dtype} {shape_text(t.shape)}" for t in info.inputs[:8])
 
 
-def _check_outputs(wanted: Sequence[ModelInfo], outputs: Sequence[OutputRef]) -> None:
+def _check_outputs(wanted: Sequence[ModelSignature], outputs: Sequence[OutputRef]) -> None:
     expected = {
         (index, tensor.name): tensor_bytes(tensor.dtype, tensor.shape)
         for index, info in enumerate(wanted)

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from stageloom.edge_agent.ingest.messages import ModelInfo
+from stageloom.edge_agent.ingest.messages import ModelSignature
 from stageloom.edge_agent.link import events as link
 from stageloom.edge_agent.link.events import Attempt, PlanRef, RunnablePlan
 from stageloom.shared.engine.steps import PlanKey
 
-Models: TypeAlias = Mapping[str, ModelInfo]
+Models: TypeAlias = Mapping[str, ModelSignature]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stageloom.edge_agent.ingest.messages import ModelInfo
+from stageloom.edge_agent.ingest.messages import ModelSignature
 from stageloom.shared.engine.interval_guard import never_below_arrivals
 from stageloom.shared.ids import Digest
 from stageloom.shared.plan import Plan
@@ -17,7 +17,7 @@ class PlanFacts:
     """A plan that can be loaded."""
 
     digest: Digest
-    models: Mapping[str, ModelInfo]  # by name, what it takes and gives
+    models: Mapping[str, ModelSignature]  # by name, what it takes and gives
     artifacts: Mapping[str, Digest]  # by model
     members: tuple[tuple[str, ...], ...] = ()  # per combined block the models of its members
     strict_s: Mapping[str, float] | None = (

@@ -29,7 +29,7 @@ from stageloom.edge_agent.plans.restoring import Restoring, Unusable
 from stageloom.edge_agent.plans.supervisor import Supervisor
 from stageloom.edge_agent.plans.trial_runner import TrialPlans, TrialRunner
 from stageloom.edge_agent.plans.waiting import WaitingLog
-from stageloom.edge_agent.worker.messages import Measured, PlanTooLarge
+from stageloom.edge_agent.worker.messages import PlanTooLarge, WindowMeasured
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.engine.trial import TrialRecord, TrialResult
 from stageloom.shared.engine.trial import Verdict as TrialVerdict
@@ -176,7 +176,7 @@ class PlanManager(Pursuit):
                 actions.append(StopEngine())
         return actions + self._pursue()
 
-    def measured(self, figures: Measured, now_s: float) -> list[Action]:
+    def measured(self, figures: WindowMeasured, now_s: float) -> list[Action]:
         """A window was measured."""
         candidate = self._candidate
         if candidate is None or candidate.runner is None:

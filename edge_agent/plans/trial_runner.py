@@ -12,7 +12,7 @@ from enum import Enum
 from stageloom.edge_agent.link import events as link
 from stageloom.edge_agent.link.events import Attempt
 from stageloom.edge_agent.plans.actions import Action, DrainEngine, MeasureWindow, Tell
-from stageloom.edge_agent.worker.messages import Measured
+from stageloom.edge_agent.worker.messages import WindowMeasured
 from stageloom.shared.engine.trial import (
     Activate,
     Decide,
@@ -142,7 +142,7 @@ class TrialRunner:
             return []
         return self._do(self._core.activated(now))
 
-    def measured(self, figures: Measured, now: float) -> list[Action]:
+    def measured(self, figures: WindowMeasured, now: float) -> list[Action]:
         """What a window showed."""
         if self.over or figures.number != self._number:
             return []
@@ -176,7 +176,7 @@ class TrialRunner:
 
     # Steps
 
-    def _timed(self, figures: Measured, now: float) -> list[Action]:
+    def _timed(self, figures: WindowMeasured, now: float) -> list[Action]:
         self._oldest_age_s = max(self._oldest_age_s, figures.oldest_age_s)
         for one in figures.models:
             times = self._times.get(one.name)
@@ -220,7 +220,7 @@ class TrialRunner:
         self._core = TrialCore(setup, self._coin, self._config)
         return self._do(self._core.begin(now))
 
-    def _figures(self, seen: Measured) -> WindowFigures:
+    def _figures(self, seen: WindowMeasured) -> WindowFigures:
         completed = {one.name: one.completed for one in seen.models}
         counts = tuple(completed.get(name, 0) for name in self.plans.models)
         return WindowFigures(

@@ -6,12 +6,13 @@ be what ends it, and a device must not crash for a measurement.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from stageloom.edge_agent.link import events as link
 from stageloom.edge_agent.replan.drift import Drift
 from stageloom.edge_agent.reporting.telemetry import profile_rows, stage_rows
-from stageloom.edge_agent.worker.messages import OperatorTimes, Profile, ProfileStages, StageTimes
+from stageloom.edge_agent.worker.client import memory_file
+from stageloom.edge_agent.worker.messages import Command, OperatorTimes, Profile, ProfileStages, StageTimes
 from stageloom.shared.errors import PlanError
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import ProfileRequest, StageProfileRequest
@@ -25,22 +26,12 @@ _LIVES: Final = 2
 Request: TypeAlias = ProfileRequest | StageProfileRequest
 
 
-class Engine(Protocol):
-    """What this asks of the engine process; it is gone when it does not answer."""
-
-    def profile(self, request: Profile) -> None:
-        """Time operators."""
-
-    def profile_stages(self, request: ProfileStages, wire: bytes) -> None:
-        """Time the stages of a plan."""
-
-
 class ProfileDesk:
     """Requests that are not answered yet, in the order in which they came."""
 
     def __init__(
         self,
-        engine: Engine,
+        send: Callable[[Command, Sequence[int]], bool],
         path_of: Callable[[Digest], Path],
         record: Callable[[Sequence[RowData]], None],
         tell: Callable[[link.Event], None],
@@ -51,9 +42,10 @@ class ProfileDesk:
         intra_op_threads: int,
         wall_s: float,
     ) -> None:
-        """`environment`: what measurements of now are filed under. `clocks`: rows that stand beside them."""
+        """`send`: to the engine process. `environment`: what measurements of now are filed under. `clocks`:
+        rows that stand beside them."""
         self.drift = Drift()
-        self._engine = engine
+        self._send = send
         self._path_of = path_of
         self._record = record
         self._tell = tell
@@ -125,20 +117,19 @@ class ProfileDesk:
         if isinstance(request, StageProfileRequest):
             self._step_us.pop(request.request, None)
             paths = {str(digest): str(self._path_of(digest)) for digest in _artifacts(request)}
-            self._engine.profile_stages(
-                ProfileStages(
-                    request.request,
-                    paths,
-                    _STAGE_REPEATS,
-                    request.budget_s,
-                    self._wall_s,
-                    request.combined_blocks,
-                ),
-                request.plan,
+            command = ProfileStages(
+                request.request,
+                paths,
+                _STAGE_REPEATS,
+                request.budget_s,
+                self._wall_s,
+                request.combined_blocks,
             )
+            with memory_file(request.plan) as fd:
+                self._send(command, [fd])
             return
         digest = request.artifact.digest
-        self._engine.profile(
+        self._send(
             Profile(
                 request=request.request,
                 artifact=digest,
@@ -149,7 +140,8 @@ class ProfileDesk:
                 repeats=_REPEATS,
                 limit_s=request.budget_s,
                 wall_s=self._wall_s,
-            )
+            ),
+            (),
         )
 
     def _give_up(self, request: Request) -> None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from stageloom.edge_agent.ingest.ledger import Interval
-from stageloom.edge_agent.worker.messages import OperatorTimes, StageTimes, Stats, Traced
+from stageloom.edge_agent.worker.messages import OperatorTimes, StageTimes, Stats, StepTraced
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.telemetry import (
     GroupSpan,
@@ -109,7 +109,7 @@ class ServiceTimes:
         }
 
 
-def trace_row(traced: Traced, plan: Digest) -> StepTrace:
+def trace_row(traced: StepTraced, plan: Digest) -> StepTrace:
     """One step as a timeline; groups beyond what a row holds are left out."""
 
     def since_us(at_s: float) -> int:

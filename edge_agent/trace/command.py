@@ -12,10 +12,10 @@ from stageloom.edge_agent.ingest import channel
 from stageloom.edge_agent.ingest.messages import (
     MAX_TRACE_S,
     PROTOCOL_VERSION,
+    ClientHello,
     Goodbye,
-    Hello,
-    Trace,
-    Traced,
+    TraceRequest,
+    TraceWritten,
     decode_to_application,
     encode,
 )
@@ -58,16 +58,16 @@ def record(socket: Path, seconds: float) -> tuple[Batch, Recorded]:
     sock = channel.connect(socket, seconds + _PATIENCE_S)
     file = os.memfd_create("stageloom-trace", os.MFD_CLOEXEC)
     try:
-        sock.send(encode(Hello(PROTOCOL_VERSION)))
-        channel.send_with_descriptor(sock, encode(Trace(0, seconds)), file)
+        sock.send(encode(ClientHello(PROTOCOL_VERSION)))
+        channel.send_with_descriptor(sock, encode(TraceRequest(0, seconds)), file)
         while True:
             packet, _ = channel.receive(sock)
             if not packet:
                 raise UnavailableError(f"the agent at {socket} hung up", remedy="look at its log")
             match decode_to_application(packet):
-                case Traced(_, ""):
+                case TraceWritten(_, ""):
                     return _read(file)
-                case Traced(_, reason):
+                case TraceWritten(_, reason):
                     raise UnavailableError(f"nothing was recorded: {reason}")
                 case Goodbye(reason):
                     raise UnavailableError(f"the agent at {socket} turned us away: {reason}")

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, TypeAlias
 from stageloom.edge_agent.executor.base import Executor, StepResult
 from stageloom.edge_agent.verify.inputs import Feeds
 from stageloom.edge_agent.worker.driver import EngineDriver
-from stageloom.edge_agent.worker.tasks import TaskEnd, TaskIO
+from stageloom.edge_agent.worker.messages import TaskDone
+from stageloom.edge_agent.worker.tasks import EngineTask
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
-from stageloom.shared.engine.steps import InstanceId, Outcome, PlanKey, Step, Task
+from stageloom.shared.engine.steps import InstanceId, Outcome, PlanKey, Step
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import TaskId
 from stageloom.shared.plan import Member
@@ -36,10 +37,11 @@ class TaskTrace:
     reason: str = ""
 
 
-class _Io(TaskIO):
+class _ArrayTask(EngineTask):
     """A task whose inputs and outputs are arrays."""
 
-    def __init__(self, feeds: Feeds, blocks: int) -> None:
+    def __init__(self, number: TaskId, model: str, feeds: Feeds, blocks: int) -> None:
+        super().__init__(id=number, models=(model,), nbytes=sum(array.nbytes for array in feeds.values()))
         self.trace = TaskTrace()
         self.over = threading.Event()
         self._feeds = feeds
@@ -52,8 +54,8 @@ class _Io(TaskIO):
         for name, array in outputs.items():
             self.trace.tensors[self._blocks, name] = array.copy()
 
-    def ended(self, end: TaskEnd) -> None:
-        self.trace.outcome, self.trace.reason = end.outcome, end.reason
+    def answer(self, done: TaskDone) -> None:
+        self.trace.outcome, self.trace.reason = done.outcome, done.reason
         self.over.set()
 
 
@@ -95,22 +97,21 @@ class EngineRun:
         self._task_of.clear()
         blocks = self._bound.models[0].plan.num_blocks
         name = self._bound.models[0].plan.name
-        ios: dict[TaskId, _Io] = {}
+        running: dict[TaskId, _ArrayTask] = {}
         for feeds in tasks:
-            task = TaskId(self._next_task)
+            task = _ArrayTask(TaskId(self._next_task), name, feeds, blocks)
             self._next_task += 1
-            ios[task] = _Io(feeds, blocks)
-            nbytes = sum(array.nbytes for array in feeds.values())
-            self._driver.submit(Task(id=task, models=(name,), nbytes=nbytes), ios[task])
-        for io in ios.values():
-            io.over.wait()
+            running[task.id] = task
+            self._driver.submit(task)
+        for task in running.values():
+            task.over.wait()
         if self._fallbacks:
             raise ExecutorError(f"executor {self._executor.name!r} could not prepare the schedule")
         for instance, tensors in self._seen.items():
-            task = self._task_of.get(instance, TaskId(-1))
-            if task in ios:  # else a step of a task that failed in an earlier run ended late
-                ios[task].trace.tensors.update(tensors)
-        return [io.trace for io in ios.values()]
+            number = self._task_of.get(instance, TaskId(-1))
+            if number in running:  # else a step of a task that failed in an earlier run ended late
+                running[number].trace.tensors.update(tensors)
+        return [task.trace for task in running.values()]
 
     def close(self) -> None:
         """Stop the engine and close the executor."""

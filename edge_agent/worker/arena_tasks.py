@@ -5,18 +5,31 @@ the client's own results. Indices, sizes and masks are different: backends check
 when they address memory, so the engine works on a copy of those that it takes when the task comes.
 """
 
+import fcntl
+import mmap
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from stageloom.edge_agent.worker.arenas import Arena
 from stageloom.edge_agent.worker.driver import EngineDriver
-from stageloom.edge_agent.worker.messages import AddArena, ArenaRefused, Declare, Report, Submit, TaskDone
-from stageloom.edge_agent.worker.tasks import TaskEnd, TaskIO
+from stageloom.edge_agent.worker.messages import (
+    AddArena,
+    AddLayout,
+    ArenaRefused,
+    CancelTask,
+    DropArena,
+    DropLayout,
+    Handlers,
+    Report,
+    RunTask,
+    TaskDone,
+)
+from stageloom.edge_agent.worker.tasks import EngineTask
 from stageloom.shared.bound import BoundPlan
-from stageloom.shared.engine.steps import Code, Outcome, Task
+from stageloom.shared.engine.steps import Code, Outcome
 from stageloom.shared.errors import RefusedError, TaskRefused
-from stageloom.shared.graph import Tensor
+from stageloom.shared.graph import ITEM_BYTES, Tensor
 from stageloom.shared.ids import TaskId
 
 if TYPE_CHECKING:
@@ -29,50 +42,59 @@ ADDRESSING = ("int32", "int64", "bool")
 
 
 class ArenaTasks:
-    """Used by the receiving thread; `ended` of a task runs on any."""
+    """Used by the receiving thread; `answer` of a task runs on any."""
 
     def __init__(self, report: Callable[[Report], None], driver: Callable[[], EngineDriver | None]) -> None:
-        self._report = report
+        self.report = report
         self._driver = driver
-        self._arenas: dict[int, Arena] = {}
-        self._in_arena: dict[int, set[TaskId]] = {}
+        self._arenas: dict[int, _MappedArena] = {}
+        self.tasks_in: dict[int, set[TaskId]] = {}  # by arena
         self._layouts: dict[int, _Layout] = {}
+        self.handlers: Handlers = {
+            RunTask: self._run,
+            CancelTask: lambda command, fds: self._cancel(command.task),
+            AddLayout: self._add_layout,
+            DropLayout: self._drop_layout,
+            AddArena: self._add_arena,
+            DropArena: self._drop_arena,
+        }
 
-    def add_arena(self, command: AddArena, fds: list[int]) -> None:
+    def _add_arena(self, command: AddArena, fds: list[int]) -> None:
         """Map an arena; a refused one is reported, and tasks that name it are refused."""
         try:
             if len(fds) != 1 or command.arena in self._arenas:
                 raise RefusedError(f"arena {command.arena} is known, or came without its memory file")
-            self._arenas[command.arena] = Arena(fds[0], command.size_bytes)
-            self._in_arena[command.arena] = set()
+            self._arenas[command.arena] = _MappedArena(fds[0], command.size_bytes)
+            self.tasks_in[command.arena] = set()
         except RefusedError as error:
-            self._report(ArenaRefused(command.arena, str(error)))
+            self.report(ArenaRefused(command.arena, str(error)))
 
-    def drop_arena(self, arena: int) -> None:
-        """Cancel the tasks that lie in it and unmap it once nothing reads it any more."""
+    def _drop_arena(self, command: DropArena, fds: list[int]) -> None:
+        """Cancel the tasks that lie in an arena; it is unmapped once nothing reads it any more."""
+        arena = command.arena
         if self._arenas.pop(arena, None) is None:
             return
         for layout in self._layouts.values():
             if arena in layout.arenas:
                 layout.bound = None
-        for task in sorted(self._in_arena.pop(arena)):
-            self.cancel(task)
+        for task in sorted(self.tasks_in.pop(arena)):
+            self._cancel(task)
 
-    def declare(self, command: Declare) -> None:
-        """Keep a layout; it is looked at when its first task comes."""
+    def _add_layout(self, command: AddLayout, fds: list[int]) -> None:
+        """Keep a layout; its tensors are mapped when its first task comes."""
         self._layouts[command.layout] = _Layout(command)
 
-    def retract(self, layout: int) -> None:
-        """Forget a layout."""
-        self._layouts.pop(layout, None)
+    def _drop_layout(self, command: DropLayout, fds: list[int]) -> None:
+        """Forget a layout; tasks that lie in it end as they would have."""
+        self._layouts.pop(command.layout, None)
 
-    def cancel(self, task: int) -> None:
+    def _cancel(self, task: TaskId) -> None:
         """End a task if it has not ended."""
         driver = self._driver()
         if driver is not None:
-            driver.cancel(TaskId(task))
+            driver.cancel(task)
 
-    def submit(self, command: Submit) -> None:
+    def _run(self, command: RunTask, fds: list[int]) -> None:
         """Hand a task to the engine, or answer at once what is wrong with it."""
         driver = self._driver()
         try:
@@ -83,44 +105,40 @@ class ArenaTasks:
                 raise TaskRefused(BAD_INPUT, f"layout {command.layout} is not known")
             if layout.bound is not driver.served:
                 self._locate(layout, driver.served)
-            task = Task(
-                id=TaskId(command.task),
-                models=layout.declared.models,
-                nbytes=layout.input_bytes,
-                priority=command.priority,
-                deadline_s=command.deadline_s,
-            )
-            driver.submit(task, _ArenaTask(self, task.id, layout))
+            driver.submit(_ArenaTask(self, layout, command))
         except TaskRefused as error:
             self._refuse(command.task, error.code, str(error))
         except (RefusedError, ValueError, TypeError, OverflowError) as error:
             self._refuse(command.task, BAD_INPUT, str(error))
 
-    def _refuse(self, task: int, code: str, reason: str) -> None:
+    def _refuse(self, task: TaskId, code: str, reason: str) -> None:
         now = time.monotonic()
-        self._report(TaskDone(task, Outcome.REFUSED.value, code, reason, now, None, now))
+        self.report(TaskDone(task, Outcome.REFUSED, code, reason, now, None, now))
 
     def _locate(self, layout: "_Layout", bound: BoundPlan) -> None:
-        """Make views of every tensor, as this plan knows them.
+        """Make a view of every tensor as this plan knows it. The agent has checked that the layout fits.
 
         Raises:
-            RefusedError: an arena is unknown, a tensor does not fit, or an input has no place.
+            RefusedError, ValueError: it does not: an arena is unknown, a tensor lies outside it or is not
+                aligned, or an input has no place.
         """
         declared = layout.declared
         several = len(declared.models) > 1
         sources = {name: (arena, offset) for name, arena, offset in declared.inputs}
         targets = {name: (arena, offset) for name, arena, offset in declared.outputs}
         models = [bound.models[bound.model_index[m]] for m in declared.models if m in bound.model_index]
-        # New ones: tasks in flight go on with what they have.
+        # New dictionaries: tasks in flight go on with what they have.
         layout.inputs, layout.outputs = {}, {}
         for model in models:
             graph, name = model.graph, model.plan.name
             layout.inputs[name] = {
-                tensor.name: self._view(tensor, _required(sources, name, tensor))
+                tensor.name: self._view(
+                    tensor, sources.get(f"{name}/{tensor.name}") or sources.get(tensor.name), name
+                )
                 for tensor in (graph.tensors[t] for t in graph.inputs)
             }
             layout.outputs[name] = {
-                tensor.name: self._view(tensor, place)
+                tensor.name: self._view(tensor, place, name)
                 for tensor in (graph.tensors[t] for t in graph.outputs)
                 if (place := targets.get(f"{name}/{tensor.name}" if several else tensor.name))
             }
@@ -131,40 +149,59 @@ class ArenaTasks:
         }
         layout.input_bytes = models[0].input_bytes if models else 0
         used = {arena for _, arena, _ in (*declared.inputs, *declared.outputs)}
-        layout.arenas = tuple(used & self._in_arena.keys())
+        layout.arenas = tuple(used & self.tasks_in.keys())
         layout.bound = bound
 
-    def _view(self, tensor: Tensor, place: tuple[int, int]) -> "numpy.ndarray":
+    def _view(self, tensor: Tensor, place: tuple[int, int] | None, model: str) -> "numpy.ndarray":
+        if place is None:
+            raise RefusedError(
+                f"model {model!r} needs the input {tensor.name!r}, which the task does not have"
+            )
         arena = self._arenas.get(place[0])
         if arena is None:
             raise TaskRefused(UNKNOWN_ARENA, f"arena {place[0]} is not known", remedy="add it first")
         return arena.view(tensor, place[1])
 
-    def hold(self, task: TaskId, arenas: tuple[int, ...]) -> None:
-        """Remember that a task lies in these arenas."""
-        for arena in arenas:
-            self._in_arena[arena].add(task)
 
-    def finish(self, end: TaskEnd, arenas: tuple[int, ...]) -> None:
-        """Answer a task."""
-        for arena in arenas:
-            held = self._in_arena.get(arena)
-            if held is not None:
-                held.discard(end.task)
-        parts = tuple((model, outcome.value) for model, outcome in end.parts)
-        self._report(
-            TaskDone(
-                end.task,
-                end.outcome.value,
-                end.code,
-                end.reason,
-                end.queued_s,
-                end.started_s,
-                end.ended_s,
-                parts,
-                end.plan,
+class _MappedArena:
+    """A client's memory file, mapped into this process."""
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        """Map `size_bytes` of `fd`; the descriptor may be closed afterwards.
+
+        Raises:
+            RefusedError: the file can still shrink, which would kill whoever reads it, or is too small.
+        """
+        try:
+            seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        except OSError:
+            seals = 0
+        if not seals & fcntl.F_SEAL_SHRINK:
+            raise RefusedError(
+                "the arena can be made shorter while it is in use",
+                remedy="seal the memory file with F_SEAL_SHRINK",
             )
-        )
+        if not 0 < size_bytes <= os.fstat(fd).st_size:
+            raise RefusedError(f"the arena does not have {size_bytes} bytes")
+        try:
+            self._memory = mmap.mmap(fd, size_bytes)
+        except OSError as error:
+            raise RefusedError(f"the arena cannot be mapped: {error.strerror}") from error
+
+    def view(self, tensor: Tensor, offset: int) -> "numpy.ndarray":
+        """A tensor of batch 1 in place. The mapping lives as long as any view of it.
+
+        Raises:
+            RefusedError: the tensor is not aligned to its items.
+            ValueError, OverflowError: it does not lie inside the arena.
+        """
+        import numpy
+
+        item_bytes = ITEM_BYTES[tensor.dtype]
+        if offset % item_bytes:
+            raise RefusedError(f"tensor {tensor.name!r} at {offset} is not aligned to {item_bytes} bytes")
+        flat = numpy.frombuffer(self._memory, tensor.dtype, tensor.nbytes // item_bytes, offset)
+        return flat.reshape(tensor.shape)
 
 
 class _Layout:
@@ -172,7 +209,7 @@ class _Layout:
 
     __slots__ = ("addressing", "arenas", "bound", "declared", "input_bytes", "inputs", "outputs")
 
-    def __init__(self, declared: Declare) -> None:
+    def __init__(self, declared: AddLayout) -> None:
         self.declared = declared
         self.bound: BoundPlan | None = None
         self.inputs: dict[str, dict[str, numpy.ndarray]] = {}  # by model and tensor
@@ -182,39 +219,45 @@ class _Layout:
         self.input_bytes = 0
 
     def settled_inputs(self) -> "dict[str, dict[str, numpy.ndarray]]":
-        """The inputs, those that may address memory as they are now."""
+        """The inputs; those that may address memory are copied, as they are now."""
         settled = dict(self.inputs)
         for model, names in self.addressing.items():
             settled[model] = self.inputs[model] | {name: self.inputs[model][name].copy() for name in names}
         return settled
 
 
-class _ArenaTask(TaskIO):
+class _ArenaTask(EngineTask):
     """One task in place."""
 
-    def __init__(self, owner: ArenaTasks, task: TaskId, layout: _Layout) -> None:
+    __slots__ = ("_arenas", "_inputs", "_outputs", "_owner")
+
+    def __init__(self, owner: ArenaTasks, layout: _Layout, command: RunTask) -> None:
+        super().__init__(
+            id=command.task,
+            models=layout.declared.models,
+            nbytes=layout.input_bytes,
+            priority=command.priority,
+            deadline_s=command.deadline_s,
+        )
         self._owner = owner
         self._inputs = layout.inputs if not layout.addressing else layout.settled_inputs()
         self._outputs = layout.outputs
         self._arenas = layout.arenas
-        owner.hold(task, layout.arenas)
+        for arena in layout.arenas:
+            owner.tasks_in[arena].add(self.id)
 
     def inputs(self, model: str) -> "Mapping[str, numpy.ndarray]":
         """Views into the arena, and copies of what may address memory."""
         return self._inputs[model]
 
     def deliver(self, model: str, outputs: "Mapping[str, numpy.ndarray]") -> None:
-        """Write what the client has named a place for."""
+        """Write the outputs that the client has named a place for."""
         for name, place in self._outputs[model].items():
             place[...] = outputs[name]
 
-    def ended(self, end: TaskEnd) -> None:
-        """Report it."""
-        self._owner.finish(end, self._arenas)
-
-
-def _required(sources: Mapping[str, tuple[int, int]], model: str, tensor: Tensor) -> tuple[int, int]:
-    place = sources.get(f"{model}/{tensor.name}") or sources.get(tensor.name)
-    if place is None:
-        raise RefusedError(f"model {model!r} needs the input {tensor.name!r}, which the task does not have")
-    return place
+    def answer(self, done: TaskDone) -> None:
+        """Report the end to the agent."""
+        for arena in self._arenas:
+            if (tasks := self._owner.tasks_in.get(arena)) is not None:
+                tasks.discard(self.id)
+        self._owner.report(done)

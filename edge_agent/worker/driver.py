@@ -1,25 +1,25 @@
 """Drives the engine core with threads: one per lane, one for time, one for preparing programs.
 
-Leader and follower: whoever ends a step takes the core's lock, reports the end, carries out what the core
-answers, and goes on with its own lane's next step with the lock released. Idle lanes wait on a lock each.
-Nothing here knows where tensors come from or who asks: see `shell` and `process`.
+Leader and follower: the thread that ends a step takes the core's lock, reports the end, carries out what the
+core decides, and goes on with its lane's next step with the lock released. An idle lane waits on a lock of
+its own. Nothing here knows where tensors come from or who asks: see `inprocess` and `process`.
 """
 
 import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 
 from stageloom.edge_agent.executor.base import Rows, StepResult, StepRunner
-from stageloom.edge_agent.worker.messages import CombinedStats, Measured
+from stageloom.edge_agent.worker.messages import CombinedStats, WindowMeasured
 from stageloom.edge_agent.worker.recorder import Recorder
-from stageloom.edge_agent.worker.records import Ends, Lane, held_lock, one_line, write_outputs
 from stageloom.edge_agent.worker.tally import Tally
-from stageloom.edge_agent.worker.task_book import TaskBook
-from stageloom.edge_agent.worker.tasks import TaskIO
+from stageloom.edge_agent.worker.tasks import Answers, EngineTask, TaskTable
 from stageloom.edge_agent.worker.window import Window
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
@@ -36,8 +36,8 @@ from stageloom.shared.engine.steps import (
     PrepareProgram,
     ProgramKey,
     Step,
-    Task,
 )
+from stageloom.shared.errors import StageloomError
 from stageloom.shared.failpoint import ARMED, failpoint
 from stageloom.shared.ids import Digest, StepId, TaskId
 
@@ -48,6 +48,22 @@ _TICK_S = 0.001
 
 
 StepObserver = Callable[[Step, StepResult], None]
+
+
+def _held_lock() -> threading.Lock:
+    """A lock on which the next thread that acquires it sleeps."""
+    lock = threading.Lock()
+    lock.acquire()
+    return lock
+
+
+@dataclass(slots=True)
+class _LaneQueue:
+    """One lane's issued steps and the lock that its thread sleeps on."""
+
+    wake: threading.Lock = field(default_factory=_held_lock)
+    pending: deque[tuple[Step, str | None]] = field(default_factory=deque)  # with why it was not issued
+    idle: bool = False
 
 
 class EngineDriver:
@@ -73,16 +89,16 @@ class EngineDriver:
         self._clock = clock
         self._core = EngineCore()
         self._lock = threading.Lock()
-        self._book = TaskBook()
+        self._tasks = TaskTable()
         self._plans: dict[PlanKey, BoundPlan] = {}
         self._active: PlanKey | None = None
         self._served: BoundPlan | None = None
         self._in_flight: set[StepId] = set()
         self._drops: list[tuple[set[StepId], InstanceId]] = []  # instances to drop once these have ended
-        self._lanes: list[Lane] = []
+        self._lanes: list[_LaneQueue] = []
         self._threads: list[threading.Thread] = []
         self._stopping = False
-        self._timer = held_lock()
+        self._timer = _held_lock()
         self._timer_until_s = -math.inf  # what the timer sleeps until; -inf while it is awake
         self._chores: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._unprepared: dict[PlanKey, set[ProgramKey]] = {}
@@ -106,7 +122,7 @@ class EngineDriver:
             now = self._clock()
             actions = self._core.load(key, bound, now)
             while len(self._lanes) < bound.plan.lanes:
-                self._lanes.append(Lane())
+                self._lanes.append(_LaneQueue())
                 self._start(self._run_lane, f"lane-{len(self._lanes) - 1}", self._lanes[-1])
             self._plans[key] = bound
             self._act(actions, now)
@@ -145,13 +161,13 @@ class EngineDriver:
     def record(self, recorder: Recorder | None) -> None:
         """Have everything that happens recorded from now on; None: no more."""
         with self._lock:
-            self._book.recorder = recorder
+            self._tasks.recorder = recorder
             self._set_tracing()
             if recorder is not None:
                 recorder.look(self._core, self._active, self._clock())
 
     def _set_tracing(self) -> None:
-        self.executor.tracing = self._observed or self._traces_beside or self._book.recorder is not None
+        self.executor.tracing = self._observed or self._traces_beside or self._tasks.recorder is not None
 
     def wait_prepared(self, key: PlanKey, timeout_s: float) -> int:
         """Wait until the programs that were asked for so far are ready; the number still missing."""
@@ -170,8 +186,8 @@ class EngineDriver:
             actions = self._core.activate(key, now, keep=keep)
             self._active = key
             self._served = self._plans[key]
-            ends = self._act(actions, now)
-        self._answer(ends)
+            answers = self._act(actions, now)
+        self._answer(answers)
 
     def unload(self, key: PlanKey) -> None:
         """Give up a plan that is not in use; `on_released` follows.
@@ -190,8 +206,8 @@ class EngineDriver:
         """Stop launching; with `refuse` queued and new tasks are refused, without they wait."""
         with self._lock:
             now = self._clock()
-            ends = self._act(self._core.drain(now, refuse=refuse), now)
-        self._answer(ends)
+            answers = self._act(self._core.drain(now, refuse=refuse), now)
+        self._answer(answers)
 
     @property
     def active(self) -> BoundPlan | None:
@@ -212,7 +228,7 @@ class EngineDriver:
     @property
     def quiet(self) -> bool:
         """No task is queued or in flight."""
-        return not self._book.tasks and not self._in_flight
+        return not self._tasks.tasks and not self._in_flight
 
     @property
     def idle(self) -> bool:
@@ -237,49 +253,47 @@ class EngineDriver:
         """Count anew from this instant, for `end_window`."""
         with self._lock:
             now = self._clock()
-            self._book.window = Window.begin(self._core, self._active, self._tally.busy_s(now), now)
+            self._tasks.window = Window.begin(self._core, self._active, self._tally.busy_s(now), now)
 
     def look(self) -> float:
         """Look at the queues for the window that has begun: the greatest age of a queued task in it."""
         with self._lock:
-            window = self._book.window
+            window = self._tasks.window
             if window is None:
                 return 0.0
             window.looked(self._core, self._clock())
             return window.oldest_age_s
 
-    def end_window(self, number: int) -> Measured | None:
+    def end_window(self, number: int) -> WindowMeasured | None:
         """What happened since `begin_window`; None without one."""
         with self._lock:
-            window, self._book.window = self._book.window, None
+            window, self._tasks.window = self._tasks.window, None
             now = self._clock()
             return window.end(number, self._core, self._tally.busy_s(now), now) if window else None
 
     # Tasks
 
-    def submit(self, task: Task, io: TaskIO) -> None:
-        """Take in a task; `io.ended` is called once, perhaps before this returns.
+    def submit(self, task: EngineTask) -> None:
+        """Take in a task; its `answer` is called once, perhaps before this returns.
 
         Raises:
             ValueError: a task of this id has not ended, or it names no model or one twice.
         """
         now = self._clock()
         with self._lock:
-            self._book.add(task, io, now)
-            try:
-                actions = self._core.submit(task, now)
-            except ValueError:
-                self._book.forget(task.id)
-                raise
-            ends = self._act(actions, now)
-        self._answer(ends)
+            if task.id in self._tasks.tasks:  # also while a lane writes its outputs
+                raise ValueError(f"task {task.id} is here already")
+            actions = self._core.submit(task, now)
+            self._tasks.tasks[task.id] = task
+            answers = self._act(actions, now)
+        self._answer(answers)
 
     def cancel(self, task: TaskId) -> None:
         """End a task if it has not ended."""
         with self._lock:
             now = self._clock()
-            ends = self._act(self._core.cancel(task, now), now)
-        self._answer(ends)
+            answers = self._act(self._core.cancel(task, now), now)
+        self._answer(answers)
 
     def close(self) -> None:
         """Stop all threads after the steps in flight and free the executor. Tasks left are never answered."""
@@ -298,15 +312,15 @@ class EngineDriver:
 
     # Actions; the lock is held
 
-    def _act(self, actions: list[Action], now: float) -> Ends:
+    def _act(self, actions: list[Action], now: float) -> Answers:
         """Carry out what the core decided; the answers are given after the lock is released."""
-        ends: Ends = []
+        answers: Answers = []
         for action in actions:
             if isinstance(action, IssueStep):
                 if not self._stopping:  # its lane's thread may have ended, and a step after it would hang
                     self._issue(action.step, now)
             elif isinstance(action, FinishTask):
-                self._book.finish(action, now, ends)
+                self._tasks.finish(action, now, answers)
             elif isinstance(action, MoveInstance):
                 self.executor.move(action)
             elif isinstance(action, DropInstance):
@@ -316,7 +330,7 @@ class EngineDriver:
                 self._chores.put(partial(self._prepare, action.program))
             else:
                 self._chores.put(partial(self._release, action.plan))
-        window, recorder = self._book.window, self._book.recorder
+        window, recorder = self._tasks.window, self._tasks.recorder
         if window is not None and window.saturated:
             window.saturated = self._core.waiting
         if recorder is not None:
@@ -324,14 +338,14 @@ class EngineDriver:
         wakeup_s = self._core.next_wakeup(now)
         if wakeup_s is not None and wakeup_s < self._timer_until_s:
             self._wake_timer()
-        return ends
+        return answers
 
     def _issue(self, step: Step, now: float) -> None:
         feeds: dict[InstanceId, Rows] = {}
         for member in step.members:
             if member.member.block == 0:
                 model = self._plans[step.program.plan].models[member.member.model]
-                feeds[member.instance] = self._book.rows(model, member)
+                feeds[member.instance] = self._tasks.rows(model, member)
         self._in_flight.add(step.id)
         self._tally.step_issued(now)
         problem = None
@@ -340,7 +354,7 @@ class EngineDriver:
                 failpoint("engine.step")
             self.executor.issue(step, feeds)
         except Exception as error:  # a backend's; the lane's thread reports it as the step's end
-            problem = one_line(error)
+            problem = _one_line(error)
         lane = self._lanes[step.lane]
         lane.pending.append((step, problem))
         if lane.idle:
@@ -359,9 +373,9 @@ class EngineDriver:
         self._timer.release()
 
     @staticmethod
-    def _answer(ends: Ends) -> None:
-        for io, end in ends:
-            io.ended(end)
+    def _answer(answers: Answers) -> None:
+        for task, done in answers:
+            task.answer(done)
 
     # Threads
 
@@ -370,7 +384,7 @@ class EngineDriver:
         self._threads.append(thread)
         thread.start()
 
-    def _run_lane(self, lane: Lane) -> None:
+    def _run_lane(self, lane: _LaneQueue) -> None:
         while True:
             while lane.pending:
                 step, problem = lane.pending.popleft()
@@ -390,9 +404,9 @@ class EngineDriver:
         try:
             result = self.executor.wait(step.id)
         except Exception as error:  # a backend's; the tasks fail and the engine goes on
-            self._step_ended(step, None, one_line(error))
+            self._step_ended(step, None, _one_line(error))
             return
-        observer, recorder = self.on_step, self._book.recorder
+        observer, recorder = self.on_step, self._tasks.recorder
         if observer is not None:
             observer(step, result)
         if recorder is not None:
@@ -405,29 +419,32 @@ class EngineDriver:
         """Write outputs with the lock released; a task that ends meanwhile is answered after the writing."""
         models = self._plans[step.program.plan].models
         with self._lock:
-            writes = self._book.begin_writing(step, result, models)
-        for entry, name, row in writes:
-            write_outputs(entry, name, row)
-        ends: Ends = []
+            writes = self._tasks.begin_writing(step, result, models)
+        for task, name, row in writes:
+            try:
+                task.deliver(name, row)
+            except Exception as error:  # its owner's: the task fails and the engine goes on
+                task.problem = _one_line(error)
+        answers: Answers = []
         with self._lock:
-            self._book.end_writing(writes, self._clock, ends)
-        self._answer(ends)
+            self._tasks.end_writing(writes, self._clock, answers)
+        self._answer(answers)
 
     def _step_ended(self, step: Step, result: StepResult | None, error: str | None) -> None:
         with self._lock:
             now = self._clock()
             self._in_flight.discard(step.id)
             self._tally.step_ended(step, result, now)
-            book = self._book
+            tasks = self._tasks
             if result is not None:
-                book.note_start(step, result.started_s)
-                if book.window is not None:
-                    book.note_window(book.window, step, result, self._plans[step.program.plan].models, now)
+                tasks.note_start(step, result.started_s)
+                if tasks.window is not None:
+                    tasks.note_window(tasks.window, step, result, self._plans[step.program.plan].models, now)
             if self._drops:
                 self._drop_after(step.id)
-            ends = self._act(self._core.step_done(step.id, now, error), now)
-        if ends:
-            self._answer(ends)
+            answers = self._act(self._core.step_done(step.id, now, error), now)
+        if answers:
+            self._answer(answers)
 
     def _drop_after(self, step: StepId) -> None:
         kept = []
@@ -447,12 +464,12 @@ class EngineDriver:
                 self._timer_until_s = -math.inf  # nobody wakes whoever is awake
                 self._timer.acquire(blocking=False)
                 now = self._clock()
-                ends = self._act(self._core.tick(now), now)
+                answers = self._act(self._core.tick(now), now)
                 now = self._clock()
                 wakeup_s = self._core.next_wakeup(now)
                 self._timer_until_s = math.inf if wakeup_s is None else max(wakeup_s, now + _TICK_S)
                 sleep_s = self._timer_until_s - now
-            self._answer(ends)
+            self._answer(answers)
             self._timer.acquire(timeout=-1 if sleep_s == math.inf else sleep_s)
 
     def _do_chores(self) -> None:
@@ -465,14 +482,14 @@ class EngineDriver:
             try:
                 self.executor.prepare(program)
             except Exception as error:  # a backend's; its members go on running one after another
-                log.warning("program of combined block %d: %s", program.combined, one_line(error))
+                log.warning("program of combined block %d: %s", program.combined, _one_line(error))
                 report = self._core.program_failed
         with self._prepared:
             now = self._clock()
-            ends = self._act(report(program, now), now)
+            answers = self._act(report(program, now), now)
             self._unprepared.get(program.plan, set()).discard(program)
             self._prepared.notify_all()
-        self._answer(ends)
+        self._answer(answers)
 
     def _release(self, key: PlanKey) -> None:
         with self._lock:
@@ -480,3 +497,11 @@ class EngineDriver:
             self._unprepared.pop(key, None)
         self.executor.unload(key)
         self._on_released(key)
+
+
+def _one_line(error: Exception) -> str:
+    """The error in one line; the log has the traceback of one that is not of Stageloom's own tree."""
+    if isinstance(error, StageloomError):
+        return str(error)
+    log.error("the executor failed", exc_info=error)
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

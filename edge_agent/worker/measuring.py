@@ -1,10 +1,10 @@
-"""When the window of a `Measure` begins and ends; the engine process's main thread drives it."""
+"""When the window of a `OpenWindow` begins and ends; the engine process's main thread drives it."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from stageloom.edge_agent.worker.driver import EngineDriver
-from stageloom.edge_agent.worker.messages import Measure, Measured
+from stageloom.edge_agent.worker.messages import OpenWindow, WindowMeasured
 
 _LOOK_S = 0.01
 """How often the queues' ages are looked at: differences below this are equal to every user."""
@@ -13,10 +13,12 @@ _LOOK_S = 0.01
 class Measuring:
     """At most one window at a time; a newer order takes an older one's place, which is never answered."""
 
-    def __init__(self, driver: Callable[[], EngineDriver | None], report: Callable[[Measured], None]) -> None:
+    def __init__(
+        self, driver: Callable[[], EngineDriver | None], report: Callable[[WindowMeasured], None]
+    ) -> None:
         self._driver = driver
         self._report = report
-        self._order: Measure | None = None
+        self._order: OpenWindow | None = None
         self._began = False
         self.due_s = math.inf  # when `advance` has something to do
 
@@ -25,7 +27,7 @@ class Measuring:
         """A window is ordered or open."""
         return self._order is not None
 
-    def order(self, window: Measure) -> None:
+    def order(self, window: OpenWindow, fds: Sequence[int] = ()) -> None:
         """Measure this one."""
         self._order, self._began, self.due_s = window, False, window.from_s
 

@@ -6,9 +6,13 @@ Times are seconds on CLOCK_MONOTONIC, which both processes share.
 """
 
 import math
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import msgspec
+
+from stageloom.shared.engine.steps import Outcome, PlanKey
+from stageloom.shared.ids import TaskId
 
 MAX_MESSAGE_BYTES = 64 << 10
 """A message larger than this is a mistake; bulk data travels as file descriptors."""
@@ -38,7 +42,7 @@ class LoadPlan(_Message, frozen=True, tag=1):
     artifacts: dict[str, str]  # digest to path
 
 
-class Activate(_Message, frozen=True, tag=2):
+class SwitchPlan(_Message, frozen=True, tag=2):
     """Send new launches to this plan. With `keep` the one before stays loaded: it will be active again."""
 
     key: int
@@ -64,7 +68,7 @@ class DropArena(_Message, frozen=True, tag=5):
     arena: int
 
 
-class Declare(_Message, frozen=True, tag=20):
+class AddLayout(_Message, frozen=True, tag=20):
     """A layout: the models of tasks to come, and where their tensors lie."""
 
     layout: int
@@ -73,25 +77,25 @@ class Declare(_Message, frozen=True, tag=20):
     outputs: tuple[Place, ...]
 
 
-class Retract(_Message, frozen=True, tag=21):
+class DropLayout(_Message, frozen=True, tag=21):
     """Forget a layout; tasks that lie in it end as they would have."""
 
     layout: int
 
 
-class Submit(_Message, frozen=True, tag=6):
+class RunTask(_Message, frozen=True, tag=6):
     """One task. Inputs are read in place, outputs are written in place before TaskDone says `completed`."""
 
-    task: int
+    task: TaskId
     layout: int
     priority: int = 0
     deadline_s: float | None = None
 
 
-class Cancel(_Message, frozen=True, tag=7):
+class CancelTask(_Message, frozen=True, tag=7):
     """End a task early if it has not ended."""
 
-    task: int
+    task: TaskId
 
 
 class Profile(_Message, frozen=True, tag=8):
@@ -123,14 +127,14 @@ class ProfileStages(_Message, frozen=True, tag=12):
     combined_blocks: tuple[int, ...] = ()
 
 
-class Trace(_Message, frozen=True, tag=9):
+class TraceSteps(_Message, frozen=True, tag=9):
     """Report every step with the times of its groups, or stop."""
 
     on: bool
 
 
-class Drain(_Message, frozen=True, tag=10):
-    """Launch nothing more, until the next `Activate`; report `Drained` when nothing is in flight.
+class PauseLaunches(_Message, frozen=True, tag=10):
+    """Launch nothing more, until the next `SwitchPlan`; report `Drained` when nothing is in flight.
 
     With `refuse` queued tasks and those still to come are refused (shutting down); without, they wait.
     """
@@ -142,8 +146,8 @@ class Stop(_Message, frozen=True, tag=11):
     """End the process now; tasks in flight are lost."""
 
 
-class Measure(_Message, frozen=True, tag=22):
-    """Report `Measured` with what happens between these instants; one measures at a time, the newest.
+class OpenWindow(_Message, frozen=True, tag=22):
+    """Report `WindowMeasured` with what happens between these instants; one measures at a time, the newest.
 
     It ends early once a task has waited for `brake_age_s`.
     """
@@ -154,7 +158,7 @@ class Measure(_Message, frozen=True, tag=22):
     brake_age_s: float = math.inf
 
 
-class Record(_Message, frozen=True, tag=23):
+class StartRecording(_Message, frozen=True, tag=23):
     """Record everything for a while into the file sent along; answered by `RecordingEnded`."""
 
     number: int
@@ -163,22 +167,25 @@ class Record(_Message, frozen=True, tag=23):
 
 Command: TypeAlias = (
     LoadPlan
-    | Activate
+    | SwitchPlan
     | Unload
     | AddArena
     | DropArena
-    | Declare
-    | Retract
-    | Submit
-    | Cancel
+    | AddLayout
+    | DropLayout
+    | RunTask
+    | CancelTask
     | Profile
     | ProfileStages
-    | Trace
-    | Drain
+    | TraceSteps
+    | PauseLaunches
     | Stop
-    | Measure
-    | Record
+    | OpenWindow
+    | StartRecording
 )
+
+Handlers: TypeAlias = dict[type[Any], Callable[[Any, list[int]], None]]
+"""Per command the function that carries it out in the engine process; it does not keep the descriptors."""
 
 # Reports
 
@@ -219,17 +226,17 @@ class PlanReleased(_Message, frozen=True, tag=5):
 
 
 class TaskDone(_Message, frozen=True, tag=6):
-    """A task ended, in exactly one way."""
+    """How and when a task ended."""
 
-    task: int
-    outcome: str  # a value of stageloom.shared.engine.steps.Outcome
+    task: TaskId
+    outcome: Outcome
     code: str
     reason: str
     queued_s: float
-    started_s: float | None  # None: it never began to run
+    started_s: float | None  # when its first step began to run; None: it never did
     ended_s: float
-    parts: tuple[tuple[str, str], ...] = ()  # of a task for several models that did not all complete
-    key: int | None = None  # of the plan whose step ended it; None: no step did
+    parts: tuple[tuple[str, Outcome], ...] = ()  # of a task for several models: how it ended in each
+    plan: PlanKey | None = None  # whose step ended it; None: no step did
 
 
 class ModelStats(_Message, frozen=True):
@@ -280,7 +287,7 @@ class OperatorTimes(_Message, frozen=True, tag=8):
     operators: int = 0
 
 
-class Traced(_Message, frozen=True, tag=9):
+class StepTraced(_Message, frozen=True, tag=9):
     """One step's groups on their streams."""
 
     step: int
@@ -331,8 +338,8 @@ class ModelFigures(_Message, frozen=True):
     instance_s: float  # what they took from begin to end, summed
 
 
-class Measured(_Message, frozen=True, tag=21):
-    """What happened between the instants of a `Measure`; see
+class WindowMeasured(_Message, frozen=True, tag=21):
+    """What happened between the instants of a `OpenWindow`; see
     `stageloom.shared.engine.windows.WindowFigures`."""
 
     number: int
@@ -400,14 +407,14 @@ Report: TypeAlias = (
     | TaskDone
     | Stats
     | OperatorTimes
-    | Traced
+    | StepTraced
     | Drained
     | Exited
     | ArenaRefused
     | Glance
     | StageTimes
     | PlanTooLarge
-    | Measured
+    | WindowMeasured
     | RecordingEnded
 )
 

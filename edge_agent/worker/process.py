@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import partial
 from queue import SimpleQueue
 from typing import NoReturn
 
@@ -22,15 +21,15 @@ from stageloom.edge_agent.worker.config import WorkerConfig
 from stageloom.edge_agent.worker.driver import EngineDriver
 from stageloom.edge_agent.worker.measuring import Measuring
 from stageloom.edge_agent.worker.memory import Budget, budget
-from stageloom.edge_agent.worker.messages import Command, Report
-from stageloom.edge_agent.worker.profiling import Profiler
+from stageloom.edge_agent.worker.messages import Handlers, Report
+from stageloom.edge_agent.worker.profiling import Profiler, read_plan
 from stageloom.edge_agent.worker.recorder import Recording
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.engine.stats import EngineGlance
 from stageloom.shared.engine.steps import PlanKey, Step
 from stageloom.shared.errors import StageloomError, UnavailableError
 from stageloom.shared.failpoint import failpoint
-from stageloom.shared.plan import MAX_PLAN_BYTES, decode_plan
+from stageloom.shared.plan import decode_plan
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +65,18 @@ class EngineProcess:
         self._paused_s: float | None = None  # since when nothing is launched
         self._measuring = Measuring(lambda: self._driver, self.report)
         self._recording = Recording(lambda: self._driver, self.report)
+        self._handlers: Handlers = {
+            **self._tasks.handlers,
+            **self._profiler.handlers,
+            messages.LoadPlan: self._load_plan,
+            messages.SwitchPlan: self._switch,
+            messages.Unload: self._switch,
+            messages.PauseLaunches: self._pause,
+            messages.TraceSteps: self._trace,
+            messages.OpenWindow: self._measuring.order,
+            messages.StartRecording: self._record,
+            messages.Stop: self._stop,
+        }
         self._next_stats_s = time.monotonic() + config.stats_interval_s
         self._next_glance_s = time.monotonic() if config.glance_interval_s else math.inf
 
@@ -115,58 +126,29 @@ class EngineProcess:
                     with self._sending:
                         self._channel.flush()
             while (received := self._channel.receive()) is not None:
-                self._dispatch(*received)
+                self._execute(*received)
             self._report_regularly()
 
-    def _dispatch(self, message: bytes, fds: list[int]) -> None:
+    def _execute(self, message: bytes, fds: list[int]) -> None:
         try:
-            self._obey(messages.decode_command(message), fds)
+            command = messages.decode_command(message)
+            self._handlers[type(command)](command, fds)
         except (StageloomError, ValueError) as error:
             log.error("a command could not be carried out: %s", error)
         finally:
             for fd in fds:
                 os.close(fd)
 
-    def _obey(self, command: Command, fds: list[int]) -> None:
-        if isinstance(command, messages.Submit):
-            self._tasks.submit(command)
-        elif isinstance(command, messages.Cancel):
-            self._tasks.cancel(command.task)
-        elif isinstance(command, messages.Declare):
-            self._tasks.declare(command)
-        elif isinstance(command, messages.Retract):
-            self._tasks.retract(command.layout)
-        elif isinstance(command, messages.AddArena):
-            self._tasks.add_arena(command, fds)
-        elif isinstance(command, messages.DropArena):
-            self._tasks.drop_arena(command.arena)
-        elif isinstance(command, messages.LoadPlan):
-            wire = os.pread(fds[0], MAX_PLAN_BYTES + 1, 0) if fds else b""
-            self._loads.put(partial(self._load, PlanKey(command.key), wire, command.artifacts))
-        elif isinstance(command, messages.Activate | messages.Unload):
-            self._switch(command)
-        elif isinstance(command, messages.Profile):
-            self._profiler.operators(command)
-        elif isinstance(command, messages.ProfileStages):
-            self._profiler.stages(command, os.pread(fds[0], MAX_PLAN_BYTES + 1, 0) if fds else b"")
-        elif isinstance(command, messages.Trace):
-            self._trace(command.on)
-        elif isinstance(command, messages.Measure):
-            self._measuring.order(command)
-        elif isinstance(command, messages.Record):
-            if fds:
-                self._recording.order(command, fds[0], time.monotonic())
-        elif isinstance(command, messages.Drain):
-            self._draining = True
-            self._paused_s = time.monotonic() if self._paused_s is None else self._paused_s
-            if self._driver is not None:
-                self._driver.drain(refuse=command.refuse)
-        else:
-            with self._sending:
-                self._channel.flush()
-            os._exit(0)
+    def _stop(self, command: messages.Stop, fds: list[int]) -> NoReturn:
+        with self._sending:
+            self._channel.flush()
+        os._exit(0)
 
     # Plans
+
+    def _load_plan(self, command: messages.LoadPlan, fds: list[int]) -> None:
+        wire = read_plan(fds)
+        self._loads.put(lambda: self._load(PlanKey(command.key), wire, command.artifacts))
 
     def _load(self, key: PlanKey, wire: bytes, paths: Mapping[str, str]) -> None:
         """Load a plan on the loading thread; whatever goes wrong is reported, and what runs goes on."""
@@ -219,7 +201,7 @@ class EngineProcess:
         executors = self._executors
         return executors.stated_bytes(bound), budget(self._config.memory_bytes, executors.held_bytes)
 
-    def _switch(self, command: messages.Activate | messages.Unload) -> None:
+    def _switch(self, command: messages.SwitchPlan | messages.Unload, fds: list[int]) -> None:
         key = PlanKey(command.key)
         try:
             if self._driver is None:
@@ -236,6 +218,12 @@ class EngineProcess:
             self._draining, self._paused_s = False, None
             failpoint("engine.activated")
             self.report(messages.PlanActive(key, paused_s))
+
+    def _pause(self, command: messages.PauseLaunches, fds: list[int]) -> None:
+        self._draining = True
+        self._paused_s = time.monotonic() if self._paused_s is None else self._paused_s
+        if self._driver is not None:
+            self._driver.drain(refuse=command.refuse)
 
     def _released(self, key: PlanKey) -> None:
         self._artifacts.release(key)
@@ -260,15 +248,19 @@ class EngineProcess:
             if driver is not None and driver.active_key is not None:
                 self.report(_glance(driver.glance()))
 
-    def _trace(self, on: bool) -> None:
+    def _trace(self, command: messages.TraceSteps, fds: list[int]) -> None:
         if self._driver is not None:
-            self._driver.observe(self._traced if on else None)
+            self._driver.observe(self._traced if command.on else None)
+
+    def _record(self, command: messages.StartRecording, fds: list[int]) -> None:
+        if fds:
+            self._recording.order(command, fds[0], time.monotonic())
 
     def _traced(self, step: Step, result: StepResult) -> None:
         program = step.program
         groups = tuple((g.item, g.stream, g.started_s, g.ended_s) for g in result.groups)
         self.report(
-            messages.Traced(
+            messages.StepTraced(
                 step.id,
                 step.lane,
                 program.plan,

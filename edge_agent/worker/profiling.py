@@ -1,10 +1,10 @@
 """Profile requests inside the engine process: one after another, on a thread of their own."""
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from queue import SimpleQueue
 from typing import NoReturn
 
@@ -22,7 +22,7 @@ from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import ExecutorError, StageloomError
 from stageloom.shared.ids import Digest
-from stageloom.shared.plan import decode_plan
+from stageloom.shared.plan import MAX_PLAN_BYTES, decode_plan
 
 log = logging.getLogger(__name__)
 
@@ -50,18 +50,18 @@ class Profiler:
         self._idle = idle
         self._memory_bytes = memory_bytes
         self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self.handlers: messages.Handlers = {
+            messages.Profile: lambda command, fds: self._jobs.put(lambda: self._time_operators(command)),
+            messages.ProfileStages: self._order_stages,
+        }
 
     def start(self) -> None:
         """From now on requests are worked on."""
         threading.Thread(target=self._work, name="profile", daemon=True).start()
 
-    def operators(self, request: messages.Profile) -> None:
-        """Answered by OperatorTimes."""
-        self._jobs.put(partial(self._time_operators, request))
-
-    def stages(self, request: messages.ProfileStages, wire: bytes) -> None:
-        """Answered by StageTimes."""
-        self._jobs.put(partial(self._time_stages, request, wire))
+    def _order_stages(self, command: messages.ProfileStages, fds: list[int]) -> None:
+        wire = read_plan(fds)
+        self._jobs.put(lambda: self._time_stages(command, wire))
 
     def _work(self) -> NoReturn:
         while True:
@@ -147,6 +147,11 @@ class Profiler:
         finally:
             if not shares:
                 executor.close()
+
+
+def read_plan(fds: list[int]) -> bytes:
+    """A plan's canonical bytes, from the memory file that came with a command."""
+    return os.pread(fds[0], MAX_PLAN_BYTES + 1, 0) if fds else b""
 
 
 def stage_reports(

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from stageloom.edge_agent.executor.base import StepResult
-from stageloom.edge_agent.worker.messages import Record, RecordingEnded
+from stageloom.edge_agent.worker.messages import RecordingEnded, StartRecording
 from stageloom.edge_agent.worker.recording_file import RecordingFile
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.core import EngineCore
@@ -205,14 +205,14 @@ class Recording:
         self._driver = driver
         self._report = report
         self._open_file = open_file
-        self._order: Record | None = None
+        self._order: StartRecording | None = None
         self._recorder = Recorder()
         self._file: RecordingFile | None = None  # of the newest recording, ended or not
         self._began_s = self._until_s = 0.0
         self._complete = False  # all is handed to the file
         self.due_s = math.inf  # when `advance` has something to do
 
-    def order(self, order: Record, fd: int, now: float) -> None:
+    def order(self, order: StartRecording, fd: int, now: float) -> None:
         """Record from now on into a file; `fd` stays the caller's."""
         driver = self._driver()
         if self._order is not None or (self._file is not None and not self._file.ended):
@@ -261,7 +261,7 @@ class Recording:
         file.finish(_framed(Recorded(self._began_s, self._until_s, plans, recorder.dropped, recorder.own_s)))
         self._complete = True
 
-    def _end(self, order: Record, reason: str) -> None:
+    def _end(self, order: StartRecording, reason: str) -> None:
         if (driver := self._driver()) is not None:
             driver.record(None)
         self._order, self.due_s = None, math.inf

@@ -7,17 +7,19 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
 from stageloom.edge_agent.executor.base import Executor
 from stageloom.edge_agent.worker.driver import EngineDriver, StepObserver
+from stageloom.edge_agent.worker.messages import TaskDone
 from stageloom.edge_agent.worker.recorder import Recorder
-from stageloom.edge_agent.worker.tasks import TaskEnd, TaskIO
+from stageloom.edge_agent.worker.tasks import EngineTask
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundModel, bind
 from stageloom.shared.engine.stats import EngineStats
-from stageloom.shared.engine.steps import Code, Outcome, PlanKey, Task
+from stageloom.shared.engine.steps import Code, Outcome, PlanKey
 from stageloom.shared.errors import (
     ExecutorError,
     StageloomError,
@@ -86,7 +88,7 @@ class EngineShell:
         *,
         priority: int = 0,
         deadline_s: float | None = None,
-        on_end: Callable[[TaskEnd], None] | None = None,
+        on_end: Callable[[TaskDone], None] | None = None,
     ) -> "Future[Outputs]":
         """One task of one model, or one task that several models share the input of.
 
@@ -94,17 +96,15 @@ class EngineShell:
         Arrays must not change until then. `on_end` runs on an engine thread, after the future is done.
         """
         names = (model,) if isinstance(model, str) else tuple(model)
-        task = TaskId(next(self._ids))
-        io = _ArrayTask(task, inputs, len(names) > 1, on_end)
-        nbytes = sum(array.nbytes for array in inputs.values())
+        task = _ArrayTask(
+            inputs, on_end, id=TaskId(next(self._ids)), models=names, priority=priority, deadline_s=deadline_s
+        )
         try:
             self._check(names, inputs)
-            self._driver.submit(
-                Task(id=task, models=names, nbytes=nbytes, priority=priority, deadline_s=deadline_s), io
-            )
+            self._driver.submit(task)
         except TaskRefused as error:
-            io.future.set_exception(error)
-        return io.future
+            task.future.set_exception(error)
+        return task.future
 
     def cancel(self, future: "Future[Outputs]") -> None:
         """End a submitted task early; its future ends with TaskCancelled if it had not ended."""
@@ -173,19 +173,20 @@ class _TaskFuture(Future[Outputs]):
         self.task = task
 
 
-class _ArrayTask(TaskIO):
+class _ArrayTask(EngineTask):
     """A task in numpy arrays."""
+
+    __slots__ = ("_inputs", "_on_end", "_outputs", "future")
 
     def __init__(
         self,
-        task: TaskId,
         inputs: Mapping[str, np.ndarray],
-        several: bool,
-        on_end: Callable[[TaskEnd], None] | None,
+        on_end: Callable[[TaskDone], None] | None,
+        **fields: Any,
     ) -> None:
-        self.future = _TaskFuture(task)
+        super().__init__(nbytes=sum(array.nbytes for array in inputs.values()), **fields)
+        self.future = _TaskFuture(self.id)
         self._inputs = inputs
-        self._several = several
         self._outputs: Outputs = {}
         self._on_end = on_end
 
@@ -196,20 +197,20 @@ class _ArrayTask(TaskIO):
     def deliver(self, model: str, outputs: Mapping[str, np.ndarray]) -> None:
         """Keep the arrays by reference."""
         for name, array in outputs.items():
-            self._outputs[f"{model}/{name}" if self._several else name] = array
+            self._outputs[f"{model}/{name}" if self.shared else name] = array
 
-    def ended(self, end: TaskEnd) -> None:
+    def answer(self, done: TaskDone) -> None:
         """Settle the future."""
-        if end.outcome is Outcome.COMPLETED:
+        if done.outcome is Outcome.COMPLETED:
             self.future.set_result(self._outputs)
         else:
-            self.future.set_exception(_error(end))
+            self.future.set_exception(_error(done))
         if self._on_end is not None:
-            self._on_end(end)
+            self._on_end(done)
 
 
-def _error(end: TaskEnd) -> StageloomError:
-    if end.outcome is Outcome.REFUSED:
-        return TaskRefused(end.code, end.reason)
+def _error(done: TaskDone) -> StageloomError:
+    if done.outcome is Outcome.REFUSED:
+        return TaskRefused(done.code, done.reason)
     kinds = {Outcome.EXPIRED: TaskExpired, Outcome.CANCELLED: TaskCancelled, Outcome.FAILED: TaskFailed}
-    return kinds[end.outcome](end.reason)
+    return kinds[done.outcome](done.reason)

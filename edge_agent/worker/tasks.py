@@ -1,42 +1,136 @@
-"""A task as the driver sees it: where its tensors come from, where they go, and how it ended."""
+"""The tasks that the engine process has taken and not answered. The runtime's lock guards the table."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from stageloom.shared.engine.steps import Outcome, PlanKey
+from stageloom.edge_agent.executor.base import Rows, StepResult
+from stageloom.edge_agent.worker.messages import TaskDone
+from stageloom.edge_agent.worker.recorder import Recorder
+from stageloom.edge_agent.worker.window import Window
+from stageloom.shared.bound import BoundModel
+from stageloom.shared.engine.steps import FinishTask, Outcome, Step, StepMember, Task
 from stageloom.shared.ids import TaskId
 
 if TYPE_CHECKING:
     import numpy
 
 
-class TaskIO:
-    """A task's tensors and its owner; subclasses say where they lie."""
+class EngineTask(Task):
+    """A task with its tensors and its owner. Subclasses say where the tensors lie."""
+
+    __slots__ = ("finish", "problem", "started_s", "writing")
+
+    def __init__(self, **fields: Any) -> None:
+        """`fields`: those of `Task`."""
+        super().__init__(**fields)
+        self.started_s: float | None = None  # when its first step began to run
+        self.writing = 0  # lanes that are writing its outputs: the answer waits for them
+        self.problem = ""  # why its outputs could not be written
+        self.finish: FinishTask | None = None
 
     def inputs(self, model: str) -> "Mapping[str, numpy.ndarray]":
         """The model's inputs by the graph's names, each with its batch-1 shape."""
         raise NotImplementedError
 
     def deliver(self, model: str, outputs: "Mapping[str, numpy.ndarray]") -> None:
-        """The model's outputs, before `ended` says that the task completed. Runs on a lane's thread."""
+        """Take the model's outputs, before `answer` says that the task completed; on a lane's thread."""
         raise NotImplementedError
 
-    def ended(self, end: "TaskEnd") -> None:
-        """The task is over, in exactly one way. Nothing is delivered afterwards."""
+    def answer(self, done: TaskDone) -> None:
+        """The task has ended. Called once; nothing is delivered afterwards."""
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True)
-class TaskEnd:
-    """How and when a task ended; seconds on the driver's clock."""
+Answers: TypeAlias = list[tuple[EngineTask, TaskDone]]
+"""To give once the lock is released."""
 
-    task: TaskId
-    outcome: Outcome
-    code: str
-    reason: str
-    queued_s: float
-    started_s: float | None  # when its first step began to run; None if it never did
-    ended_s: float
-    parts: tuple[tuple[str, Outcome], ...] = ()  # of a task for several models: how it ended in each
-    plan: PlanKey | None = None  # whose step ended it, where one did
+_Write: TypeAlias = "tuple[EngineTask, str, Mapping[str, numpy.ndarray]]"
+"""Outputs of one task in one model, to be written with the lock released."""
+
+
+class TaskTable:
+    """Where the tensors of a task are, when it began, and how it is answered."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[TaskId, EngineTask] = {}
+        self.window: Window | None = None  # that is being measured
+        self.recorder: Recorder | None = None
+
+    def rows(self, model: BoundModel, member: StepMember) -> Rows:
+        """The inputs of an instance's tasks; a task that ended before its first step leaves a copy's row."""
+        name = model.plan.name
+        rows = [task.inputs(name) if (task := self.tasks.get(t)) else None for t in member.tasks]
+        spare = next((row for row in rows if row is not None), None)
+        if spare is None:
+            spare = _zero_inputs(model)
+        return [row if row is not None else spare for row in rows]
+
+    def note_start(self, step: Step, started_s: float) -> None:
+        """A step has run: its tasks have begun then, where it was their first."""
+        for member in step.members:
+            if member.member.block == 0 or member.last:
+                for number in member.tasks:
+                    task = self.tasks.get(number)
+                    if task is not None and task.started_s is None:
+                        task.started_s = started_s
+
+    def note_window(
+        self, window: Window, step: Step, result: StepResult, models: Sequence[BoundModel], now: float
+    ) -> None:
+        """A step has ended while this window is measured."""
+        names = [models[member.member.model].plan.name for member in step.members]
+        window.step_ended(names, result.ended_s - result.started_s)
+        for member, name in zip(step.members, names, strict=True):
+            tasks = [self.tasks.get(number) for number in member.tasks if member.last]
+            begun = [task.started_s for task in tasks if task and task.started_s is not None]
+            if begun:
+                window.instance_ended(name, now - min(begun))
+
+    def begin_writing(self, step: Step, result: StepResult, models: Sequence[BoundModel]) -> list[_Write]:
+        """What is to be written for a step's tasks; one that ends meanwhile is answered after the writing."""
+        writes = []
+        for member in step.members:
+            if not member.last:
+                continue
+            name = models[member.member.model].plan.name
+            for number, row in zip(member.tasks, result.outputs[member.instance], strict=True):
+                task = self.tasks.get(number)
+                if task is not None and task.finish is None:
+                    task.writing += 1
+                    writes.append((task, name, row))
+        return writes
+
+    def end_writing(self, writes: Sequence[_Write], clock: Callable[[], float], answers: Answers) -> None:
+        """The outputs are written; answer the tasks that have ended."""
+        for task, _, _ in writes:
+            task.writing -= 1
+            if task.finish is not None and not task.writing:
+                answers.append((task, self._done(task, task.finish, clock())))
+
+    def finish(self, action: FinishTask, now: float, answers: Answers) -> None:
+        """A task has ended; it is answered once no lane writes its outputs."""
+        task = self.tasks[action.task]
+        task.finish = action
+        if not task.writing:
+            answers.append((task, self._done(task, action, now)))
+
+    def _done(self, task: EngineTask, finish: FinishTask, now: float) -> TaskDone:
+        del self.tasks[finish.task]
+        outcome, code, reason = finish.outcome, finish.code, finish.reason
+        if outcome is Outcome.COMPLETED and task.problem:
+            outcome, code, reason = Outcome.FAILED, "output", task.problem
+        if self.window is not None:
+            self.window.task_ended(outcome, now - task.arrived_s)
+        if self.recorder is not None:
+            self.recorder.task(task.id, task.models, (task.arrived_s, task.started_s, now), outcome)
+        return TaskDone(
+            task.id, outcome, code, reason, task.arrived_s, task.started_s, now, finish.parts, finish.plan
+        )
+
+
+def _zero_inputs(model: BoundModel) -> "Mapping[str, numpy.ndarray]":
+    """Inputs for an instance whose tasks have all ended and that travels on."""
+    import numpy
+
+    tensors = [model.graph.tensors[t] for t in model.graph.inputs]
+    return {tensor.name: numpy.zeros(tensor.shape, tensor.dtype) for tensor in tensors}

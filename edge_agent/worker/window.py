@@ -7,7 +7,7 @@ it ended and busy time where it was spent.
 import math
 from dataclasses import dataclass, field
 
-from stageloom.edge_agent.worker.messages import Measured, ModelFigures
+from stageloom.edge_agent.worker.messages import ModelFigures, WindowMeasured
 from stageloom.shared.engine.core import EngineCore
 from stageloom.shared.engine.steps import Outcome, PlanKey
 
@@ -65,7 +65,7 @@ class Window:
         if outcome is Outcome.COMPLETED and len(self.latencies_s) < MAX_LATENCIES:
             self.latencies_s.append(latency_s)
 
-    def end(self, number: int, core: EngineCore, busy_s: float, now: float) -> Measured:
+    def end(self, number: int, core: EngineCore, busy_s: float, now: float) -> WindowMeasured:
         """Cut again; the figures between the two instants."""
         self.looked(core, now)
         figures = []
@@ -76,7 +76,7 @@ class Window:
                     name, total - model.completed_before, model.busy_s, model.instances, model.instance_s
                 )
             )
-        return Measured(
+        return WindowMeasured(
             number,
             None if self.key is None else int(self.key),
             now - self.began_s,

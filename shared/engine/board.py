@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from stageloom.shared.engine.choice import Chooser
 from stageloom.shared.engine.programs import Program, ProgramStatus
-from stageloom.shared.engine.records import Instance, StepRecord, TaskRecord
+from stageloom.shared.engine.records import Instance, StepRecord
 from stageloom.shared.engine.slots import NO_LANE, CombinedState, InFlight, PlanState, Slot, Touched
 from stageloom.shared.engine.steps import (
     Action,
@@ -17,6 +17,7 @@ from stageloom.shared.engine.steps import (
     ReleasePlan,
     Step,
     StepMember,
+    Task,
 )
 from stageloom.shared.engine.swap import find_place, move_to
 from stageloom.shared.ids import StepId
@@ -255,15 +256,16 @@ class Board:
                 instance.passed = slot.block + 1
         return record
 
-    def drop_row(self, instance: Instance, entry: TaskRecord) -> None:
+    def drop_row(self, instance: Instance, task: Task) -> None:
         """A task that the instance carries has ended before its result."""
         if instance.over:
             return
         instance.live -= 1
         if not instance.live:
             self.bury(instance)
+            instance.rows = []
         elif not instance.started:
-            instance.rows.remove(entry)
+            instance.rows.remove(task)
             instance.fit()
             self.touched[instance.track.slots[instance.block].home] = None
 

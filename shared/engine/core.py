@@ -186,9 +186,9 @@ class EngineCore:
     def cancel(self, task_id: TaskId, now: float) -> list[Action]:
         """End a task wherever it is; one that is unknown or has ended is ignored."""
         self._begin(now)
-        entry = self._ledger.tasks.get(task_id)
-        if entry is not None:
-            self._ledger.finish(entry, Outcome.CANCELLED, Code.CANCELLED, "cancelled by the application")
+        task = self._ledger.tasks.get(task_id)
+        if task is not None:
+            self._ledger.finish(task, Outcome.CANCELLED, Code.CANCELLED, "cancelled by the application")
         return self._end(now)
 
     # Steps and time
@@ -218,6 +218,7 @@ class EngineCore:
         for row in instance.rows:
             if not row.ended:
                 self._ledger.end_part(row, track.model.name, outcome, reason, track.plan.key)
+        instance.rows = []  # the replica remembers its newest instance, which must not keep tensors
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed."""
@@ -423,9 +424,9 @@ class EngineCore:
                 if due_s > now:
                     self._launch_s = min(self._launch_s, due_s)
                     continue
-                entry = launcher.queue.first()
-                if first is None or (entry.deadline_s, entry.seq) < earliest:
-                    first, earliest = launcher, (entry.deadline_s, entry.seq)
+                task = launcher.queue.first()
+                if first is None or (task.deadline_s, task.seq) < earliest:
+                    first, earliest = launcher, (task.deadline_s, task.seq)
             launched_s = self._board.chooser.earliest_deadline_s(active)
             if first is None or (launched_s is not None and launched_s <= earliest[0]):
                 return

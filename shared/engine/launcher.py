@@ -9,9 +9,8 @@ import math
 from dataclasses import replace
 
 from stageloom.shared.engine.queues import TaskQueue
-from stageloom.shared.engine.records import TaskRecord
 from stageloom.shared.engine.slots import ModelState
-from stageloom.shared.engine.steps import Outcome
+from stageloom.shared.engine.steps import Outcome, Task
 
 
 class Launcher:
@@ -48,7 +47,7 @@ class Launcher:
         self.interval_s = 0.0
         self.work_conserving = True
 
-    def follow(self, target: ModelState, *, shrink: bool = True) -> list[TaskRecord]:
+    def follow(self, target: ModelState, *, shrink: bool = True) -> list[Task]:
         """Serve a new plan from now on; returns the queued tasks that its bounds leave no room for.
 
         Without `shrink` the queue's bounds stay where the plan's are smaller.
@@ -83,7 +82,7 @@ class Launcher:
             return spaced
         return max(spaced, self.queue.oldest_launchable_s + self.delay_s)
 
-    def take(self, now: float) -> list[TaskRecord]:
+    def take(self, now: float) -> list[Task]:
         """Take the tasks of one launch out of the queue and start the spacing."""
         rows = [self.queue.take() for _ in range(min(self.batch, self.queue.launchable))]
         self.next_s = now + self.interval_s * len(rows)
@@ -100,29 +99,29 @@ class SharedLine:
     __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
-        self._waiting: dict[int, TaskRecord] = {}
+        self._waiting: dict[int, Task] = {}
 
-    def add(self, entry: TaskRecord) -> None:
+    def add(self, task: Task) -> None:
         """A shared task came."""
-        self._waiting[entry.seq] = entry
+        self._waiting[task.seq] = task
 
-    def discard(self, entry: TaskRecord) -> None:
+    def discard(self, task: Task) -> None:
         """It ended while it waited."""
-        self._waiting.pop(entry.seq, None)
+        self._waiting.pop(task.seq, None)
 
     def enter(self, launchers: dict[str, Launcher]) -> None:
         """Let every task in that may enter now."""
         if not self._waiting:
             return
         claimed: set[str] = set()
-        for entry in list(self._waiting.values()):
-            models = entry.task.models
+        for task in list(self._waiting.values()):
+            models = task.models
             if not claimed.isdisjoint(models) or any(launchers[m].queue.buffer is not None for m in models):
                 claimed.update(models)
                 if len(claimed) == len(launchers):
                     return
                 continue
-            del self._waiting[entry.seq]
-            entry.buffered = True
+            del self._waiting[task.seq]
+            task.buffered = True
             for model in models:
-                launchers[model].queue.let_in(entry)
+                launchers[model].queue.let_in(task)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 from stageloom.shared.engine.launcher import Launcher, SharedLine
-from stageloom.shared.engine.records import Instance, TaskRecord
+from stageloom.shared.engine.records import Instance
 from stageloom.shared.engine.slots import PlanState
 from stageloom.shared.engine.steps import Action, Code, FinishTask, Outcome, PlanKey, Task
 from stageloom.shared.engine.swap import same_signature
@@ -33,36 +33,36 @@ class Ledger:
         "tightest_s",
     )
 
-    def __init__(self, drop_row: Callable[[Instance, TaskRecord], None]) -> None:
+    def __init__(self, drop_row: Callable[[Instance, Task], None]) -> None:
         self._drop_row = drop_row
-        self.deadlines: list[tuple[float, int, TaskRecord]] = []  # a heap; some have ended
+        self.deadlines: list[tuple[float, int, Task]] = []  # a heap; some have ended
         self.closed = False  # shutting down: every task that comes is refused
         self.ended = dict.fromkeys(Outcome, 0)
         self.launchers: dict[str, Launcher] = {}
         self.line = SharedLine()
         self.out: list[Action] = []
         self.submitted = 0
-        self.tasks: dict[TaskId, TaskRecord] = {}
+        self.tasks: dict[TaskId, Task] = {}
         self.tightest_s = math.inf  # from arrival to deadline, of the tasks since it was last taken
 
     def submit(self, task: Task, now: float) -> None:
         """Take a task into the queues of its models, or refuse it."""
         self.submitted += 1
-        entry = TaskRecord(task, self.submitted, now)
-        self.tasks[task.id] = entry
-        if now >= entry.deadline_s:
-            self.finish(entry, Outcome.EXPIRED, Code.EXPIRED, "its deadline had passed when it came")
-        elif self._admit(entry) and entry.deadline_s != math.inf:
-            heappush(self.deadlines, (entry.deadline_s, entry.seq, entry))
-            self.tightest_s = min(self.tightest_s, entry.deadline_s - now)
+        task.seq, task.arrived_s = self.submitted, now
+        self.tasks[task.id] = task
+        if now >= task.deadline_s:
+            self.finish(task, Outcome.EXPIRED, Code.EXPIRED, "its deadline had passed when it came")
+        elif self._admit(task) and task.deadline_s != math.inf:
+            heappush(self.deadlines, (task.deadline_s, task.seq, task))
+            self.tightest_s = min(self.tightest_s, task.deadline_s - now)
 
     def expire(self, now: float) -> None:
         """End every task whose deadline has come."""
         deadlines = self.deadlines
         while deadlines and deadlines[0][0] <= now:
-            entry = heappop(deadlines)[2]
-            if not entry.ended:
-                self.finish(entry, Outcome.EXPIRED, Code.EXPIRED, "its deadline passed before its result")
+            task = heappop(deadlines)[2]
+            if not task.ended:
+                self.finish(task, Outcome.EXPIRED, Code.EXPIRED, "its deadline passed before its result")
         if len(deadlines) > 2 * len(self.tasks) + _SLACK:
             self.deadlines = [item for item in deadlines if not item[2].ended]
             heapify(self.deadlines)
@@ -75,58 +75,58 @@ class Ledger:
             heappop(deadlines)
         return deadlines[0][0] if deadlines else math.inf
 
-    def _admit(self, entry: TaskRecord) -> bool:
+    def _admit(self, task: Task) -> bool:
         if self.closed:
-            return self._refuse(entry, Code.DRAINING, "the engine is shutting down")
+            return self._refuse(task, Code.DRAINING, "the engine is shutting down")
         launchers = []
-        for name in entry.task.models:
+        for name in task.models:
             launcher = self.launchers.get(name)
             if launcher is None or not launcher.served:
                 return self._refuse(
-                    entry, Code.UNKNOWN_MODEL, f"no active plan serves model {name!r}; add it to the plan"
+                    task, Code.UNKNOWN_MODEL, f"no active plan serves model {name!r}; add it to the plan"
                 )
             launchers.append(launcher)
             launcher.arrived += 1
-        losers: dict[int, TaskRecord] = {}
+        losers: dict[int, Task] = {}
         for launcher in launchers:
-            found = launcher.queue.losers(entry)
+            found = launcher.queue.losers(task)
             if found is None:
-                return self._refuse_full(entry, launcher)
+                return self._refuse_full(task, launcher)
             losers.update((loser.seq, loser) for loser in found)
         for loser in losers.values():
             self.finish(loser, Outcome.REFUSED, Code.QUEUE_FULL, "it lost its place in a full queue")
         for launcher in launchers:
-            launcher.queue.add(entry)
-        if entry.shared:
-            self.line.add(entry)
+            launcher.queue.add(task)
+        if task.shared:
+            self.line.add(task)
             self.line.enter(self.launchers)
         return True
 
-    def _refuse(self, entry: TaskRecord, code: Code, reason: str) -> bool:
-        self.finish(entry, Outcome.REFUSED, code, reason)
+    def _refuse(self, task: Task, code: Code, reason: str) -> bool:
+        self.finish(task, Outcome.REFUSED, code, reason)
         return False
 
-    def _refuse_full(self, entry: TaskRecord, launcher: Launcher) -> bool:
+    def _refuse_full(self, task: Task, launcher: Launcher) -> bool:
         bounds = launcher.queue.plan
-        if entry.task.nbytes > bounds.max_bytes:
-            reason = f"its {entry.task.nbytes} bytes exceed the queue of model {launcher.name!r}"
-            return self._refuse(entry, Code.TOO_LARGE, f"{reason}, {bounds.max_bytes} bytes")
+        if task.nbytes > bounds.max_bytes:
+            reason = f"its {task.nbytes} bytes exceed the queue of model {launcher.name!r}"
+            return self._refuse(task, Code.TOO_LARGE, f"{reason}, {bounds.max_bytes} bytes")
         reason = f"the queue of model {launcher.name!r} is full"
-        return self._refuse(entry, Code.QUEUE_FULL, f"{reason}; submit again later, or at a lower rate")
+        return self._refuse(task, Code.QUEUE_FULL, f"{reason}; submit again later, or at a lower rate")
 
-    def refuse_queued(self, launcher: Launcher, entry: TaskRecord, code: Code, reason: str) -> None:
+    def refuse_queued(self, launcher: Launcher, task: Task, code: Code, reason: str) -> None:
         """Refuse a queued task; of a shared one that other models may have begun, only this model's part."""
-        if entry.buffered:
-            launcher.queue.discard(entry)
-            self.end_part(entry, launcher.name, Outcome.REFUSED, reason)
+        if task.buffered:
+            launcher.queue.discard(task)
+            self.end_part(task, launcher.name, Outcome.REFUSED, reason)
             self.line.enter(self.launchers)
         else:
-            self.finish(entry, Outcome.REFUSED, code, reason)
+            self.finish(task, Outcome.REFUSED, code, reason)
 
     def refuse_all(self, launcher: Launcher, code: Code, reason: str) -> None:
         """Empty a queue."""
-        for entry in list(launcher.queue.entries()):
-            self.refuse_queued(launcher, entry, code, reason)
+        for task in list(launcher.queue.entries()):
+            self.refuse_queued(launcher, task, code, reason)
 
     def follow(self, plan: PlanState, *, shrink: bool = True) -> None:
         """Serve another plan: queues take its rules, tasks that it cannot run are refused.
@@ -150,46 +150,46 @@ class Ledger:
                 self.refuse_all(launcher, Code.MODEL_REMOVED, f"the new plan lacks model {name!r}")
 
     def end_part(
-        self, entry: TaskRecord, model: str, outcome: Outcome, reason: str, plan: PlanKey | None = None
+        self, task: Task, model: str, outcome: Outcome, reason: str, plan: PlanKey | None = None
     ) -> None:
         """A task ended in one of its models, in a step of `plan`; it is answered when it has ended in all."""
-        if outcome is Outcome.FAILED or not entry.trouble:
-            entry.plan = plan
-        if not entry.shared:
+        if outcome is Outcome.FAILED or not task.trouble:
+            task.plan = plan
+        if not task.shared:
             code = "" if outcome is Outcome.COMPLETED else Code.EXECUTOR_FAILED
-            self.finish(entry, outcome, code, reason)
+            self.finish(task, outcome, code, reason)
             return
-        entry.parts[model] = outcome
+        task.parts[model] = outcome
         self.launchers[model].ended[outcome] += 1
         if outcome is not Outcome.COMPLETED:
-            entry.trouble = f"model {model!r}: {reason}"
-        if len(entry.parts) == len(entry.task.models):
-            if entry.trouble:
-                self.finish(entry, Outcome.FAILED, Code.SHARED_PART, entry.trouble)
+            task.trouble = f"model {model!r}: {reason}"
+        if len(task.parts) == len(task.models):
+            if task.trouble:
+                self.finish(task, Outcome.FAILED, Code.SHARED_PART, task.trouble)
             else:
-                self.finish(entry, Outcome.COMPLETED, "", "")
+                self.finish(task, Outcome.COMPLETED, "", "")
 
-    def finish(self, entry: TaskRecord, outcome: Outcome, code: Code | str, reason: str) -> None:
+    def finish(self, task: Task, outcome: Outcome, code: Code | str, reason: str) -> None:
         """Answer a task, wherever it is; its one end."""
-        task = entry.task
         del self.tasks[task.id]
-        entry.ended = True
+        task.ended = True
         self.ended[outcome] += 1
         parts: tuple[tuple[str, Outcome], ...] = ()
         for name in task.models:
             launcher = self.launchers.get(name)
             if launcher is not None:
-                launcher.queue.discard(entry)
-                if name not in entry.parts:
+                launcher.queue.discard(task)
+                if name not in task.parts:
                     launcher.ended[outcome] += 1
-        if entry.shared:
-            parts = tuple(entry.parts.items())
-            self.line.discard(entry)
+        if task.shared:
+            parts = tuple(task.parts.items())
+            self.line.discard(task)
             self.line.enter(self.launchers)
         self.out.append(
             FinishTask(
-                task.id, outcome, code.value if isinstance(code, Code) else code, reason, parts, entry.plan
+                task.id, outcome, code.value if isinstance(code, Code) else code, reason, parts, task.plan
             )
         )
-        for instance in entry.instances:
-            self._drop_row(instance, entry)
+        for instance in task.instances:
+            self._drop_row(instance, task)
+        task.instances = []  # an instance holds its tasks: a cycle would keep their tensors

@@ -1,46 +1,15 @@
-"""What the core remembers of tasks, instances and steps. Mutable, and private to the engine."""
+"""What the core remembers of instances and steps. Mutable, and private to the engine."""
 
 import math
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from stageloom.shared.engine.steps import InstanceId, Outcome, PlanKey, Task
+from stageloom.shared.engine.steps import InstanceId, Task
 from stageloom.shared.ids import StepId, TaskId
 
 if TYPE_CHECKING:
     from stageloom.shared.engine.slots import CombinedState, PlanState, Slot, Track
-
-
-class TaskRecord:
-    """A task from submission to its one end."""
-
-    __slots__ = (
-        "arrived_s",
-        "buffered",
-        "deadline_s",
-        "ended",
-        "instances",
-        "parts",
-        "plan",
-        "seq",
-        "shared",
-        "task",
-        "trouble",
-    )
-
-    def __init__(self, task: Task, seq: int, arrived_s: float) -> None:
-        self.task = task
-        self.seq = seq  # order of arrival
-        self.arrived_s = arrived_s
-        self.deadline_s = math.inf if task.deadline_s is None else task.deadline_s
-        self.shared = len(task.models) > 1
-        self.buffered = False  # a shared task that is, or has been, in the buffers of its models
-        self.ended = False
-        self.instances: list[Instance] = []  # one per model in which it was launched
-        self.parts: dict[str, Outcome] = {}  # of a shared task: how it ended in each model so far
-        self.plan: PlanKey | None = None  # whose step ended it, where one did
-        self.trouble = ""  # of a shared task: why it did not complete in some model
 
 
 class Instance:
@@ -62,7 +31,7 @@ class Instance:
         "track",
     )
 
-    def __init__(self, id: InstanceId, track: "Track", rows: list[TaskRecord], now: float) -> None:
+    def __init__(self, id: InstanceId, track: "Track", rows: list[Task], now: float) -> None:
         self.id = id
         self.track = track
         self.block = 0  # its input lies ready in this block's slot; the number of blocks once all are issued
@@ -82,11 +51,11 @@ class Instance:
         """Work out what follows from the rows."""
         rows = self.rows
         if len(rows) == 1:  # the usual case, on the hot path
-            self.task_ids = (rows[0].task.id,)
+            self.task_ids = (rows[0].id,)
             self.deadline_s = rows[0].deadline_s
             self.bucket = 1
             return
-        self.task_ids = tuple(row.task.id for row in rows)
+        self.task_ids = tuple(row.id for row in rows)
         self.deadline_s = min(row.deadline_s for row in rows)
         self.bucket = self.track.bound.bucket_for(len(rows))
 

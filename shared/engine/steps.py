@@ -1,17 +1,21 @@
-"""What passes between the engine core, the shell that drives it, and an executor. Plain frozen values.
+"""What passes between the engine core, the runtime that drives it, and an executor.
 
-They are msgspec structs because some of them are made in every step: a frozen dataclass of six fields takes a
-microsecond to make, a struct a tenth of it. Without `gc` the collector need not look at them: they hold no
-cycles.
+All but `Task` are frozen. They are msgspec structs because some of them are made in every step: a frozen
+dataclass of six fields takes a microsecond to make, a struct a tenth of it. They hold no cycles: `gc=False`
+spares the collector the look.
 """
 
+import math
 from enum import Enum
-from typing import NewType, TypeAlias
+from typing import TYPE_CHECKING, NewType, TypeAlias
 
 from msgspec import Struct
 
 from stageloom.shared.ids import StepId, TaskId
 from stageloom.shared.plan import Member
+
+if TYPE_CHECKING:
+    from stageloom.shared.engine.records import Instance
 
 PlanKey = NewType("PlanKey", int)
 """Which loaded plan: counts up with every swap within one life of an engine process."""
@@ -45,17 +49,53 @@ class Code(str, Enum):
     EXPIRED = "expired"
 
 
-class Task(Struct, frozen=True, gc=False, kw_only=True):
-    """One inference request, without its tensors: those stay with the shell under the same id.
+class Task:
+    """One inference request, from its submission to its one end. A runtime adds the tensors in a subclass.
 
-    A shared task names several models that all read the same input; it is one task and ends once.
+    A shared task names several models that all read the same input; it is one task and ends once. The engine
+    that the task is submitted to owns all that the constructor does not take.
     """
 
-    id: TaskId
-    models: tuple[str, ...]  # names; more than one is a shared input
-    nbytes: int  # of all input tensors, counted against the queue's bytes
-    priority: int = 0  # higher runs earlier under QueueRule.PRIORITY
-    deadline_s: float | None = None  # on the engine's clock
+    __slots__ = (
+        "arrived_s",
+        "buffered",
+        "deadline_s",
+        "ended",
+        "id",
+        "instances",
+        "models",
+        "nbytes",
+        "parts",
+        "plan",
+        "priority",
+        "seq",
+        "shared",
+        "trouble",
+    )
+
+    def __init__(
+        self,
+        *,
+        id: TaskId,
+        models: tuple[str, ...],
+        nbytes: int,
+        priority: int = 0,
+        deadline_s: float | None = None,
+    ) -> None:
+        self.id = id
+        self.models = models  # names; more than one is a shared input
+        self.nbytes = nbytes  # of all input tensors, counted against the queue's bytes
+        self.priority = priority  # higher runs earlier under QueueRule.PRIORITY
+        self.deadline_s = math.inf if deadline_s is None else deadline_s  # on the engine's clock
+        self.shared = len(models) > 1
+        self.seq = 0  # order of arrival
+        self.arrived_s = 0.0
+        self.buffered = False  # a shared task that is, or has been, in the buffers of its models
+        self.ended = False
+        self.instances: list[Instance] = []  # one per model in which it was launched
+        self.parts: dict[str, Outcome] = {}  # of a shared task: how it ended in each model so far
+        self.plan: PlanKey | None = None  # whose step ended it, where one did
+        self.trouble = ""  # of a shared task: why it did not complete in some model
 
 
 class ProgramKey(Struct, frozen=True, gc=False, cache_hash=True):

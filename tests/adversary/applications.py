@@ -10,14 +10,14 @@ from stageloom.edge_agent.ingest import channel
 from stageloom.edge_agent.ingest.messages import (
     PROTOCOL_VERSION,
     AttachArena,
-    Declare,
-    Ended,
-    Hello,
+    ClientHello,
+    DeclareLayout,
     InputRef,
     OutputRef,
-    Submit,
-    Trace,
-    Traced,
+    SubmitRequest,
+    TaskEnded,
+    TraceRequest,
+    TraceWritten,
     decode_to_application,
     encode,
 )
@@ -32,7 +32,7 @@ class RawApplication:
 
     def __init__(self, socket: Path) -> None:
         self._sock = channel.connect(socket, TIMEOUT_S)
-        self._sock.send(encode(Hello(PROTOCOL_VERSION)))
+        self._sock.send(encode(ClientHello(PROTOCOL_VERSION)))
         self._task = 0
         file = os.memfd_create("arena", os.MFD_ALLOW_SEALING)
         os.ftruncate(file, ARENA_BYTES)
@@ -52,15 +52,15 @@ class RawApplication:
     def declare(self, model: str, source: InputRef, output: str, nbytes: int) -> None:
         """Layout 0: one input, one output."""
         target = OutputRef(0, output, 0, OUTPUTS_AT, nbytes)
-        self._sock.send(encode(Declare(0, (model,), (source,), (target,))))
+        self._sock.send(encode(DeclareLayout(0, (model,), (source,), (target,))))
 
-    def run(self) -> Ended:
+    def run(self) -> TaskEnded:
         """One task in layout 0, and how it ended."""
         self._task += 1
-        self._sock.send(encode(Submit(self._task, 0, 0.0)))
+        self._sock.send(encode(SubmitRequest(self._task, 0, 0.0)))
         while True:
             answer = self._receive()
-            if isinstance(answer, Ended) and answer.task == self._task:
+            if isinstance(answer, TaskEnded) and answer.task == self._task:
                 return answer
 
     def ask_for_trace(self, seconds: float, file: int) -> None:
@@ -68,7 +68,7 @@ class RawApplication:
         channel.send_with_descriptor(
             self._sock,
             encode(
-                Trace(0, seconds),
+                TraceRequest(0, seconds),
             ),
             file,
         )
@@ -77,7 +77,7 @@ class RawApplication:
         """Why there is no recording; empty where there is one."""
         while True:
             answer = self._receive()
-            if isinstance(answer, Traced):
+            if isinstance(answer, TraceWritten):
                 return answer.reason
 
     def _receive(self) -> object:

@@ -4,23 +4,33 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from stageloom.edge_agent.ingest.connection import Arena, ConnectionLimits, Layout
-from stageloom.edge_agent.ingest.endpoint import Accepted, Endpoint
+from stageloom.edge_agent.ingest.connection import ConnectionLimits
+from stageloom.edge_agent.ingest.endpoint import Endpoint
 from stageloom.edge_agent.ingest.ledger import TaskLedger
-from stageloom.edge_agent.ingest.messages import ModelInfo, TensorInfo
+from stageloom.edge_agent.ingest.messages import ModelSignature, TensorInfo
 from stageloom.edge_agent.loop import Loop
+from stageloom.edge_agent.worker.messages import (
+    AddArena,
+    AddLayout,
+    CancelTask,
+    Command,
+    DropArena,
+    DropLayout,
+    RunTask,
+    StartRecording,
+)
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.ids import TaskId
 
-ECHO = ModelInfo(
+ECHO = ModelSignature(
     "echo", (TensorInfo("input", "float32", (1, 4)),), (TensorInfo("output", "float32", (1, 4)),)
 )
-TWIN = ModelInfo(
+TWIN = ModelSignature(
     "twin", (TensorInfo("input", "float32", (1, 4)),), (TensorInfo("result", "float32", (1, 4)),)
 )
 
@@ -37,57 +47,66 @@ def eventually(
 
 
 class PlayedBackend:
-    """Keeps accepted tasks until the test answers them; with `echo` outputs are the first input's bytes."""
+    """Agent and engine: tasks wait until the test answers them; with `echo` outputs are the first input."""
+
+    life = 1
+    busy = False
 
     def __init__(self) -> None:
-        self.infos: dict[str, ModelInfo] = {"echo": ECHO, "twin": TWIN}
+        self.infos: dict[str, ModelSignature] = {"echo": ECHO, "twin": TWIN}
         self.why_not_ready = ""
         self.echo = False
-        self.accepted: list[Accepted] = []
+        self.accepted: list[RunTask] = []
+        self.layouts: dict[int, AddLayout] = {}
         self.cancelled: list[TaskId] = []
         self.arenas: dict[int, mmap.mmap] = {}
         self.dropped_layouts: list[int] = []
         self.endpoint: Endpoint | None = None
 
-    def models(self) -> Mapping[str, ModelInfo]:
+    def models(self) -> Mapping[str, ModelSignature]:
         return self.infos
 
     def not_ready(self) -> str:
         return self.why_not_ready
 
-    def submit(self, task: Accepted) -> None:
-        self.accepted.append(task)
-        if self.echo:
-            self.complete(task)
+    def send(self, command: Command, fds: Sequence[int] = ()) -> bool:
+        match command:
+            case RunTask():
+                self.accepted.append(command)
+                if self.echo:
+                    self.complete(command)
+            case CancelTask(task):
+                self.cancel(task)
+            case AddArena(arena, size_bytes):
+                self.arenas[arena] = mmap.mmap(fds[0], size_bytes)
+            case DropArena(arena):
+                self.arenas.pop(arena).close()
+            case AddLayout():
+                self.layouts[command.layout] = command
+            case DropLayout(layout):
+                self.dropped_layouts.append(layout)
+            case StartRecording(number, seconds):
+                os.write(fds[0], f"{seconds:g}".encode())
+                assert self.endpoint is not None
+                self.endpoint.recording_ended(number, self.why_not_ready)
+        return True
 
-    def complete(self, task: Accepted) -> None:
+    def complete(self, task: RunTask) -> None:
         assert self.endpoint is not None
-        source = task.layout.inputs[0]
-        data = self.arenas[source.arena][source.offset_bytes : source.offset_bytes + 16]
-        for place in task.layout.outputs:
-            self.arenas[place.arena][place.offset_bytes : place.offset_bytes + 16] = data
-        self.endpoint.task_ended(task.id, Outcome.COMPLETED, queued_at_s=time.monotonic())
+        layout = self.layouts[task.layout]
+        _, arena, offset = layout.inputs[0]
+        data = self.arenas[arena][offset : offset + 16]
+        for _, arena, offset in layout.outputs:
+            self.arenas[arena][offset : offset + 16] = data
+        self.endpoint.task_ended(task.task, Outcome.COMPLETED, queued_at_s=time.monotonic())
 
     def cancel(self, task: TaskId) -> None:
         self.cancelled.append(task)
         assert self.endpoint is not None
         self.endpoint.task_ended(task, Outcome.CANCELLED, "cancelled", "cancelled by its owner")
 
-    def add_arena(self, arena: Arena) -> None:
-        self.arenas[arena.id] = mmap.mmap(arena.descriptor, arena.nbytes)
-
-    def drop_arena(self, arena: Arena) -> None:
-        self.arenas.pop(arena.id).close()
-
-    def drop_layout(self, layout: Layout) -> None:
-        self.dropped_layouts.append(layout.id)
-
     def status(self) -> bytes:
         return b"{}"
-
-    def trace(self, seconds: float, file: int, ended: Callable[[str], None]) -> None:
-        os.write(file, f"{seconds:g}".encode())
-        ended(self.why_not_ready)
 
 
 class Hosted:
@@ -97,7 +116,7 @@ class Hosted:
         self.loop = Loop()
         self.backend = PlayedBackend()
         self.ledger = TaskLedger()
-        self.endpoint = Endpoint(self.loop, self.backend, self.ledger, limits)
+        self.endpoint = Endpoint(self.loop, self.backend, self.backend, self.ledger, limits)
         self.backend.endpoint = self.endpoint
         self.path = self.endpoint.listen(directory)
         self._wake_read, self._wake_write = os.pipe()

@@ -20,16 +20,16 @@ from stageloom.edge_agent.ingest.connection import ConnectionLimits
 from stageloom.edge_agent.ingest.memory_file import close_received
 from stageloom.edge_agent.ingest.messages import (
     AttachArena,
-    Declare,
-    Ended,
+    ClientHello,
+    DeclareLayout,
     Goodbye,
-    Hello,
     InputRef,
-    ModelInfo,
-    Submit,
+    ModelSignature,
+    SubmitRequest,
+    TaskEnded,
     TensorInfo,
-    Trace,
-    Traced,
+    TraceRequest,
+    TraceWritten,
     decode_to_application,
     encode,
 )
@@ -82,7 +82,9 @@ def test_outputs_of_many_tasks_from_many_threads_arrive_unmixed(hosted: Hosted) 
 
 def test_models_tell_types_and_shapes_over_several_pages(hosted: Hosted) -> None:
     tensor = TensorInfo("t" * 500, "float32", (1, 2, 3))
-    hosted.backend.infos = {f"m{i}": ModelInfo(f"m{i}", (tensor,) * 20, (tensor,) * 20) for i in range(9)}
+    hosted.backend.infos = {
+        f"m{i}": ModelSignature(f"m{i}", (tensor,) * 20, (tensor,) * 20) for i in range(9)
+    }
     with Client(hosted.path) as client:
         assert client.models() == hosted.backend.infos
 
@@ -185,7 +187,7 @@ def test_every_end_is_a_typed_error(
         future = client.submit("echo", {"input": ROW})
         eventually(lambda: hosted.backend.accepted, "the task arrives")
         task = hosted.backend.accepted[0]
-        hosted.call(lambda: hosted.endpoint.task_ended(task.id, outcome, code, "the cause; the remedy"))
+        hosted.call(lambda: hosted.endpoint.task_ended(task.task, outcome, code, "the cause; the remedy"))
         with pytest.raises(error, match="the cause"):
             future.result(20)
 
@@ -195,7 +197,7 @@ def test_second_end_of_a_task_changes_nothing(hosted: Hosted) -> None:
     with Client(hosted.path) as client:
         client.run("echo", {"input": ROW}, timeout_s=20)
         task = hosted.backend.accepted[0]
-        hosted.call(lambda: hosted.endpoint.task_ended(task.id, Outcome.FAILED))
+        hosted.call(lambda: hosted.endpoint.task_ended(task.task, Outcome.FAILED))
     assert hosted.ledger.totals["echo"].failed == 0
 
 
@@ -228,7 +230,7 @@ def test_arena_of_a_dead_application_stays_until_its_last_task_has_ended(hosted:
     eventually(lambda: slow.asked, "the engine is asked to cancel")
     assert hosted.backend.arenas
     task = hosted.backend.accepted[0]
-    hosted.call(lambda: hosted.endpoint.task_ended(task.id, Outcome.CANCELLED))
+    hosted.call(lambda: hosted.endpoint.task_ended(task.task, Outcome.CANCELLED))
     assert not hosted.backend.arenas
 
 
@@ -244,7 +246,7 @@ def test_one_application_cannot_open_more_tasks_than_its_share(hosted: Hosted) -
 
 @pytest.mark.parametrize("limits", [ConnectionLimits(max_arena_bytes=1 << 20)])
 def test_shared_memory_is_bounded_and_reused(hosted: Hosted) -> None:
-    big = ModelInfo(
+    big = ModelSignature(
         "big", (TensorInfo("input", "uint8", (400_000,)),), (TensorInfo("output", "uint8", (4,)),)
     )
     hosted.backend.infos = {"big": big}
@@ -276,7 +278,7 @@ def test_an_application_that_does_not_read_its_replies_stalls_only_itself(hosted
         nonlocal sent
         with contextlib.suppress(BlockingIOError):
             while True:
-                deaf.send(encode(Submit(sent, 0, 0.0)))
+                deaf.send(encode(SubmitRequest(sent, 0, 0.0)))
                 sent += 1
         return connection.choked
 
@@ -295,7 +297,7 @@ def test_an_application_that_does_not_read_its_replies_stalls_only_itself(hosted
 
 def _raw(path: Path) -> socket.socket:
     sock = channel.connect(path, 20.0)
-    sock.send(encode(Hello(1)))
+    sock.send(encode(ClientHello(1)))
     channel.receive(sock)
     return sock
 
@@ -314,9 +316,9 @@ def _last_word(sock: socket.socket) -> str:
         b"\xc1",
         b"\x91" * 60_000,
         b"\x90" * 10,
-        encode(Declare(0, (), (), ())),
-        encode(Submit(0, 0, float("nan"))),
-        encode(Hello(99)),
+        encode(DeclareLayout(0, (), (), ())),
+        encode(SubmitRequest(0, 0, float("nan"))),
+        encode(ClientHello(99)),
         encode(AttachArena(0, 64)),
         bytes(70_000),
     ],
@@ -383,17 +385,17 @@ def test_a_received_socket_that_lingers_is_closed_without_waiting_for_its_reader
 
 def test_a_trace_into_anything_but_a_memory_file_is_refused_by_what_to_do(hosted: Hosted) -> None:
     with _raw(hosted.path) as sock, open("/dev/null", "wb") as other:
-        channel.send_with_descriptor(sock, encode(Trace(3, 1.0)), other.fileno())
+        channel.send_with_descriptor(sock, encode(TraceRequest(3, 1.0)), other.fileno())
         answer = decode_to_application(channel.receive(sock)[0])
-    assert isinstance(answer, Traced) and answer.request == 3
+    assert isinstance(answer, TraceWritten) and answer.request == 3
     assert "make one with memfd_create" in answer.reason
 
 
 def test_tensor_outside_its_arena_is_refused(hosted: Hosted) -> None:
     sock = _raw(hosted.path)
     ref = InputRef("input", 0, 1 << 40, "float32", (1, 4))
-    sock.send(encode(Declare(0, ("echo",), (ref,), ())))
-    sock.send(encode(Submit(0, 0, 0.0)))
+    sock.send(encode(DeclareLayout(0, ("echo",), (ref,), ())))
+    sock.send(encode(SubmitRequest(0, 0, 0.0)))
     answer = decode_to_application(channel.receive(sock)[0])
     assert getattr(answer, "outcome", "") == "refused"
     sock.close()
@@ -401,9 +403,9 @@ def test_tensor_outside_its_arena_is_refused(hosted: Hosted) -> None:
 
 def test_task_in_a_layout_that_was_never_declared_is_refused(hosted: Hosted) -> None:
     sock = _raw(hosted.path)
-    sock.send(encode(Submit(0, 7, 0.0)))
+    sock.send(encode(SubmitRequest(0, 7, 0.0)))
     answer = decode_to_application(channel.receive(sock)[0])
-    assert isinstance(answer, Ended)
+    assert isinstance(answer, TaskEnded)
     assert (answer.outcome, answer.code) == ("refused", "bad_reference")
     sock.close()
 
@@ -412,7 +414,7 @@ def test_task_in_a_layout_that_was_never_declared_is_refused(hosted: Hosted) -> 
 def test_layouts_of_one_application_are_bounded(hosted: Hosted) -> None:
     sock = _raw(hosted.path)
     for number in (0, 1, 1, 2):  # declaring a number again replaces it
-        sock.send(encode(Declare(number, ("echo",), (), ())))
+        sock.send(encode(DeclareLayout(number, ("echo",), (), ())))
     assert "more than 2 layouts" in _last_word(sock)
 
 
@@ -421,7 +423,7 @@ def test_tasks_of_one_kind_take_turns_in_one_layout(hosted: Hosted) -> None:
     with Client(hosted.path) as client:
         for _ in range(20):
             client.run("echo", {"input": ROW}, timeout_s=20)
-        assert len({task.layout.id for task in hosted.backend.accepted}) == 1
+        assert len({task.layout for task in hosted.backend.accepted}) == 1
     eventually(lambda: hosted.backend.dropped_layouts, "it goes with the connection")
 
 
@@ -430,16 +432,15 @@ def test_tasks_open_at_once_lie_in_different_places(hosted: Hosted) -> None:
         for _ in range(3):
             client.submit("echo", {"input": ROW})
         eventually(lambda: len(hosted.backend.accepted) == 3, "they arrive")
-        places = [
-            place for task in hosted.backend.accepted for place in (*task.layout.inputs, *task.layout.outputs)
-        ]
-        assert len({(place.arena, place.offset_bytes) for place in places}) == 6
+        layouts = [hosted.backend.layouts[task.layout] for task in hosted.backend.accepted]
+        places = [place for layout in layouts for place in (*layout.inputs, *layout.outputs)]
+        assert len({(arena, offset) for _, arena, offset in places}) == 6
 
 
 @pytest.mark.parametrize("limits", [ConnectionLimits(max_arena_bytes=1 << 20)])
 def test_places_of_another_kind_of_task_are_given_up_when_memory_is_short(hosted: Hosted) -> None:
     hosted.backend.infos = {
-        name: ModelInfo(
+        name: ModelSignature(
             name, (TensorInfo("input", "uint8", (nbytes,)),), (TensorInfo("output", "uint8", (16,)),)
         )
         for name, nbytes in (("one", 700_000), ("other", 600_000))
@@ -448,21 +449,23 @@ def test_places_of_another_kind_of_task_are_given_up_when_memory_is_short(hosted
     with Client(hosted.path) as client:
         for name, nbytes in (("one", 700_000), ("other", 600_000), ("one", 700_000)):
             client.run(name, {"input": np.zeros(nbytes, np.uint8)}, timeout_s=20)
-    assert len({task.layout.id for task in hosted.backend.accepted}) == 3
+    assert len({task.layout for task in hosted.backend.accepted}) == 3
 
 
 def test_wrong_tasks_leave_nothing_behind(hosted: Hosted) -> None:
     with Client(hosted.path) as client:
         for size in range(5, 25):
             _refused(client.submit("echo", {"input": np.zeros((1, size), np.float32)}))
-        eventually(lambda: len(hosted.backend.dropped_layouts) == 20, "their layouts are retracted")
+        (connection,) = hosted.endpoint._connections.values()
+        eventually(lambda: connection.last_task == 19 and not connection.layouts, "layouts are retracted")
+    assert not hosted.backend.layouts
 
 
 def test_model_whose_outputs_changed_is_asked_for_again(hosted: Hosted) -> None:
     hosted.backend.echo = True
     with Client(hosted.path) as client:
         client.run("echo", {"input": ROW}, timeout_s=20)
-        renamed = ModelInfo(
+        renamed = ModelSignature(
             "echo", hosted.backend.infos["echo"].inputs, (TensorInfo("new", "float32", (1, 4)),)
         )
         hosted.backend.infos = {"echo": renamed}

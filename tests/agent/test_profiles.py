@@ -1,10 +1,13 @@
 """Profile requests through engine processes that restart."""
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from stageloom.edge_agent.link import events as link
 from stageloom.edge_agent.reporting.profiles import ProfileDesk
 from stageloom.edge_agent.worker.messages import (
+    Command,
     OperatorTimes,
     Profile,
     ProfileStages,
@@ -37,7 +40,7 @@ class Desk:
         self.rows: list[RowData] = []
         self.told: list[link.Event] = []
         self.desk = ProfileDesk(
-            self,
+            self.send,
             lambda digest: Path("/artifacts") / digest,
             self.rows.extend,
             self.told.append,
@@ -48,12 +51,12 @@ class Desk:
             wall_s=60.0,
         )
 
-    def profile(self, request: Profile) -> None:
+    def send(self, request: Command, fds: Sequence[int]) -> bool:
+        assert isinstance(request, Profile | ProfileStages)
+        if isinstance(request, ProfileStages):
+            assert os.pread(fds[0], 1 << 20, 0) == PLAN.wire
         self.asked.append(request)
-
-    def profile_stages(self, request: ProfileStages, wire: bytes) -> None:
-        assert wire == PLAN.wire
-        self.asked.append(request)
+        return True
 
 
 def stage_times(combined: int, last: bool, step_us: float = 1000.0) -> StageTimes:

@@ -1,7 +1,7 @@
 """Rows that the agent makes of what its two processes measured."""
 
 from stageloom.edge_agent.reporting.telemetry import ServiceTimes, profile_rows, trace_row
-from stageloom.edge_agent.worker.messages import CombinedStats, ModelStats, OperatorTimes, Stats, Traced
+from stageloom.edge_agent.worker.messages import CombinedStats, ModelStats, OperatorTimes, Stats, StepTraced
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.telemetry import ProfileResult
 
@@ -51,8 +51,8 @@ def test_profile_in_several_reports_numbers_its_operators_through_and_ends_once(
 def test_a_step_whose_groups_do_not_fit_a_row_is_not_told_as_whole() -> None:
     digest = Digest("a" * 64)
     groups = tuple((item, 0, 1.0 + item, 2.0 + item) for item in range(129))
-    whole = Traced(1, 0, 1, 0, 0b1, 1.0, 2.0, groups[:128], True)
+    whole = StepTraced(1, 0, 1, 0, 0b1, 1.0, 2.0, groups[:128], True)
     assert trace_row(whole, digest).whole
-    cut_off = trace_row(Traced(1, 0, 1, 0, 0b1, 1.0, 2.0, groups, True), digest)
+    cut_off = trace_row(StepTraced(1, 0, 1, 0, 0b1, 1.0, 2.0, groups, True), digest)
     assert not cut_off.whole and len(cut_off.groups) == 128
-    assert not trace_row(Traced(1, 0, 1, 0, 0b1, 1.0, 2.0, groups[:1], False), digest).whole
+    assert not trace_row(StepTraced(1, 0, 1, 0, 0b1, 1.0, 2.0, groups[:1], False), digest).whole

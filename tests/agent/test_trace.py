@@ -3,7 +3,7 @@
 import json
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -15,22 +15,22 @@ from stageloom import Client
 from stageloom.edge_agent.config import ModelFile
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
-from stageloom.edge_agent.reporting.recordings import Recordings
 from stageloom.edge_agent.trace.chrome import MEASURED, PLANNED, QUEUES, chrome_trace
 from stageloom.edge_agent.trace.command import read_costs, record, trace_text, write_trace
 from stageloom.edge_agent.trace.timeline import Timeline, timeline
-from stageloom.edge_agent.worker.messages import Record, RecordingEnded
+from stageloom.edge_agent.worker.messages import Command, StartRecording
 from stageloom.edge_agent.worker.recorder import Batch, Recorded, Recorder, StepEntry, SwapEntry
 from stageloom.edge_agent.worker.shell import EngineShell
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan, bind
+from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.errors import InputError, SettingError, UnavailableError
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.launch_list import lower
 from stageloom.shared.search.compose import Combination, ModelChoice, compose
 from stageloom.shared.search.costs import CostTable
 from tests.agent.chrome_format import problems
-from tests.agent.conftest import Hosted
+from tests.agent.conftest import Hosted, eventually
 from tests.agent.models import ROW_SHAPE, write_tiny
 from tests.agent.process import AgentProcess
 from tests.executor.models import artifact_of, random_inputs
@@ -298,29 +298,37 @@ def test_the_command_traces_an_agent_that_serves(tmp_path: Path) -> None:
     assert 0 < found["recorder_share"] < 1
 
 
-def test_a_recording_ends_with_the_engine_process() -> None:
+def test_a_recording_ends_with_the_engine_process(hosted: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. Two recordings begin. 2. One ends. 3. The engine process ends, and then there is none."""
+    orders: list[StartRecording] = []
     ends: list[str] = []
-    orders: list[Record] = []
+    up = True
 
-    class Engine:
-        up = True
+    def send(command: Command, fds: Sequence[int] = ()) -> bool:
+        if up and isinstance(command, StartRecording):
+            orders.append(command)
+        return up
 
-        def record(self, order: Record, fd: int) -> bool:
-            orders.append(order)
-            return self.up
+    def ask() -> None:
+        try:
+            record(hosted.path, 1.0)
+        except UnavailableError as error:
+            ends.append(str(error))
 
-    engine = Engine()
-    recordings = Recordings(engine)
-    for _ in range(2):
-        recordings.order(1.0, 0, ends.append)
-    recordings.ended(RecordingEnded(orders[0].number, "full"))
-    assert ends == ["full"]
-    recordings.engine_exited()
-    recordings.ended(RecordingEnded(orders[1].number))  # late: it has been answered
-    assert len(ends) == 2 and "ended while" in ends[1]
-    engine.up = False
-    recordings.order(1.0, 0, ends.append)
-    assert "not running" in ends[2]
+    monkeypatch.setattr(hosted.backend, "send", send)
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: len(orders) == 2, "both are ordered")
+    hosted.call(lambda: hosted.endpoint.recording_ended(orders[0].number, "full"))
+    eventually(lambda: len(ends) == 1, "one has ended")
+    hosted.call(lambda: hosted.endpoint.end_all(Outcome.FAILED, "agent_restarted", "it crashed"))
+    hosted.call(lambda: hosted.endpoint.recording_ended(orders[1].number, ""))  # late: it has been answered
+    for thread in threads:
+        thread.join(20.0)
+    up = False
+    ask()
+    assert [("full" in ends[0]), ("ended while" in ends[1]), ("not running" in ends[2])] == [True] * 3
 
 
 def profile(artifact: str, batch: int, median_us: dict[int, float]) -> dict[str, Any]:

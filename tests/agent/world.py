@@ -7,7 +7,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from stageloom.edge_agent.ingest.messages import ModelInfo
+from stageloom.edge_agent.ingest.messages import ModelSignature
 from stageloom.edge_agent.link import events as link
 from stageloom.edge_agent.link.config import LinkConfig
 from stageloom.edge_agent.link.core import LinkCore
@@ -32,7 +32,7 @@ from stageloom.edge_agent.plans.facts import PlanFacts
 from stageloom.edge_agent.plans.manager import PlanManager
 from stageloom.edge_agent.plans.probation import ProbationConfig
 from stageloom.edge_agent.plans.supervisor import Supervisor
-from stageloom.edge_agent.worker.messages import Measured, ModelFigures
+from stageloom.edge_agent.worker.messages import ModelFigures, WindowMeasured
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.engine.trial import TrialConfig
 from stageloom.shared.ids import Digest
@@ -77,7 +77,7 @@ def facts(letter: str, *, comparable: bool = False) -> PlanFacts:
     """Each plan serves a model of its own, so no two can be compared; or all serve the same one."""
     digest = plan(letter).ref.digest
     model, artifact = ("m", Digest("f" * 64)) if comparable else (letter, digest)
-    return PlanFacts(digest, {model: ModelInfo(model, (), ())}, {model: artifact})
+    return PlanFacts(digest, {model: ModelSignature(model, (), ())}, {model: artifact})
 
 
 def desired(letter: str, generation: int) -> Desired:
@@ -243,7 +243,7 @@ class World:
             p99_s = 0.002 if tasks else 0.0
             self.do(
                 self.manager.measured(
-                    Measured(order.number, 1, length_s, busy_s, self.busy, 0, p99_s, 0.0, (figures,)),
+                    WindowMeasured(order.number, 1, length_s, busy_s, self.busy, 0, p99_s, 0.0, (figures,)),
                     self.now_s,
                 )
             )

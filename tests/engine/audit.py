@@ -258,7 +258,7 @@ class SpyCore(EngineCore):
             queued = list(launcher.queue.entries())
             assert not any(entry.ended for entry in queued)
             assert len(queued) == len(launcher.queue) <= launcher.queue.plan.max_tasks
-            assert launcher.queue.nbytes == sum(entry.task.nbytes for entry in queued)
+            assert launcher.queue.nbytes == sum(entry.nbytes for entry in queued)
         for entry in self._ledger.tasks.values():
             assert entry.deadline_s > now, "an expired task was not answered"
 

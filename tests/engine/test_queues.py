@@ -5,7 +5,6 @@ from random import Random
 import pytest
 
 from stageloom.shared.engine.queues import TaskQueue
-from stageloom.shared.engine.records import TaskRecord
 from stageloom.shared.engine.steps import Task
 from stageloom.shared.ids import TaskId
 from stageloom.shared.plan import QueuePlan, QueueRule
@@ -117,20 +116,20 @@ class _Reference:
 
     def __init__(self, plan: QueuePlan) -> None:
         self.plan = plan
-        self.tasks: list[TaskRecord] = []
+        self.tasks: list[Task] = []
 
-    def key(self, entry: TaskRecord) -> tuple[float, int]:
+    def key(self, entry: Task) -> tuple[float, int]:
         if self.plan.rule is QueueRule.DEADLINE:
             return entry.deadline_s, entry.seq
         if self.plan.rule is QueueRule.PRIORITY:
-            return -entry.task.priority, entry.seq
+            return -entry.priority, entry.seq
         return 0.0, entry.seq
 
-    def fits(self, tasks: list[TaskRecord]) -> bool:
-        return len(tasks) <= self.plan.max_tasks and sum(t.task.nbytes for t in tasks) <= self.plan.max_bytes
+    def fits(self, tasks: list[Task]) -> bool:
+        return len(tasks) <= self.plan.max_tasks and sum(t.nbytes for t in tasks) <= self.plan.max_bytes
 
-    def submit(self, entry: TaskRecord) -> list[TaskRecord] | None:
-        if entry.task.nbytes > self.plan.max_bytes:
+    def submit(self, entry: Task) -> list[Task] | None:
+        if entry.nbytes > self.plan.max_bytes:
             return None
         kept = sorted([*self.tasks, entry], key=self.key)
         lost = []
@@ -141,7 +140,7 @@ class _Reference:
         self.tasks = kept
         return lost
 
-    def take(self) -> TaskRecord:
+    def take(self) -> Task:
         self.tasks.sort(key=self.key)
         return self.tasks.pop(0)
 
@@ -158,14 +157,14 @@ def test_queue_agrees_with_a_sorted_list(rule: QueueRule) -> None:
             action = random.random()
             if action < 0.6:
                 deadline = random.choice([None, float(random.randint(0, 5))])
-                task = Task(
+                entry = Task(
                     id=TaskId(number),
                     models=("a",),
                     nbytes=random.choice([1, 5, 16]),
                     priority=random.randint(0, 2),
                     deadline_s=deadline,
                 )
-                entry = TaskRecord(task, number, 0.0)
+                entry.seq = number
                 losers = queue.losers(entry)
                 assert losers == reference.submit(entry)
                 if losers is not None:
@@ -179,15 +178,16 @@ def test_queue_agrees_with_a_sorted_list(rule: QueueRule) -> None:
                 reference.tasks.remove(gone)
                 queue.discard(gone)
             assert len(queue) == len(reference.tasks)
-            assert queue.nbytes == sum(entry.task.nbytes for entry in reference.tasks)
+            assert queue.nbytes == sum(entry.nbytes for entry in reference.tasks)
 
 
 def test_ended_tasks_do_not_pile_up_in_the_orders() -> None:
     queue = TaskQueue(QueuePlan(rule=QueueRule.PRIORITY, max_tasks=10_000))
-    keep = TaskRecord(Task(id=TaskId(0), models=("a",), nbytes=1), 0, 0.0)
+    keep = Task(id=TaskId(0), models=("a",), nbytes=1)
     queue.add(keep)
     for number in range(1, 2_000):
-        entry = TaskRecord(Task(id=TaskId(number), models=("a",), nbytes=1, priority=-1), number, 0.0)
+        entry = Task(id=TaskId(number), models=("a",), nbytes=1, priority=-1)
+        entry.seq = number
         queue.add(entry)
         queue.discard(entry)
     assert len(queue._runs) < 200 and len(queue._loses) < 200

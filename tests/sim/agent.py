@@ -433,7 +433,7 @@ class Agent:
                 self.manage(manager.activated(PlanKey(key), now_s, 0.0))
             case engine.Drained():
                 self.manage(manager.drained(now_s))
-            case engine.Measured():
+            case engine.WindowMeasured():
                 self.manage(manager.measured(report, now_s))
             case engine.PlanReleased(key):
                 self.manage(manager.released(PlanKey(key)))
@@ -462,15 +462,13 @@ class Agent:
             process.command(lambda task=task: process.take(task))  # type: ignore[misc]
 
     def _task_done(self, done: engine.TaskDone) -> None:
-        assert self.open.pop(TaskId(done.task), None), "a task ended that was not open"
+        assert self.open.pop(done.task, None), "a task ended that was not open"
         self.world.watch.tasks_ended(self, 1)
-        outcome = Outcome(done.outcome)
-        self.world.outcomes[outcome] += 1
-        if outcome is Outcome.COMPLETED:
+        self.world.outcomes[done.outcome] += 1
+        if done.outcome is Outcome.COMPLETED:
             self.waiting.task_completed(done.queued_s, done.ended_s)
         if self.manager.phase is not None:
-            key = None if done.key is None else PlanKey(done.key)
-            self.manage(self.manager.task_ended(outcome, done.reason, key))
+            self.manage(self.manager.task_ended(done.outcome, done.reason, done.plan))
 
     # -- the network ----------------------------------------------------------------------------------------
 

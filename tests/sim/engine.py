@@ -115,7 +115,9 @@ class EngineProcess(PlayedEngine):
             for model in bound.plan.models
         )
         failed = number if nature.fails_tasks else 0
-        self._say(messages.Measured(order.number, None, length_s, length_s, True, failed, 0.01, 0.0, models))
+        self._say(
+            messages.WindowMeasured(order.number, None, length_s, length_s, True, failed, 0.01, 0.0, models)
+        )
         return []
 
     def unload(self, key: PlanKey) -> None:
@@ -173,7 +175,7 @@ class EngineProcess(PlayedEngine):
         return self._world.natures[self._plans[step.program.plan]].fails_tasks
 
     def answered(self, finish: FinishTask) -> None:
-        outcome, plan = finish.outcome.value, finish.plan
+        outcome, plan = finish.outcome, finish.plan
         queued_s = self._queued_s.pop(finish.task)
         self._say(
             messages.TaskDone(

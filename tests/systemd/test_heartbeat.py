@@ -60,7 +60,7 @@ def test_agent_whose_engine_shows_no_sign_feeds_no_watchdog(
         try:
             agent._tick()
             assert {"WATCHDOG": "1"} in manager.take()
-            agent._engine._sign_s -= 1000.0
+            agent._engine.sign_s -= 1000.0
             agent._tick()
             assert {"WATCHDOG": "1"} not in manager.take()
         finally:

@@ -9,13 +9,13 @@ import pytest
 
 from stageloom.edge_agent.worker import messages
 from stageloom.edge_agent.worker.config import WorkerConfig
-from stageloom.edge_agent.worker.handle import WorkerHandle
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import bind
 from stageloom.shared.launch_list import lower
 from stageloom.shared.plan import ExecutorOptions, Plan
 from stageloom.shared.search.compose import ModelChoice, compose
-from tests.worker.test_process import ARENA, SIZE, TIMEOUT_S, _await, _memory, _plan, _serve, _task, model
+from tests.worker.engine import TIMEOUT_S, RealEngine
+from tests.worker.test_process import ARENA, SIZE, _memory, _plan, _serve, _task, model
 
 __all__ = ["model"]  # a fixture
 
@@ -27,42 +27,42 @@ def staged(model: Artifact, executor: str = "onnx") -> Plan:
 
 
 @pytest.fixture
-def serving(model: Artifact) -> Iterator[tuple[WorkerHandle, mmap.mmap]]:
-    handle = WorkerHandle.start(WorkerConfig(glance_interval_s=0.02, stats_interval_s=0.2))
-    _await(handle, messages.Ready)
+def serving(model: Artifact) -> Iterator[tuple[RealEngine, mmap.mmap]]:
+    engine = RealEngine(WorkerConfig(glance_interval_s=0.02, stats_interval_s=0.2))
+    engine.wait_for(messages.Ready)
     fd = _memory()
     memory = mmap.mmap(fd, SIZE)
-    handle.add_arena(ARENA, fd, SIZE)
+    engine.send(messages.AddArena(ARENA, SIZE), [fd])
     os.close(fd)
-    _serve(handle, 1, _plan(model), model)
-    yield handle, memory
-    assert handle.stop() == 0
+    _serve(engine, 1, _plan(model), model)
+    yield engine, memory
+    assert engine.stop() == 0
 
 
 def profile(
-    handle: WorkerHandle, model: Artifact, plan: Plan, number: int, **fields: float
+    engine: RealEngine, model: Artifact, plan: Plan, number: int, **fields: float
 ) -> list[messages.StageTimes]:
-    handle.profile_stages(
+    engine.send_file(
         messages.ProfileStages(number, {model.digest: str(model.path)}, **fields),  # type: ignore[arg-type]
         plan.wire,
     )
-    return answer(handle)
+    return answer(engine)
 
 
-def answer(handle: WorkerHandle) -> list[messages.StageTimes]:
-    parts = [_await(handle, messages.StageTimes)]
+def answer(engine: RealEngine) -> list[messages.StageTimes]:
+    parts = [engine.wait_for(messages.StageTimes)]
     while not parts[-1].last:
-        parts.append(_await(handle, messages.StageTimes))
+        parts.append(engine.wait_for(messages.StageTimes))
     return parts
 
 
 def test_the_stages_of_a_plan_that_does_not_run_are_timed_and_what_runs_serves_on(
-    serving: tuple[WorkerHandle, mmap.mmap], model: Artifact
+    serving: tuple[RealEngine, mmap.mmap], model: Artifact
 ) -> None:
-    handle, memory = serving
+    engine, memory = serving
     plan = staged(model)
     bound = bind(plan, {model.digest: model.graph})
-    parts = profile(handle, model, plan, 3, repeats=2)
+    parts = profile(engine, model, plan, 3, repeats=2)
     assert [part.reason for part in parts] == [""] * len(parts)
     assert [part.combined for part in parts] == list(range(len(plan.combined)))
     for part, combined in zip(parts, bound.combined, strict=True):
@@ -70,58 +70,58 @@ def test_the_stages_of_a_plan_that_does_not_run_are_timed_and_what_runs_serves_o
         assert [stage for stage, *_ in part.times] == sorted({item.stage for item in items})
         assert all(median > 0 and runs == 2 for _, median, _, runs, _ in part.times)
         assert part.step_us >= max(median for _, median, _, _, _ in part.times)
-    _task(handle, memory, model, 1)
+    _task(engine, memory, model, 1)
 
 
 def test_tasks_that_come_meanwhile_are_served_and_the_profile_goes_on_in_their_pauses(
-    serving: tuple[WorkerHandle, mmap.mmap], model: Artifact
+    serving: tuple[RealEngine, mmap.mmap], model: Artifact
 ) -> None:
-    handle, memory = serving
+    engine, memory = serving
     plan = staged(model)
-    handle.profile_stages(
+    engine.send_file(
         messages.ProfileStages(4, {model.digest: str(model.path)}, repeats=200, limit_s=2.0), plan.wire
     )
     for task in range(10, 30):
-        _task(handle, memory, model, task)
-    parts = answer(handle)
+        _task(engine, memory, model, task)
+    parts = answer(engine)
     assert all(runs > 0 for part in parts for *_, runs in part.times)
     assert parts[-1].times, "it got its pauses"
 
 
 def test_a_plan_that_cannot_be_profiled_is_answered_with_the_reason(
-    serving: tuple[WorkerHandle, mmap.mmap], model: Artifact
+    serving: tuple[RealEngine, mmap.mmap], model: Artifact
 ) -> None:
-    handle, memory = serving
-    handle.profile_stages(messages.ProfileStages(5, {}), b"garbage")
-    (part,) = answer(handle)
+    engine, memory = serving
+    engine.send_file(messages.ProfileStages(5, {}), b"garbage")
+    (part,) = answer(engine)
     assert part.last and not part.times and "not a plan" in part.reason
     other = staged(model, executor="null")
-    parts = profile(handle, model, other, 6, repeats=1)
+    parts = profile(engine, model, other, 6, repeats=1)
     assert parts[-1].last, "an executor of its own"
-    _task(handle, memory, model, 2)
+    _task(engine, memory, model, 2)
 
 
 def test_a_plan_that_does_not_fit_beside_what_runs_is_skipped_with_the_reason(model: Artifact) -> None:
-    handle = WorkerHandle.start(WorkerConfig(memory_bytes=1 << 16))
+    engine = RealEngine(WorkerConfig(memory_bytes=1 << 16))
     try:
-        _await(handle, messages.Ready)
-        (part,) = profile(handle, model, staged(model), 7)
+        engine.wait_for(messages.Ready)
+        (part,) = profile(engine, model, staged(model), 7)
         assert part.last and not part.times and "bytes" in part.reason
     finally:
-        handle.stop()
+        engine.stop()
 
 
 def test_glances_come_at_an_even_pace_and_show_the_queue(
-    serving: tuple[WorkerHandle, mmap.mmap], model: Artifact
+    serving: tuple[RealEngine, mmap.mmap], model: Artifact
 ) -> None:
-    handle, memory = serving
-    _task(handle, memory, model, 40)
+    engine, memory = serving
+    _task(engine, memory, model, 40)
     ends_s = time.monotonic() + TIMEOUT_S
     while time.monotonic() < ends_s:
-        seen = _await(handle, messages.Glance)
+        seen = engine.wait_for(messages.Glance)
         if seen.queues[0].arrived:
             break
     assert (seen.key, seen.queues[0].name, seen.queues[0].arrived) == (1, "net", 1)
     assert seen.queues[0].blocks >= 1
-    times = [_await(handle, messages.Glance).at_s for _ in range(10)]
+    times = [engine.wait_for(messages.Glance).at_s for _ in range(10)]
     assert times == sorted(times)

@@ -10,7 +10,7 @@ import pytest
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.worker import recorder as subject
 from stageloom.edge_agent.worker import recording_file
-from stageloom.edge_agent.worker.messages import Record, RecordingEnded
+from stageloom.edge_agent.worker.messages import RecordingEnded, StartRecording
 from stageloom.edge_agent.worker.recorder import CLOSING_S, Batch, Recorder, Recording, read_recording
 from stageloom.edge_agent.worker.recording_file import RecordingFile
 from stageloom.edge_agent.worker.shell import EngineShell
@@ -146,7 +146,7 @@ def test_what_waits_is_bounded_and_the_rest_is_counted(monkeypatch: pytest.Monke
 
 
 def test_a_recording_ends_by_itself_and_its_file_reads_back(desk: _Desk) -> None:
-    desk.recording.order(Record(7, 1.0), desk.file, 10.0)
+    desk.recording.order(StartRecording(7, 1.0), desk.file, 10.0)
     assert desk.driver is not None
     recorder = desk.driver.recorder
     assert recorder is not None
@@ -163,18 +163,18 @@ def test_a_recording_ends_by_itself_and_its_file_reads_back(desk: _Desk) -> None
 
 
 def test_only_one_recording_at_a_time(desk: _Desk) -> None:
-    desk.recording.order(Record(1, 1.0), desk.file, 0.0)
-    desk.recording.order(Record(2, 1.0), desk.file, 0.5)
+    desk.recording.order(StartRecording(1, 1.0), desk.file, 0.0)
+    desk.recording.order(StartRecording(2, 1.0), desk.file, 0.5)
     assert [(one.number, bool(one.reason)) for one in desk.reports] == [(2, True)]
     desk.until_quiet(1.0)
-    desk.recording.order(Record(3, 1.0), desk.file, 2.0)
+    desk.recording.order(StartRecording(3, 1.0), desk.file, 2.0)
     desk.until_quiet(3.0)
     assert [(one.number, one.reason) for one in desk.reports[1:]] == [(1, ""), (3, "")]
 
 
 def test_without_a_plan_nothing_is_recorded_and_the_answer_says_so(desk: _Desk) -> None:
     desk.driver = None
-    desk.recording.order(Record(1, 1.0), desk.file, 0.0)
+    desk.recording.order(StartRecording(1, 1.0), desk.file, 0.0)
     assert desk.reports == [RecordingEnded(1, "no plan is loaded")]
 
 
@@ -182,7 +182,7 @@ def test_a_file_that_is_full_costs_entries_and_is_still_complete(
     desk: _Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recording_file, "MAX_BYTES", 10)
-    desk.recording.order(Record(1, 1.0), desk.file, 0.0)
+    desk.recording.order(StartRecording(1, 1.0), desk.file, 0.0)
     assert desk.driver is not None and desk.driver.recorder is not None
     for now in (0.2, 0.4):
         desk.driver.recorder.task(TaskId(1), ("net",), (0.0, None, 0.1), Outcome.EXPIRED)
@@ -194,7 +194,7 @@ def test_a_file_that_is_full_costs_entries_and_is_still_complete(
 
 def test_a_file_that_cannot_be_written_ends_the_recording(desk: _Desk) -> None:
     read_only = os.open(desk.path, os.O_RDONLY)
-    desk.recording.order(Record(1, 1.0), read_only, 0.0)
+    desk.recording.order(StartRecording(1, 1.0), read_only, 0.0)
     os.close(read_only)
     desk.until_quiet(1.0)
     assert len(desk.reports) == 1
@@ -207,7 +207,7 @@ def test_a_file_that_takes_nothing_ends_the_recording_and_never_holds_the_engine
     reader, pipe = os.pipe()
     driver, reports = _Driver(), list[RecordingEnded]()
     recording = Recording(lambda: driver, reports.append)
-    recording.order(Record(1, 1.0), pipe, 0.0)
+    recording.order(StartRecording(1, 1.0), pipe, 0.0)
     recorder = driver.recorder
     assert recorder is not None
     for now in range(1, 4):
@@ -219,7 +219,7 @@ def test_a_file_that_takes_nothing_ends_the_recording_and_never_holds_the_engine
     recording.advance(1.0 + CLOSING_S)
     assert [one.number for one in reports] == [1] and "took more than 10 s" in reports[0].reason
     assert driver.recorder is None
-    recording.order(Record(2, 1.0), pipe, 20.0)
+    recording.order(StartRecording(2, 1.0), pipe, 20.0)
     assert reports[1] == RecordingEnded(2, "another recording is under way"), "its thread still waits"
     os.close(reader)
     os.close(pipe)
@@ -229,7 +229,7 @@ def test_what_a_slow_file_has_not_taken_is_bounded_and_counted(
     desk: _Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recording_file, "MAX_WAITING_BYTES", -1)
-    desk.recording.order(Record(1, 1.0), desk.file, 0.0)
+    desk.recording.order(StartRecording(1, 1.0), desk.file, 0.0)
     assert desk.driver is not None and desk.driver.recorder is not None
     desk.driver.recorder.task(TaskId(1), ("net",), (0.0, None, 0.1), Outcome.EXPIRED)
     desk.until_quiet(1.0)
@@ -239,7 +239,7 @@ def test_what_a_slow_file_has_not_taken_is_bounded_and_counted(
 
 @pytest.mark.parametrize("size", [0, 3, 5])
 def test_a_recording_that_was_cut_off_is_refused(desk: _Desk, size: int) -> None:
-    desk.recording.order(Record(1, 1.0), desk.file, 0.0)
+    desk.recording.order(StartRecording(1, 1.0), desk.file, 0.0)
     desk.until_quiet(1.0)
     with pytest.raises(ValueError, match=r"cut off|truncated"):
         read_recording(desk.path.read_bytes()[:size])

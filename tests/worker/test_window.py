@@ -12,13 +12,14 @@ from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.worker import messages
 from stageloom.edge_agent.worker.config import WorkerConfig
 from stageloom.edge_agent.worker.driver import EngineDriver
-from stageloom.edge_agent.worker.handle import WorkerHandle
 from stageloom.edge_agent.worker.measuring import Measuring
-from stageloom.edge_agent.worker.messages import Measure, Measured
+from stageloom.edge_agent.worker.messages import OpenWindow, WindowMeasured
 from stageloom.edge_agent.worker.shell import EngineShell
 from stageloom.shared.artifact import Artifact
+from stageloom.shared.engine.steps import Outcome
 from tests.executor.models import artifact_of, random_inputs
-from tests.worker.test_process import ARENA, SIZE, _await, _memory, _plan, _submit
+from tests.worker.engine import RealEngine
+from tests.worker.test_process import ARENA, SIZE, _memory, _plan, _submit
 from tests.worker.test_shell import _Gated, _until
 from tests.worker.test_shell import _plan as _shell_plan
 
@@ -105,9 +106,9 @@ class _Clocked:
     def look(self) -> float:
         return self.age_s
 
-    def end_window(self, number: int) -> Measured:
+    def end_window(self, number: int) -> WindowMeasured:
         self.open = False
-        return Measured(number, 1, 1.0, 1.0, True, 0, 0.0, self.age_s, ())
+        return WindowMeasured(number, 1, 1.0, 1.0, True, 0, 0.0, self.age_s, ())
 
 
 def _measuring() -> tuple[Measuring, _Clocked, list[int]]:
@@ -121,7 +122,7 @@ def _measuring() -> tuple[Measuring, _Clocked, list[int]]:
 
 def test_window_begins_and_ends_at_its_instants() -> None:
     measuring, driver, reported = _measuring()
-    measuring.order(Measure(1, 10.0, 11.0))
+    measuring.order(OpenWindow(1, 10.0, 11.0))
     assert measuring.due_s == 10.0
     opened = []
     for now in (9.9, 10.0):
@@ -136,7 +137,7 @@ def test_window_begins_and_ends_at_its_instants() -> None:
 
 def test_window_ends_early_once_a_task_has_waited_too_long() -> None:
     measuring, driver, reported = _measuring()
-    measuring.order(Measure(1, 10.0, 11.0, 0.5))
+    measuring.order(OpenWindow(1, 10.0, 11.0, 0.5))
     measuring.advance(10.0)
     driver.age_s = 0.6
     measuring.advance(measuring.due_s)
@@ -145,9 +146,9 @@ def test_window_ends_early_once_a_task_has_waited_too_long() -> None:
 
 def test_newer_window_takes_the_place_of_an_older_one() -> None:
     measuring, _, reported = _measuring()
-    measuring.order(Measure(1, 10.0, 11.0))
+    measuring.order(OpenWindow(1, 10.0, 11.0))
     measuring.advance(10.0)
-    measuring.order(Measure(2, 12.0, 13.0))
+    measuring.order(OpenWindow(2, 12.0, 13.0))
     measuring.advance(12.0)
     measuring.advance(13.0)
     assert reported == [2]
@@ -155,72 +156,72 @@ def test_newer_window_takes_the_place_of_an_older_one() -> None:
 
 def test_windows_alternate_between_two_plans_in_one_process_and_no_task_is_lost(model: Artifact) -> None:
     """As in a trial: drain, activate, measure, with tasks waiting all along."""
-    handle = WorkerHandle.start()
+    engine = RealEngine()
     try:
-        _await(handle, messages.Ready)
+        engine.wait_for(messages.Ready)
         fd = _memory()
         memory = mmap.mmap(fd, SIZE)
-        handle.add_arena(ARENA, fd, SIZE)
+        engine.send(messages.AddArena(ARENA, SIZE), [fd])
         os.close(fd)
         for key, partition in ((1, "whole"), (2, "paper")):
-            handle.load_plan(key, _plan(model, partition).wire, {model.digest: str(model.path)})
-            assert _await(handle, messages.PlanLoaded).memory_bytes > 0
-        handle.activate(1)
-        _await(handle, messages.PlanActive)
+            engine.load(key, _plan(model, partition), model)
+            assert engine.wait_for(messages.PlanLoaded).memory_bytes > 0
+        engine.send(messages.SwitchPlan(1))
+        engine.wait_for(messages.PlanActive)
         for number, key in enumerate((1, 2, 2, 1), 1):
-            handle.drain(refuse=False)
-            _await(handle, messages.Drained)
-            _submit(handle, number)
-            handle.activate(key, keep=True)
-            active = _await(handle, messages.PlanActive)
+            engine.send(messages.PauseLaunches(refuse=False))
+            engine.wait_for(messages.Drained)
+            _submit(engine, number)
+            engine.send(messages.SwitchPlan(key, keep=True))
+            active = engine.wait_for(messages.PlanActive)
             assert active.key == key
             assert active.paused_s > 0
-            assert _await(handle, messages.TaskDone).outcome == "completed"
+            assert engine.wait_for(messages.TaskDone).outcome is Outcome.COMPLETED
             now = time.monotonic()
-            handle.measure(Measure(number, now, now + 0.02))
-            seen = _await(handle, Measured)
+            engine.send(OpenWindow(number, now, now + 0.02))
+            seen = engine.wait_for(WindowMeasured)
             assert (seen.number, seen.key) == (number, key)
             assert seen.measured_s >= 0.015
-        handle.activate(1)
-        assert _await(handle, messages.PlanActive).paused_s == 0
-        handle.unload(2)
-        assert _await(handle, messages.PlanReleased).key == 2
+        engine.send(messages.SwitchPlan(1))
+        assert engine.wait_for(messages.PlanActive).paused_s == 0
+        engine.send(messages.Unload(2))
+        assert engine.wait_for(messages.PlanReleased).key == 2
         memory.close()
     finally:
-        handle.stop()
+        engine.stop()
 
 
 def test_plan_that_does_not_fit_beside_another_is_named_with_its_sizes_and_loads_once_there_is_room(
     model: Artifact,
 ) -> None:
-    handle = WorkerHandle.start(WorkerConfig(memory_bytes=1 << 40))
+    engine = RealEngine(WorkerConfig(memory_bytes=1 << 40))
     plans = {1: _plan(model, "whole"), 2: _plan(model, "paper")}
     stated = {}
     for key in plans:
-        handle.load_plan(key, plans[key].wire, {model.digest: str(model.path)})
-        stated[key] = _await(handle, messages.PlanLoaded).stated_bytes
-    handle.stop()
+        engine.load(key, plans[key], model)
+        stated[key] = engine.wait_for(messages.PlanLoaded).stated_bytes
+    engine.stop()
     assert all(size > 1 << 20 for size in stated.values()), "weights count"
     between = max(stated.values()) + stated[2] // 2
-    handle = WorkerHandle.start(WorkerConfig(memory_bytes=between))
+    engine = RealEngine(WorkerConfig(memory_bytes=between))
     try:
-        handle.load_plan(1, plans[1].wire, {model.digest: str(model.path)})
-        loaded = _await(handle, messages.PlanLoaded)
+        engine.load(1, plans[1], model)
+        loaded = engine.wait_for(messages.PlanLoaded)
         assert (loaded.stated_bytes, loaded.memory_bytes) == (stated[1], between)
-        handle.load_plan(2, plans[2].wire, {model.digest: str(model.path)})
-        refused = _await(handle, messages.PlanTooLarge)
+        engine.load(2, plans[2], model)
+        refused = engine.wait_for(messages.PlanTooLarge)
         assert refused.added_bytes > refused.room_bytes == between - stated[1]
         assert refused.alone_bytes <= refused.memory_bytes == between
-        handle.activate(1)
-        _await(handle, messages.PlanActive)
-        handle.drain(refuse=False)
-        _await(handle, messages.Drained)
-        handle.unload(1)
-        assert _await(handle, messages.PlanReleased).key == 1
-        handle.load_plan(2, plans[2].wire, {model.digest: str(model.path)})
-        assert _await(handle, messages.PlanLoaded).key == 2
+        engine.send(messages.SwitchPlan(1))
+        engine.wait_for(messages.PlanActive)
+        engine.send(messages.PauseLaunches(refuse=False))
+        engine.wait_for(messages.Drained)
+        engine.send(messages.Unload(1))
+        assert engine.wait_for(messages.PlanReleased).key == 1
+        engine.load(2, plans[2], model)
+        assert engine.wait_for(messages.PlanLoaded).key == 2
     finally:
-        handle.stop()
+        engine.stop()
 
 
 def test_driver_without_a_window_has_nothing_to_say() -> None:

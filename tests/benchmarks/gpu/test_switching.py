@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu.switching import Switching
-from stageloom.edge_agent.worker.tasks import TaskEnd
+from stageloom.edge_agent.worker.messages import TaskDone
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.errors import ExecutorError
 from stageloom.shared.ids import TaskId
@@ -24,14 +24,14 @@ class Engine:
         self.submitted = 0
         self._loads = list(loads)
         self._active = PlanKey(0)
-        self._tasks: SimpleQueue[Callable[[TaskEnd], None] | None] = SimpleQueue()
+        self._tasks: SimpleQueue[Callable[[TaskDone], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work)
         self._thread.start()
 
     def load(self, plan: Any) -> PlanKey:
         return self._loads.pop(0)()
 
-    def submit(self, model: str, on_end: Callable[[TaskEnd], None]) -> None:
+    def submit(self, model: str, on_end: Callable[[TaskDone], None]) -> None:
         self.submitted += 1
         self._tasks.put(on_end)
 
@@ -46,7 +46,7 @@ class Engine:
         at_s = 0.0
         while (on_end := self._tasks.get()) is not None:
             at_s += 0.01
-            on_end(TaskEnd(TaskId(0), Outcome.COMPLETED, "", "", at_s, at_s, at_s, plan=self._active))
+            on_end(TaskDone(TaskId(0), Outcome.COMPLETED, "", "", at_s, at_s, at_s, plan=self._active))
 
 
 def _refused() -> PlanKey:

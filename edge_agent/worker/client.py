@@ -1,0 +1,198 @@
+"""The agent's end of the engine process: starts and ends it, sends it commands, hands on its reports."""
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+from stageloom.edge_agent.loop import READ, WRITE, Loop, Timer
+from stageloom.edge_agent.worker.channel import MAX_BACKLOG, Channel, ChannelClosed, channel_pair
+from stageloom.edge_agent.worker.config import WorkerConfig, encode_config
+from stageloom.edge_agent.worker.messages import (
+    Command,
+    Exited,
+    Report,
+    Stop,
+    decode_report,
+    encode,
+)
+from stageloom.shared.errors import UnavailableError
+
+_log = logging.getLogger(__name__)
+
+_REPORTS_PER_TURN = 1024
+"""So that a flood of reports cannot keep the loop from its other sockets."""
+
+_SEND_BUFFER_BYTES = 1 << 20
+_RETRY_S = 1.0
+
+
+class EngineClient:
+    """At most one engine process at a time, on the main loop.
+
+    `on_report` receives every report in order. `Exited` is the last report of a process, made here; which
+    tasks were in flight, and whether to start another process, is the caller's business.
+    """
+
+    def __init__(
+        self, loop: Loop, config: WorkerConfig, silent_s: float, on_report: Callable[[Report], None]
+    ) -> None:
+        self.life = 0  # counts processes: a new one knows nothing of what the last one was told
+        self.sign_s = loop.now()  # when the process last spoke, was started or was seen to end
+        self._loop = loop
+        self._config = config
+        self._silent_s = silent_s
+        self._on_report = on_report
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Channel | None = None  # open exactly while there is a process
+        self._start_timer: Timer | None = None
+        self._heard_s = loop.now()
+        self._watched = 0  # readiness that the loop was last asked for
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None while no process runs."""
+        return self._process.pid if self._process else None
+
+    @property
+    def busy(self) -> bool:
+        """The process has not read for so long that it cannot be sent anything."""
+        return self._channel is not None and self._channel.backlog >= MAX_BACKLOG
+
+    def send(self, command: Command, fds: Sequence[int] = ()) -> bool:
+        """Send a command with file descriptors, which stay the caller's; never waits.
+
+        False: no process takes it. `Exited` has been reported or is on its way, or `check_alive` will end a
+        process that does not read.
+
+        Raises:
+            ValueError: the command does not fit a message.
+        """
+        channel = self._channel
+        if channel is None:
+            return False
+        try:
+            channel.send(encode(command), fds)
+        except UnavailableError as error:
+            _log.warning("a command did not reach the engine process: %s", error)
+            return False
+        if channel.backlog:
+            self._watch(channel)
+        return True
+
+    # Life
+
+    def start_in(self, delay_s: float) -> None:
+        """Start a process after `delay_s`; replaces an earlier request."""
+        if self._start_timer is not None:
+            self._start_timer.cancel()
+        self._start_timer = self._loop.call_at(self._loop.now() + delay_s, self.start)
+
+    def start(self) -> None:
+        """Start a process if there is none; its first report is `Ready`. A failed start is repeated later."""
+        if self._process is not None:
+            return
+        self.life += 1
+        ours, theirs = channel_pair()
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        module = [sys.executable, "-m", "stageloom.edge_agent.worker"]
+        try:
+            self._process = subprocess.Popen(
+                [*module, str(theirs.fileno()), encode_config(self._config)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            ours.close()
+            _log.error("the engine process cannot be started: %s; trying again in a second", error)
+            self.start_in(_RETRY_S)
+            return
+        finally:
+            theirs.close()
+        self._channel = Channel(ours)
+        self._watched = 0
+        self._heard_s = self.sign_s = self._loop.now()
+        self._watch(self._channel)
+
+    def check_alive(self, *, busy: bool) -> None:
+        """Kill a process that has been silent for too long, unless it is loading (`busy`)."""
+        if self._process is None or busy:
+            self._heard_s = self._loop.now()
+        elif self._loop.now() - self._heard_s > self._silent_s:
+            _log.error("the engine process has been silent for %g s and is killed", self._silent_s)
+            self.end()
+
+    def end(self) -> None:
+        """End the process, by force if it does not end at once; `Exited` is reported as after a crash."""
+        if self._process is not None:
+            self._on_report(Exited(self._stop(0.2)))
+
+    def shut_down(self, timeout_s: float = 2.0) -> int | None:
+        """End the process for good, without a report, and return its exit code; None if there was none."""
+        if self._start_timer is not None:
+            self._start_timer.cancel()
+        return None if self._process is None else self._stop(timeout_s)
+
+    def _stop(self, timeout_s: float) -> int:
+        self.send(Stop())
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            assert self._process is not None
+            self._process.wait(timeout_s)
+        return self._reap(0.0)
+
+    def _reap(self, grace_s: float) -> int:
+        """Close the channel and return the exit code; a process that lives on after `grace_s` is killed."""
+        process, channel = self._process, self._channel
+        assert process is not None
+        assert channel is not None
+        self._process = self._channel = None
+        self.sign_s = self._loop.now()
+        self._loop.watch(channel.fileno(), 0, self._ready)
+        channel.close()
+        try:
+            return process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+    # Reports
+
+    def _watch(self, channel: Channel) -> None:
+        events = READ | (WRITE if channel.backlog else 0)
+        if events != self._watched:
+            self._watched = events
+            self._loop.watch(channel.fileno(), events, self._ready)
+
+    def _ready(self, events: int) -> None:
+        channel = self._channel
+        if channel is None:
+            return
+        reports: list[Report] = []
+        # A process that died may have said something before: read that first, the read ends with `Exited`.
+        with contextlib.suppress(ChannelClosed):
+            channel.flush()
+        try:
+            while len(reports) < _REPORTS_PER_TURN and (received := channel.receive()):
+                reports.append(decode_report(received[0]))
+        except ChannelClosed:
+            reports.append(Exited(self._reap(1.0)))
+        self._heard_s = self.sign_s = self._loop.now()
+        for report in reports:
+            self._on_report(report)
+        if self._channel is not None:
+            self._watch(self._channel)
+
+
+@contextlib.contextmanager
+def memory_file(content: bytes) -> Iterator[int]:
+    """The descriptor of a memory file, to send along with a command that is too large for a message."""
+    fd = os.memfd_create("stageloom-plan", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, content)
+        yield fd
+    finally:
+        os.close(fd)
