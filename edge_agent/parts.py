@@ -9,15 +9,14 @@ from typing import TypeAlias
 from stageloom.edge_agent.background import Background
 from stageloom.edge_agent.config import AgentConfig
 from stageloom.edge_agent.engine_host import EngineHost
+from stageloom.edge_agent.lifecycle.check import PlanChecker
+from stageloom.edge_agent.lifecycle.engine_view import Supervisor
+from stageloom.edge_agent.lifecycle.manager import PlanManager
+from stageloom.edge_agent.lifecycle.probation import ProbationConfig, WaitingLog
+from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
+from stageloom.edge_agent.lifecycle.statefile import FallbackFile
 from stageloom.edge_agent.link.interface import Link
 from stageloom.edge_agent.loop import Loop
-from stageloom.edge_agent.plans.candidate import ManagerConfig
-from stageloom.edge_agent.plans.check import PlanChecker
-from stageloom.edge_agent.plans.fallback import FallbackFile
-from stageloom.edge_agent.plans.manager import PlanManager
-from stageloom.edge_agent.plans.probation import ProbationConfig
-from stageloom.edge_agent.plans.supervisor import Supervisor
-from stageloom.edge_agent.plans.waiting import WaitingLog
 from stageloom.edge_agent.replan.local_planner import LocalPlanner
 from stageloom.edge_agent.replan.policy import PolicyDesk
 from stageloom.edge_agent.reporting.journal import Journal

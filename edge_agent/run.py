@@ -69,18 +69,14 @@ def run_agent(config: AgentConfig) -> ExitCode:
 
 def _link_maker(config: AgentConfig) -> LinkFactory:
     if config.models:
-        from stageloom.edge_agent.plans.alone import (
-            plan_alone,
-        )  # the importer's code, for agents without a planner
+        from stageloom.edge_agent.lifecycle.alone import plan_alone
 
         store = ArtifactStore(config.home_path / "artifacts")
         plan = plan_alone(config, store, _log.info)
         return lambda: (NoPlanner(plan), ())
 
     def connect() -> tuple[Link, Sequence[str]]:
-        from stageloom.edge_agent.link.choice import (
-            connect_planner,
-        )  # ZeroMQ, for agents that have joined a planner
+        from stageloom.edge_agent.link.factory import connect_planner
 
         return connect_planner(config)
 

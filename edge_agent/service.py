@@ -18,9 +18,9 @@ from stageloom.edge_agent.ingest.endpoint import Accepted, Endpoint
 from stageloom.edge_agent.ingest.ledger import TaskLedger
 from stageloom.edge_agent.ingest.messages import ModelInfo
 from stageloom.edge_agent.ingest.paths import runtime_directory
+from stageloom.edge_agent.lifecycle.shell import PlanShell
 from stageloom.edge_agent.loop import READ, Loop
 from stageloom.edge_agent.parts import LinkFactory, make_parts
-from stageloom.edge_agent.plans.shell import PlanShell
 from stageloom.edge_agent.replan.load_watch import LoadWatch
 from stageloom.edge_agent.reporting.recordings import Recordings
 from stageloom.edge_agent.reporting.status import (

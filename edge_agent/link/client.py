@@ -16,16 +16,15 @@ from typing import Any, Final
 
 import zmq
 
-from stageloom.edge_agent.link import events as ev
+from stageloom.edge_agent.lifecycle import events as ev
+from stageloom.edge_agent.lifecycle.core import LinkCore
+from stageloom.edge_agent.lifecycle.session import LinkConfig
+from stageloom.edge_agent.lifecycle.statefile import load_state, save_state
+from stageloom.edge_agent.lifecycle.states import LinkState
 from stageloom.edge_agent.link import fetch as fetching
-from stageloom.edge_agent.link.artifacts import ArtifactFolder
-from stageloom.edge_agent.link.config import LinkConfig
-from stageloom.edge_agent.link.connection import Change, Connection
-from stageloom.edge_agent.link.core import LinkCore
-from stageloom.edge_agent.link.membership import Membership
+from stageloom.edge_agent.link.connection import Change, Connection, Membership
+from stageloom.edge_agent.link.fetch import ArtifactFolder
 from stageloom.edge_agent.link.spool import Spool, SpoolCounts
-from stageloom.edge_agent.link.statefile import load_state, save_state
-from stageloom.edge_agent.link.uplink import Uplink
 from stageloom.shared.backoff import backoff_s
 from stageloom.shared.clock import Clock, SystemClock
 from stageloom.shared.errors import DecodeError
@@ -33,6 +32,7 @@ from stageloom.shared.failpoint import failpoint
 from stageloom.shared.keyfile import KeyPair
 from stageloom.shared.messages import control, telemetry
 from stageloom.shared.messages.base import RefusalCode, Refused
+from stageloom.shared.messages.telemetry import MAX_BATCH_ROWS, TelemetryBatch
 from stageloom.shared.text import bounded
 
 log = logging.getLogger(__name__)
@@ -330,7 +330,7 @@ class LinkClient:
         body = _encoded(telemetry.Row(self._clock.wall_us(), data))
         self._spool.append([body] if body is not None else [])
 
-    def _record_state(self, state: ev.LinkState) -> None:
+    def _record_state(self, state: LinkState) -> None:
         if state.desired is None or state.state is None:
             return
         told = (state.desired.epoch, state.desired.generation, state.state)
@@ -396,3 +396,61 @@ def _encoded(row: telemetry.Row) -> bytes | None:
     except DecodeError as error:
         log.error("a %s row is left out: %s", type(row.data).__name__, error)
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """The batch that is out."""
+
+    sent_s: float
+    batch: TelemetryBatch
+
+
+class Uplink:
+    """Decides when a batch is due. Only what was acknowledged leaves the spool."""
+
+    def __init__(self, spool: Spool, *, every_s: float, again_s: float) -> None:
+        """`every_s`: between two batches that are not full; `again_s`: how long to wait for an answer."""
+        self._spool = spool
+        self._every_s = every_s
+        self._again_s = again_s
+        self._flight: _Flight | None = None
+        self._next_s = 0.0
+        self._correlation = 0
+
+    def due(self, now_s: float) -> TelemetryBatch | None:
+        """The batch to send now, on a session that stands; say `sent` if it went."""
+        if self._flight is not None and now_s - self._flight.sent_s < self._again_s:
+            return None
+        if now_s < self._next_s:
+            return None
+        self._correlation += 1
+        self._next_s = now_s + self._every_s
+        return self._spool.next_batch(self._correlation)
+
+    def sent(self, batch: TelemetryBatch, now_s: float) -> None:
+        """It is out."""
+        self._flight = _Flight(now_s, batch)
+
+    def landed(self, correlation: int, now_s: float) -> bool:
+        """The planner has answered; whether a backlog is to be sent at once."""
+        flight = self._flight
+        if flight is None or flight.batch.correlation != correlation:
+            return False
+        self._flight = None
+        full = len(flight.batch.rows) == MAX_BATCH_ROWS
+        if full:
+            self._next_s = now_s
+        return full
+
+    def unreadable(self, correlation: int) -> bool:
+        """The planner cannot read this batch: its rows are given up, and counted. Whether it was ours."""
+        flight = self._flight
+        if flight is None or flight.batch.correlation != correlation:
+            return False
+        self._spool.reject(flight.batch.ranges)
+        return True
+
+    def interrupted(self) -> None:
+        """What was out may be lost."""
+        self._flight = None

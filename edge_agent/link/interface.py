@@ -4,8 +4,8 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
-from stageloom.edge_agent.link import events
-from stageloom.edge_agent.link.events import RunnablePlan
+from stageloom.edge_agent.lifecycle import events
+from stageloom.edge_agent.lifecycle.states import RunnablePlan
 from stageloom.edge_agent.reporting.status import LinkStatus
 from stageloom.shared.messages.telemetry import RowData
 

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from stageloom.edge_agent.link import events
-from stageloom.edge_agent.link.core import LinkCore
-from stageloom.edge_agent.link.statefile import save_state
+from stageloom.edge_agent.lifecycle import events
+from stageloom.edge_agent.lifecycle.core import LinkCore
+from stageloom.edge_agent.lifecycle.statefile import save_state
 from stageloom.edge_agent.reporting.status import LinkStatus
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.telemetry import RowData

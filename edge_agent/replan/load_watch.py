@@ -2,9 +2,10 @@
 
 import time
 
-from stageloom.edge_agent.link.events import EnvironmentChanged, RunnablePlan
+from stageloom.edge_agent.lifecycle.events import EnvironmentChanged
+from stageloom.edge_agent.lifecycle.facts import PlanFacts
+from stageloom.edge_agent.lifecycle.states import RunnablePlan
 from stageloom.edge_agent.parts import Parts
-from stageloom.edge_agent.plans.facts import PlanFacts
 from stageloom.edge_agent.replan.alarms import Alarms, AlarmSettings, Fired, alarm_raised
 from stageloom.edge_agent.reporting.telemetry import ServiceTimes, engine_rows
 from stageloom.edge_agent.worker.messages import Glance, Stats

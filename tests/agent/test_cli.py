@@ -16,9 +16,8 @@ from stageloom.edge_agent.cli.app import execute
 from stageloom.edge_agent.cli.show import status_text
 from stageloom.edge_agent.config import SETTINGS_NAME, AgentConfig, ModelFile, decode_config, load_config
 from stageloom.edge_agent.ingest.paths import HOME_VARIABLE
-from stageloom.edge_agent.link.choice import KEY_NAME, MEMBERSHIP_NAME, connect_planner
-from stageloom.edge_agent.link.membership import Membership, save_membership
-from stageloom.edge_agent.link.sockets import new_keys
+from stageloom.edge_agent.link.connection import Membership, new_keys, save_membership
+from stageloom.edge_agent.link.factory import KEY_NAME, MEMBERSHIP_NAME, connect_planner
 from stageloom.edge_agent.machine.device import gpu_names
 from stageloom.edge_agent.machine.doctor import (
     clock_check,
@@ -274,8 +273,8 @@ _HEAVY = "typer rich numpy sqlalchemy ray onnxruntime onnx torch alembic"
 @pytest.mark.parametrize(
     ("modules", "forbidden"),
     [
-        ("stageloom.edge_agent.run stageloom.edge_agent.link.choice stageloom.edge_agent.service", _HEAVY),
-        ("stageloom.edge_agent.plans.alone", _HEAVY),
+        ("stageloom.edge_agent.run stageloom.edge_agent.link.factory stageloom.edge_agent.service", _HEAVY),
+        ("stageloom.edge_agent.lifecycle.alone", _HEAVY),
         ("stageloom.edge_agent.ask stageloom.edge_agent.ingest.endpoint", f"{_HEAVY} zmq"),
         (
             "stageloom.edge_agent.worker.process",

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.edge_agent.link import events, offline
-from stageloom.edge_agent.link.config import LinkConfig
-from stageloom.edge_agent.link.core import LinkCore
-from stageloom.edge_agent.link.events import LinkState, PlanRef, RunnablePlan
+from stageloom.edge_agent.lifecycle import events
+from stageloom.edge_agent.lifecycle.core import LinkCore
+from stageloom.edge_agent.lifecycle.session import LinkConfig
+from stageloom.edge_agent.lifecycle.statefile import load_state, save_state
+from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
+from stageloom.edge_agent.link import offline
 from stageloom.edge_agent.link.offline import OfflineLink
-from stageloom.edge_agent.link.statefile import load_state, save_state
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import Desired, DeviceState, Origin
 

@@ -4,23 +4,23 @@ from random import Random
 
 import pytest
 
-from stageloom.edge_agent.link import events as link
-from stageloom.edge_agent.link.events import LinkState, PlanRef, RunnablePlan
-from stageloom.edge_agent.plans.actions import (
-    Action,
+from stageloom.edge_agent.lifecycle import events as link
+from stageloom.edge_agent.lifecycle.engine_view import Supervisor
+from stageloom.edge_agent.lifecycle.events import (
     CheckPlan,
     LoadPlan,
     Note,
+    PlanAction,
     StartEngine,
     StopEngine,
     SwapTo,
     Tell,
 )
-from stageloom.edge_agent.plans.candidate import ManagerConfig, Phase
-from stageloom.edge_agent.plans.facts import PlanFacts
-from stageloom.edge_agent.plans.manager import PlanManager
-from stageloom.edge_agent.plans.probation import ProbationConfig
-from stageloom.edge_agent.plans.supervisor import Supervisor
+from stageloom.edge_agent.lifecycle.facts import PlanFacts
+from stageloom.edge_agent.lifecycle.manager import PlanManager
+from stageloom.edge_agent.lifecycle.probation import ProbationConfig
+from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig, Phase
+from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import DeviceState, Origin
@@ -314,7 +314,7 @@ def test_nothing_is_reported_as_running_after_a_crash_that_leaves_nothing_to_run
     manager.ready()
     manager.restore(plan("g"))
     manager.checked(facts("g"))
-    actions: list[Action] = []
+    actions: list[PlanAction] = []
     for second in range(3):
         actions = manager.exited("signal 9", float(second))
         manager.ready()

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stageloom.edge_agent.link import events as link
+from stageloom.edge_agent.lifecycle import events as link
 from stageloom.edge_agent.reporting.profiles import ProfileDesk
 from stageloom.edge_agent.worker.messages import (
     OperatorTimes,

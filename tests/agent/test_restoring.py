@@ -4,12 +4,12 @@ from random import Random
 
 import pytest
 
-from stageloom.edge_agent.link import events as link
-from stageloom.edge_agent.link.events import LinkState, PlanRef, RunnablePlan
-from stageloom.edge_agent.plans.actions import Action, LoadPlan, StartEngine, StopEngine, SwapTo, Tell
-from stageloom.edge_agent.plans.candidate import ManagerConfig
-from stageloom.edge_agent.plans.manager import PlanManager
-from stageloom.edge_agent.plans.supervisor import Supervisor
+from stageloom.edge_agent.lifecycle import events as link
+from stageloom.edge_agent.lifecycle.engine_view import Supervisor
+from stageloom.edge_agent.lifecycle.events import LoadPlan, PlanAction, StartEngine, StopEngine, SwapTo, Tell
+from stageloom.edge_agent.lifecycle.manager import PlanManager
+from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
+from stageloom.edge_agent.lifecycle.states import LinkState, Planned, PlanRef, RunnablePlan
 from stageloom.edge_agent.worker.messages import PlanTooLarge
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.messages.control import DeviceState, Origin
@@ -30,7 +30,7 @@ def failed_start(fallback: str | None = None) -> PlanManager:
     return manager
 
 
-def fail(manager: PlanManager, load: Action) -> list[Action]:
+def fail(manager: PlanManager, load: PlanAction) -> list[PlanAction]:
     assert isinstance(load, LoadPlan)
     return manager.load_failed(load.key, _REASON)
 
@@ -39,11 +39,11 @@ def active(world: World) -> PlanRef | None:
     return world.core.state.active
 
 
-def told(actions: list[Action]) -> list[link.Event]:
+def told(actions: list[PlanAction]) -> list[link.Event]:
     return [action.event for action in actions if isinstance(action, Tell)]
 
 
-def fresh_try(manager: PlanManager, now_s: float) -> Action:
+def fresh_try(manager: PlanManager, now_s: float) -> PlanAction:
     """The engine process ends as ordered, a new one starts and is to load the plan."""
     assert manager.exited("stopped", now_s) == [StartEngine(0.0)]
     (load,) = manager.ready()
@@ -185,7 +185,7 @@ def test_device_on_a_plan_of_its_own_runs_again_whenever_the_driver_comes(seed: 
         state=DeviceState.COMMITTED,
         last_good=mine,
         active=mine.ref,
-        planned=link.Planned(epoch=1, generation=1, cause="age"),
+        planned=Planned(epoch=1, generation=1, cause="age"),
     )
     world.fallback = plan("d")
     world.boot()

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from stageloom.edge_agent.config import AgentConfig
-from stageloom.edge_agent.link.events import PlanRef, RunnablePlan
+from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.link.interface import NoPlanner
 from stageloom.edge_agent.reporting.status import AgentStatus
 from stageloom.edge_agent.service import Agent

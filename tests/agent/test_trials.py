@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from stageloom.edge_agent.link import events as link
-from stageloom.edge_agent.link.events import LinkState, Proven
-from stageloom.edge_agent.plans.actions import DrainEngine, LoadPlan, Note, SwapTo, Tell, UnloadPlan
-from stageloom.edge_agent.plans.manager import PlanManager
-from stageloom.edge_agent.plans.supervisor import Supervisor
+from stageloom.edge_agent.lifecycle import events as link
+from stageloom.edge_agent.lifecycle.engine_view import Supervisor
+from stageloom.edge_agent.lifecycle.events import DrainEngine, LoadPlan, Note, SwapTo, Tell, UnloadPlan
+from stageloom.edge_agent.lifecycle.manager import PlanManager
+from stageloom.edge_agent.lifecycle.states import LinkState, Proven
 from stageloom.edge_agent.worker.messages import PlanTooLarge
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.engine.trial import TrialConfig

@@ -8,12 +8,10 @@ from random import Random
 from typing import Any
 
 from stageloom.edge_agent.ingest.messages import ModelInfo
-from stageloom.edge_agent.link import events as link
-from stageloom.edge_agent.link.config import LinkConfig
-from stageloom.edge_agent.link.core import LinkCore
-from stageloom.edge_agent.link.events import LinkState, PlanRef, RunnablePlan
-from stageloom.edge_agent.plans.actions import (
-    Action,
+from stageloom.edge_agent.lifecycle import events as link
+from stageloom.edge_agent.lifecycle.core import LinkCore
+from stageloom.edge_agent.lifecycle.engine_view import Supervisor
+from stageloom.edge_agent.lifecycle.events import (
     Activated,
     CheckPlan,
     DrainEngine,
@@ -21,17 +19,19 @@ from stageloom.edge_agent.plans.actions import (
     LoadPlan,
     MeasureWindow,
     Note,
+    PlanAction,
     StartEngine,
     StopEngine,
     SwapTo,
     Tell,
     UnloadPlan,
 )
-from stageloom.edge_agent.plans.candidate import ManagerConfig
-from stageloom.edge_agent.plans.facts import PlanFacts
-from stageloom.edge_agent.plans.manager import PlanManager
-from stageloom.edge_agent.plans.probation import ProbationConfig
-from stageloom.edge_agent.plans.supervisor import Supervisor
+from stageloom.edge_agent.lifecycle.facts import PlanFacts
+from stageloom.edge_agent.lifecycle.manager import PlanManager
+from stageloom.edge_agent.lifecycle.probation import ProbationConfig
+from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
+from stageloom.edge_agent.lifecycle.session import LinkConfig
+from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
 from stageloom.edge_agent.worker.messages import Measured, ModelFigures
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.engine.trial import TrialConfig
@@ -162,13 +162,13 @@ class World:
                 case link.AbandonPlan(attempt):
                     self.order(self.manager.abandon, attempt)
 
-    def order(self, method: Callable[..., list[Action]], *args: Any) -> None:
+    def order(self, method: Callable[..., list[PlanAction]], *args: Any) -> None:
         self.later(0, lambda: self.do(method(*args)))
 
     def tell(self, event: link.Event) -> None:
         self.from_core(self.core.handle(event, self.now_s))
 
-    def do(self, actions: list[Action]) -> None:
+    def do(self, actions: list[PlanAction]) -> None:
         for action in actions:
             match action:
                 case CheckPlan(one):

@@ -9,11 +9,10 @@ from typing import Any
 
 import zmq
 
-from stageloom.edge_agent.link import events as dev
+from stageloom.edge_agent.lifecycle import events as dev
+from stageloom.edge_agent.lifecycle.session import LinkConfig
 from stageloom.edge_agent.link.client import ClientConfig, LinkClient
-from stageloom.edge_agent.link.config import LinkConfig
-from stageloom.edge_agent.link.membership import Membership
-from stageloom.edge_agent.link.sockets import make_dealer, new_keys
+from stageloom.edge_agent.link.connection import Membership, make_dealer, new_keys
 from stageloom.planner.dispatch import events as pev
 from stageloom.planner.dispatch.core import DispatchConfig
 from stageloom.planner.dispatch.ports import FleetMember

@@ -5,11 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from stageloom.edge_agent.link import events as ev
+from stageloom.edge_agent.lifecycle import events as ev
+from stageloom.edge_agent.lifecycle.core import LinkCore
+from stageloom.edge_agent.lifecycle.session import LinkConfig
+from stageloom.edge_agent.lifecycle.statefile import decode_state, encode_state, load_state, save_state
+from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
 from stageloom.edge_agent.link import fetch as fetching
-from stageloom.edge_agent.link.config import LinkConfig
-from stageloom.edge_agent.link.core import LinkCore
-from stageloom.edge_agent.link.statefile import decode_state, encode_state, load_state, save_state
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict
 from stageloom.shared.errors import DecodeError
@@ -18,7 +19,7 @@ from stageloom.shared.messages.base import RefusalCode, Refused
 from stageloom.shared.messages.control import ArtifactNeed, Desired, DeviceState, Origin
 
 NEED = ArtifactNeed("m", digest_bytes([b"artifact"]), 8)
-GOOD = ev.RunnablePlan(ev.PlanRef(digest_bytes([b"good"]), Origin.PLANNER), b"good", ())
+GOOD = RunnablePlan(PlanRef(digest_bytes([b"good"]), Origin.PLANNER), b"good", ())
 
 
 def desired(generation: int, plan: bytes = b"plan", *, epoch: int = 1, **fields: Any) -> Desired:
@@ -28,11 +29,11 @@ def desired(generation: int, plan: bytes = b"plan", *, epoch: int = 1, **fields:
 class Driver:
     """A core whose writes reach the disk unless `full`."""
 
-    def __init__(self, state: ev.LinkState | None = None, *, boot: bool = True) -> None:
-        self.core = LinkCore(state or ev.LinkState(), config=LinkConfig(boot=11))
+    def __init__(self, state: LinkState | None = None, *, boot: bool = True) -> None:
+        self.core = LinkCore(state or LinkState(), config=LinkConfig(boot=11))
         self.now_s = 0.0
         self.full = False
-        self.disk = state or ev.LinkState()
+        self.disk = state or LinkState()
         if boot:
             self.booted = self.run(self.core.boot("env", frozenset(), 0.0))
 
@@ -164,7 +165,7 @@ def test_a_higher_epoch_supersedes_a_higher_generation() -> None:
 
 
 def test_a_rolled_back_device_never_reports_up_to_date() -> None:
-    driver = Driver(ev.LinkState(last_good=GOOD)).online()
+    driver = Driver(LinkState(last_good=GOOD)).online()
     driver.to_probation()
     actions = driver.do(ev.ProbationFailed((1, 1), "p99 is 30 % worse"))
     assert ev.RestorePlan(GOOD) in actions
@@ -199,7 +200,7 @@ AFTER_A_KILL = [
 
 @pytest.mark.parametrize(("found", "boots", "then"), AFTER_A_KILL)
 def test_every_state_survives_a_kill(found: DeviceState, boots: int, then: DeviceState) -> None:
-    state = ev.LinkState(
+    state = LinkState(
         desired=desired(3), state=found, last_good=GOOD, probation_boots=boots, environment="env"
     )
     driver = Driver(decode_state(encode_state(state)))
@@ -212,7 +213,7 @@ def test_every_state_survives_a_kill(found: DeviceState, boots: int, then: Devic
 def test_a_full_disk_at_boot_only_postpones_what_the_state_means(
     found: DeviceState, boots: int, then: DeviceState
 ) -> None:
-    state = ev.LinkState(
+    state = LinkState(
         desired=desired(3), state=found, last_good=GOOD, probation_boots=boots, environment="env"
     )
     driver = Driver(state, boot=False)
@@ -229,13 +230,13 @@ def test_a_full_disk_at_boot_only_postpones_what_the_state_means(
 
 
 def test_a_plan_that_is_committed_and_runs_is_not_swapped_for_itself() -> None:
-    driver = Driver(ev.LinkState(last_good=GOOD)).online()
+    driver = Driver(LinkState(last_good=GOOD)).online()
     actions = driver.do(ev.Received(desired(7, b"good")))
     assert driver.state is DeviceState.COMMITTED and "VerifyPlan" not in kinds(actions)
 
 
 def test_a_full_disk_changes_nothing_and_the_next_offer_is_taken() -> None:
-    driver = Driver(ev.LinkState(last_good=GOOD)).online()
+    driver = Driver(LinkState(last_good=GOOD)).online()
     before = driver.core.state
     driver.full = True
     assert "VerifyPlan" not in kinds(driver.do(ev.Received(desired(1))))
@@ -296,7 +297,7 @@ def test_a_write_that_fails_after_a_step_that_is_not_written_leaves_what_was_rep
 
 def test_an_abandoned_trial_is_written_although_its_plan_is_only_verified_then() -> None:
     """On disk stands that a trial runs: a start would reject the plan for it."""
-    driver = Driver(ev.LinkState(last_good=GOOD)).online()
+    driver = Driver(LinkState(last_good=GOOD)).online()
     driver.do(ev.Received(desired(1)))
     driver.do(ev.PlanVerified((1, 1)))
     driver.do(ev.PlanStaged((1, 1), control=GOOD.ref.digest))
@@ -311,7 +312,7 @@ def test_an_abandoned_trial_is_written_although_its_plan_is_only_verified_then()
 
 
 def test_a_fallback_during_a_full_disk_is_reported_once_the_disk_is_back() -> None:
-    driver = Driver(ev.LinkState(last_good=GOOD)).online()
+    driver = Driver(LinkState(last_good=GOOD)).online()
     driver.full = True
     driver.do(ev.ActiveChanged(None))
     driver.full = False
@@ -347,7 +348,7 @@ def test_a_silent_planner_is_left() -> None:
 
 @pytest.mark.parametrize("code", [RefusalCode.REVOKED, RefusalCode.QUARANTINED])
 def test_a_refused_device_serves_on_and_asks_seldom(code: RefusalCode) -> None:
-    driver = Driver(ev.LinkState(last_good=GOOD)).online()
+    driver = Driver(LinkState(last_good=GOOD)).online()
     (action,) = driver.do(ev.Received(Refused(code=code, reason="no")))
     assert isinstance(action, ev.Reconnect) and action.delay_s == 60.0
     assert driver.core.session.denied is not None and driver.core.report().active == GOOD.ref.digest
@@ -372,14 +373,14 @@ def test_a_profile_is_run_once_its_artifact_is_there_and_not_again_when_answered
 
 def test_the_state_file_round_trips_and_a_damaged_one_is_set_aside(tmp_path: Any) -> None:
     path = tmp_path / "link.state"
-    assert load_state(path) == (ev.LinkState(), None)
-    state = ev.LinkState(desired=desired(3, artifacts=(NEED,)), state=DeviceState.WAITING, last_good=GOOD)
+    assert load_state(path) == (LinkState(), None)
+    state = LinkState(desired=desired(3, artifacts=(NEED,)), state=DeviceState.WAITING, last_good=GOOD)
     save_state(path, state)
     assert load_state(path) == (state, None)
     path.write_bytes(path.read_bytes()[:-7])
     loaded, problem = load_state(path)
-    assert loaded == ev.LinkState() and problem is not None and "set aside" in problem
-    assert load_state(path) == (ev.LinkState(), None), "no boot loop"
+    assert loaded == LinkState() and problem is not None and "set aside" in problem
+    assert load_state(path) == (LinkState(), None), "no boot loop"
 
 
 def test_the_largest_state_fits_its_file() -> None:
@@ -388,8 +389,8 @@ def test_the_largest_state_fits_its_file() -> None:
     wanted = desired(
         1, blob, artifacts=needs, profiles=tuple(control.ProfileRequest(at, needs[at]) for at in range(64))
     )
-    plan = ev.RunnablePlan(ev.PlanRef(digest_bytes([b"x"]), Origin.LOCAL), blob, needs)
-    state = ev.LinkState(desired=wanted, last_good=plan, reason="r" * 512)
+    plan = RunnablePlan(PlanRef(digest_bytes([b"x"]), Origin.LOCAL), blob, needs)
+    state = LinkState(desired=wanted, last_good=plan, reason="r" * 512)
     assert decode_state(encode_state(state)) == state
     with pytest.raises(DecodeError):
         decode_state(b"\x00" + msgspec.msgpack.encode({"revision": -1}))

@@ -6,10 +6,21 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from stageloom.edge_agent.link import events as ev
-from stageloom.edge_agent.link import local, trials
-from stageloom.edge_agent.link.statefile import decode_state, encode_state
-from stageloom.edge_agent.link.states import LOCAL_TRANSITIONS, Cause
+from stageloom.edge_agent.lifecycle import events as ev
+from stageloom.edge_agent.lifecycle import local, trials
+from stageloom.edge_agent.lifecycle.statefile import decode_state, encode_state
+from stageloom.edge_agent.lifecycle.states import (
+    LOCAL_EPOCH,
+    LOCAL_TRANSITIONS,
+    Attempt,
+    Cause,
+    LinkState,
+    LocalAttempt,
+    Planned,
+    PlanRef,
+    Proven,
+    RunnablePlan,
+)
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict
 from stageloom.shared.messages import control
@@ -18,9 +29,9 @@ from stageloom.shared.messages.telemetry import TrialEnded
 from tests.link.test_alarms import raised
 from tests.link.test_device_core import Driver, desired, kinds
 
-LOCAL = ev.RunnablePlan(ev.PlanRef(digest_bytes([b"local"]), Origin.LOCAL), b"local", ())
-OTHER = ev.RunnablePlan(ev.PlanRef(digest_bytes([b"other"]), Origin.LOCAL), b"other", ())
-FIRST = (ev.LOCAL_EPOCH, 1)
+LOCAL = RunnablePlan(PlanRef(digest_bytes([b"local"]), Origin.LOCAL), b"local", ())
+OTHER = RunnablePlan(PlanRef(digest_bytes([b"other"]), Origin.LOCAL), b"other", ())
+FIRST = (LOCAL_EPOCH, 1)
 CONTROL = digest_bytes([b"plan"])
 
 
@@ -41,19 +52,19 @@ def away(autonomy: Autonomy = Autonomy.FULL) -> Driver:
     return driver
 
 
-def staged(attempt: ev.Attempt = FIRST, **fields: Any) -> ev.PlanStaged:
+def staged(attempt: Attempt = FIRST, **fields: Any) -> ev.PlanStaged:
     given: dict[str, Any] = {"control": CONTROL, "intervals_only": True}
     return ev.PlanStaged(attempt, **(given | fields))
 
 
-def alarmed(driver: Driver, *plans: ev.RunnablePlan, after_s: float = 0.0) -> list[ev.Action]:
+def alarmed(driver: Driver, *plans: RunnablePlan, after_s: float = 0.0) -> list[ev.Action]:
     """A trigger fires, and these plans answer it."""
     return driver.do(raised(), after_s=after_s) + driver.do(ev.PlansMade(plans), after_s=0.0)
 
 
-def on_probation(driver: Driver, plan: ev.RunnablePlan = LOCAL) -> list[ev.Action]:
+def on_probation(driver: Driver, plan: RunnablePlan = LOCAL) -> list[ev.Action]:
     alarmed(driver, plan)
-    attempt = (ev.LOCAL_EPOCH, driver.core.state.local_counter)
+    attempt = (LOCAL_EPOCH, driver.core.state.local_counter)
     driver.do(ev.PlanVerified(attempt))
     return driver.do(staged(attempt))
 
@@ -99,7 +110,7 @@ def test_a_local_plan_goes_from_the_alarm_to_last_known_good_while_the_planner_i
     )
     assert (row.epoch, row.generation) == (1, 1)
     good = driver.disk.last_good
-    assert good is not None and good.ref == ev.PlanRef(LOCAL.ref.digest, Origin.LOCAL, 1)
+    assert good is not None and good.ref == PlanRef(LOCAL.ref.digest, Origin.LOCAL, 1)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +127,7 @@ def test_autonomy_bounds_what_runs_without_the_planner(autonomy: Autonomy, prove
     driver = away(autonomy)
     if proven:
         state = driver.disk
-        known = (*state.proven, ev.Proven(LOCAL.ref.digest, state.environment))
+        known = (*state.proven, Proven(LOCAL.ref.digest, state.environment))
         driver.core.state = structs.replace(state, proven=known)
     assert ("VerifyPlan" in kinds(alarmed(driver, LOCAL))) is runs
 
@@ -170,7 +181,7 @@ def test_a_failed_local_plan_gives_way_to_what_ran_and_is_not_tried_again_in_thi
     assert (report.active, report.origin, report.state) == (CONTROL, Origin.PLANNER, DeviceState.COMMITTED)
     assert "VerifyPlan" not in kinds(alarmed(driver, LOCAL, after_s=60.0))
     assert "VerifyPlan" in kinds(alarmed(driver, OTHER, after_s=60.0))
-    driver.do(ev.PlanRefused((ev.LOCAL_EPOCH, 2), "it does not load"))
+    driver.do(ev.PlanRefused((LOCAL_EPOCH, 2), "it does not load"))
     driver.do(ev.EnvironmentChanged("another power mode"))
     assert "VerifyPlan" in kinds(alarmed(driver, LOCAL))
 
@@ -303,7 +314,7 @@ def test_a_full_disk_holds_a_local_attempt_up_and_it_goes_on_later() -> None:
     assert "ActivatePlan" not in kinds(alarmed(driver, LOCAL))
     driver.full = False
     alarmed(driver, LOCAL, after_s=6.0)
-    assert "StagePlan" in kinds(driver.do(ev.PlanVerified((ev.LOCAL_EPOCH, driver.disk.local_counter))))
+    assert "StagePlan" in kinds(driver.do(ev.PlanVerified((LOCAL_EPOCH, driver.disk.local_counter))))
 
 
 def test_a_stage_profile_waits_for_its_artifacts_is_asked_once_and_not_again_when_answered() -> None:
@@ -422,7 +433,7 @@ def test_under_proven_autonomy_the_first_proven_plan_is_taken_and_not_a_better_u
     driver = away(Autonomy.PROVEN)
     state = driver.disk
     driver.core.state = structs.replace(
-        state, proven=(*state.proven, ev.Proven(OTHER.ref.digest, state.environment))
+        state, proven=(*state.proven, Proven(OTHER.ref.digest, state.environment))
     )
     assert "VerifyPlan" in kinds(alarmed(driver, LOCAL, OTHER))
     assert driver.core.state.local is not None and driver.core.state.local.plan.wire == OTHER.wire
@@ -440,19 +451,19 @@ def test_plans_that_come_after_the_planner_has_answered_are_not_tried() -> None:
     assert driver.core.state.local is None and driver.core.state.local_counter == 0
 
 
-def attempt_in(state: DeviceState, way: trials.Way) -> ev.LinkState:
+def attempt_in(state: DeviceState, way: trials.Way) -> LinkState:
     """A device on a plan of its own, with an attempt at another one that has come so far."""
     driver = away()
     on_probation(driver)
     driver.do(ev.ProbationPassed(FIRST))
     record = TrialRecord(candidate=OTHER.ref.digest, control=LOCAL.ref.digest, environment="env", began_us=1)
     plan = structs.replace(OTHER, ref=structs.replace(OTHER.ref, local_counter=1))
-    planned = ev.Planned(epoch=1, generation=1, cause="age")
-    tried = ev.LocalAttempt(plan=plan, planned=planned, state=state, record=record, way=way.value)
+    planned = Planned(epoch=1, generation=1, cause="age")
+    tried = LocalAttempt(plan=plan, planned=planned, state=state, record=record, way=way.value)
     return structs.replace(driver.core.state, local=tried)
 
 
-def after(cause: Cause, before: ev.LinkState) -> ev.LinkState:
+def after(cause: Cause, before: LinkState) -> LinkState:
     """The state once the cause has come to the attempt."""
     record = before.local.record if before.local else None
     assert record is not None
@@ -480,7 +491,7 @@ def after(cause: Cause, before: ev.LinkState) -> ev.LinkState:
         case Cause.ENVIRONMENT:
             return local.environment_changed(before, 1)[0]
         case Cause.BOOT:
-            return local.at_boot(before, 1).state
+            return local.attempt_at_boot(before, 1).state
     assert cause is Cause.RESTORE_FAILED
     back = local.lost(before)
     assert back is not None

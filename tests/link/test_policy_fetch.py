@@ -1,7 +1,7 @@
 """The policy that is desired, in the device's link core: fetched like an artifact, then used."""
 
-from stageloom.edge_agent.link import events as ev
-from stageloom.edge_agent.link.statefile import decode_state, encode_state
+from stageloom.edge_agent.lifecycle import events as ev
+from stageloom.edge_agent.lifecycle.statefile import decode_state, encode_state
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.messages.control import ArtifactNeed, Autonomy, DeviceState, PolicyNeed
 from tests.link.test_device_core import Driver, desired, kinds

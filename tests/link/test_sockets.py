@@ -14,10 +14,9 @@ import msgspec
 import pytest
 import zmq
 
+from stageloom.edge_agent.lifecycle import events as dev
 from stageloom.edge_agent.link import connection
-from stageloom.edge_agent.link import events as dev
-from stageloom.edge_agent.link.membership import load_membership
-from stageloom.edge_agent.link.sockets import make_dealer, new_keys
+from stageloom.edge_agent.link.connection import load_membership, make_dealer, new_keys
 from stageloom.planner.dispatch import zap
 from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.dispatch.server import DispatchServer, ServerConfig

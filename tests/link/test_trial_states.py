@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from stageloom.edge_agent.link import events as ev
-from stageloom.edge_agent.link.events import LinkState, Proven
-from stageloom.edge_agent.link.statefile import decode_state, encode_state
-from stageloom.edge_agent.link.trials import MAX_PROVEN, proven
+from stageloom.edge_agent.lifecycle import events as ev
+from stageloom.edge_agent.lifecycle.statefile import decode_state, encode_state
+from stageloom.edge_agent.lifecycle.states import LinkState, Proven
+from stageloom.edge_agent.lifecycle.trials import MAX_PROVEN, proven
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict
 from stageloom.shared.messages import control

@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from stageloom.edge_agent.link import events as link
-from stageloom.edge_agent.link import fetch as fetching
-from stageloom.edge_agent.link.artifacts import ArtifactFolder
-from stageloom.edge_agent.link.config import LinkConfig
-from stageloom.edge_agent.link.core import LinkCore
-from stageloom.edge_agent.link.statefile import load_state, save_state
-from stageloom.edge_agent.plans.actions import (
-    Action,
+from stageloom.edge_agent.lifecycle import events as link
+from stageloom.edge_agent.lifecycle.check import PlanChecker, PlanUnusable
+from stageloom.edge_agent.lifecycle.core import LinkCore
+from stageloom.edge_agent.lifecycle.engine_view import Supervisor
+from stageloom.edge_agent.lifecycle.events import (
     Activated,
     CheckPlan,
     DrainEngine,
@@ -28,19 +25,22 @@ from stageloom.edge_agent.plans.actions import (
     LoadPlan,
     MeasureWindow,
     Note,
+    PlanAction,
     StartEngine,
     StopEngine,
     SwapTo,
     Tell,
     UnloadPlan,
 )
-from stageloom.edge_agent.plans.candidate import ManagerConfig
-from stageloom.edge_agent.plans.check import PlanChecker, PlanUnusable
-from stageloom.edge_agent.plans.facts import PlanFacts
-from stageloom.edge_agent.plans.manager import PlanManager
-from stageloom.edge_agent.plans.probation import ProbationConfig
-from stageloom.edge_agent.plans.supervisor import Supervisor
-from stageloom.edge_agent.plans.waiting import WaitingLog
+from stageloom.edge_agent.lifecycle.facts import PlanFacts
+from stageloom.edge_agent.lifecycle.manager import PlanManager
+from stageloom.edge_agent.lifecycle.probation import ProbationConfig, WaitingLog
+from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
+from stageloom.edge_agent.lifecycle.session import LinkConfig
+from stageloom.edge_agent.lifecycle.statefile import load_state, save_state
+from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
+from stageloom.edge_agent.link import fetch as fetching
+from stageloom.edge_agent.link.fetch import ArtifactFolder
 from stageloom.edge_agent.store import ArtifactStore, StateFile
 from stageloom.edge_agent.worker import messages as engine
 from stageloom.planner.dispatch.events import Lane
@@ -239,7 +239,7 @@ class Agent:
             else:
                 self._act(action)
 
-    def _record_state(self, state: link.LinkState) -> None:
+    def _record_state(self, state: LinkState) -> None:
         if state.desired is None or state.state is None:
             return
         told = (state.desired.epoch, state.desired.generation, state.state)
@@ -342,13 +342,13 @@ class Agent:
             case _:
                 raise AssertionError(f"the simulated agent does not know {order}")
 
-    def manage(self, actions: Sequence[Action]) -> None:
-        """Carry out what the plan manager decided, as `stageloom.edge_agent.plans.shell` does."""
+    def manage(self, actions: Sequence[PlanAction]) -> None:
+        """Carry out what the plan manager decided, as `stageloom.edge_agent.lifecycle.shell` does."""
         for action in actions:
             self.reached(f"manager.{type(action).__name__}")
             self._carry_out(action)
 
-    def _carry_out(self, action: Action) -> None:
+    def _carry_out(self, action: PlanAction) -> None:
         process = self.engine
         match action:
             case CheckPlan(plan):
@@ -399,9 +399,9 @@ class Agent:
         else:
             self.manage(self.manager.checked(result))
 
-    def _load_fallback(self) -> link.RunnablePlan | None:
+    def _load_fallback(self) -> RunnablePlan | None:
         body = self._fallback_file.load().body
-        return None if body is None else msgspec.msgpack.decode(body, type=link.RunnablePlan)
+        return None if body is None else msgspec.msgpack.decode(body, type=RunnablePlan)
 
     def _collect(self, *, downloads: bool = False) -> None:
         if self._settled:
@@ -518,8 +518,8 @@ class Agent:
 
     def alarm(self, plan: KnownPlan) -> None:
         """Queues diverge, and this plan would be run without the planner."""
-        ref = link.PlanRef(plan.digest, Origin.LOCAL)
-        local = link.RunnablePlan(ref, plan.wire, plan.needs)
+        ref = PlanRef(plan.digest, Origin.LOCAL)
+        local = RunnablePlan(ref, plan.wire, plan.needs)
         self.tell(link.AlarmRaised(self.world.wall_us(), "variance", 2.0, 1.0, None, (), ()))
         self.tell(link.PlansMade((local,)))
 

@@ -10,14 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from stageloom.edge_agent.link import events as link
-from stageloom.edge_agent.link.core import LinkCore
-from stageloom.edge_agent.link.ledger import Account
-from stageloom.edge_agent.link.spool import Spool
-from stageloom.edge_agent.link.states import TRANSITIONS, VERDICTS, Cause
-from stageloom.edge_agent.plans.actions import Action
-from stageloom.edge_agent.plans.manager import PlanManager
-from stageloom.edge_agent.plans.probation import Probation
+from stageloom.edge_agent.lifecycle import events as link
+from stageloom.edge_agent.lifecycle.core import LinkCore
+from stageloom.edge_agent.lifecycle.events import PlanAction
+from stageloom.edge_agent.lifecycle.manager import PlanManager
+from stageloom.edge_agent.lifecycle.probation import Probation
+from stageloom.edge_agent.lifecycle.states import TRANSITIONS, VERDICTS, Cause, LinkState
+from stageloom.edge_agent.link.spool import Account, Spool
 from stageloom.edge_agent.store import StateFile
 from stageloom.planner.dispatch import events as pev
 from stageloom.planner.dispatch.core import DispatchCore
@@ -141,7 +140,7 @@ def test_a_device_that_takes_another_plan_in_the_same_generation_is_found(
 def test_a_commit_that_forgets_last_known_good_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = LinkCore._become
 
-    def forgetful(self: LinkCore, new: link.LinkState) -> list[link.Action]:
+    def forgetful(self: LinkCore, new: LinkState) -> list[link.Action]:
         if new.state is DeviceState.COMMITTED and new.last_good != self.state.last_good:
             new = replaced(new, last_good=self.state.last_good)
         return honest(self, new)
@@ -186,7 +185,7 @@ def test_a_report_that_is_not_the_state_is_found(monkeypatch: pytest.MonkeyPatch
 def test_a_plan_that_runs_before_its_record_is_on_disk_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = PlanManager.stage
 
-    def eager(self: PlanManager, *arguments: Any) -> list[Action]:
+    def eager(self: PlanManager, *arguments: Any) -> list[PlanAction]:
         return honest(self, *arguments) + self.activate(*arguments)
 
     monkeypatch.setattr(PlanManager, "stage", eager)

@@ -19,8 +19,8 @@ from unittest.mock import patch
 
 import msgspec
 
+from stageloom.edge_agent.lifecycle.states import VERDICTS
 from stageloom.edge_agent.link import spool
-from stageloom.edge_agent.link.states import VERDICTS
 from stageloom.planner.dispatch.ports import FleetMember, TelemetryWrite
 from stageloom.shared import failpoint
 from stageloom.shared.engine.steps import Outcome

@@ -5,31 +5,117 @@ Whatever has happened, `_pursue` gives the orders that are missing; giving them 
 """
 
 import itertools
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, NamedTuple
 
-from stageloom.edge_agent.link import events as link
-from stageloom.edge_agent.link.events import Attempt, PlanRef, RunnablePlan
-from stageloom.edge_agent.plans.actions import (
-    Action,
+from stageloom.edge_agent.lifecycle import events as link
+from stageloom.edge_agent.lifecycle.engine_view import EngineView, Supervisor
+from stageloom.edge_agent.lifecycle.events import (
     Activated,
     CheckPlan,
     LoadPlan,
     Models,
+    PlanAction,
     StopEngine,
     Tell,
 )
-from stageloom.edge_agent.plans.candidate import Candidate, Phase
-from stageloom.edge_agent.plans.engine_view import EngineView
-from stageloom.edge_agent.plans.facts import PlanFacts
-from stageloom.edge_agent.plans.restoring import Unusable
-from stageloom.edge_agent.plans.supervisor import Supervisor
-from stageloom.edge_agent.plans.trial_runner import TrialRunner
-from stageloom.edge_agent.plans.waiting import WaitingLog
+from stageloom.edge_agent.lifecycle.facts import PlanFacts
+from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig, WaitingLog
+from stageloom.edge_agent.lifecycle.states import Attempt, PlanRef, RunnablePlan
+from stageloom.edge_agent.lifecycle.trial_runner import TrialRunner
 from stageloom.shared.engine.steps import PlanKey
+from stageloom.shared.engine.trial import TrialConfig
+from stageloom.shared.engine.windows import Side
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import Origin
 
 _NEVER: Attempt = (0, 0)
 _RATES_S = 10.0
+
+
+_FIRST_S: Final = 1.0
+
+
+_LONGEST_S: Final = 60.0
+
+
+class Unusable(NamedTuple):
+    """Why a plan does not run here."""
+
+    reason: str
+    may_pass: bool  # by itself: a plan that did not load may load later, one that is not legal stays so
+
+
+class Restoring:
+    """One plan's tries: 1 s after the first failure, then after 2, 4, ... 60 s, without an end."""
+
+    def __init__(self, patience_s: float, now_s: float) -> None:
+        """It has just failed for the first time; for `patience_s` that is no verdict."""
+        self.told = False  # the link knows
+        self._verdict_s = now_s + patience_s
+        self._delay_s = _FIRST_S
+        self._again_s = now_s + self._delay_s
+
+    def overdue(self, now_s: float) -> bool:
+        """Whether it has failed for so long that the link must know."""
+        return now_s >= self._verdict_s
+
+    def due(self, now_s: float) -> bool:
+        """Whether to try now; if so, the next try is due later."""
+        if now_s < self._again_s:
+            return False
+        self._delay_s = min(2 * self._delay_s, _LONGEST_S)
+        self._again_s = now_s + self._delay_s
+        return True
+
+
+class Phase(Enum):
+    """How far a candidate has come."""
+
+    VERIFYING = "verifying"
+    STAGING = "staging"
+    STAGED = "staged"
+    TRIAL = "trial"
+    ACTIVATING = "activating"
+    PROBATION = "probation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManagerConfig:
+    """Limits of the manager's patience."""
+
+    probation: ProbationConfig = field(default_factory=ProbationConfig)
+    trial: TrialConfig = field(default_factory=TrialConfig)
+    timing_s: float = 10.0  # the models of a trial are timed for so long at most
+    load_limit_s: float = 120.0  # an engine process that loads one plan for so long is taken to hang
+    restore_patience_s: float = 300.0  # last-known-good may fail to load for so long, and no verdict be told
+
+
+@dataclass
+class Candidate:
+    """A plan, how far it has come, and what watches it there."""
+
+    attempt: Attempt
+    plan: RunnablePlan
+    phase: Phase
+    guarded: bool = False
+    probation: Probation | None = None
+    runner: TrialRunner | None = None
+
+    @property
+    def digest(self) -> Digest:
+        return self.plan.ref.digest
+
+    @property
+    def runs(self) -> bool:
+        """It runs or is to run next, for good."""
+        return self.phase in (Phase.ACTIVATING, Phase.PROBATION)
+
+    @property
+    def in_window(self) -> bool:
+        """It runs in a trial, or has won it and waits for the word to stay."""
+        return self.runner is not None and self.runner.side is Side.CANDIDATE
 
 
 class Pursuit:
@@ -152,18 +238,18 @@ class Pursuit:
                 return plan
         return None
 
-    def _pursue(self) -> list[Action]:
+    def _pursue(self) -> list[PlanAction]:
         """The next steps towards the target and the candidate; asking again changes nothing."""
         return self._pursue_target() + self._pursue_candidate() + self._announce_later() + self._tidy()
 
-    def _announce_later(self) -> list[Action]:
+    def _announce_later(self) -> list[PlanAction]:
         """After a trial the plan that runs was activated in its last window."""
         engine = self._engine
         same = engine.asked == engine.active and not engine.draining
         plan = self.active
         return self._announce() if same and plan is not None and plan.ref.digest != self._announced else []
 
-    def _pursue_candidate(self) -> list[Action]:
+    def _pursue_candidate(self) -> list[PlanAction]:
         candidate, engine = self._candidate, self._engine
         if candidate is None or candidate.runs:
             return []
@@ -202,7 +288,7 @@ class Pursuit:
             ours.starves(arrivals_per_s),
         )
 
-    def _pursue_target(self) -> list[Action]:
+    def _pursue_target(self) -> list[PlanAction]:
         engine, target = self._engine, self._target()
         if not engine.up or engine.stopping:
             return self._check(target) if target is not None else []
@@ -221,7 +307,7 @@ class Pursuit:
             return []  # it is loaded again once it is gone
         return engine.swap_to(key, keep=self.runner is not None)
 
-    def _make_room(self) -> list[Action]:
+    def _make_room(self) -> list[PlanAction]:
         """Both do not fit: what runs ends, and gives way."""
         engine = self._engine
         if engine.active is None:
@@ -229,7 +315,7 @@ class Pursuit:
         self._exchanging = True
         return engine.drain()
 
-    def _load(self, plan: RunnablePlan) -> list[Action]:
+    def _load(self, plan: RunnablePlan) -> list[PlanAction]:
         digest = plan.ref.digest
         if digest not in self._checked:
             return self._check(plan)
@@ -240,14 +326,14 @@ class Pursuit:
         engine.loading[key] = plan
         return [LoadPlan(key, plan)]
 
-    def _check(self, plan: RunnablePlan) -> list[Action]:
+    def _check(self, plan: RunnablePlan) -> list[PlanAction]:
         digest = plan.ref.digest
         if digest in self._checked or digest in self._checking:
             return []
         self._checking.add(digest)
         return [CheckPlan(plan)]
 
-    def _tidy(self) -> list[Action]:
+    def _tidy(self) -> list[PlanAction]:
         """Free what was loaded and is not wanted any more, and forget plans that are gone."""
         held = {plan.ref.digest for plan in self._held()}
         self._checked = {digest: facts for digest, facts in self._checked.items() if digest in held}
@@ -270,7 +356,7 @@ class Pursuit:
         theirs = self._checked.get(running.ref.digest) if running is not None else None
         return running if ours and theirs and ours.compares_with(theirs) else None
 
-    def _announce(self) -> list[Action]:
+    def _announce(self) -> list[PlanAction]:
         """Say what runs, outside of the windows of a trial."""
         plan = self.active
         if plan is None or self.runner is not None:
@@ -278,7 +364,7 @@ class Pursuit:
         ref = plan.ref
         if plan is self._fallback:
             ref = PlanRef(ref.digest, Origin.FALLBACK, ref.local_counter)
-        actions: list[Action] = []
+        actions: list[PlanAction] = []
         if not (self._candidate and self._candidate.in_window):  # the link knows, once it has the verdict
             actions.append(Tell(link.ActiveChanged(ref)))
         if self._announced != ref.digest:

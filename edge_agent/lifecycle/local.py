@@ -16,14 +16,24 @@ from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import Final
 
-import msgspec
+from msgspec import structs
 
-from stageloom.edge_agent.link import events as ev
-from stageloom.edge_agent.link.states import Cause
-from stageloom.edge_agent.link.trials import (
+from stageloom.edge_agent.lifecycle import events as ev
+from stageloom.edge_agent.lifecycle.states import (
+    UNDONE,
+    Attempt,
+    Cause,
+    LinkState,
+    LocalAttempt,
+    Planned,
+    PlanRef,
+    RunnablePlan,
+)
+from stageloom.edge_agent.lifecycle.trials import (
     VERDICT_CAUSES,
     Changed,
     Way,
+    found_in_trial,
     is_proven,
     proven_with,
     structure_of,
@@ -46,9 +56,9 @@ class _Offer:
     """What a trigger asks for, while `attempt` was the newest desired value."""
 
     cause: str
-    attempt: ev.Attempt
+    attempt: Attempt
     due_s: float  # while the planner is connected
-    plans: tuple[ev.RunnablePlan, ...] = ()  # best first; none before they are made
+    plans: tuple[RunnablePlan, ...] = ()  # best first; none before they are made
 
 
 class LocalPlans:
@@ -58,30 +68,30 @@ class LocalPlans:
         self._wait_s = wait_s
         self._again_s = again_s
         self._offer: _Offer | None = None
-        self._asked: tuple[ev.Attempt, DeviceState] | None = None
+        self._asked: tuple[Attempt, DeviceState] | None = None
         self._told_s = float("-inf")
         self._delay_s = again_s
 
     # -- from the offer to the attempt ----------------------------------------------------------------------
 
-    def alarm(self, cause: str, attempt: ev.Attempt, now_s: float) -> None:
+    def alarm(self, cause: str, attempt: Attempt, now_s: float) -> None:
         """A trigger fired; what an earlier one asked for is withdrawn."""
         self._offer = _Offer(cause, attempt, now_s + self._wait_s)
 
-    def made(self, plans: tuple[ev.RunnablePlan, ...]) -> None:
+    def made(self, plans: tuple[RunnablePlan, ...]) -> None:
         """The plans that answer the newest trigger, best first."""
         if self._offer is not None:
             self._offer = replace(self._offer, plans=plans)
 
     def begin(
         self,
-        state: ev.LinkState,
-        attempt: ev.Attempt,
+        state: LinkState,
+        attempt: Attempt,
         *,
         connected: bool,
         present: Container[Digest],
         now_s: float,
-    ) -> ev.LinkState | None:
+    ) -> LinkState | None:
         """The state with an attempt at what was offered; None while there is nothing to try."""
         offer = self._offer
         if offer is None or not offer.plans or (connected and now_s < offer.due_s):
@@ -99,12 +109,12 @@ class LocalPlans:
         rest = offer.plans[offer.plans.index(found) + 1 :]
         self._offer = replace(offer, plans=rest)  # should this one not come to run
         counter = state.local_counter + 1
-        plan = msgspec.structs.replace(found, ref=ev.PlanRef(found.ref.digest, Origin.LOCAL, counter))
-        planned = ev.Planned(epoch=attempt[0], generation=attempt[1], cause=offer.cause)
-        local = ev.LocalAttempt(plan=plan, planned=planned, state=DeviceState.RECEIVED)
-        return msgspec.structs.replace(state, local=local, local_counter=counter)
+        plan = structs.replace(found, ref=PlanRef(found.ref.digest, Origin.LOCAL, counter))
+        planned = Planned(epoch=attempt[0], generation=attempt[1], cause=offer.cause)
+        local = LocalAttempt(plan=plan, planned=planned, state=DeviceState.RECEIVED)
+        return structs.replace(state, local=local, local_counter=counter)
 
-    def step(self, state: ev.LinkState, now_us: int) -> tuple[ev.LinkState, list[ev.Action]]:
+    def step(self, state: LinkState, now_us: int) -> tuple[LinkState, list[ev.Action]]:
         """What the attempt still lacks; asked once, until `forget`."""
         local = state.local
         if local is None:
@@ -113,7 +123,7 @@ class LocalPlans:
         if local.state is DeviceState.STAGED and not on_trial:
             # The record is on disk before the plan runs: a crash from here on is found at boot.
             local = local.moved(Cause.ACTIVATE)
-            state = msgspec.structs.replace(state, local=local, active=local.plan.ref)
+            state = structs.replace(state, local=local, active=local.plan.ref)
         asked = (local.attempt, local.state)
         if asked == self._asked:
             return state, []
@@ -143,7 +153,7 @@ class LocalPlans:
         self._told_s, self._delay_s = float("-inf"), self._again_s
 
     def message(
-        self, state: ev.LinkState, attempt: ev.Attempt, boot: int, now_s: float
+        self, state: LinkState, attempt: Attempt, boot: int, now_s: float
     ) -> control.LocalPlan | None:
         """What to tell the planner now, on a session that stands; more rarely while it does not answer."""
         good, planned = state.last_good, state.planned
@@ -166,7 +176,7 @@ class LocalPlans:
         )
 
 
-def _may_run(state: ev.LinkState, plan: ev.RunnablePlan, present: Container[Digest]) -> bool:
+def _may_run(state: LinkState, plan: RunnablePlan, present: Container[Digest]) -> bool:
     """Whether a plan made here may be tried: granted, not what runs, whole, and not failed before."""
     digest, proven = plan.ref.digest, is_proven(state, plan)
     match state.desired.autonomy if state.desired else Autonomy.OFF:
@@ -181,23 +191,23 @@ def _may_run(state: ev.LinkState, plan: ev.RunnablePlan, present: Container[Dige
     return all(need.digest in present for need in plan.artifacts)
 
 
-def outcome(state: ev.LinkState, event: ev.Outcome, now_us: int) -> Changed | None:
+def outcome(state: LinkState, event: ev.Outcome, now_us: int) -> Changed | None:
     """What the plan manager says of the local attempt; None if it says nothing of one that goes on."""
     local = state.local
     if local is None or event.attempt != local.attempt:
         return None
     match event, local.state:
         case ev.PlanVerified(), DeviceState.RECEIVED:
-            return Changed(msgspec.structs.replace(state, local=local.moved(Cause.VERIFIED)))
+            return Changed(structs.replace(state, local=local.moved(Cause.VERIFIED)))
         case ev.PlanStaged(), DeviceState.VERIFIED:
             return Changed(_staged(state, local, event, now_us))
         case ev.TrialBegins(), DeviceState.STAGED:
-            begun = msgspec.structs.replace(local.moved(Cause.TRIAL_BEGINS), record=event.record)
-            return Changed(msgspec.structs.replace(state, local=begun))
+            begun = structs.replace(local.moved(Cause.TRIAL_BEGINS), record=event.record)
+            return Changed(structs.replace(state, local=begun))
         case ev.TrialDecided(), DeviceState.STAGED | DeviceState.TRIAL:
             return _decided(state, local, event.result, VERDICT_CAUSES[event.result.verdict], now_us)
         case ev.ProbationPassed(), DeviceState.PROBATION:
-            passed = msgspec.structs.replace(
+            passed = structs.replace(
                 state.without_local(Cause.PROBATION_PASSED),
                 last_good=local.plan,
                 planned=local.planned,
@@ -214,7 +224,7 @@ def outcome(state: ev.LinkState, event: ev.Outcome, now_us: int) -> Changed | No
     return None
 
 
-def at_boot(state: ev.LinkState, now_us: int) -> Changed:
+def attempt_at_boot(state: LinkState, now_us: int) -> Changed:
     """An attempt found at boot is over; if its plan ran, it may be what stopped the agent."""
     local = state.local
     if local is None:
@@ -227,14 +237,12 @@ def at_boot(state: ev.LinkState, now_us: int) -> Changed:
     return _failed(state, local, reason, Cause.BOOT, now_us)
 
 
-def superseded(state: ev.LinkState, now_us: int) -> tuple[ev.LinkState, list[ev.Action]]:
+def superseded(state: LinkState, now_us: int) -> tuple[LinkState, list[ev.Action]]:
     """A newer value is desired: the attempt ends, and what runs runs on. Actions for after that."""
     return _abandoned(state, "a newer plan is desired", Cause.DESIRED, now_us)
 
 
-def _abandoned(
-    state: ev.LinkState, reason: str, cause: Cause, now_us: int
-) -> tuple[ev.LinkState, list[ev.Action]]:
+def _abandoned(state: LinkState, reason: str, cause: Cause, now_us: int) -> tuple[LinkState, list[ev.Action]]:
     local = state.local
     if local is None:
         return state, []
@@ -245,7 +253,7 @@ def _abandoned(
     return state.without_local(cause), ended
 
 
-def environment_changed(state: ev.LinkState, now_us: int) -> tuple[ev.LinkState, list[ev.Action]]:
+def environment_changed(state: LinkState, now_us: int) -> tuple[LinkState, list[ev.Action]]:
     """What is compared in another environment is no comparison."""
     local = state.local
     if local is None or local.state not in (DeviceState.STAGED, DeviceState.TRIAL):
@@ -253,15 +261,15 @@ def environment_changed(state: ev.LinkState, now_us: int) -> tuple[ev.LinkState,
     return _abandoned(state, "the environment changed", Cause.ENVIRONMENT, now_us)
 
 
-def adopted(state: ev.LinkState, plan: ev.RunnablePlan) -> tuple[ev.LinkState, list[ev.Action]]:
+def adopted(state: LinkState, plan: RunnablePlan) -> tuple[LinkState, list[ev.Action]]:
     """The planner desires what was planned here and runs: it is the planner's from now on."""
     if state.planned is None:
         return state, []
-    state = msgspec.structs.replace(state, active=plan.ref, last_good=plan, planned=None)
+    state = structs.replace(state, active=plan.ref, last_good=plan, planned=None)
     return state, [ev.RestorePlan(plan)]
 
 
-def lost(state: ev.LinkState) -> ev.LinkState | None:
+def lost(state: LinkState) -> LinkState | None:
     """A local last-known-good does not run any more: back to the desired plan, if that was committed.
 
     None where last-known-good is no local plan.
@@ -270,11 +278,11 @@ def lost(state: ev.LinkState) -> ev.LinkState | None:
     if good is None or state.planned is None or state.state is not DeviceState.COMMITTED or desired is None:
         return None
     over = state.without_local(Cause.RESTORE_FAILED)
-    back = msgspec.structs.replace(over, last_good=desired, active=desired.ref, planned=None)
+    back = structs.replace(over, last_good=desired, active=desired.ref, planned=None)
     return _barred(back, good.ref.digest)
 
 
-def _staged(state: ev.LinkState, local: ev.LocalAttempt, staged: ev.PlanStaged, now_us: int) -> ev.LinkState:
+def _staged(state: LinkState, local: LocalAttempt, staged: ev.PlanStaged, now_us: int) -> LinkState:
     """How it comes to run: under the guard, on trial, or not at all where nothing comparable runs."""
     digest = local.plan.ref.digest
     if is_proven(state, local.plan):
@@ -291,32 +299,32 @@ def _staged(state: ev.LinkState, local: ev.LocalAttempt, staged: ev.PlanStaged, 
         environment=state.environment,
         began_us=now_us,
     )
-    local = msgspec.structs.replace(local.moved(Cause.STAGED), way=way.value, record=record)
-    return msgspec.structs.replace(state, local=local)
+    local = structs.replace(local.moved(Cause.STAGED), way=way.value, record=record)
+    return structs.replace(state, local=local)
 
 
 def _decided(
-    state: ev.LinkState, local: ev.LocalAttempt, result: TrialResult, cause: Cause, now_us: int
+    state: LinkState, local: LocalAttempt, result: TrialResult, cause: Cause, now_us: int
 ) -> Changed:
     """The trial ended, or was refused. One without a verdict says nothing of the plan."""
     rows = _row(local, result, now_us)
     match result.verdict:
         case Verdict.COMMIT:
             won = local.moved(cause)
-            return Changed(msgspec.structs.replace(state, local=won, active=local.plan.ref), rows)
+            return Changed(structs.replace(state, local=won, active=local.plan.ref), rows)
         case Verdict.ABANDONED:
             return Changed(state.without_local(cause), rows)
     proven = proven_with(state, local.plan, holds=False)
-    lost = msgspec.structs.replace(state.without_local(cause), proven=proven)
+    lost = structs.replace(state.without_local(cause), proven=proven)
     return Changed(_barred(lost, local.plan.ref.digest, structure_of(local.plan)), rows)
 
 
-def _failed(state: ev.LinkState, local: ev.LocalAttempt, reason: str, cause: Cause, now_us: int) -> Changed:
+def _failed(state: LinkState, local: LocalAttempt, reason: str, cause: Cause, now_us: int) -> Changed:
     """It ran and is not to run again; last-known-good does."""
     digest = local.plan.ref.digest
     good = state.last_good
     tried = (digest, structure_of(local.plan)) if local.way == Way.TRIAL.value else (digest,)
-    back = msgspec.structs.replace(
+    back = structs.replace(
         _barred(state.without_local(cause), *tried),
         active=good.ref if good else None,
         proven=state.proven if local.way == Way.GUARD.value else proven_with(state, local.plan, holds=False),
@@ -324,12 +332,12 @@ def _failed(state: ev.LinkState, local: ev.LocalAttempt, reason: str, cause: Cau
     return Changed(back, _row(local, TrialResult(verdict=Verdict.REJECT, reason=reason), now_us))
 
 
-def _barred(state: ev.LinkState, *failed: Digest) -> ev.LinkState:
+def _barred(state: LinkState, *failed: Digest) -> LinkState:
     """No attempt at these plans or structures again in this environment."""
-    return msgspec.structs.replace(state, barred=(*state.barred, *failed)[-_BARRED:])
+    return structs.replace(state, barred=(*state.barred, *failed)[-_BARRED:])
 
 
-def _row(local: ev.LocalAttempt, result: TrialResult, now_us: int) -> tuple[TrialEnded, ...]:
+def _row(local: LocalAttempt, result: TrialResult, now_us: int) -> tuple[TrialEnded, ...]:
     record = local.record
     if record is None:
         return ()
@@ -351,3 +359,32 @@ def _row(local: ev.LocalAttempt, result: TrialResult, now_us: int) -> tuple[Tria
         bounded(result.reason),
     )
     return (row,)
+
+
+HELD_MOST: Final = 64
+"""Fewer changes than these of what is reported are not on disk: a start counts that many on, so that
+`revision` rises over the device's life."""
+
+
+def at_boot(found: LinkState, now_us: int) -> Changed:
+    """The state to go on from, and the rows of trials that the stop has ended.
+
+    A trial may be what stopped the agent, so its candidate is rejected. So may a plan under probation; it
+    gets a second chance, since power cuts are more frequent than plans that take the agent down.
+    """
+    good = found.last_good
+    active = good.ref if good is not None else None
+    state, local_rows = attempt_at_boot(structs.replace(found, active=active), now_us)
+    rows: tuple[TrialEnded, ...] = ()
+    if found.state in UNDONE:
+        state = structs.replace(state, revision=state.revision + HELD_MOST)
+    if found.state is DeviceState.PROBATION and found.probation_boots:
+        state = state.moved(Cause.BOOT_AGAIN, "the agent stopped twice while it was under probation")
+    elif found.state is DeviceState.PROBATION:
+        state = state.moved(Cause.BOOT, "the agent stopped while it was under probation")
+        state = structs.replace(state, probation_boots=1)
+    elif found.state is DeviceState.TRIAL:
+        state, rows = found_in_trial(state, now_us)
+    elif found.state is not None:
+        state = state.moved(Cause.BOOT, found.reason)
+    return Changed(structs.replace(state, abandoned=0, trial=None), (*rows, *local_rows))

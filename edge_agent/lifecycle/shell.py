@@ -6,10 +6,9 @@ Nothing here decides about plans; each action's outcome comes back as the manage
 import logging
 from collections.abc import Sequence
 
-from stageloom.edge_agent.link import events as link
-from stageloom.edge_agent.parts import Parts
-from stageloom.edge_agent.plans.actions import (
-    Action,
+from stageloom.edge_agent.lifecycle import events as link
+from stageloom.edge_agent.lifecycle.check import PlanUnusable
+from stageloom.edge_agent.lifecycle.events import (
     Activated,
     CheckPlan,
     DrainEngine,
@@ -17,14 +16,15 @@ from stageloom.edge_agent.plans.actions import (
     LoadPlan,
     MeasureWindow,
     Note,
+    PlanAction,
     StartEngine,
     StopEngine,
     SwapTo,
     Tell,
     UnloadPlan,
 )
-from stageloom.edge_agent.plans.check import PlanUnusable
-from stageloom.edge_agent.plans.facts import PlanFacts
+from stageloom.edge_agent.lifecycle.facts import PlanFacts
+from stageloom.edge_agent.parts import Parts
 from stageloom.edge_agent.worker.messages import Measure
 from stageloom.shared.failpoint import failpoint
 from stageloom.shared.messages.telemetry import PlanActivated
@@ -71,7 +71,7 @@ class PlanShell:
             case link.RunStageProfile(stages):
                 self._parts.profiles.wanted(stages)
 
-    def do(self, actions: Sequence[Action]) -> None:
+    def do(self, actions: Sequence[PlanAction]) -> None:
         """Carry out what the manager decided."""
         for action in actions:
             self._carry_out(action)
@@ -90,7 +90,7 @@ class PlanShell:
         for digest in parts.artifacts.collect(keep, downloads=downloads):
             parts.link.tell(link.ArtifactGone(digest))
 
-    def _carry_out(self, action: Action) -> None:
+    def _carry_out(self, action: PlanAction) -> None:
         parts = self._parts
         match action:
             case CheckPlan(plan):

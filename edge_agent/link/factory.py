@@ -18,15 +18,14 @@ from typing import Final
 import msgspec
 
 from stageloom.edge_agent.config import AgentConfig
-from stageloom.edge_agent.link import events
+from stageloom.edge_agent.lifecycle import events
+from stageloom.edge_agent.lifecycle.core import LinkCore
+from stageloom.edge_agent.lifecycle.session import LinkConfig
+from stageloom.edge_agent.lifecycle.statefile import load_state
 from stageloom.edge_agent.link.client import ClientConfig, LinkClient
-from stageloom.edge_agent.link.config import LinkConfig
-from stageloom.edge_agent.link.core import LinkCore
+from stageloom.edge_agent.link.connection import Membership, load_membership, new_keys, save_membership
 from stageloom.edge_agent.link.interface import Link
-from stageloom.edge_agent.link.membership import Membership, load_membership, save_membership
 from stageloom.edge_agent.link.offline import OfflineLink
-from stageloom.edge_agent.link.sockets import new_keys
-from stageloom.edge_agent.link.statefile import load_state
 from stageloom.edge_agent.machine.device import device_class
 from stageloom.edge_agent.reporting.status import LinkStatus
 from stageloom.edge_agent.store import ArtifactStore

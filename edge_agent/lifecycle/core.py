@@ -6,29 +6,36 @@ After any event the core compares what is desired with what is done and asks for
 answer, a crash or a full disk at any point costs time, never a plan or the truth of a report.
 """
 
+from collections.abc import Collection, Sequence
+
 import msgspec
 
-from stageloom.edge_agent.link import events as ev
-from stageloom.edge_agent.link import local, trials
-from stageloom.edge_agent.link.alarms import AlarmBox
-from stageloom.edge_agent.link.boot import at_boot
-from stageloom.edge_agent.link.config import LinkConfig
-from stageloom.edge_agent.link.disk import Disk
-from stageloom.edge_agent.link.needs import Needs
-from stageloom.edge_agent.link.session import Session
-from stageloom.edge_agent.link.states import Cause
-from stageloom.edge_agent.link.trials import Way
+from stageloom.edge_agent.lifecycle import events as ev
+from stageloom.edge_agent.lifecycle import local, trials
+from stageloom.edge_agent.lifecycle.events import (
+    Action,
+    FetchArtifact,
+    Hold,
+    Persist,
+    RunProfile,
+    RunStageProfile,
+    UsePolicy,
+)
+from stageloom.edge_agent.lifecycle.local import HELD_MOST, at_boot
+from stageloom.edge_agent.lifecycle.session import AlarmBox, LinkConfig, Session
+from stageloom.edge_agent.lifecycle.states import Attempt, Cause, LinkState, RunnablePlan
+from stageloom.edge_agent.lifecycle.trials import Way
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages import control
 from stageloom.shared.messages.base import Refused
-from stageloom.shared.messages.control import DeviceState
+from stageloom.shared.messages.control import ArtifactNeed, Desired, DeviceState
 from stageloom.shared.text import bounded, counted
 
 
 class LinkCore:
     """All decisions of the device's link. `handle` wants events one at a time, from one thread."""
 
-    def __init__(self, state: ev.LinkState, *, config: LinkConfig) -> None:
+    def __init__(self, state: LinkState, *, config: LinkConfig) -> None:
         self.config = config
         self.state = state
         self.session = Session(config)
@@ -36,7 +43,7 @@ class LinkCore:
         self._needs = Needs(again_s=config.fetch_again_s)
         self._environment: str | None = None
         self._active_told: ev.ActiveChanged | None = None
-        self._asked: tuple[ev.Attempt, str] | None = None
+        self._asked: tuple[Attempt, str] | None = None
         self._staged: ev.PlanStaged | None = None  # what the manager said of the attempt's plan
         self._alarms = AlarmBox(config.boot)
         self._local = local.LocalPlans(wait_s=config.local_wait_s, again_s=config.local_again_s)
@@ -259,7 +266,7 @@ class LinkCore:
     def _change(self, **fields: object) -> list[ev.Action]:
         return self._become(msgspec.structs.replace(self.state, **fields))
 
-    def _become(self, new: ev.LinkState) -> list[ev.Action]:
+    def _become(self, new: LinkState) -> list[ev.Action]:
         """Take over a new state: durable first, if a start would find another one else; then reported."""
         if new == self.state:
             return []
@@ -271,17 +278,17 @@ class LinkCore:
             self.state = msgspec.structs.replace(new, revision=new.revision + 1)
         return [self.disk.keep(self.state)]
 
-    def persisted(self, state: ev.LinkState) -> None:
+    def persisted(self, state: LinkState) -> None:
         """The shell's word that a `Persist` reached the disk."""
         self.disk.persisted(state)
         self._take_as_told(state)
 
-    def held(self, state: ev.LinkState) -> None:
+    def held(self, state: LinkState) -> None:
         """The shell's word that it came to a `Hold`, and whatever was before it is done."""
         self.disk.held(state)
         self._take_as_told(state)
 
-    def _take_as_told(self, state: ev.LinkState) -> None:
+    def _take_as_told(self, state: LinkState) -> None:
         """What runs need not be said again once the state that names it is safe."""
         if self._active_told is not None and self._active_told.active == state.active:
             self._active_told = None
@@ -340,7 +347,7 @@ class LinkCore:
                 return self._ask("activate", ev.ActivatePlan(attempt, plan, guarded))
         return []
 
-    def _begin(self, plan: ev.RunnablePlan, attempt: ev.Attempt, now_s: float) -> list[ev.Action]:
+    def _begin(self, plan: RunnablePlan, attempt: Attempt, now_s: float) -> list[ev.Action]:
         """From staged on: a trial, or straight under probation."""
         staged = self._staged
         if staged is None or staged.attempt != attempt:
@@ -354,7 +361,7 @@ class LinkCore:
         actions = self._apply(trials.activated(self.state, staged, way, now_us))
         return actions + self._ask("activate", ev.ActivatePlan(attempt, plan, way.guarded))
 
-    def _acquire(self, plan: ev.RunnablePlan | None, attempt: ev.Attempt, now_s: float) -> list[ev.Action]:
+    def _acquire(self, plan: RunnablePlan | None, attempt: Attempt, now_s: float) -> list[ev.Action]:
         good, active = self.state.last_good, self.state.active
         received = self.state.state is DeviceState.RECEIVED
         if received and plan is None:
@@ -386,3 +393,115 @@ class LinkCore:
             return []
         self._asked = wanted
         return [action]
+
+
+class Disk:
+    """Follows states on their way to the disk, and says which one is left after a failure."""
+
+    def __init__(self, found: LinkState) -> None:
+        self.error: str | None = None  # why the last write failed
+        self.settled = False  # what the state found at boot means is decided
+        self._believed = found
+        self._settled_durably = False
+        self._on_disk = found
+        self._written = found  # will be on disk once the actions handed out are carried out
+        self._blocked_until_s = 0.0
+
+    def blocked(self, now_s: float) -> bool:
+        """A write failed a moment ago: nothing new is begun until the next may succeed."""
+        return now_s < self._blocked_until_s
+
+    def keep(self, state: LinkState) -> Hold | Persist:
+        """How to take over a state: on disk first, unless a start would find the same anyway."""
+        held = state.revision < self._written.revision + HELD_MOST
+        if held and state.same_at_start(self._written):
+            return Hold(state)
+        self._written = state
+        return Persist(state)
+
+    def persisted(self, state: LinkState) -> None:
+        """A `Persist` reached the disk."""
+        self._on_disk, self.error = state, None
+        self.held(state)
+
+    def held(self, state: LinkState) -> None:
+        """The shell came to a `Hold`, and whatever was before it is done."""
+        self._believed, self._settled_durably = state, self.settled
+
+    def failed(self, reason: str, again_s: float) -> LinkState:
+        """A write failed; the state to go back to. `again_s`: when to try again."""
+        self._written, self.settled = self._on_disk, self._settled_durably
+        self.error, self._blocked_until_s = reason, again_s
+        return self._believed
+
+
+class Needs:
+    """Asks for each artifact, profile and policy once, and again where that is due."""
+
+    def __init__(self, *, again_s: float) -> None:
+        """`again_s`: how long a fetch may take to begin before it is asked for again."""
+        self.present: set[Digest] = set()
+        self._again_s = again_s
+        self._fetch_asked_s: dict[Digest, float] = {}
+        self._profiles_asked: set[int] = set()
+        self._policy_used: Digest | None = None  # the policy that the agent was told of
+
+    def gone(self, digest: Digest) -> None:
+        """An artifact was removed or found damaged."""
+        self.present.discard(digest)
+        if digest == self._policy_used:
+            self._policy_used = None
+
+    def forget_profiles(self) -> None:
+        """Whoever was asked for a profile does not know of it any more."""
+        self._profiles_asked.clear()
+
+    def missing(self, desired: Desired | None) -> list[ArtifactNeed]:
+        """Artifacts of the desired plan that are not here."""
+        return [need for need in desired.artifacts if need.digest not in self.present] if desired else []
+
+    def fetch(self, needs: Sequence[ArtifactNeed], now_s: float, *, connected: bool) -> list[Action]:
+        """Fetch what was not asked for a moment ago."""
+        if not connected:
+            return []
+        actions: list[Action] = []
+        for need in needs:
+            asked_s = self._fetch_asked_s.get(need.digest, float("-inf"))
+            if now_s - asked_s >= self._again_s:
+                self._fetch_asked_s[need.digest] = now_s
+                actions.append(FetchArtifact(need))
+        return actions
+
+    def policy(self, desired: Desired | None, now_s: float, *, connected: bool) -> list[Action]:
+        """Fetch the policy that is desired, then say which one to plan with."""
+        need = desired.policy if desired else None
+        if need is not None and need.digest not in self.present:
+            artifact = ArtifactNeed("policy", need.digest, need.size_bytes)
+            return self.fetch([artifact], now_s, connected=connected)
+        wanted = need.digest if need is not None else None
+        if wanted == self._policy_used:
+            return []
+        self._policy_used = wanted
+        return [UsePolicy(wanted)]
+
+    def profiles(
+        self, desired: Desired | None, answered: Collection[int], now_s: float, *, connected: bool
+    ) -> list[Action]:
+        """Ask for the measurements that are desired, once their artifacts are here."""
+        if desired is None:
+            return []
+        wanted: list[tuple[int, tuple[ArtifactNeed, ...], Action]] = [
+            (one.request, (one.artifact,), RunProfile(one)) for one in desired.profiles
+        ]
+        if (stages := desired.stage_profile) is not None:
+            wanted.append((stages.request, stages.artifacts, RunStageProfile(stages)))
+        actions: list[Action] = []
+        for request, needs, action in wanted:
+            if request in answered or request in self._profiles_asked:
+                continue
+            if missing := [need for need in needs if need.digest not in self.present]:
+                actions += self.fetch(missing, now_s, connected=connected)
+                continue
+            self._profiles_asked.add(request)
+            actions.append(action)
+        return actions

@@ -10,25 +10,28 @@ the fallback, else nothing. A method returns what to do next.
 import itertools
 from random import Random
 
-from stageloom.edge_agent.link import events as link
-from stageloom.edge_agent.link.events import Attempt, RunnablePlan
-from stageloom.edge_agent.plans.actions import (
-    Action,
+from stageloom.edge_agent.lifecycle import events as link
+from stageloom.edge_agent.lifecycle.engine_view import EngineView, Supervisor
+from stageloom.edge_agent.lifecycle.events import (
     KeepFallback,
     Note,
+    PlanAction,
     StartEngine,
     StopEngine,
     Tell,
 )
-from stageloom.edge_agent.plans.candidate import Candidate, ManagerConfig, Phase
-from stageloom.edge_agent.plans.engine_view import EngineView
-from stageloom.edge_agent.plans.facts import PlanFacts
-from stageloom.edge_agent.plans.probation import Probation, Verdict
-from stageloom.edge_agent.plans.pursuit import Pursuit
-from stageloom.edge_agent.plans.restoring import Restoring, Unusable
-from stageloom.edge_agent.plans.supervisor import Supervisor
-from stageloom.edge_agent.plans.trial_runner import TrialPlans, TrialRunner
-from stageloom.edge_agent.plans.waiting import WaitingLog
+from stageloom.edge_agent.lifecycle.facts import PlanFacts
+from stageloom.edge_agent.lifecycle.probation import Probation, Verdict, WaitingLog
+from stageloom.edge_agent.lifecycle.pursuit import (
+    Candidate,
+    ManagerConfig,
+    Phase,
+    Pursuit,
+    Restoring,
+    Unusable,
+)
+from stageloom.edge_agent.lifecycle.states import Attempt, RunnablePlan
+from stageloom.edge_agent.lifecycle.trial_runner import TrialPlans, TrialRunner
 from stageloom.edge_agent.worker.messages import Measured, PlanTooLarge
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.engine.trial import TrialRecord, TrialResult
@@ -60,7 +63,7 @@ class PlanManager(Pursuit):
 
     # -- what the link asks for -----------------------------------------------------------------------------
 
-    def restore(self, plan: RunnablePlan) -> list[Action]:
+    def restore(self, plan: RunnablePlan) -> list[PlanAction]:
         """Run last-known-good, whatever became of it before."""
         self._good, self._adopted = plan, None
         self._restoring = None
@@ -69,15 +72,15 @@ class PlanManager(Pursuit):
             self._candidate = None
         return self._pursue()
 
-    def verify(self, attempt: Attempt, plan: RunnablePlan) -> list[Action]:
+    def verify(self, attempt: Attempt, plan: RunnablePlan) -> list[PlanAction]:
         """Check a plan; answered by PlanVerified or PlanRefused."""
         return self._begin(attempt, plan, Phase.VERIFYING) + self._pursue()
 
-    def stage(self, attempt: Attempt, plan: RunnablePlan) -> list[Action]:
+    def stage(self, attempt: Attempt, plan: RunnablePlan) -> list[PlanAction]:
         """Load a plan beside the one that runs; answered by PlanStaged or PlanRefused."""
         return self._begin(attempt, plan, Phase.STAGING) + self._pursue()
 
-    def run_trial(self, order: link.RunTrial, now_s: float) -> list[Action]:
+    def run_trial(self, order: link.RunTrial, now_s: float) -> list[PlanAction]:
         """Compare the staged plan with the one that runs; answered by TrialBegins or TrialDecided."""
         if self._decided is not None and self._decided.attempt == order.attempt:
             return [Tell(self._decided)]
@@ -93,7 +96,7 @@ class PlanManager(Pursuit):
         candidate.runner = self._runner(order, control)
         return self._advance(candidate, candidate.runner.begin(now_s))
 
-    def trial_recorded(self, attempt: Attempt, now_s: float) -> list[Action]:
+    def trial_recorded(self, attempt: Attempt, now_s: float) -> list[PlanAction]:
         """The record is durable; answered by TrialDecided."""
         if self._decided is not None and self._decided.attempt == attempt:
             return [Tell(self._decided)]
@@ -103,7 +106,7 @@ class PlanManager(Pursuit):
             return [Tell(link.TrialDecided(attempt, None, result))]
         return self._advance(candidate, candidate.runner.recorded(now_s))
 
-    def activate(self, attempt: Attempt, plan: RunnablePlan, *, guarded: bool = False) -> list[Action]:
+    def activate(self, attempt: Attempt, plan: RunnablePlan, *, guarded: bool = False) -> list[PlanAction]:
         """Swap and watch; answered by ProbationPassed or ProbationFailed. `guarded`: see `Probation`."""
         candidate = self._candidate
         if candidate is not None and candidate.attempt == attempt and candidate.runs:
@@ -113,7 +116,7 @@ class PlanManager(Pursuit):
         self._candidate.guarded = guarded
         return actions + self._pursue()
 
-    def abandon(self, attempt: Attempt) -> list[Action]:
+    def abandon(self, attempt: Attempt) -> list[PlanAction]:
         """A newer generation took its place: free what is staged, let what runs run."""
         candidate = self._candidate
         if candidate is None or candidate.attempt != attempt:
@@ -123,15 +126,15 @@ class PlanManager(Pursuit):
             self._adopted = candidate.plan
         return self._pursue() if candidate.runner is not None else self._tidy()
 
-    def shut_down(self, now_s: float) -> list[Action]:
+    def shut_down(self, now_s: float) -> list[PlanAction]:
         """The agent is told to stop: a trial ends without a verdict, and the plan may be tried again."""
         candidate = self._candidate
         if candidate is None or candidate.runner is None:
             return []
         return self._advance(candidate, candidate.runner.abandon("the agent was stopped", now_s))
 
-    def _begin(self, attempt: Attempt, plan: RunnablePlan, phase: Phase) -> list[Action]:
-        actions: list[Action] = []
+    def _begin(self, attempt: Attempt, plan: RunnablePlan, phase: Phase) -> list[PlanAction]:
+        actions: list[PlanAction] = []
         if self._candidate is not None and self._candidate.attempt != attempt:
             actions = self.abandon(self._candidate.attempt)
         self._candidate = Candidate(attempt, plan, phase)
@@ -161,7 +164,7 @@ class PlanManager(Pursuit):
         config = self._config
         return TrialRunner(order.attempt, plans, self._coin, self._windows, config.trial, config.timing_s)
 
-    def _advance(self, candidate: Candidate, actions: list[Action]) -> list[Action]:
+    def _advance(self, candidate: Candidate, actions: list[PlanAction]) -> list[PlanAction]:
         """Carry out what the trial wants, and follow it to the plan that it launches into."""
         runner, engine = candidate.runner, self._engine
         assert runner is not None
@@ -176,14 +179,14 @@ class PlanManager(Pursuit):
                 actions.append(StopEngine())
         return actions + self._pursue()
 
-    def measured(self, figures: Measured, now_s: float) -> list[Action]:
+    def measured(self, figures: Measured, now_s: float) -> list[PlanAction]:
         """A window was measured."""
         candidate = self._candidate
         if candidate is None or candidate.runner is None:
             return []
         return self._advance(candidate, candidate.runner.measured(figures, now_s))
 
-    def drained(self, now_s: float) -> list[Action]:
+    def drained(self, now_s: float) -> list[PlanAction]:
         """Nothing is in flight."""
         candidate, engine = self._candidate, self._engine
         if not engine.draining:
@@ -196,16 +199,16 @@ class PlanManager(Pursuit):
 
     # -- what happened --------------------------------------------------------------------------------------
 
-    def checked(self, facts: PlanFacts) -> list[Action]:
+    def checked(self, facts: PlanFacts) -> list[PlanAction]:
         """The plan is legal and its artifacts are whole."""
         self._checking.discard(facts.digest)
         self._checked[facts.digest] = facts
         return self._pursue()
 
-    def check_failed(self, digest: Digest, reason: str, damaged: frozenset[Digest]) -> list[Action]:
+    def check_failed(self, digest: Digest, reason: str, damaged: frozenset[Digest]) -> list[PlanAction]:
         """It is not; `damaged` artifacts were removed."""
         self._checking.discard(digest)
-        actions: list[Action] = [Tell(link.ArtifactGone(one)) for one in sorted(damaged)]
+        actions: list[PlanAction] = [Tell(link.ArtifactGone(one)) for one in sorted(damaged)]
         candidate = self._candidate
         if damaged and candidate is not None and candidate.digest == digest and not candidate.runs:
             # The plan is not to blame: the link fetches again and asks again.
@@ -213,7 +216,7 @@ class PlanManager(Pursuit):
             actions.append(Tell(link.ManagerRestarted()))
         return actions + self._useless(digest, reason) + self._pursue()
 
-    def loaded(self, key: PlanKey, stated_bytes: int = 0, memory_bytes: int = 0) -> list[Action]:
+    def loaded(self, key: PlanKey, stated_bytes: int = 0, memory_bytes: int = 0) -> list[PlanAction]:
         """The engine process has loaded it; `memory_bytes` is what plans may take there together."""
         engine = self._engine
         plan = engine.loading.pop(key, None)
@@ -222,7 +225,7 @@ class PlanManager(Pursuit):
             engine.stated_bytes[key], engine.memory_bytes = stated_bytes, memory_bytes
         return self._pursue()
 
-    def too_large(self, sizes: PlanTooLarge) -> list[Action]:
+    def too_large(self, sizes: PlanTooLarge) -> list[PlanAction]:
         """It was not loaded: it does not fit beside what is, or not at all."""
         plan = self._engine.loading.pop(PlanKey(sizes.key), None)
         if plan is None:
@@ -236,7 +239,7 @@ class PlanManager(Pursuit):
         )
         return self._useless(plan.ref.digest, reason, may_pass=True) + self._pursue()
 
-    def load_failed(self, key: PlanKey, reason: str) -> list[Action]:
+    def load_failed(self, key: PlanKey, reason: str) -> list[PlanAction]:
         """The engine process could not load or activate it; what ran before still runs."""
         engine = self._engine
         plan = engine.loading.pop(key, None)
@@ -249,7 +252,7 @@ class PlanManager(Pursuit):
         engine.asked = engine.active
         return self._pursue()
 
-    def activated(self, key: PlanKey, now_s: float, paused_s: float = 0.0) -> list[Action]:
+    def activated(self, key: PlanKey, now_s: float, paused_s: float = 0.0) -> list[PlanAction]:
         """New launches go to it, after nothing was launched for `paused_s`."""
         self._engine.active = key
         plan, candidate = self.active, self._candidate
@@ -263,7 +266,7 @@ class PlanManager(Pursuit):
         self._watch_running(now_s)
         return [*actions, *self._announce(), *self._pursue()]
 
-    def _exchanged(self, plan: RunnablePlan, paused_s: float) -> list[Action]:
+    def _exchanged(self, plan: RunnablePlan, paused_s: float) -> list[PlanAction]:
         """Count the pause of an exchange that has ended."""
         if not self._exchanging:
             return []
@@ -271,17 +274,17 @@ class PlanManager(Pursuit):
         text = f"plan {plan.ref.digest[:12]} runs after a pause of {paused_s * 1e3:.0f} ms: both did not fit"
         return [Note("swap_pause", text)]
 
-    def released(self, key: PlanKey) -> list[Action]:
+    def released(self, key: PlanKey) -> list[PlanAction]:
         """The engine process has freed it."""
         self._engine.released(key)
         return self._pursue()
 
-    def ready(self) -> list[Action]:
+    def ready(self) -> list[PlanAction]:
         """A fresh engine process takes commands."""
         self._engine = EngineView(up=True)
         return self._pursue()
 
-    def exited(self, how: str, now_s: float) -> list[Action]:
+    def exited(self, how: str, now_s: float) -> list[PlanAction]:
         """The engine process is gone, and everything in it."""
         wanted, blamed, before = self._engine.stopping, self._blamed(), self.active
         self._engine = EngineView()
@@ -305,7 +308,7 @@ class PlanManager(Pursuit):
             actions.append(Tell(link.ActiveChanged(None)))
         return [*actions, Tell(link.ManagerRestarted()), StartEngine(delay_s)]
 
-    def task_ended(self, outcome: Outcome, reason: str, key: PlanKey | None) -> list[Action]:
+    def task_ended(self, outcome: Outcome, reason: str, key: PlanKey | None) -> list[PlanAction]:
         """A task ended in the engine process, on the plan `key`; None: it never ran."""
         candidate = self._candidate
         if candidate is None or candidate.probation is None or key is None or key != self._engine.active:
@@ -313,7 +316,7 @@ class PlanManager(Pursuit):
         candidate.probation.task_ended(outcome, reason)
         return self._judge(candidate, candidate.probation)
 
-    def tick(self, now_s: float) -> list[Action]:
+    def tick(self, now_s: float) -> list[PlanAction]:
         """Time passed."""
         self._watch_running(now_s)
         actions = self._end_overdue_load(now_s) + self._restore_again(now_s)
@@ -327,7 +330,7 @@ class PlanManager(Pursuit):
         candidate.probation.tick(now_s)
         return actions + self._judge(candidate, candidate.probation)
 
-    def _end_overdue_load(self, now_s: float) -> list[Action]:
+    def _end_overdue_load(self, now_s: float) -> list[PlanAction]:
         """Nothing inside the process can interrupt a load that hangs, so it is ended with the process."""
         engine, limit_s = self._engine, self._config.load_limit_s
         key = next(iter(engine.loading), None)
@@ -343,7 +346,7 @@ class PlanManager(Pursuit):
         note = Note("load_overdue", f"plan {digest[:12]}: {reason}")
         return [note, *self._useless(digest, reason, may_pass=True), StopEngine()]
 
-    def _restore_again(self, now_s: float) -> list[Action]:
+    def _restore_again(self, now_s: float) -> list[PlanAction]:
         """Last-known-good did not load: try it in a fresh engine process while nothing else is to run."""
         good, engine, instead = self._good, self._engine, self._target()
         failed = self._unusable.get(good.ref.digest) if good is not None else None
@@ -354,7 +357,7 @@ class PlanManager(Pursuit):
         if self._restoring is None:
             self._restoring = Restoring(self._config.restore_patience_s, now_s)
         restoring = self._restoring
-        actions: list[Action] = []
+        actions: list[PlanAction] = []
         replaced = instead is not None and self.active == instead
         if not restoring.told and (replaced or restoring.overdue(now_s)):
             restoring.told = True
@@ -382,14 +385,14 @@ class PlanManager(Pursuit):
             waiting = self._waiting if candidate.guarded else None
             candidate.probation = Probation(now_s, self._config.probation, waiting)
 
-    def _judge(self, candidate: Candidate, probation: Probation) -> list[Action]:
+    def _judge(self, candidate: Candidate, probation: Probation) -> list[PlanAction]:
         match probation.verdict:
             case Verdict.OPEN:
                 return []
             case Verdict.PASSED:
                 self._candidate, self._adopted = None, None
                 self._supervisor.pardon(candidate.digest)
-                actions: list[Action] = []
+                actions: list[PlanAction] = []
                 if self._good is not None and self._good.ref.digest != candidate.digest:
                     self._fallback = self._good
                     actions.append(KeepFallback(self._good))
@@ -406,7 +409,7 @@ class PlanManager(Pursuit):
         if self._adopted is not None and self._adopted.ref.digest == digest:
             self._adopted = None
 
-    def _step_back(self, how: str, now_s: float) -> list[Action]:
+    def _step_back(self, how: str, now_s: float) -> list[PlanAction]:
         """What was loaded is lost with the engine process: load it again. A trial has ended."""
         candidate = self._candidate
         if candidate is None:
@@ -419,7 +422,7 @@ class PlanManager(Pursuit):
             candidate.phase, candidate.probation = Phase.ACTIVATING, None
         return []
 
-    def _candidate_crashed(self, how: str, blamed: RunnablePlan | None, now_s: float) -> list[Action]:
+    def _candidate_crashed(self, how: str, blamed: RunnablePlan | None, now_s: float) -> list[PlanAction]:
         candidate = self._candidate
         if candidate is None:
             return []
@@ -446,11 +449,11 @@ class PlanManager(Pursuit):
                 return candidate.plan
         return self.active or next(iter(engine.loading.values()), None)
 
-    def _useless(self, digest: Digest, reason: str, *, may_pass: bool = False) -> list[Action]:
+    def _useless(self, digest: Digest, reason: str, *, may_pass: bool = False) -> list[PlanAction]:
         """A plan does not check, or where that `may_pass`, load."""
         self._unusable[digest] = Unusable(reason, may_pass)
         self._engine.stale |= may_pass and self.active is None
-        actions: list[Action] = []
+        actions: list[PlanAction] = []
         candidate = self._candidate
         if candidate is not None and candidate.digest == digest:
             self._candidate = None

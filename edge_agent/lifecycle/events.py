@@ -6,159 +6,26 @@ repeats the attempt, and answers again if it is asked again: after a failed writ
 the core asks for what it has no answer to.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import TypeAlias
 
-from msgspec import Meta, Struct, structs
-
-from stageloom.edge_agent.link.states import UNDONE, Cause, local_step, step
+from stageloom.edge_agent.ingest.messages import ModelInfo
+from stageloom.edge_agent.lifecycle.states import Attempt, LinkState, PlanRef, RunnablePlan
+from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.engine.trial import TrialRecord, TrialResult
 from stageloom.shared.ids import Digest
-from stageloom.shared.messages.base import Count, DigestText, Epoch, Generation, Line, PlanBytes, ShortText
 from stageloom.shared.messages.control import (
     AlarmSample,
     ArtifactNeed,
     ControlToDevice,
     ControlToPlanner,
-    Desired,
-    DeviceState,
     ModelLoad,
-    Origin,
     ProfileRequest,
     StageProfileRequest,
 )
 from stageloom.shared.messages.telemetry import RowData
-from stageloom.shared.text import bounded
-
-Attempt = tuple[int, int]
-
-LOCAL_EPOCH: Final = -1
-"""The epoch of attempts at plans made here; they are numbered by the local counter."""
-
-
-class PlanRef(Struct, frozen=True):
-    """A plan that runs, and where it came from."""
-
-    digest: DigestText
-    origin: Origin
-    local_counter: Count = 0
-
-
-class RunnablePlan(Struct, frozen=True):
-    """Everything it takes to run a plan without the planner: last-known-good is one of these."""
-
-    ref: PlanRef
-    wire: PlanBytes
-    artifacts: tuple[ArtifactNeed, ...]
-
-
-class Planned(Struct, frozen=True, kw_only=True):
-    """Why a plan was made here, and which desired value was the newest then."""
-
-    epoch: Epoch
-    generation: Generation
-    cause: ShortText
-
-
-class LocalAttempt(Struct, frozen=True, kw_only=True):
-    """A plan made here that is being tried: received, verified, staged, then under probation.
-
-    `record` is there from before it first runs, `way` says what decides about it.
-    """
-
-    plan: RunnablePlan
-    planned: Planned
-    state: DeviceState
-    record: TrialRecord | None = None
-    way: ShortText = ""  # a value of stageloom.edge_agent.link.trials.Way
-
-    @property
-    def attempt(self) -> Attempt:
-        """What the plan manager knows it by."""
-        return (LOCAL_EPOCH, self.plan.ref.local_counter)
-
-    def moved(self, cause: Cause) -> "LocalAttempt":
-        """One step on.
-
-        Raises:
-            RuntimeError: the step is not in the table of local states, or ends the attempt.
-        """
-        state = local_step(self.state, cause)
-        if state is None:
-            raise RuntimeError(f"an attempt at a plan made here is over by {cause.value}")
-        return structs.replace(self, state=state)
-
-
-class Proven(Struct, frozen=True):
-    """A plan but for its launch intervals (`Plan.structure`) that was committed, and the environment then."""
-
-    structure: DigestText
-    environment: ShortText
-
-
-class LinkState(Struct, frozen=True, kw_only=True):
-    """What survives a restart. `revision` counts changes of what is reported, over the device's life.
-
-    `trial` is there from before a candidate first runs until the verdict: found at boot, it means that the
-    agent stopped in the middle. `way` says what decides about the plan under probation. `planned` is set
-    while last-known-good was made here; `barred` plans were, and failed in this environment.
-    """
-
-    revision: Count = 0
-    desired: Desired | None = None
-    state: DeviceState | None = None
-    reason: Line = ""
-    environment: ShortText = ""
-    active: PlanRef | None = None
-    last_good: RunnablePlan | None = None
-    probation_boots: Count = 0
-    trial: TrialRecord | None = None
-    abandoned: Count = 0  # trials of this generation that ended without a verdict
-    way: ShortText = ""  # a value of stageloom.edge_agent.link.trials.Way
-    proven: tuple[Proven, ...] = ()
-    local_counter: Count = 0
-    answered: tuple[Count, ...] = ()
-    local: LocalAttempt | None = None
-    planned: Planned | None = None
-    barred: Annotated[tuple[DigestText, ...], Meta(max_length=64)] = ()
-
-    @property
-    def attempt(self) -> Attempt:
-        """What the desired plan is tried for."""
-        return (self.desired.epoch, self.desired.generation) if self.desired else (0, 0)
-
-    @property
-    def candidate(self) -> RunnablePlan | None:
-        """The plan that is desired."""
-        if self.desired is None or self.desired.plan_digest is None:
-            return None
-        ref = PlanRef(self.desired.plan_digest, Origin.PLANNER)
-        return RunnablePlan(ref, self.desired.plan, self.desired.artifacts)
-
-    def same_at_start(self, other: "LinkState") -> bool:
-        """A start that found either would go on alike: nothing of the desired plan ran yet, in both."""
-        if self.state not in UNDONE or other.state not in UNDONE:
-            return False
-        undone = {"state": DeviceState.RECEIVED, "reason": "", "revision": 0, "abandoned": 0}
-        return bool(structs.replace(self, **undone) == structs.replace(other, **undone))
-
-    def moved(self, cause: Cause, reason: str) -> "LinkState":
-        """One step on.
-
-        Raises:
-            RuntimeError: the step is not in the table of states.
-        """
-        return structs.replace(self, state=step(self.state, cause), reason=bounded(reason))
-
-    def without_local(self, cause: Cause) -> "LinkState":
-        """The attempt at a plan made here is over; nothing else changes.
-
-        Raises:
-            RuntimeError: the cause does not end it.
-        """
-        if self.local is not None and local_step(self.local.state, cause) is not None:
-            raise RuntimeError(f"an attempt at a plan made here goes on after {cause.value}")
-        return structs.replace(self, local=None)
 
 
 @dataclass(frozen=True)
@@ -484,3 +351,112 @@ Order = (
 """What the link asks of the agent; the other actions are the link's own."""
 
 Action = Persist | Hold | Send | FetchArtifact | Record | Reconnect | Order
+
+
+Models: TypeAlias = Mapping[str, ModelInfo]
+
+
+@dataclass(frozen=True)
+class CheckPlan:
+    """Decode, check legality and the artifacts' digests; answered by `checked` or `check_failed`."""
+
+    plan: RunnablePlan
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """Load in the engine process; answered by `loaded`, `too_large` or `load_failed`."""
+
+    key: PlanKey
+    plan: RunnablePlan
+
+
+@dataclass(frozen=True)
+class SwapTo:
+    """Send new launches to this loaded plan; answered by `activated` or `load_failed`.
+
+    The plan before frees itself; with `keep` it stays loaded, for the windows of a trial.
+    """
+
+    key: PlanKey
+    keep: bool = False
+
+
+@dataclass(frozen=True)
+class UnloadPlan:
+    """Free a loaded plan that does not run."""
+
+    key: PlanKey
+
+
+@dataclass(frozen=True)
+class DrainEngine:
+    """Launch nothing until the next `SwapTo`, queued tasks wait; answered by `drained`."""
+
+
+@dataclass(frozen=True)
+class MeasureWindow:
+    """Count what happens between two instants; answered by `measured`. Ends early at `brake_age_s`."""
+
+    number: int
+    from_s: float
+    to_s: float
+    brake_age_s: float = math.inf
+
+
+@dataclass(frozen=True)
+class StartEngine:
+    """Start the engine process; answered by `ready` or `exited`."""
+
+    delay_s: float
+
+
+@dataclass(frozen=True)
+class StopEngine:
+    """End the engine process: it runs what nobody wants, or hangs; answered by `exited`."""
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Hand an event to the link core."""
+
+    event: Event
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something a person may want to know."""
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True)
+class KeepFallback:
+    """Write down the good plan before the present one."""
+
+    plan: RunnablePlan
+
+
+@dataclass(frozen=True)
+class Activated:
+    """New launches go to this plan, other than in the windows of a trial."""
+
+    ref: PlanRef
+    attempt: Attempt  # that it runs for; (0, 0) where it was not desired just now
+
+
+PlanAction: TypeAlias = (
+    CheckPlan
+    | LoadPlan
+    | SwapTo
+    | UnloadPlan
+    | DrainEngine
+    | MeasureWindow
+    | StartEngine
+    | StopEngine
+    | Tell
+    | Note
+    | KeepFallback
+    | Activated
+)

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from stageloom.edge_agent.link import events as link
-from stageloom.edge_agent.link.events import Attempt
-from stageloom.edge_agent.plans.actions import Action, DrainEngine, MeasureWindow, Tell
+from stageloom.edge_agent.lifecycle import events as link
+from stageloom.edge_agent.lifecycle.events import DrainEngine, MeasureWindow, PlanAction, Tell
+from stageloom.edge_agent.lifecycle.states import Attempt
 from stageloom.edge_agent.worker.messages import Measured
 from stageloom.shared.engine.trial import (
     Activate,
@@ -111,7 +111,7 @@ class TrialRunner:
 
     # Events
 
-    def begin(self, now: float) -> list[Action]:
+    def begin(self, now: float) -> list[PlanAction]:
         """Time the models first."""
         self._began_s = now
         plans = self.plans
@@ -119,30 +119,30 @@ class TrialRunner:
             return self._end(TrialResult(verdict=Verdict.REFUSED, reason=crowded))
         return [self._measure(now, now + _LOOK_S)]
 
-    def again(self) -> list[Action]:
+    def again(self) -> list[PlanAction]:
         """The link asks again: what it was told did not reach the disk."""
         if self.decided is not None:
             return [Tell(self.decided)]
         waits = self._core is not None and self._core.saving
         return [Tell(link.TrialBegins(self.attempt, self.plans.record))] if waits else []
 
-    def recorded(self, now: float) -> list[Action]:
+    def recorded(self, now: float) -> list[PlanAction]:
         """The record is durable."""
         if self.decided is not None:
             return [Tell(self.decided)]
         return self._do(self._core.recorded(now)) if self._core is not None else []
 
-    def drained(self, now: float) -> list[Action]:
+    def drained(self, now: float) -> list[PlanAction]:
         """Nothing is in flight."""
         return self._do(self._core.drained(now)) if self._core is not None and not self.over else []
 
-    def activated(self, side: Side, now: float) -> list[Action]:
+    def activated(self, side: Side, now: float) -> list[PlanAction]:
         """New launches go to this plan."""
         if self._core is None or self.over or side is not self.side:
             return []
         return self._do(self._core.activated(now))
 
-    def measured(self, figures: Measured, now: float) -> list[Action]:
+    def measured(self, figures: Measured, now: float) -> list[PlanAction]:
         """What a window showed."""
         if self.over or figures.number != self._number:
             return []
@@ -150,13 +150,13 @@ class TrialRunner:
             return self._timed(figures, now)
         return self._do(self._core.window_ended(self._window, self._figures(figures), now))
 
-    def crashed(self, how: str, now: float) -> list[Action]:
+    def crashed(self, how: str, now: float) -> list[PlanAction]:
         """The engine process ended."""
         if self._core is None:
             return self.abandon(f"the control crashed: {how}", now)
         return self._do(self._core.crashed(how, now))
 
-    def abandon(self, reason: str, now: float) -> list[Action]:
+    def abandon(self, reason: str, now: float) -> list[PlanAction]:
         """Something matters more."""
         if self.over:
             return []
@@ -164,7 +164,7 @@ class TrialRunner:
             return self._end(TrialResult(verdict=Verdict.ABANDONED, reason=reason))
         return self._do(self._core.abandon(reason, now))
 
-    def tick(self, now: float) -> list[Action]:
+    def tick(self, now: float) -> list[PlanAction]:
         """Time passed."""
         if self.over:
             return []
@@ -176,7 +176,7 @@ class TrialRunner:
 
     # Steps
 
-    def _timed(self, figures: Measured, now: float) -> list[Action]:
+    def _timed(self, figures: Measured, now: float) -> list[PlanAction]:
         self._oldest_age_s = max(self._oldest_age_s, figures.oldest_age_s)
         for one in figures.models:
             times = self._times.get(one.name)
@@ -199,7 +199,7 @@ class TrialRunner:
             return self._end(TrialResult(verdict=Verdict.NO_GAIN, reason=reason, seconds_s=taken_s))
         return self._begin_core(now)
 
-    def _begin_core(self, now: float) -> list[Action]:
+    def _begin_core(self, now: float) -> list[PlanAction]:
         """A model without a task so far counts like the average of the others, should one come."""
         service_s = {n: t.busy_s / t.completed for n, t in self._times.items() if t.completed}
         instance_s = {n: t.instance_s / t.instances for n, t in self._times.items() if t.instances}
@@ -234,8 +234,8 @@ class TrialRunner:
             oldest_age_s=seen.oldest_age_s,
         )
 
-    def _do(self, actions: Sequence[TrialAction]) -> list[Action]:
-        out: list[Action] = []
+    def _do(self, actions: Sequence[TrialAction]) -> list[PlanAction]:
+        out: list[PlanAction] = []
         for action in actions:
             match action:
                 case SaveRecord(record):
@@ -258,7 +258,7 @@ class TrialRunner:
             return MeasureWindow(self._number, from_s, to_s)
         return MeasureWindow(self._number, from_s, to_s, self._core.brake_age_s)
 
-    def _end(self, result: TrialResult) -> list[Action]:
+    def _end(self, result: TrialResult) -> list[PlanAction]:
         self._stage = _Stage.OVER
         self.draining = False
         self.decided = link.TrialDecided(self.attempt, self.plans.record.control, result)
