@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 
 from stageloom.edge_agent.config import AgentConfig, decode_config
 from stageloom.edge_agent.home import HomeLock
-from stageloom.edge_agent.link.interface import Link, NoPlanner
+from stageloom.edge_agent.lifecycle.host import LifecycleHost, alone
+from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.loop import READ
 from stageloom.edge_agent.parts import LinkFactory
 from stageloom.edge_agent.service import Agent
@@ -73,12 +74,12 @@ def _link_maker(config: AgentConfig) -> LinkFactory:
 
         store = ArtifactStore(config.home_path / "artifacts")
         plan = plan_alone(config, store, _log.info)
-        return lambda: (NoPlanner(plan), ())
+        return lambda plans: (alone(plan, plans), ())
 
-    def connect() -> tuple[Link, Sequence[str]]:
+    def connect(plans: PlanManager) -> tuple[LifecycleHost, Sequence[str]]:
         from stageloom.edge_agent.link.factory import connect_planner
 
-        return connect_planner(config)
+        return connect_planner(config, plans)
 
     return connect
 

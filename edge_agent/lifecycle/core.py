@@ -1,30 +1,27 @@
-"""The device's side of the link as a pure core: (event, now) -> actions.
+"""Decides about plans on this device, from a desired value to last-known-good. Pure.
 
-It holds two things apart. `state` is durable: the desired value, how far it got, last-known-good; every
-change is a `Persist` ahead of the actions that rest on it. The session (connected, welcomed, timers) is not.
-After any event the core compares what is desired with what is done and asks for the next step, so a lost
-answer, a crash or a full disk at any point costs time, never a plan or the truth of a report.
+`state` is durable: the desired value, how far it got, last-known-good. Each change is a `Persist` or a
+`Hold`, and nothing that rests on it happens before the shell says that it is done. The plan manager knows
+what runs; the core calls it and is called back with what became of a plan. Whenever all actions are carried
+out, the core compares what is desired with what is done and takes the next step. So a lost answer, a crash
+or a full disk at any point costs time, never a plan or the truth of a report.
 """
 
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
-import msgspec
+from msgspec import structs
 
 from stageloom.edge_agent.lifecycle import events as ev
 from stageloom.edge_agent.lifecycle import local, trials
-from stageloom.edge_agent.lifecycle.events import (
-    Action,
-    FetchArtifact,
-    Hold,
-    Persist,
-    RunProfile,
-    RunStageProfile,
-    UsePolicy,
-)
+from stageloom.edge_agent.lifecycle.events import Action, Hold, Persist
 from stageloom.edge_agent.lifecycle.local import HELD_MOST, at_boot
+from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.session import AlarmBox, LinkConfig, Session
-from stageloom.edge_agent.lifecycle.states import Attempt, Cause, LinkState, RunnablePlan
+from stageloom.edge_agent.lifecycle.states import Attempt, Cause, LinkState, PlanRef, RunnablePlan
 from stageloom.edge_agent.lifecycle.trials import Way
+from stageloom.shared.engine.trial import TrialRecord
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages import control
 from stageloom.shared.messages.base import Refused
@@ -32,43 +29,76 @@ from stageloom.shared.messages.control import ArtifactNeed, Desired, DeviceState
 from stageloom.shared.text import bounded, counted
 
 
-class LinkCore:
-    """All decisions of the device's link. `handle` wants events one at a time, from one thread."""
+class Lifecycle:
+    """The plans of one device. Call `handle` or `add`, then `next` until it returns None, on one thread."""
 
-    def __init__(self, state: LinkState, *, config: LinkConfig) -> None:
+    def __init__(self, state: LinkState, *, config: LinkConfig, plans: PlanManager) -> None:
         self.config = config
         self.state = state
         self.session = Session(config)
         self.disk = Disk(state)
+        self.plans = plans
+        plans.outcomes = self
+        self._outbox: deque[Action] = deque()
+        self._once_durable: list[Callable[[], list[Action]]] = []
+        self._now_s = 0.0
         self._needs = Needs(again_s=config.fetch_again_s)
         self._environment: str | None = None
-        self._active_told: ev.ActiveChanged | None = None
-        self._asked: tuple[Attempt, str] | None = None
+        self._active_told: tuple[PlanRef | None] | None = None  # what runs, until a state names it
+        self._asked: tuple[Attempt, str] | None = None  # of the plan manager
         self._staged: ev.PlanStaged | None = None  # what the manager said of the attempt's plan
         self._alarms = AlarmBox(config.boot)
         self._local = local.LocalPlans(wait_s=config.local_wait_s, again_s=config.local_again_s)
 
-    def boot(self, environment: str, present: frozenset[Digest], now_s: float) -> list[ev.Action]:
+    # -- what the shell calls -------------------------------------------------------------------------------
+
+    def boot(self, environment: str, present: frozenset[Digest], now_s: float) -> None:
         """The first call: run last-known-good, and decide what the state found on disk means."""
         self._needs.present = set(present)
-        good = self.state.last_good
-        actions: list[ev.Action] = [ev.RestorePlan(good)] if good is not None else []
-        return actions + self.handle(ev.EnvironmentChanged(environment), now_s)
+        if self.state.last_good is not None:
+            self.add(self.plans.restore(self.state.last_good))
+        self.handle(ev.EnvironmentChanged(environment), now_s)
 
-    def _settle(self, now_s: float) -> list[ev.Action]:
-        """What the state found at boot means, until that is on disk: a full disk makes no crash forgotten."""
-        if self.disk.settled or self.disk.blocked(now_s):
-            return []
-        self.disk.settled = True
-        return self._apply(at_boot(self.state, self._wall_us(now_s)))
+    def handle(self, event: ev.Event, now_s: float) -> None:
+        """Take an event. `now_s` is monotonic."""
+        self._now_s = now_s
+        self.add(self._settle(now_s))
+        self.add(self._take(event, now_s))
 
-    def handle(self, event: ev.Event, now_s: float) -> list[ev.Action]:
-        """Decide. `now_s` is monotonic."""
-        settled = self._settle(now_s)
-        return settled + self._take(event, now_s) + self._reconcile(now_s) + self._tell_planner(now_s)
+    def add(self, actions: Sequence[Action]) -> None:
+        """Queue what the plan manager decided."""
+        self._outbox.extend(actions)
+
+    def next(self, now_s: float) -> Action | None:
+        """The next action to carry out; None while there is nothing to do."""
+        self._now_s = now_s
+        if not self._outbox:
+            self.add(self._reconcile(now_s))
+        return self._outbox.popleft() if self._outbox else None
+
+    def persisted(self, state: LinkState) -> None:
+        """A `Persist` reached the disk."""
+        self.disk.persisted(state)
+        self._accept_active(state)
+
+    def held(self, state: LinkState) -> None:
+        """The shell came to a `Hold`, and whatever was before it is done."""
+        self.disk.held(state)
+        self._accept_active(state)
+
+    def persist_failed(self, reason: str, now_s: float) -> None:
+        """Believe only what is on disk, and drop what rests on the rest; it is asked for again."""
+        self.state = self.disk.failed(reason, now_s + self.config.storage_again_s)
+        self._outbox = deque(
+            action
+            for action in self._outbox
+            if not isinstance(action, ev.Persist | ev.Hold | ev.Send | ev.Record)
+        )
+        self._once_durable.clear()
+        self.forgot()
 
     def report(self) -> control.Report:
-        """What is true now."""
+        """The state as the planner is told of it."""
         state = self.state
         return control.Report(
             revision=state.revision,
@@ -84,9 +114,119 @@ class LinkCore:
             autonomy=state.desired.autonomy if state.desired else None,
         )
 
+    # -- what the plan manager calls ------------------------------------------------------------------------
+    # An outcome of another attempt or state is late and changes nothing.
+
+    def verified(self, attempt: Attempt) -> list[Action]:
+        """It decodes and is legal, and its artifacts are whole."""
+        if self._is_local(attempt):
+            return self._become(local.verified(self.state))
+        if self._attempt_is(attempt, DeviceState.RECEIVED, DeviceState.WAITING):
+            return self._become(self.state.moved(Cause.VERIFIED, ""))
+        return []
+
+    def staged(self, staged: ev.PlanStaged) -> list[Action]:
+        """The plan can run: a trial, probation or a refusal is next."""
+        if self._is_local(staged.attempt):
+            return self._become(local.staged(self.state, staged, self._now_us))
+        if not self._attempt_is(staged.attempt, DeviceState.VERIFIED, DeviceState.STAGED):
+            return []
+        self._staged = staged
+        verified = self.state.state is DeviceState.VERIFIED
+        return self._become(self.state.moved(Cause.STAGED, "")) if verified else []
+
+    def trial_begins(self, attempt: Attempt, record: TrialRecord) -> list[Action]:
+        """Everything is ready: the candidate runs once the record is durable."""
+        if self._is_local(attempt):
+            return self._become(local.trial_begins(self.state, record))
+        if self._attempt_is(attempt, DeviceState.STAGED):
+            moved = self.state.moved(Cause.TRIAL_BEGINS, "")
+            return self._become(structs.replace(moved, trial=record))
+        return []
+
+    def trial_decided(self, decided: ev.TrialDecided) -> list[Action]:
+        """The trial ended, or was refused: after a commit the candidate runs, else the control."""
+        actions: list[Action] = []
+        if self._is_local(decided.attempt):
+            actions = self._apply(local.decided(self.state, decided.result, self._now_us))
+        elif self._attempt_is(decided.attempt, DeviceState.STAGED, DeviceState.TRIAL):
+            actions = self._apply(trials.decided(self.state, decided, self._now_us))
+        return [*actions, ev.CollectArtifacts()]
+
+    def passed(self, attempt: Attempt) -> list[Action]:
+        """It ran for as long as it had to, and nothing speaks against it."""
+        actions: list[Action] = []
+        if self._is_local(attempt):
+            actions = self._apply(local.passed(self.state, self._now_us))
+        elif self._attempt_is(attempt, DeviceState.PROBATION):
+            actions = self._apply(trials.committed(self.state, self._now_us))
+        return [*actions, ev.CollectArtifacts(downloads=True)]
+
+    def failed(self, attempt: Attempt, reason: str) -> list[Action]:
+        """It is not legal, cannot be prepared, or did not outlive probation: then the plan before runs."""
+        return [*self._failed(attempt, reason), ev.CollectArtifacts()]
+
+    def _failed(self, attempt: Attempt, reason: str) -> list[Action]:
+        good, tried = self.state.last_good, self.state.local
+        if self._is_local(attempt) and tried is not None:
+            ran = tried.state is DeviceState.PROBATION
+            actions = self._apply(local.failed(self.state, reason, self._now_us))
+        elif self._attempt_is(attempt, DeviceState.PROBATION):
+            ran = True
+            actions = self._apply(trials.rolled_back(self.state, reason, self._now_us))
+        elif self._attempt_is(
+            attempt, DeviceState.RECEIVED, DeviceState.WAITING, DeviceState.VERIFIED, DeviceState.STAGED
+        ):
+            return self._become(self.state.moved(Cause.REFUSED, reason))
+        else:
+            return []
+        if ran and good is not None:
+            self._once_durable.append(partial(self.plans.restore, good))
+        return actions
+
+    def restore_failed(self, reason: str) -> list[Action]:
+        """Last-known-good does not run any more."""
+        if (back := local.lost(self.state)) is not None:
+            if back.last_good is not None:
+                self._once_durable.append(partial(self.plans.restore, back.last_good))
+            return self._become(back)
+        if self.state.state is not DeviceState.COMMITTED:
+            return []
+        # The plan is not to blame for a damaged artifact: it is fetched and tried again.
+        cause = Cause.ARTIFACTS_MISSING if self._missing() else Cause.RESTORE_FAILED
+        return self._become(self.state.moved(cause, reason))
+
+    def active_changed(self, active: PlanRef | None) -> None:
+        """What runs changed: a fallback, a plan made locally, or nothing. True until it is said otherwise."""
+        self._active_told = (active,)
+
+    def artifact_gone(self, digest: Digest) -> None:
+        """An artifact was found damaged and removed."""
+        self._needs.gone(digest)
+
+    def forgot(self) -> None:
+        """What the plan manager was asked for is lost: ask again."""
+        self._asked = None
+        self._local.forget()
+        self._needs.forget_profiles()
+
+    def _is_local(self, attempt: Attempt) -> bool:
+        return self.state.local is not None and self.state.local.attempt == attempt
+
+    def _attempt_is(self, attempt: Attempt, *states: DeviceState) -> bool:
+        desired = self.state.desired is not None and self.state.attempt == attempt
+        return desired and self.state.state in states
+
     # -- events ---------------------------------------------------------------------------------------------
 
-    def _take(self, event: ev.Event, now_s: float) -> list[ev.Action]:
+    def _settle(self, now_s: float) -> list[Action]:
+        """What the state found at boot means, until that is on disk: a full disk makes no crash forgotten."""
+        if self.disk.settled or self.disk.blocked(now_s):
+            return []
+        self.disk.settled = True
+        return self._apply(at_boot(self.state, self._now_us))
+
+    def _take(self, event: ev.Event, now_s: float) -> list[Action]:
         match event:
             case ev.Connected():
                 return self.session.connected(self.report(), now_s)
@@ -101,88 +241,56 @@ class LinkCore:
                 self._needs.gone(digest)
             case ev.FetchFailed(digest, reason):
                 return self._fetch_failed(digest, reason)
-            case ev.ManagerRestarted():
-                self._asked = None
-                self._local.forget()
-                self._needs.forget_profiles()
             case ev.EnvironmentChanged(environment):
                 self._environment = environment
                 return self.session.is_now(environment, self.report(), now_s)
-            case ev.ActiveChanged():
-                self._active_told = event
             case ev.AlarmRaised():
                 self._alarms.take(event, self.session.environment)
                 self._local.alarm(event.cause, self.state.attempt, now_s)
             case ev.PlansMade(plans):
                 self._local.made(plans)
             case ev.ProfileAnswered(request):
-                return self._answered(request)
-            case ev.PersistFailed(reason):
-                # Believe only what is on disk; whatever was learned since is asked for again.
-                self.state = self.disk.failed(reason, now_s + self.config.storage_again_s)
-                self._asked = None
-                self._needs.forget_profiles()
-                self._local.forget()
-            case ev.RestoreFailed(reason):
-                if (back := local.lost(self.state)) is not None:
-                    return self._become(back) + [ev.RestorePlan(plan) for plan in (back.last_good,) if plan]
-                if self.state.state is DeviceState.COMMITTED:
-                    # The plan is not to blame for a damaged artifact: it is fetched and tried again.
-                    cause = Cause.ARTIFACTS_MISSING if self._missing() else Cause.RESTORE_FAILED
-                    return self._become(self.state.moved(cause, reason))
+                if request not in self.state.answered:
+                    return self._change(answered=(*self.state.answered, request))
             case ev.Tick():
                 return self.session.tick(self.report(), now_s)
-            case (
-                ev.PlanVerified()
-                | ev.PlanStaged()
-                | ev.PlanRefused()
-                | ev.TrialBegins()
-                | ev.TrialDecided()
-                | ev.ProbationPassed()
-                | ev.ProbationFailed()
-            ):
-                return self._outcome(event, now_s)
         return []
 
-    def _message(self, message: control.ControlToDevice, now_s: float) -> list[ev.Action]:
+    def _message(self, message: control.ControlToDevice, now_s: float) -> list[Action]:
         match message:
             case control.Welcome():
                 self.session.welcome(message)
                 self._alarms.connected()
                 self._local.connected()
-                return []
             case control.HeartbeatAck() | control.ReportedAck():
                 self.session.stored(message.revision)
-                return []
             case control.Desired():
                 return self._desired(message, now_s)
             case control.AlarmAck():
                 self._alarms.acknowledged(message)
-                return []
             case Refused():
                 return self.session.refused(message, self.report(), now_s)
+        return []
 
-    def _desired(self, desired: control.Desired, now_s: float) -> list[ev.Action]:
-        known = self.state.desired
+    def _desired(self, desired: control.Desired, now_s: float) -> list[Action]:
+        known, tried = self.state.desired, self.state.local
         if known is not None and (desired.epoch, desired.generation) <= (known.epoch, known.generation):
             # Late, repeated, or from a planner that lost its memory: tell it what we have seen.
-            same = msgspec.structs.replace(desired, correlation=known.correlation) == known
+            same = structs.replace(desired, correlation=known.correlation) == known
             return [] if same else self.session.send_report(self.report(), now_s)
         if self.disk.blocked(now_s):
             return []  # the planner offers it again with the next heartbeat
-        actions: list[ev.Action] = []
-        if known is not None:
-            actions.append(ev.AbandonPlan((known.epoch, known.generation)))
-        rows = trials.abandoned(self.state, "a newer plan is desired", self._wall_us(now_s))
-        before, ended = local.superseded(self.state, self._wall_us(now_s))
-        actions += ended
+        over = [attempt for attempt in (known and self.state.attempt, tried and tried.attempt) if attempt]
+        self._once_durable += [partial(self.plans.abandon, attempt) for attempt in over]
+        rows = trials.abandoned(self.state, "a newer plan is desired", self._now_us)
+        before, local_rows = local.superseded(self.state, self._now_us)
         wanted = {one.request for one in desired.profiles}
         if desired.stage_profile is not None:
             wanted.add(desired.stage_profile.request)
         cause, reason = Cause.DESIRED, ""
         if trials.only_measures(self.state, desired):
             cause, reason = Cause.MEASURE, self.state.reason
-        moved = msgspec.structs.replace(
+        moved = structs.replace(
             before.moved(cause, reason),
             desired=desired,
             probation_boots=0,
@@ -191,82 +299,28 @@ class LinkCore:
             way="",
             answered=tuple(one for one in self.state.answered if one in wanted),
         )
-        return self._become(moved) + actions + [ev.Record(row) for row in rows]
+        return self._apply(trials.Changed(moved, (*local_rows, *rows)))
 
-    def _outcome(self, event: ev.Outcome, now_s: float) -> list[ev.Action]:
-        """What the plan manager says; an answer for another attempt or state is late and changes nothing."""
-        if (changed := local.outcome(self.state, event, self._wall_us(now_s))) is not None:
-            good = changed.state.last_good
-            failed = isinstance(event, ev.ProbationFailed) and good is not None
-            return self._apply(changed) + ([ev.RestorePlan(good)] if failed and good else [])
-        state = self.state.state
-        if self.state.desired is None or event.attempt != self.state.attempt:
-            return []
-        match event, state:
-            case ev.PlanVerified(), DeviceState.RECEIVED | DeviceState.WAITING:
-                return self._become(self.state.moved(Cause.VERIFIED, ""))
-            case ev.PlanStaged(), DeviceState.VERIFIED | DeviceState.STAGED:
-                self._staged = event
-                return [] if state is DeviceState.STAGED else self._become(self.state.moved(Cause.STAGED, ""))
-            case (
-                ev.PlanRefused(),
-                DeviceState.RECEIVED | DeviceState.WAITING | DeviceState.VERIFIED | DeviceState.STAGED,
-            ):
-                return self._become(self.state.moved(Cause.REFUSED, event.reason))
-            case ev.TrialBegins(), DeviceState.STAGED:
-                moved = self.state.moved(Cause.TRIAL_BEGINS, "")
-                return self._become(msgspec.structs.replace(moved, trial=event.record))
-            case ev.TrialDecided(), DeviceState.STAGED | DeviceState.TRIAL:
-                return self._apply(trials.decided(self.state, event, self._wall_us(now_s)))
-            case ev.ProbationPassed(), DeviceState.PROBATION:
-                return self._apply(trials.committed(self.state, self._wall_us(now_s)))
-            case ev.ProbationFailed(), DeviceState.PROBATION:
-                good = self.state.last_good
-                actions = self._apply(trials.rolled_back(self.state, event.reason, self._wall_us(now_s)))
-                return actions + ([ev.RestorePlan(good)] if good else [])
-        return []
-
-    def _apply(self, changed: trials.Changed) -> list[ev.Action]:
-        """Take over a state, then tell what led to it."""
-        return self._become(changed.state) + [ev.Record(row) for row in changed.rows]
-
-    def _wall_us(self, now_s: float) -> int:
-        return round((now_s + self.config.wall_s) * 1e6)
-
-    def _told(self, now_s: float) -> list[ev.Action]:
-        """What the shell said about the world, as levels: said once, true until it says otherwise."""
-        actions: list[ev.Action] = []
-        if self._active_told is not None and self._active_told.active != self.state.active:
-            active, counter = self._active_told.active, self.state.local_counter
-            counter = max(counter, active.local_counter) if active else counter
-            actions += self._change(active=active, local_counter=counter)
-        environment = self._environment
-        if environment is None or environment == self.state.environment:
-            return actions
-        kept, ended = local.environment_changed(self.state, self._wall_us(now_s))
-        actions += self._become(kept) + ended
-        ends_trial = self.state.state in (DeviceState.STAGED, DeviceState.TRIAL)
-        actions += self._apply(trials.environment_changed(self.state, environment, self._wall_us(now_s)))
-        return actions + ([ev.AbandonPlan(self.state.attempt)] if ends_trial else [])
-
-    def _fetch_failed(self, digest: Digest, reason: str) -> list[ev.Action]:
-        if self.state.state is not DeviceState.WAITING or digest not in {
-            one.digest for one in self._missing()
-        }:
+    def _fetch_failed(self, digest: Digest, reason: str) -> list[Action]:
+        waits = self.state.state is DeviceState.WAITING
+        if not waits or digest not in {need.digest for need in self._missing()}:
             return []
         return self._change(reason=bounded(f"artifact {digest[:12]}: {reason}"))
 
-    def _answered(self, request: int) -> list[ev.Action]:
-        if request in self.state.answered:
-            return []
-        return self._change(answered=(*self.state.answered, request))
-
     # -- state ----------------------------------------------------------------------------------------------
 
-    def _change(self, **fields: object) -> list[ev.Action]:
-        return self._become(msgspec.structs.replace(self.state, **fields))
+    @property
+    def _now_us(self) -> int:
+        return round((self._now_s + self.config.wall_s) * 1e6)
 
-    def _become(self, new: LinkState) -> list[ev.Action]:
+    def _apply(self, changed: trials.Changed) -> list[Action]:
+        """Take over a state, then tell what led to it."""
+        return self._become(changed.state) + [ev.Record(row) for row in changed.rows]
+
+    def _change(self, **fields: object) -> list[Action]:
+        return self._become(structs.replace(self.state, **fields))
+
+    def _become(self, new: LinkState) -> list[Action]:
         """Take over a new state: durable first, if a start would find another one else; then reported."""
         if new == self.state:
             return []
@@ -275,48 +329,62 @@ class LinkCore:
             self._asked = None
         self.state = new
         if self.report() != before:
-            self.state = msgspec.structs.replace(new, revision=new.revision + 1)
+            self.state = structs.replace(new, revision=new.revision + 1)
         return [self.disk.keep(self.state)]
 
-    def persisted(self, state: LinkState) -> None:
-        """The shell's word that a `Persist` reached the disk."""
-        self.disk.persisted(state)
-        self._take_as_told(state)
-
-    def held(self, state: LinkState) -> None:
-        """The shell's word that it came to a `Hold`, and whatever was before it is done."""
-        self.disk.held(state)
-        self._take_as_told(state)
-
-    def _take_as_told(self, state: LinkState) -> None:
+    def _accept_active(self, state: LinkState) -> None:
         """What runs need not be said again once the state that names it is safe."""
-        if self._active_told is not None and self._active_told.active == state.active:
+        if self._active_told == (state.active,):
             self._active_told = None
 
-    def _missing(self) -> list[control.ArtifactNeed]:
+    def _missing(self) -> list[ArtifactNeed]:
         return self._needs.missing(self.state.desired)
 
     # -- reconcile ------------------------------------------------------------------------------------------
 
-    def _reconcile(self, now_s: float) -> list[ev.Action]:
-        """Ask for whatever the state still lacks; asking twice for the same thing is harmless."""
-        if self.disk.blocked(now_s):
-            return []
-        actions = self._told(now_s) + self._next_step(now_s) + self._local_step(now_s)
-        desired, welcomed = self.state.desired, self.session.welcomed
-        actions += self._needs.profiles(desired, self.state.answered, now_s, connected=welcomed)
-        actions += self._needs.policy(desired, now_s, connected=welcomed)
-        return actions + self.session.keep_told(self.report(), now_s)
+    def _reconcile(self, now_s: float) -> list[Action]:
+        """The next step towards what is desired, once all before it is carried out."""
+        if not self.disk.blocked(now_s):
+            calls, self._once_durable = self._once_durable, []
+            if actions := [action for call in calls for action in call()]:
+                return actions
+            for step in (self._take_what_is_told, self._next_step, self._local_step):
+                if actions := step(now_s):
+                    return actions
+            desired, welcomed = self.state.desired, self.session.welcomed
+            actions = self._needs.profiles(desired, self.state.answered, now_s, connected=welcomed)
+            actions += self._needs.policy(desired, now_s, connected=welcomed)
+            if actions := actions + self.session.keep_told(self.report(), now_s):
+                return actions
+        return self._tell_planner(now_s)
 
-    def _tell_planner(self, now_s: float) -> list[ev.Action]:
+    def _take_what_is_told(self, now_s: float) -> list[Action]:
+        """What the shell said about the world, as levels: said once, true until it says otherwise."""
+        if self._active_told is not None and self._active_told != (self.state.active,):
+            (active,) = self._active_told
+            counter = max(self.state.local_counter, active.local_counter if active else 0)
+            return self._change(active=active, local_counter=counter)
+        environment = self._environment
+        if environment is None or environment == self.state.environment:
+            return []
+        before = self.state
+        kept, local_rows = local.environment_changed(before, self._now_us)
+        if kept.local is None and before.local is not None:
+            self._once_durable.append(partial(self.plans.abandon, before.local.attempt))
+        if before.state in (DeviceState.STAGED, DeviceState.TRIAL):
+            self._once_durable.append(partial(self.plans.abandon, before.attempt))
+        there, rows = trials.environment_changed(kept, environment, self._now_us)
+        return self._apply(trials.Changed(there, (*local_rows, *rows)))
+
+    def _tell_planner(self, now_s: float) -> list[Action]:
         """An alarm and a local plan, whatever else goes on."""
         if not self.session.welcomed:
             return []
         alarm = self._alarms.due(now_s, self.config.alarm_again_s)
         planned = self._local.message(self.state, self.state.attempt, self.config.boot, now_s)
-        return [ev.Send(one) for one in (alarm, planned) if one is not None]
+        return [ev.Send(message) for message in (alarm, planned) if message is not None]
 
-    def _local_step(self, now_s: float) -> list[ev.Action]:
+    def _local_step(self, now_s: float) -> list[Action]:
         begun = self._local.begin(
             self.state,
             self.state.attempt,
@@ -324,79 +392,100 @@ class LinkCore:
             present=self._needs.present,
             now_s=now_s,
         )
-        actions = self._become(begun) if begun is not None else []
-        state, asked = self._local.step(self.state, self._wall_us(now_s))
-        return actions + self._become(state) + asked
+        if begun is not None:
+            return self._become(begun)
+        # The record is on disk before the plan runs: a crash from here on is found at boot.
+        if actions := self._become(local.activated(self.state)):
+            return actions
+        tried = self.state.local
+        if tried is None or not self._local.due(tried):
+            return []
+        attempt, plan = tried.attempt, tried.plan
+        match tried.state:
+            case DeviceState.RECEIVED:
+                return self.plans.verify(attempt, plan)
+            case DeviceState.VERIFIED:
+                return self.plans.stage(attempt, plan)
+            case DeviceState.STAGED:
+                return self._run_trial(attempt, plan, now_s)
+            case DeviceState.TRIAL:
+                return self.plans.trial_recorded(attempt, now_s)
+        return self.plans.activate(attempt, plan, guarded=tried.way != Way.TRIAL.value)
 
-    def _next_step(self, now_s: float) -> list[ev.Action]:
+    def _run_trial(self, attempt: Attempt, plan: RunnablePlan, now_s: float) -> list[Action]:
+        return self.plans.run_trial(attempt, plan, self.state.environment, self._now_us, now_s)
+
+    def _next_step(self, now_s: float) -> list[Action]:
         plan, attempt = self.state.candidate, self.state.attempt
         match self.state.state:
             case DeviceState.RECEIVED | DeviceState.WAITING:
                 return self._acquire(plan, attempt, now_s)
             case DeviceState.VERIFIED if plan:
                 # An artifact that was there when the plan was checked may have been found damaged since.
-                return (
-                    self._wait(now_s) if self._missing() else self._ask("stage", ev.StagePlan(attempt, plan))
-                )
+                return self._wait(now_s) if self._missing() else self._stage(attempt, plan)
             case DeviceState.STAGED if plan:
                 return self._begin(plan, attempt, now_s)
             case DeviceState.TRIAL:
-                return self._ask("trial", ev.TrialRecorded(attempt))
+                return self._ask("trial", partial(self.plans.trial_recorded, attempt, now_s))
             case DeviceState.PROBATION if plan:
                 guarded = self.state.way in (Way.PROVEN.value, Way.GUARD.value)
-                return self._ask("activate", ev.ActivatePlan(attempt, plan, guarded))
+                return self._ask("activate", partial(self.plans.activate, attempt, plan, guarded=guarded))
         return []
 
-    def _begin(self, plan: RunnablePlan, attempt: Attempt, now_s: float) -> list[ev.Action]:
+    def _stage(self, attempt: Attempt, plan: RunnablePlan) -> list[Action]:
+        return self._ask("stage", partial(self.plans.stage, attempt, plan))
+
+    def _begin(self, plan: RunnablePlan, attempt: Attempt, now_s: float) -> list[Action]:
         """From staged on: a trial, or straight under probation."""
         staged = self._staged
         if staged is None or staged.attempt != attempt:
-            return self._ask("stage", ev.StagePlan(attempt, plan))
-        way, now_us = trials.way_of(self.state, staged), self._wall_us(now_s)
+            return self._stage(attempt, plan)
+        way = trials.way_of(self.state, staged)
         if way is Way.TRIAL:
-            return self._ask("trial", ev.RunTrial(attempt, plan, self.state.environment, now_us))
+            return self._ask("trial", partial(self._run_trial, attempt, plan, now_s))
         if way.guarded and staged.starves:
             return self._become(self.state.moved(Cause.REFUSED, staged.starves))
         # The record is on disk before the plan runs: a crash from here on is found at boot.
-        actions = self._apply(trials.activated(self.state, staged, way, now_us))
-        return actions + self._ask("activate", ev.ActivatePlan(attempt, plan, way.guarded))
+        return self._apply(trials.activated(self.state, staged, way, self._now_us))
 
-    def _acquire(self, plan: RunnablePlan | None, attempt: Attempt, now_s: float) -> list[ev.Action]:
+    def _acquire(self, plan: RunnablePlan | None, attempt: Attempt, now_s: float) -> list[Action]:
         good, active = self.state.last_good, self.state.active
         received = self.state.state is DeviceState.RECEIVED
         if received and plan is None:
-            return self._become(
-                self.state.moved(Cause.NOTHING_TO_DO, "no plan is desired; what runs goes on")
-            )
+            reason = "no plan is desired; what runs goes on"
+            return self._become(self.state.moved(Cause.NOTHING_TO_DO, reason))
         if plan is None:
             return []
         if received and good and active and good.ref.digest == active.digest == plan.ref.digest:
             moved = self.state.moved(Cause.NOTHING_TO_DO, "it was committed and runs already")
-            state, restored = local.adopted(moved, plan)
-            return self._become(state) + restored
+            if moved.planned is not None:
+                # The planner desires what was planned here: it is the planner's from now on.
+                moved = structs.replace(moved, active=plan.ref, last_good=plan, planned=None)
+                self._once_durable.append(partial(self.plans.restore, plan))
+            return self._become(moved)
         if self._missing():
             return self._wait(now_s)
-        return self._ask("verify", ev.VerifyPlan(attempt, plan))
+        return self._ask("verify", partial(self.plans.verify, attempt, plan))
 
-    def _wait(self, now_s: float) -> list[ev.Action]:
+    def _wait(self, now_s: float) -> list[Action]:
         """For artifacts that are missing, and fetch them."""
         missing = self._missing()
-        actions: list[ev.Action] = []
         if self.state.state is not DeviceState.WAITING:
             reason = f"{counted(len(missing), 'artifact')} to fetch"
-            actions += self._become(self.state.moved(Cause.ARTIFACTS_MISSING, reason))
-        return actions + self._needs.fetch(missing, now_s, connected=self.session.welcomed)
+            return self._become(self.state.moved(Cause.ARTIFACTS_MISSING, reason))
+        return self._needs.fetch(missing, now_s, connected=self.session.welcomed)
 
-    def _ask(self, what: str, action: ev.Action) -> list[ev.Action]:
-        wanted = (self.state.attempt, what)
-        if self._asked == wanted:
+    def _ask(self, what: str, call: Callable[[], list[Action]]) -> list[Action]:
+        """Call the plan manager once for this attempt and state."""
+        asked = (self.state.attempt, what)
+        if self._asked == asked:
             return []
-        self._asked = wanted
-        return [action]
+        self._asked = asked
+        return call()
 
 
 class Disk:
-    """Follows states on their way to the disk, and says which one is left after a failure."""
+    """Which states may be believed: those on disk, or that a start would make of what is there."""
 
     def __init__(self, found: LinkState) -> None:
         self.error: str | None = None  # why the last write failed
@@ -469,7 +558,7 @@ class Needs:
             asked_s = self._fetch_asked_s.get(need.digest, float("-inf"))
             if now_s - asked_s >= self._again_s:
                 self._fetch_asked_s[need.digest] = now_s
-                actions.append(FetchArtifact(need))
+                actions.append(ev.FetchArtifact(need))
         return actions
 
     def policy(self, desired: Desired | None, now_s: float, *, connected: bool) -> list[Action]:
@@ -482,7 +571,7 @@ class Needs:
         if wanted == self._policy_used:
             return []
         self._policy_used = wanted
-        return [UsePolicy(wanted)]
+        return [ev.UsePolicy(wanted)]
 
     def profiles(
         self, desired: Desired | None, answered: Collection[int], now_s: float, *, connected: bool
@@ -491,10 +580,10 @@ class Needs:
         if desired is None:
             return []
         wanted: list[tuple[int, tuple[ArtifactNeed, ...], Action]] = [
-            (one.request, (one.artifact,), RunProfile(one)) for one in desired.profiles
+            (one.request, (one.artifact,), ev.RunProfile(one)) for one in desired.profiles
         ]
         if (stages := desired.stage_profile) is not None:
-            wanted.append((stages.request, stages.artifacts, RunStageProfile(stages)))
+            wanted.append((stages.request, stages.artifacts, ev.RunStageProfile(stages)))
         actions: list[Action] = []
         for request, needs, action in wanted:
             if request in answered or request in self._profiles_asked:

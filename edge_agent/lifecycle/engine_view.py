@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-from stageloom.edge_agent.lifecycle.events import DrainEngine, PlanAction, SwapTo, UnloadPlan
+from stageloom.edge_agent.lifecycle.events import Action, DrainEngine, SwapTo, UnloadPlan
 from stageloom.edge_agent.lifecycle.states import RunnablePlan
 from stageloom.edge_agent.worker.messages import PlanTooLarge
 from stageloom.shared.backoff import backoff_s
@@ -37,14 +37,13 @@ class EngineView:
 
     @property
     def running(self) -> RunnablePlan | None:
-        """The plan that runs."""
         return None if self.active is None else self.loaded.get(self.active)
 
     def holds(self, digest: Digest) -> bool:
         """It is loaded, or about to be."""
         return self.key_of(digest, {**self.loading, **self.loaded}) is not None
 
-    def swap_to(self, key: PlanKey, *, keep: bool) -> list[PlanAction]:
+    def swap_to(self, key: PlanKey, *, keep: bool) -> list[Action]:
         """Launch into this plan, which also ends a drain; nothing where it was asked for already."""
         before = self.asked
         if before == key and not self.draining:
@@ -55,14 +54,14 @@ class EngineView:
         self.freed.discard(key)
         return [SwapTo(key, keep)]
 
-    def drain(self) -> list[PlanAction]:
+    def drain(self) -> list[Action]:
         """Launch nothing until the next swap."""
         if self.draining:
             return []
         self.draining = True
         return [DrainEngine()]
 
-    def unload(self, keys: Iterable[PlanKey]) -> list[PlanAction]:
+    def unload(self, keys: Iterable[PlanKey]) -> list[Action]:
         """Free these, unless they are being freed."""
         unwanted = [key for key in keys if key not in self.freed]
         self.freed.update(unwanted)
@@ -82,7 +81,7 @@ class EngineView:
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisorConfig:
-    """Pace of restarts."""
+    """When a plan is condemned, and how fast the process is started again."""
 
     max_crashes: int = 3
     window_s: float = 60.0
@@ -92,7 +91,12 @@ class SupervisorConfig:
 
 
 class Supervisor:
-    """The memory of crashes."""
+    """Decides about restarts, and remembers which plans crashed the process.
+
+    The first restart is immediate: one crash should cost as little as it can. Each further one waits longer,
+    until the process has lived for `stable_s`. A plan under which it crashed `max_crashes` times within
+    `window_s` is condemned for the life of the agent.
+    """
 
     def __init__(self, rng: Random, config: SupervisorConfig | None = None) -> None:
         self.config = config or SupervisorConfig()
@@ -104,7 +108,6 @@ class Supervisor:
         self._condemned: set[Digest] = set()
 
     def started(self, now_s: float) -> None:
-        """The process was started."""
         self._started_s = now_s
 
     def crashed(self, plan: Digest | None, now_s: float) -> float:

@@ -1,20 +1,15 @@
-"""What happens to the link core, and what it answers with, as frozen values.
+"""What happens to the lifecycle core, and what it answers with, as frozen values.
 
-An *attempt* is the (epoch, generation) that a plan is tried for. The plan manager answers every
-`VerifyPlan`, `StagePlan`, `RunTrial`, `TrialRecorded` and `ActivatePlan` with one of the matching events that
-repeats the attempt, and answers again if it is asked again: after a failed write or a restart of the engine
-the core asks for what it has no answer to.
+An *attempt* is the (epoch, generation) that a plan is tried for.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from stageloom.edge_agent.ingest.messages import ModelInfo
 from stageloom.edge_agent.lifecycle.states import Attempt, LinkState, PlanRef, RunnablePlan
 from stageloom.shared.engine.steps import PlanKey
-from stageloom.shared.engine.trial import TrialRecord, TrialResult
+from stageloom.shared.engine.trial import TrialResult
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import (
     AlarmSample,
@@ -40,7 +35,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Received:
-    """The planner said something."""
+    """A message of the planner came on the control lane."""
 
     message: ControlToDevice
 
@@ -68,13 +63,6 @@ class FetchFailed:
 
 
 @dataclass(frozen=True)
-class PlanVerified:
-    """It decodes and is legal, and its artifacts are whole."""
-
-    attempt: Attempt
-
-
-@dataclass(frozen=True)
 class PlanStaged:
     """It can run. `control` is the plan that runs, if it serves the same artifacts: then the two compare."""
 
@@ -85,62 +73,12 @@ class PlanStaged:
 
 
 @dataclass(frozen=True)
-class PlanRefused:
-    """It does not decode, is not legal, or cannot be prepared; from verification or staging."""
-
-    attempt: Attempt
-    reason: str
-
-
-@dataclass(frozen=True)
-class TrialBegins:
-    """Everything is ready: the candidate runs once the record is durable (`TrialRecorded`)."""
-
-    attempt: Attempt
-    record: TrialRecord
-
-
-@dataclass(frozen=True)
 class TrialDecided:
     """The trial ended, or was refused: after a commit the candidate runs, else the control."""
 
     attempt: Attempt
     control: Digest | None
     result: TrialResult
-
-
-@dataclass(frozen=True)
-class ProbationPassed:
-    """It ran for as long as it had to, and nothing speaks against it."""
-
-    attempt: Attempt
-
-
-@dataclass(frozen=True)
-class ProbationFailed:
-    """The manager is back on the plan before, or on its way there."""
-
-    attempt: Attempt
-    reason: str
-
-
-@dataclass(frozen=True)
-class RestoreFailed:
-    """Last-known-good does not run any more."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class ActiveChanged:
-    """What runs changed without the core having asked: a fallback, or a plan made locally."""
-
-    active: PlanRef | None
-
-
-@dataclass(frozen=True)
-class ManagerRestarted:
-    """The plan manager forgot what it was asked to do."""
 
 
 @dataclass(frozen=True)
@@ -178,20 +116,9 @@ class PlansMade:
 
 
 @dataclass(frozen=True)
-class PersistFailed:
-    """The last `Persist` did not reach the disk; the actions after it were not carried out."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
 class Tick:
-    """Time passed."""
+    """Ten times a second: what depends on time is looked at again."""
 
-
-Outcome = (
-    PlanVerified | PlanStaged | PlanRefused | TrialBegins | TrialDecided | ProbationPassed | ProbationFailed
-)
 
 Event = (
     Connected
@@ -200,22 +127,17 @@ Event = (
     | ArtifactPresent
     | ArtifactGone
     | FetchFailed
-    | Outcome
-    | RestoreFailed
-    | ActiveChanged
-    | ManagerRestarted
     | EnvironmentChanged
     | ProfileAnswered
     | AlarmRaised
     | PlansMade
-    | PersistFailed
     | Tick
 )
 
 
 @dataclass(frozen=True)
 class Persist:
-    """Write this durably before the actions that follow; if that fails, drop them and say `PersistFailed`."""
+    """Write this durably, then call `persisted`, or `persist_failed` if it cannot be written."""
 
     state: LinkState
 
@@ -239,65 +161,6 @@ class FetchArtifact:
     """Fetch it, resuming what is there. Asked for again while it is missing."""
 
     need: ArtifactNeed
-
-
-@dataclass(frozen=True)
-class VerifyPlan:
-    """Check it: `PlanVerified` or `PlanRefused` answers."""
-
-    attempt: Attempt
-    plan: RunnablePlan
-
-
-@dataclass(frozen=True)
-class StagePlan:
-    """Load it beside the one that runs: `PlanStaged` or `PlanRefused` answers."""
-
-    attempt: Attempt
-    plan: RunnablePlan
-
-
-@dataclass(frozen=True)
-class RunTrial:
-    """Compare the staged plan with the one that runs: `TrialBegins` or `TrialDecided` answers."""
-
-    attempt: Attempt
-    plan: RunnablePlan
-    environment: str
-    at_us: int  # wall clock
-
-
-@dataclass(frozen=True)
-class TrialRecorded:
-    """The record is durable: the candidate may run. `TrialDecided` answers."""
-
-    attempt: Attempt
-
-
-@dataclass(frozen=True)
-class ActivatePlan:
-    """Swap to the staged plan and watch it: the guard decides about probation, and rolls back by itself.
-
-    `guarded`: also against tasks that wait longer than before.
-    """
-
-    attempt: Attempt
-    plan: RunnablePlan
-    guarded: bool = False
-
-
-@dataclass(frozen=True)
-class RestorePlan:
-    """Run last-known-good now, unless it runs already."""
-
-    plan: RunnablePlan
-
-
-@dataclass(frozen=True)
-class AbandonPlan:
-    """A newer generation took this attempt's place: free what is staged, let what runs run."""
-
-    attempt: Attempt
 
 
 @dataclass(frozen=True)
@@ -334,26 +197,6 @@ class Reconnect:
 
     reason: str
     delay_s: float | None = None
-
-
-Order = (
-    RestorePlan
-    | VerifyPlan
-    | StagePlan
-    | RunTrial
-    | TrialRecorded
-    | ActivatePlan
-    | AbandonPlan
-    | UsePolicy
-    | RunProfile
-    | RunStageProfile
-)
-"""What the link asks of the agent; the other actions are the link's own."""
-
-Action = Persist | Hold | Send | FetchArtifact | Record | Reconnect | Order
-
-
-Models: TypeAlias = Mapping[str, ModelInfo]
 
 
 @dataclass(frozen=True)
@@ -417,13 +260,6 @@ class StopEngine:
 
 
 @dataclass(frozen=True)
-class Tell:
-    """Hand an event to the link core."""
-
-    event: Event
-
-
-@dataclass(frozen=True)
 class Note:
     """Something a person may want to know."""
 
@@ -446,8 +282,24 @@ class Activated:
     attempt: Attempt  # that it runs for; (0, 0) where it was not desired just now
 
 
-PlanAction: TypeAlias = (
-    CheckPlan
+@dataclass(frozen=True)
+class CollectArtifacts:
+    """An attempt is over: remove artifacts that no plan names any more, and `downloads` that were begun."""
+
+    downloads: bool = False
+
+
+Action: TypeAlias = (
+    Persist
+    | Hold
+    | Send
+    | FetchArtifact
+    | Record
+    | Reconnect
+    | UsePolicy
+    | RunProfile
+    | RunStageProfile
+    | CheckPlan
     | LoadPlan
     | SwapTo
     | UnloadPlan
@@ -455,8 +307,8 @@ PlanAction: TypeAlias = (
     | MeasureWindow
     | StartEngine
     | StopEngine
-    | Tell
     | Note
     | KeepFallback
     | Activated
+    | CollectArtifacts
 )

@@ -18,7 +18,7 @@ from typing import Final
 
 from msgspec import structs
 
-from stageloom.edge_agent.lifecycle import events as ev
+from stageloom.edge_agent.lifecycle.events import PlanStaged
 from stageloom.edge_agent.lifecycle.states import (
     UNDONE,
     Attempt,
@@ -114,33 +114,15 @@ class LocalPlans:
         local = LocalAttempt(plan=plan, planned=planned, state=DeviceState.RECEIVED)
         return structs.replace(state, local=local, local_counter=counter)
 
-    def step(self, state: LinkState, now_us: int) -> tuple[LinkState, list[ev.Action]]:
-        """What the attempt still lacks; asked once, until `forget`."""
-        local = state.local
-        if local is None:
-            return state, []
-        on_trial = local.way == Way.TRIAL.value
-        if local.state is DeviceState.STAGED and not on_trial:
-            # The record is on disk before the plan runs: a crash from here on is found at boot.
-            local = local.moved(Cause.ACTIVATE)
-            state = structs.replace(state, local=local, active=local.plan.ref)
+    def due(self, local: LocalAttempt) -> bool:
+        """Whether the plan manager is to be asked for this state of the attempt; once, until `forget`."""
         asked = (local.attempt, local.state)
         if asked == self._asked:
-            return state, []
+            return False
         self._asked = asked
         if local.state not in (DeviceState.RECEIVED, DeviceState.VERIFIED):
             self._offer = None
-        match local.state:
-            case DeviceState.RECEIVED:
-                return state, [ev.VerifyPlan(local.attempt, local.plan)]
-            case DeviceState.VERIFIED:
-                return state, [ev.StagePlan(local.attempt, local.plan)]
-            case DeviceState.STAGED:
-                return state, [ev.RunTrial(local.attempt, local.plan, state.environment, now_us)]
-            case DeviceState.TRIAL:
-                return state, [ev.TrialRecorded(local.attempt)]
-            case _:
-                return state, [ev.ActivatePlan(local.attempt, local.plan, guarded=not on_trial)]
+        return True
 
     def forget(self) -> None:
         """What was asked of the plan manager is lost, or its record did not reach the disk."""
@@ -191,37 +173,86 @@ def _may_run(state: LinkState, plan: RunnablePlan, present: Container[Digest]) -
     return all(need.digest in present for need in plan.artifacts)
 
 
-def outcome(state: LinkState, event: ev.Outcome, now_us: int) -> Changed | None:
-    """What the plan manager says of the local attempt; None if it says nothing of one that goes on."""
+def verified(state: LinkState) -> LinkState:
+    """The plan decodes and is legal."""
     local = state.local
-    if local is None or event.attempt != local.attempt:
-        return None
-    match event, local.state:
-        case ev.PlanVerified(), DeviceState.RECEIVED:
-            return Changed(structs.replace(state, local=local.moved(Cause.VERIFIED)))
-        case ev.PlanStaged(), DeviceState.VERIFIED:
-            return Changed(_staged(state, local, event, now_us))
-        case ev.TrialBegins(), DeviceState.STAGED:
-            begun = structs.replace(local.moved(Cause.TRIAL_BEGINS), record=event.record)
-            return Changed(structs.replace(state, local=begun))
-        case ev.TrialDecided(), DeviceState.STAGED | DeviceState.TRIAL:
-            return _decided(state, local, event.result, VERDICT_CAUSES[event.result.verdict], now_us)
-        case ev.ProbationPassed(), DeviceState.PROBATION:
-            passed = structs.replace(
-                state.without_local(Cause.PROBATION_PASSED),
-                last_good=local.plan,
-                planned=local.planned,
-                proven=proven_with(state, local.plan, holds=True),
-            )
-            if local.way == Way.TRIAL.value:
-                return Changed(passed)  # its verdict was told
-            kept = TrialResult(verdict=Verdict.COMMIT, reason="neither p99 nor the oldest age worsened")
-            return Changed(passed, _row(local, kept, now_us))
-        case ev.PlanRefused(), DeviceState.RECEIVED | DeviceState.VERIFIED | DeviceState.STAGED:
-            return Changed(_barred(state.without_local(Cause.REFUSED), local.plan.ref.digest))
-        case ev.ProbationFailed(), DeviceState.PROBATION:
-            return _failed(state, local, event.reason, Cause.PROBATION_FAILED, now_us)
-    return None
+    if local is None or local.state is not DeviceState.RECEIVED:
+        return state
+    return structs.replace(state, local=local.moved(Cause.VERIFIED))
+
+
+def staged(state: LinkState, answer: PlanStaged, now_us: int) -> LinkState:
+    """How it comes to run: under the guard, on trial, or not at all where nothing comparable runs."""
+    local = state.local
+    if local is None or local.state is not DeviceState.VERIFIED:
+        return state
+    if is_proven(state, local.plan):
+        way = Way.PROVEN
+    elif answer.control is None:
+        return state.without_local(Cause.NOT_NOW)
+    else:
+        way = Way.GUARD if answer.intervals_only else Way.TRIAL
+    if answer.starves:
+        return state.without_local(Cause.NOT_NOW)
+    record = TrialRecord(
+        candidate=local.plan.ref.digest,
+        control=answer.control or Digest(""),
+        environment=state.environment,
+        began_us=now_us,
+    )
+    local = structs.replace(local.moved(Cause.STAGED), way=way.value, record=record)
+    return structs.replace(state, local=local)
+
+
+def activated(state: LinkState) -> LinkState:
+    """A staged plan that needs no trial goes under probation."""
+    local = state.local
+    if local is None or local.state is not DeviceState.STAGED or local.way == Way.TRIAL.value:
+        return state
+    return structs.replace(state, local=local.moved(Cause.ACTIVATE), active=local.plan.ref)
+
+
+def trial_begins(state: LinkState, record: TrialRecord) -> LinkState:
+    """The candidate runs once the record is durable."""
+    local = state.local
+    if local is None or local.state is not DeviceState.STAGED:
+        return state
+    return structs.replace(state, local=structs.replace(local.moved(Cause.TRIAL_BEGINS), record=record))
+
+
+def decided(state: LinkState, result: TrialResult, now_us: int) -> Changed:
+    """The trial ended, or was refused. One without a verdict says nothing of the plan."""
+    local = state.local
+    if local is None or local.state not in (DeviceState.STAGED, DeviceState.TRIAL):
+        return Changed(state)
+    return _decided(state, local, result, VERDICT_CAUSES[result.verdict], now_us)
+
+
+def passed(state: LinkState, now_us: int) -> Changed:
+    """Probation passed: the plan is last-known-good."""
+    local = state.local
+    if local is None or local.state is not DeviceState.PROBATION:
+        return Changed(state)
+    good = structs.replace(
+        state.without_local(Cause.PROBATION_PASSED),
+        last_good=local.plan,
+        planned=local.planned,
+        proven=proven_with(state, local.plan, holds=True),
+    )
+    if local.way == Way.TRIAL.value:
+        return Changed(good)  # its verdict was told
+    kept = TrialResult(verdict=Verdict.COMMIT, reason="neither p99 nor the oldest age worsened")
+    return Changed(good, _row(local, kept, now_us))
+
+
+def failed(state: LinkState, reason: str, now_us: int) -> Changed:
+    """The plan cannot be prepared, or did not outlive probation."""
+    local = state.local
+    if local is None or local.state is DeviceState.TRIAL:
+        return Changed(state)
+    if local.state is DeviceState.PROBATION:
+        return _failed(state, local, reason, Cause.PROBATION_FAILED, now_us)
+    return Changed(_barred(state.without_local(Cause.REFUSED), local.plan.ref.digest))
 
 
 def attempt_at_boot(state: LinkState, now_us: int) -> Changed:
@@ -237,36 +268,27 @@ def attempt_at_boot(state: LinkState, now_us: int) -> Changed:
     return _failed(state, local, reason, Cause.BOOT, now_us)
 
 
-def superseded(state: LinkState, now_us: int) -> tuple[LinkState, list[ev.Action]]:
-    """A newer value is desired: the attempt ends, and what runs runs on. Actions for after that."""
+def superseded(state: LinkState, now_us: int) -> Changed:
+    """A newer value is desired: the attempt ends, and what runs runs on."""
     return _abandoned(state, "a newer plan is desired", Cause.DESIRED, now_us)
 
 
-def _abandoned(state: LinkState, reason: str, cause: Cause, now_us: int) -> tuple[LinkState, list[ev.Action]]:
-    local = state.local
-    if local is None:
-        return state, []
-    rows: tuple[TrialEnded, ...] = ()
-    if local.state is DeviceState.TRIAL:
-        rows = _row(local, TrialResult(verdict=Verdict.ABANDONED, reason=reason), now_us)
-    ended: list[ev.Action] = [ev.AbandonPlan(local.attempt), *map(ev.Record, rows)]
-    return state.without_local(cause), ended
-
-
-def environment_changed(state: LinkState, now_us: int) -> tuple[LinkState, list[ev.Action]]:
+def environment_changed(state: LinkState, now_us: int) -> Changed:
     """What is compared in another environment is no comparison."""
     local = state.local
     if local is None or local.state not in (DeviceState.STAGED, DeviceState.TRIAL):
-        return state, []
+        return Changed(state)
     return _abandoned(state, "the environment changed", Cause.ENVIRONMENT, now_us)
 
 
-def adopted(state: LinkState, plan: RunnablePlan) -> tuple[LinkState, list[ev.Action]]:
-    """The planner desires what was planned here and runs: it is the planner's from now on."""
-    if state.planned is None:
-        return state, []
-    state = structs.replace(state, active=plan.ref, last_good=plan, planned=None)
-    return state, [ev.RestorePlan(plan)]
+def _abandoned(state: LinkState, reason: str, cause: Cause, now_us: int) -> Changed:
+    local = state.local
+    if local is None:
+        return Changed(state)
+    rows: tuple[TrialEnded, ...] = ()
+    if local.state is DeviceState.TRIAL:
+        rows = _row(local, TrialResult(verdict=Verdict.ABANDONED, reason=reason), now_us)
+    return Changed(state.without_local(cause), rows)
 
 
 def lost(state: LinkState) -> LinkState | None:
@@ -280,27 +302,6 @@ def lost(state: LinkState) -> LinkState | None:
     over = state.without_local(Cause.RESTORE_FAILED)
     back = structs.replace(over, last_good=desired, active=desired.ref, planned=None)
     return _barred(back, good.ref.digest)
-
-
-def _staged(state: LinkState, local: LocalAttempt, staged: ev.PlanStaged, now_us: int) -> LinkState:
-    """How it comes to run: under the guard, on trial, or not at all where nothing comparable runs."""
-    digest = local.plan.ref.digest
-    if is_proven(state, local.plan):
-        way = Way.PROVEN
-    elif staged.control is None:
-        return state.without_local(Cause.NOT_NOW)
-    else:
-        way = Way.GUARD if staged.intervals_only else Way.TRIAL
-    if staged.starves:
-        return state.without_local(Cause.NOT_NOW)
-    record = TrialRecord(
-        candidate=digest,
-        control=staged.control or Digest(""),
-        environment=state.environment,
-        began_us=now_us,
-    )
-    local = structs.replace(local.moved(Cause.STAGED), way=way.value, record=record)
-    return structs.replace(state, local=local)
 
 
 def _decided(

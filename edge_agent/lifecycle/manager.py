@@ -1,24 +1,23 @@
 """The plan manager: which plan the engine process should run, and how to get there. Pure.
 
-It stands between the link core, which knows what is desired, and the engine process, which runs plans by
-key. `good` is last-known-good, `fallback` the good plan before it, the *candidate* the plan of one attempt on
-its way from verification over staging and perhaps a trial to probation. Whatever happens, the manager works
-towards its target: the candidate once it is to be activated, else the incumbent, which is the good plan or
-the fallback, else nothing. A method returns what to do next.
+The core knows what is desired; the engine process runs plans by key. `good` is last-known-good, `fallback`
+the good plan before it. The *candidate* is the plan of one attempt on its way from verification over staging
+and perhaps a trial to probation. Whatever happens, the manager works towards its target: the candidate once
+it is to be activated, else the incumbent (the good plan or the fallback), else nothing. A method returns
+what to do next.
 """
 
 import itertools
 from random import Random
 
-from stageloom.edge_agent.lifecycle import events as link
 from stageloom.edge_agent.lifecycle.engine_view import EngineView, Supervisor
 from stageloom.edge_agent.lifecycle.events import (
+    Action,
     KeepFallback,
     Note,
-    PlanAction,
     StartEngine,
     StopEngine,
-    Tell,
+    TrialDecided,
 )
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.probation import Probation, Verdict, WaitingLog
@@ -58,12 +57,12 @@ class PlanManager(Pursuit):
         self._config = config or ManagerConfig()
         self._coin = coin or Random(0)
         self._windows = itertools.count(1)
-        self._decided: link.TrialDecided | None = None  # the last trial's, until the next attempt
+        self._decided: TrialDecided | None = None  # the last trial's, until the next attempt
         self._restoring: Restoring | None = None  # while last-known-good does not load
 
-    # -- what the link asks for -----------------------------------------------------------------------------
+    # -- what the core asks for -----------------------------------------------------------------------------
 
-    def restore(self, plan: RunnablePlan) -> list[PlanAction]:
+    def restore(self, plan: RunnablePlan) -> list[Action]:
         """Run last-known-good, whatever became of it before."""
         self._good, self._adopted = plan, None
         self._restoring = None
@@ -72,41 +71,47 @@ class PlanManager(Pursuit):
             self._candidate = None
         return self._pursue()
 
-    def verify(self, attempt: Attempt, plan: RunnablePlan) -> list[PlanAction]:
+    def verify(self, attempt: Attempt, plan: RunnablePlan) -> list[Action]:
         """Check a plan; answered by PlanVerified or PlanRefused."""
         return self._begin(attempt, plan, Phase.VERIFYING) + self._pursue()
 
-    def stage(self, attempt: Attempt, plan: RunnablePlan) -> list[PlanAction]:
+    def stage(self, attempt: Attempt, plan: RunnablePlan) -> list[Action]:
         """Load a plan beside the one that runs; answered by PlanStaged or PlanRefused."""
         return self._begin(attempt, plan, Phase.STAGING) + self._pursue()
 
-    def run_trial(self, order: link.RunTrial, now_s: float) -> list[PlanAction]:
-        """Compare the staged plan with the one that runs; answered by TrialBegins or TrialDecided."""
-        if self._decided is not None and self._decided.attempt == order.attempt:
-            return [Tell(self._decided)]
+    def run_trial(
+        self, attempt: Attempt, plan: RunnablePlan, environment: str, at_us: int, now_s: float
+    ) -> list[Action]:
+        """Compare the staged plan with the one that runs; `at_us` is the wall clock."""
+        if self._decided is not None and self._decided.attempt == attempt:
+            return self.outcomes.trial_decided(self._decided)
         candidate = self._candidate
-        if candidate is not None and candidate.attempt == order.attempt and candidate.runner is not None:
+        if candidate is not None and candidate.attempt == attempt and candidate.runner is not None:
             return candidate.runner.again()
-        control = self._control_for(order.plan.ref.digest)
+        control = self._control_for(plan.ref.digest)
         if candidate is None or candidate.phase is not Phase.STAGED or control is None:
-            reason = "the plan to compare with does not run any more"
-            result = TrialResult(verdict=TrialVerdict.ABANDONED, reason=reason)
-            return [Tell(link.TrialDecided(order.attempt, None, result))]
+            return self._trial_lost(attempt, "the plan to compare with does not run any more")
         candidate.phase = Phase.TRIAL
-        candidate.runner = self._runner(order, control)
+        record = TrialRecord(
+            candidate=plan.ref.digest, control=control.ref.digest, environment=environment, began_us=at_us
+        )
+        candidate.runner = self._runner(attempt, record)
         return self._advance(candidate, candidate.runner.begin(now_s))
 
-    def trial_recorded(self, attempt: Attempt, now_s: float) -> list[PlanAction]:
-        """The record is durable; answered by TrialDecided."""
+    def trial_recorded(self, attempt: Attempt, now_s: float) -> list[Action]:
+        """The record is durable: the candidate may run."""
         if self._decided is not None and self._decided.attempt == attempt:
-            return [Tell(self._decided)]
+            return self.outcomes.trial_decided(self._decided)
         candidate = self._candidate
         if candidate is None or candidate.attempt != attempt or candidate.runner is None:
-            result = TrialResult(verdict=TrialVerdict.ABANDONED, reason="the trial was lost")
-            return [Tell(link.TrialDecided(attempt, None, result))]
+            return self._trial_lost(attempt, "the trial was lost")
         return self._advance(candidate, candidate.runner.recorded(now_s))
 
-    def activate(self, attempt: Attempt, plan: RunnablePlan, *, guarded: bool = False) -> list[PlanAction]:
+    def _trial_lost(self, attempt: Attempt, reason: str) -> list[Action]:
+        result = TrialResult(verdict=TrialVerdict.ABANDONED, reason=reason)
+        return self.outcomes.trial_decided(TrialDecided(attempt, None, result))
+
+    def activate(self, attempt: Attempt, plan: RunnablePlan, *, guarded: bool = False) -> list[Action]:
         """Swap and watch; answered by ProbationPassed or ProbationFailed. `guarded`: see `Probation`."""
         candidate = self._candidate
         if candidate is not None and candidate.attempt == attempt and candidate.runs:
@@ -116,7 +121,7 @@ class PlanManager(Pursuit):
         self._candidate.guarded = guarded
         return actions + self._pursue()
 
-    def abandon(self, attempt: Attempt) -> list[PlanAction]:
+    def abandon(self, attempt: Attempt) -> list[Action]:
         """A newer generation took its place: free what is staged, let what runs run."""
         candidate = self._candidate
         if candidate is None or candidate.attempt != attempt:
@@ -126,15 +131,15 @@ class PlanManager(Pursuit):
             self._adopted = candidate.plan
         return self._pursue() if candidate.runner is not None else self._tidy()
 
-    def shut_down(self, now_s: float) -> list[PlanAction]:
+    def shut_down(self, now_s: float) -> list[Action]:
         """The agent is told to stop: a trial ends without a verdict, and the plan may be tried again."""
         candidate = self._candidate
         if candidate is None or candidate.runner is None:
             return []
         return self._advance(candidate, candidate.runner.abandon("the agent was stopped", now_s))
 
-    def _begin(self, attempt: Attempt, plan: RunnablePlan, phase: Phase) -> list[PlanAction]:
-        actions: list[PlanAction] = []
+    def _begin(self, attempt: Attempt, plan: RunnablePlan, phase: Phase) -> list[Action]:
+        actions: list[Action] = []
         if self._candidate is not None and self._candidate.attempt != attempt:
             actions = self.abandon(self._candidate.attempt)
         self._candidate = Candidate(attempt, plan, phase)
@@ -144,34 +149,39 @@ class PlanManager(Pursuit):
 
     # -- trials ---------------------------------------------------------------------------------------------
 
-    def _runner(self, order: link.RunTrial, control: RunnablePlan) -> TrialRunner:
-        engine, digest = self._engine, order.plan.ref.digest
+    def _runner(self, attempt: Attempt, record: TrialRecord) -> TrialRunner:
+        engine, digest = self._engine, record.candidate
         crowded = engine.crowded.get(digest)
         key, active = engine.key_of(digest, engine.loaded), engine.active
         control_bytes = engine.stated_bytes.get(active, 0) if active is not None else 0
         plans = TrialPlans(
-            record=TrialRecord(
-                candidate=digest,
-                control=control.ref.digest,
-                environment=order.environment,
-                began_us=order.at_us,
-            ),
+            record=record,
             models=tuple(self._checked[digest].artifacts),
             control_bytes=crowded.memory_bytes - crowded.room_bytes if crowded else control_bytes,
             candidate_bytes=crowded.added_bytes if crowded else engine.stated_bytes.get(key or PlanKey(0), 0),
             memory_bytes=crowded.memory_bytes if crowded else max(engine.memory_bytes, control_bytes),
         )
         config = self._config
-        return TrialRunner(order.attempt, plans, self._coin, self._windows, config.trial, config.timing_s)
+        return TrialRunner(
+            attempt,
+            plans,
+            lambda: self.outcomes.trial_begins(attempt, record),
+            self._coin,
+            self._windows,
+            config.trial,
+            config.timing_s,
+        )
 
-    def _advance(self, candidate: Candidate, actions: list[PlanAction]) -> list[PlanAction]:
+    def _advance(self, candidate: Candidate, actions: list[Action]) -> list[Action]:
         """Carry out what the trial wants, and follow it to the plan that it launches into."""
         runner, engine = candidate.runner, self._engine
         assert runner is not None
         if runner.draining:
             engine.draining = True
         if runner.decided is not None and self._candidate is candidate:
-            self._decided = runner.decided
+            if self._decided is not runner.decided:
+                self._decided = runner.decided
+                actions = actions + self.outcomes.trial_decided(runner.decided)
             if runner.decided.result.verdict is not TrialVerdict.COMMIT:
                 self._candidate = None
             if runner.stalled and engine.up and not engine.stopping:
@@ -179,15 +189,14 @@ class PlanManager(Pursuit):
                 actions.append(StopEngine())
         return actions + self._pursue()
 
-    def measured(self, figures: Measured, now_s: float) -> list[PlanAction]:
-        """A window was measured."""
+    def measured(self, figures: Measured, now_s: float) -> list[Action]:
         candidate = self._candidate
         if candidate is None or candidate.runner is None:
             return []
         return self._advance(candidate, candidate.runner.measured(figures, now_s))
 
-    def drained(self, now_s: float) -> list[PlanAction]:
-        """Nothing is in flight."""
+    def drained(self, now_s: float) -> list[Action]:
+        """Nothing is in flight: a window may begin, or one plan give way to another."""
         candidate, engine = self._candidate, self._engine
         if not engine.draining:
             return []
@@ -199,24 +208,25 @@ class PlanManager(Pursuit):
 
     # -- what happened --------------------------------------------------------------------------------------
 
-    def checked(self, facts: PlanFacts) -> list[PlanAction]:
+    def checked(self, facts: PlanFacts) -> list[Action]:
         """The plan is legal and its artifacts are whole."""
         self._checking.discard(facts.digest)
         self._checked[facts.digest] = facts
         return self._pursue()
 
-    def check_failed(self, digest: Digest, reason: str, damaged: frozenset[Digest]) -> list[PlanAction]:
+    def check_failed(self, digest: Digest, reason: str, damaged: frozenset[Digest]) -> list[Action]:
         """It is not; `damaged` artifacts were removed."""
         self._checking.discard(digest)
-        actions: list[PlanAction] = [Tell(link.ArtifactGone(one)) for one in sorted(damaged)]
+        for artifact in damaged:
+            self.outcomes.artifact_gone(artifact)
         candidate = self._candidate
         if damaged and candidate is not None and candidate.digest == digest and not candidate.runs:
             # The plan is not to blame: the link fetches again and asks again.
             self._candidate = None
-            actions.append(Tell(link.ManagerRestarted()))
-        return actions + self._useless(digest, reason) + self._pursue()
+            self.outcomes.forgot()
+        return self._useless(digest, reason) + self._pursue()
 
-    def loaded(self, key: PlanKey, stated_bytes: int = 0, memory_bytes: int = 0) -> list[PlanAction]:
+    def loaded(self, key: PlanKey, stated_bytes: int = 0, memory_bytes: int = 0) -> list[Action]:
         """The engine process has loaded it; `memory_bytes` is what plans may take there together."""
         engine = self._engine
         plan = engine.loading.pop(key, None)
@@ -225,7 +235,7 @@ class PlanManager(Pursuit):
             engine.stated_bytes[key], engine.memory_bytes = stated_bytes, memory_bytes
         return self._pursue()
 
-    def too_large(self, sizes: PlanTooLarge) -> list[PlanAction]:
+    def too_large(self, sizes: PlanTooLarge) -> list[Action]:
         """It was not loaded: it does not fit beside what is, or not at all."""
         plan = self._engine.loading.pop(PlanKey(sizes.key), None)
         if plan is None:
@@ -239,7 +249,7 @@ class PlanManager(Pursuit):
         )
         return self._useless(plan.ref.digest, reason, may_pass=True) + self._pursue()
 
-    def load_failed(self, key: PlanKey, reason: str) -> list[PlanAction]:
+    def load_failed(self, key: PlanKey, reason: str) -> list[Action]:
         """The engine process could not load or activate it; what ran before still runs."""
         engine = self._engine
         plan = engine.loading.pop(key, None)
@@ -252,7 +262,7 @@ class PlanManager(Pursuit):
         engine.asked = engine.active
         return self._pursue()
 
-    def activated(self, key: PlanKey, now_s: float, paused_s: float = 0.0) -> list[PlanAction]:
+    def activated(self, key: PlanKey, now_s: float, paused_s: float = 0.0) -> list[Action]:
         """New launches go to it, after nothing was launched for `paused_s`."""
         self._engine.active = key
         plan, candidate = self.active, self._candidate
@@ -266,7 +276,7 @@ class PlanManager(Pursuit):
         self._watch_running(now_s)
         return [*actions, *self._announce(), *self._pursue()]
 
-    def _exchanged(self, plan: RunnablePlan, paused_s: float) -> list[PlanAction]:
+    def _exchanged(self, plan: RunnablePlan, paused_s: float) -> list[Action]:
         """Count the pause of an exchange that has ended."""
         if not self._exchanging:
             return []
@@ -274,17 +284,17 @@ class PlanManager(Pursuit):
         text = f"plan {plan.ref.digest[:12]} runs after a pause of {paused_s * 1e3:.0f} ms: both did not fit"
         return [Note("swap_pause", text)]
 
-    def released(self, key: PlanKey) -> list[PlanAction]:
+    def released(self, key: PlanKey) -> list[Action]:
         """The engine process has freed it."""
         self._engine.released(key)
         return self._pursue()
 
-    def ready(self) -> list[PlanAction]:
+    def ready(self) -> list[Action]:
         """A fresh engine process takes commands."""
         self._engine = EngineView(up=True)
         return self._pursue()
 
-    def exited(self, how: str, now_s: float) -> list[PlanAction]:
+    def exited(self, how: str, now_s: float) -> list[Action]:
         """The engine process is gone, and everything in it."""
         wanted, blamed, before = self._engine.stopping, self._blamed(), self.active
         self._engine = EngineView()
@@ -292,7 +302,7 @@ class PlanManager(Pursuit):
         if wanted:
             actions = self._step_back(how, now_s)
             if before is not None and not self._target():
-                actions.append(Tell(link.ActiveChanged(None)))
+                self.outcomes.active_changed(None)
             return [*actions, StartEngine(0.0)]
         delay_s = self._supervisor.crashed(blamed.ref.digest if blamed else None, now_s)
         actions = [Note("engine_crashed", f"the engine process ended: {how}")]
@@ -303,12 +313,13 @@ class PlanManager(Pursuit):
             reason = f"the engine crashed {self._supervisor.config.max_crashes} times under it, last: {how}"
             actions.append(Note("plan_condemned", f"plan {blamed.ref.digest[:12]}: {reason}"))
             if blamed is self._good:
-                actions.append(Tell(link.RestoreFailed(reason)))
+                actions += self.outcomes.restore_failed(reason)
         if self._target() is None:
-            actions.append(Tell(link.ActiveChanged(None)))
-        return [*actions, Tell(link.ManagerRestarted()), StartEngine(delay_s)]
+            self.outcomes.active_changed(None)
+        self.outcomes.forgot()
+        return [*actions, StartEngine(delay_s)]
 
-    def task_ended(self, outcome: Outcome, reason: str, key: PlanKey | None) -> list[PlanAction]:
+    def task_ended(self, outcome: Outcome, reason: str, key: PlanKey | None) -> list[Action]:
         """A task ended in the engine process, on the plan `key`; None: it never ran."""
         candidate = self._candidate
         if candidate is None or candidate.probation is None or key is None or key != self._engine.active:
@@ -316,8 +327,8 @@ class PlanManager(Pursuit):
         candidate.probation.task_ended(outcome, reason)
         return self._judge(candidate, candidate.probation)
 
-    def tick(self, now_s: float) -> list[PlanAction]:
-        """Time passed."""
+    def tick(self, now_s: float) -> list[Action]:
+        """Look at what has taken too long: a load, a trial, probation, last-known-good that does not load."""
         self._watch_running(now_s)
         actions = self._end_overdue_load(now_s) + self._restore_again(now_s)
         candidate = self._candidate
@@ -330,7 +341,7 @@ class PlanManager(Pursuit):
         candidate.probation.tick(now_s)
         return actions + self._judge(candidate, candidate.probation)
 
-    def _end_overdue_load(self, now_s: float) -> list[PlanAction]:
+    def _end_overdue_load(self, now_s: float) -> list[Action]:
         """Nothing inside the process can interrupt a load that hangs, so it is ended with the process."""
         engine, limit_s = self._engine, self._config.load_limit_s
         key = next(iter(engine.loading), None)
@@ -346,7 +357,7 @@ class PlanManager(Pursuit):
         note = Note("load_overdue", f"plan {digest[:12]}: {reason}")
         return [note, *self._useless(digest, reason, may_pass=True), StopEngine()]
 
-    def _restore_again(self, now_s: float) -> list[PlanAction]:
+    def _restore_again(self, now_s: float) -> list[Action]:
         """Last-known-good did not load: try it in a fresh engine process while nothing else is to run."""
         good, engine, instead = self._good, self._engine, self._target()
         failed = self._unusable.get(good.ref.digest) if good is not None else None
@@ -357,11 +368,11 @@ class PlanManager(Pursuit):
         if self._restoring is None:
             self._restoring = Restoring(self._config.restore_patience_s, now_s)
         restoring = self._restoring
-        actions: list[PlanAction] = []
+        actions: list[Action] = []
         replaced = instead is not None and self.active == instead
         if not restoring.told and (replaced or restoring.overdue(now_s)):
             restoring.told = True
-            actions.append(Tell(link.RestoreFailed(failed.reason)))
+            actions += self.outcomes.restore_failed(failed.reason)
         idle = engine.up and not (engine.stopping or engine.loading) and self._candidate is None
         if instead is None and idle and restoring.due(now_s):
             self._unusable = {one: found for one, found in self._unusable.items() if not found.may_pass}
@@ -385,31 +396,30 @@ class PlanManager(Pursuit):
             waiting = self._waiting if candidate.guarded else None
             candidate.probation = Probation(now_s, self._config.probation, waiting)
 
-    def _judge(self, candidate: Candidate, probation: Probation) -> list[PlanAction]:
+    def _judge(self, candidate: Candidate, probation: Probation) -> list[Action]:
         match probation.verdict:
             case Verdict.OPEN:
                 return []
             case Verdict.PASSED:
                 self._candidate, self._adopted = None, None
                 self._supervisor.pardon(candidate.digest)
-                actions: list[PlanAction] = []
+                actions: list[Action] = []
                 if self._good is not None and self._good.ref.digest != candidate.digest:
                     self._fallback = self._good
                     actions.append(KeepFallback(self._good))
                 self._good = candidate.plan
-                return [*actions, Tell(link.ProbationPassed(candidate.attempt))]
+                return actions + self.outcomes.passed(candidate.attempt)
             case Verdict.FAILED:
                 self._candidate = None
                 self._forsake(candidate.digest)
-                failed = link.ProbationFailed(candidate.attempt, probation.reason)
-                return [Tell(failed), *self._pursue()]
+                return self.outcomes.failed(candidate.attempt, probation.reason) + self._pursue()
 
     def _forsake(self, digest: Digest) -> None:
         """What ran on from an earlier attempt has failed in a later one, or brought the engine down."""
         if self._adopted is not None and self._adopted.ref.digest == digest:
             self._adopted = None
 
-    def _step_back(self, how: str, now_s: float) -> list[PlanAction]:
+    def _step_back(self, how: str, now_s: float) -> list[Action]:
         """What was loaded is lost with the engine process: load it again. A trial has ended."""
         candidate = self._candidate
         if candidate is None:
@@ -422,7 +432,7 @@ class PlanManager(Pursuit):
             candidate.phase, candidate.probation = Phase.ACTIVATING, None
         return []
 
-    def _candidate_crashed(self, how: str, blamed: RunnablePlan | None, now_s: float) -> list[PlanAction]:
+    def _candidate_crashed(self, how: str, blamed: RunnablePlan | None, now_s: float) -> list[Action]:
         candidate = self._candidate
         if candidate is None:
             return []
@@ -433,8 +443,7 @@ class PlanManager(Pursuit):
             reason = f"the engine crashed under it: {how}"
         else:
             reason = f"the engine crashed while it was loaded: {how}"
-        told = link.ProbationFailed if candidate.runs else link.PlanRefused
-        return [Tell(told(candidate.attempt, reason))]
+        return self.outcomes.failed(candidate.attempt, reason)
 
     def _blamed(self) -> RunnablePlan | None:
         """Under which plan the engine process ended: the newcomer if it loaded or ran, else the one that ran.
@@ -449,23 +458,22 @@ class PlanManager(Pursuit):
                 return candidate.plan
         return self.active or next(iter(engine.loading.values()), None)
 
-    def _useless(self, digest: Digest, reason: str, *, may_pass: bool = False) -> list[PlanAction]:
+    def _useless(self, digest: Digest, reason: str, *, may_pass: bool = False) -> list[Action]:
         """A plan does not check, or where that `may_pass`, load."""
         self._unusable[digest] = Unusable(reason, may_pass)
         self._engine.stale |= may_pass and self.active is None
-        actions: list[PlanAction] = []
+        actions: list[Action] = []
         candidate = self._candidate
         if candidate is not None and candidate.digest == digest:
             self._candidate = None
-            told = link.ProbationFailed if candidate.runs else link.PlanRefused
-            actions.append(Tell(told(candidate.attempt, reason)))
+            actions += self.outcomes.failed(candidate.attempt, reason)
         if self._good is not None and self._good.ref.digest == digest:
             if self._restoring is None:  # else it was said before, and is being tried again
                 actions.append(Note("last_good_unusable", reason))
             if not may_pass:
-                actions.append(Tell(link.RestoreFailed(reason)))
+                actions += self.outcomes.restore_failed(reason)
         incumbents = (self._adopted, self._good, self._fallback)
         if any(plan is not None and plan.ref.digest == digest for plan in incumbents):
             if self.active is None and self._target() is None:
-                actions.append(Tell(link.ActiveChanged(None)))
+                self.outcomes.active_changed(None)
         return actions

@@ -30,14 +30,18 @@ _KEEP_S: Final = 30.0
 
 
 class WaitingLog:
-    """The last seconds of this device. Instants are seconds on one monotonic clock and do not go back."""
+    """How long tasks have waited in the last half minute: what a guard compares before and after a change.
+
+    Latencies are of completed tasks, by when they arrived; ages are those of the oldest queued task whenever
+    the engine process told. Instants are seconds on one monotonic clock and do not go back.
+    """
 
     def __init__(self) -> None:
         self._tasks: deque[tuple[float, float]] = deque(maxlen=_TASKS)  # arrival, latency; by end
         self._levels: deque[tuple[float, float, Mapping[str, int]]] = deque(maxlen=_LEVELS)
 
     def task_completed(self, arrived_s: float, ended_s: float) -> None:
-        """A task was answered."""
+        """Count a task that the application got an answer to."""
         self._tasks.append((arrived_s, ended_s - arrived_s))
 
     def seen(self, at_s: float, oldest_age_s: float, arrived: Mapping[str, int]) -> None:
@@ -154,7 +158,7 @@ class Probation:
             self._end(Verdict.FAILED, f"{self.failed} of {ran} tasks failed: {reason}")
 
     def tick(self, now_s: float) -> None:
-        """Time passed."""
+        """Ask the guard, and end probation when its time is over."""
         if self._guard is not None and self._waiting is not None and self.verdict is Verdict.OPEN:
             seen = self._guard.seen(self._waiting.since(self._began_s, now_s), now_s)
             if seen is GuardVerdict.ROLL_BACK:

@@ -5,27 +5,28 @@ Whatever has happened, `_pursue` gives the orders that are missing; giving them 
 """
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
-from stageloom.edge_agent.lifecycle import events as link
+from stageloom.edge_agent.ingest.messages import ModelInfo
 from stageloom.edge_agent.lifecycle.engine_view import EngineView, Supervisor
 from stageloom.edge_agent.lifecycle.events import (
+    Action,
     Activated,
     CheckPlan,
     LoadPlan,
-    Models,
-    PlanAction,
+    PlanStaged,
     StopEngine,
-    Tell,
+    TrialDecided,
 )
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig, WaitingLog
 from stageloom.edge_agent.lifecycle.states import Attempt, PlanRef, RunnablePlan
 from stageloom.edge_agent.lifecycle.trial_runner import TrialRunner
 from stageloom.shared.engine.steps import PlanKey
-from stageloom.shared.engine.trial import TrialConfig
+from stageloom.shared.engine.trial import TrialConfig, TrialRecord
 from stageloom.shared.engine.windows import Side
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import Origin
@@ -48,7 +49,10 @@ class Unusable(NamedTuple):
 
 
 class Restoring:
-    """One plan's tries: 1 s after the first failure, then after 2, 4, ... 60 s, without an end."""
+    """When last-known-good that did not load is tried again: after 1, 2, 4, ... 60 s, without an end.
+
+    A GPU's driver may come later than the agent, and memory may be short for a while.
+    """
 
     def __init__(self, patience_s: float, now_s: float) -> None:
         """It has just failed for the first time; for `patience_s` that is no verdict."""
@@ -118,8 +122,34 @@ class Candidate:
         return self.runner is not None and self.runner.side is Side.CANDIDATE
 
 
+class Outcomes(Protocol):
+    """What became of a plan, for the owner of the durable state, whose actions come back."""
+
+    def verified(self, attempt: Attempt) -> list[Action]: ...
+
+    def staged(self, staged: PlanStaged) -> list[Action]: ...
+
+    def trial_begins(self, attempt: Attempt, record: TrialRecord) -> list[Action]: ...
+
+    def trial_decided(self, decided: TrialDecided) -> list[Action]: ...
+
+    def passed(self, attempt: Attempt) -> list[Action]: ...
+
+    def failed(self, attempt: Attempt, reason: str) -> list[Action]: ...
+
+    def restore_failed(self, reason: str) -> list[Action]: ...
+
+    def active_changed(self, active: PlanRef | None) -> None: ...
+
+    def artifact_gone(self, digest: Digest) -> None: ...
+
+    def forgot(self) -> None: ...
+
+
 class Pursuit:
     """What is known of plans here, which of them is to run, and the next steps towards it."""
+
+    outcomes: Outcomes
 
     def __init__(
         self,
@@ -135,7 +165,7 @@ class Pursuit:
         self._candidate: Candidate | None = None
         self._engine = EngineView()
         self._keys = itertools.count(1)
-        self._served: Models = {}
+        self._served: Mapping[str, ModelInfo] = {}
         self._checking: set[Digest] = set()
         self._checked: dict[Digest, PlanFacts] = {}
         self._unusable: dict[Digest, Unusable] = {}
@@ -146,11 +176,10 @@ class Pursuit:
 
     @property
     def active(self) -> RunnablePlan | None:
-        """The plan that runs."""
         return self._engine.running
 
     @property
-    def models(self) -> Models:
+    def models(self) -> Mapping[str, ModelInfo]:
         """What the plan serves that tasks sent from now on meet; while the engine restarts, the last one's.
 
         Orders reach the engine process in sequence, so a swap counts from when it was asked for.
@@ -238,25 +267,25 @@ class Pursuit:
                 return plan
         return None
 
-    def _pursue(self) -> list[PlanAction]:
+    def _pursue(self) -> list[Action]:
         """The next steps towards the target and the candidate; asking again changes nothing."""
         return self._pursue_target() + self._pursue_candidate() + self._announce_later() + self._tidy()
 
-    def _announce_later(self) -> list[PlanAction]:
+    def _announce_later(self) -> list[Action]:
         """After a trial the plan that runs was activated in its last window."""
         engine = self._engine
         same = engine.asked == engine.active and not engine.draining
         plan = self.active
         return self._announce() if same and plan is not None and plan.ref.digest != self._announced else []
 
-    def _pursue_candidate(self) -> list[PlanAction]:
+    def _pursue_candidate(self) -> list[Action]:
         candidate, engine = self._candidate, self._engine
         if candidate is None or candidate.runs:
             return []
         if candidate.digest not in self._checked:
             return self._check(candidate.plan)
         if candidate.phase is Phase.VERIFYING:
-            return [Tell(link.PlanVerified(candidate.attempt))]
+            return self.outcomes.verified(candidate.attempt)
         if candidate.phase is not Phase.STAGING or not self._at_rest():
             return []
         key = engine.key_of(candidate.digest, engine.loaded)
@@ -268,27 +297,27 @@ class Pursuit:
                 return [StopEngine()]
             return self._load(candidate.plan)
         candidate.phase = Phase.STAGED
-        return [Tell(self._staged(candidate))]
+        return self.outcomes.staged(self._staged(candidate))
 
     def _at_rest(self) -> bool:
         """What is to run runs, or nothing is: a newcomer must not hold it up, nor be compared with a hole."""
         target = self._target()
         return target is None or (self.active is not None and self.active.ref.digest == target.ref.digest)
 
-    def _staged(self, candidate: Candidate) -> link.PlanStaged:
+    def _staged(self, candidate: Candidate) -> PlanStaged:
         control = self._control_for(candidate.digest)
         if control is None:
-            return link.PlanStaged(candidate.attempt)
+            return PlanStaged(candidate.attempt)
         ours, theirs = self._checked[candidate.digest], self._checked[control.ref.digest]
         arrivals_per_s = self._waiting.last_arrivals_per_s(_RATES_S)
-        return link.PlanStaged(
+        return PlanStaged(
             candidate.attempt,
             control.ref.digest,
             ours.same_but_intervals(theirs),
             ours.starves(arrivals_per_s),
         )
 
-    def _pursue_target(self) -> list[PlanAction]:
+    def _pursue_target(self) -> list[Action]:
         engine, target = self._engine, self._target()
         if not engine.up or engine.stopping:
             return self._check(target) if target is not None else []
@@ -307,7 +336,7 @@ class Pursuit:
             return []  # it is loaded again once it is gone
         return engine.swap_to(key, keep=self.runner is not None)
 
-    def _make_room(self) -> list[PlanAction]:
+    def _make_room(self) -> list[Action]:
         """Both do not fit: what runs ends, and gives way."""
         engine = self._engine
         if engine.active is None:
@@ -315,7 +344,7 @@ class Pursuit:
         self._exchanging = True
         return engine.drain()
 
-    def _load(self, plan: RunnablePlan) -> list[PlanAction]:
+    def _load(self, plan: RunnablePlan) -> list[Action]:
         digest = plan.ref.digest
         if digest not in self._checked:
             return self._check(plan)
@@ -326,14 +355,14 @@ class Pursuit:
         engine.loading[key] = plan
         return [LoadPlan(key, plan)]
 
-    def _check(self, plan: RunnablePlan) -> list[PlanAction]:
+    def _check(self, plan: RunnablePlan) -> list[Action]:
         digest = plan.ref.digest
         if digest in self._checked or digest in self._checking:
             return []
         self._checking.add(digest)
         return [CheckPlan(plan)]
 
-    def _tidy(self) -> list[PlanAction]:
+    def _tidy(self) -> list[Action]:
         """Free what was loaded and is not wanted any more, and forget plans that are gone."""
         held = {plan.ref.digest for plan in self._held()}
         self._checked = {digest: facts for digest, facts in self._checked.items() if digest in held}
@@ -356,7 +385,7 @@ class Pursuit:
         theirs = self._checked.get(running.ref.digest) if running is not None else None
         return running if ours and theirs and ours.compares_with(theirs) else None
 
-    def _announce(self) -> list[PlanAction]:
+    def _announce(self) -> list[Action]:
         """Say what runs, outside of the windows of a trial."""
         plan = self.active
         if plan is None or self.runner is not None:
@@ -364,9 +393,9 @@ class Pursuit:
         ref = plan.ref
         if plan is self._fallback:
             ref = PlanRef(ref.digest, Origin.FALLBACK, ref.local_counter)
-        actions: list[PlanAction] = []
+        actions: list[Action] = []
         if not (self._candidate and self._candidate.in_window):  # the link knows, once it has the verdict
-            actions.append(Tell(link.ActiveChanged(ref)))
+            self.outcomes.active_changed(ref)
         if self._announced != ref.digest:
             self._announced = ref.digest
             wanted = self._candidate is not None and self._candidate.digest == ref.digest

@@ -71,7 +71,6 @@ class Session:
         return self._hello(report, now_s, again=True) if changed and self.welcomed else []
 
     def lost(self) -> None:
-        """The connection is gone."""
         self._connected = self.welcomed = False
 
     def heard(self, now_s: float) -> None:
@@ -79,7 +78,7 @@ class Session:
         self._heard_s = now_s
 
     def welcome(self, message: Welcome) -> None:
-        """The planner knows us."""
+        """The planner accepted the hello."""
         self.welcomed, self.denied, self.device = True, None, message.device
         self._heartbeat_interval_s = message.heartbeat_interval_s
         self.bulk_credits = message.bulk_credits
@@ -168,7 +167,11 @@ class Session:
 
 
 class AlarmBox:
-    """At most one alarm that is not acknowledged."""
+    """Sends the newest alarm until it is acknowledged.
+
+    The newest one says all that an older one did, but later. It is kept over reconnects and forgotten with
+    the boot: what a device saw before it stopped asks for nothing now.
+    """
 
     def __init__(self, boot: int) -> None:
         self._boot = boot

@@ -18,7 +18,7 @@ _CODEC: Codec[LinkState] = Codec(LinkState, Limits(frame_bytes=_LIMIT_BYTES, bod
 
 
 def encode_state(state: LinkState) -> bytes:
-    """The file's content."""
+    """The state as msgpack, without the checksum that `StateFile` adds."""
     return _CODEC.encode(state)
 
 

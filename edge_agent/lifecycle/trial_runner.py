@@ -5,12 +5,11 @@ that time cannot compare anything, which is *no gain*. Then the core takes over:
 the link (`TrialBegins`, answered by `recorded`), and only after that the candidate may run.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from stageloom.edge_agent.lifecycle import events as link
-from stageloom.edge_agent.lifecycle.events import DrainEngine, MeasureWindow, PlanAction, Tell
+from stageloom.edge_agent.lifecycle.events import Action, DrainEngine, MeasureWindow, TrialDecided
 from stageloom.edge_agent.lifecycle.states import Attempt
 from stageloom.edge_agent.worker.messages import Measured
 from stageloom.shared.engine.trial import (
@@ -69,17 +68,22 @@ class TrialRunner:
         self,
         attempt: Attempt,
         plans: TrialPlans,
+        begins: Callable[[], list[Action]],
         coin: Coin,
         numbers: Iterator[int],
         config: TrialConfig,
         timing_s: float,
     ) -> None:
-        """`numbers` of windows are unique in this agent; the models are timed for `timing_s` at most."""
+        """`begins` has the record stored, after which `recorded` is called.
+
+        `numbers` of windows are unique in this agent; the models are timed for `timing_s` at most.
+        """
         self.attempt = attempt
         self.plans = plans
         self.side = Side.CONTROL
         self.draining = False
-        self.decided: link.TrialDecided | None = None
+        self.decided: TrialDecided | None = None
+        self._begins = begins
         self._coin = coin
         self._numbers = numbers
         self._config = config
@@ -94,7 +98,6 @@ class TrialRunner:
 
     @property
     def over(self) -> bool:
-        """It was decided."""
         return self._stage is _Stage.OVER
 
     @property
@@ -111,61 +114,53 @@ class TrialRunner:
 
     # Events
 
-    def begin(self, now: float) -> list[PlanAction]:
-        """Time the models first."""
+    def begin(self, now: float) -> list[Action]:
+        """Time the models under the control; refused if both plans do not fit into memory."""
         self._began_s = now
         plans = self.plans
         if crowded := crowding(plans.control_bytes, plans.candidate_bytes, plans.memory_bytes):
             return self._end(TrialResult(verdict=Verdict.REFUSED, reason=crowded))
         return [self._measure(now, now + _LOOK_S)]
 
-    def again(self) -> list[PlanAction]:
+    def again(self) -> list[Action]:
         """The link asks again: what it was told did not reach the disk."""
-        if self.decided is not None:
-            return [Tell(self.decided)]
-        waits = self._core is not None and self._core.saving
-        return [Tell(link.TrialBegins(self.attempt, self.plans.record))] if waits else []
+        return self._begins() if self._core is not None and self._core.saving else []
 
-    def recorded(self, now: float) -> list[PlanAction]:
-        """The record is durable."""
-        if self.decided is not None:
-            return [Tell(self.decided)]
-        return self._do(self._core.recorded(now)) if self._core is not None else []
+    def recorded(self, now: float) -> list[Action]:
+        """The record is durable: the windows begin."""
+        return self._do(self._core.recorded(now)) if self._core is not None and not self.over else []
 
-    def drained(self, now: float) -> list[PlanAction]:
-        """Nothing is in flight."""
+    def drained(self, now: float) -> list[Action]:
         return self._do(self._core.drained(now)) if self._core is not None and not self.over else []
 
-    def activated(self, side: Side, now: float) -> list[PlanAction]:
+    def activated(self, side: Side, now: float) -> list[Action]:
         """New launches go to this plan."""
         if self._core is None or self.over or side is not self.side:
             return []
         return self._do(self._core.activated(now))
 
-    def measured(self, figures: Measured, now: float) -> list[PlanAction]:
-        """What a window showed."""
+    def measured(self, figures: Measured, now: float) -> list[Action]:
         if self.over or figures.number != self._number:
             return []
         if self._core is None:
             return self._timed(figures, now)
         return self._do(self._core.window_ended(self._window, self._figures(figures), now))
 
-    def crashed(self, how: str, now: float) -> list[PlanAction]:
-        """The engine process ended."""
+    def crashed(self, how: str, now: float) -> list[Action]:
         if self._core is None:
             return self.abandon(f"the control crashed: {how}", now)
         return self._do(self._core.crashed(how, now))
 
-    def abandon(self, reason: str, now: float) -> list[PlanAction]:
-        """Something matters more."""
+    def abandon(self, reason: str, now: float) -> list[Action]:
+        """End without a verdict, for `reason`."""
         if self.over:
             return []
         if self._core is None:
             return self._end(TrialResult(verdict=Verdict.ABANDONED, reason=reason))
         return self._do(self._core.abandon(reason, now))
 
-    def tick(self, now: float) -> list[PlanAction]:
-        """Time passed."""
+    def tick(self, now: float) -> list[Action]:
+        """End what has stalled."""
         if self.over:
             return []
         if self._core is not None:
@@ -176,7 +171,7 @@ class TrialRunner:
 
     # Steps
 
-    def _timed(self, figures: Measured, now: float) -> list[PlanAction]:
+    def _timed(self, figures: Measured, now: float) -> list[Action]:
         self._oldest_age_s = max(self._oldest_age_s, figures.oldest_age_s)
         for one in figures.models:
             times = self._times.get(one.name)
@@ -199,7 +194,7 @@ class TrialRunner:
             return self._end(TrialResult(verdict=Verdict.NO_GAIN, reason=reason, seconds_s=taken_s))
         return self._begin_core(now)
 
-    def _begin_core(self, now: float) -> list[PlanAction]:
+    def _begin_core(self, now: float) -> list[Action]:
         """A model without a task so far counts like the average of the others, should one come."""
         service_s = {n: t.busy_s / t.completed for n, t in self._times.items() if t.completed}
         instance_s = {n: t.instance_s / t.instances for n, t in self._times.items() if t.instances}
@@ -234,12 +229,12 @@ class TrialRunner:
             oldest_age_s=seen.oldest_age_s,
         )
 
-    def _do(self, actions: Sequence[TrialAction]) -> list[PlanAction]:
-        out: list[PlanAction] = []
+    def _do(self, actions: Sequence[TrialAction]) -> list[Action]:
+        out: list[Action] = []
         for action in actions:
             match action:
-                case SaveRecord(record):
-                    out.append(Tell(link.TrialBegins(self.attempt, record)))
+                case SaveRecord():
+                    out += self._begins()
                 case Drain():
                     self.draining = True
                     out.append(DrainEngine())
@@ -258,8 +253,8 @@ class TrialRunner:
             return MeasureWindow(self._number, from_s, to_s)
         return MeasureWindow(self._number, from_s, to_s, self._core.brake_age_s)
 
-    def _end(self, result: TrialResult) -> list[PlanAction]:
+    def _end(self, result: TrialResult) -> list[Action]:
         self._stage = _Stage.OVER
         self.draining = False
-        self.decided = link.TrialDecided(self.attempt, self.plans.record.control, result)
-        return [Tell(self.decided)]
+        self.decided = TrialDecided(self.attempt, self.plans.record.control, result)
+        return []

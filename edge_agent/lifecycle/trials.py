@@ -1,4 +1,4 @@
-"""How a staged plan comes to run, and what a trial leaves behind: the link core's rules about it. Pure.
+"""How a staged plan comes to run, and what a trial leaves behind: the core's rules about it. Pure.
 
 A plan is *proven* here once it was committed in the environment that is (power mode, executor versions,
 precision; its artifacts are part of its digest), whatever its launch intervals were. A proven plan needs no

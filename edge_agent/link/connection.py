@@ -159,7 +159,7 @@ class Connection:
         self._dealers, self._monitor, self._handshake_open = {}, None, False
 
     def send(self, lane: str, message: Message) -> bool:
-        """Whether ZeroMQ took it."""
+        """Send without waiting; False if the lane is full or down."""
         dealer = self._dealers.get(lane)
         if dealer is None:
             return False

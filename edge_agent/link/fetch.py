@@ -173,7 +173,11 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class ArtifactFolder:
-    """`DIGEST` is a whole artifact, `DIGEST.part` the beginning of one."""
+    """Artifacts by digest: `DIGEST` is a whole one, `DIGEST.part` the beginning of one that a fetch resumes.
+
+    A device whose disk is full can store no state, so it could not even take a plan that fits. An artifact is
+    therefore not begun where it does not fit, and the beginning of one goes when the disk fills meanwhile.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Raises:

@@ -216,7 +216,7 @@ class Spool:
             self._file = None
 
     def counts(self) -> SpoolCounts:
-        """The books now."""
+        """Rows produced, acknowledged, dropped and still here, over all boots."""
         produced = sum(one.produced for one in self._accounts.values())
         dropped = sum(one.dropped() for one in self._accounts.values())
         spooled = sum(len(one.sizes) - one.acked for one in self._segments)

@@ -163,7 +163,7 @@ class Alarms:
 
 
 def alarm_raised(fired: Fired, running: RunnablePlan | None, at_us: int) -> AlarmRaised:
-    """Everything the link core needs; `at_us` is the wall clock."""
+    """Everything the lifecycle core needs; `at_us` is the wall clock."""
     return AlarmRaised(
         at_us=at_us,
         cause=fired.firing.cause.value,

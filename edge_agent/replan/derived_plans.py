@@ -1,6 +1,6 @@
 """Plans made from the one that runs: of the same artifacts, as a trigger's answer. Pure.
 
-Whether one may run is the link core's to say, which knows the autonomy that the planner granted and whether
+The lifecycle core decides whether one may run: it knows the autonomy that the planner granted and whether
 it answers; see `stageloom.edge_agent.lifecycle.local`.
 """
 

@@ -67,7 +67,6 @@ class PolicyDesk:
             return PolicyStatus(digest=digest or "", refused=f"numpy is not installed: {error}")
 
     def drop(self) -> None:
-        """There is none."""
         self._found = None
 
     def refusal(self, running: RunnablePlan) -> str:

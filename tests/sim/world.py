@@ -1,6 +1,6 @@
 """One planner, its devices, their engines, disks and the network, all driven by one seed and one clock.
 
-The cores are the real ones: dispatch core, link core, plan manager, engine core; so are the spool, the state
+The cores are the real ones: dispatch core, lifecycle core, engine core; so are the spool, the state
 files and the artifact folder. Every action and every failpoint is a place where a process may stop. After
 every step `watch` checks what must hold; when the faults are over the world must converge.
 """
