@@ -26,9 +26,8 @@ from stageloom import Client
 from stageloom.edge_agent.ask import ask_status
 from stageloom.edge_agent.config import AgentConfig, ModelFile, encode_config
 from stageloom.edge_agent.ingest.paths import socket_of
-from stageloom.edge_agent.link.choice import KEY_NAME, MEMBERSHIP_NAME
-from stageloom.edge_agent.link.membership import Membership, save_membership
-from stageloom.edge_agent.link.sockets import new_keys
+from stageloom.edge_agent.link.connection import Membership, new_keys, save_membership
+from stageloom.edge_agent.link.factory import KEY_NAME, MEMBERSHIP_NAME
 from stageloom.edge_agent.reporting.status import AgentStatus
 from stageloom.shared.errors import UnavailableError
 from stageloom.shared.ids import DeviceId

@@ -8,15 +8,14 @@ from typing import TypeAlias
 
 from stageloom.edge_agent.background import Background
 from stageloom.edge_agent.config import AgentConfig
-from stageloom.edge_agent.link.interface import Link
+from stageloom.edge_agent.lifecycle.check import PlanChecker
+from stageloom.edge_agent.lifecycle.engine_view import Supervisor
+from stageloom.edge_agent.lifecycle.host import LifecycleHost
+from stageloom.edge_agent.lifecycle.manager import PlanManager
+from stageloom.edge_agent.lifecycle.probation import ProbationConfig, WaitingLog
+from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
+from stageloom.edge_agent.lifecycle.statefile import FallbackFile
 from stageloom.edge_agent.loop import Loop
-from stageloom.edge_agent.plans.candidate import ManagerConfig
-from stageloom.edge_agent.plans.check import PlanChecker
-from stageloom.edge_agent.plans.fallback import FallbackFile
-from stageloom.edge_agent.plans.manager import PlanManager
-from stageloom.edge_agent.plans.probation import ProbationConfig
-from stageloom.edge_agent.plans.supervisor import Supervisor
-from stageloom.edge_agent.plans.waiting import WaitingLog
 from stageloom.edge_agent.replan.local_planner import LocalPlanner
 from stageloom.edge_agent.replan.policy import PolicyDesk
 from stageloom.edge_agent.reporting.journal import Journal
@@ -28,7 +27,7 @@ from stageloom.edge_agent.worker.client import EngineClient
 from stageloom.edge_agent.worker.config import WorkerConfig
 from stageloom.edge_agent.worker.messages import Report
 
-LinkFactory: TypeAlias = Callable[[], tuple[Link, Sequence[str]]]
+LinkFactory: TypeAlias = Callable[[PlanManager], tuple[LifecycleHost, Sequence[str]]]
 """Makes the link, and says what was wrong with the state it found."""
 
 
@@ -39,7 +38,7 @@ class Parts:
     config: AgentConfig
     loop: Loop
     engine: EngineClient
-    link: Link
+    link: LifecycleHost
     journal: Journal
     artifacts: ArtifactStore
     fallback: FallbackFile
@@ -70,7 +69,7 @@ def make_parts(
     engine = EngineClient(loop, _worker_config(config), config.silent_engine_s, on_report)
     engine.start()
     try:
-        link, problems = make_link()
+        link, problems = make_link(plans)
     except BaseException:
         engine.shut_down()
         raise
@@ -93,7 +92,7 @@ def make_parts(
         local=LocalPlanner(
             background,
             PolicyDesk(checker.graph, machine.environment),
-            link.tell,
+            link.handle,
             journal.note,
             Path(config.policy) if config.policy else None,
         ),
@@ -101,7 +100,7 @@ def make_parts(
             engine.send,
             artifacts.path,
             journal.record,
-            link.tell,
+            link.handle,
             environment=machine.environment,
             clocks=machine.clocks,
             executor=config.executor,

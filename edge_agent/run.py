@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 
 from stageloom.edge_agent.config import AgentConfig, decode_config
 from stageloom.edge_agent.home import HomeLock
-from stageloom.edge_agent.link.interface import Link, NoPlanner
+from stageloom.edge_agent.lifecycle.host import LifecycleHost, alone
+from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.loop import READ
 from stageloom.edge_agent.parts import LinkFactory
 from stageloom.edge_agent.service import Agent
@@ -69,20 +70,16 @@ def run_agent(config: AgentConfig) -> ExitCode:
 
 def _link_maker(config: AgentConfig) -> LinkFactory:
     if config.models:
-        from stageloom.edge_agent.plans.alone import (
-            plan_alone,
-        )  # the importer's code, for agents without a planner
+        from stageloom.edge_agent.lifecycle.alone import plan_alone
 
         store = ArtifactStore(config.home_path / "artifacts")
         plan = plan_alone(config, store, _log.info)
-        return lambda: (NoPlanner(plan), ())
+        return lambda plans: (alone(plan, plans), ())
 
-    def connect() -> tuple[Link, Sequence[str]]:
-        from stageloom.edge_agent.link.choice import (
-            connect_planner,
-        )  # ZeroMQ, for agents that have joined a planner
+    def connect(plans: PlanManager) -> tuple[LifecycleHost, Sequence[str]]:
+        from stageloom.edge_agent.link.factory import connect_planner
 
-        return connect_planner(config)
+        return connect_planner(config, plans)
 
     return connect
 

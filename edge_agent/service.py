@@ -1,6 +1,6 @@
 """The agent's main process: the link, the local endpoint and the engine process on one loop.
 
-Nothing here decides about plans or tasks: `PlanManager`, `TaskLedger` and the link core do. This part hands
+Nothing here decides about plans or tasks: the lifecycle core and `TaskLedger` do. This part hands
 what the engine process reports to whom it concerns, and is what the local endpoint asks. No heavy package is
 imported on this path.
 """
@@ -18,9 +18,10 @@ from stageloom.edge_agent.ingest.endpoint import Endpoint
 from stageloom.edge_agent.ingest.ledger import TaskLedger
 from stageloom.edge_agent.ingest.messages import ModelSignature
 from stageloom.edge_agent.ingest.paths import runtime_directory
+from stageloom.edge_agent.lifecycle.events import Tick
+from stageloom.edge_agent.lifecycle.shell import PlanShell
 from stageloom.edge_agent.loop import READ, Loop
 from stageloom.edge_agent.parts import LinkFactory, make_parts
-from stageloom.edge_agent.plans.shell import PlanShell
 from stageloom.edge_agent.replan.load_watch import LoadWatch
 from stageloom.edge_agent.reporting.status import (
     AgentStatus,
@@ -40,6 +41,7 @@ from stageloom.shared.version import __version__
 _log = logging.getLogger(__name__)
 
 _TICK_S = 0.25
+_LINK_TICK_S = 0.1
 
 
 class Agent:
@@ -80,7 +82,9 @@ class Agent:
         """Serve until told to stop."""
         self._endpoint.listen(runtime_directory(self._config.home_path))
         self._heartbeat.up()
-        self.loop.watch(self._link.fileno(), READ, self._on_link)
+        self.loop.watch(self._link.link.fileno(), READ, lambda _: self._link.take())
+        self.loop.call_every(_LINK_TICK_S, lambda: self._link.handle(Tick()))
+        self._shell.start()
         self.loop.call_every(_TICK_S, self._tick)
         self.loop.call_every(self._config.stats_interval_s, self._count)
         self.loop.call_every(self._config.trace_interval_s, self._sample_steps)
@@ -118,7 +122,6 @@ class Agent:
 
     def _tick(self) -> None:
         self._shell.do(self._plans.tick(self.loop.now()))
-        self._link.tick()
         serving = self._plans.engine_up and not self._plans.loading
         self._engine.check_alive(busy=not serving)
         self._heartbeat.beat(self.loop.now(), EngineSigns(self._engine.sign_s, serving), self._summary)
@@ -128,10 +131,6 @@ class Agent:
         reason, active = self.not_ready(), self._plans.active
         plan = f", plan {active.ref.digest[:12]} for {', '.join(self._plans.models)}" if active else ""
         return f"{f'not ready: {reason}' if reason else 'ready'}{plan}; link {self._link.status().state}"
-
-    def _on_link(self, events: int) -> None:
-        for order in self._link.take():
-            self._shell.obey(order)
 
     def _count(self) -> None:
         now_s = self.loop.now()

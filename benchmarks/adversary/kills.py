@@ -38,7 +38,7 @@ from benchmarks.control_plane.planner import free_ports
 from benchmarks.demo.processes import Processes
 from benchmarks.postgres import PostgresServer, binaries, postgres_server
 from benchmarks.report import Report, arguments, emit, progress
-from stageloom.edge_agent.link.choice import KEY_NAME
+from stageloom.edge_agent.link.factory import KEY_NAME
 from stageloom.planner.store.database import Database, sqlite_url
 from stageloom.planner.store.used_database import DATABASE_FILE
 from stageloom.shared.errors import StageloomError

@@ -12,8 +12,8 @@ import zmq
 from msgspec.structs import replace
 
 from benchmarks.control_plane.device import SimulatedDevice, Tally
-from stageloom.edge_agent.link.choice import KEY_NAME, MEMBERSHIP_NAME
-from stageloom.edge_agent.link.membership import load_membership
+from stageloom.edge_agent.link.connection import load_membership
+from stageloom.edge_agent.link.factory import KEY_NAME, MEMBERSHIP_NAME
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.keyfile import read_keys
 from stageloom.shared.messages import control, telemetry

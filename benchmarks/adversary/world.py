@@ -11,7 +11,7 @@ from benchmarks.postgres import PostgresServer
 from stageloom.edge_agent.ask import ask_status
 from stageloom.edge_agent.config import load_config
 from stageloom.edge_agent.ingest.paths import socket_of
-from stageloom.edge_agent.link.choice import join_planner
+from stageloom.edge_agent.link.factory import join_planner
 from stageloom.edge_agent.reporting.status import AgentStatus
 from stageloom.planner.admin.client import ask
 from stageloom.shared.errors import UnavailableError

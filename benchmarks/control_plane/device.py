@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import zmq
 
-from stageloom.edge_agent.link.sockets import make_dealer
+from stageloom.edge_agent.link.connection import make_dealer
 from stageloom.shared.backoff import backoff_s
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.keyfile import KeyPair

@@ -118,7 +118,7 @@ def join(
     home: Home = None,
 ) -> None:
     """Enrol this machine with a planner. Makes its key pair and trades the token for a place in the fleet."""
-    from stageloom.edge_agent.link.choice import join_planner
+    from stageloom.edge_agent.link.factory import join_planner
 
     device = join_planner(load_config(home), token, name)
     typer.echo(f"joined as {device}; start serving with `stageloom-agent run`, or restart it", err=True)

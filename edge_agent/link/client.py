@@ -1,14 +1,16 @@
-"""The shell around the link core: one thread owns the sockets, the spool and the artifact folder.
+"""The thread that moves messages between this device and its planner.
 
-It carries out what the cores decide, and hands what concerns plans to the plan manager, on this thread:
-`on_action` neither blocks nor raises.
+It owns the sockets, the spool and the artifacts that are being fetched, and decides nothing about plans: what
+the planner says becomes events for the main loop, whose actions come back through a queue.
 """
 
+import contextlib
 import logging
+import os
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -16,23 +18,19 @@ from typing import Any, Final
 
 import zmq
 
-from stageloom.edge_agent.link import events as ev
+from stageloom.edge_agent.lifecycle import events as ev
 from stageloom.edge_agent.link import fetch as fetching
-from stageloom.edge_agent.link.artifacts import ArtifactFolder
-from stageloom.edge_agent.link.config import LinkConfig
-from stageloom.edge_agent.link.connection import Change, Connection
-from stageloom.edge_agent.link.core import LinkCore
-from stageloom.edge_agent.link.membership import Membership
-from stageloom.edge_agent.link.spool import Spool, SpoolCounts
-from stageloom.edge_agent.link.statefile import load_state, save_state
-from stageloom.edge_agent.link.uplink import Uplink
+from stageloom.edge_agent.link.connection import Change, Connection, Membership
+from stageloom.edge_agent.link.fetch import ArtifactFolder
+from stageloom.edge_agent.link.spool import Spool
+from stageloom.edge_agent.reporting.status import LinkStatus
 from stageloom.shared.backoff import backoff_s
 from stageloom.shared.clock import Clock, SystemClock
 from stageloom.shared.errors import DecodeError
-from stageloom.shared.failpoint import failpoint
 from stageloom.shared.keyfile import KeyPair
 from stageloom.shared.messages import control, telemetry
 from stageloom.shared.messages.base import RefusalCode, Refused
+from stageloom.shared.messages.telemetry import MAX_BATCH_ROWS, TelemetryBatch
 from stageloom.shared.text import bounded
 
 log = logging.getLogger(__name__)
@@ -47,58 +45,43 @@ class ClientConfig:
     folder: Path
     keys: KeyPair
     membership: Membership
-    link: LinkConfig
-    environment: str
+    boot: int
     spool_bytes: int = 16 << 20
     spool_age_s: float = 7 * 86_400.0
     telemetry_every_s: float = 1.0
     telemetry_again_s: float = 10.0
 
 
-@dataclass(frozen=True)
-class ClientStatus:
-    """What `stageloom-agent status` shows of the link; `problem` is one line, empty when all is well."""
-
-    connected: bool
-    device: str
-    problem: str
-    report: control.Report
-    telemetry: SpoolCounts
+ToPlanner = ev.Send | ev.FetchArtifact | ev.Reconnect
 
 
 class LinkClient:
     """The device's link from `start` to `stop`."""
 
     def __init__(
-        self,
-        config: ClientConfig,
-        *,
-        on_action: Callable[[ev.Order], None],
-        clock: Clock | None = None,
-        rng: Random | None = None,
+        self, config: ClientConfig, *, clock: Clock | None = None, rng: Random | None = None
     ) -> None:
         """Raises:
         OSError: the folder can be neither made nor read.
         """
         self._config = config
-        self._on_action = on_action
         self._clock = clock or SystemClock()
         self._rng = rng or Random()
         config.folder.mkdir(parents=True, exist_ok=True)
         self.artifacts = ArtifactFolder(config.folder / "artifacts")
-        self._state_path = config.folder / "link.state"
-        state, self._state_problem = load_state(self._state_path)
-        self._core = LinkCore(state, config=config.link)
+        self._welcomed = False  # on the connection that stands
         self._fetcher = fetching.FetchCore()
         self._spool = Spool(
             config.folder / "spool",
-            boot=config.link.boot,
+            boot=config.boot,
             limit_bytes=config.spool_bytes,
             limit_age_s=config.spool_age_s,
             clock=self._clock,
         )
         self._uplink = Uplink(self._spool, every_s=config.telemetry_every_s, again_s=config.telemetry_again_s)
-        self._inbox: queue.SimpleQueue[ev.Event | list[bytes]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ToPlanner | list[bytes]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -110,15 +93,14 @@ class LinkClient:
         self._connect_at_s: float | None = 0.0
         self._delays: Iterator[float] = backoff_s(self._rng)
         self._told_problem = ""  # of the handshakes
-        self._recorded_state: tuple[int, int, control.DeviceState] | None = None
         self._stopping = False
-        self._status = self._current_status()
+        self._counts = self._spool.counts()
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
 
     # -- from other threads ---------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Restore last-known-good (as an action, before any network) and serve on a thread of its own."""
+        """Serve on a thread of its own."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -126,17 +108,27 @@ class LinkClient:
         self._stopping = True
         self._wake()
         self._thread.join()
+        for descriptor in (self._read, self._write):
+            os.close(descriptor)
         self._wake_in.close()
         self._wake_out.close()
 
-    @property
-    def alive(self) -> bool:
-        """Whether the link's thread runs."""
-        return self._thread.is_alive()
+    def fileno(self) -> int:
+        """Readable while events wait."""
+        return self._read
 
-    def post(self, event: ev.Event) -> None:
-        """Tell the core what the plan manager or the machine did."""
-        self._inbox.put(event)
+    def take(self) -> Sequence[ev.Event]:
+        """The events that wait, in order."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._read, 4096)
+        events: list[ev.Event] = []
+        while not self._events.empty():  # nobody else takes from it
+            events.append(self._events.get_nowait())
+        return events
+
+    def act(self, action: ToPlanner) -> None:
+        """Have the thread carry it out."""
+        self._inbox.put(action)
         self._wake()
 
     def record(self, rows: Sequence[telemetry.RowData]) -> None:
@@ -146,9 +138,18 @@ class LinkClient:
         self._inbox.put([body for body in bodies if body is not None])
         self._wake()
 
-    def status(self) -> ClientStatus:
+    def status(self) -> LinkStatus:
         """As of the last tick."""
-        return self._status
+        alive, counts = self._thread.is_alive(), self._counts
+        return LinkStatus(
+            state="connecting" if alive else "failed",
+            detail=self._connection.problem if alive else "the link's thread has ended; restart the agent",
+            device=self._config.membership.device,
+            telemetry_produced=counts.produced,
+            telemetry_acknowledged=counts.acknowledged,
+            telemetry_dropped=counts.dropped,
+            telemetry_spooled=counts.spooled,
+        )
 
     def _wake(self) -> None:
         try:
@@ -161,10 +162,6 @@ class LinkClient:
     def _run(self) -> None:
         self._poller.register(self._wake_out, zmq.POLLIN)
         try:
-            if self._state_problem:
-                self._record_event("state_set_aside", self._state_problem)
-            present = self.artifacts.present()
-            self._carry(self._core.boot(self._config.environment, present, self._clock.monotonic_s()))
             next_tick_s = 0.0
             while not self._stopping:
                 ready = dict(self._poller.poll(int(_TICK_S * 1000)))
@@ -173,7 +170,7 @@ class LinkClient:
                 if due:
                     next_tick_s = now_s + _TICK_S
                 self._round(ready, now_s, tick=due)
-            self._drain_inbox(self._clock.monotonic_s())  # how a trial ended must be on disk
+            self._drain_inbox(self._clock.monotonic_s())  # telemetry of the last moments
         finally:
             self._connection.close()
             self._spool.close()
@@ -195,10 +192,9 @@ class LinkClient:
         if self._connect_at_s is not None and now_s >= self._connect_at_s:
             self._connect_at_s = None
             self._connection.open()
-        self._do(ev.Tick())
         self._fetch(self._fetcher.tick(now_s))
         self._send_telemetry(now_s)
-        self._status = self._current_status()
+        self._counts = self._spool.counts()
 
     def _drain_inbox(self, now_s: float) -> None:
         try:
@@ -214,13 +210,15 @@ class LinkClient:
             if isinstance(item, list):
                 self._spool.append(item)
             else:
-                self._do(item)
+                self._act(item, now_s)
 
     def _received(self, lane: str, message: Any, now_s: float) -> None:
         if lane == "control":
-            self._do(ev.Received(message))
-            if self._core.session.welcomed:
+            if isinstance(message, control.Welcome):
+                self._welcomed, self._fetcher.credits = True, message.bulk_credits
+            if self._welcomed:
                 self._delays = backoff_s(self._rng)
+            self._tell(ev.Received(message))
         elif lane == "bulk":
             self._fetch(self._fetcher.received(message, now_s))
         elif isinstance(message, telemetry.TelemetryAck):
@@ -234,34 +232,12 @@ class LinkClient:
 
     # -- actions --------------------------------------------------------------------------------------------
 
-    def _do(self, event: ev.Event) -> None:
-        self._carry(self._core.handle(event, self._clock.monotonic_s()))
+    def _tell(self, event: ev.Event) -> None:
+        self._events.put(event)
+        with contextlib.suppress(BlockingIOError):  # the pipe is full: the main loop is about to read it
+            os.write(self._write, b"\0")
 
-    def _carry(self, actions: Sequence[ev.Action]) -> None:
-        for action in actions:
-            if isinstance(action, ev.Persist):
-                commits = action.state.state is control.DeviceState.COMMITTED
-                try:
-                    if commits:
-                        failpoint("agent.commit.before")
-                    save_state(self._state_path, action.state)
-                    if commits:
-                        failpoint("agent.commit.after")
-                except OSError as error:
-                    log.error("the link's state cannot be stored: %s", error)
-                    self._record_event("storage", f"the link's state cannot be stored: {error}")
-                    self._do(ev.PersistFailed(str(error)))
-                    return
-                self._core.persisted(action.state)
-                self._record_state(action.state)
-            elif isinstance(action, ev.Hold):
-                self._core.held(action.state)
-                self._record_state(action.state)
-            else:
-                self._act(action)
-
-    def _act(self, action: ev.Action) -> None:
-        now_s = self._clock.monotonic_s()
+    def _act(self, action: ToPlanner, now_s: float) -> None:
         match action:
             case ev.Send(message):
                 self._connection.send("control", message)
@@ -270,21 +246,14 @@ class LinkClient:
             case ev.Reconnect(reason, delay_s):
                 log.warning("reconnecting: %s", reason)
                 self._later(delay_s if delay_s is not None else next(self._delays), now_s)
-            case ev.Record(row):
-                self._record(row)
-            case ev.Persist() | ev.Hold():
-                raise AssertionError("done by _carry")
-            case _:
-                self._on_action(action)
 
     def _want(self, need: control.ArtifactNeed, now_s: float) -> None:
         have_bytes = self.artifacts.partial_bytes(need.digest)
         try:
             self.artifacts.require_room(need.size_bytes, have_bytes)
         except OSError as error:
-            self._do(ev.FetchFailed(need.digest, f"cannot be stored: {error}"))
+            self._tell(ev.FetchFailed(need.digest, f"cannot be stored: {error}"))
             return
-        self._fetcher.credits = self._core.session.bulk_credits
         self._fetch(self._fetcher.want(need, have_bytes, now_s))
 
     def _fetch(self, actions: Sequence[fetching.FetchAction]) -> None:
@@ -293,7 +262,7 @@ class LinkClient:
                 case fetching.Ask(request):
                     self._connection.send("bulk", request)
                 case fetching.GiveUp(digest, reason):
-                    self._do(ev.FetchFailed(digest, reason))
+                    self._tell(ev.FetchFailed(digest, reason))
                 case fetching.Write() | fetching.Finish():
                     if not self._keep(action):
                         return
@@ -305,15 +274,15 @@ class LinkClient:
                 self.artifacts.append(digest, action.offset_bytes, action.data)
             else:
                 whole = self.artifacts.finish(digest)
-                self._do(ev.ArtifactPresent(digest) if whole else ev.FetchFailed(digest, "damaged"))
+                self._tell(ev.ArtifactPresent(digest) if whole else ev.FetchFailed(digest, "damaged"))
         except OSError as error:
             self._fetcher.stop(digest)
-            self._do(ev.FetchFailed(digest, f"cannot be stored: {error}"))
+            self._tell(ev.FetchFailed(digest, f"cannot be stored: {error}"))
             return False
         return True
 
     def _send_telemetry(self, now_s: float) -> None:
-        if not self._core.session.welcomed:
+        if not self._welcomed:
             return
         batch = self._uplink.due(now_s)
         if batch is not None and self._connection.send("telemetry", batch):
@@ -330,24 +299,6 @@ class LinkClient:
         body = _encoded(telemetry.Row(self._clock.wall_us(), data))
         self._spool.append([body] if body is not None else [])
 
-    def _record_state(self, state: ev.LinkState) -> None:
-        if state.desired is None or state.state is None:
-            return
-        told = (state.desired.epoch, state.desired.generation, state.state)
-        if told == self._recorded_state:
-            return
-        self._recorded_state = told
-        origin = state.active.origin if state.active else control.Origin.FALLBACK
-        change = telemetry.StateChange(
-            state.desired.epoch,
-            state.desired.generation,
-            state.state,
-            state.desired.plan_digest,
-            origin,
-            state.reason,
-        )
-        self._record(change)
-
     # -- connection -----------------------------------------------------------------------------------------
 
     def _later(self, delay_s: float, now_s: float) -> None:
@@ -357,6 +308,7 @@ class LinkClient:
 
     def _interrupted(self) -> None:
         """What the other lanes sent while the planner was away is lost: they reconnect by themselves."""
+        self._welcomed = False
         self._uplink.interrupted()
         self._fetcher.lost()
 
@@ -366,10 +318,10 @@ class LinkClient:
             match change:
                 case Change.UP:
                     self._interrupted()
-                    self._do(ev.Connected())
+                    self._tell(ev.Connected())
                 case Change.DOWN:
                     self._interrupted()
-                    self._do(ev.Lost())
+                    self._tell(ev.Lost())
                 case Change.FAILED:
                     # What was refused may be put right.
                     self._later(next(self._delays), now_s)
@@ -379,16 +331,6 @@ class LinkClient:
             self._record_event("handshake", problem)
         self._told_problem = problem
 
-    def _current_status(self) -> ClientStatus:
-        core = self._core
-        problem = self._connection.problem
-        if not problem and core.session.denied is not None:
-            problem = f"{core.session.denied.code.value}: {core.session.denied.reason}"
-        if not problem and core.disk.error:
-            problem = f"the link's state cannot be stored: {core.disk.error}"
-        device = core.session.device or self._config.membership.device
-        return ClientStatus(core.session.welcomed, device, problem, core.report(), self._spool.counts())
-
 
 def _encoded(row: telemetry.Row) -> bytes | None:
     try:
@@ -396,3 +338,60 @@ def _encoded(row: telemetry.Row) -> bytes | None:
     except DecodeError as error:
         log.error("a %s row is left out: %s", type(row.data).__name__, error)
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """The batch that is out."""
+
+    sent_s: float
+    batch: TelemetryBatch
+
+
+class Uplink:
+    """Decides when a batch is due. Only what was acknowledged leaves the spool."""
+
+    def __init__(self, spool: Spool, *, every_s: float, again_s: float) -> None:
+        """`every_s`: between two batches that are not full; `again_s`: how long to wait for an answer."""
+        self._spool = spool
+        self._every_s = every_s
+        self._again_s = again_s
+        self._flight: _Flight | None = None
+        self._next_s = 0.0
+        self._correlation = 0
+
+    def due(self, now_s: float) -> TelemetryBatch | None:
+        """The batch to send now, on a session that stands; say `sent` if it went."""
+        if self._flight is not None and now_s - self._flight.sent_s < self._again_s:
+            return None
+        if now_s < self._next_s:
+            return None
+        self._correlation += 1
+        self._next_s = now_s + self._every_s
+        return self._spool.next_batch(self._correlation)
+
+    def sent(self, batch: TelemetryBatch, now_s: float) -> None:
+        self._flight = _Flight(now_s, batch)
+
+    def landed(self, correlation: int, now_s: float) -> bool:
+        """The planner has answered; whether a backlog is to be sent at once."""
+        flight = self._flight
+        if flight is None or flight.batch.correlation != correlation:
+            return False
+        self._flight = None
+        full = len(flight.batch.rows) == MAX_BATCH_ROWS
+        if full:
+            self._next_s = now_s
+        return full
+
+    def unreadable(self, correlation: int) -> bool:
+        """The planner cannot read this batch: its rows are given up, and counted. Whether it was ours."""
+        flight = self._flight
+        if flight is None or flight.batch.correlation != correlation:
+            return False
+        self._spool.reject(flight.batch.ranges)
+        return True
+
+    def interrupted(self) -> None:
+        """What was out may be lost."""
+        self._flight = None

@@ -5,20 +5,24 @@ to whoever sends and receives.
 """
 
 import logging
+import struct
 from collections.abc import Iterator, Mapping
 from enum import Enum
+from pathlib import Path
 from random import Random
 from typing import Any, Final
 
 import zmq
+from msgspec import Struct
+from zmq.utils import z85
 
-from stageloom.edge_agent.link.membership import Membership
-from stageloom.edge_agent.link.sockets import make_dealer, monitor_event
-from stageloom.shared.codec import Codec
-from stageloom.shared.errors import DecodeError
+from stageloom.shared.codec import Codec, Limits
+from stageloom.shared.durable_file import replace_synced
+from stageloom.shared.errors import DecodeError, StateError, StorageError
 from stageloom.shared.keyfile import KeyPair
 from stageloom.shared.messages import bulk, control, telemetry
-from stageloom.shared.messages.base import Message
+from stageloom.shared.messages.base import DeviceName, Message, PublicKey
+from stageloom.shared.token import Endpoints
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +45,56 @@ OUR_KEY_REFUSED: Final = "the planner does not accept this device's key; join ag
 PLANNER_KEY_DIFFERS: Final = (
     "the handshake fails: what answers there does not hold the planner's key; join again with a new token"
 )
+
+
+def new_keys() -> KeyPair:
+    """A fresh CURVE key pair."""
+    public, secret = zmq.curve_keypair()
+    return KeyPair(public.decode("ascii"), secret.decode("ascii"))
+
+
+def z85_key(raw: bytes) -> str:
+    """32 raw bytes of a key, as the messages spell it."""
+    return z85.encode(raw).decode("ascii")
+
+
+class Membership(Struct, frozen=True, kw_only=True, tag="membership", tag_field="type"):
+    """One planner, as this device knows it."""
+
+    device: DeviceName
+    planner_key: PublicKey
+    endpoints: Endpoints
+
+
+_CODEC: Final[Codec[Membership]] = Codec(Membership, Limits(frame_bytes=4 << 10, body_bytes=4 << 10))
+
+
+def save_membership(path: Path, membership: Membership) -> None:
+    """Replace the file durably.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    try:
+        replace_synced(path, _CODEC.encode(membership))
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror}", remedy="check the folder"
+        ) from error
+
+
+def load_membership(path: Path) -> Membership | None:
+    """The planner we joined, or None if we never did.
+
+    Raises:
+        StateError: the file is damaged; the agent can still run alone.
+    """
+    try:
+        return _CODEC.decode(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, DecodeError) as error:
+        raise StateError(f"{path} is unreadable: {error}", remedy="join the planner again") from error
 
 
 class Change(Enum):
@@ -105,7 +159,7 @@ class Connection:
         self._dealers, self._monitor, self._handshake_open = {}, None, False
 
     def send(self, lane: str, message: Message) -> bool:
-        """Whether ZeroMQ took it."""
+        """Send without waiting; False if the lane is full or down."""
         dealer = self._dealers.get(lane)
         if dealer is None:
             return False
@@ -169,3 +223,54 @@ def _waiting(lane: str, dealer: "zmq.Socket[bytes]") -> Iterator[Any]:
             log.warning("a %s message from the planner is unreadable: %s", lane, error)
             continue
         yield message
+
+
+# Only to notice that the other end is gone; whether the planner lives is told by its acknowledgements.
+# ZeroMQ's own heartbeats stay off at both ends: see `planner/dispatch/sockets.py`.
+_KEEPALIVE_IDLE_S: Final = 10
+_KEEPALIVE_IVL_S: Final = 5
+_KEEPALIVE_PROBES: Final = 3
+_UNANSWERED_MS: Final = 15_000
+
+
+def make_dealer(
+    context: "zmq.Context[zmq.Socket[bytes]]",
+    *,
+    keys: KeyPair,
+    planner_key: str,
+    frame_bytes: int,
+    send_messages: int,
+    rng: Random,
+) -> "zmq.Socket[bytes]":
+    """A DEALER that has yet to connect. It never sets a routing id: identity is the key."""
+    dealer = context.socket(zmq.DEALER)
+    dealer.curve_publickey, dealer.curve_secretkey = keys.public.encode(), keys.secret.encode()
+    dealer.curve_serverkey = planner_key.encode()
+    dealer.setsockopt(zmq.MAXMSGSIZE, frame_bytes)
+    dealer.setsockopt(zmq.SNDHWM, send_messages)
+    dealer.setsockopt(zmq.RCVHWM, 64)
+    dealer.setsockopt(zmq.IMMEDIATE, 1)  # queue for a connection that stands, not for one that may
+    dealer.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    dealer.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _KEEPALIVE_IDLE_S)
+    dealer.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _KEEPALIVE_IVL_S)
+    dealer.setsockopt(zmq.TCP_KEEPALIVE_CNT, _KEEPALIVE_PROBES)
+    dealer.setsockopt(zmq.TCP_MAXRT, _UNANSWERED_MS)
+    dealer.setsockopt(zmq.HANDSHAKE_IVL, 10_000)  # a busy planner has a fleet's to do
+    dealer.setsockopt(zmq.RECONNECT_IVL, rng.randint(200, 600))
+    dealer.setsockopt(zmq.RECONNECT_IVL_MAX, rng.randint(8_000, 15_000))
+    dealer.setsockopt(zmq.LINGER, 0)
+    dealer.setsockopt(zmq.IPV6, 1)
+    return dealer
+
+
+def monitor_event(monitor: "zmq.Socket[bytes]") -> int:
+    """The next event of a socket's monitor.
+
+    pyzmq's own reader comes with asyncio, several MiB that the agent has no other use for.
+
+    Raises:
+        zmq.Again: there is none.
+    """
+    event, _ = monitor.recv_multipart(zmq.NOBLOCK)
+    (number,) = struct.unpack_from("=H", event)
+    return int(number)

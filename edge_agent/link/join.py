@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable
 from random import Random
 
-from stageloom.edge_agent.link.membership import Membership
-from stageloom.edge_agent.link.sockets import z85_key
+from stageloom.edge_agent.link.connection import Membership, z85_key
 from stageloom.shared.backoff import backoff_s
 from stageloom.shared.clock import Clock
 from stageloom.shared.errors import DecodeError, KeyRevoked, RefusedError, TokenError, UnavailableError

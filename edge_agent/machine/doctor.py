@@ -17,10 +17,10 @@ from pathlib import Path
 from msgspec import Struct
 
 from stageloom.edge_agent.config import SETTINGS_NAME, load_config
+from stageloom.edge_agent.lifecycle.alone import require_names
 from stageloom.edge_agent.machine.device import cpu_name, gpu_names, installed
 from stageloom.edge_agent.machine.onnx_facts import OnnxFacts, onnx_facts
 from stageloom.edge_agent.machine.torch_facts import TorchFacts, torch_facts
-from stageloom.edge_agent.plans.alone import require_names
 from stageloom.shared.errors import SettingError
 from stageloom.shared.systemd.install import UNIT_DIRECTORY
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from stageloom.edge_agent.link.events import AlarmRaised, RunnablePlan
+from stageloom.edge_agent.lifecycle.events import AlarmRaised
+from stageloom.edge_agent.lifecycle.states import RunnablePlan
 from stageloom.edge_agent.reporting.telemetry import row_name
 from stageloom.edge_agent.worker.messages import Glance, QueueGlance
 from stageloom.shared.messages.control import AlarmSample, ModelLoad
@@ -162,7 +163,7 @@ class Alarms:
 
 
 def alarm_raised(fired: Fired, running: RunnablePlan | None, at_us: int) -> AlarmRaised:
-    """Everything the link core needs; `at_us` is the wall clock."""
+    """Everything the lifecycle core needs; `at_us` is the wall clock."""
     return AlarmRaised(
         at_us=at_us,
         cause=fired.firing.cause.value,

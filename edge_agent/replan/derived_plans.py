@@ -1,13 +1,13 @@
 """Plans made from the one that runs: of the same artifacts, as a trigger's answer. Pure.
 
-Whether one may run is the link core's to say, which knows the autonomy that the planner granted and whether
-it answers; see `stageloom.edge_agent.link.local`.
+The lifecycle core decides whether one may run: it knows the autonomy that the planner granted and whether
+it answers; see `stageloom.edge_agent.lifecycle.local`.
 """
 
 import logging
 from functools import lru_cache
 
-from stageloom.edge_agent.link.events import PlanRef, RunnablePlan
+from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.replan.alarms import Fired
 from stageloom.shared.errors import PlanError
 from stageloom.shared.messages.control import Origin

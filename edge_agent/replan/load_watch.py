@@ -2,9 +2,10 @@
 
 import time
 
-from stageloom.edge_agent.link.events import EnvironmentChanged, RunnablePlan
+from stageloom.edge_agent.lifecycle.events import EnvironmentChanged
+from stageloom.edge_agent.lifecycle.facts import PlanFacts
+from stageloom.edge_agent.lifecycle.states import RunnablePlan
 from stageloom.edge_agent.parts import Parts
-from stageloom.edge_agent.plans.facts import PlanFacts
 from stageloom.edge_agent.replan.alarms import Alarms, AlarmSettings, Fired, alarm_raised
 from stageloom.edge_agent.reporting.telemetry import ServiceTimes, engine_rows
 from stageloom.edge_agent.worker.messages import Glance, Stats
@@ -77,11 +78,11 @@ class LoadWatch:
         machine = self._parts.machine
         if machine.power_mode != self._mode:
             self._mode = machine.power_mode
-            self._parts.link.tell(EnvironmentChanged(machine.environment()))
+            self._parts.link.handle(EnvironmentChanged(machine.environment()))
 
     def _raise(self, fired: Fired, running: RunnablePlan | None) -> None:
         parts, firing = self._parts, fired.firing
-        parts.link.tell(alarm_raised(fired, running, round(time.time() * 1e6)))
+        parts.link.handle(alarm_raised(fired, running, round(time.time() * 1e6)))
         parts.local.fired(fired, running)
         values = f"{firing.value:.6g}, above {firing.threshold:.6g}"
         parts.journal.note(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from stageloom.edge_agent.link.events import RunnablePlan
+from stageloom.edge_agent.lifecycle.states import RunnablePlan
 from stageloom.edge_agent.replan.alarms import Fired
 from stageloom.edge_agent.replan.derived_plans import decoded, runnable
 from stageloom.edge_agent.reporting.status import PolicyStatus
@@ -67,7 +67,6 @@ class PolicyDesk:
             return PolicyStatus(digest=digest or "", refused=f"numpy is not installed: {error}")
 
     def drop(self) -> None:
-        """There is none."""
         self._found = None
 
     def refusal(self, running: RunnablePlan) -> str:

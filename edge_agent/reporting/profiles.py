@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from stageloom.edge_agent.link import events as link
+from stageloom.edge_agent.lifecycle import events as link
 from stageloom.edge_agent.replan.drift import Drift
 from stageloom.edge_agent.reporting.telemetry import profile_rows, stage_rows
 from stageloom.edge_agent.worker.client import memory_file

@@ -5,8 +5,8 @@ from collections.abc import Container, Iterable
 from msgspec import Struct
 
 from stageloom.edge_agent.ingest.ledger import TaskLedger
-from stageloom.edge_agent.link.events import PlanRef
-from stageloom.edge_agent.plans.manager import PlanManager
+from stageloom.edge_agent.lifecycle.manager import PlanManager
+from stageloom.edge_agent.lifecycle.states import PlanRef
 from stageloom.edge_agent.worker.messages import Stats
 
 

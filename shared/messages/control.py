@@ -34,7 +34,7 @@ from stageloom.shared.messages.base import (
 
 
 class DeviceState(str, Enum):
-    """Where a desired plan stands on the device; `stageloom.edge_agent.link.states` holds the transitions."""
+    """Where a desired plan stands; `stageloom.edge_agent.lifecycle.states` holds the transitions."""
 
     RECEIVED = "received"
     WAITING = "waiting"  # for artifacts

@@ -12,8 +12,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 import zmq
 
+from stageloom.edge_agent.link.connection import make_dealer, new_keys
 from stageloom.edge_agent.link.join import join
-from stageloom.edge_agent.link.sockets import make_dealer, new_keys
 from stageloom.planner.admin.client import ask
 from stageloom.planner.dispatch.quotas import Quota
 from stageloom.shared.clock import SystemClock

@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
+from stageloom.edge_agent.link.connection import new_keys
 from stageloom.edge_agent.link.join import join
-from stageloom.edge_agent.link.sockets import new_keys
 from stageloom.shared.clock import SystemClock
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.messages import control, enrol

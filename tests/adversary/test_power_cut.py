@@ -27,11 +27,11 @@ from hypothesis import strategies as st
 from zmq.utils import z85
 
 from stageloom.edge_agent.config import AgentConfig, encode_config
-from stageloom.edge_agent.link.choice import KEY_NAME, MEMBERSHIP_NAME, STATE_NAME
-from stageloom.edge_agent.link.events import LinkState
-from stageloom.edge_agent.link.membership import load_membership
+from stageloom.edge_agent.lifecycle.statefile import load_state
+from stageloom.edge_agent.lifecycle.states import LinkState
+from stageloom.edge_agent.link.connection import load_membership
+from stageloom.edge_agent.link.factory import KEY_NAME, MEMBERSHIP_NAME, STATE_NAME
 from stageloom.edge_agent.link.spool import Spool
-from stageloom.edge_agent.link.statefile import load_state
 from stageloom.planner.service import KEY_FILE
 from stageloom.planner.store.devices import device_info
 from stageloom.planner.store.models import named_models

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.adversary.pings import End, finish
 from benchmarks.adversary.zmtp import HandshakeRefused, RawPeer
-from stageloom.edge_agent.link.sockets import new_keys
+from stageloom.edge_agent.link.connection import new_keys
 from stageloom.planner.dispatch.listening import listen
 from stageloom.planner.dispatch.quotas import DEFAULT_QUOTAS, Quota
 from stageloom.shared.keyfile import KeyPair

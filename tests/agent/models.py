@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from stageloom.edge_agent.link.choice import STATE_NAME
-from stageloom.edge_agent.link.events import LinkState, PlanRef, Proven, RunnablePlan
-from stageloom.edge_agent.link.statefile import save_state
+from stageloom.edge_agent.lifecycle.statefile import save_state
+from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, Proven, RunnablePlan
+from stageloom.edge_agent.link.factory import STATE_NAME
 from stageloom.edge_agent.store import ArtifactStore
 from stageloom.shared.artifact import Artifact, open_artifact
 from stageloom.shared.importer.api import artifact_path, import_model

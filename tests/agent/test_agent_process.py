@@ -14,7 +14,7 @@ import pytest
 
 from stageloom import Client
 from stageloom.edge_agent.config import ModelFile
-from stageloom.edge_agent.link.choice import STATE_NAME
+from stageloom.edge_agent.link.factory import STATE_NAME
 from stageloom.edge_agent.reporting.status import AgentStatus
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import (

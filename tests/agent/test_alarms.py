@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from stageloom.edge_agent.link.events import PlanRef, RunnablePlan
+from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.replan.alarms import Alarms, AlarmSettings, Fired, alarm_raised
 from stageloom.edge_agent.replan.derived_plans import plain_plan
 from stageloom.edge_agent.worker.messages import Glance, QueueGlance

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -16,9 +17,10 @@ from stageloom.edge_agent.cli.app import execute
 from stageloom.edge_agent.cli.show import status_text
 from stageloom.edge_agent.config import SETTINGS_NAME, AgentConfig, ModelFile, decode_config, load_config
 from stageloom.edge_agent.ingest.paths import HOME_VARIABLE
-from stageloom.edge_agent.link.choice import KEY_NAME, MEMBERSHIP_NAME, connect_planner
-from stageloom.edge_agent.link.membership import Membership, save_membership
-from stageloom.edge_agent.link.sockets import new_keys
+from stageloom.edge_agent.lifecycle.engine_view import Supervisor
+from stageloom.edge_agent.lifecycle.manager import PlanManager
+from stageloom.edge_agent.link.connection import Membership, new_keys, save_membership
+from stageloom.edge_agent.link.factory import KEY_NAME, MEMBERSHIP_NAME, connect_planner
 from stageloom.edge_agent.machine.device import gpu_names
 from stageloom.edge_agent.machine.doctor import (
     clock_check,
@@ -201,7 +203,7 @@ def test_readable_key_keeps_the_agent_offline_and_is_named(tmp_path: Path) -> No
 def test_damaged_membership_does_not_stop_the_agent(tmp_path: Path) -> None:
     _join(tmp_path)
     (tmp_path / MEMBERSHIP_NAME).write_bytes(b"rubbish")
-    _, problems = connect_planner(AgentConfig(home=str(tmp_path)))
+    _, problems = connect_planner(AgentConfig(home=str(tmp_path)), PlanManager(Supervisor(Random(0))))
     assert "join the planner again" in problems[0]
 
 
@@ -274,8 +276,8 @@ _HEAVY = "typer rich numpy sqlalchemy ray onnxruntime onnx torch alembic"
 @pytest.mark.parametrize(
     ("modules", "forbidden"),
     [
-        ("stageloom.edge_agent.run stageloom.edge_agent.link.choice stageloom.edge_agent.service", _HEAVY),
-        ("stageloom.edge_agent.plans.alone", _HEAVY),
+        ("stageloom.edge_agent.run stageloom.edge_agent.link.factory stageloom.edge_agent.service", _HEAVY),
+        ("stageloom.edge_agent.lifecycle.alone", _HEAVY),
         ("stageloom.edge_agent.ask stageloom.edge_agent.ingest.endpoint", f"{_HEAVY} zmq"),
         (
             "stageloom.edge_agent.worker.process",

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from stageloom import Client
-from stageloom.edge_agent.link.choice import STATE_NAME
-from stageloom.edge_agent.link.events import LinkState
-from stageloom.edge_agent.link.statefile import load_state, save_state
+from stageloom.edge_agent.lifecycle.statefile import load_state, save_state
+from stageloom.edge_agent.lifecycle.states import LinkState
+from stageloom.edge_agent.link.factory import STATE_NAME
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.messages.control import Autonomy, Desired, DeviceState, Origin
 from stageloom.shared.plan import decode_plan

@@ -2,20 +2,21 @@
 
 import errno
 import os
-import select
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from stageloom.edge_agent.link import events, offline
-from stageloom.edge_agent.link.config import LinkConfig
-from stageloom.edge_agent.link.core import LinkCore
-from stageloom.edge_agent.link.events import LinkState, PlanRef, RunnablePlan
-from stageloom.edge_agent.link.offline import OfflineLink
-from stageloom.edge_agent.link.statefile import load_state, save_state
+from stageloom.edge_agent.lifecycle import host
+from stageloom.edge_agent.lifecycle.core import Lifecycle
+from stageloom.edge_agent.lifecycle.events import PlanStaged, Tick
+from stageloom.edge_agent.lifecycle.host import LifecycleHost, NoLink
+from stageloom.edge_agent.lifecycle.session import LinkConfig
+from stageloom.edge_agent.lifecycle.statefile import load_state, save_state
+from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import Desired, DeviceState, Origin
+from tests.link import orders
 
 PLAN = RunnablePlan(PlanRef(Digest("a" * 64), Origin.PLANNER), b"a", ())
 RECEIVED = LinkState(
@@ -29,25 +30,34 @@ def test_full_disk_holds_a_deployment_back_and_it_goes_on_once_there_is_room(
     path = tmp_path / "link.state"
     save_state(path, RECEIVED)
     now_s = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
-    core = LinkCore(RECEIVED, config=LinkConfig(boot=1, storage_again_s=5.0))
-    link = OfflineLink(core, path, environment="", present=frozenset(), why="not joined")
-    assert [type(order) for order in link.take()] == [events.VerifyPlan]
-    link.tell(events.PlanVerified((1, 1)))
-    assert any(isinstance(order, events.StagePlan) for order in link.take())
+    plans: Any = orders.RecordingPlans()
+    core = Lifecycle(RECEIVED, config=LinkConfig(boot=1, storage_again_s=5.0), plans=plans)
+    agent = LifecycleHost(
+        core,
+        NoLink("not_joined", "not joined"),
+        path,
+        environment="",
+        present=frozenset(),
+        now=lambda: now_s[0],
+    )
+    asked: list[Any] = []
+    agent.start(asked.append)
+    assert [type(call) for call in asked] == [orders.VerifyPlan]
+    agent.do(core.verified((1, 1)))
+    assert isinstance(asked[-1], orders.StagePlan)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(offline, "save_state", full)
-        link.tell(events.PlanStaged((1, 1)))
-        assert not select.select([link.fileno()], [], [], 0)[0], "nothing is ordered"
-        assert "No space left" in link.status().detail
+        patched.setattr(host, "save_state", full)
+        agent.do(core.staged(PlanStaged((1, 1))))
+        assert isinstance(asked[-1], orders.StagePlan), "nothing is asked for"
+        assert "No space left" in agent.status().detail
         assert load_state(path)[0].state is DeviceState.RECEIVED
     now_s[0] += 6.0
-    link.tick()
-    assert any(isinstance(order, events.ActivatePlan) for order in link.take())
+    agent.handle(Tick())
+    assert isinstance(asked[-1], orders.ActivatePlan)
     assert load_state(path)[0].state is DeviceState.PROBATION
-    assert link.status().detail == "not joined"
-    link.stop()
+    assert agent.status().detail == "not joined"
+    agent.stop()

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.edge_agent.link.events import PlanRef, RunnablePlan
-from stageloom.edge_agent.plans import check
-from stageloom.edge_agent.plans.check import PlanChecker, PlanUnusable
-from stageloom.edge_agent.plans.facts import PlanFacts
+from stageloom.edge_agent.lifecycle import check
+from stageloom.edge_agent.lifecycle.check import PlanChecker, PlanUnusable
+from stageloom.edge_agent.lifecycle.facts import PlanFacts
+from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.store import ArtifactStore
 from stageloom.shared.artifact import Artifact, open_artifact, pack_artifact
 from stageloom.shared.ids import Digest

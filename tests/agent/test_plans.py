@@ -1,30 +1,30 @@
-"""The plan manager with the real link core and a played engine: deployments, crashes, kills, any order."""
+"""The lifecycle core with a played engine: deployments, crashes, kills, any order."""
 
 from random import Random
 
 import pytest
 
-from stageloom.edge_agent.link import events as link
-from stageloom.edge_agent.link.events import LinkState, PlanRef, RunnablePlan
-from stageloom.edge_agent.plans.actions import (
-    Action,
+from stageloom.edge_agent.lifecycle import events as link
+from stageloom.edge_agent.lifecycle.engine_view import Supervisor
+from stageloom.edge_agent.lifecycle.events import (
     CheckPlan,
     LoadPlan,
     Note,
     StartEngine,
     StopEngine,
     SwapTo,
-    Tell,
 )
-from stageloom.edge_agent.plans.candidate import ManagerConfig, Phase
-from stageloom.edge_agent.plans.facts import PlanFacts
-from stageloom.edge_agent.plans.manager import PlanManager
-from stageloom.edge_agent.plans.probation import ProbationConfig
-from stageloom.edge_agent.plans.supervisor import Supervisor
+from stageloom.edge_agent.lifecycle.facts import PlanFacts
+from stageloom.edge_agent.lifecycle.manager import PlanManager
+from stageloom.edge_agent.lifecycle.probation import ProbationConfig
+from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig, Phase
+from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import DeviceState, Origin
 from tests.agent.world import BAD, SOUND, Nature, deploy, facts, plan, world_of
+from tests.link import orders
+from tests.link.orders import Tell, manager_alone, said
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -151,17 +151,17 @@ def test_plan_desired_again_while_on_probation_still_gets_a_verdict(nature: Natu
 
 
 def test_damaged_artifact_is_asked_for_again_and_the_plan_is_not_blamed() -> None:
-    manager = PlanManager(Supervisor(Random(0)))
+    manager = manager_alone(Supervisor(Random(0)))
     manager.ready()
     manager.verify((1, 1), plan("a"))
     artifact = Digest("f" * 64)
     actions = manager.check_failed(plan("a").ref.digest, "damaged", frozenset({artifact}))
-    assert Tell(link.ArtifactGone(artifact)) in actions
-    assert not any(isinstance(a, Tell) and isinstance(a.event, link.PlanRefused) for a in actions)
+    assert said(manager) == [orders.ArtifactGone(artifact), orders.ManagerRestarted()]
+    assert not any(isinstance(a, Tell) and isinstance(a.event, orders.PlanFailed) for a in actions)
 
 
 def test_repeated_orders_change_nothing() -> None:
-    manager = PlanManager(Supervisor(Random(0)))
+    manager = manager_alone(Supervisor(Random(0)))
     manager.ready()
     assert manager.verify((1, 1), plan("a")) == [CheckPlan(plan("a"))]
     assert manager.verify((1, 1), plan("a")) == []
@@ -179,7 +179,7 @@ def test_repeated_orders_change_nothing() -> None:
 
 def manager_under_probation() -> tuple[PlanManager, PlanKey, PlanKey]:
     """The good plan `g` ran, `n` is under probation; their keys."""
-    manager = PlanManager(Supervisor(Random(0)), ManagerConfig(probation=ProbationConfig(min_failed=1)))
+    manager = manager_alone(Supervisor(Random(0)), ManagerConfig(probation=ProbationConfig(min_failed=1)))
     manager.ready()
     manager.restore(plan("g"))
     (load,) = manager.checked(facts("g"))
@@ -202,7 +202,7 @@ def test_task_of_the_old_plan_that_fails_after_the_swap_does_not_speak_against_t
     assert manager.phase is Phase.PROBATION
     actions = manager.task_ended(Outcome.FAILED, "wrong", new)
     assert [a.event for a in actions if isinstance(a, Tell)] == [
-        link.ProbationFailed((1, 1), "1 of 1 tasks failed: wrong")
+        orders.PlanFailed((1, 1), "1 of 1 tasks failed: wrong")
     ]
 
 
@@ -226,7 +226,7 @@ def test_tasks_are_checked_against_the_plan_that_they_will_meet() -> None:
 
 
 def test_load_that_hangs_is_ended_with_its_engine_and_the_good_plan_comes_back() -> None:
-    manager = PlanManager(Supervisor(Random(0)), ManagerConfig(load_limit_s=10.0))
+    manager = manager_alone(Supervisor(Random(0)), ManagerConfig(load_limit_s=10.0))
     manager.ready()
     manager.restore(plan("g"))
     (load,) = manager.checked(facts("g"))
@@ -240,7 +240,7 @@ def test_load_that_hangs_is_ended_with_its_engine_and_the_good_plan_comes_back()
     note, told, stop = manager.tick(110.1)
     assert isinstance(note, Note)
     assert isinstance(told, Tell)
-    assert isinstance(told.event, link.PlanRefused)
+    assert isinstance(told.event, orders.PlanFailed)
     assert "not loaded within 10 s" in told.event.reason
     assert stop == StopEngine()
     assert manager.tick(130.0) == [], "it is ended once"
@@ -251,7 +251,7 @@ def test_load_that_hangs_is_ended_with_its_engine_and_the_good_plan_comes_back()
 
 
 def test_plan_that_waits_for_its_turn_to_load_is_not_blamed_for_the_one_that_hangs() -> None:
-    manager = PlanManager(Supervisor(Random(0)), ManagerConfig(load_limit_s=10.0))
+    manager = manager_alone(Supervisor(Random(0)), ManagerConfig(load_limit_s=10.0))
     manager.ready()
     manager.stage((1, 1), plan("h"))
     manager.checked(facts("h"))
@@ -267,7 +267,7 @@ def test_plan_that_waits_for_its_turn_to_load_is_not_blamed_for_the_one_that_han
 
 
 def test_plans_that_were_refused_are_forgotten() -> None:
-    manager = PlanManager(Supervisor(Random(0)))
+    manager = manager_alone(Supervisor(Random(0)))
     manager.ready()
     manager.restore(plan("g"))
     (running,) = manager.checked(facts("g"))
@@ -295,7 +295,8 @@ def test_nothing_is_reported_as_running_once_nothing_runs() -> None:
     (again,) = manager.load_failed(old, "not loaded")
     assert isinstance(again, LoadPlan)
     assert StopEngine() in manager.load_failed(again.key, "out of memory")
-    assert Tell(link.ActiveChanged(None)) in manager.exited("stopped", 2.0)
+    manager.exited("stopped", 2.0)
+    assert orders.ActiveChanged(None) in said(manager)[-2:]
 
 
 def test_plan_that_ran_on_from_an_earlier_attempt_goes_when_it_fails_in_a_later_one() -> None:
@@ -310,12 +311,11 @@ def test_plan_that_ran_on_from_an_earlier_attempt_goes_when_it_fails_in_a_later_
 
 def test_nothing_is_reported_as_running_after_a_crash_that_leaves_nothing_to_run() -> None:
     """The third crash may come while the plan is being loaded again, when nothing runs already."""
-    manager = PlanManager(Supervisor(Random(0)))
+    manager = manager_alone(Supervisor(Random(0)))
     manager.ready()
     manager.restore(plan("g"))
     manager.checked(facts("g"))
-    actions: list[Action] = []
     for second in range(3):
-        actions = manager.exited("signal 9", float(second))
+        manager.exited("signal 9", float(second))
         manager.ready()
-    assert Tell(link.ActiveChanged(None)) in actions
+    assert orders.ActiveChanged(None) in said(manager)[-2:]

@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from stageloom.edge_agent.link.events import ArtifactGone, PlanRef, PlansMade, RunnablePlan
+from stageloom.edge_agent.lifecycle.events import ArtifactGone, PlansMade
+from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.replan.alarms import Fired
 from stageloom.edge_agent.replan.local_planner import LocalPlanner
 from stageloom.edge_agent.replan.policy import PolicyDesk, differs, in_order

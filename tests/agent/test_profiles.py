@@ -4,15 +4,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from stageloom.edge_agent.link import events as link
+from stageloom.edge_agent.lifecycle import events as link
 from stageloom.edge_agent.reporting.profiles import ProfileDesk
-from stageloom.edge_agent.worker.messages import (
-    Command,
-    OperatorTimes,
-    Profile,
-    ProfileStages,
-    StageTimes,
-)
+from stageloom.edge_agent.worker.messages import Command, OperatorTimes, Profile, ProfileStages, StageTimes
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.messages.control import ArtifactNeed, ProfileRequest, StageProfileRequest
 from stageloom.shared.messages.telemetry import (

@@ -1,26 +1,28 @@
 """Last-known-good that does not load, while nothing else runs: patience, tries, and what the link hears."""
 
 from random import Random
+from typing import Any
 
 import pytest
 
-from stageloom.edge_agent.link import events as link
-from stageloom.edge_agent.link.events import LinkState, PlanRef, RunnablePlan
-from stageloom.edge_agent.plans.actions import Action, LoadPlan, StartEngine, StopEngine, SwapTo, Tell
-from stageloom.edge_agent.plans.candidate import ManagerConfig
-from stageloom.edge_agent.plans.manager import PlanManager
-from stageloom.edge_agent.plans.supervisor import Supervisor
+from stageloom.edge_agent.lifecycle.engine_view import Supervisor
+from stageloom.edge_agent.lifecycle.events import Action, LoadPlan, StartEngine, StopEngine, SwapTo
+from stageloom.edge_agent.lifecycle.manager import PlanManager
+from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
+from stageloom.edge_agent.lifecycle.states import LinkState, Planned, PlanRef, RunnablePlan
 from stageloom.edge_agent.worker.messages import PlanTooLarge
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.messages.control import DeviceState, Origin
 from tests.agent.world import SOUND, Nature, World, desired, facts, plan, world_of
+from tests.link import orders
+from tests.link.orders import Tell, manager_alone, said
 
 _REASON = "no CUDA-capable device is detected"
 
 
 def failed_start(fallback: str | None = None) -> PlanManager:
     """The agent has started, and `g` did not load."""
-    manager = PlanManager(
+    manager = manager_alone(
         Supervisor(Random(0)), ManagerConfig(restore_patience_s=60.0), plan(fallback) if fallback else None
     )
     manager.ready()
@@ -39,7 +41,7 @@ def active(world: World) -> PlanRef | None:
     return world.core.state.active
 
 
-def told(actions: list[Action]) -> list[link.Event]:
+def told(actions: list[Action]) -> list[Any]:
     return [action.event for action in actions if isinstance(action, Tell)]
 
 
@@ -59,7 +61,8 @@ def test_plan_whose_driver_comes_late_runs_in_a_fresh_process_and_no_verdict_is_
     load = fresh_try(manager, 1.1)
     assert isinstance(load, LoadPlan)
     assert manager.loaded(load.key) == [SwapTo(load.key)]
-    assert told(manager.activated(load.key, 1.2)) == [link.ActiveChanged(plan("g").ref)]
+    manager.activated(load.key, 1.2)
+    assert said(manager)[-1] == orders.ActiveChanged(plan("g").ref)
     assert manager.active == plan("g")
     assert manager.trouble == ""
     assert manager.tick(1000.0) == []
@@ -71,11 +74,11 @@ def test_tries_become_rarer_and_the_link_hears_once_that_they_fail() -> None:
     for quarter in range(4 * 400):
         now_s = quarter / 4
         actions = manager.tick(now_s)
-        if link.RestoreFailed(_REASON) in told(actions):
+        if orders.RestoreFailed(_REASON) in told(actions):
             heard_s.append(now_s)
         if StopEngine() in actions:
             began_s.append(now_s)
-            assert link.RestoreFailed(_REASON) not in told(fail(manager, fresh_try(manager, now_s)))
+            assert orders.RestoreFailed(_REASON) not in told(fail(manager, fresh_try(manager, now_s)))
     assert heard_s == [60.0]
     gaps = [round(after - before) for before, after in zip([0.0, *began_s], began_s, strict=False)]
     assert gaps == [1, 2, 4, 8, 16, 32, *[60] * 5]
@@ -87,7 +90,7 @@ def test_fallback_that_runs_instead_is_left_alone_and_the_link_hears_at_once() -
     assert isinstance(load, LoadPlan)
     manager.loaded(load.key)
     manager.activated(load.key, 0.5)
-    assert manager.tick(0.75) == [Tell(link.RestoreFailed(_REASON))]
+    assert manager.tick(0.75) == [Tell(orders.RestoreFailed(_REASON))]
     assert [action for quarter in range(4 * 100) for action in manager.tick(1.0 + quarter / 4)] == []
 
 
@@ -112,20 +115,21 @@ def test_newer_plan_is_not_held_up_and_is_judged_by_a_fresh_process() -> None:
     assert manager.checked(facts("n")) == [StopEngine()]
     load = fresh_try(manager, 50.0)
     assert isinstance(load, LoadPlan) and load.plan == plan("n")
-    assert link.PlanRefused((1, 1), _REASON) in told(fail(manager, load)), "now it is a verdict"
+    assert orders.PlanFailed((1, 1), _REASON) in told(fail(manager, load)), "now it is a verdict"
 
 
 def test_plan_that_is_not_legal_any_more_is_no_matter_of_time() -> None:
-    manager = PlanManager(Supervisor(Random(0)))
+    manager = manager_alone(Supervisor(Random(0)))
     manager.ready()
     manager.restore(plan("g"))
     actions = manager.check_failed(plan("g").ref.digest, "illegal", frozenset())
-    assert told(actions) == [link.RestoreFailed("illegal"), link.ActiveChanged(None)]
+    assert told(actions) == [orders.RestoreFailed("illegal")]
+    assert said(manager) == [orders.ActiveChanged(None)]
     assert [action for second in range(1000) for action in manager.tick(float(second))] == []
 
 
 def test_plan_for_which_memory_is_short_is_tried_again() -> None:
-    manager = PlanManager(Supervisor(Random(0)))
+    manager = manager_alone(Supervisor(Random(0)))
     manager.ready()
     manager.restore(plan("g"))
     (load,) = manager.checked(facts("g"))
@@ -142,7 +146,7 @@ def test_load_that_hangs_after_one_that_failed_is_told_once() -> None:
     manager.tick(1.0)
     fresh_try(manager, 1.0)
     told_of = [event for second in range(2, 400) for event in told(manager.tick(float(second)))]
-    assert len([event for event in told_of if isinstance(event, link.RestoreFailed)]) == 1
+    assert len([event for event in told_of if isinstance(event, orders.RestoreFailed)]) == 1
 
 
 def test_old_plan_is_tried_again_when_the_one_that_ran_instead_has_failed() -> None:
@@ -185,7 +189,7 @@ def test_device_on_a_plan_of_its_own_runs_again_whenever_the_driver_comes(seed: 
         state=DeviceState.COMMITTED,
         last_good=mine,
         active=mine.ref,
-        planned=link.Planned(epoch=1, generation=1, cause="age"),
+        planned=Planned(epoch=1, generation=1, cause="age"),
     )
     world.fallback = plan("d")
     world.boot()

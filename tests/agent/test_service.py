@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 
 from stageloom.edge_agent.config import AgentConfig
-from stageloom.edge_agent.link.events import PlanRef, RunnablePlan
-from stageloom.edge_agent.link.interface import NoPlanner
+from stageloom.edge_agent.lifecycle.host import alone
+from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.reporting.status import AgentStatus
 from stageloom.edge_agent.service import Agent
 from stageloom.edge_agent.worker import messages as engine
@@ -17,7 +17,7 @@ PLAN = RunnablePlan(PlanRef(Digest("a" * 64), Origin.LOCAL), b"a", ())
 
 
 def test_arena_that_the_engine_refuses_is_among_the_problems(tmp_path: Path) -> None:
-    agent = Agent(AgentConfig(home=str(tmp_path)), lambda: (NoPlanner(PLAN), ()))
+    agent = Agent(AgentConfig(home=str(tmp_path)), lambda plans: (alone(PLAN, plans), ()))
     try:
         agent._on_report(engine.ArenaRefused(3, "it can shrink"))
         (problem,) = msgspec.json.decode(agent.status(), type=AgentStatus).problems

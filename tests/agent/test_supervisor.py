@@ -5,8 +5,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageloom.edge_agent.plans.probation import Probation, ProbationConfig, Verdict
-from stageloom.edge_agent.plans.supervisor import Supervisor, SupervisorConfig
+from stageloom.edge_agent.lifecycle.engine_view import Supervisor, SupervisorConfig
+from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig, Verdict
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.ids import Digest
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from stageloom import Client
-from stageloom.edge_agent.link.choice import STATE_NAME
-from stageloom.edge_agent.link.events import RunnablePlan
-from stageloom.edge_agent.link.statefile import load_state
-from stageloom.edge_agent.link.trials import structure_of
-from stageloom.edge_agent.plans.trial_settings import GuardSettings, TrialSettings
+from stageloom.edge_agent.config import GuardSettings, TrialSettings
+from stageloom.edge_agent.lifecycle.statefile import load_state
+from stageloom.edge_agent.lifecycle.states import RunnablePlan
+from stageloom.edge_agent.lifecycle.trials import structure_of
+from stageloom.edge_agent.link.factory import STATE_NAME
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import AgentRestarted, TaskRefused
 from stageloom.shared.messages.control import Activation, DeviceState

@@ -5,16 +5,18 @@ from typing import Any
 
 import pytest
 
-from stageloom.edge_agent.link import events as link
-from stageloom.edge_agent.link.events import LinkState, Proven
-from stageloom.edge_agent.plans.actions import DrainEngine, LoadPlan, Note, SwapTo, Tell, UnloadPlan
-from stageloom.edge_agent.plans.manager import PlanManager
-from stageloom.edge_agent.plans.supervisor import Supervisor
+from stageloom.edge_agent.lifecycle import events as link
+from stageloom.edge_agent.lifecycle.engine_view import Supervisor
+from stageloom.edge_agent.lifecycle.events import DrainEngine, LoadPlan, Note, SwapTo, UnloadPlan
+from stageloom.edge_agent.lifecycle.manager import PlanManager
+from stageloom.edge_agent.lifecycle.states import LinkState, Proven
 from stageloom.edge_agent.worker.messages import PlanTooLarge
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.engine.trial import TrialConfig
 from stageloom.shared.messages.control import Activation, DeviceState
 from tests.agent.world import GOOD, SOUND, Nature, World, desired, facts, plan, world_of
+from tests.link import orders
+from tests.link.orders import Tell, manager_alone
 
 BETTER, SAME, WORSE = Nature(speed=1.3), SOUND, Nature(speed=0.7)
 CRASHES = Nature(crashes_after_s=0.1)
@@ -235,7 +237,7 @@ def test_first_plan_of_a_device_has_nothing_to_be_compared_with() -> None:
 
 def crowded_manager() -> tuple[PlanManager, PlanKey]:
     """`g` runs; `a` is checked and was found not to fit beside it."""
-    manager = PlanManager(Supervisor(Random(0)))
+    manager = manager_alone(Supervisor(Random(0)))
     manager.ready()
     manager.restore(plan("g"))
     (load,) = manager.checked(facts("g", comparable=True))
@@ -252,7 +254,7 @@ def crowded_manager() -> tuple[PlanManager, PlanKey]:
 
 def test_trial_of_plans_that_do_not_fit_together_is_refused_with_sizes_and_a_remedy() -> None:
     manager, _ = crowded_manager()
-    told = manager.run_trial(link.RunTrial((1, 1), plan("a"), "here", 0), 1.0)[0]
+    told = manager.run_trial((1, 1), plan("a"), "here", 0, 1.0)[0]
     assert isinstance(told, Tell)
     assert isinstance(told.event, link.TrialDecided)
     assert told.event.result.verdict.value == "refused"
@@ -283,7 +285,7 @@ def test_old_plan_comes_back_if_the_one_that_took_its_place_cannot_be_loaded() -
     (load,) = manager.released(old)
     assert isinstance(load, LoadPlan)
     told, again = manager.load_failed(load.key, "out of memory")
-    assert told == Tell(link.ProbationFailed((1, 1), "out of memory"))
+    assert told == Tell(orders.PlanFailed((1, 1), "out of memory"))
     assert isinstance(again, LoadPlan)
     assert again.plan == plan("g")
     assert manager.loaded(again.key, 70, 100) == [SwapTo(again.key)]
@@ -296,6 +298,6 @@ def test_plan_that_does_not_fit_alone_is_refused_with_sizes_and_a_remedy() -> No
     assert isinstance(load, LoadPlan)
     told = manager.too_large(PlanTooLarge(load.key, 150, 30, 150, 100))[0]
     assert isinstance(told, Tell)
-    assert isinstance(told.event, link.PlanRefused)
+    assert isinstance(told.event, orders.PlanFailed)
     assert "needs 150 bytes, and there are 100" in told.event.reason
     assert "fewer replicas" in told.event.reason

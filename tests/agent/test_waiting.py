@@ -5,10 +5,9 @@ from dataclasses import fields
 import pytest
 
 from benchmarks.lanes.cases import members_of
-from stageloom.edge_agent.plans.facts import PlanFacts, strict_intervals_s
-from stageloom.edge_agent.plans.probation import Probation, ProbationConfig, Verdict
-from stageloom.edge_agent.plans.trial_settings import GuardSettings, TrialSettings
-from stageloom.edge_agent.plans.waiting import WaitingLog
+from stageloom.edge_agent.config import GuardSettings, TrialSettings
+from stageloom.edge_agent.lifecycle.facts import PlanFacts, strict_intervals_s
+from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig, Verdict, WaitingLog
 from stageloom.shared.engine.interval_guard import GuardConfig
 from stageloom.shared.engine.trial import TrialConfig
 from stageloom.shared.ids import Digest

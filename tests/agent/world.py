@@ -1,4 +1,4 @@
-"""One device with the real link core and plan manager, and a played engine process."""
+"""One device with the real lifecycle core, and a played engine process."""
 
 from collections import deque
 from collections.abc import Callable
@@ -8,12 +8,10 @@ from random import Random
 from typing import Any
 
 from stageloom.edge_agent.ingest.messages import ModelSignature
-from stageloom.edge_agent.link import events as link
-from stageloom.edge_agent.link.config import LinkConfig
-from stageloom.edge_agent.link.core import LinkCore
-from stageloom.edge_agent.link.events import LinkState, PlanRef, RunnablePlan
-from stageloom.edge_agent.plans.actions import (
-    Action,
+from stageloom.edge_agent.lifecycle import events
+from stageloom.edge_agent.lifecycle.core import Lifecycle
+from stageloom.edge_agent.lifecycle.engine_view import Supervisor
+from stageloom.edge_agent.lifecycle.events import (
     Activated,
     CheckPlan,
     DrainEngine,
@@ -24,14 +22,14 @@ from stageloom.edge_agent.plans.actions import (
     StartEngine,
     StopEngine,
     SwapTo,
-    Tell,
     UnloadPlan,
 )
-from stageloom.edge_agent.plans.candidate import ManagerConfig
-from stageloom.edge_agent.plans.facts import PlanFacts
-from stageloom.edge_agent.plans.manager import PlanManager
-from stageloom.edge_agent.plans.probation import ProbationConfig
-from stageloom.edge_agent.plans.supervisor import Supervisor
+from stageloom.edge_agent.lifecycle.facts import PlanFacts
+from stageloom.edge_agent.lifecycle.manager import PlanManager
+from stageloom.edge_agent.lifecycle.probation import ProbationConfig
+from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
+from stageloom.edge_agent.lifecycle.session import LinkConfig
+from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
 from stageloom.edge_agent.worker.messages import ModelFigures, WindowMeasured
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.engine.trial import TrialConfig
@@ -94,7 +92,7 @@ class World:
     natures: dict[str, Nature]
     disk: LinkState
     now_s: float = 0.0
-    channels: list[deque[Callable[[], None]]] = field(default_factory=lambda: [deque() for _ in range(5)])
+    channels: list[deque[Callable[[], None]]] = field(default_factory=lambda: [deque() for _ in range(3)])
     timers: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     loaded: dict[PlanKey, str] = field(default_factory=dict)
     running: str | None = None
@@ -117,14 +115,16 @@ class World:
             channel.clear()
         self.timers.clear()
         self.engine_gone()
-        self.core = LinkCore(self.disk, config=LinkConfig(boot=self.rng.getrandbits(60) | 1))
         self.manager = PlanManager(
             Supervisor(Random(self.rng.random())),
             ManagerConfig(probation=ProbationConfig(length_s=5.0), trial=self.trial),
             self.fallback,
             coin=self.rng,
         )
-        self.from_core(self.core.boot(self.environment, frozenset(), self.now_s))
+        config = LinkConfig(boot=self.rng.getrandbits(60) | 1)
+        self.core = Lifecycle(self.disk, config=config, plans=self.manager)
+        self.core.boot(self.environment, frozenset(), self.now_s)
+        self.run()
         self.do([StartEngine(0.0)])
 
     def engine_gone(self) -> None:
@@ -136,41 +136,25 @@ class World:
     def later(self, channel: int, call: Callable[[], None]) -> None:
         self.channels[channel].append(call)
 
-    def from_core(self, actions: list[link.Action]) -> None:
-        for action in actions:
+    def tell(self, event: events.Event) -> None:
+        self.core.handle(event, self.now_s)
+        self.run()
+
+    def do(self, actions: list[events.Action]) -> None:
+        self.core.add(actions)
+        self.run()
+
+    def run(self) -> None:
+        while (action := self.core.next(self.now_s)) is not None:
             match action:
-                case link.Persist(state):
+                case events.Persist(state):
                     self.disk = state
                     self.core.persisted(state)
-                case link.Hold(state):
+                case events.Hold(state):
                     self.core.held(state)
-                case link.RestorePlan(one):
-                    self.later(0, lambda one=one: self.do(self.manager.restore(one)))  # type: ignore[misc]
-                case link.VerifyPlan(attempt, one):
-                    self.order(self.manager.verify, attempt, one)
-                case link.StagePlan(attempt, one):
-                    self.order(self.manager.stage, attempt, one)
-                case link.ActivatePlan(attempt, one, guarded):
-                    self.order(partial(self.manager.activate, guarded=guarded), attempt, one)
-                case link.RunTrial():
-                    self.later(0, lambda order=action: self.do(self.manager.run_trial(order, self.now_s)))  # type: ignore[misc]
-                case link.TrialRecorded(attempt):
-                    self.later(0, lambda a=attempt: self.do(self.manager.trial_recorded(a, self.now_s)))  # type: ignore[misc]
-                case link.Record(row):
+                case events.Record(row):
                     assert isinstance(row, TrialEnded)
                     self.rows.append(row)
-                case link.AbandonPlan(attempt):
-                    self.order(self.manager.abandon, attempt)
-
-    def order(self, method: Callable[..., list[Action]], *args: Any) -> None:
-        self.later(0, lambda: self.do(method(*args)))
-
-    def tell(self, event: link.Event) -> None:
-        self.from_core(self.core.handle(event, self.now_s))
-
-    def do(self, actions: list[Action]) -> None:
-        for action in actions:
-            match action:
                 case CheckPlan(one):
                     self.later(1, lambda one=one: self.check(one))  # type: ignore[misc]
                 case LoadPlan(key, one):
@@ -189,8 +173,6 @@ class World:
                     self.engine(lambda: self.exit("stopped"))
                 case StartEngine(delay_s):
                     self.at(self.now_s + delay_s, self.start)
-                case Tell(event):
-                    self.later(2, lambda event=event: self.tell(event))  # type: ignore[misc]
                 case KeepFallback(one):
                     self.fallback = one
                 case Note():
@@ -202,7 +184,7 @@ class World:
 
     def engine(self, call: Callable[[], None]) -> None:
         life = self.life
-        self.later(3, lambda: call() if life == self.life else None)
+        self.later(0, lambda: call() if life == self.life else None)
 
     def start(self) -> None:
         self.do(self.manager.ready())
@@ -263,7 +245,7 @@ class World:
         if old is not None and not keep:
             del self.loaded[old]
             # The word of it waits behind whatever else the engine process prepares.
-            self.later(4, lambda: self.do(self.manager.released(old)) if life == self.life else None)
+            self.later(2, lambda: self.do(self.manager.released(old)) if life == self.life else None)
         if nature.crashes_after_s is not None:
             self.at(
                 self.now_s + nature.crashes_after_s,
@@ -320,11 +302,11 @@ class World:
             while self.timers and self.timers[0][0] <= self.now_s:
                 self.timers.pop(0)[2]()
             self.do(self.manager.tick(self.now_s))
-            self.tell(link.Tick())
+            self.tell(events.Tick())
 
 
 def deploy(world: World, letter: str, generation: int) -> None:
-    world.tell(link.Received(desired(letter, generation)))
+    world.tell(events.Received(desired(letter, generation)))
 
 
 GOOD = LinkState(last_good=plan("g"))

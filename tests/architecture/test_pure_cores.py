@@ -64,26 +64,18 @@ CORES_ELSEWHERE = (
     "stageloom.planner.dispatch.core",
     "stageloom.edge_agent.replan.alarms",
     "stageloom.edge_agent.replan.drift",
-    "stageloom.edge_agent.link.alarms",
-    "stageloom.edge_agent.link.boot",
-    "stageloom.edge_agent.link.config",
-    "stageloom.edge_agent.link.core",
-    "stageloom.edge_agent.link.disk",
-    "stageloom.edge_agent.link.events",
-    "stageloom.edge_agent.link.local",
-    "stageloom.edge_agent.link.needs",
-    "stageloom.edge_agent.link.session",
-    "stageloom.edge_agent.link.states",
-    "stageloom.edge_agent.link.trials",
-    "stageloom.edge_agent.plans.candidate",
-    "stageloom.edge_agent.plans.engine_view",
-    "stageloom.edge_agent.plans.facts",
-    "stageloom.edge_agent.plans.manager",
-    "stageloom.edge_agent.plans.probation",
-    "stageloom.edge_agent.plans.pursuit",
-    "stageloom.edge_agent.plans.supervisor",
-    "stageloom.edge_agent.plans.trial_runner",
-    "stageloom.edge_agent.plans.waiting",
+    "stageloom.edge_agent.lifecycle.core",
+    "stageloom.edge_agent.lifecycle.engine_view",
+    "stageloom.edge_agent.lifecycle.events",
+    "stageloom.edge_agent.lifecycle.facts",
+    "stageloom.edge_agent.lifecycle.local",
+    "stageloom.edge_agent.lifecycle.manager",
+    "stageloom.edge_agent.lifecycle.probation",
+    "stageloom.edge_agent.lifecycle.pursuit",
+    "stageloom.edge_agent.lifecycle.session",
+    "stageloom.edge_agent.lifecycle.states",
+    "stageloom.edge_agent.lifecycle.trial_runner",
+    "stageloom.edge_agent.lifecycle.trials",
 )
 
 
@@ -172,7 +164,7 @@ def test_the_cores_that_the_design_names_are_among_them() -> None:
     pure = pure_modules()
     for package in ("stageloom.shared.engine", "stageloom.shared.search", "stageloom.shared.messages"):
         assert sum(below(module, package) for module in pure) > 1
-    assert {"stageloom.edge_agent.link.core", "stageloom.planner.dispatch.core"} <= set(pure)
+    assert {"stageloom.edge_agent.lifecycle.core", "stageloom.planner.dispatch.core"} <= set(pure)
 
 
 @pytest.mark.parametrize("module", pure_modules())

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from stageloom import Client
-from stageloom.edge_agent.link.choice import MEMBERSHIP_NAME
-from stageloom.edge_agent.link.membership import load_membership, save_membership
+from stageloom.edge_agent.link.connection import load_membership, save_membership
+from stageloom.edge_agent.link.factory import MEMBERSHIP_NAME
 from stageloom.shared.token import Endpoints
 from tests.e2e.fleet import PATIENCE_S, Device, Fleet
 from tests.e2e.networks import rows, write_heavy

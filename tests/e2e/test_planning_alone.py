@@ -4,10 +4,10 @@ import signal
 from pathlib import Path
 
 from stageloom import Client
-from stageloom.edge_agent.link.choice import STATE_NAME
-from stageloom.edge_agent.link.statefile import load_state
+from stageloom.edge_agent.config import GuardSettings
+from stageloom.edge_agent.lifecycle.statefile import load_state
+from stageloom.edge_agent.link.factory import STATE_NAME
 from stageloom.edge_agent.machine.device import device_class
-from stageloom.edge_agent.plans.trial_settings import GuardSettings
 from stageloom.planner.store.policies import store_policy
 from stageloom.planner.store.store import ReadStore
 from stageloom.shared.ids import Digest

@@ -9,9 +9,8 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
+from stageloom.edge_agent.link.connection import Membership, load_membership, new_keys, save_membership
 from stageloom.edge_agent.link.join import join
-from stageloom.edge_agent.link.membership import Membership, load_membership, save_membership
-from stageloom.edge_agent.link.sockets import new_keys
 from stageloom.planner.enrolment.certificate import certificate_digest
 from stageloom.shared.clock import SystemClock
 from stageloom.shared.errors import StateError, StorageError, TokenError, UnavailableError
@@ -40,7 +39,7 @@ def test_joining_makes_a_device_and_a_used_token_is_worth_nothing(tmp_path: Path
         save_membership(path, member)
         assert load_membership(path) == member
         with Agent(rig, "new", keys, tmp_path / "state") as agent:
-            wait_until(lambda: agent.client.status().connected)
+            wait_until(lambda: agent.connected)
 
 
 def test_another_certificate_is_named_with_its_remedy_and_is_not_told_the_secret(tmp_path: Path) -> None:

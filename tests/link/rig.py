@@ -1,5 +1,7 @@
 """A planner's dispatch and devices on loopback sockets, for tests of the shells."""
 
+import select
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,11 +11,15 @@ from typing import Any
 
 import zmq
 
-from stageloom.edge_agent.link import events as dev
+from stageloom.edge_agent.lifecycle import events as dev
+from stageloom.edge_agent.lifecycle.core import Lifecycle
+from stageloom.edge_agent.lifecycle.host import LifecycleHost
+from stageloom.edge_agent.lifecycle.session import LinkConfig
+from stageloom.edge_agent.lifecycle.statefile import load_state
 from stageloom.edge_agent.link.client import ClientConfig, LinkClient
-from stageloom.edge_agent.link.config import LinkConfig
-from stageloom.edge_agent.link.membership import Membership
-from stageloom.edge_agent.link.sockets import make_dealer, new_keys
+from stageloom.edge_agent.link.connection import Membership, make_dealer, new_keys
+from stageloom.edge_agent.link.factory import STATE_NAME
+from stageloom.edge_agent.reporting.status import LinkStatus
 from stageloom.planner.dispatch import events as pev
 from stageloom.planner.dispatch.core import DispatchConfig
 from stageloom.planner.dispatch.ports import FleetMember
@@ -25,6 +31,7 @@ from stageloom.shared.keyfile import KeyPair
 from stageloom.shared.messages import bulk, control, telemetry
 from stageloom.shared.messages.control import ArtifactNeed, Desired
 from stageloom.shared.token import Endpoints
+from tests.link import orders
 from tests.link.memory_store import MemoryStore
 
 LANES: dict[str, tuple[Any, Any]] = {
@@ -165,11 +172,10 @@ def heartbeat(boot: int = 1, generation: int = 0) -> control.Heartbeat:
 
 
 class Agent:
-    """A link client whose plan manager agrees to everything at once."""
+    """A device whose plan manager agrees to everything at once, on a main loop of its own."""
 
     def __init__(self, rig: Rig, name: str, keys: KeyPair, folder: Path, **changes: Any) -> None:
-        self.actions: list[dev.Order] = []
-        self.clock = changes.pop("clock", None)
+        self.actions: list[Any] = []  # what was asked of the plan manager
         member = Membership(
             device=DeviceId(name),
             planner_key=changes.pop("planner_key", rig.keys.public),
@@ -177,29 +183,56 @@ class Agent:
         )
         boot = Random().getrandbits(60) | 1
         config = ClientConfig(
-            folder=folder,
-            keys=keys,
-            membership=member,
-            link=LinkConfig(boot=boot, silent_after_s=3.0),
-            environment="test",
-            telemetry_every_s=0.05,
-            **changes,
+            folder=folder, keys=keys, membership=member, boot=boot, telemetry_every_s=0.05, **changes
         )
-        self.client = LinkClient(config, on_action=self._manage)
+        self.client = LinkClient(config)
+        plans: Any = orders.RecordingPlans()
+        state, _ = load_state(folder / STATE_NAME)
+        core = Lifecycle(state, config=LinkConfig(boot=boot, silent_after_s=3.0), plans=plans)
+        self.host = LifecycleHost(
+            core,
+            self.client,
+            folder / STATE_NAME,
+            environment="test",
+            present=self.client.artifacts.present(),
+        )
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def _manage(self, action: dev.Order) -> None:
-        self.actions.append(action)
+    @property
+    def status(self) -> LinkStatus:
+        return self.host.status()
+
+    @property
+    def connected(self) -> bool:
+        return self.status.state == "connected"
+
+    def _run(self) -> None:
+        self.host.start(self._manage)
+        while not self._stopping.is_set():
+            select.select([self.client.fileno()], [], [], 0.05)
+            self.host.take()
+            self.host.handle(dev.Tick())
+
+    def _manage(self, action: Any) -> None:
+        core = self.host.core
         match action:
-            case dev.VerifyPlan(attempt):
-                self.client.post(dev.PlanVerified(attempt))
-            case dev.StagePlan(attempt):
-                self.client.post(dev.PlanStaged(attempt))
-            case dev.ActivatePlan(attempt):
-                self.client.post(dev.ProbationPassed(attempt))
+            case orders.VerifyPlan(attempt):
+                core.add(core.verified(attempt))
+            case orders.StagePlan(attempt):
+                core.add(core.staged(dev.PlanStaged(attempt)))
+            case orders.ActivatePlan(attempt):
+                core.add(core.passed(attempt))
+            case dev.CollectArtifacts():
+                return
+        self.actions.append(action)
 
     def __enter__(self) -> "Agent":
         self.client.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.client.stop()
+        self._stopping.set()
+        self._thread.join()
+        self.host.stop()

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stageloom.edge_agent.link import events as ev
+from stageloom.edge_agent.lifecycle import events as ev
 from stageloom.shared.messages import control
 from tests.link.test_device_core import Driver
 

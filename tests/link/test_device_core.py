@@ -5,20 +5,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from stageloom.edge_agent.link import events as ev
+from stageloom.edge_agent.lifecycle import events as ev
+from stageloom.edge_agent.lifecycle.core import Lifecycle
+from stageloom.edge_agent.lifecycle.session import LinkConfig
+from stageloom.edge_agent.lifecycle.statefile import decode_state, encode_state, load_state, save_state
+from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
 from stageloom.edge_agent.link import fetch as fetching
-from stageloom.edge_agent.link.config import LinkConfig
-from stageloom.edge_agent.link.core import LinkCore
-from stageloom.edge_agent.link.statefile import decode_state, encode_state, load_state, save_state
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict
 from stageloom.shared.errors import DecodeError
+from stageloom.shared.ids import Digest
 from stageloom.shared.messages import bulk, control
 from stageloom.shared.messages.base import RefusalCode, Refused
 from stageloom.shared.messages.control import ArtifactNeed, Desired, DeviceState, Origin
+from tests.link import orders
 
 NEED = ArtifactNeed("m", digest_bytes([b"artifact"]), 8)
-GOOD = ev.RunnablePlan(ev.PlanRef(digest_bytes([b"good"]), Origin.PLANNER), b"good", ())
+GOOD = RunnablePlan(PlanRef(digest_bytes([b"good"]), Origin.PLANNER), b"good", ())
 
 
 def desired(generation: int, plan: bytes = b"plan", *, epoch: int = 1, **fields: Any) -> Desired:
@@ -28,28 +31,38 @@ def desired(generation: int, plan: bytes = b"plan", *, epoch: int = 1, **fields:
 class Driver:
     """A core whose writes reach the disk unless `full`."""
 
-    def __init__(self, state: ev.LinkState | None = None, *, boot: bool = True) -> None:
-        self.core = LinkCore(state or ev.LinkState(), config=LinkConfig(boot=11))
+    def __init__(self, state: LinkState | None = None, *, boot: bool = True) -> None:
+        plans: Any = orders.RecordingPlans()
+        self.core = Lifecycle(state or LinkState(), config=LinkConfig(boot=11), plans=plans)
         self.now_s = 0.0
         self.full = False
-        self.disk = state or ev.LinkState()
+        self.disk = state or LinkState()
         if boot:
-            self.booted = self.run(self.core.boot("env", frozenset(), 0.0))
+            self.booted = self.boot()
 
-    def run(self, actions: list[ev.Action]) -> list[ev.Action]:
-        for at, action in enumerate(actions):
+    def boot(self, present: frozenset[Digest] = frozenset()) -> list[Any]:
+        self.core.boot("env", present, 0.0)
+        return self.run()
+
+    def run(self) -> list[Any]:
+        actions: list[Any] = []
+        while (action := self.core.next(self.now_s)) is not None:
             if isinstance(action, ev.Persist):
                 if self.full:
-                    return actions[:at] + self.do(ev.PersistFailed("disk full"))
+                    self.core.persist_failed("disk full", self.now_s)
+                    continue
                 self.disk = action.state
                 self.core.persisted(action.state)
             elif isinstance(action, ev.Hold):
                 self.core.held(action.state)
+            if not isinstance(action, ev.CollectArtifacts):
+                actions.append(action)
         return actions
 
-    def do(self, event: ev.Event, *, after_s: float = 0.0) -> list[ev.Action]:
+    def do(self, event: Any, *, after_s: float = 0.0) -> list[Any]:
         self.now_s += after_s
-        return self.run(self.core.handle(event, self.now_s))
+        orders.happen(self.core, event, self.now_s)
+        return self.run()
 
     def online(self) -> "Driver":
         self.do(ev.Connected())
@@ -67,7 +80,7 @@ class Driver:
 
     def to_probation(self, generation: int = 1, plan: bytes = b"plan") -> list[ev.Action]:
         self.do(ev.Received(desired(generation, plan)))
-        self.do(ev.PlanVerified((1, generation)))
+        self.do(orders.PlanVerified((1, generation)))
         return self.do(ev.PlanStaged((1, generation)))
 
 
@@ -78,11 +91,11 @@ def kinds(actions: list[ev.Action]) -> list[str]:
 def test_a_plan_goes_from_received_to_committed() -> None:
     driver = Driver().online()
     assert "VerifyPlan" in kinds(driver.do(ev.Received(desired(1))))
-    assert "StagePlan" in kinds(driver.do(ev.PlanVerified((1, 1))))
+    assert "StagePlan" in kinds(driver.do(orders.PlanVerified((1, 1))))
     actions = kinds(driver.do(ev.PlanStaged((1, 1))))
     assert actions.index("Persist") < actions.index("ActivatePlan"), "the record comes first"
     assert driver.state is DeviceState.PROBATION
-    driver.do(ev.ProbationPassed((1, 1)))
+    driver.do(orders.ProbationPassed((1, 1)))
     report = driver.core.report()
     assert (report.state, report.active, report.origin) == (
         DeviceState.COMMITTED,
@@ -105,10 +118,10 @@ def test_an_artifact_that_is_damaged_after_the_check_is_fetched_again_before_the
     driver = Driver().online()
     driver.do(ev.Received(desired(1, artifacts=(NEED,))))
     driver.do(ev.ArtifactPresent(NEED.digest))
-    driver.do(ev.PlanVerified((1, 1)))
+    driver.do(orders.PlanVerified((1, 1)))
     driver.do(ev.ArtifactGone(NEED.digest))
     assert driver.state is DeviceState.WAITING
-    assert "StagePlan" not in kinds(driver.do(ev.ManagerRestarted()))
+    assert "StagePlan" not in kinds(driver.do(orders.ManagerRestarted()))
     assert ev.FetchArtifact(NEED) in driver.do(ev.Tick(), after_s=2.0)
     assert "VerifyPlan" in kinds(driver.do(ev.ArtifactPresent(NEED.digest)))
 
@@ -118,18 +131,18 @@ def test_last_known_good_whose_artifact_is_damaged_waits_for_it_and_is_committed
     driver = Driver().online()
     driver.do(ev.ArtifactPresent(NEED.digest))
     driver.do(ev.Received(desired(1, artifacts=(NEED,))))
-    driver.do(ev.PlanVerified((1, 1)))
+    driver.do(orders.PlanVerified((1, 1)))
     driver.do(ev.PlanStaged((1, 1)))
-    driver.do(ev.ProbationPassed((1, 1)))
+    driver.do(orders.ProbationPassed((1, 1)))
     again = Driver(driver.disk).online()
     again.do(ev.ArtifactGone(NEED.digest))
-    actions = again.do(ev.RestoreFailed("missing or damaged artifacts"))
+    actions = again.do(orders.RestoreFailed("missing or damaged artifacts"))
     assert again.state is DeviceState.WAITING and ev.FetchArtifact(NEED) in actions
-    again.do(ev.ActiveChanged(None))
+    again.do(orders.ActiveChanged(None))
     assert "VerifyPlan" in kinds(again.do(ev.ArtifactPresent(NEED.digest)))
-    again.do(ev.PlanVerified((1, 1)))
+    again.do(orders.PlanVerified((1, 1)))
     assert "ActivatePlan" in kinds(again.do(ev.PlanStaged((1, 1))))
-    again.do(ev.ProbationPassed((1, 1)))
+    again.do(orders.ProbationPassed((1, 1)))
     assert again.core.report().state is DeviceState.COMMITTED and again.core.report().active == digest_bytes(
         [b"plan"]
     )
@@ -138,8 +151,12 @@ def test_last_known_good_whose_artifact_is_damaged_waits_for_it_and_is_committed
 def test_late_answers_do_not_revive_a_superseded_plan() -> None:
     driver = Driver().online()
     driver.to_probation(1)
-    assert ev.AbandonPlan((1, 1)) in driver.do(ev.Received(desired(2, b"newer")))
-    for late in (ev.ProbationPassed((1, 1)), ev.PlanVerified((1, 1)), ev.ProbationFailed((1, 1), "slow")):
+    assert orders.AbandonPlan((1, 1)) in driver.do(ev.Received(desired(2, b"newer")))
+    for late in (
+        orders.ProbationPassed((1, 1)),
+        orders.PlanVerified((1, 1)),
+        orders.PlanFailed((1, 1), "slow"),
+    ):
         driver.do(late)
         assert driver.state is DeviceState.RECEIVED and driver.core.state.last_good is None
 
@@ -164,10 +181,10 @@ def test_a_higher_epoch_supersedes_a_higher_generation() -> None:
 
 
 def test_a_rolled_back_device_never_reports_up_to_date() -> None:
-    driver = Driver(ev.LinkState(last_good=GOOD)).online()
+    driver = Driver(LinkState(last_good=GOOD)).online()
     driver.to_probation()
-    actions = driver.do(ev.ProbationFailed((1, 1), "p99 is 30 % worse"))
-    assert ev.RestorePlan(GOOD) in actions
+    actions = driver.do(orders.PlanFailed((1, 1), "p99 is 30 % worse"))
+    assert orders.RestorePlan(GOOD) in actions
     report = driver.core.report()
     assert report.state is DeviceState.ROLLED_BACK and report.active == GOOD.ref.digest != report.seen
     assert driver.do(ev.Received(desired(1))) == [], "the verdict is final for its generation"
@@ -176,7 +193,7 @@ def test_a_rolled_back_device_never_reports_up_to_date() -> None:
 def test_a_verdict_falls_with_the_environment_it_was_found_in() -> None:
     driver = Driver().online()
     driver.do(ev.Received(desired(1)))
-    driver.do(ev.PlanRefused((1, 1), "illegal"))
+    driver.do(orders.PlanFailed((1, 1), "illegal"))
     assert driver.do(ev.EnvironmentChanged("env")) == [] and driver.state is DeviceState.REJECTED
     assert "VerifyPlan" in kinds(driver.do(ev.EnvironmentChanged("other power mode")))
 
@@ -199,11 +216,11 @@ AFTER_A_KILL = [
 
 @pytest.mark.parametrize(("found", "boots", "then"), AFTER_A_KILL)
 def test_every_state_survives_a_kill(found: DeviceState, boots: int, then: DeviceState) -> None:
-    state = ev.LinkState(
+    state = LinkState(
         desired=desired(3), state=found, last_good=GOOD, probation_boots=boots, environment="env"
     )
     driver = Driver(decode_state(encode_state(state)))
-    assert driver.booted[0] == ev.RestorePlan(GOOD), "it serves before anything else"
+    assert driver.booted[0] == orders.RestorePlan(GOOD), "it serves before anything else"
     assert driver.state is then
     assert driver.core.report().active == GOOD.ref.digest
 
@@ -212,13 +229,13 @@ def test_every_state_survives_a_kill(found: DeviceState, boots: int, then: Devic
 def test_a_full_disk_at_boot_only_postpones_what_the_state_means(
     found: DeviceState, boots: int, then: DeviceState
 ) -> None:
-    state = ev.LinkState(
+    state = LinkState(
         desired=desired(3), state=found, last_good=GOOD, probation_boots=boots, environment="env"
     )
     driver = Driver(state, boot=False)
     driver.full = True
-    booted = driver.run(driver.core.boot("env", frozenset(), 0.0))
-    assert booted == [ev.RestorePlan(GOOD)], "it serves, and decides nothing that it cannot write down"
+    booted = driver.boot()
+    assert booted == [orders.RestorePlan(GOOD)], "it serves, and decides nothing that it cannot write down"
     assert driver.state is found
     assert driver.do(ev.Tick(), after_s=1.0) == [], "not again at once"
     driver.full = False
@@ -229,13 +246,13 @@ def test_a_full_disk_at_boot_only_postpones_what_the_state_means(
 
 
 def test_a_plan_that_is_committed_and_runs_is_not_swapped_for_itself() -> None:
-    driver = Driver(ev.LinkState(last_good=GOOD)).online()
+    driver = Driver(LinkState(last_good=GOOD)).online()
     actions = driver.do(ev.Received(desired(7, b"good")))
     assert driver.state is DeviceState.COMMITTED and "VerifyPlan" not in kinds(actions)
 
 
 def test_a_full_disk_changes_nothing_and_the_next_offer_is_taken() -> None:
-    driver = Driver(ev.LinkState(last_good=GOOD)).online()
+    driver = Driver(LinkState(last_good=GOOD)).online()
     before = driver.core.state
     driver.full = True
     assert "VerifyPlan" not in kinds(driver.do(ev.Received(desired(1))))
@@ -251,7 +268,7 @@ def test_a_full_disk_changes_nothing_and_the_next_offer_is_taken() -> None:
 def test_a_plan_is_never_activated_if_its_record_cannot_be_written() -> None:
     driver = Driver().online()
     driver.do(ev.Received(desired(1)))
-    driver.do(ev.PlanVerified((1, 1)))
+    driver.do(orders.PlanVerified((1, 1)))
     driver.full = True
     assert "ActivatePlan" not in kinds(driver.do(ev.PlanStaged((1, 1))))
     assert driver.stored() is DeviceState.RECEIVED and driver.state is DeviceState.STAGED
@@ -263,7 +280,7 @@ def test_a_plan_is_never_activated_if_its_record_cannot_be_written() -> None:
 def test_steps_that_a_start_would_undo_are_believed_and_reported_but_not_written() -> None:
     driver = Driver().online()
     assert kinds(driver.do(ev.Received(desired(1)))).count("Persist") == 1
-    assert "Persist" not in kinds(driver.do(ev.PlanVerified((1, 1))))
+    assert "Persist" not in kinds(driver.do(orders.PlanVerified((1, 1))))
     assert driver.core.report().state is DeviceState.VERIFIED
     assert driver.stored() is DeviceState.RECEIVED
     actions = driver.do(ev.PlanStaged((1, 1)))
@@ -287,23 +304,23 @@ def test_what_is_reported_counts_on_over_a_start_that_undoes_steps() -> None:
 def test_a_write_that_fails_after_a_step_that_is_not_written_leaves_what_was_reported() -> None:
     driver = Driver().online()
     driver.do(ev.Received(desired(1)))
-    driver.do(ev.PlanVerified((1, 1)))
+    driver.do(orders.PlanVerified((1, 1)))
     revision = driver.core.report().revision
     driver.full = True
-    driver.do(ev.ActiveChanged(GOOD.ref))
+    driver.do(orders.ActiveChanged(GOOD.ref))
     assert driver.core.report().revision == revision and driver.state is DeviceState.VERIFIED
 
 
 def test_an_abandoned_trial_is_written_although_its_plan_is_only_verified_then() -> None:
     """On disk stands that a trial runs: a start would reject the plan for it."""
-    driver = Driver(ev.LinkState(last_good=GOOD)).online()
+    driver = Driver(LinkState(last_good=GOOD)).online()
     driver.do(ev.Received(desired(1)))
-    driver.do(ev.PlanVerified((1, 1)))
+    driver.do(orders.PlanVerified((1, 1)))
     driver.do(ev.PlanStaged((1, 1), control=GOOD.ref.digest))
     record = TrialRecord(
         candidate=digest_bytes([b"plan"]), control=GOOD.ref.digest, environment="env", began_us=1
     )
-    driver.do(ev.TrialBegins((1, 1), record))
+    driver.do(orders.TrialBegins((1, 1), record))
     assert driver.stored() is DeviceState.TRIAL
     ended = TrialResult(verdict=Verdict.ABANDONED, reason="the engine crashed")
     driver.do(ev.TrialDecided((1, 1), GOOD.ref.digest, ended))
@@ -311,9 +328,9 @@ def test_an_abandoned_trial_is_written_although_its_plan_is_only_verified_then()
 
 
 def test_a_fallback_during_a_full_disk_is_reported_once_the_disk_is_back() -> None:
-    driver = Driver(ev.LinkState(last_good=GOOD)).online()
+    driver = Driver(LinkState(last_good=GOOD)).online()
     driver.full = True
-    driver.do(ev.ActiveChanged(None))
+    driver.do(orders.ActiveChanged(None))
     driver.full = False
     driver.do(ev.Tick(), after_s=6.0)
     assert driver.core.report().active is None
@@ -323,7 +340,7 @@ def test_a_restarted_manager_is_asked_again() -> None:
     driver = Driver().online()
     driver.do(ev.Received(desired(1)))
     assert "VerifyPlan" not in kinds(driver.do(ev.Tick()))
-    assert "VerifyPlan" in kinds(driver.do(ev.ManagerRestarted()))
+    assert "VerifyPlan" in kinds(driver.do(orders.ManagerRestarted()))
 
 
 def test_a_report_is_repeated_until_the_planner_has_it() -> None:
@@ -347,7 +364,7 @@ def test_a_silent_planner_is_left() -> None:
 
 @pytest.mark.parametrize("code", [RefusalCode.REVOKED, RefusalCode.QUARANTINED])
 def test_a_refused_device_serves_on_and_asks_seldom(code: RefusalCode) -> None:
-    driver = Driver(ev.LinkState(last_good=GOOD)).online()
+    driver = Driver(LinkState(last_good=GOOD)).online()
     (action,) = driver.do(ev.Received(Refused(code=code, reason="no")))
     assert isinstance(action, ev.Reconnect) and action.delay_s == 60.0
     assert driver.core.session.denied is not None and driver.core.report().active == GOOD.ref.digest
@@ -372,14 +389,14 @@ def test_a_profile_is_run_once_its_artifact_is_there_and_not_again_when_answered
 
 def test_the_state_file_round_trips_and_a_damaged_one_is_set_aside(tmp_path: Any) -> None:
     path = tmp_path / "link.state"
-    assert load_state(path) == (ev.LinkState(), None)
-    state = ev.LinkState(desired=desired(3, artifacts=(NEED,)), state=DeviceState.WAITING, last_good=GOOD)
+    assert load_state(path) == (LinkState(), None)
+    state = LinkState(desired=desired(3, artifacts=(NEED,)), state=DeviceState.WAITING, last_good=GOOD)
     save_state(path, state)
     assert load_state(path) == (state, None)
     path.write_bytes(path.read_bytes()[:-7])
     loaded, problem = load_state(path)
-    assert loaded == ev.LinkState() and problem is not None and "set aside" in problem
-    assert load_state(path) == (ev.LinkState(), None), "no boot loop"
+    assert loaded == LinkState() and problem is not None and "set aside" in problem
+    assert load_state(path) == (LinkState(), None), "no boot loop"
 
 
 def test_the_largest_state_fits_its_file() -> None:
@@ -388,8 +405,8 @@ def test_the_largest_state_fits_its_file() -> None:
     wanted = desired(
         1, blob, artifacts=needs, profiles=tuple(control.ProfileRequest(at, needs[at]) for at in range(64))
     )
-    plan = ev.RunnablePlan(ev.PlanRef(digest_bytes([b"x"]), Origin.LOCAL), blob, needs)
-    state = ev.LinkState(desired=wanted, last_good=plan, reason="r" * 512)
+    plan = RunnablePlan(PlanRef(digest_bytes([b"x"]), Origin.LOCAL), blob, needs)
+    state = LinkState(desired=wanted, last_good=plan, reason="r" * 512)
     assert decode_state(encode_state(state)) == state
     with pytest.raises(DecodeError):
         decode_state(b"\x00" + msgspec.msgpack.encode({"revision": -1}))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.edge_agent.link.states import LOCAL_TRANSITIONS, TRANSITIONS, VERDICTS, Cause, step
+from stageloom.edge_agent.lifecycle.states import LOCAL_TRANSITIONS, TRANSITIONS, VERDICTS, Cause, step
 from stageloom.shared.messages import admin, bulk, control, enrol, telemetry
 from stageloom.shared.messages.base import Message
 from stageloom.shared.messages.control import DeviceState

@@ -6,21 +6,33 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from stageloom.edge_agent.link import events as ev
-from stageloom.edge_agent.link import local, trials
-from stageloom.edge_agent.link.statefile import decode_state, encode_state
-from stageloom.edge_agent.link.states import LOCAL_TRANSITIONS, Cause
+from stageloom.edge_agent.lifecycle import events as ev
+from stageloom.edge_agent.lifecycle import local, trials
+from stageloom.edge_agent.lifecycle.statefile import decode_state, encode_state
+from stageloom.edge_agent.lifecycle.states import (
+    LOCAL_EPOCH,
+    LOCAL_TRANSITIONS,
+    Attempt,
+    Cause,
+    LinkState,
+    LocalAttempt,
+    Planned,
+    PlanRef,
+    Proven,
+    RunnablePlan,
+)
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict
 from stageloom.shared.messages import control
 from stageloom.shared.messages.control import ArtifactNeed, Autonomy, DeviceState, Origin
 from stageloom.shared.messages.telemetry import TrialEnded
+from tests.link import orders
 from tests.link.test_alarms import raised
 from tests.link.test_device_core import Driver, desired, kinds
 
-LOCAL = ev.RunnablePlan(ev.PlanRef(digest_bytes([b"local"]), Origin.LOCAL), b"local", ())
-OTHER = ev.RunnablePlan(ev.PlanRef(digest_bytes([b"other"]), Origin.LOCAL), b"other", ())
-FIRST = (ev.LOCAL_EPOCH, 1)
+LOCAL = RunnablePlan(PlanRef(digest_bytes([b"local"]), Origin.LOCAL), b"local", ())
+OTHER = RunnablePlan(PlanRef(digest_bytes([b"other"]), Origin.LOCAL), b"other", ())
+FIRST = (LOCAL_EPOCH, 1)
 CONTROL = digest_bytes([b"plan"])
 
 
@@ -28,9 +40,9 @@ def committed(autonomy: Autonomy = Autonomy.FULL, **fields: Any) -> Driver:
     """A device that runs generation 1 and is connected."""
     driver = Driver().online()
     driver.do(ev.Received(desired(1, autonomy=autonomy, **fields)))
-    driver.do(ev.PlanVerified((1, 1)))
+    driver.do(orders.PlanVerified((1, 1)))
     driver.do(ev.PlanStaged((1, 1)))
-    driver.do(ev.ProbationPassed((1, 1)))
+    driver.do(orders.ProbationPassed((1, 1)))
     assert driver.state is DeviceState.COMMITTED
     return driver
 
@@ -41,20 +53,20 @@ def away(autonomy: Autonomy = Autonomy.FULL) -> Driver:
     return driver
 
 
-def staged(attempt: ev.Attempt = FIRST, **fields: Any) -> ev.PlanStaged:
+def staged(attempt: Attempt = FIRST, **fields: Any) -> ev.PlanStaged:
     given: dict[str, Any] = {"control": CONTROL, "intervals_only": True}
     return ev.PlanStaged(attempt, **(given | fields))
 
 
-def alarmed(driver: Driver, *plans: ev.RunnablePlan, after_s: float = 0.0) -> list[ev.Action]:
+def alarmed(driver: Driver, *plans: RunnablePlan, after_s: float = 0.0) -> list[ev.Action]:
     """A trigger fires, and these plans answer it."""
     return driver.do(raised(), after_s=after_s) + driver.do(ev.PlansMade(plans), after_s=0.0)
 
 
-def on_probation(driver: Driver, plan: ev.RunnablePlan = LOCAL) -> list[ev.Action]:
+def on_probation(driver: Driver, plan: RunnablePlan = LOCAL) -> list[ev.Action]:
     alarmed(driver, plan)
-    attempt = (ev.LOCAL_EPOCH, driver.core.state.local_counter)
-    driver.do(ev.PlanVerified(attempt))
+    attempt = (LOCAL_EPOCH, driver.core.state.local_counter)
+    driver.do(orders.PlanVerified(attempt))
     return driver.do(staged(attempt))
 
 
@@ -81,15 +93,15 @@ def connected_for(driver: Driver, seconds: float) -> list[ev.Action]:
 def test_a_local_plan_goes_from_the_alarm_to_last_known_good_while_the_planner_is_away() -> None:
     driver = away()
     assert "VerifyPlan" in kinds(alarmed(driver, LOCAL))
-    assert "StagePlan" in kinds(driver.do(ev.PlanVerified(FIRST)))
+    assert "StagePlan" in kinds(driver.do(orders.PlanVerified(FIRST)))
     actions = driver.do(staged())
     assert kinds(actions).index("Persist") < kinds(actions).index("ActivatePlan"), "the record comes first"
-    activate = next(action for action in actions if isinstance(action, ev.ActivatePlan))
+    activate = next(action for action in actions if isinstance(action, orders.ActivatePlan))
     assert activate.guarded and activate.attempt == FIRST
     report = driver.core.report()
     assert (report.active, report.origin, report.local_counter) == (LOCAL.ref.digest, Origin.LOCAL, 1)
     assert report.state is DeviceState.COMMITTED and report.seen == CONTROL, "desired stays what it was"
-    (row,) = rows(driver.do(ev.ProbationPassed(FIRST)))
+    (row,) = rows(driver.do(orders.ProbationPassed(FIRST)))
     assert (row.origin, row.how, row.verdict, row.candidate, row.control) == (
         Origin.LOCAL,
         "guard",
@@ -99,7 +111,7 @@ def test_a_local_plan_goes_from_the_alarm_to_last_known_good_while_the_planner_i
     )
     assert (row.epoch, row.generation) == (1, 1)
     good = driver.disk.last_good
-    assert good is not None and good.ref == ev.PlanRef(LOCAL.ref.digest, Origin.LOCAL, 1)
+    assert good is not None and good.ref == PlanRef(LOCAL.ref.digest, Origin.LOCAL, 1)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +128,7 @@ def test_autonomy_bounds_what_runs_without_the_planner(autonomy: Autonomy, prove
     driver = away(autonomy)
     if proven:
         state = driver.disk
-        known = (*state.proven, ev.Proven(LOCAL.ref.digest, state.environment))
+        known = (*state.proven, Proven(LOCAL.ref.digest, state.environment))
         driver.core.state = structs.replace(state, proven=known)
     assert ("VerifyPlan" in kinds(alarmed(driver, LOCAL))) is runs
 
@@ -132,9 +144,9 @@ def test_a_newer_desired_value_is_the_planners_answer_and_no_local_plan_follows(
     driver = committed()
     alarmed(driver, LOCAL)
     driver.do(ev.Received(desired(2, b"answer", autonomy=Autonomy.FULL)), after_s=1.0)
-    driver.do(ev.PlanVerified((1, 2)))
+    driver.do(orders.PlanVerified((1, 2)))
     driver.do(ev.PlanStaged((1, 2)))
-    driver.do(ev.ProbationPassed((1, 2)))
+    driver.do(orders.ProbationPassed((1, 2)))
     connected_for(driver, 60.0)
     assert driver.core.state.local is None and driver.core.state.local_counter == 0
 
@@ -149,7 +161,7 @@ def test_a_plan_that_nothing_compares_with_or_that_would_starve_a_model_is_not_r
     for answer in (staged(control=None), staged(starves="too slow")):
         driver = away()
         alarmed(driver, LOCAL)
-        driver.do(ev.PlanVerified(FIRST))
+        driver.do(orders.PlanVerified(FIRST))
         assert "ActivatePlan" not in kinds(driver.do(answer))
         assert driver.core.state.local is None and driver.core.report().origin is Origin.PLANNER
 
@@ -162,7 +174,7 @@ def test_a_plan_whose_artifacts_are_not_here_is_not_tried() -> None:
 def test_a_failed_local_plan_gives_way_to_what_ran_and_is_not_tried_again_in_this_environment() -> None:
     driver = away()
     on_probation(driver)
-    actions = driver.do(ev.ProbationFailed(FIRST, "the oldest task's age rose"))
+    actions = driver.do(orders.PlanFailed(FIRST, "the oldest task's age rose"))
     assert "RestorePlan" in kinds(actions)
     (row,) = rows(actions)
     assert (row.verdict, row.origin) == ("reject", Origin.LOCAL)
@@ -170,7 +182,7 @@ def test_a_failed_local_plan_gives_way_to_what_ran_and_is_not_tried_again_in_thi
     assert (report.active, report.origin, report.state) == (CONTROL, Origin.PLANNER, DeviceState.COMMITTED)
     assert "VerifyPlan" not in kinds(alarmed(driver, LOCAL, after_s=60.0))
     assert "VerifyPlan" in kinds(alarmed(driver, OTHER, after_s=60.0))
-    driver.do(ev.PlanRefused((ev.LOCAL_EPOCH, 2), "it does not load"))
+    driver.do(orders.PlanFailed((LOCAL_EPOCH, 2), "it does not load"))
     driver.do(ev.EnvironmentChanged("another power mode"))
     assert "VerifyPlan" in kinds(alarmed(driver, LOCAL))
 
@@ -178,23 +190,28 @@ def test_a_failed_local_plan_gives_way_to_what_ran_and_is_not_tried_again_in_thi
 def test_a_late_answer_of_an_earlier_local_attempt_changes_nothing() -> None:
     driver = away()
     on_probation(driver)
-    driver.do(ev.ProbationFailed(FIRST, "worse"))
+    driver.do(orders.PlanFailed(FIRST, "worse"))
     alarmed(driver, OTHER)
     before = driver.core.state
-    for late in (ev.ProbationPassed(FIRST), ev.PlanVerified(FIRST), staged(), ev.ProbationFailed(FIRST, "")):
+    for late in (
+        orders.ProbationPassed(FIRST),
+        orders.PlanVerified(FIRST),
+        staged(),
+        orders.PlanFailed(FIRST, ""),
+    ):
         assert rows(driver.do(late)) == []
     assert driver.core.state == before
 
 
 def test_a_kill_at_any_point_of_a_local_attempt_leaves_last_known_good() -> None:
-    steps: list[ev.Event] = [raised(), ev.PlansMade((LOCAL,)), ev.PlanVerified(FIRST), staged()]
+    steps: list[Any] = [raised(), ev.PlansMade((LOCAL,)), orders.PlanVerified(FIRST), staged()]
     for count in range(1, len(steps) + 1):
         driver = away()
         for event in steps[:count]:
             driver.do(event)
         disk = decode_state(encode_state(driver.disk))
         revived = Driver(disk)
-        restored = next(a for a in revived.booted if isinstance(a, ev.RestorePlan))
+        restored = next(a for a in revived.booted if isinstance(a, orders.RestorePlan))
         assert restored.plan.ref.digest == CONTROL
         report = revived.core.report()
         assert (report.active, report.origin) == (CONTROL, Origin.PLANNER)
@@ -208,7 +225,7 @@ def test_a_kill_at_any_point_of_a_local_attempt_leaves_last_known_good() -> None
 def test_a_committed_local_plan_survives_a_restart_and_is_told_again() -> None:
     driver = away()
     on_probation(driver)
-    driver.do(ev.ProbationPassed(FIRST))
+    driver.do(orders.ProbationPassed(FIRST))
     revived = Driver(decode_state(encode_state(driver.disk)))
     assert revived.core.report().origin is Origin.LOCAL
     revived.do(ev.Connected())
@@ -222,7 +239,7 @@ def test_the_planner_is_told_after_every_hello_and_ever_more_rarely_while_it_is_
     driver = committed()
     on_probation_connected(driver)
     assert told(connected_for(driver, 2.0)) == [], "not before it has passed"
-    assert len(told(driver.do(ev.ProbationPassed(FIRST)))) == 1
+    assert len(told(driver.do(orders.ProbationPassed(FIRST)))) == 1
     heard = [at for at in range(200) if told(connected_for(driver, 1.0))]
     gaps = [after - before for before, after in pairwise(heard)]
     assert 3 <= len(heard) <= 8 and gaps == sorted(gaps) and max(gaps) <= 61
@@ -235,7 +252,7 @@ def test_the_planner_is_told_after_every_hello_and_ever_more_rarely_while_it_is_
 def test_a_desired_value_that_names_the_local_plan_adopts_it_without_a_swap() -> None:
     driver = committed()
     on_probation_connected(driver)
-    driver.do(ev.ProbationPassed(FIRST))
+    driver.do(orders.ProbationPassed(FIRST))
     actions = driver.do(ev.Received(desired(2, b"local", autonomy=Autonomy.FULL)))
     assert driver.state is DeviceState.COMMITTED
     assert not {"VerifyPlan", "StagePlan", "ActivatePlan"} & set(kinds(actions))
@@ -247,19 +264,19 @@ def test_a_desired_value_that_names_the_local_plan_adopts_it_without_a_swap() ->
 def on_probation_connected(driver: Driver) -> None:
     alarmed(driver, LOCAL)
     connected_for(driver, 5.1)
-    driver.do(ev.PlanVerified(FIRST))
+    driver.do(orders.PlanVerified(FIRST))
     driver.do(staged())
 
 
 def test_a_newer_desired_plan_is_tried_against_the_local_one_which_is_told_no_more() -> None:
     driver = committed()
     on_probation_connected(driver)
-    driver.do(ev.ProbationPassed(FIRST))
+    driver.do(orders.ProbationPassed(FIRST))
     driver.do(ev.Received(desired(2, b"newer", autonomy=Autonomy.FULL)))
-    driver.do(ev.PlanVerified((1, 2)))
+    driver.do(orders.PlanVerified((1, 2)))
     driver.do(ev.PlanStaged((1, 2), control=LOCAL.ref.digest))
     assert told(connected_for(driver, 10.0)) == []
-    driver.do(ev.PlanRefused((1, 2), "it does not load"))
+    driver.do(orders.PlanFailed((1, 2), "it does not load"))
     assert driver.core.report().origin is Origin.LOCAL
     driver.do(ev.Lost())
     assert Driver(driver.disk).core.report().active == LOCAL.ref.digest
@@ -269,18 +286,18 @@ def test_a_desired_value_ends_a_local_attempt_and_what_runs_runs_on() -> None:
     driver = committed()
     on_probation_connected(driver)
     actions = driver.do(ev.Received(desired(2, b"newer", autonomy=Autonomy.FULL)))
-    assert ev.AbandonPlan(FIRST) in actions
+    assert orders.AbandonPlan(FIRST) in actions
     assert driver.core.state.local is None and driver.core.report().active == LOCAL.ref.digest
-    assert rows(driver.do(ev.ProbationPassed(FIRST))) == [], "its late end says nothing"
+    assert rows(driver.do(orders.ProbationPassed(FIRST))) == [], "its late end says nothing"
     assert driver.disk.last_good is not None and driver.disk.last_good.ref.digest == CONTROL
 
 
 def test_a_local_last_known_good_that_crashes_gives_way_to_the_desired_plan_which_stays_committed() -> None:
     driver = away()
     on_probation(driver)
-    driver.do(ev.ProbationPassed(FIRST))
-    actions = driver.do(ev.RestoreFailed("the engine crashed 3 times under it"))
-    (restored,) = [action for action in actions if isinstance(action, ev.RestorePlan)]
+    driver.do(orders.ProbationPassed(FIRST))
+    actions = driver.do(orders.RestoreFailed("the engine crashed 3 times under it"))
+    (restored,) = [action for action in actions if isinstance(action, orders.RestorePlan)]
     assert restored.plan.ref.digest == CONTROL
     assert driver.state is DeviceState.COMMITTED
     assert "VerifyPlan" not in kinds(alarmed(driver, LOCAL))
@@ -292,9 +309,9 @@ def test_nothing_is_tried_beside_an_attempt_at_the_desired_plan() -> None:
     driver.do(ev.Lost())
     alarmed(driver, LOCAL)
     assert driver.core.state.local is None
-    driver.do(ev.PlanVerified((1, 1)))
+    driver.do(orders.PlanVerified((1, 1)))
     driver.do(ev.PlanStaged((1, 1)))
-    assert "VerifyPlan" in kinds(driver.do(ev.ProbationPassed((1, 1))))
+    assert "VerifyPlan" in kinds(driver.do(orders.ProbationPassed((1, 1))))
 
 
 def test_a_full_disk_holds_a_local_attempt_up_and_it_goes_on_later() -> None:
@@ -303,7 +320,7 @@ def test_a_full_disk_holds_a_local_attempt_up_and_it_goes_on_later() -> None:
     assert "ActivatePlan" not in kinds(alarmed(driver, LOCAL))
     driver.full = False
     alarmed(driver, LOCAL, after_s=6.0)
-    assert "StagePlan" in kinds(driver.do(ev.PlanVerified((ev.LOCAL_EPOCH, driver.disk.local_counter))))
+    assert "StagePlan" in kinds(driver.do(orders.PlanVerified((LOCAL_EPOCH, driver.disk.local_counter))))
 
 
 def test_a_stage_profile_waits_for_its_artifacts_is_asked_once_and_not_again_when_answered() -> None:
@@ -317,7 +334,7 @@ def test_a_stage_profile_waits_for_its_artifacts_is_asked_once_and_not_again_whe
     assert "RunStageProfile" not in kinds(driver.do(ev.Tick(), after_s=1.0))
     driver.do(ev.ProfileAnswered(9))
     revived = Driver(decode_state(encode_state(driver.disk)), boot=False)
-    actions = revived.core.boot("env", frozenset({absent.digest}), 0.0)
+    actions = revived.boot(frozenset({absent.digest}))
     assert "RunStageProfile" not in kinds(actions), "it was answered before the restart"
     driver.do(ev.Received(desired(2, stage_profile=wanted)))
     assert driver.core.state.answered == (9,), "a newer desired value that still names it"
@@ -326,13 +343,13 @@ def test_a_stage_profile_waits_for_its_artifacts_is_asked_once_and_not_again_whe
 def on_trial(driver: Driver) -> TrialRecord:
     """A plan of another structure, under the autonomy to try one, up to the moment before it runs."""
     alarmed(driver, LOCAL)
-    driver.do(ev.PlanVerified(FIRST))
+    driver.do(orders.PlanVerified(FIRST))
     actions = driver.do(staged(intervals_only=False))
-    order = next(action for action in actions if isinstance(action, ev.RunTrial))
+    order = next(action for action in actions if isinstance(action, orders.RunTrial))
     assert (order.attempt, order.plan.ref.digest) == (FIRST, LOCAL.ref.digest)
     assert driver.core.report().active == CONTROL, "nothing runs but what ran"
     record = TrialRecord(candidate=LOCAL.ref.digest, control=CONTROL, environment="env", began_us=1)
-    actions = driver.do(ev.TrialBegins(FIRST, record))
+    actions = driver.do(orders.TrialBegins(FIRST, record))
     assert kinds(actions).index("Persist") < kinds(actions).index("TrialRecorded"), "the record comes first"
     return record
 
@@ -350,10 +367,10 @@ def test_a_local_plan_of_another_structure_wins_a_trial_before_it_is_last_known_
     assert (row.how, row.verdict, row.origin, row.ratio, row.pairs) == (
         "trial", "commit", Origin.LOCAL, 1.2, 9,
     )  # fmt: skip
-    (activate,) = [action for action in actions if isinstance(action, ev.ActivatePlan)]
+    (activate,) = [action for action in actions if isinstance(action, orders.ActivatePlan)]
     assert not activate.guarded and driver.core.report().active == LOCAL.ref.digest
     assert driver.disk.last_good is not None and driver.disk.last_good.ref.digest == CONTROL
-    assert rows(driver.do(ev.ProbationPassed(FIRST))) == [], "its verdict was told"
+    assert rows(driver.do(orders.ProbationPassed(FIRST))) == [], "its verdict was told"
     good = driver.disk.last_good
     assert good is not None and good.ref.digest == LOCAL.ref.digest
 
@@ -408,12 +425,12 @@ def test_a_desired_value_or_another_environment_ends_a_local_trial_without_a_ver
         driver = committed()
         alarmed(driver, LOCAL)
         connected_for(driver, 5.1)
-        driver.do(ev.PlanVerified(FIRST))
+        driver.do(orders.PlanVerified(FIRST))
         driver.do(staged(intervals_only=False))
         record = TrialRecord(candidate=LOCAL.ref.digest, control=CONTROL, environment="env", began_us=1)
-        driver.do(ev.TrialBegins(FIRST, record))
+        driver.do(orders.TrialBegins(FIRST, record))
         actions = driver.do(event)
-        assert ev.AbandonPlan(FIRST) in actions and driver.core.state.local is None
+        assert orders.AbandonPlan(FIRST) in actions and driver.core.state.local is None
         assert "abandoned" in [row.verdict for row in rows(actions)]
         assert rows(driver.do(decided(Verdict.COMMIT))) == [], "its late verdict says nothing"
 
@@ -422,7 +439,7 @@ def test_under_proven_autonomy_the_first_proven_plan_is_taken_and_not_a_better_u
     driver = away(Autonomy.PROVEN)
     state = driver.disk
     driver.core.state = structs.replace(
-        state, proven=(*state.proven, ev.Proven(OTHER.ref.digest, state.environment))
+        state, proven=(*state.proven, Proven(OTHER.ref.digest, state.environment))
     )
     assert "VerifyPlan" in kinds(alarmed(driver, LOCAL, OTHER))
     assert driver.core.state.local is not None and driver.core.state.local.plan.wire == OTHER.wire
@@ -432,55 +449,59 @@ def test_plans_that_come_after_the_planner_has_answered_are_not_tried() -> None:
     driver = committed()
     driver.do(raised())
     driver.do(ev.Received(desired(2, b"answer", autonomy=Autonomy.FULL)))
-    driver.do(ev.PlanVerified((1, 2)))
+    driver.do(orders.PlanVerified((1, 2)))
     driver.do(ev.PlanStaged((1, 2)))
-    driver.do(ev.ProbationPassed((1, 2)))
+    driver.do(orders.ProbationPassed((1, 2)))
     driver.do(ev.PlansMade((LOCAL,)))
     connected_for(driver, 60.0)
     assert driver.core.state.local is None and driver.core.state.local_counter == 0
 
 
-def attempt_in(state: DeviceState, way: trials.Way) -> ev.LinkState:
+def attempt_in(state: DeviceState, way: trials.Way) -> LinkState:
     """A device on a plan of its own, with an attempt at another one that has come so far."""
     driver = away()
     on_probation(driver)
-    driver.do(ev.ProbationPassed(FIRST))
+    driver.do(orders.ProbationPassed(FIRST))
     record = TrialRecord(candidate=OTHER.ref.digest, control=LOCAL.ref.digest, environment="env", began_us=1)
     plan = structs.replace(OTHER, ref=structs.replace(OTHER.ref, local_counter=1))
-    planned = ev.Planned(epoch=1, generation=1, cause="age")
-    tried = ev.LocalAttempt(plan=plan, planned=planned, state=state, record=record, way=way.value)
+    planned = Planned(epoch=1, generation=1, cause="age")
+    tried = LocalAttempt(plan=plan, planned=planned, state=state, record=record, way=way.value)
     return structs.replace(driver.core.state, local=tried)
 
 
-def after(cause: Cause, before: ev.LinkState) -> ev.LinkState:
+def after(cause: Cause, before: LinkState) -> LinkState:
     """The state once the cause has come to the attempt."""
     record = before.local.record if before.local else None
     assert record is not None
-    says: dict[Cause, ev.Outcome] = {
-        Cause.VERIFIED: ev.PlanVerified(FIRST),
-        Cause.REFUSED: ev.PlanRefused(FIRST, "it does not load"),
-        Cause.STAGED: staged(),
-        Cause.NOT_NOW: staged(control=None),
-        Cause.TRIAL_BEGINS: ev.TrialBegins(FIRST, record),
-        Cause.TRIAL_WON: decided(Verdict.COMMIT),
-        Cause.TRIAL_LOST: decided(Verdict.REJECT),
-        Cause.TRIAL_EVEN: decided(Verdict.NO_GAIN),
-        Cause.TRIAL_ABANDONED: decided(Verdict.ABANDONED),
-        Cause.PROBATION_PASSED: ev.ProbationPassed(FIRST),
-        Cause.PROBATION_FAILED: ev.ProbationFailed(FIRST, "tasks fail"),
-    }
-    if cause in says:
-        changed = local.outcome(before, says[cause], 1)
-        return changed.state if changed is not None else before
+    attempt = before.local
+    assert attempt is not None
+    verdicts = {verdict_cause: verdict for verdict, verdict_cause in trials.VERDICT_CAUSES.items()}
+    ran = attempt.state is DeviceState.PROBATION
     match cause:
+        case Cause.VERIFIED:
+            return local.verified(before)
+        case Cause.REFUSED | Cause.PROBATION_FAILED:
+            # A plan that fails is refused before it runs, and failed its probation from then on.
+            fits = ran == (cause is Cause.PROBATION_FAILED)
+            return local.failed(before, "it fails", 1).state if fits else before
+        case Cause.STAGED:
+            return local.staged(before, staged(), 1)
+        case Cause.NOT_NOW:
+            return local.staged(before, staged(control=None), 1)
+        case Cause.TRIAL_BEGINS:
+            return local.trial_begins(before, record)
+        case Cause.TRIAL_WON | Cause.TRIAL_LOST | Cause.TRIAL_EVEN | Cause.TRIAL_ABANDONED:
+            return local.decided(before, decided(verdicts[cause]).result, 1).state
+        case Cause.PROBATION_PASSED:
+            return local.passed(before, 1).state
         case Cause.ACTIVATE:
-            return local.LocalPlans(wait_s=1.0, again_s=1.0).step(before, 1)[0]
+            return local.activated(before)
         case Cause.DESIRED:
-            return local.superseded(before, 1)[0]
+            return local.superseded(before, 1).state
         case Cause.ENVIRONMENT:
-            return local.environment_changed(before, 1)[0]
+            return local.environment_changed(before, 1).state
         case Cause.BOOT:
-            return local.at_boot(before, 1).state
+            return local.attempt_at_boot(before, 1).state
     assert cause is Cause.RESTORE_FAILED
     back = local.lost(before)
     assert back is not None

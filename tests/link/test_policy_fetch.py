@@ -1,9 +1,10 @@
 """The policy that is desired, in the device's link core: fetched like an artifact, then used."""
 
-from stageloom.edge_agent.link import events as ev
-from stageloom.edge_agent.link.statefile import decode_state, encode_state
+from stageloom.edge_agent.lifecycle import events as ev
+from stageloom.edge_agent.lifecycle.statefile import decode_state, encode_state
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.messages.control import ArtifactNeed, Autonomy, DeviceState, PolicyNeed
+from tests.link import orders
 from tests.link.test_device_core import Driver, desired, kinds
 
 POLICY = PolicyNeed(digest_bytes([b"policy"]), 4_000_000)
@@ -23,7 +24,7 @@ def test_a_policy_that_was_fetched_is_used_after_a_restart_without_the_planner()
     driver = Driver().online()
     driver.do(ev.Received(desired(1, policy=POLICY)))
     revived = Driver(decode_state(encode_state(driver.disk)), boot=False)
-    assert ev.UsePolicy(POLICY.digest) in revived.core.boot("env", frozenset({POLICY.digest}), 0.0)
+    assert ev.UsePolicy(POLICY.digest) in revived.boot(frozenset({POLICY.digest}))
 
 
 def test_a_policy_that_went_is_fetched_again_and_one_that_is_named_no_more_is_dropped() -> None:
@@ -38,6 +39,6 @@ def test_a_policy_that_went_is_fetched_again_and_one_that_is_named_no_more_is_dr
 def test_another_policy_alone_does_not_try_a_rejected_plan_again() -> None:
     driver = Driver().online()
     driver.do(ev.Received(desired(1)))
-    driver.do(ev.PlanRefused((1, 1), "it does not load"))
+    driver.do(orders.PlanFailed((1, 1), "it does not load"))
     driver.do(ev.Received(desired(2, policy=POLICY)))
     assert driver.state is DeviceState.REJECTED

@@ -15,9 +15,7 @@ import pytest
 import zmq
 
 from stageloom.edge_agent.link import connection
-from stageloom.edge_agent.link import events as dev
-from stageloom.edge_agent.link.membership import load_membership
-from stageloom.edge_agent.link.sockets import make_dealer, new_keys
+from stageloom.edge_agent.link.connection import load_membership, make_dealer, new_keys
 from stageloom.planner.dispatch import zap
 from stageloom.planner.dispatch.ports import TelemetryWrite
 from stageloom.planner.dispatch.server import DispatchServer, ServerConfig
@@ -32,6 +30,7 @@ from stageloom.shared.messages import bulk, control, telemetry
 from stageloom.shared.messages.base import Message, RefusalCode
 from stageloom.shared.messages.control import DeviceState
 from stageloom.shared.token import Endpoints
+from tests.link import orders
 from tests.link.memory_store import MemoryStore
 from tests.link.rig import Agent, Rig, Wire, heartbeat, running, wait_until
 
@@ -219,7 +218,7 @@ def test_an_unknown_key_never_reaches_the_core() -> None:
 
 def test_the_client_names_a_refused_key_within_five_seconds(tmp_path: Path) -> None:
     with running("a") as (rig, _), Agent(rig, "a", new_keys(), tmp_path) as agent:
-        wait_until(lambda: agent.client.status().problem == connection.OUR_KEY_REFUSED, timeout_s=5)
+        wait_until(lambda: agent.status.detail == connection.OUR_KEY_REFUSED, timeout_s=5)
 
 
 def test_the_client_names_a_planner_with_another_key_within_five_seconds(
@@ -227,7 +226,7 @@ def test_the_client_names_a_planner_with_another_key_within_five_seconds(
 ) -> None:
     with running("a") as (rig, (keys,)):
         with Agent(rig, "a", keys, tmp_path, planner_key=planner_keys().public) as agent:
-            wait_until(lambda: agent.client.status().problem == connection.PLANNER_KEY_DIFFERS, timeout_s=5)
+            wait_until(lambda: agent.status.detail == connection.PLANNER_KEY_DIFFERS, timeout_s=5)
     assert connection.PLANNER_KEY_DIFFERS in caplog.text
 
 
@@ -297,11 +296,11 @@ def test_a_frozen_device_is_noticed_by_the_planner() -> None:
 
 def test_a_frozen_planner_is_noticed_by_the_device(tmp_path: Path) -> None:
     with running("a") as (rig, (keys,)), Agent(rig, "a", keys, tmp_path) as agent:
-        wait_until(lambda: agent.client.status().connected)
+        wait_until(lambda: agent.connected)
         thawed = []
-        rig.server.post(lambda: thawed.append(wait_until(lambda: not agent.client.status().connected)))  # type: ignore[arg-type]
+        rig.server.post(lambda: thawed.append(wait_until(lambda: not agent.connected)))  # type: ignore[arg-type]
         wait_until(lambda: thawed, timeout_s=15)
-        wait_until(lambda: agent.client.status().connected)
+        wait_until(lambda: agent.connected)
 
 
 _FULL_AND_BROKEN = """
@@ -357,7 +356,7 @@ def test_zeromqs_own_heartbeats_stay_off_since_they_end_a_process_with_a_full_qu
 def test_a_plan_travels_is_committed_and_reported(tmp_path: Path) -> None:
     blob = Random(1).randbytes(900_001)
     with running("a") as (rig, (keys,)), Agent(rig, "a", keys, tmp_path) as agent:
-        wait_until(lambda: agent.client.status().connected)
+        wait_until(lambda: agent.connected)
         desired = rig.push("a", b"plan", (blob, b"small"))
         report = wait_until(lambda: _committed(rig, desired))
         assert report.active == desired.plan_digest and report.state is DeviceState.COMMITTED
@@ -378,7 +377,7 @@ def _committed(rig: Rig, desired: control.Desired) -> control.Report | None:
 def test_a_change_made_while_the_device_was_away_arrives(tmp_path: Path) -> None:
     with running("a") as (rig, (keys,)):
         with Agent(rig, "a", keys, tmp_path) as agent:
-            wait_until(lambda: agent.client.status().connected)
+            wait_until(lambda: agent.connected)
         first, last = rig.push("a", b"one"), rig.push("a", b"two")
         assert (first.generation, last.generation) == (1, 2)
         with Agent(rig, "a", keys, tmp_path):
@@ -392,13 +391,13 @@ def test_a_restarted_agent_restores_its_plan_before_any_network(tmp_path: Path) 
             wait_until(lambda: _committed(rig, desired))
     with Agent(rig, "a", keys, tmp_path) as offline:
         action = wait_until(lambda: offline.actions)[0]
-        assert isinstance(action, dev.RestorePlan) and action.plan.wire == b"plan"
-        assert not offline.client.status().connected
+        assert isinstance(action, orders.RestorePlan) and action.plan.wire == b"plan"
+        assert not offline.connected
 
 
 def test_a_restarted_planner_gets_its_devices_back(tmp_path: Path) -> None:
     with running("a") as (rig, (keys,)), Agent(rig, "a", keys, tmp_path) as agent:
-        wait_until(lambda: agent.client.status().connected)
+        wait_until(lambda: agent.connected)
         rig.server.stop()
         rig.start(at=rig.endpoints)
         desired = rig.push("a", b"after")
@@ -434,9 +433,10 @@ def test_telemetry_is_stored_once_and_acknowledged_after_the_commit(tmp_path: Pa
     with running("a") as (rig, (keys,)), Agent(rig, "a", keys, tmp_path) as agent:
         for number in range(3000):
             agent.client.record([telemetry.Event(f"n{number}")])
-        wait_until(lambda: agent.client.status().telemetry.acknowledged >= 3000)
-        counts = agent.client.status().telemetry
-        assert counts.produced == counts.acknowledged + counts.dropped + counts.spooled
+        wait_until(lambda: agent.status.telemetry_acknowledged >= 3000)
+        status = agent.status
+        accounted = status.telemetry_acknowledged + status.telemetry_dropped + status.telemetry_spooled
+        assert status.telemetry_produced == accounted
         codes = [row.data.code for row in rig.store.rows.values() if isinstance(row.data, telemetry.Event)]
         assert sorted(codes) == sorted(f"n{number}" for number in range(3000))
 
@@ -453,9 +453,9 @@ def test_a_store_that_fails_gets_no_acknowledgement_and_the_rows_later(tmp_path:
         with Agent(rig, "a", keys, tmp_path, telemetry_again_s=0.3) as agent:
             agent.client.record([telemetry.Event("kept")])
             wait_until(lambda: len(failures) >= 2)
-            assert agent.client.status().telemetry.acknowledged == 0
+            assert agent.status.telemetry_acknowledged == 0
             rig.store.append_telemetry = append  # type: ignore[method-assign]
-            wait_until(lambda: agent.client.status().telemetry.acknowledged == 1)
+            wait_until(lambda: agent.status.telemetry_acknowledged == 1)
     assert len(rig.store.rows) == 1
 
 
@@ -477,7 +477,7 @@ def test_a_batch_that_could_not_be_sent_is_not_waited_for(
         Agent(rig, "a", keys, tmp_path, telemetry_again_s=3600.0) as agent,
     ):
         agent.client.record([telemetry.Event("kept")])
-        wait_until(lambda: agent.client.status().telemetry.acknowledged == 1)
+        wait_until(lambda: agent.status.telemetry_acknowledged == 1)
     assert refused
 
 

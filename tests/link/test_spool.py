@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stageloom.edge_agent.link.ledger import Account, add_range
-from stageloom.edge_agent.link.spool import Spool, _read_rows
+from stageloom.edge_agent.link.spool import Account, Spool, _read_rows, add_range
 from stageloom.shared.clock import ManualClock
 from stageloom.shared.messages.telemetry import MAX_ROW_BYTES, TelemetryAck, TelemetryBatch
 from tests.sim.world import scratch

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from stageloom.edge_agent.link import events as ev
-from stageloom.edge_agent.link.events import LinkState, Proven
-from stageloom.edge_agent.link.statefile import decode_state, encode_state
-from stageloom.edge_agent.link.trials import MAX_PROVEN, proven
+from stageloom.edge_agent.lifecycle import events as ev
+from stageloom.edge_agent.lifecycle.statefile import decode_state, encode_state
+from stageloom.edge_agent.lifecycle.states import LinkState, Proven
+from stageloom.edge_agent.lifecycle.trials import MAX_PROVEN, proven
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict
 from stageloom.shared.messages import control
@@ -16,6 +16,7 @@ from stageloom.shared.messages.control import Activation, ArtifactNeed, DeviceSt
 from stageloom.shared.messages.telemetry import TrialEnded
 from stageloom.shared.plan import CombinedBlock, Member, ModelPlan, Plan
 from stageloom.shared.stage_string import parse
+from tests.link import orders
 from tests.link.test_device_core import GOOD, Driver, desired, kinds
 
 PLAN = digest_bytes([b"plan"])
@@ -26,14 +27,14 @@ STAGED = ev.PlanStaged(ATTEMPT, GOOD.ref.digest)
 
 def staged(driver: Driver, answer: ev.PlanStaged = STAGED, **fields: Any) -> list[ev.Action]:
     driver.do(ev.Received(desired(1, **fields)))
-    driver.do(ev.PlanVerified(ATTEMPT))
+    driver.do(orders.PlanVerified(ATTEMPT))
     return driver.do(answer)
 
 
 def on_trial() -> Driver:
     driver = Driver(LinkState(last_good=GOOD)).online()
     staged(driver)
-    driver.do(ev.TrialBegins(ATTEMPT, RECORD))
+    driver.do(orders.TrialBegins(ATTEMPT, RECORD))
     assert driver.state is DeviceState.TRIAL
     return driver
 
@@ -52,7 +53,7 @@ def test_the_record_is_durable_before_the_candidate_may_run() -> None:
     actions = staged(driver)
     assert "RunTrial" in kinds(actions)
     assert driver.state is DeviceState.STAGED, "timing the models is no reason to reject at boot"
-    actions = driver.do(ev.TrialBegins(ATTEMPT, RECORD))
+    actions = driver.do(orders.TrialBegins(ATTEMPT, RECORD))
     assert kinds(actions).index("Persist") < kinds(actions).index("TrialRecorded")
     assert driver.disk.trial == RECORD
 
@@ -61,7 +62,7 @@ def test_a_record_that_cannot_be_written_keeps_the_candidate_from_running() -> N
     driver = Driver(LinkState(last_good=GOOD)).online()
     staged(driver)
     driver.full = True
-    assert "TrialRecorded" not in kinds(driver.do(ev.TrialBegins(ATTEMPT, RECORD)))
+    assert "TrialRecorded" not in kinds(driver.do(orders.TrialBegins(ATTEMPT, RECORD)))
     assert driver.state is DeviceState.STAGED
     driver.full = False
     assert "RunTrial" in kinds(driver.do(ev.Tick(), after_s=6.0)), "asked again, answered again"
@@ -104,7 +105,7 @@ def test_three_abandoned_trials_leave_the_plan_undecided() -> None:
     for _ in range(2):
         assert "StagePlan" in kinds(driver.do(decided(Verdict.ABANDONED, "the control crashed")))
         driver.do(STAGED)
-        driver.do(ev.TrialBegins(ATTEMPT, RECORD))
+        driver.do(orders.TrialBegins(ATTEMPT, RECORD))
     driver.do(decided(Verdict.ABANDONED, "the control crashed"))
     assert driver.state is DeviceState.REJECTED
     assert "undecided after 3 trials" in driver.core.report().reason
@@ -137,23 +138,23 @@ def test_some_plans_need_no_trial(
     actions = staged(driver, answer, **fields)
     assert driver.state is DeviceState.PROBATION
     assert driver.core.state.way == way
-    (order,) = [one for one in actions if isinstance(one, ev.ActivatePlan)]
+    (order,) = [one for one in actions if isinstance(one, orders.ActivatePlan)]
     assert order.guarded is guarded
 
 
 def test_a_committed_plan_is_proven_in_its_environment_until_it_fails() -> None:
     driver = Driver(LinkState(last_good=GOOD)).online()
     staged(driver, activation=Activation.NOW)
-    driver.do(ev.ProbationPassed(ATTEMPT))
+    driver.do(orders.ProbationPassed(ATTEMPT))
     assert driver.disk.proven == (Proven(PLAN, "env"),)
 
     again = Driver(LinkState(last_good=GOOD, proven=driver.disk.proven)).online()
     actions = staged(again)
     (row,) = rows(actions)
     assert (row.how, row.verdict, row.ratio) == ("proven", "commit", None)
-    (order,) = [one for one in actions if isinstance(one, ev.ActivatePlan)]
+    (order,) = [one for one in actions if isinstance(one, orders.ActivatePlan)]
     assert order.guarded
-    again.do(ev.ProbationFailed(ATTEMPT, "p99 rose"))
+    again.do(orders.PlanFailed(ATTEMPT, "p99 rose"))
     assert again.disk.proven == ()
 
 
@@ -171,20 +172,20 @@ def test_a_proven_plan_is_proven_whatever_its_launch_intervals_which_fail_by_the
 
     guarded = Driver(state).online()
     staged(guarded, ev.PlanStaged(ATTEMPT, GOOD.ref.digest, intervals_only=True), plan=plans[1].wire)
-    guarded.do(ev.ProbationFailed(ATTEMPT, "p99 rose"))
+    guarded.do(orders.PlanFailed(ATTEMPT, "p99 rose"))
     assert guarded.disk.proven == (), "what was activated as proven and failed is proven no more"
 
     unproven = Driver(LinkState(last_good=GOOD, proven=(Proven(PLAN, "env"),))).online()
     staged(unproven, ev.PlanStaged(ATTEMPT, GOOD.ref.digest, intervals_only=True), plan=plans[1].wire)
     assert unproven.core.state.way == "guard"
-    unproven.do(ev.ProbationFailed(ATTEMPT, "p99 rose"))
+    unproven.do(orders.PlanFailed(ATTEMPT, "p99 rose"))
     assert unproven.disk.proven == (Proven(PLAN, "env"),), "intervals that fail take no proof away"
 
 
 def test_a_change_of_intervals_is_told_when_its_guard_has_decided() -> None:
     for event, verdict in (
-        (ev.ProbationPassed(ATTEMPT), "commit"),
-        (ev.ProbationFailed(ATTEMPT, "p99 rose"), "reject"),
+        (orders.ProbationPassed(ATTEMPT), "commit"),
+        (orders.PlanFailed(ATTEMPT, "p99 rose"), "reject"),
     ):
         driver = Driver(LinkState(last_good=GOOD)).online()
         first = staged(driver, ev.PlanStaged(ATTEMPT, GOOD.ref.digest, intervals_only=True))
@@ -207,7 +208,7 @@ def test_intervals_below_what_arrives_are_refused_unless_ordered() -> None:
 def test_a_newer_plan_ends_the_trial_and_its_late_verdict_changes_nothing() -> None:
     driver = on_trial()
     actions = driver.do(ev.Received(desired(2, b"newer")))
-    assert ev.AbandonPlan(ATTEMPT) in actions
+    assert orders.AbandonPlan(ATTEMPT) in actions
     assert [row.verdict for row in rows(actions)] == ["abandoned"]
     driver.do(decided(Verdict.COMMIT))
     assert driver.state is DeviceState.RECEIVED

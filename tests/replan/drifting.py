@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from stageloom.edge_agent.link.alarms import AlarmBox
-from stageloom.edge_agent.link.events import PlanRef, RunnablePlan
+from stageloom.edge_agent.lifecycle.session import AlarmBox
+from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.replan.alarms import Alarms, alarm_raised
 from stageloom.edge_agent.replan.drift import Drift
 from stageloom.edge_agent.worker.messages import CombinedStats, Glance, QueueGlance, Stats

@@ -1,4 +1,4 @@
-"""A simulated agent: link core and plan manager in one main process, an engine process, and a disk.
+"""A simulated agent: the lifecycle core in one main process, an engine process, and a disk.
 
 The link's files are real ones, written by the real code in a folder of its own; failpoints in that code are
 where the process stops, or where its disk is full.
@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from stageloom.edge_agent.link import events as link
-from stageloom.edge_agent.link import fetch as fetching
-from stageloom.edge_agent.link.artifacts import ArtifactFolder
-from stageloom.edge_agent.link.config import LinkConfig
-from stageloom.edge_agent.link.core import LinkCore
-from stageloom.edge_agent.link.statefile import load_state, save_state
-from stageloom.edge_agent.plans.actions import (
-    Action,
+from stageloom.edge_agent.lifecycle import events as ev
+from stageloom.edge_agent.lifecycle.check import PlanChecker, PlanUnusable
+from stageloom.edge_agent.lifecycle.core import Lifecycle
+from stageloom.edge_agent.lifecycle.engine_view import Supervisor
+from stageloom.edge_agent.lifecycle.events import (
     Activated,
     CheckPlan,
     DrainEngine,
@@ -31,16 +28,17 @@ from stageloom.edge_agent.plans.actions import (
     StartEngine,
     StopEngine,
     SwapTo,
-    Tell,
     UnloadPlan,
 )
-from stageloom.edge_agent.plans.candidate import ManagerConfig
-from stageloom.edge_agent.plans.check import PlanChecker, PlanUnusable
-from stageloom.edge_agent.plans.facts import PlanFacts
-from stageloom.edge_agent.plans.manager import PlanManager
-from stageloom.edge_agent.plans.probation import ProbationConfig
-from stageloom.edge_agent.plans.supervisor import Supervisor
-from stageloom.edge_agent.plans.waiting import WaitingLog
+from stageloom.edge_agent.lifecycle.facts import PlanFacts
+from stageloom.edge_agent.lifecycle.manager import PlanManager
+from stageloom.edge_agent.lifecycle.probation import ProbationConfig, WaitingLog
+from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
+from stageloom.edge_agent.lifecycle.session import LinkConfig
+from stageloom.edge_agent.lifecycle.statefile import load_state, save_state
+from stageloom.edge_agent.lifecycle.states import LinkState, PlanRef, RunnablePlan
+from stageloom.edge_agent.link import fetch as fetching
+from stageloom.edge_agent.link.fetch import ArtifactFolder
 from stageloom.edge_agent.store import ArtifactStore, StateFile
 from stageloom.edge_agent.worker import messages as engine
 from stageloom.planner.dispatch.events import Lane
@@ -74,7 +72,6 @@ _CONFIG: Final = ManagerConfig(
     timing_s=3.0,
     load_limit_s=6.0,
 )
-_ENDS = link.ProbationPassed | link.ProbationFailed | link.PlanRefused | link.TrialDecided
 
 
 class Crash(BaseException):
@@ -113,7 +110,6 @@ class Agent:
         world.note(self.name, "starts: %s %s", state.state and state.state.value, problem or "")
         boot = rng.getrandbits(61) | 1
         wall_s = world.wall_us() * 1e-6 - world.now_s
-        self.core = LinkCore(state, config=LinkConfig(boot=boot, wall_s=wall_s))
         self.fetcher = fetching.FetchCore(chunk_bytes=CHUNK_BYTES, again_after_s=2.0)
         self.spool = WatchedSpool(self.home / "spool", boot=boot, limit_bytes=SPOOL_BYTES, write=self._write)
         self.artifacts = ArtifactFolder(self.home / "artifacts")
@@ -129,18 +125,21 @@ class Agent:
             waiting=self.waiting,
             coin=Random(rng.random()),
         )
+        self.core = Lifecycle(state, config=LinkConfig(boot=boot, wall_s=wall_s), plans=self.manager)
         self.batch_sent_s = float("-inf")
         self._told_state: object = None
         self._settled = False
-        self._orders, self._tells, self._background = world.pipe(), world.pipe(), world.pipe()
+        self._background = world.pipe()
         self._begin_engine()
-        self._guard(
-            lambda: self.carry(self.core.boot(self.environment, self.artifacts.present(), world.now_s))
-        )
+        self._guard(self._boot)
         self._again(world.pace.tick_s, self._tick)
         self._again(world.pace.measure_s, self._measure)
         self._again(world.pace.task_s, self._submit)
         self.reconnect(0.1)
+
+    def _boot(self) -> None:
+        self.core.boot(self.environment, self.artifacts.present(), self.world.now_s)
+        self.run()
 
     def crash(self, *, torn: bool = False, away_s: float | None = None) -> None:
         """The main process is gone, and the engine process with it; it starts again after a while."""
@@ -150,8 +149,7 @@ class Agent:
         world.note(self.name, "main process stops%s", ", the last write is cut off" if torn else "")
         world.happened["torn" if torn else "agent_crash"] += 1
         self.up = False
-        for pipe in (self._orders, self._tells, self._background):
-            pipe.close()
+        self._background.close()
         if self.engine is not None:
             self.engine.reports.close()
             self.engine.exit(KILLED, "the agent is gone")
@@ -213,33 +211,39 @@ class Agent:
 
     # -- the link's thread ----------------------------------------------------------------------------------
 
-    def tell(self, event: link.Event) -> None:
-        """An event of the link core."""
+    def tell(self, event: ev.Event) -> None:
+        """An event of the core."""
         if self.up:
-            self._guard(lambda: self.carry(self.core.handle(event, self.world.now_s)))
+            self._guard(lambda: self.handle(event))
 
-    def carry(self, actions: Sequence[link.Action]) -> None:
-        """Carry out what the link core decided, as `stageloom.edge_agent.link.client` does."""
-        for action in actions:
-            self.reached(f"link.{type(action).__name__}")
-            if isinstance(action, link.Persist):
-                self.world.watch.saving(self, action.state)
-                try:
-                    save_state(self._state_path, action.state)
-                except OSError as error:
-                    self.carry(self.core.handle(link.PersistFailed(str(error)), self.world.now_s))
-                    return
-                self.core.persisted(action.state)
-                self.world.watch.saved(self, action.state)
-                self._record_state(action.state)
-            elif isinstance(action, link.Hold):
-                self.core.held(action.state)
-                self.world.watch.held(self, action.state)
-                self._record_state(action.state)
-            else:
-                self._act(action)
+    def handle(self, event: ev.Event) -> None:
+        """The same, within the main process."""
+        self.core.handle(event, self.world.now_s)
+        self.run()
 
-    def _record_state(self, state: link.LinkState) -> None:
+    def manage(self, actions: Sequence[ev.Action]) -> None:
+        """Carry out what the plan manager decided."""
+        self.core.add(actions)
+        self.run()
+
+    def run(self) -> None:
+        """Carry out what the core decided, as `stageloom.edge_agent.lifecycle.host` and `shell` do."""
+        while (action := self.core.next(self.world.now_s)) is not None:
+            self.reached(f"lifecycle.{type(action).__name__}")
+            self._carry_out(action)
+
+    def _persist(self, state: LinkState) -> None:
+        self.world.watch.saving(self, state)
+        try:
+            save_state(self._state_path, state)
+        except OSError as error:
+            self.core.persist_failed(str(error), self.world.now_s)
+            return
+        self.core.persisted(state)
+        self.world.watch.saved(self, state)
+        self._record_state(state)
+
+    def _record_state(self, state: LinkState) -> None:
         if state.desired is None or state.state is None:
             return
         told = (state.desired.epoch, state.desired.generation, state.state)
@@ -248,29 +252,13 @@ class Agent:
             self.world.note(self.name, "is %s in %s.%s %s", state.state.value, *told[:2], state.reason)
             self.record([telemetry.Event("state", state.state.value)])
 
-    def _act(self, action: link.Action) -> None:
-        world = self.world
-        match action:
-            case link.Send(message):
-                self.send(Lane.CONTROL, message)
-            case link.FetchArtifact(need):
-                self.fetcher.credits = self.core.session.bulk_credits
-                self._fetch(self.fetcher.want(need, self.artifacts.partial_bytes(need.digest), world.now_s))
-            case link.Record(row):
-                self.record([row])
-            case link.Reconnect(reason, delay_s):
-                world.note(self.name, "reconnects: %s", reason)
-                self.reconnect(delay_s if delay_s is not None else world.rng.random())
-            case _:
-                self._order(action)
-
     def _tick(self) -> None:
         world = self.world
         if world.chance(world.faults.environment * world.pace.tick_s):
             world.happened["environment"] += 1
             self.environment = world.rng.choice(("here", "there"))
-            self.carry(self.core.handle(link.EnvironmentChanged(self.environment), world.now_s))
-        self.carry(self.core.handle(link.Tick(), world.now_s))
+            self.handle(ev.EnvironmentChanged(self.environment))
+        self.handle(ev.Tick())
         self._fetch(self.fetcher.tick(world.now_s))
         if self.core.session.welcomed and world.now_s - self.batch_sent_s > 2.0:
             batch = self.spool.next_batch(int(world.now_s * 1000))
@@ -285,23 +273,23 @@ class Agent:
                 case fetching.Ask(request):
                     self.send(Lane.BULK, request)
                 case fetching.GiveUp(digest, reason):
-                    self.carry(self.core.handle(link.FetchFailed(digest, reason), self.world.now_s))
+                    self.handle(ev.FetchFailed(digest, reason))
                 case fetching.Write() | fetching.Finish():
                     if not self._keep(action):
                         return
 
     def _keep(self, action: fetching.Write | fetching.Finish) -> bool:
-        digest, now_s = action.digest, self.world.now_s
+        digest = action.digest
         try:
             if isinstance(action, fetching.Write):
                 self.artifacts.append(digest, action.offset_bytes, action.data)
             elif self.artifacts.finish(digest):
-                self.carry(self.core.handle(link.ArtifactPresent(digest), now_s))
+                self.handle(ev.ArtifactPresent(digest))
             else:
-                self.carry(self.core.handle(link.FetchFailed(digest, "damaged"), now_s))
+                self.handle(ev.FetchFailed(digest, "damaged"))
         except OSError as error:
             self.fetcher.stop(digest)
-            self.carry(self.core.handle(link.FetchFailed(digest, f"cannot be stored: {error}"), now_s))
+            self.handle(ev.FetchFailed(digest, f"cannot be stored: {error}"))
             return False
         return True
 
@@ -320,37 +308,25 @@ class Agent:
 
     # -- the main loop: plans -------------------------------------------------------------------------------
 
-    def _order(self, order: link.Action) -> None:
-        self._orders.put(lambda: self._guard(lambda: self._obey(order)))
-
-    def _obey(self, order: link.Action) -> None:
-        match order:
-            case link.RestorePlan(plan):
-                self.manage(self.manager.restore(plan))
-            case link.VerifyPlan(attempt, plan):
-                self.manage(self.manager.verify(attempt, plan))
-            case link.StagePlan(attempt, plan):
-                self.manage(self.manager.stage(attempt, plan))
-            case link.RunTrial():
-                self.manage(self.manager.run_trial(order, self.world.now_s))
-            case link.TrialRecorded(attempt):
-                self.manage(self.manager.trial_recorded(attempt, self.world.now_s))
-            case link.ActivatePlan(attempt, plan, guarded):
-                self.manage(self.manager.activate(attempt, plan, guarded=guarded))
-            case link.AbandonPlan(attempt):
-                self.manage(self.manager.abandon(attempt))
-            case _:
-                raise AssertionError(f"the simulated agent does not know {order}")
-
-    def manage(self, actions: Sequence[Action]) -> None:
-        """Carry out what the plan manager decided, as `stageloom.edge_agent.plans.shell` does."""
-        for action in actions:
-            self.reached(f"manager.{type(action).__name__}")
-            self._carry_out(action)
-
-    def _carry_out(self, action: Action) -> None:
-        process = self.engine
+    def _carry_out(self, action: ev.Action) -> None:
+        process, world = self.engine, self.world
         match action:
+            case ev.Persist(state):
+                self._persist(state)
+            case ev.Hold(state):
+                self.core.held(state)
+                world.watch.held(self, state)
+                self._record_state(state)
+            case ev.Send(message):
+                self.send(Lane.CONTROL, message)
+            case ev.FetchArtifact(need):
+                self.fetcher.credits = self.core.session.bulk_credits
+                self._fetch(self.fetcher.want(need, self.artifacts.partial_bytes(need.digest), world.now_s))
+            case ev.Record(row):
+                self.record([row])
+            case ev.Reconnect(reason, delay_s):
+                world.note(self.name, "reconnects: %s", reason)
+                self.reconnect(delay_s if delay_s is not None else world.rng.random())
             case CheckPlan(plan):
                 self._background.put(lambda: self._guard(lambda: self._checked(self._checker.check(plan))))
             case LoadPlan(key, plan):
@@ -378,11 +354,9 @@ class Agent:
             case StopEngine():
                 if process is not None:
                     process.exit(STOPPED, "told to stop")
-            case Tell(event):
-                self._tells.put(lambda: self.tell(event))
-                if isinstance(event, _ENDS):
-                    self._settled = True
-                    self._collect(downloads=isinstance(event, link.ProbationPassed))
+            case ev.CollectArtifacts(downloads):
+                self._settled = True
+                self._collect(downloads=downloads)
             case Note(code, text):
                 self.world.note(self.name, "notes %s: %s", code, text)
             case KeepFallback(plan):
@@ -399,14 +373,14 @@ class Agent:
         else:
             self.manage(self.manager.checked(result))
 
-    def _load_fallback(self) -> link.RunnablePlan | None:
+    def _load_fallback(self) -> RunnablePlan | None:
         body = self._fallback_file.load().body
-        return None if body is None else msgspec.msgpack.decode(body, type=link.RunnablePlan)
+        return None if body is None else msgspec.msgpack.decode(body, type=RunnablePlan)
 
     def _collect(self, *, downloads: bool = False) -> None:
         if self._settled:
             for digest in self.store.collect(self.manager.needed(), downloads=downloads):
-                self._tells.put(lambda digest=digest: self.tell(link.ArtifactGone(digest)))  # type: ignore[misc]
+                self.handle(ev.ArtifactGone(digest))
 
     # -- the engine process and its tasks -------------------------------------------------------------------
 
@@ -487,7 +461,7 @@ class Agent:
                 self.world.later(0.5 + self.world.rng.random(), connect)
                 return
             self.route = network.connect(self)
-            self.tell(link.Connected())
+            self.tell(ev.Connected())
 
         self.world.later(delay_s, connect)
 
@@ -495,7 +469,7 @@ class Agent:
         """The connection broke, and this end has noticed."""
         if self.up:
             self.reconnect(0.2)
-            self.tell(link.Lost())
+            self.tell(ev.Lost())
 
     def send(self, lane: Lane, message: Any) -> None:
         """Towards the planner, if there is a connection."""
@@ -505,7 +479,7 @@ class Agent:
     def receive(self, lane: Lane, message: Any) -> None:
         """From the planner."""
         if lane is Lane.CONTROL:
-            self.tell(link.Received(message))
+            self.tell(ev.Received(message))
         elif lane is Lane.BULK:
             self._guard(lambda: self._fetch(self.fetcher.received(message, self.world.now_s)))
         elif isinstance(message, telemetry.TelemetryAck):
@@ -516,10 +490,10 @@ class Agent:
 
     def alarm(self, plan: KnownPlan) -> None:
         """Queues diverge, and this plan would be run without the planner."""
-        ref = link.PlanRef(plan.digest, Origin.LOCAL)
-        local = link.RunnablePlan(ref, plan.wire, plan.needs)
-        self.tell(link.AlarmRaised(self.world.wall_us(), "variance", 2.0, 1.0, None, (), ()))
-        self.tell(link.PlansMade((local,)))
+        ref = PlanRef(plan.digest, Origin.LOCAL)
+        local = RunnablePlan(ref, plan.wire, plan.needs)
+        self.tell(ev.AlarmRaised(self.world.wall_us(), "variance", 2.0, 1.0, None, (), ()))
+        self.tell(ev.PlansMade((local,)))
 
     # -- what the disk does by itself -----------------------------------------------------------------------
 

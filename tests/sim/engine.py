@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from stageloom.edge_agent.plans.actions import MeasureWindow
+from stageloom.edge_agent.lifecycle.events import MeasureWindow
 from stageloom.edge_agent.worker import messages
 from stageloom.shared.engine.core import EngineCore
 from stageloom.shared.engine.steps import Action, FinishTask, PlanKey, ReleasePlan, Step, Task

@@ -10,14 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from stageloom.edge_agent.link import events as link
-from stageloom.edge_agent.link.core import LinkCore
-from stageloom.edge_agent.link.ledger import Account
-from stageloom.edge_agent.link.spool import Spool
-from stageloom.edge_agent.link.states import TRANSITIONS, VERDICTS, Cause
-from stageloom.edge_agent.plans.actions import Action
-from stageloom.edge_agent.plans.manager import PlanManager
-from stageloom.edge_agent.plans.probation import Probation
+from stageloom.edge_agent.lifecycle import events as link
+from stageloom.edge_agent.lifecycle.core import Lifecycle
+from stageloom.edge_agent.lifecycle.events import Action
+from stageloom.edge_agent.lifecycle.manager import PlanManager
+from stageloom.edge_agent.lifecycle.probation import Probation
+from stageloom.edge_agent.lifecycle.states import TRANSITIONS, VERDICTS, Cause, LinkState
+from stageloom.edge_agent.link.spool import Account, Spool
 from stageloom.edge_agent.store import StateFile
 from stageloom.planner.dispatch import events as pev
 from stageloom.planner.dispatch.core import DispatchCore
@@ -66,15 +65,15 @@ def replaced(value: Any, **changes: Any) -> Any:
 
 
 def test_a_device_that_takes_an_older_generation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = LinkCore._desired
+    honest = Lifecycle._desired
 
-    def gullible(self: LinkCore, desired: Desired, now_s: float) -> list[link.Action]:
+    def gullible(self: Lifecycle, desired: Desired, now_s: float) -> list[Action]:
         known = self.state.desired
         if known is not None and desired.generation < known.generation:
             self.state = replaced(self.state, desired=replaced(known, epoch=0, generation=0))
         return honest(self, desired, now_s)
 
-    monkeypatch.setattr(LinkCore, "_desired", gullible)
+    monkeypatch.setattr(Lifecycle, "_desired", gullible)
     assert first_broken(Faults(delay_s=4.0, repeat=0.5)).startswith("generation:")
 
 
@@ -114,16 +113,16 @@ def test_a_device_that_takes_another_plan_in_the_same_generation_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After a database was restored, the planner may give a number out again."""
-    honest = LinkCore._desired
+    honest = Lifecycle._desired
 
-    def gullible(self: LinkCore, desired: Desired, now_s: float) -> list[link.Action]:
+    def gullible(self: Lifecycle, desired: Desired, now_s: float) -> list[Action]:
         known = self.state.desired
         if known is not None and known.plan_digest != desired.plan_digest:
             if (known.epoch, known.generation) == (desired.epoch, desired.generation):
                 self.state = replaced(self.state, desired=replaced(known, generation=known.generation - 1))
         return honest(self, desired, now_s)
 
-    monkeypatch.setattr(LinkCore, "_desired", gullible)
+    monkeypatch.setattr(Lifecycle, "_desired", gullible)
     with world.world(1, Faults()) as made:
         first, second = [plan for plan in made.plans if made.natures[plan.digest].sound][:2]
         made.begin()
@@ -139,38 +138,38 @@ def test_a_device_that_takes_another_plan_in_the_same_generation_is_found(
 
 
 def test_a_commit_that_forgets_last_known_good_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = LinkCore._become
+    honest = Lifecycle._become
 
-    def forgetful(self: LinkCore, new: link.LinkState) -> list[link.Action]:
+    def forgetful(self: Lifecycle, new: LinkState) -> list[Action]:
         if new.state is DeviceState.COMMITTED and new.last_good != self.state.last_good:
             new = replaced(new, last_good=self.state.last_good)
         return honest(self, new)
 
-    monkeypatch.setattr(LinkCore, "_become", forgetful)
+    monkeypatch.setattr(Lifecycle, "_become", forgetful)
     assert first_broken().startswith("committed:")
 
 
 def test_a_verdict_that_a_restart_forgets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = LinkCore.boot
+    honest = Lifecycle.boot
 
-    def optimistic(self: LinkCore, *arguments: Any) -> list[link.Action]:
+    def optimistic(self: Lifecycle, *arguments: Any) -> None:
         if self.state.state in VERDICTS:
             self.state = replaced(self.state, state=DeviceState.RECEIVED)
-        return honest(self, *arguments)
+        honest(self, *arguments)
 
-    monkeypatch.setattr(LinkCore, "boot", optimistic)
+    monkeypatch.setattr(Lifecycle, "boot", optimistic)
     assert first_broken(Faults(agent_crash=0.02, engine_crash=0.1)).startswith("verdict:")
 
 
 def test_a_rolled_back_device_that_reports_up_to_date_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = LinkCore.report
+    honest = Lifecycle.report
 
-    def boastful(self: LinkCore) -> Any:
+    def boastful(self: Lifecycle) -> Any:
         report = honest(self)
         rolled_back = report.state is DeviceState.ROLLED_BACK
         return replaced(report, state=DeviceState.COMMITTED, active=report.seen) if rolled_back else report
 
-    monkeypatch.setattr(LinkCore, "report", boastful)
+    monkeypatch.setattr(Lifecycle, "report", boastful)
     monkeypatch.setattr(
         "tests.sim.watch.Watch._check_report", lambda self, agent: self._check_up_to_date(agent.core.report())
     )
@@ -178,8 +177,8 @@ def test_a_rolled_back_device_that_reports_up_to_date_is_found(monkeypatch: pyte
 
 
 def test_a_report_that_is_not_the_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = LinkCore.report
-    monkeypatch.setattr(LinkCore, "report", lambda self: replaced(honest(self), generation=0))
+    honest = Lifecycle.report
+    monkeypatch.setattr(Lifecycle, "report", lambda self: replaced(honest(self), generation=0))
     assert first_broken().startswith("report:")
 
 
@@ -298,14 +297,14 @@ def test_a_desired_value_that_is_sent_once_only_is_found(monkeypatch: pytest.Mon
 
 
 def test_a_report_that_is_sent_once_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = LinkCore._reconcile
+    honest = Lifecycle._reconcile
 
-    def once(self: LinkCore, now_s: float) -> list[link.Action]:
+    def once(self: Lifecycle, now_s: float) -> list[Action]:
         session = self.session
         session._stored_revision = max(session._stored_revision, session._sent_revision)
         return honest(self, now_s)
 
-    monkeypatch.setattr(LinkCore, "_reconcile", once)
+    monkeypatch.setattr(Lifecycle, "_reconcile", once)
     assert first_broken(Faults(loss=0.4, store=0.3)).startswith("convergence: the planner has")
 
 

@@ -1,6 +1,6 @@
 """One planner, its devices, their engines, disks and the network, all driven by one seed and one clock.
 
-The cores are the real ones: dispatch core, link core, plan manager, engine core; so are the spool, the state
+The cores are the real ones: dispatch core, lifecycle core, engine core; so are the spool, the state
 files and the artifact folder. Every action and every failpoint is a place where a process may stop. After
 every step `watch` checks what must hold; when the faults are over the world must converge.
 """
@@ -19,8 +19,8 @@ from unittest.mock import patch
 
 import msgspec
 
+from stageloom.edge_agent.lifecycle.states import VERDICTS
 from stageloom.edge_agent.link import spool
-from stageloom.edge_agent.link.states import VERDICTS
 from stageloom.planner.dispatch.ports import FleetMember, TelemetryWrite
 from stageloom.shared import failpoint
 from stageloom.shared.engine.steps import Outcome

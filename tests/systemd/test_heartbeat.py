@@ -6,7 +6,7 @@ import pytest
 
 from stageloom.edge_agent.config import AgentConfig
 from stageloom.edge_agent.heartbeat import EngineSigns, Heartbeat, Patience
-from stageloom.edge_agent.link.interface import NoPlanner
+from stageloom.edge_agent.lifecycle.host import alone
 from stageloom.edge_agent.service import Agent
 from stageloom.planner.service import _beat
 from stageloom.shared.systemd.notify import Notifier
@@ -56,7 +56,7 @@ def test_agent_whose_engine_shows_no_sign_feeds_no_watchdog(
     with Manager(tmp_path) as manager:
         monkeypatch.setenv("NOTIFY_SOCKET", manager.address)
         monkeypatch.setenv("WATCHDOG_USEC", "1")
-        agent = Agent(AgentConfig(home=str(tmp_path / "home")), lambda: (NoPlanner(PLAN), ()))
+        agent = Agent(AgentConfig(home=str(tmp_path / "home")), lambda plans: (alone(PLAN, plans), ()))
         try:
             agent._tick()
             assert {"WATCHDOG": "1"} in manager.take()

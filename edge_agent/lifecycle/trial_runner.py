@@ -5,13 +5,12 @@ that time cannot compare anything, which is *no gain*. Then the core takes over:
 the link (`TrialBegins`, answered by `recorded`), and only after that the candidate may run.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from stageloom.edge_agent.link import events as link
-from stageloom.edge_agent.link.events import Attempt
-from stageloom.edge_agent.plans.actions import Action, DrainEngine, MeasureWindow, Tell
+from stageloom.edge_agent.lifecycle.events import Action, DrainEngine, MeasureWindow, TrialDecided
+from stageloom.edge_agent.lifecycle.states import Attempt
 from stageloom.edge_agent.worker.messages import WindowMeasured
 from stageloom.shared.engine.trial import (
     Activate,
@@ -69,17 +68,22 @@ class TrialRunner:
         self,
         attempt: Attempt,
         plans: TrialPlans,
+        begins: Callable[[], list[Action]],
         coin: Coin,
         numbers: Iterator[int],
         config: TrialConfig,
         timing_s: float,
     ) -> None:
-        """`numbers` of windows are unique in this agent; the models are timed for `timing_s` at most."""
+        """`begins` has the record stored, after which `recorded` is called.
+
+        `numbers` of windows are unique in this agent; the models are timed for `timing_s` at most.
+        """
         self.attempt = attempt
         self.plans = plans
         self.side = Side.CONTROL
         self.draining = False
-        self.decided: link.TrialDecided | None = None
+        self.decided: TrialDecided | None = None
+        self._begins = begins
         self._coin = coin
         self._numbers = numbers
         self._config = config
@@ -94,7 +98,6 @@ class TrialRunner:
 
     @property
     def over(self) -> bool:
-        """It was decided."""
         return self._stage is _Stage.OVER
 
     @property
@@ -112,7 +115,7 @@ class TrialRunner:
     # Events
 
     def begin(self, now: float) -> list[Action]:
-        """Time the models first."""
+        """Time the models under the control; refused if both plans do not fit into memory."""
         self._began_s = now
         plans = self.plans
         if crowded := crowding(plans.control_bytes, plans.candidate_bytes, plans.memory_bytes):
@@ -121,19 +124,13 @@ class TrialRunner:
 
     def again(self) -> list[Action]:
         """The link asks again: what it was told did not reach the disk."""
-        if self.decided is not None:
-            return [Tell(self.decided)]
-        waits = self._core is not None and self._core.saving
-        return [Tell(link.TrialBegins(self.attempt, self.plans.record))] if waits else []
+        return self._begins() if self._core is not None and self._core.saving else []
 
     def recorded(self, now: float) -> list[Action]:
-        """The record is durable."""
-        if self.decided is not None:
-            return [Tell(self.decided)]
-        return self._do(self._core.recorded(now)) if self._core is not None else []
+        """The record is durable: the windows begin."""
+        return self._do(self._core.recorded(now)) if self._core is not None and not self.over else []
 
     def drained(self, now: float) -> list[Action]:
-        """Nothing is in flight."""
         return self._do(self._core.drained(now)) if self._core is not None and not self.over else []
 
     def activated(self, side: Side, now: float) -> list[Action]:
@@ -143,7 +140,6 @@ class TrialRunner:
         return self._do(self._core.activated(now))
 
     def measured(self, figures: WindowMeasured, now: float) -> list[Action]:
-        """What a window showed."""
         if self.over or figures.number != self._number:
             return []
         if self._core is None:
@@ -151,13 +147,12 @@ class TrialRunner:
         return self._do(self._core.window_ended(self._window, self._figures(figures), now))
 
     def crashed(self, how: str, now: float) -> list[Action]:
-        """The engine process ended."""
         if self._core is None:
             return self.abandon(f"the control crashed: {how}", now)
         return self._do(self._core.crashed(how, now))
 
     def abandon(self, reason: str, now: float) -> list[Action]:
-        """Something matters more."""
+        """End without a verdict, for `reason`."""
         if self.over:
             return []
         if self._core is None:
@@ -165,7 +160,7 @@ class TrialRunner:
         return self._do(self._core.abandon(reason, now))
 
     def tick(self, now: float) -> list[Action]:
-        """Time passed."""
+        """End what has stalled."""
         if self.over:
             return []
         if self._core is not None:
@@ -238,8 +233,8 @@ class TrialRunner:
         out: list[Action] = []
         for action in actions:
             match action:
-                case SaveRecord(record):
-                    out.append(Tell(link.TrialBegins(self.attempt, record)))
+                case SaveRecord():
+                    out += self._begins()
                 case Drain():
                     self.draining = True
                     out.append(DrainEngine())
@@ -261,5 +256,5 @@ class TrialRunner:
     def _end(self, result: TrialResult) -> list[Action]:
         self._stage = _Stage.OVER
         self.draining = False
-        self.decided = link.TrialDecided(self.attempt, self.plans.record.control, result)
-        return [Tell(self.decided)]
+        self.decided = TrialDecided(self.attempt, self.plans.record.control, result)
+        return []

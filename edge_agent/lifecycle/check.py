@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from stageloom.edge_agent.ingest.signature import model_info
-from stageloom.edge_agent.link.events import RunnablePlan
-from stageloom.edge_agent.plans.facts import PlanFacts, strict_intervals_s
+from stageloom.edge_agent.lifecycle.facts import PlanFacts, strict_intervals_s
+from stageloom.edge_agent.lifecycle.states import RunnablePlan
 from stageloom.edge_agent.store import ArtifactStore
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.bound import bind

@@ -5,26 +5,29 @@ Whatever has happened, `_pursue` gives the orders that are missing; giving them 
 """
 
 import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, NamedTuple, Protocol
 
-from stageloom.edge_agent.link import events as link
-from stageloom.edge_agent.link.events import Attempt, PlanRef, RunnablePlan
-from stageloom.edge_agent.plans.actions import (
+from stageloom.edge_agent.ingest.messages import ModelInfo
+from stageloom.edge_agent.lifecycle.engine_view import EngineView, Supervisor
+from stageloom.edge_agent.lifecycle.events import (
     Action,
     Activated,
     CheckPlan,
     LoadPlan,
-    Models,
+    PlanStaged,
     StopEngine,
-    Tell,
+    TrialDecided,
 )
-from stageloom.edge_agent.plans.candidate import Candidate, Phase
-from stageloom.edge_agent.plans.engine_view import EngineView
-from stageloom.edge_agent.plans.facts import PlanFacts
-from stageloom.edge_agent.plans.restoring import Unusable
-from stageloom.edge_agent.plans.supervisor import Supervisor
-from stageloom.edge_agent.plans.trial_runner import TrialRunner
-from stageloom.edge_agent.plans.waiting import WaitingLog
+from stageloom.edge_agent.lifecycle.facts import PlanFacts
+from stageloom.edge_agent.lifecycle.probation import Probation, ProbationConfig, WaitingLog
+from stageloom.edge_agent.lifecycle.states import Attempt, PlanRef, RunnablePlan
+from stageloom.edge_agent.lifecycle.trial_runner import TrialRunner
 from stageloom.shared.engine.steps import PlanKey
+from stageloom.shared.engine.trial import TrialConfig, TrialRecord
+from stageloom.shared.engine.windows import Side
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import Origin
 
@@ -32,8 +35,121 @@ _NEVER: Attempt = (0, 0)
 _RATES_S = 10.0
 
 
+_FIRST_S: Final = 1.0
+
+
+_LONGEST_S: Final = 60.0
+
+
+class Unusable(NamedTuple):
+    """Why a plan does not run here."""
+
+    reason: str
+    may_pass: bool  # by itself: a plan that did not load may load later, one that is not legal stays so
+
+
+class Restoring:
+    """When last-known-good that did not load is tried again: after 1, 2, 4, ... 60 s, without an end.
+
+    A GPU's driver may come later than the agent, and memory may be short for a while.
+    """
+
+    def __init__(self, patience_s: float, now_s: float) -> None:
+        """It has just failed for the first time; for `patience_s` that is no verdict."""
+        self.told = False  # the link knows
+        self._verdict_s = now_s + patience_s
+        self._delay_s = _FIRST_S
+        self._again_s = now_s + self._delay_s
+
+    def overdue(self, now_s: float) -> bool:
+        """Whether it has failed for so long that the link must know."""
+        return now_s >= self._verdict_s
+
+    def due(self, now_s: float) -> bool:
+        """Whether to try now; if so, the next try is due later."""
+        if now_s < self._again_s:
+            return False
+        self._delay_s = min(2 * self._delay_s, _LONGEST_S)
+        self._again_s = now_s + self._delay_s
+        return True
+
+
+class Phase(Enum):
+    """How far a candidate has come."""
+
+    VERIFYING = "verifying"
+    STAGING = "staging"
+    STAGED = "staged"
+    TRIAL = "trial"
+    ACTIVATING = "activating"
+    PROBATION = "probation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManagerConfig:
+    """Limits of the manager's patience."""
+
+    probation: ProbationConfig = field(default_factory=ProbationConfig)
+    trial: TrialConfig = field(default_factory=TrialConfig)
+    timing_s: float = 10.0  # the models of a trial are timed for so long at most
+    load_limit_s: float = 120.0  # an engine process that loads one plan for so long is taken to hang
+    restore_patience_s: float = 300.0  # last-known-good may fail to load for so long, and no verdict be told
+
+
+@dataclass
+class Candidate:
+    """A plan, how far it has come, and what watches it there."""
+
+    attempt: Attempt
+    plan: RunnablePlan
+    phase: Phase
+    guarded: bool = False
+    probation: Probation | None = None
+    runner: TrialRunner | None = None
+
+    @property
+    def digest(self) -> Digest:
+        return self.plan.ref.digest
+
+    @property
+    def runs(self) -> bool:
+        """It runs or is to run next, for good."""
+        return self.phase in (Phase.ACTIVATING, Phase.PROBATION)
+
+    @property
+    def in_window(self) -> bool:
+        """It runs in a trial, or has won it and waits for the word to stay."""
+        return self.runner is not None and self.runner.side is Side.CANDIDATE
+
+
+class Outcomes(Protocol):
+    """What became of a plan, for the owner of the durable state, whose actions come back."""
+
+    def verified(self, attempt: Attempt) -> list[Action]: ...
+
+    def staged(self, staged: PlanStaged) -> list[Action]: ...
+
+    def trial_begins(self, attempt: Attempt, record: TrialRecord) -> list[Action]: ...
+
+    def trial_decided(self, decided: TrialDecided) -> list[Action]: ...
+
+    def passed(self, attempt: Attempt) -> list[Action]: ...
+
+    def failed(self, attempt: Attempt, reason: str) -> list[Action]: ...
+
+    def restore_failed(self, reason: str) -> list[Action]: ...
+
+    def active_changed(self, active: PlanRef | None) -> None: ...
+
+    def artifact_gone(self, digest: Digest) -> None: ...
+
+    def forgot(self) -> None: ...
+
+
 class Pursuit:
     """What is known of plans here, which of them is to run, and the next steps towards it."""
+
+    outcomes: Outcomes
 
     def __init__(
         self,
@@ -49,7 +165,7 @@ class Pursuit:
         self._candidate: Candidate | None = None
         self._engine = EngineView()
         self._keys = itertools.count(1)
-        self._served: Models = {}
+        self._served: Mapping[str, ModelInfo] = {}
         self._checking: set[Digest] = set()
         self._checked: dict[Digest, PlanFacts] = {}
         self._unusable: dict[Digest, Unusable] = {}
@@ -60,11 +176,10 @@ class Pursuit:
 
     @property
     def active(self) -> RunnablePlan | None:
-        """The plan that runs."""
         return self._engine.running
 
     @property
-    def models(self) -> Models:
+    def models(self) -> Mapping[str, ModelInfo]:
         """What the plan serves that tasks sent from now on meet; while the engine restarts, the last one's.
 
         Orders reach the engine process in sequence, so a swap counts from when it was asked for.
@@ -170,7 +285,7 @@ class Pursuit:
         if candidate.digest not in self._checked:
             return self._check(candidate.plan)
         if candidate.phase is Phase.VERIFYING:
-            return [Tell(link.PlanVerified(candidate.attempt))]
+            return self.outcomes.verified(candidate.attempt)
         if candidate.phase is not Phase.STAGING or not self._at_rest():
             return []
         key = engine.key_of(candidate.digest, engine.loaded)
@@ -182,20 +297,20 @@ class Pursuit:
                 return [StopEngine()]
             return self._load(candidate.plan)
         candidate.phase = Phase.STAGED
-        return [Tell(self._staged(candidate))]
+        return self.outcomes.staged(self._staged(candidate))
 
     def _at_rest(self) -> bool:
         """What is to run runs, or nothing is: a newcomer must not hold it up, nor be compared with a hole."""
         target = self._target()
         return target is None or (self.active is not None and self.active.ref.digest == target.ref.digest)
 
-    def _staged(self, candidate: Candidate) -> link.PlanStaged:
+    def _staged(self, candidate: Candidate) -> PlanStaged:
         control = self._control_for(candidate.digest)
         if control is None:
-            return link.PlanStaged(candidate.attempt)
+            return PlanStaged(candidate.attempt)
         ours, theirs = self._checked[candidate.digest], self._checked[control.ref.digest]
         arrivals_per_s = self._waiting.last_arrivals_per_s(_RATES_S)
-        return link.PlanStaged(
+        return PlanStaged(
             candidate.attempt,
             control.ref.digest,
             ours.same_but_intervals(theirs),
@@ -280,7 +395,7 @@ class Pursuit:
             ref = PlanRef(ref.digest, Origin.FALLBACK, ref.local_counter)
         actions: list[Action] = []
         if not (self._candidate and self._candidate.in_window):  # the link knows, once it has the verdict
-            actions.append(Tell(link.ActiveChanged(ref)))
+            self.outcomes.active_changed(ref)
         if self._announced != ref.digest:
             self._announced = ref.digest
             wanted = self._candidate is not None and self._candidate.digest == ref.digest

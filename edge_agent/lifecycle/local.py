@@ -16,14 +16,24 @@ from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import Final
 
-import msgspec
+from msgspec import structs
 
-from stageloom.edge_agent.link import events as ev
-from stageloom.edge_agent.link.states import Cause
-from stageloom.edge_agent.link.trials import (
+from stageloom.edge_agent.lifecycle.events import PlanStaged
+from stageloom.edge_agent.lifecycle.states import (
+    UNDONE,
+    Attempt,
+    Cause,
+    LinkState,
+    LocalAttempt,
+    Planned,
+    PlanRef,
+    RunnablePlan,
+)
+from stageloom.edge_agent.lifecycle.trials import (
     VERDICT_CAUSES,
     Changed,
     Way,
+    found_in_trial,
     is_proven,
     proven_with,
     structure_of,
@@ -46,9 +56,9 @@ class _Offer:
     """What a trigger asks for, while `attempt` was the newest desired value."""
 
     cause: str
-    attempt: ev.Attempt
+    attempt: Attempt
     due_s: float  # while the planner is connected
-    plans: tuple[ev.RunnablePlan, ...] = ()  # best first; none before they are made
+    plans: tuple[RunnablePlan, ...] = ()  # best first; none before they are made
 
 
 class LocalPlans:
@@ -58,30 +68,30 @@ class LocalPlans:
         self._wait_s = wait_s
         self._again_s = again_s
         self._offer: _Offer | None = None
-        self._asked: tuple[ev.Attempt, DeviceState] | None = None
+        self._asked: tuple[Attempt, DeviceState] | None = None
         self._told_s = float("-inf")
         self._delay_s = again_s
 
     # -- from the offer to the attempt ----------------------------------------------------------------------
 
-    def alarm(self, cause: str, attempt: ev.Attempt, now_s: float) -> None:
+    def alarm(self, cause: str, attempt: Attempt, now_s: float) -> None:
         """A trigger fired; what an earlier one asked for is withdrawn."""
         self._offer = _Offer(cause, attempt, now_s + self._wait_s)
 
-    def made(self, plans: tuple[ev.RunnablePlan, ...]) -> None:
+    def made(self, plans: tuple[RunnablePlan, ...]) -> None:
         """The plans that answer the newest trigger, best first."""
         if self._offer is not None:
             self._offer = replace(self._offer, plans=plans)
 
     def begin(
         self,
-        state: ev.LinkState,
-        attempt: ev.Attempt,
+        state: LinkState,
+        attempt: Attempt,
         *,
         connected: bool,
         present: Container[Digest],
         now_s: float,
-    ) -> ev.LinkState | None:
+    ) -> LinkState | None:
         """The state with an attempt at what was offered; None while there is nothing to try."""
         offer = self._offer
         if offer is None or not offer.plans or (connected and now_s < offer.due_s):
@@ -99,38 +109,20 @@ class LocalPlans:
         rest = offer.plans[offer.plans.index(found) + 1 :]
         self._offer = replace(offer, plans=rest)  # should this one not come to run
         counter = state.local_counter + 1
-        plan = msgspec.structs.replace(found, ref=ev.PlanRef(found.ref.digest, Origin.LOCAL, counter))
-        planned = ev.Planned(epoch=attempt[0], generation=attempt[1], cause=offer.cause)
-        local = ev.LocalAttempt(plan=plan, planned=planned, state=DeviceState.RECEIVED)
-        return msgspec.structs.replace(state, local=local, local_counter=counter)
+        plan = structs.replace(found, ref=PlanRef(found.ref.digest, Origin.LOCAL, counter))
+        planned = Planned(epoch=attempt[0], generation=attempt[1], cause=offer.cause)
+        local = LocalAttempt(plan=plan, planned=planned, state=DeviceState.RECEIVED)
+        return structs.replace(state, local=local, local_counter=counter)
 
-    def step(self, state: ev.LinkState, now_us: int) -> tuple[ev.LinkState, list[ev.Action]]:
-        """What the attempt still lacks; asked once, until `forget`."""
-        local = state.local
-        if local is None:
-            return state, []
-        on_trial = local.way == Way.TRIAL.value
-        if local.state is DeviceState.STAGED and not on_trial:
-            # The record is on disk before the plan runs: a crash from here on is found at boot.
-            local = local.moved(Cause.ACTIVATE)
-            state = msgspec.structs.replace(state, local=local, active=local.plan.ref)
+    def due(self, local: LocalAttempt) -> bool:
+        """Whether the plan manager is to be asked for this state of the attempt; once, until `forget`."""
         asked = (local.attempt, local.state)
         if asked == self._asked:
-            return state, []
+            return False
         self._asked = asked
         if local.state not in (DeviceState.RECEIVED, DeviceState.VERIFIED):
             self._offer = None
-        match local.state:
-            case DeviceState.RECEIVED:
-                return state, [ev.VerifyPlan(local.attempt, local.plan)]
-            case DeviceState.VERIFIED:
-                return state, [ev.StagePlan(local.attempt, local.plan)]
-            case DeviceState.STAGED:
-                return state, [ev.RunTrial(local.attempt, local.plan, state.environment, now_us)]
-            case DeviceState.TRIAL:
-                return state, [ev.TrialRecorded(local.attempt)]
-            case _:
-                return state, [ev.ActivatePlan(local.attempt, local.plan, guarded=not on_trial)]
+        return True
 
     def forget(self) -> None:
         """What was asked of the plan manager is lost, or its record did not reach the disk."""
@@ -143,7 +135,7 @@ class LocalPlans:
         self._told_s, self._delay_s = float("-inf"), self._again_s
 
     def message(
-        self, state: ev.LinkState, attempt: ev.Attempt, boot: int, now_s: float
+        self, state: LinkState, attempt: Attempt, boot: int, now_s: float
     ) -> control.LocalPlan | None:
         """What to tell the planner now, on a session that stands; more rarely while it does not answer."""
         good, planned = state.last_good, state.planned
@@ -166,7 +158,7 @@ class LocalPlans:
         )
 
 
-def _may_run(state: ev.LinkState, plan: ev.RunnablePlan, present: Container[Digest]) -> bool:
+def _may_run(state: LinkState, plan: RunnablePlan, present: Container[Digest]) -> bool:
     """Whether a plan made here may be tried: granted, not what runs, whole, and not failed before."""
     digest, proven = plan.ref.digest, is_proven(state, plan)
     match state.desired.autonomy if state.desired else Autonomy.OFF:
@@ -181,40 +173,89 @@ def _may_run(state: ev.LinkState, plan: ev.RunnablePlan, present: Container[Dige
     return all(need.digest in present for need in plan.artifacts)
 
 
-def outcome(state: ev.LinkState, event: ev.Outcome, now_us: int) -> Changed | None:
-    """What the plan manager says of the local attempt; None if it says nothing of one that goes on."""
+def verified(state: LinkState) -> LinkState:
+    """The plan decodes and is legal."""
     local = state.local
-    if local is None or event.attempt != local.attempt:
-        return None
-    match event, local.state:
-        case ev.PlanVerified(), DeviceState.RECEIVED:
-            return Changed(msgspec.structs.replace(state, local=local.moved(Cause.VERIFIED)))
-        case ev.PlanStaged(), DeviceState.VERIFIED:
-            return Changed(_staged(state, local, event, now_us))
-        case ev.TrialBegins(), DeviceState.STAGED:
-            begun = msgspec.structs.replace(local.moved(Cause.TRIAL_BEGINS), record=event.record)
-            return Changed(msgspec.structs.replace(state, local=begun))
-        case ev.TrialDecided(), DeviceState.STAGED | DeviceState.TRIAL:
-            return _decided(state, local, event.result, VERDICT_CAUSES[event.result.verdict], now_us)
-        case ev.ProbationPassed(), DeviceState.PROBATION:
-            passed = msgspec.structs.replace(
-                state.without_local(Cause.PROBATION_PASSED),
-                last_good=local.plan,
-                planned=local.planned,
-                proven=proven_with(state, local.plan, holds=True),
-            )
-            if local.way == Way.TRIAL.value:
-                return Changed(passed)  # its verdict was told
-            kept = TrialResult(verdict=Verdict.COMMIT, reason="neither p99 nor the oldest age worsened")
-            return Changed(passed, _row(local, kept, now_us))
-        case ev.PlanRefused(), DeviceState.RECEIVED | DeviceState.VERIFIED | DeviceState.STAGED:
-            return Changed(_barred(state.without_local(Cause.REFUSED), local.plan.ref.digest))
-        case ev.ProbationFailed(), DeviceState.PROBATION:
-            return _failed(state, local, event.reason, Cause.PROBATION_FAILED, now_us)
-    return None
+    if local is None or local.state is not DeviceState.RECEIVED:
+        return state
+    return structs.replace(state, local=local.moved(Cause.VERIFIED))
 
 
-def at_boot(state: ev.LinkState, now_us: int) -> Changed:
+def staged(state: LinkState, answer: PlanStaged, now_us: int) -> LinkState:
+    """How it comes to run: under the guard, on trial, or not at all where nothing comparable runs."""
+    local = state.local
+    if local is None or local.state is not DeviceState.VERIFIED:
+        return state
+    if is_proven(state, local.plan):
+        way = Way.PROVEN
+    elif answer.control is None:
+        return state.without_local(Cause.NOT_NOW)
+    else:
+        way = Way.GUARD if answer.intervals_only else Way.TRIAL
+    if answer.starves:
+        return state.without_local(Cause.NOT_NOW)
+    record = TrialRecord(
+        candidate=local.plan.ref.digest,
+        control=answer.control or Digest(""),
+        environment=state.environment,
+        began_us=now_us,
+    )
+    local = structs.replace(local.moved(Cause.STAGED), way=way.value, record=record)
+    return structs.replace(state, local=local)
+
+
+def activated(state: LinkState) -> LinkState:
+    """A staged plan that needs no trial goes under probation."""
+    local = state.local
+    if local is None or local.state is not DeviceState.STAGED or local.way == Way.TRIAL.value:
+        return state
+    return structs.replace(state, local=local.moved(Cause.ACTIVATE), active=local.plan.ref)
+
+
+def trial_begins(state: LinkState, record: TrialRecord) -> LinkState:
+    """The candidate runs once the record is durable."""
+    local = state.local
+    if local is None or local.state is not DeviceState.STAGED:
+        return state
+    return structs.replace(state, local=structs.replace(local.moved(Cause.TRIAL_BEGINS), record=record))
+
+
+def decided(state: LinkState, result: TrialResult, now_us: int) -> Changed:
+    """The trial ended, or was refused. One without a verdict says nothing of the plan."""
+    local = state.local
+    if local is None or local.state not in (DeviceState.STAGED, DeviceState.TRIAL):
+        return Changed(state)
+    return _decided(state, local, result, VERDICT_CAUSES[result.verdict], now_us)
+
+
+def passed(state: LinkState, now_us: int) -> Changed:
+    """Probation passed: the plan is last-known-good."""
+    local = state.local
+    if local is None or local.state is not DeviceState.PROBATION:
+        return Changed(state)
+    good = structs.replace(
+        state.without_local(Cause.PROBATION_PASSED),
+        last_good=local.plan,
+        planned=local.planned,
+        proven=proven_with(state, local.plan, holds=True),
+    )
+    if local.way == Way.TRIAL.value:
+        return Changed(good)  # its verdict was told
+    kept = TrialResult(verdict=Verdict.COMMIT, reason="neither p99 nor the oldest age worsened")
+    return Changed(good, _row(local, kept, now_us))
+
+
+def failed(state: LinkState, reason: str, now_us: int) -> Changed:
+    """The plan cannot be prepared, or did not outlive probation."""
+    local = state.local
+    if local is None or local.state is DeviceState.TRIAL:
+        return Changed(state)
+    if local.state is DeviceState.PROBATION:
+        return _failed(state, local, reason, Cause.PROBATION_FAILED, now_us)
+    return Changed(_barred(state.without_local(Cause.REFUSED), local.plan.ref.digest))
+
+
+def attempt_at_boot(state: LinkState, now_us: int) -> Changed:
     """An attempt found at boot is over; if its plan ran, it may be what stopped the agent."""
     local = state.local
     if local is None:
@@ -227,41 +268,30 @@ def at_boot(state: ev.LinkState, now_us: int) -> Changed:
     return _failed(state, local, reason, Cause.BOOT, now_us)
 
 
-def superseded(state: ev.LinkState, now_us: int) -> tuple[ev.LinkState, list[ev.Action]]:
-    """A newer value is desired: the attempt ends, and what runs runs on. Actions for after that."""
+def superseded(state: LinkState, now_us: int) -> Changed:
+    """A newer value is desired: the attempt ends, and what runs runs on."""
     return _abandoned(state, "a newer plan is desired", Cause.DESIRED, now_us)
 
 
-def _abandoned(
-    state: ev.LinkState, reason: str, cause: Cause, now_us: int
-) -> tuple[ev.LinkState, list[ev.Action]]:
-    local = state.local
-    if local is None:
-        return state, []
-    rows: tuple[TrialEnded, ...] = ()
-    if local.state is DeviceState.TRIAL:
-        rows = _row(local, TrialResult(verdict=Verdict.ABANDONED, reason=reason), now_us)
-    ended: list[ev.Action] = [ev.AbandonPlan(local.attempt), *map(ev.Record, rows)]
-    return state.without_local(cause), ended
-
-
-def environment_changed(state: ev.LinkState, now_us: int) -> tuple[ev.LinkState, list[ev.Action]]:
+def environment_changed(state: LinkState, now_us: int) -> Changed:
     """What is compared in another environment is no comparison."""
     local = state.local
     if local is None or local.state not in (DeviceState.STAGED, DeviceState.TRIAL):
-        return state, []
+        return Changed(state)
     return _abandoned(state, "the environment changed", Cause.ENVIRONMENT, now_us)
 
 
-def adopted(state: ev.LinkState, plan: ev.RunnablePlan) -> tuple[ev.LinkState, list[ev.Action]]:
-    """The planner desires what was planned here and runs: it is the planner's from now on."""
-    if state.planned is None:
-        return state, []
-    state = msgspec.structs.replace(state, active=plan.ref, last_good=plan, planned=None)
-    return state, [ev.RestorePlan(plan)]
+def _abandoned(state: LinkState, reason: str, cause: Cause, now_us: int) -> Changed:
+    local = state.local
+    if local is None:
+        return Changed(state)
+    rows: tuple[TrialEnded, ...] = ()
+    if local.state is DeviceState.TRIAL:
+        rows = _row(local, TrialResult(verdict=Verdict.ABANDONED, reason=reason), now_us)
+    return Changed(state.without_local(cause), rows)
 
 
-def lost(state: ev.LinkState) -> ev.LinkState | None:
+def lost(state: LinkState) -> LinkState | None:
     """A local last-known-good does not run any more: back to the desired plan, if that was committed.
 
     None where last-known-good is no local plan.
@@ -270,53 +300,32 @@ def lost(state: ev.LinkState) -> ev.LinkState | None:
     if good is None or state.planned is None or state.state is not DeviceState.COMMITTED or desired is None:
         return None
     over = state.without_local(Cause.RESTORE_FAILED)
-    back = msgspec.structs.replace(over, last_good=desired, active=desired.ref, planned=None)
+    back = structs.replace(over, last_good=desired, active=desired.ref, planned=None)
     return _barred(back, good.ref.digest)
 
 
-def _staged(state: ev.LinkState, local: ev.LocalAttempt, staged: ev.PlanStaged, now_us: int) -> ev.LinkState:
-    """How it comes to run: under the guard, on trial, or not at all where nothing comparable runs."""
-    digest = local.plan.ref.digest
-    if is_proven(state, local.plan):
-        way = Way.PROVEN
-    elif staged.control is None:
-        return state.without_local(Cause.NOT_NOW)
-    else:
-        way = Way.GUARD if staged.intervals_only else Way.TRIAL
-    if staged.starves:
-        return state.without_local(Cause.NOT_NOW)
-    record = TrialRecord(
-        candidate=digest,
-        control=staged.control or Digest(""),
-        environment=state.environment,
-        began_us=now_us,
-    )
-    local = msgspec.structs.replace(local.moved(Cause.STAGED), way=way.value, record=record)
-    return msgspec.structs.replace(state, local=local)
-
-
 def _decided(
-    state: ev.LinkState, local: ev.LocalAttempt, result: TrialResult, cause: Cause, now_us: int
+    state: LinkState, local: LocalAttempt, result: TrialResult, cause: Cause, now_us: int
 ) -> Changed:
     """The trial ended, or was refused. One without a verdict says nothing of the plan."""
     rows = _row(local, result, now_us)
     match result.verdict:
         case Verdict.COMMIT:
             won = local.moved(cause)
-            return Changed(msgspec.structs.replace(state, local=won, active=local.plan.ref), rows)
+            return Changed(structs.replace(state, local=won, active=local.plan.ref), rows)
         case Verdict.ABANDONED:
             return Changed(state.without_local(cause), rows)
     proven = proven_with(state, local.plan, holds=False)
-    lost = msgspec.structs.replace(state.without_local(cause), proven=proven)
+    lost = structs.replace(state.without_local(cause), proven=proven)
     return Changed(_barred(lost, local.plan.ref.digest, structure_of(local.plan)), rows)
 
 
-def _failed(state: ev.LinkState, local: ev.LocalAttempt, reason: str, cause: Cause, now_us: int) -> Changed:
+def _failed(state: LinkState, local: LocalAttempt, reason: str, cause: Cause, now_us: int) -> Changed:
     """It ran and is not to run again; last-known-good does."""
     digest = local.plan.ref.digest
     good = state.last_good
     tried = (digest, structure_of(local.plan)) if local.way == Way.TRIAL.value else (digest,)
-    back = msgspec.structs.replace(
+    back = structs.replace(
         _barred(state.without_local(cause), *tried),
         active=good.ref if good else None,
         proven=state.proven if local.way == Way.GUARD.value else proven_with(state, local.plan, holds=False),
@@ -324,12 +333,12 @@ def _failed(state: ev.LinkState, local: ev.LocalAttempt, reason: str, cause: Cau
     return Changed(back, _row(local, TrialResult(verdict=Verdict.REJECT, reason=reason), now_us))
 
 
-def _barred(state: ev.LinkState, *failed: Digest) -> ev.LinkState:
+def _barred(state: LinkState, *failed: Digest) -> LinkState:
     """No attempt at these plans or structures again in this environment."""
-    return msgspec.structs.replace(state, barred=(*state.barred, *failed)[-_BARRED:])
+    return structs.replace(state, barred=(*state.barred, *failed)[-_BARRED:])
 
 
-def _row(local: ev.LocalAttempt, result: TrialResult, now_us: int) -> tuple[TrialEnded, ...]:
+def _row(local: LocalAttempt, result: TrialResult, now_us: int) -> tuple[TrialEnded, ...]:
     record = local.record
     if record is None:
         return ()
@@ -351,3 +360,32 @@ def _row(local: ev.LocalAttempt, result: TrialResult, now_us: int) -> tuple[Tria
         bounded(result.reason),
     )
     return (row,)
+
+
+HELD_MOST: Final = 64
+"""Fewer changes than these of what is reported are not on disk: a start counts that many on, so that
+`revision` rises over the device's life."""
+
+
+def at_boot(found: LinkState, now_us: int) -> Changed:
+    """The state to go on from, and the rows of trials that the stop has ended.
+
+    A trial may be what stopped the agent, so its candidate is rejected. So may a plan under probation; it
+    gets a second chance, since power cuts are more frequent than plans that take the agent down.
+    """
+    good = found.last_good
+    active = good.ref if good is not None else None
+    state, local_rows = attempt_at_boot(structs.replace(found, active=active), now_us)
+    rows: tuple[TrialEnded, ...] = ()
+    if found.state in UNDONE:
+        state = structs.replace(state, revision=state.revision + HELD_MOST)
+    if found.state is DeviceState.PROBATION and found.probation_boots:
+        state = state.moved(Cause.BOOT_AGAIN, "the agent stopped twice while it was under probation")
+    elif found.state is DeviceState.PROBATION:
+        state = state.moved(Cause.BOOT, "the agent stopped while it was under probation")
+        state = structs.replace(state, probation_boots=1)
+    elif found.state is DeviceState.TRIAL:
+        state, rows = found_in_trial(state, now_us)
+    elif found.state is not None:
+        state = state.moved(Cause.BOOT, found.reason)
+    return Changed(structs.replace(state, abandoned=0, trial=None), (*rows, *local_rows))

@@ -1,34 +1,36 @@
 """The plan manager: which plan the engine process should run, and how to get there. Pure.
 
-It stands between the link core, which knows what is desired, and the engine process, which runs plans by
-key. `good` is last-known-good, `fallback` the good plan before it, the *candidate* the plan of one attempt on
-its way from verification over staging and perhaps a trial to probation. Whatever happens, the manager works
-towards its target: the candidate once it is to be activated, else the incumbent, which is the good plan or
-the fallback, else nothing. A method returns what to do next.
+The core knows what is desired; the engine process runs plans by key. `good` is last-known-good, `fallback`
+the good plan before it. The *candidate* is the plan of one attempt on its way from verification over staging
+and perhaps a trial to probation. Whatever happens, the manager works towards its target: the candidate once
+it is to be activated, else the incumbent (the good plan or the fallback), else nothing. A method returns
+what to do next.
 """
 
 import itertools
 from random import Random
 
-from stageloom.edge_agent.link import events as link
-from stageloom.edge_agent.link.events import Attempt, RunnablePlan
-from stageloom.edge_agent.plans.actions import (
+from stageloom.edge_agent.lifecycle.engine_view import EngineView, Supervisor
+from stageloom.edge_agent.lifecycle.events import (
     Action,
     KeepFallback,
     Note,
     StartEngine,
     StopEngine,
-    Tell,
+    TrialDecided,
 )
-from stageloom.edge_agent.plans.candidate import Candidate, ManagerConfig, Phase
-from stageloom.edge_agent.plans.engine_view import EngineView
-from stageloom.edge_agent.plans.facts import PlanFacts
-from stageloom.edge_agent.plans.probation import Probation, Verdict
-from stageloom.edge_agent.plans.pursuit import Pursuit
-from stageloom.edge_agent.plans.restoring import Restoring, Unusable
-from stageloom.edge_agent.plans.supervisor import Supervisor
-from stageloom.edge_agent.plans.trial_runner import TrialPlans, TrialRunner
-from stageloom.edge_agent.plans.waiting import WaitingLog
+from stageloom.edge_agent.lifecycle.facts import PlanFacts
+from stageloom.edge_agent.lifecycle.probation import Probation, Verdict, WaitingLog
+from stageloom.edge_agent.lifecycle.pursuit import (
+    Candidate,
+    ManagerConfig,
+    Phase,
+    Pursuit,
+    Restoring,
+    Unusable,
+)
+from stageloom.edge_agent.lifecycle.states import Attempt, RunnablePlan
+from stageloom.edge_agent.lifecycle.trial_runner import TrialPlans, TrialRunner
 from stageloom.edge_agent.worker.messages import PlanTooLarge, WindowMeasured
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.engine.trial import TrialRecord, TrialResult
@@ -55,10 +57,10 @@ class PlanManager(Pursuit):
         self._config = config or ManagerConfig()
         self._coin = coin or Random(0)
         self._windows = itertools.count(1)
-        self._decided: link.TrialDecided | None = None  # the last trial's, until the next attempt
+        self._decided: TrialDecided | None = None  # the last trial's, until the next attempt
         self._restoring: Restoring | None = None  # while last-known-good does not load
 
-    # -- what the link asks for -----------------------------------------------------------------------------
+    # -- what the core asks for -----------------------------------------------------------------------------
 
     def restore(self, plan: RunnablePlan) -> list[Action]:
         """Run last-known-good, whatever became of it before."""
@@ -77,31 +79,37 @@ class PlanManager(Pursuit):
         """Load a plan beside the one that runs; answered by PlanStaged or PlanRefused."""
         return self._begin(attempt, plan, Phase.STAGING) + self._pursue()
 
-    def run_trial(self, order: link.RunTrial, now_s: float) -> list[Action]:
-        """Compare the staged plan with the one that runs; answered by TrialBegins or TrialDecided."""
-        if self._decided is not None and self._decided.attempt == order.attempt:
-            return [Tell(self._decided)]
+    def run_trial(
+        self, attempt: Attempt, plan: RunnablePlan, environment: str, at_us: int, now_s: float
+    ) -> list[Action]:
+        """Compare the staged plan with the one that runs; `at_us` is the wall clock."""
+        if self._decided is not None and self._decided.attempt == attempt:
+            return self.outcomes.trial_decided(self._decided)
         candidate = self._candidate
-        if candidate is not None and candidate.attempt == order.attempt and candidate.runner is not None:
+        if candidate is not None and candidate.attempt == attempt and candidate.runner is not None:
             return candidate.runner.again()
-        control = self._control_for(order.plan.ref.digest)
+        control = self._control_for(plan.ref.digest)
         if candidate is None or candidate.phase is not Phase.STAGED or control is None:
-            reason = "the plan to compare with does not run any more"
-            result = TrialResult(verdict=TrialVerdict.ABANDONED, reason=reason)
-            return [Tell(link.TrialDecided(order.attempt, None, result))]
+            return self._trial_lost(attempt, "the plan to compare with does not run any more")
         candidate.phase = Phase.TRIAL
-        candidate.runner = self._runner(order, control)
+        record = TrialRecord(
+            candidate=plan.ref.digest, control=control.ref.digest, environment=environment, began_us=at_us
+        )
+        candidate.runner = self._runner(attempt, record)
         return self._advance(candidate, candidate.runner.begin(now_s))
 
     def trial_recorded(self, attempt: Attempt, now_s: float) -> list[Action]:
-        """The record is durable; answered by TrialDecided."""
+        """The record is durable: the candidate may run."""
         if self._decided is not None and self._decided.attempt == attempt:
-            return [Tell(self._decided)]
+            return self.outcomes.trial_decided(self._decided)
         candidate = self._candidate
         if candidate is None or candidate.attempt != attempt or candidate.runner is None:
-            result = TrialResult(verdict=TrialVerdict.ABANDONED, reason="the trial was lost")
-            return [Tell(link.TrialDecided(attempt, None, result))]
+            return self._trial_lost(attempt, "the trial was lost")
         return self._advance(candidate, candidate.runner.recorded(now_s))
+
+    def _trial_lost(self, attempt: Attempt, reason: str) -> list[Action]:
+        result = TrialResult(verdict=TrialVerdict.ABANDONED, reason=reason)
+        return self.outcomes.trial_decided(TrialDecided(attempt, None, result))
 
     def activate(self, attempt: Attempt, plan: RunnablePlan, *, guarded: bool = False) -> list[Action]:
         """Swap and watch; answered by ProbationPassed or ProbationFailed. `guarded`: see `Probation`."""
@@ -141,25 +149,28 @@ class PlanManager(Pursuit):
 
     # -- trials ---------------------------------------------------------------------------------------------
 
-    def _runner(self, order: link.RunTrial, control: RunnablePlan) -> TrialRunner:
-        engine, digest = self._engine, order.plan.ref.digest
+    def _runner(self, attempt: Attempt, record: TrialRecord) -> TrialRunner:
+        engine, digest = self._engine, record.candidate
         crowded = engine.crowded.get(digest)
         key, active = engine.key_of(digest, engine.loaded), engine.active
         control_bytes = engine.stated_bytes.get(active, 0) if active is not None else 0
         plans = TrialPlans(
-            record=TrialRecord(
-                candidate=digest,
-                control=control.ref.digest,
-                environment=order.environment,
-                began_us=order.at_us,
-            ),
+            record=record,
             models=tuple(self._checked[digest].artifacts),
             control_bytes=crowded.memory_bytes - crowded.room_bytes if crowded else control_bytes,
             candidate_bytes=crowded.added_bytes if crowded else engine.stated_bytes.get(key or PlanKey(0), 0),
             memory_bytes=crowded.memory_bytes if crowded else max(engine.memory_bytes, control_bytes),
         )
         config = self._config
-        return TrialRunner(order.attempt, plans, self._coin, self._windows, config.trial, config.timing_s)
+        return TrialRunner(
+            attempt,
+            plans,
+            lambda: self.outcomes.trial_begins(attempt, record),
+            self._coin,
+            self._windows,
+            config.trial,
+            config.timing_s,
+        )
 
     def _advance(self, candidate: Candidate, actions: list[Action]) -> list[Action]:
         """Carry out what the trial wants, and follow it to the plan that it launches into."""
@@ -168,7 +179,9 @@ class PlanManager(Pursuit):
         if runner.draining:
             engine.draining = True
         if runner.decided is not None and self._candidate is candidate:
-            self._decided = runner.decided
+            if self._decided is not runner.decided:
+                self._decided = runner.decided
+                actions = actions + self.outcomes.trial_decided(runner.decided)
             if runner.decided.result.verdict is not TrialVerdict.COMMIT:
                 self._candidate = None
             if runner.stalled and engine.up and not engine.stopping:
@@ -177,14 +190,13 @@ class PlanManager(Pursuit):
         return actions + self._pursue()
 
     def measured(self, figures: WindowMeasured, now_s: float) -> list[Action]:
-        """A window was measured."""
         candidate = self._candidate
         if candidate is None or candidate.runner is None:
             return []
         return self._advance(candidate, candidate.runner.measured(figures, now_s))
 
     def drained(self, now_s: float) -> list[Action]:
-        """Nothing is in flight."""
+        """Nothing is in flight: a window may begin, or one plan give way to another."""
         candidate, engine = self._candidate, self._engine
         if not engine.draining:
             return []
@@ -205,13 +217,14 @@ class PlanManager(Pursuit):
     def check_failed(self, digest: Digest, reason: str, damaged: frozenset[Digest]) -> list[Action]:
         """It is not; `damaged` artifacts were removed."""
         self._checking.discard(digest)
-        actions: list[Action] = [Tell(link.ArtifactGone(one)) for one in sorted(damaged)]
+        for artifact in damaged:
+            self.outcomes.artifact_gone(artifact)
         candidate = self._candidate
         if damaged and candidate is not None and candidate.digest == digest and not candidate.runs:
             # The plan is not to blame: the link fetches again and asks again.
             self._candidate = None
-            actions.append(Tell(link.ManagerRestarted()))
-        return actions + self._useless(digest, reason) + self._pursue()
+            self.outcomes.forgot()
+        return self._useless(digest, reason) + self._pursue()
 
     def loaded(self, key: PlanKey, stated_bytes: int = 0, memory_bytes: int = 0) -> list[Action]:
         """The engine process has loaded it; `memory_bytes` is what plans may take there together."""
@@ -289,7 +302,7 @@ class PlanManager(Pursuit):
         if wanted:
             actions = self._step_back(how, now_s)
             if before is not None and not self._target():
-                actions.append(Tell(link.ActiveChanged(None)))
+                self.outcomes.active_changed(None)
             return [*actions, StartEngine(0.0)]
         delay_s = self._supervisor.crashed(blamed.ref.digest if blamed else None, now_s)
         actions = [Note("engine_crashed", f"the engine process ended: {how}")]
@@ -300,10 +313,11 @@ class PlanManager(Pursuit):
             reason = f"the engine crashed {self._supervisor.config.max_crashes} times under it, last: {how}"
             actions.append(Note("plan_condemned", f"plan {blamed.ref.digest[:12]}: {reason}"))
             if blamed is self._good:
-                actions.append(Tell(link.RestoreFailed(reason)))
+                actions += self.outcomes.restore_failed(reason)
         if self._target() is None:
-            actions.append(Tell(link.ActiveChanged(None)))
-        return [*actions, Tell(link.ManagerRestarted()), StartEngine(delay_s)]
+            self.outcomes.active_changed(None)
+        self.outcomes.forgot()
+        return [*actions, StartEngine(delay_s)]
 
     def task_ended(self, outcome: Outcome, reason: str, key: PlanKey | None) -> list[Action]:
         """A task ended in the engine process, on the plan `key`; None: it never ran."""
@@ -314,7 +328,7 @@ class PlanManager(Pursuit):
         return self._judge(candidate, candidate.probation)
 
     def tick(self, now_s: float) -> list[Action]:
-        """Time passed."""
+        """Look at what has taken too long: a load, a trial, probation, last-known-good that does not load."""
         self._watch_running(now_s)
         actions = self._end_overdue_load(now_s) + self._restore_again(now_s)
         candidate = self._candidate
@@ -358,7 +372,7 @@ class PlanManager(Pursuit):
         replaced = instead is not None and self.active == instead
         if not restoring.told and (replaced or restoring.overdue(now_s)):
             restoring.told = True
-            actions.append(Tell(link.RestoreFailed(failed.reason)))
+            actions += self.outcomes.restore_failed(failed.reason)
         idle = engine.up and not (engine.stopping or engine.loading) and self._candidate is None
         if instead is None and idle and restoring.due(now_s):
             self._unusable = {one: found for one, found in self._unusable.items() if not found.may_pass}
@@ -394,12 +408,11 @@ class PlanManager(Pursuit):
                     self._fallback = self._good
                     actions.append(KeepFallback(self._good))
                 self._good = candidate.plan
-                return [*actions, Tell(link.ProbationPassed(candidate.attempt))]
+                return actions + self.outcomes.passed(candidate.attempt)
             case Verdict.FAILED:
                 self._candidate = None
                 self._forsake(candidate.digest)
-                failed = link.ProbationFailed(candidate.attempt, probation.reason)
-                return [Tell(failed), *self._pursue()]
+                return self.outcomes.failed(candidate.attempt, probation.reason) + self._pursue()
 
     def _forsake(self, digest: Digest) -> None:
         """What ran on from an earlier attempt has failed in a later one, or brought the engine down."""
@@ -430,8 +443,7 @@ class PlanManager(Pursuit):
             reason = f"the engine crashed under it: {how}"
         else:
             reason = f"the engine crashed while it was loaded: {how}"
-        told = link.ProbationFailed if candidate.runs else link.PlanRefused
-        return [Tell(told(candidate.attempt, reason))]
+        return self.outcomes.failed(candidate.attempt, reason)
 
     def _blamed(self) -> RunnablePlan | None:
         """Under which plan the engine process ended: the newcomer if it loaded or ran, else the one that ran.
@@ -454,15 +466,14 @@ class PlanManager(Pursuit):
         candidate = self._candidate
         if candidate is not None and candidate.digest == digest:
             self._candidate = None
-            told = link.ProbationFailed if candidate.runs else link.PlanRefused
-            actions.append(Tell(told(candidate.attempt, reason)))
+            actions += self.outcomes.failed(candidate.attempt, reason)
         if self._good is not None and self._good.ref.digest == digest:
             if self._restoring is None:  # else it was said before, and is being tried again
                 actions.append(Note("last_good_unusable", reason))
             if not may_pass:
-                actions.append(Tell(link.RestoreFailed(reason)))
+                actions += self.outcomes.restore_failed(reason)
         incumbents = (self._adopted, self._good, self._fallback)
         if any(plan is not None and plan.ref.digest == digest for plan in incumbents):
             if self.active is None and self._target() is None:
-                actions.append(Tell(link.ActiveChanged(None)))
+                self.outcomes.active_changed(None)
         return actions

@@ -3,12 +3,12 @@
 Nothing of it survives a restart. Every method that sends takes the report of what is true now.
 """
 
+from dataclasses import dataclass
 from typing import Final
 
-from stageloom.edge_agent.link.config import LinkConfig
-from stageloom.edge_agent.link.events import Action, Reconnect, Send
+from stageloom.edge_agent.lifecycle.events import Action, AlarmRaised, Reconnect, Send
 from stageloom.shared.messages.base import RefusalCode, Refused
-from stageloom.shared.messages.control import Heartbeat, Hello, Report, Reported, Welcome
+from stageloom.shared.messages.control import Alarm, AlarmAck, Heartbeat, Hello, Report, Reported, Welcome
 
 _UNWANTED: Final = (
     RefusalCode.REVOKED,
@@ -16,6 +16,23 @@ _UNWANTED: Final = (
     RefusalCode.QUARANTINED,
     RefusalCode.SUPERSEDED,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkConfig:
+    """Who this agent is, and its pace until the planner says otherwise."""
+
+    boot: int
+    agent_version: str = ""
+    hello_again_s: float = 2.0
+    silent_after_s: float = 4.0
+    fetch_again_s: float = 2.0
+    storage_again_s: float = 5.0
+    refused_again_s: float = 60.0
+    alarm_again_s: float = 1.0
+    local_wait_s: float = 5.0  # how long a connected planner has to answer an alarm before a local plan does
+    local_again_s: float = 5.0
+    wall_s: float = 0.0  # the wall clock less the monotonic one
 
 
 class Session:
@@ -54,7 +71,6 @@ class Session:
         return self._hello(report, now_s, again=True) if changed and self.welcomed else []
 
     def lost(self) -> None:
-        """The connection is gone."""
         self._connected = self.welcomed = False
 
     def heard(self, now_s: float) -> None:
@@ -62,7 +78,7 @@ class Session:
         self._heard_s = now_s
 
     def welcome(self, message: Welcome) -> None:
-        """The planner knows us."""
+        """The planner accepted the hello."""
         self.welcomed, self.denied, self.device = True, None, message.device
         self._heartbeat_interval_s = message.heartbeat_interval_s
         self.bulk_credits = message.bulk_credits
@@ -148,3 +164,55 @@ class Session:
             report=report,
         )
         return [Send(hello)]
+
+
+class AlarmBox:
+    """Sends the newest alarm until it is acknowledged.
+
+    The newest one says all that an older one did, but later. It is kept over reconnects and forgotten with
+    the boot: what a device saw before it stopped asks for nothing now.
+    """
+
+    def __init__(self, boot: int) -> None:
+        self._boot = boot
+        self._raised = 0  # of this boot
+        self._open: Alarm | None = None
+        self._sent_s = float("-inf")
+
+    @property
+    def open(self) -> Alarm | None:
+        """The alarm that the planner is not known to have."""
+        return self._open
+
+    def take(self, raised: AlarmRaised, environment: str) -> None:
+        """A trigger fired in this environment; an older alarm that was not acknowledged gives way."""
+        self._raised += 1
+        self._sent_s = float("-inf")
+        self._open = Alarm(
+            boot=self._boot,
+            number=self._raised,
+            at_us=raised.at_us,
+            cause=raised.cause,
+            value=raised.value,
+            threshold=raised.threshold,
+            plan=raised.plan,
+            loads=raised.loads,
+            samples=raised.samples,
+            environment=environment,
+        )
+
+    def acknowledged(self, ack: AlarmAck) -> None:
+        """The planner has it; an acknowledgement of another boot or of an older alarm changes nothing."""
+        if self._open is not None and (ack.boot, ack.number) == (self._boot, self._open.number):
+            self._open = None
+
+    def connected(self) -> None:
+        """A new session: what was sent on the one before may be lost."""
+        self._sent_s = float("-inf")
+
+    def due(self, now_s: float, again_s: float) -> Alarm | None:
+        """What to send now, on a session that stands."""
+        if self._open is None or now_s - self._sent_s < again_s:
+            return None
+        self._sent_s = now_s
+        return self._open

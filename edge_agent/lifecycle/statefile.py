@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Final
 
-from stageloom.edge_agent.link.events import LinkState
+import msgspec
+
+from stageloom.edge_agent.lifecycle.states import LinkState, RunnablePlan
 from stageloom.edge_agent.store import StateFile
 from stageloom.shared.codec import Codec, Limits
 from stageloom.shared.errors import DecodeError, StorageError
@@ -16,7 +18,7 @@ _CODEC: Codec[LinkState] = Codec(LinkState, Limits(frame_bytes=_LIMIT_BYTES, bod
 
 
 def encode_state(state: LinkState) -> bytes:
-    """The file's content."""
+    """The state as msgpack, without the checksum that `StateFile` adds."""
     return _CODEC.encode(state)
 
 
@@ -57,3 +59,28 @@ def load_state(path: Path) -> tuple[LinkState, str | None]:
         return state, f"{found.problem}; the copy before it is used" if found.problem else None
     except DecodeError as error:
         return LinkState(), f"{path.name} is of another version and is forgotten: {error.cause}; {_EMPTY}"
+
+
+class FallbackFile:
+    """One plan in a checked file; nothing about it ever stops a start."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = StateFile(path)
+
+    def load(self) -> tuple[RunnablePlan | None, str]:
+        """The plan, if there is one that can be read, and what was wrong."""
+        found = self._file.load()
+        if found.body is None:
+            return None, found.problem
+        try:
+            return msgspec.msgpack.decode(found.body, type=RunnablePlan), found.problem
+        except msgspec.MsgspecError as error:
+            return None, f"the fallback plan cannot be read and is forgotten: {error}"
+
+    def save(self, plan: RunnablePlan) -> str:
+        """Replace it durably; why not, if it cannot be written."""
+        try:
+            self._file.save(msgspec.msgpack.encode(plan))
+        except StorageError as error:
+            return str(error)
+        return ""

@@ -1,4 +1,4 @@
-"""How a staged plan comes to run, and what a trial leaves behind: the link core's rules about it. Pure.
+"""How a staged plan comes to run, and what a trial leaves behind: the core's rules about it. Pure.
 
 A plan is *proven* here once it was committed in the environment that is (power mode, executor versions,
 precision; its artifacts are part of its digest), whatever its launch intervals were. A proven plan needs no
@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 
 from msgspec import structs
 
-from stageloom.edge_agent.link.events import LinkState, PlanStaged, Proven, RunnablePlan, TrialDecided
-from stageloom.edge_agent.link.states import VERDICTS, Cause
+from stageloom.edge_agent.lifecycle.events import PlanStaged, TrialDecided
+from stageloom.edge_agent.lifecycle.states import VERDICTS, Cause, LinkState, Proven, RunnablePlan
 from stageloom.shared.engine.trial import TrialRecord, TrialResult, Verdict, found_at_boot
 from stageloom.shared.errors import PlanError
 from stageloom.shared.ids import Digest

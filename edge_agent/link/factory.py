@@ -6,29 +6,23 @@ offline.
 """
 
 import logging
-import os
 import secrets
 import socket
-from collections.abc import Sequence
 from pathlib import Path
-from queue import SimpleQueue
 from random import SystemRandom
 from typing import Final
 
 import msgspec
 
 from stageloom.edge_agent.config import AgentConfig
-from stageloom.edge_agent.link import events
+from stageloom.edge_agent.lifecycle.core import Lifecycle
+from stageloom.edge_agent.lifecycle.host import LifecycleHost, NoLink
+from stageloom.edge_agent.lifecycle.manager import PlanManager
+from stageloom.edge_agent.lifecycle.session import LinkConfig
+from stageloom.edge_agent.lifecycle.statefile import load_state
 from stageloom.edge_agent.link.client import ClientConfig, LinkClient
-from stageloom.edge_agent.link.config import LinkConfig
-from stageloom.edge_agent.link.core import LinkCore
-from stageloom.edge_agent.link.interface import Link
-from stageloom.edge_agent.link.membership import Membership, load_membership, save_membership
-from stageloom.edge_agent.link.offline import OfflineLink
-from stageloom.edge_agent.link.sockets import new_keys
-from stageloom.edge_agent.link.statefile import load_state
+from stageloom.edge_agent.link.connection import Membership, load_membership, new_keys, save_membership
 from stageloom.edge_agent.machine.device import device_class
-from stageloom.edge_agent.reporting.status import LinkStatus
 from stageloom.edge_agent.store import ArtifactStore
 from stageloom.shared.clock import SystemClock
 from stageloom.shared.durable_file import sync_directory
@@ -36,7 +30,6 @@ from stageloom.shared.errors import KeyRevoked, SettingError, StateError, Storag
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.keyfile import KeyPair, read_keys, write_keys
 from stageloom.shared.messages.base import DeviceName
-from stageloom.shared.messages.telemetry import RowData
 from stageloom.shared.token import JoinToken, parse_token
 from stageloom.shared.version import __version__
 
@@ -48,68 +41,7 @@ NEXT_KEY_NAME: Final = "device.key.next"  # after a revocation, until the planne
 MEMBERSHIP_NAME: Final = "membership"
 
 
-class PlannerLink:
-    """The link client's thread, seen from the main loop."""
-
-    def __init__(self, config: ClientConfig) -> None:
-        self._orders: SimpleQueue[events.Order] = SimpleQueue()
-        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._client = LinkClient(config, on_action=self._order)
-        self._client.start()
-
-    def _order(self, order: events.Order) -> None:
-        self._orders.put(order)
-        try:
-            os.write(self._write, b"\0")
-        except BlockingIOError:
-            pass  # the pipe is full: the main loop is about to read it
-
-    def fileno(self) -> int:
-        return self._read
-
-    def take(self) -> Sequence[events.Order]:
-        os.read(self._read, 4096)
-        orders: list[events.Order] = []
-        while not self._orders.empty():  # nobody else takes from it
-            orders.append(self._orders.get_nowait())
-        return orders
-
-    def tell(self, event: events.Event) -> None:
-        self._client.post(event)
-
-    def tick(self) -> None:
-        """The client's thread keeps its own time."""
-
-    def record(self, rows: Sequence[RowData]) -> None:
-        self._client.record(rows)
-
-    def status(self) -> LinkStatus:
-        found = self._client.status()
-        report, spool = found.report, found.telemetry
-        state = "connected" if found.connected else "connecting"
-        problem = found.problem
-        if not self._client.alive:
-            state, problem = "failed", "the link's thread has ended; restart the agent"
-        return LinkStatus(
-            state=state,
-            detail=problem,
-            device=found.device,
-            desired=f"{report.epoch}.{report.generation}" if report.state else "",
-            desired_state=report.state.value if report.state else "",
-            reason=report.reason,
-            telemetry_produced=spool.produced,
-            telemetry_acknowledged=spool.acknowledged,
-            telemetry_dropped=spool.dropped,
-            telemetry_spooled=spool.spooled,
-        )
-
-    def stop(self) -> None:
-        self._client.stop()
-        os.close(self._read)
-        os.close(self._write)
-
-
-def connect_planner(config: AgentConfig) -> tuple[Link, list[str]]:
+def connect_planner(config: AgentConfig, plans: PlanManager) -> tuple[LifecycleHost, list[str]]:
     """The link of an agent that serves what a planner desires, and what was wrong with the state on disk.
 
     Raises:
@@ -124,22 +56,28 @@ def connect_planner(config: AgentConfig) -> tuple[Link, list[str]]:
         local_wait_s=config.local_wait_s,
         wall_s=clock.wall_us() / 1e6 - clock.monotonic_s(),
     )
-    # The link reads it again; here it is read for what a person should know.
     state, problem = load_state(home / STATE_NAME)
     identity, why = _identity(home)
-    problems = [one for one in (problem, why) if one]
+    problems = [text for text in (problem, why) if text]
+    core = Lifecycle(state, config=link, plans=plans)
+    path, present = home / STATE_NAME, ArtifactStore(home / "artifacts").present()
     if identity is not None:
         keys, membership = identity
-        client = ClientConfig(
-            folder=home,
-            keys=keys,
-            membership=membership,
-            link=link,
-            environment=environment,
-            spool_bytes=config.spool_bytes,
-            spool_age_s=config.spool_age_s,
+        client = LinkClient(
+            ClientConfig(
+                folder=home,
+                keys=keys,
+                membership=membership,
+                boot=link.boot,
+                spool_bytes=config.spool_bytes,
+                spool_age_s=config.spool_age_s,
+            )
         )
-        return PlannerLink(client), problems
+        client.start()
+        host = LifecycleHost(
+            core, client, path, environment=environment, present=present, problem=problem or ""
+        )
+        return host, problems
     lost = home / f"{STATE_NAME}.corrupt"
     if state.last_good is None and state.desired is None and not problems and lost.exists():
         # It had something to serve: ending at every start would be a boot loop that nobody sees.
@@ -150,14 +88,8 @@ def connect_planner(config: AgentConfig) -> tuple[Link, list[str]]:
             remedy="run `stageloom-agent join TOKEN`, or give models with `run --model FILE`",
         )
 
-    offline = OfflineLink(
-        LinkCore(state, config=link),
-        home / STATE_NAME,
-        environment=environment,
-        present=ArtifactStore(home / "artifacts").present(),
-        why=why or "run `stageloom-agent join TOKEN` to join a planner",
-    )
-    return offline, problems
+    alone = NoLink("not_joined", why or "run `stageloom-agent join TOKEN` to join a planner")
+    return LifecycleHost(core, alone, path, environment=environment, present=present), problems
 
 
 def _identity(home: Path) -> tuple[tuple[KeyPair, Membership] | None, str]:

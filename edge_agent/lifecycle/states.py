@@ -1,9 +1,19 @@
 """The states of a desired plan on the device, and of one made there: every step that is legal."""
 
 from enum import Enum
-from typing import Final
+from typing import Annotated, Final
 
-from stageloom.shared.messages.control import DeviceState
+from msgspec import Meta, Struct, structs
+
+from stageloom.shared.engine.trial import TrialRecord
+from stageloom.shared.messages.base import Count, DigestText, Epoch, Generation, Line, PlanBytes, ShortText
+from stageloom.shared.messages.control import (
+    ArtifactNeed,
+    Desired,
+    DeviceState,
+    Origin,
+)
+from stageloom.shared.text import bounded
 
 
 class Cause(str, Enum):
@@ -158,3 +168,135 @@ def local_step(state: DeviceState, cause: Cause) -> DeviceState | None:
         return LOCAL_TRANSITIONS[state, cause]
     except KeyError:
         raise RuntimeError(f"no step of a plan made here from {state.value} by {cause.value}") from None
+
+
+Attempt = tuple[int, int]
+
+
+LOCAL_EPOCH: Final = -1
+"""The epoch of attempts at plans made here; they are numbered by the local counter."""
+
+
+class PlanRef(Struct, frozen=True):
+    """A plan that runs, and where it came from."""
+
+    digest: DigestText
+    origin: Origin
+    local_counter: Count = 0
+
+
+class RunnablePlan(Struct, frozen=True):
+    """Everything it takes to run a plan without the planner: last-known-good is one of these."""
+
+    ref: PlanRef
+    wire: PlanBytes
+    artifacts: tuple[ArtifactNeed, ...]
+
+
+class Planned(Struct, frozen=True, kw_only=True):
+    """Why a plan was made here, and which desired value was the newest then."""
+
+    epoch: Epoch
+    generation: Generation
+    cause: ShortText
+
+
+class LocalAttempt(Struct, frozen=True, kw_only=True):
+    """A plan made here that is being tried: received, verified, staged, then under probation.
+
+    `record` is there from before it first runs, `way` says what decides about it.
+    """
+
+    plan: RunnablePlan
+    planned: Planned
+    state: DeviceState
+    record: TrialRecord | None = None
+    way: ShortText = ""  # a value of stageloom.edge_agent.lifecycle.trials.Way
+
+    @property
+    def attempt(self) -> Attempt:
+        """What the plan manager knows it by."""
+        return (LOCAL_EPOCH, self.plan.ref.local_counter)
+
+    def moved(self, cause: Cause) -> "LocalAttempt":
+        """One step on.
+
+        Raises:
+            RuntimeError: the step is not in the table of local states, or ends the attempt.
+        """
+        state = local_step(self.state, cause)
+        if state is None:
+            raise RuntimeError(f"an attempt at a plan made here is over by {cause.value}")
+        return structs.replace(self, state=state)
+
+
+class Proven(Struct, frozen=True):
+    """A plan but for its launch intervals (`Plan.structure`) that was committed, and the environment then."""
+
+    structure: DigestText
+    environment: ShortText
+
+
+class LinkState(Struct, frozen=True, kw_only=True):
+    """What survives a restart. `revision` counts changes of what is reported, over the device's life.
+
+    `trial` is there from before a candidate first runs until the verdict: found at boot, it means that the
+    agent stopped in the middle. `way` says what decides about the plan under probation. `planned` is set
+    while last-known-good was made here; `barred` plans were, and failed in this environment.
+    """
+
+    revision: Count = 0
+    desired: Desired | None = None
+    state: DeviceState | None = None
+    reason: Line = ""
+    environment: ShortText = ""
+    active: PlanRef | None = None
+    last_good: RunnablePlan | None = None
+    probation_boots: Count = 0
+    trial: TrialRecord | None = None
+    abandoned: Count = 0  # trials of this generation that ended without a verdict
+    way: ShortText = ""  # a value of stageloom.edge_agent.lifecycle.trials.Way
+    proven: tuple[Proven, ...] = ()
+    local_counter: Count = 0
+    answered: tuple[Count, ...] = ()
+    local: LocalAttempt | None = None
+    planned: Planned | None = None
+    barred: Annotated[tuple[DigestText, ...], Meta(max_length=64)] = ()
+
+    @property
+    def attempt(self) -> Attempt:
+        """What the desired plan is tried for."""
+        return (self.desired.epoch, self.desired.generation) if self.desired else (0, 0)
+
+    @property
+    def candidate(self) -> RunnablePlan | None:
+        """The plan that is desired."""
+        if self.desired is None or self.desired.plan_digest is None:
+            return None
+        ref = PlanRef(self.desired.plan_digest, Origin.PLANNER)
+        return RunnablePlan(ref, self.desired.plan, self.desired.artifacts)
+
+    def same_at_start(self, other: "LinkState") -> bool:
+        """A start that found either would go on alike: nothing of the desired plan ran yet, in both."""
+        if self.state not in UNDONE or other.state not in UNDONE:
+            return False
+        undone = {"state": DeviceState.RECEIVED, "reason": "", "revision": 0, "abandoned": 0}
+        return bool(structs.replace(self, **undone) == structs.replace(other, **undone))
+
+    def moved(self, cause: Cause, reason: str) -> "LinkState":
+        """One step on.
+
+        Raises:
+            RuntimeError: the step is not in the table of states.
+        """
+        return structs.replace(self, state=step(self.state, cause), reason=bounded(reason))
+
+    def without_local(self, cause: Cause) -> "LinkState":
+        """The attempt at a plan made here is over; nothing else changes.
+
+        Raises:
+            RuntimeError: the cause does not end it.
+        """
+        if self.local is not None and local_step(self.local.state, cause) is not None:
+            raise RuntimeError(f"an attempt at a plan made here goes on after {cause.value}")
+        return structs.replace(self, local=None)

@@ -1,0 +1,596 @@
+"""Decides about plans on this device, from a desired value to last-known-good. Pure.
+
+`state` is durable: the desired value, how far it got, last-known-good. Each change is a `Persist` or a
+`Hold`, and nothing that rests on it happens before the shell says that it is done. The plan manager knows
+what runs; the core calls it and is called back with what became of a plan. Whenever all actions are carried
+out, the core compares what is desired with what is done and takes the next step. So a lost answer, a crash
+or a full disk at any point costs time, never a plan or the truth of a report.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+
+from msgspec import structs
+
+from stageloom.edge_agent.lifecycle import events as ev
+from stageloom.edge_agent.lifecycle import local, trials
+from stageloom.edge_agent.lifecycle.events import Action, Hold, Persist
+from stageloom.edge_agent.lifecycle.local import HELD_MOST, at_boot
+from stageloom.edge_agent.lifecycle.manager import PlanManager
+from stageloom.edge_agent.lifecycle.session import AlarmBox, LinkConfig, Session
+from stageloom.edge_agent.lifecycle.states import Attempt, Cause, LinkState, PlanRef, RunnablePlan
+from stageloom.edge_agent.lifecycle.trials import Way
+from stageloom.shared.engine.trial import TrialRecord
+from stageloom.shared.ids import Digest
+from stageloom.shared.messages import control
+from stageloom.shared.messages.base import Refused
+from stageloom.shared.messages.control import ArtifactNeed, Desired, DeviceState
+from stageloom.shared.text import bounded, counted
+
+
+class Lifecycle:
+    """The plans of one device. Call `handle` or `add`, then `next` until it returns None, on one thread."""
+
+    def __init__(self, state: LinkState, *, config: LinkConfig, plans: PlanManager) -> None:
+        self.config = config
+        self.state = state
+        self.session = Session(config)
+        self.disk = Disk(state)
+        self.plans = plans
+        plans.outcomes = self
+        self._outbox: deque[Action] = deque()
+        self._once_durable: list[Callable[[], list[Action]]] = []
+        self._now_s = 0.0
+        self._needs = Needs(again_s=config.fetch_again_s)
+        self._environment: str | None = None
+        self._active_told: tuple[PlanRef | None] | None = None  # what runs, until a state names it
+        self._asked: tuple[Attempt, str] | None = None  # of the plan manager
+        self._staged: ev.PlanStaged | None = None  # what the manager said of the attempt's plan
+        self._alarms = AlarmBox(config.boot)
+        self._local = local.LocalPlans(wait_s=config.local_wait_s, again_s=config.local_again_s)
+
+    # -- what the shell calls -------------------------------------------------------------------------------
+
+    def boot(self, environment: str, present: frozenset[Digest], now_s: float) -> None:
+        """The first call: run last-known-good, and decide what the state found on disk means."""
+        self._needs.present = set(present)
+        if self.state.last_good is not None:
+            self.add(self.plans.restore(self.state.last_good))
+        self.handle(ev.EnvironmentChanged(environment), now_s)
+
+    def handle(self, event: ev.Event, now_s: float) -> None:
+        """Take an event. `now_s` is monotonic."""
+        self._now_s = now_s
+        self.add(self._settle(now_s))
+        self.add(self._take(event, now_s))
+
+    def add(self, actions: Sequence[Action]) -> None:
+        """Queue what the plan manager decided."""
+        self._outbox.extend(actions)
+
+    def next(self, now_s: float) -> Action | None:
+        """The next action to carry out; None while there is nothing to do."""
+        self._now_s = now_s
+        if not self._outbox:
+            self.add(self._reconcile(now_s))
+        return self._outbox.popleft() if self._outbox else None
+
+    def persisted(self, state: LinkState) -> None:
+        """A `Persist` reached the disk."""
+        self.disk.persisted(state)
+        self._accept_active(state)
+
+    def held(self, state: LinkState) -> None:
+        """The shell came to a `Hold`, and whatever was before it is done."""
+        self.disk.held(state)
+        self._accept_active(state)
+
+    def persist_failed(self, reason: str, now_s: float) -> None:
+        """Believe only what is on disk, and drop what rests on the rest; it is asked for again."""
+        self.state = self.disk.failed(reason, now_s + self.config.storage_again_s)
+        self._outbox = deque(
+            action
+            for action in self._outbox
+            if not isinstance(action, ev.Persist | ev.Hold | ev.Send | ev.Record)
+        )
+        self._once_durable.clear()
+        self.forgot()
+
+    def report(self) -> control.Report:
+        """The state as the planner is told of it."""
+        state = self.state
+        return control.Report(
+            revision=state.revision,
+            epoch=state.desired.epoch if state.desired else 0,
+            generation=state.desired.generation if state.desired else 0,
+            seen=state.desired.plan_digest if state.desired else None,
+            active=state.active.digest if state.active else None,
+            origin=state.active.origin if state.active else None,
+            local_counter=state.local_counter,
+            state=state.state,
+            reason=state.reason,
+            activation=state.desired.activation if state.desired else None,
+            autonomy=state.desired.autonomy if state.desired else None,
+        )
+
+    # -- what the plan manager calls ------------------------------------------------------------------------
+    # An outcome of another attempt or state is late and changes nothing.
+
+    def verified(self, attempt: Attempt) -> list[Action]:
+        """It decodes and is legal, and its artifacts are whole."""
+        if self._is_local(attempt):
+            return self._become(local.verified(self.state))
+        if self._attempt_is(attempt, DeviceState.RECEIVED, DeviceState.WAITING):
+            return self._become(self.state.moved(Cause.VERIFIED, ""))
+        return []
+
+    def staged(self, staged: ev.PlanStaged) -> list[Action]:
+        """The plan can run: a trial, probation or a refusal is next."""
+        if self._is_local(staged.attempt):
+            return self._become(local.staged(self.state, staged, self._now_us))
+        if not self._attempt_is(staged.attempt, DeviceState.VERIFIED, DeviceState.STAGED):
+            return []
+        self._staged = staged
+        verified = self.state.state is DeviceState.VERIFIED
+        return self._become(self.state.moved(Cause.STAGED, "")) if verified else []
+
+    def trial_begins(self, attempt: Attempt, record: TrialRecord) -> list[Action]:
+        """Everything is ready: the candidate runs once the record is durable."""
+        if self._is_local(attempt):
+            return self._become(local.trial_begins(self.state, record))
+        if self._attempt_is(attempt, DeviceState.STAGED):
+            moved = self.state.moved(Cause.TRIAL_BEGINS, "")
+            return self._become(structs.replace(moved, trial=record))
+        return []
+
+    def trial_decided(self, decided: ev.TrialDecided) -> list[Action]:
+        """The trial ended, or was refused: after a commit the candidate runs, else the control."""
+        actions: list[Action] = []
+        if self._is_local(decided.attempt):
+            actions = self._apply(local.decided(self.state, decided.result, self._now_us))
+        elif self._attempt_is(decided.attempt, DeviceState.STAGED, DeviceState.TRIAL):
+            actions = self._apply(trials.decided(self.state, decided, self._now_us))
+        return [*actions, ev.CollectArtifacts()]
+
+    def passed(self, attempt: Attempt) -> list[Action]:
+        """It ran for as long as it had to, and nothing speaks against it."""
+        actions: list[Action] = []
+        if self._is_local(attempt):
+            actions = self._apply(local.passed(self.state, self._now_us))
+        elif self._attempt_is(attempt, DeviceState.PROBATION):
+            actions = self._apply(trials.committed(self.state, self._now_us))
+        return [*actions, ev.CollectArtifacts(downloads=True)]
+
+    def failed(self, attempt: Attempt, reason: str) -> list[Action]:
+        """It is not legal, cannot be prepared, or did not outlive probation: then the plan before runs."""
+        return [*self._failed(attempt, reason), ev.CollectArtifacts()]
+
+    def _failed(self, attempt: Attempt, reason: str) -> list[Action]:
+        good, tried = self.state.last_good, self.state.local
+        if self._is_local(attempt) and tried is not None:
+            ran = tried.state is DeviceState.PROBATION
+            actions = self._apply(local.failed(self.state, reason, self._now_us))
+        elif self._attempt_is(attempt, DeviceState.PROBATION):
+            ran = True
+            actions = self._apply(trials.rolled_back(self.state, reason, self._now_us))
+        elif self._attempt_is(
+            attempt, DeviceState.RECEIVED, DeviceState.WAITING, DeviceState.VERIFIED, DeviceState.STAGED
+        ):
+            return self._become(self.state.moved(Cause.REFUSED, reason))
+        else:
+            return []
+        if ran and good is not None:
+            self._once_durable.append(partial(self.plans.restore, good))
+        return actions
+
+    def restore_failed(self, reason: str) -> list[Action]:
+        """Last-known-good does not run any more."""
+        if (back := local.lost(self.state)) is not None:
+            if back.last_good is not None:
+                self._once_durable.append(partial(self.plans.restore, back.last_good))
+            return self._become(back)
+        if self.state.state is not DeviceState.COMMITTED:
+            return []
+        # The plan is not to blame for a damaged artifact: it is fetched and tried again.
+        cause = Cause.ARTIFACTS_MISSING if self._missing() else Cause.RESTORE_FAILED
+        return self._become(self.state.moved(cause, reason))
+
+    def active_changed(self, active: PlanRef | None) -> None:
+        """What runs changed: a fallback, a plan made locally, or nothing. True until it is said otherwise."""
+        self._active_told = (active,)
+
+    def artifact_gone(self, digest: Digest) -> None:
+        """An artifact was found damaged and removed."""
+        self._needs.gone(digest)
+
+    def forgot(self) -> None:
+        """What the plan manager was asked for is lost: ask again."""
+        self._asked = None
+        self._local.forget()
+        self._needs.forget_profiles()
+
+    def _is_local(self, attempt: Attempt) -> bool:
+        return self.state.local is not None and self.state.local.attempt == attempt
+
+    def _attempt_is(self, attempt: Attempt, *states: DeviceState) -> bool:
+        desired = self.state.desired is not None and self.state.attempt == attempt
+        return desired and self.state.state in states
+
+    # -- events ---------------------------------------------------------------------------------------------
+
+    def _settle(self, now_s: float) -> list[Action]:
+        """What the state found at boot means, until that is on disk: a full disk makes no crash forgotten."""
+        if self.disk.settled or self.disk.blocked(now_s):
+            return []
+        self.disk.settled = True
+        return self._apply(at_boot(self.state, self._now_us))
+
+    def _take(self, event: ev.Event, now_s: float) -> list[Action]:
+        match event:
+            case ev.Connected():
+                return self.session.connected(self.report(), now_s)
+            case ev.Lost():
+                self.session.lost()
+            case ev.Received(message):
+                self.session.heard(now_s)
+                return self._message(message, now_s)
+            case ev.ArtifactPresent(digest):
+                self._needs.present.add(digest)
+            case ev.ArtifactGone(digest):
+                self._needs.gone(digest)
+            case ev.FetchFailed(digest, reason):
+                return self._fetch_failed(digest, reason)
+            case ev.EnvironmentChanged(environment):
+                self._environment = environment
+                return self.session.is_now(environment, self.report(), now_s)
+            case ev.AlarmRaised():
+                self._alarms.take(event, self.session.environment)
+                self._local.alarm(event.cause, self.state.attempt, now_s)
+            case ev.PlansMade(plans):
+                self._local.made(plans)
+            case ev.ProfileAnswered(request):
+                if request not in self.state.answered:
+                    return self._change(answered=(*self.state.answered, request))
+            case ev.Tick():
+                return self.session.tick(self.report(), now_s)
+        return []
+
+    def _message(self, message: control.ControlToDevice, now_s: float) -> list[Action]:
+        match message:
+            case control.Welcome():
+                self.session.welcome(message)
+                self._alarms.connected()
+                self._local.connected()
+            case control.HeartbeatAck() | control.ReportedAck():
+                self.session.stored(message.revision)
+            case control.Desired():
+                return self._desired(message, now_s)
+            case control.AlarmAck():
+                self._alarms.acknowledged(message)
+            case Refused():
+                return self.session.refused(message, self.report(), now_s)
+        return []
+
+    def _desired(self, desired: control.Desired, now_s: float) -> list[Action]:
+        known, tried = self.state.desired, self.state.local
+        if known is not None and (desired.epoch, desired.generation) <= (known.epoch, known.generation):
+            # Late, repeated, or from a planner that lost its memory: tell it what we have seen.
+            same = structs.replace(desired, correlation=known.correlation) == known
+            return [] if same else self.session.send_report(self.report(), now_s)
+        if self.disk.blocked(now_s):
+            return []  # the planner offers it again with the next heartbeat
+        over = [attempt for attempt in (known and self.state.attempt, tried and tried.attempt) if attempt]
+        self._once_durable += [partial(self.plans.abandon, attempt) for attempt in over]
+        rows = trials.abandoned(self.state, "a newer plan is desired", self._now_us)
+        before, local_rows = local.superseded(self.state, self._now_us)
+        wanted = {one.request for one in desired.profiles}
+        if desired.stage_profile is not None:
+            wanted.add(desired.stage_profile.request)
+        cause, reason = Cause.DESIRED, ""
+        if trials.only_measures(self.state, desired):
+            cause, reason = Cause.MEASURE, self.state.reason
+        moved = structs.replace(
+            before.moved(cause, reason),
+            desired=desired,
+            probation_boots=0,
+            trial=None,
+            abandoned=0,
+            way="",
+            answered=tuple(one for one in self.state.answered if one in wanted),
+        )
+        return self._apply(trials.Changed(moved, (*local_rows, *rows)))
+
+    def _fetch_failed(self, digest: Digest, reason: str) -> list[Action]:
+        waits = self.state.state is DeviceState.WAITING
+        if not waits or digest not in {need.digest for need in self._missing()}:
+            return []
+        return self._change(reason=bounded(f"artifact {digest[:12]}: {reason}"))
+
+    # -- state ----------------------------------------------------------------------------------------------
+
+    @property
+    def _now_us(self) -> int:
+        return round((self._now_s + self.config.wall_s) * 1e6)
+
+    def _apply(self, changed: trials.Changed) -> list[Action]:
+        """Take over a state, then tell what led to it."""
+        return self._become(changed.state) + [ev.Record(row) for row in changed.rows]
+
+    def _change(self, **fields: object) -> list[Action]:
+        return self._become(structs.replace(self.state, **fields))
+
+    def _become(self, new: LinkState) -> list[Action]:
+        """Take over a new state: durable first, if a start would find another one else; then reported."""
+        if new == self.state:
+            return []
+        before = self.report()
+        if (new.state, new.desired) != (self.state.state, self.state.desired):
+            self._asked = None
+        self.state = new
+        if self.report() != before:
+            self.state = structs.replace(new, revision=new.revision + 1)
+        return [self.disk.keep(self.state)]
+
+    def _accept_active(self, state: LinkState) -> None:
+        """What runs need not be said again once the state that names it is safe."""
+        if self._active_told == (state.active,):
+            self._active_told = None
+
+    def _missing(self) -> list[ArtifactNeed]:
+        return self._needs.missing(self.state.desired)
+
+    # -- reconcile ------------------------------------------------------------------------------------------
+
+    def _reconcile(self, now_s: float) -> list[Action]:
+        """The next step towards what is desired, once all before it is carried out."""
+        if not self.disk.blocked(now_s):
+            calls, self._once_durable = self._once_durable, []
+            if actions := [action for call in calls for action in call()]:
+                return actions
+            for step in (self._take_what_is_told, self._next_step, self._local_step):
+                if actions := step(now_s):
+                    return actions
+            desired, welcomed = self.state.desired, self.session.welcomed
+            actions = self._needs.profiles(desired, self.state.answered, now_s, connected=welcomed)
+            actions += self._needs.policy(desired, now_s, connected=welcomed)
+            if actions := actions + self.session.keep_told(self.report(), now_s):
+                return actions
+        return self._tell_planner(now_s)
+
+    def _take_what_is_told(self, now_s: float) -> list[Action]:
+        """What the shell said about the world, as levels: said once, true until it says otherwise."""
+        if self._active_told is not None and self._active_told != (self.state.active,):
+            (active,) = self._active_told
+            counter = max(self.state.local_counter, active.local_counter if active else 0)
+            return self._change(active=active, local_counter=counter)
+        environment = self._environment
+        if environment is None or environment == self.state.environment:
+            return []
+        before = self.state
+        kept, local_rows = local.environment_changed(before, self._now_us)
+        if kept.local is None and before.local is not None:
+            self._once_durable.append(partial(self.plans.abandon, before.local.attempt))
+        if before.state in (DeviceState.STAGED, DeviceState.TRIAL):
+            self._once_durable.append(partial(self.plans.abandon, before.attempt))
+        there, rows = trials.environment_changed(kept, environment, self._now_us)
+        return self._apply(trials.Changed(there, (*local_rows, *rows)))
+
+    def _tell_planner(self, now_s: float) -> list[Action]:
+        """An alarm and a local plan, whatever else goes on."""
+        if not self.session.welcomed:
+            return []
+        alarm = self._alarms.due(now_s, self.config.alarm_again_s)
+        planned = self._local.message(self.state, self.state.attempt, self.config.boot, now_s)
+        return [ev.Send(message) for message in (alarm, planned) if message is not None]
+
+    def _local_step(self, now_s: float) -> list[Action]:
+        begun = self._local.begin(
+            self.state,
+            self.state.attempt,
+            connected=self.session.welcomed,
+            present=self._needs.present,
+            now_s=now_s,
+        )
+        if begun is not None:
+            return self._become(begun)
+        # The record is on disk before the plan runs: a crash from here on is found at boot.
+        if actions := self._become(local.activated(self.state)):
+            return actions
+        tried = self.state.local
+        if tried is None or not self._local.due(tried):
+            return []
+        attempt, plan = tried.attempt, tried.plan
+        match tried.state:
+            case DeviceState.RECEIVED:
+                return self.plans.verify(attempt, plan)
+            case DeviceState.VERIFIED:
+                return self.plans.stage(attempt, plan)
+            case DeviceState.STAGED:
+                return self._run_trial(attempt, plan, now_s)
+            case DeviceState.TRIAL:
+                return self.plans.trial_recorded(attempt, now_s)
+        return self.plans.activate(attempt, plan, guarded=tried.way != Way.TRIAL.value)
+
+    def _run_trial(self, attempt: Attempt, plan: RunnablePlan, now_s: float) -> list[Action]:
+        return self.plans.run_trial(attempt, plan, self.state.environment, self._now_us, now_s)
+
+    def _next_step(self, now_s: float) -> list[Action]:
+        plan, attempt = self.state.candidate, self.state.attempt
+        match self.state.state:
+            case DeviceState.RECEIVED | DeviceState.WAITING:
+                return self._acquire(plan, attempt, now_s)
+            case DeviceState.VERIFIED if plan:
+                # An artifact that was there when the plan was checked may have been found damaged since.
+                return self._wait(now_s) if self._missing() else self._stage(attempt, plan)
+            case DeviceState.STAGED if plan:
+                return self._begin(plan, attempt, now_s)
+            case DeviceState.TRIAL:
+                return self._ask("trial", partial(self.plans.trial_recorded, attempt, now_s))
+            case DeviceState.PROBATION if plan:
+                guarded = self.state.way in (Way.PROVEN.value, Way.GUARD.value)
+                return self._ask("activate", partial(self.plans.activate, attempt, plan, guarded=guarded))
+        return []
+
+    def _stage(self, attempt: Attempt, plan: RunnablePlan) -> list[Action]:
+        return self._ask("stage", partial(self.plans.stage, attempt, plan))
+
+    def _begin(self, plan: RunnablePlan, attempt: Attempt, now_s: float) -> list[Action]:
+        """From staged on: a trial, or straight under probation."""
+        staged = self._staged
+        if staged is None or staged.attempt != attempt:
+            return self._stage(attempt, plan)
+        way = trials.way_of(self.state, staged)
+        if way is Way.TRIAL:
+            return self._ask("trial", partial(self._run_trial, attempt, plan, now_s))
+        if way.guarded and staged.starves:
+            return self._become(self.state.moved(Cause.REFUSED, staged.starves))
+        # The record is on disk before the plan runs: a crash from here on is found at boot.
+        return self._apply(trials.activated(self.state, staged, way, self._now_us))
+
+    def _acquire(self, plan: RunnablePlan | None, attempt: Attempt, now_s: float) -> list[Action]:
+        good, active = self.state.last_good, self.state.active
+        received = self.state.state is DeviceState.RECEIVED
+        if received and plan is None:
+            reason = "no plan is desired; what runs goes on"
+            return self._become(self.state.moved(Cause.NOTHING_TO_DO, reason))
+        if plan is None:
+            return []
+        if received and good and active and good.ref.digest == active.digest == plan.ref.digest:
+            moved = self.state.moved(Cause.NOTHING_TO_DO, "it was committed and runs already")
+            if moved.planned is not None:
+                # The planner desires what was planned here: it is the planner's from now on.
+                moved = structs.replace(moved, active=plan.ref, last_good=plan, planned=None)
+                self._once_durable.append(partial(self.plans.restore, plan))
+            return self._become(moved)
+        if self._missing():
+            return self._wait(now_s)
+        return self._ask("verify", partial(self.plans.verify, attempt, plan))
+
+    def _wait(self, now_s: float) -> list[Action]:
+        """For artifacts that are missing, and fetch them."""
+        missing = self._missing()
+        if self.state.state is not DeviceState.WAITING:
+            reason = f"{counted(len(missing), 'artifact')} to fetch"
+            return self._become(self.state.moved(Cause.ARTIFACTS_MISSING, reason))
+        return self._needs.fetch(missing, now_s, connected=self.session.welcomed)
+
+    def _ask(self, what: str, call: Callable[[], list[Action]]) -> list[Action]:
+        """Call the plan manager once for this attempt and state."""
+        asked = (self.state.attempt, what)
+        if self._asked == asked:
+            return []
+        self._asked = asked
+        return call()
+
+
+class Disk:
+    """Which states may be believed: those on disk, or that a start would make of what is there."""
+
+    def __init__(self, found: LinkState) -> None:
+        self.error: str | None = None  # why the last write failed
+        self.settled = False  # what the state found at boot means is decided
+        self._believed = found
+        self._settled_durably = False
+        self._on_disk = found
+        self._written = found  # will be on disk once the actions handed out are carried out
+        self._blocked_until_s = 0.0
+
+    def blocked(self, now_s: float) -> bool:
+        """A write failed a moment ago: nothing new is begun until the next may succeed."""
+        return now_s < self._blocked_until_s
+
+    def keep(self, state: LinkState) -> Hold | Persist:
+        """How to take over a state: on disk first, unless a start would find the same anyway."""
+        held = state.revision < self._written.revision + HELD_MOST
+        if held and state.same_at_start(self._written):
+            return Hold(state)
+        self._written = state
+        return Persist(state)
+
+    def persisted(self, state: LinkState) -> None:
+        """A `Persist` reached the disk."""
+        self._on_disk, self.error = state, None
+        self.held(state)
+
+    def held(self, state: LinkState) -> None:
+        """The shell came to a `Hold`, and whatever was before it is done."""
+        self._believed, self._settled_durably = state, self.settled
+
+    def failed(self, reason: str, again_s: float) -> LinkState:
+        """A write failed; the state to go back to. `again_s`: when to try again."""
+        self._written, self.settled = self._on_disk, self._settled_durably
+        self.error, self._blocked_until_s = reason, again_s
+        return self._believed
+
+
+class Needs:
+    """Asks for each artifact, profile and policy once, and again where that is due."""
+
+    def __init__(self, *, again_s: float) -> None:
+        """`again_s`: how long a fetch may take to begin before it is asked for again."""
+        self.present: set[Digest] = set()
+        self._again_s = again_s
+        self._fetch_asked_s: dict[Digest, float] = {}
+        self._profiles_asked: set[int] = set()
+        self._policy_used: Digest | None = None  # the policy that the agent was told of
+
+    def gone(self, digest: Digest) -> None:
+        """An artifact was removed or found damaged."""
+        self.present.discard(digest)
+        if digest == self._policy_used:
+            self._policy_used = None
+
+    def forget_profiles(self) -> None:
+        """Whoever was asked for a profile does not know of it any more."""
+        self._profiles_asked.clear()
+
+    def missing(self, desired: Desired | None) -> list[ArtifactNeed]:
+        """Artifacts of the desired plan that are not here."""
+        return [need for need in desired.artifacts if need.digest not in self.present] if desired else []
+
+    def fetch(self, needs: Sequence[ArtifactNeed], now_s: float, *, connected: bool) -> list[Action]:
+        """Fetch what was not asked for a moment ago."""
+        if not connected:
+            return []
+        actions: list[Action] = []
+        for need in needs:
+            asked_s = self._fetch_asked_s.get(need.digest, float("-inf"))
+            if now_s - asked_s >= self._again_s:
+                self._fetch_asked_s[need.digest] = now_s
+                actions.append(ev.FetchArtifact(need))
+        return actions
+
+    def policy(self, desired: Desired | None, now_s: float, *, connected: bool) -> list[Action]:
+        """Fetch the policy that is desired, then say which one to plan with."""
+        need = desired.policy if desired else None
+        if need is not None and need.digest not in self.present:
+            artifact = ArtifactNeed("policy", need.digest, need.size_bytes)
+            return self.fetch([artifact], now_s, connected=connected)
+        wanted = need.digest if need is not None else None
+        if wanted == self._policy_used:
+            return []
+        self._policy_used = wanted
+        return [ev.UsePolicy(wanted)]
+
+    def profiles(
+        self, desired: Desired | None, answered: Collection[int], now_s: float, *, connected: bool
+    ) -> list[Action]:
+        """Ask for the measurements that are desired, once their artifacts are here."""
+        if desired is None:
+            return []
+        wanted: list[tuple[int, tuple[ArtifactNeed, ...], Action]] = [
+            (one.request, (one.artifact,), ev.RunProfile(one)) for one in desired.profiles
+        ]
+        if (stages := desired.stage_profile) is not None:
+            wanted.append((stages.request, stages.artifacts, ev.RunStageProfile(stages)))
+        actions: list[Action] = []
+        for request, needs, action in wanted:
+            if request in answered or request in self._profiles_asked:
+                continue
+            if missing := [need for need in needs if need.digest not in self.present]:
+                actions += self.fetch(missing, now_s, connected=connected)
+                continue
+            self._profiles_asked.add(request)
+            actions.append(action)
+        return actions

@@ -1,0 +1,202 @@
+"""Both halves of the lifecycle apart: calls between core and plan manager as values."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from stageloom.edge_agent.lifecycle.core import Lifecycle
+from stageloom.edge_agent.lifecycle.events import PlanStaged, TrialDecided
+from stageloom.edge_agent.lifecycle.manager import PlanManager
+from stageloom.edge_agent.lifecycle.states import Attempt, PlanRef, RunnablePlan
+from stageloom.shared.engine.trial import TrialRecord
+from stageloom.shared.ids import Digest
+
+# -- what the core asks of the plan manager -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RestorePlan:
+    plan: RunnablePlan
+
+
+@dataclass(frozen=True)
+class VerifyPlan:
+    attempt: Attempt
+    plan: RunnablePlan
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    attempt: Attempt
+    plan: RunnablePlan
+
+
+@dataclass(frozen=True)
+class RunTrial:
+    attempt: Attempt
+    plan: RunnablePlan
+    environment: str
+    at_us: int
+
+
+@dataclass(frozen=True)
+class TrialRecorded:
+    attempt: Attempt
+
+
+@dataclass(frozen=True)
+class ActivatePlan:
+    attempt: Attempt
+    plan: RunnablePlan
+    guarded: bool = False
+
+
+@dataclass(frozen=True)
+class AbandonPlan:
+    attempt: Attempt
+
+
+class RecordingPlans:
+    """In the plan manager's place: each call becomes an action that nobody carries out."""
+
+    outcomes: Any
+
+    def restore(self, plan: RunnablePlan) -> list[Any]:
+        return [RestorePlan(plan)]
+
+    def verify(self, attempt: Attempt, plan: RunnablePlan) -> list[Any]:
+        return [VerifyPlan(attempt, plan)]
+
+    def stage(self, attempt: Attempt, plan: RunnablePlan) -> list[Any]:
+        return [StagePlan(attempt, plan)]
+
+    def run_trial(
+        self, attempt: Attempt, plan: RunnablePlan, environment: str, at_us: int, now_s: float
+    ) -> list[Any]:
+        return [RunTrial(attempt, plan, environment, at_us)]
+
+    def trial_recorded(self, attempt: Attempt, now_s: float) -> list[Any]:
+        return [TrialRecorded(attempt)]
+
+    def activate(self, attempt: Attempt, plan: RunnablePlan, *, guarded: bool = False) -> list[Any]:
+        return [ActivatePlan(attempt, plan, guarded)]
+
+    def abandon(self, attempt: Attempt) -> list[Any]:
+        return [AbandonPlan(attempt)]
+
+
+# -- what the plan manager calls ----------------------------------------------------------------------------
+
+
+class PlanVerified(NamedTuple):
+    attempt: Attempt
+
+
+class PlanFailed(NamedTuple):
+    attempt: Attempt
+    reason: str
+
+
+class TrialBegins(NamedTuple):
+    attempt: Attempt
+    record: TrialRecord
+
+
+class ProbationPassed(NamedTuple):
+    attempt: Attempt
+
+
+class RestoreFailed(NamedTuple):
+    reason: str
+
+
+class ActiveChanged(NamedTuple):
+    active: PlanRef | None
+
+
+class ArtifactGone(NamedTuple):
+    """An artifact was found damaged."""
+
+    digest: Digest
+
+
+class ManagerRestarted(NamedTuple):
+    pass
+
+
+class _Tell(NamedTuple):
+    """One of the values above, PlanStaged or TrialDecided."""
+
+    event: Any
+
+
+Tell: Any = _Tell
+"""Stands among the actions of a plan manager, whose type does not know it."""
+
+
+def happen(core: Lifecycle, event: Any, now_s: float) -> None:
+    """An event of the core, or a call of the plan manager's."""
+    match event:
+        case PlanVerified(attempt):
+            core.add(core.verified(attempt))
+        case PlanStaged():
+            core.add(core.staged(event))
+        case PlanFailed(attempt, reason):
+            core.add(core.failed(attempt, reason))
+        case TrialBegins(attempt, record):
+            core.add(core.trial_begins(attempt, record))
+        case TrialDecided():
+            core.add(core.trial_decided(event))
+        case ProbationPassed(attempt):
+            core.add(core.passed(attempt))
+        case RestoreFailed(reason):
+            core.add(core.restore_failed(reason))
+        case ActiveChanged(active):
+            core.active_changed(active)
+        case ManagerRestarted():
+            core.forgot()
+        case _:
+            core.handle(event, now_s)
+
+
+class Told:
+    """In the core's place: what the plan manager tells becomes an action, or lies in `said`."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def tell(*values: Any) -> list[Any]:
+            event = _OUTCOMES[name](*values)
+            if name in ("active_changed", "artifact_gone", "forgot"):
+                self.said.append(event)
+            return [Tell(event)]
+
+        return tell
+
+
+_OUTCOMES: dict[str, Any] = {
+    "verified": PlanVerified,
+    "staged": lambda staged: staged,
+    "trial_begins": TrialBegins,
+    "trial_decided": lambda decided: decided,
+    "passed": ProbationPassed,
+    "failed": PlanFailed,
+    "restore_failed": RestoreFailed,
+    "active_changed": ActiveChanged,
+    "artifact_gone": ArtifactGone,
+    "forgot": ManagerRestarted,
+}
+
+
+def manager_alone(*args: Any, **options: Any) -> PlanManager:
+    """A plan manager whose outcomes are told to a `Told`."""
+    manager = PlanManager(*args, **options)
+    manager.outcomes = Told()
+    return manager
+
+
+def said(manager: PlanManager) -> list[Any]:
+    """What the manager told that asks for no action, oldest first."""
+    told = manager.outcomes
+    assert isinstance(told, Told)
+    return told.said
