@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
-from stageloom.edge_agent.ingest.messages import ModelInfo
+from stageloom.edge_agent.ingest.messages import ModelSignature
 from stageloom.edge_agent.lifecycle.engine_view import EngineView, Supervisor
 from stageloom.edge_agent.lifecycle.events import (
     Action,
@@ -165,7 +165,7 @@ class Pursuit:
         self._candidate: Candidate | None = None
         self._engine = EngineView()
         self._keys = itertools.count(1)
-        self._served: Mapping[str, ModelInfo] = {}
+        self._served: Mapping[str, ModelSignature] = {}
         self._checking: set[Digest] = set()
         self._checked: dict[Digest, PlanFacts] = {}
         self._unusable: dict[Digest, Unusable] = {}
@@ -179,7 +179,7 @@ class Pursuit:
         return self._engine.running
 
     @property
-    def models(self) -> Mapping[str, ModelInfo]:
+    def models(self) -> Mapping[str, ModelSignature]:
         """What the plan serves that tasks sent from now on meet; while the engine restarts, the last one's.
 
         Orders reach the engine process in sequence, so a swap counts from when it was asked for.

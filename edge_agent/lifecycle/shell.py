@@ -10,7 +10,8 @@ from stageloom.edge_agent.lifecycle import events as ev
 from stageloom.edge_agent.lifecycle.check import PlanUnusable
 from stageloom.edge_agent.lifecycle.facts import PlanFacts
 from stageloom.edge_agent.parts import Parts
-from stageloom.edge_agent.worker.messages import Measure
+from stageloom.edge_agent.worker import messages as engine
+from stageloom.edge_agent.worker.client import memory_file
 from stageloom.shared.failpoint import failpoint
 from stageloom.shared.messages.telemetry import PlanActivated
 
@@ -55,22 +56,23 @@ class PlanShell:
             case ev.CheckPlan(plan):
                 parts.background.run(lambda: parts.checker.check(plan), self._checked)
             case ev.LoadPlan(key, plan):
-                paths = {need.digest: str(parts.artifacts.path(need.digest)) for need in plan.artifacts}
-                self._engine.load_plan(key, plan.wire, paths)
+                paths = {str(need.digest): str(parts.artifacts.path(need.digest)) for need in plan.artifacts}
+                with memory_file(plan.wire) as fd:
+                    self._engine.send(engine.LoadPlan(key, paths), [fd])
             case ev.SwapTo(key, keep):
                 failpoint("agent.swap.before")
-                self._engine.activate(key, keep=keep)
+                self._engine.send(engine.SwitchPlan(key, keep))
             case ev.DrainEngine():
-                self._engine.drain(refuse=False)
+                self._engine.send(engine.PauseLaunches(refuse=False))
             case ev.MeasureWindow(number, from_s, to_s, brake_age_s):
-                self._engine.measure(Measure(number, from_s, to_s, brake_age_s))
+                self._engine.send(engine.OpenWindow(number, from_s, to_s, brake_age_s))
             case ev.Activated(ref, attempt):
                 _log.info("plan %s is active", ref.digest[:12])
                 parts.journal.record([PlanActivated(ref.digest, ref.origin, *attempt)])
                 if (running := self._plans.active) is not None:
                     parts.local.activated(running)
             case ev.UnloadPlan(key):
-                self._engine.unload(key)
+                self._engine.send(engine.Unload(key))
             case ev.StartEngine(delay_s):
                 if not self._stopping:
                     self._engine.start_in(delay_s)

@@ -423,7 +423,7 @@ class EngineDriver:
         for task, name, row in writes:
             try:
                 task.deliver(name, row)
-            except Exception as error:  # its owner's: the task fails and the engine goes on
+            except Exception as error:  # noqa: PERF203 - its owner's: the task fails, the engine goes on
                 task.problem = _one_line(error)
         answers: Answers = []
         with self._lock:
