@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from stageloom.edge_agent.ingest.paths import default_home
+from stageloom.edge_agent.ingest.channel import default_home
 from stageloom.edge_agent.plans.trial_settings import GuardSettings, TrialSettings
 from stageloom.shared.errors import SettingError
 from stageloom.shared.policy.queues import Measure

@@ -6,10 +6,9 @@ from pathlib import Path
 from random import Random
 from typing import TypeAlias
 
-from stageloom.edge_agent.background import Background
 from stageloom.edge_agent.config import AgentConfig
 from stageloom.edge_agent.link.interface import Link
-from stageloom.edge_agent.loop import Loop
+from stageloom.edge_agent.loop import Background, Loop
 from stageloom.edge_agent.plans.candidate import ManagerConfig
 from stageloom.edge_agent.plans.check import PlanChecker
 from stageloom.edge_agent.plans.fallback import FallbackFile
@@ -19,14 +18,13 @@ from stageloom.edge_agent.plans.supervisor import Supervisor
 from stageloom.edge_agent.plans.waiting import WaitingLog
 from stageloom.edge_agent.replan.local_planner import LocalPlanner
 from stageloom.edge_agent.replan.policy import PolicyDesk
-from stageloom.edge_agent.reporting.journal import Journal
-from stageloom.edge_agent.reporting.profiles import ProfileDesk
+from stageloom.edge_agent.reporting.profiles import ProfileQueue
+from stageloom.edge_agent.reporting.telemetry import Journal
 from stageloom.edge_agent.store import ArtifactStore
 from stageloom.edge_agent.utilisation.chain import this_machine
 from stageloom.edge_agent.utilisation.watch import MachineWatch
 from stageloom.edge_agent.worker.client import EngineClient
-from stageloom.edge_agent.worker.config import WorkerConfig
-from stageloom.edge_agent.worker.messages import Report
+from stageloom.edge_agent.worker.messages import Report, WorkerConfig
 
 LinkFactory: TypeAlias = Callable[[], tuple[Link, Sequence[str]]]
 """Makes the link, and says what was wrong with the state it found."""
@@ -50,7 +48,7 @@ class Parts:
     checker: PlanChecker  # used on the background's thread only
     machine: MachineWatch
     local: LocalPlanner
-    profiles: ProfileDesk
+    profiles: ProfileQueue
     found: tuple[str, ...]  # what was wrong with the state on disk
 
 
@@ -97,7 +95,7 @@ def make_parts(
             journal.note,
             Path(config.policy) if config.policy else None,
         ),
-        profiles=ProfileDesk(
+        profiles=ProfileQueue(
             engine.send,
             artifacts.path,
             journal.record,
@@ -115,7 +113,7 @@ def make_parts(
 def _worker_config(config: AgentConfig) -> WorkerConfig:
     return WorkerConfig(
         stats_interval_s=config.stats_interval_s,
-        glance_interval_s=config.alarm_interval_s if config.alarms else 0.0,
+        sample_interval_s=config.alarm_interval_s if config.alarms else 0.0,
         memory_bytes=config.memory_bytes,
         log_level=config.log_level,
     )

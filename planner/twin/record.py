@@ -7,7 +7,7 @@ from stageloom.planner.twin.overlap import added_up
 from stageloom.planner.twin.window import ModelWindow, StepsWindow, Window, counts_between
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.core import EngineCore
-from stageloom.shared.engine.stats import Counts, EngineGlance, EngineStats
+from stageloom.shared.engine.stats import Counts, EngineStats, QueueSnapshot
 from stageloom.shared.engine.steps import FinishTask, Outcome, PlanKey, Step, Task
 from stageloom.shared.ids import TaskId
 
@@ -22,7 +22,7 @@ class Record:
         self._submitted: dict[str, int] = {}
         self._busy_s: dict[str, float] = {}
         self._steps: dict[tuple[PlanKey, int, int], list[float]] = {}
-        self._glances: list[EngineGlance] = []
+        self._glances: list[QueueSnapshot] = []
         self._busy_before_s = 0.0
         self._used_before_s = 0.0
 
@@ -55,7 +55,7 @@ class Record:
 
     def look(self, core: EngineCore, now: float) -> None:
         """Note the queues."""
-        self._glances.append(core.glance(now))
+        self._glances.append(core.sample(now))
 
     def end(self, core: EngineCore, now: float, lanes: Lanes, bound: BoundPlan) -> Window:
         """The window up to this instant."""

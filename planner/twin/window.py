@@ -1,6 +1,6 @@
 """What happened on a device between two instants: the same value of a twin, an engine and an agent.
 
-Its parts are the engine's own (`Counts`, `EngineGlance`) where those exist; `rows` gives the telemetry that
+Its parts are the engine's own (`Counts`, `QueueSnapshot`) where those exist; `rows` gives the telemetry that
 an agent would have sent of it.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from stageloom.shared.engine.stats import Counts, EngineGlance
+from stageloom.shared.engine.stats import Counts, QueueSnapshot
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.telemetry import (
     LatencyHistogram,
@@ -89,7 +89,7 @@ class Window:
     used_s: float | None
     models: tuple[ModelWindow, ...]
     steps: tuple[StepsWindow, ...]
-    glances: tuple[EngineGlance, ...]
+    glances: tuple[QueueSnapshot, ...]
     open_before: int  # tasks that had come and not ended, at the beginning
     open_after: int  # and at the end
 
@@ -141,7 +141,7 @@ class Window:
         found = [variance(self._counted(glance, measure)) for glance in self.glances]
         return math.fsum(found) / len(found)
 
-    def _counted(self, glance: EngineGlance, measure: Measure) -> list[float]:
+    def _counted(self, glance: QueueSnapshot, measure: Measure) -> list[float]:
         if measure is Measure.TASKS:
             return [float(queue.queued) for queue in glance.queues]
         service_s = self._services_s()

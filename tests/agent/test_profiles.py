@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stageloom.edge_agent.link import events as link
-from stageloom.edge_agent.reporting.profiles import ProfileDesk
+from stageloom.edge_agent.reporting.profiles import ProfileQueue
 from stageloom.edge_agent.worker.messages import (
     Command,
     OperatorTimes,
@@ -39,7 +39,7 @@ class Desk:
         self.asked: list[Profile | ProfileStages] = []
         self.rows: list[RowData] = []
         self.told: list[link.Event] = []
-        self.desk = ProfileDesk(
+        self.desk = ProfileQueue(
             self.send,
             lambda digest: Path("/artifacts") / digest,
             self.rows.extend,
