@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks import ingest
 from benchmarks.ratios import BLOCKS, FULL, GREEDY, QUICK, WHOLE, compare, workloads
 from benchmarks.report import Report, arguments, emit
-from stageloom.edge_agent.worker.config import WorkerConfig
+from stageloom.edge_agent.worker.messages import WorkerConfig
 
 MODELS = ("squeezenet", "resnet50", "inception_v3")
 KINDS = {"ratio": WHOLE, "ratio_blocks": BLOCKS, "ratio_greedy": GREEDY}

@@ -3,7 +3,7 @@
     python -m benchmarks.costs [--quick] [--json]
 
 Random stages, of one to four groups, of the zoo's blocks and of pairs of blocks of two networks, run on the
-agent's onnx executor under its own profile (`stageloom.edge_agent.worker.stage_profile`): all of them in
+agent's onnx executor under its own profile (`stageloom.edge_agent.worker.profiling`): all of them in
 turn, again and again, as often as the time allows, every other turn for the first of two passes. Operators
 are measured by the agent's operator profile, before, between and behind the turns. A time is the lower decile
 of its runs: what else the machine does only adds to it.
@@ -40,8 +40,8 @@ from stageloom.edge_agent.executor.base import TimingRequest
 from stageloom.edge_agent.executor.idle import IdleTime
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
 from stageloom.edge_agent.executor.onnx_timing import operator_runs
-from stageloom.edge_agent.worker.config import WorkerConfig
-from stageloom.edge_agent.worker.stage_profile import Alone, BlockTimes, joined, profile_stages
+from stageloom.edge_agent.worker.messages import WorkerConfig
+from stageloom.edge_agent.worker.profiling import OwnExecutor, StageSamples, joined, profile_stages
 from stageloom.shared.artifact import Artifact, open_artifact
 from stageloom.shared.blocks import Block, CombinedGraph
 from stageloom.shared.bound import BoundPlan
@@ -225,11 +225,11 @@ def _stages(names: tuple[str, ...], bound: BoundPlan) -> list[list[Drawn]]:
 
 def _measure(
     executor: OnnxExecutor, bound: BoundPlan, artifacts: Sequence[Artifact], runs: int, limit_s: float
-) -> list[BlockTimes]:
+) -> list[StageSamples]:
     """Blocks that the time was too short for have no runs."""
     moments = IdleTime(lambda: True, own_s=limit_s, wall_s=limit_s)
     held = {artifact.digest: artifact for artifact in artifacts}
-    return profile_stages(bound, held, executor, Alone(executor), moments, runs)
+    return profile_stages(bound, held, executor, OwnExecutor(executor), moments, runs)
 
 
 def lower_decile(runs: Sequence[float]) -> float:

@@ -25,7 +25,7 @@ from benchmarks import swaps, two_groups
 from benchmarks.ratios import BLOCKS, FULL, QUICK, STAGED, WHOLE, Workload, compare, workloads
 from benchmarks.report import Report, arguments, emit
 from benchmarks.steps import growth, overhead
-from stageloom.edge_agent.worker.config import WorkerConfig
+from stageloom.edge_agent.worker.messages import WorkerConfig
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.importer.api import artifact_path, import_model
 

@@ -23,12 +23,11 @@ from onnx import TensorProto, helper
 
 from benchmarks.report import Report, arguments, emit, progress, pss_mib
 from stageloom import Client
-from stageloom.edge_agent.ask import ask_status
 from stageloom.edge_agent.config import AgentConfig, ModelFile, encode_config
-from stageloom.edge_agent.ingest.paths import socket_of
+from stageloom.edge_agent.ingest.channel import socket_of
 from stageloom.edge_agent.link.connection import Membership, new_keys, save_membership
 from stageloom.edge_agent.link.factory import KEY_NAME, MEMBERSHIP_NAME
-from stageloom.edge_agent.reporting.status import AgentStatus
+from stageloom.edge_agent.reporting.status import AgentStatus, ask_status
 from stageloom.shared.errors import UnavailableError
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.keyfile import write_keys

@@ -17,8 +17,8 @@ import numpy as np
 import onnxruntime
 
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.edge_agent.worker.messages import TaskDone
-from stageloom.edge_agent.worker.shell import EngineShell
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.plan import Plan
@@ -167,7 +167,7 @@ class Engine:
         self._inputs = inputs
         self._at_a_time = min(plan.lanes, sum(model.replicas for model in plan.models))
         self._depth = 2 * sum(model.replicas for model in plan.models)
-        self._shell = EngineShell(OnnxExecutor())
+        self._shell = InProcessEngine(OnnxExecutor())
         key = self._shell.load(plan, {artifact.digest: artifact for artifact in workload})
         self._shell.activate(key)
         for index, model in enumerate(self._models):

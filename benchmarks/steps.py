@@ -19,9 +19,9 @@ from benchmarks.report import Report, progress
 from stageloom.edge_agent.executor.base import Executor, StepResult
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.edge_agent.worker.messages import TaskDone
 from stageloom.edge_agent.worker.recorder import Recorder
-from stageloom.edge_agent.worker.shell import EngineShell
 from stageloom.shared.engine.steps import Step
 from stageloom.shared.search.compose import Combination, ModelChoice, compose
 
@@ -53,7 +53,7 @@ class Loop:
         self._enough = threading.Event()
         self._open = threading.Semaphore(0)
         self._inputs = {name: zoo_inputs(artifact) for name, artifact in workload.items()}
-        self.shell = EngineShell(executor, on_step=self._step)
+        self.shell = InProcessEngine(executor, on_step=self._step)
         artifacts = {artifact.digest: artifact for artifact in workload.values()}
         self.shell.activate(self.shell.load(plan, artifacts))
 

@@ -15,8 +15,8 @@ import numpy as np
 from benchmarks.ratios import zoo_inputs
 from benchmarks.report import Report, progress
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.edge_agent.worker.messages import TaskDone
-from stageloom.edge_agent.worker.shell import EngineShell
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.plan import Plan
@@ -51,7 +51,7 @@ def _plans(name: str, artifact: Artifact) -> tuple[Plan, ...]:
 class _Stream:
     """Tasks at an even pace from a thread of its own, and when each ended."""
 
-    def __init__(self, shell: EngineShell, name: str, artifact: Artifact) -> None:
+    def __init__(self, shell: InProcessEngine, name: str, artifact: Artifact) -> None:
         self.ended_s: list[float] = []
         self.submitted = 0
         self.lost = 0
@@ -97,7 +97,7 @@ def part(report: Report, small: Mapping[str, Artifact], quick: bool) -> None:
     swaps = 10 if quick else 100
     progress(f"{swaps} swaps between plans with other blocks")
     name, artifact = next(iter(small.items()))
-    with EngineShell(OnnxExecutor()) as shell:
+    with InProcessEngine(OnnxExecutor()) as shell:
         plans = _plans(name, artifact)
         artifacts = {artifact.digest: artifact}
         shell.activate(shell.load(plans[0], artifacts))

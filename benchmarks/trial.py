@@ -20,7 +20,7 @@ from stageloom.shared.engine.trial import (
     Activate,
     Decide,
     Drain,
-    Measure,
+    MeasureSide,
     SaveRecord,
     TrialAction,
     TrialConfig,
@@ -123,7 +123,7 @@ def _after(action: TrialAction, now: float) -> float:
             return now + _DISK_S
         case Drain():
             return now + _DRAIN_S
-        case Measure(to_s=to_s):
+        case MeasureSide(to_s=to_s):
             return to_s
         case _:
             return now + _SWAP_S
@@ -139,7 +139,7 @@ def _report(
             return core.drained(now)
         case Activate():
             return core.activated(now)
-        case Measure(window=window, side=side, from_s=from_s, to_s=to_s):
+        case MeasureSide(window=window, side=side, from_s=from_s, to_s=to_s):
             speed = math.exp(next(speeds)) * (ratio if side is Side.CANDIDATE else 1.0)
             figures = WindowFigures(
                 completed=(_TASKS,),

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from stageloom.edge_agent.ingest.paths import default_home
+from stageloom.edge_agent.ingest.channel import default_home
 from stageloom.shared.engine.interval_guard import GuardConfig
 from stageloom.shared.engine.trial import TrialConfig
 from stageloom.shared.errors import SettingError

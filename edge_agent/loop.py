@@ -1,12 +1,18 @@
-"""The agent's main loop: one thread, one selector, a few timers. Every callback must return at once."""
+"""The agent's main loop: one thread, one selector, a few timers, and a thread for work that is too slow.
+
+Every callback must return at once.
+"""
 
 import heapq
 import itertools
 import logging
+import os
+import queue
 import selectors
+import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 _log = logging.getLogger(__name__)
 
@@ -104,3 +110,50 @@ def _guarded(call: Callable[..., None], *args: Any) -> None:
         call(*args)
     except Exception:
         _log.exception("a callback of the main loop failed; the loop goes on")
+
+
+T = TypeVar("T")
+
+
+class Background:
+    """Runs functions elsewhere and hands their results to the loop's thread."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._jobs: queue.SimpleQueue[Callable[[], Callable[[], None]] | None] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        loop.watch(self._wake_read, READ, self._deliver)
+        self._thread = threading.Thread(target=self._work, name="background", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
+        """Call `then(work())`, `work` on the thread and `then` on the loop. `work` must not raise."""
+
+        def job() -> Callable[[], None]:
+            result = work()
+            return lambda: then(result)
+
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Finish what is running and stop."""
+        self._jobs.put(None)
+        self._thread.join(5.0)
+        self._loop.watch(self._wake_read, 0, self._deliver)
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                self._results.put(job())
+            except Exception:
+                _log.exception("background work failed; its result never comes")
+                continue
+            os.write(self._wake_write, b"\0")
+
+    def _deliver(self, events: int) -> None:
+        os.read(self._wake_read, 4096)
+        while not self._results.empty():
+            self._results.get()()

@@ -6,7 +6,6 @@ from pathlib import Path
 from random import Random
 from typing import TypeAlias
 
-from stageloom.edge_agent.background import Background
 from stageloom.edge_agent.config import AgentConfig
 from stageloom.edge_agent.lifecycle.check import PlanChecker
 from stageloom.edge_agent.lifecycle.engine_view import Supervisor
@@ -15,17 +14,16 @@ from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.probation import ProbationConfig, WaitingLog
 from stageloom.edge_agent.lifecycle.pursuit import ManagerConfig
 from stageloom.edge_agent.lifecycle.statefile import FallbackFile
-from stageloom.edge_agent.loop import Loop
+from stageloom.edge_agent.loop import Background, Loop
 from stageloom.edge_agent.replan.local_planner import LocalPlanner
 from stageloom.edge_agent.replan.policy import PolicyDesk
-from stageloom.edge_agent.reporting.journal import Journal
-from stageloom.edge_agent.reporting.profiles import ProfileDesk
+from stageloom.edge_agent.reporting.profiles import ProfileQueue
+from stageloom.edge_agent.reporting.telemetry import Journal
 from stageloom.edge_agent.store import ArtifactStore
 from stageloom.edge_agent.utilisation.chain import this_machine
 from stageloom.edge_agent.utilisation.watch import MachineWatch
 from stageloom.edge_agent.worker.client import EngineClient
-from stageloom.edge_agent.worker.config import WorkerConfig
-from stageloom.edge_agent.worker.messages import Report
+from stageloom.edge_agent.worker.messages import Report, WorkerConfig
 
 LinkFactory: TypeAlias = Callable[[PlanManager], tuple[LifecycleHost, Sequence[str]]]
 """Makes the link, and says what was wrong with the state it found."""
@@ -49,7 +47,7 @@ class Parts:
     checker: PlanChecker  # used on the background's thread only
     machine: MachineWatch
     local: LocalPlanner
-    profiles: ProfileDesk
+    profiles: ProfileQueue
     found: tuple[str, ...]  # what was wrong with the state on disk
 
 
@@ -96,7 +94,7 @@ def make_parts(
             journal.note,
             Path(config.policy) if config.policy else None,
         ),
-        profiles=ProfileDesk(
+        profiles=ProfileQueue(
             engine.send,
             artifacts.path,
             journal.record,
@@ -114,7 +112,7 @@ def make_parts(
 def _worker_config(config: AgentConfig) -> WorkerConfig:
     return WorkerConfig(
         stats_interval_s=config.stats_interval_s,
-        glance_interval_s=config.alarm_interval_s if config.alarms else 0.0,
+        sample_interval_s=config.alarm_interval_s if config.alarms else 0.0,
         memory_bytes=config.memory_bytes,
         log_level=config.log_level,
     )

@@ -13,13 +13,12 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from stageloom.edge_agent.config import AgentConfig, decode_config
-from stageloom.edge_agent.home import HomeLock
 from stageloom.edge_agent.lifecycle.host import LifecycleHost, alone
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.loop import READ
 from stageloom.edge_agent.parts import LinkFactory
 from stageloom.edge_agent.service import Agent
-from stageloom.edge_agent.store import ArtifactStore
+from stageloom.edge_agent.store import ArtifactStore, HomeLock
 from stageloom.shared.errors import ExitCode, SettingError, StageloomError
 from stageloom.shared.version import __version__
 

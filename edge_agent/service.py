@@ -1,23 +1,21 @@
 """The agent's main process: the link, the local endpoint and the engine process on one loop.
 
 Nothing here decides about plans or tasks: the lifecycle core and `TaskLedger` do. This part hands
-what the engine process reports to whom it concerns, and is what the local endpoint asks. No heavy package is
-imported on this path.
+each report of the engine process to the part that needs it. No heavy package is imported on this path.
 """
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from stageloom.edge_agent.config import AgentConfig
-from stageloom.edge_agent.heartbeat import EngineSigns, Heartbeat, Patience
+from stageloom.edge_agent.ingest.channel import runtime_directory
 from stageloom.edge_agent.ingest.connection import ConnectionLimits
 from stageloom.edge_agent.ingest.endpoint import Endpoint
 from stageloom.edge_agent.ingest.ledger import TaskLedger
 from stageloom.edge_agent.ingest.messages import ModelSignature
-from stageloom.edge_agent.ingest.paths import runtime_directory
 from stageloom.edge_agent.lifecycle.events import Tick
 from stageloom.edge_agent.lifecycle.shell import PlanShell
 from stageloom.edge_agent.loop import READ, Loop
@@ -33,10 +31,63 @@ from stageloom.edge_agent.reporting.status import (
 )
 from stageloom.edge_agent.reporting.telemetry import task_rows, trace_row
 from stageloom.edge_agent.worker import messages as engine
+from stageloom.shared.engine.stats import QueueSnapshot
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.failpoint import failpoint
-from stageloom.shared.systemd.notify import manager_of
+from stageloom.shared.systemd.notify import Notifier, manager_of
 from stageloom.shared.version import __version__
+
+_GRACE_S = 15.0
+_BEATS = 4  # per watchdog interval; systemd asks for at least two
+
+
+class Watchdog:
+    """What the agent tells systemd, and when it stops saying that it lives: the watchdog sees real progress.
+
+    A turn of the main loop brings each beat here, so a loop that hangs is silent. Beyond that the engine
+    process must have shown a sign of life: within `silent_s` while it serves, within `load_limit_s` while it
+    starts, loads a plan or is about to be started again. The agent itself ends an engine that is silent or
+    loads for too long, and `_GRACE_S` gives it the time to. What is left for systemd is an agent whose own
+    remedy fails.
+    """
+
+    def __init__(self, notifier: Notifier, *, silent_s: float, load_limit_s: float) -> None:
+        self._notifier = notifier
+        self._silent_s = silent_s
+        self._load_limit_s = load_limit_s
+        self._said = ""
+        self._next_s = 0.0
+
+    def stalled(self, sign_s: float, now_s: float, *, serving: bool) -> bool:
+        """The engine process has shown no sign since `sign_s`: for longer than anything legitimate takes."""
+        limit_s = self._silent_s if serving else max(self._silent_s, self._load_limit_s)
+        return now_s - sign_s > limit_s + _GRACE_S
+
+    def up(self) -> None:
+        """The local socket answers. An agent without a plan is up: it waits for one and must not time out."""
+        self._notifier.send(READY="1")
+
+    def beat(self, now_s: float, sign_s: float, summary: Callable[[], str], *, serving: bool) -> None:
+        """Say the summary where it has changed, and that the agent lives where it does."""
+        if not self._notifier.listens:
+            return
+        if (status := summary()) != self._said:
+            self._said = status
+            self._notifier.send(STATUS=status)
+        interval_s = self._notifier.watchdog_s
+        if interval_s is None or now_s < self._next_s or self.stalled(sign_s, now_s, serving=serving):
+            return
+        self._next_s = now_s + interval_s / _BEATS
+        self._notifier.send(WATCHDOG="1")
+
+    def stopping(self) -> None:
+        """Tasks are being finished."""
+        self._notifier.send(STOPPING="1", STATUS="stopping")
+
+    def close(self) -> None:
+        """Tell nothing more."""
+        self._notifier.close()
+
 
 _log = logging.getLogger(__name__)
 
@@ -69,9 +120,8 @@ class Agent:
             self._ledger,
             ConnectionLimits(max_tasks=config.max_tasks, max_arena_bytes=config.max_arena_bytes),
         )
-        self._heartbeat = Heartbeat(
-            manager_of(os.environ),
-            Patience(silent_s=config.silent_engine_s, load_limit_s=config.load_limit_s),
+        self._watchdog = Watchdog(
+            manager_of(os.environ), silent_s=config.silent_engine_s, load_limit_s=config.load_limit_s
         )
         self._last_exit = ""
         self._stopping = False
@@ -81,7 +131,7 @@ class Agent:
     def run(self) -> None:
         """Serve until told to stop."""
         self._endpoint.listen(runtime_directory(self._config.home_path))
-        self._heartbeat.up()
+        self._watchdog.up()
         self.loop.watch(self._link.link.fileno(), READ, lambda _: self._link.take())
         self.loop.call_every(_LINK_TICK_S, lambda: self._link.handle(Tick()))
         self._shell.start()
@@ -102,7 +152,7 @@ class Agent:
             self._parts.background.close()
             self._link.stop()
             self.loop.close()
-            self._heartbeat.close()
+            self._watchdog.close()
 
     def request_stop(self) -> None:
         """Take no more tasks, let those that are open end for a while, then return from `run`."""
@@ -110,7 +160,7 @@ class Agent:
             self.loop.stop()
             return
         self._stopping = True
-        self._heartbeat.stopping()
+        self._watchdog.stopping()
         self._shell.shut_down()
         self._engine.send(engine.PauseLaunches(refuse=True))
         self.loop.call_at(self.loop.now() + self._config.drain_s, self.loop.stop)
@@ -124,7 +174,7 @@ class Agent:
         self._shell.do(self._plans.tick(self.loop.now()))
         serving = self._plans.engine_up and not self._plans.loading
         self._engine.check_alive(busy=not serving)
-        self._heartbeat.beat(self.loop.now(), EngineSigns(self._engine.sign_s, serving), self._summary)
+        self._watchdog.beat(self.loop.now(), self._engine.sign_s, self._summary, serving=serving)
 
     def _summary(self) -> str:
         """One line for `systemctl status`."""
@@ -230,7 +280,7 @@ class Agent:
                 self._profiles.operator_times(report)
             case engine.StageTimes():
                 self._profiles.stage_times(report)
-            case engine.Glance():
+            case QueueSnapshot():
                 self._load.glanced(report, alarms=not self._stopping)
             case engine.RecordingEnded():
                 self._endpoint.recording_ended(report.number, report.reason)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from stageloom import Client
-from stageloom.edge_agent.ingest.paths import socket_of
+from stageloom.edge_agent.ingest.channel import socket_of
 from stageloom.shared.errors import StageloomError
 
 

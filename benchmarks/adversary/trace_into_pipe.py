@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from stageloom.edge_agent.ingest import channel
+from stageloom.edge_agent.ingest.channel import socket_of
 from stageloom.edge_agent.ingest.messages import PROTOCOL_VERSION, ClientHello, TraceRequest, encode
-from stageloom.edge_agent.ingest.paths import socket_of
 
 
 def main() -> None:

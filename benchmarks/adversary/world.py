@@ -8,11 +8,10 @@ from typing import Any, Final, TypeVar
 
 from benchmarks.demo.processes import Lines, Processes
 from benchmarks.postgres import PostgresServer
-from stageloom.edge_agent.ask import ask_status
 from stageloom.edge_agent.config import load_config
-from stageloom.edge_agent.ingest.paths import socket_of
+from stageloom.edge_agent.ingest.channel import socket_of
 from stageloom.edge_agent.link.factory import join_planner
-from stageloom.edge_agent.reporting.status import AgentStatus
+from stageloom.edge_agent.reporting.status import AgentStatus, ask_status
 from stageloom.planner.admin.client import ask
 from stageloom.shared.errors import UnavailableError
 from stageloom.shared.failpoint import VARIABLE as FAILPOINT

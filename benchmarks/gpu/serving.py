@@ -20,8 +20,8 @@ from benchmarks.gpu.arrivals import Arrival
 from benchmarks.gpu.networks import Subject
 from benchmarks.gpu.rounds import percentile
 from stageloom.edge_agent.executor.base import Executor
+from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.edge_agent.worker.messages import TaskDone
-from stageloom.edge_agent.worker.shell import EngineShell
 from stageloom.shared.engine.steps import Outcome, PlanKey
 from stageloom.shared.plan import Plan
 
@@ -80,7 +80,7 @@ class Service:
             one.name: {one.artifact.graph.tensors[one.artifact.graph.inputs[0]].name: one.image}
             for one in subjects
         }
-        self.shell = EngineShell(executor)
+        self.shell = InProcessEngine(executor)
 
     def load(self, plan: Plan) -> PlanKey:
         """Load and prepare a plan.

@@ -13,8 +13,8 @@ from typing import Any
 import onnxruntime
 
 from stageloom.edge_agent.config import SETTINGS_NAME
+from stageloom.edge_agent.ingest.channel import socket_of
 from stageloom.edge_agent.ingest.client import Client
-from stageloom.edge_agent.ingest.paths import socket_of
 from stageloom.edge_agent.verify.standards import MAX_DIFFERENCE, MAX_TOLERANCE, relative_difference
 from stageloom.shared.errors import StageloomError, UnavailableError
 

@@ -31,9 +31,9 @@ from benchmarks.search.subjects import LIMITS, Network, rows_of, side_by_side
 from stageloom.edge_agent.executor.base import TimingRequest
 from stageloom.edge_agent.executor.idle import IdleTime
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.edge_agent.worker.messages import TaskDone
-from stageloom.edge_agent.worker.shell import EngineShell
-from stageloom.edge_agent.worker.stage_profile import Alone, profile_stages
+from stageloom.edge_agent.worker.profiling import OwnExecutor, profile_stages
 from stageloom.shared.artifact import Artifact, open_artifact
 from stageloom.shared.bound import bind
 from stageloom.shared.engine.steps import Outcome, PlanKey
@@ -123,7 +123,7 @@ def run_in_turn(
     rng = random.Random(0)
     inputs = {name: zoo_inputs(artifact) for name, artifact in artifacts.items()}
     found: dict[Digest, list[list[float]]] = {digest: [] for digest in plans}
-    with EngineShell(OnnxExecutor()) as shell:
+    with InProcessEngine(OnnxExecutor()) as shell:
         held = {artifact.digest: artifact for artifact in artifacts.values()}
         keys = {digest: shell.load(plan, held) for digest, plan in plans.items()}
         ends_s = time.monotonic() + effort.limit_s
@@ -135,13 +135,13 @@ def run_in_turn(
     return found
 
 
-def _runs(shell: EngineShell, key: PlanKey, inputs: Mapping[str, Inputs]) -> list[float]:
+def _runs(shell: InProcessEngine, key: PlanKey, inputs: Mapping[str, Inputs]) -> list[float]:
     """One run that does not count and those that do, under a loaded plan; nothing else runs."""
     shell.activate(key, keep=True)
     return [_run_s(shell, inputs) for _ in range(1 + RUNS)][1:]
 
 
-def _run_s(shell: EngineShell, inputs: Mapping[str, Inputs]) -> float:
+def _run_s(shell: InProcessEngine, inputs: Mapping[str, Inputs]) -> float:
     ends: list[TaskDone] = []
     futures = [shell.submit(name, feeds, on_end=ends.append) for name, feeds in inputs.items()]
     for future in futures:
@@ -181,7 +181,7 @@ def _stages(
     try:
         moments = IdleTime(lambda: True, own_s=effort.limit_s, wall_s=2.0 * effort.limit_s)
         held = {one.digest: one for one in artifacts.values()}
-        times = profile_stages(bound, held, executor, Alone(executor), moments, effort.stage_repeats)
+        times = profile_stages(bound, held, executor, OwnExecutor(executor), moments, effort.stage_repeats)
     finally:
         executor.close()
     known = list(networks.values())

@@ -32,7 +32,7 @@ from benchmarks.report import Report, arguments, emit, progress, spread
 from benchmarks.twin.engine_device import EngineDevice
 from benchmarks.twin.measuring import Collected, busy_per_task_s, operator_times, service_times
 from benchmarks.twin.plans import Trial, calibration, sample
-from stageloom.edge_agent.worker.config import WorkerConfig
+from stageloom.edge_agent.worker.messages import WorkerConfig
 from stageloom.planner.twin.arrivals import Periodic, Recorded
 from stageloom.planner.twin.calibrate import Calibrated, calibrate
 from stageloom.planner.twin.device_file import cpu_device, load_device

@@ -11,13 +11,13 @@ import numpy as np
 
 from stageloom.edge_agent.executor.base import StepResult
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
+from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.edge_agent.worker.messages import TaskDone
-from stageloom.edge_agent.worker.shell import EngineShell
 from stageloom.planner.twin.arrivals import ArrivalStream, Process
 from stageloom.planner.twin.window import ModelWindow, StepsWindow, Window, counts_between, usual_samples
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
-from stageloom.shared.engine.stats import EngineGlance, EngineStats, QueueGlance
+from stageloom.shared.engine.stats import EngineStats, ModelQueue, QueueSnapshot
 from stageloom.shared.engine.steps import Outcome, Step
 from stageloom.shared.ids import Digest
 
@@ -45,7 +45,7 @@ class EngineDevice:
         self._steps: list[StepSpan] = []  # appended to by the lanes' threads
         self._ends: list[tuple[str, TaskDone]] = []
         self._submitted: list[tuple[str, float]] = []
-        self._shell = EngineShell(OnnxExecutor(), on_step=self._on_step)
+        self._shell = InProcessEngine(OnnxExecutor(), on_step=self._on_step)
         self._streams = {
             model: ArrivalStream(process, np.random.default_rng([seed, index]))
             for index, (model, process) in enumerate(arrivals.items())
@@ -173,7 +173,7 @@ class EngineDevice:
         after: EngineStats,
         began_s: float,
         ended_s: float,
-        glances: tuple[EngineGlance, ...],
+        glances: tuple[QueueSnapshot, ...],
     ) -> Window:
         assert self._bound is not None
         steps = [one for one in self._steps if one.ended_s <= ended_s]
@@ -212,7 +212,7 @@ class EngineDevice:
         )
 
 
-def _glance(stats: EngineStats, bound: BoundPlan) -> EngineGlance:
+def _glance(stats: EngineStats, bound: BoundPlan) -> QueueSnapshot:
     queues = []
     for model in stats.models:
         progress = 0
@@ -220,8 +220,8 @@ def _glance(stats: EngineStats, bound: BoundPlan) -> EngineGlance:
             progress |= mask
         blocks = bound.models[bound.model_index[model.name]].plan.num_blocks
         arrived = model.ended.total + model.queued + model.launched
-        queues.append(QueueGlance(model.name, arrived, model.queued, model.oldest_age_s, blocks, progress))
-    return EngineGlance(stats.now_s, stats.active, None, tuple(queues))
+        queues.append(ModelQueue(model.name, arrived, model.queued, model.oldest_age_s, blocks, progress))
+    return QueueSnapshot(stats.now_s, stats.active, None, tuple(queues))
 
 
 def _steps_of(steps: Sequence[StepSpan]) -> tuple[StepsWindow, ...]:

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from stageloom.edge_agent.config import ModelFile, encode_config, load_config
-from stageloom.edge_agent.ingest.paths import HOME_VARIABLE, default_home, socket_of
+from stageloom.edge_agent.ingest.channel import HOME_VARIABLE, default_home, socket_of
 from stageloom.shared.errors import ExitCode, SettingError, StageloomError
 from stageloom.shared.importer.model_argument import MODEL_METAVAR, parse_model, parse_models, parse_shape
 from stageloom.shared.search.registry import schedulers
@@ -130,8 +130,8 @@ def status(home: Home = None, as_json: Json = False) -> None:
 
     Exit code 0 if it is ready, 1 if it runs but takes no tasks, 4 if no agent answers.
     """
-    from stageloom.edge_agent.ask import ask_status
     from stageloom.edge_agent.cli.show import status_text
+    from stageloom.edge_agent.reporting.status import ask_status
 
     answer = ask_status(socket_of(home or default_home()))
     _print(msgspec.to_builtins(answer), status_text(answer), as_json)

@@ -1,16 +1,34 @@
-"""The local socket itself: addresses, connecting, packets with descriptors. Standard library only."""
+"""The local socket: where it lies, how to connect, packets with descriptors, and which descriptors to trust.
+
+Only memory files are used: they are regular files that lie in memory, so that nothing done with one waits
+for a reader, a disk or a server. Of any other file even `fstat` and `close` may wait for as long as its
+owner likes (a file system in user space, a socket that lingers).
+"""
 
 import array
 import contextlib
+import fcntl
 import os
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
-from stageloom.edge_agent.ingest.messages import MAX_PACKET_BYTES
-from stageloom.shared.errors import UnavailableError
+from stageloom.edge_agent.ingest.messages import (
+    MAX_PACKET_BYTES,
+    PROTOCOL_VERSION,
+    ClientHello,
+    Goodbye,
+    ToAgent,
+    ToApplication,
+    decode_to_application,
+    encode,
+)
+from stageloom.shared.errors import DecodeError, UnavailableError
 
 SOCKET_NAME = "agent.sock"
+Answer = TypeVar("Answer", bound=ToApplication)
 _LONGEST_ADDRESS_BYTES = 107  # sun_path holds 108 with its end
 
 
@@ -79,3 +97,73 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     if flags & socket.MSG_TRUNC:
         packet = bytes(MAX_PACKET_BYTES + 1)
     return packet, descriptors
+
+
+def ask(
+    path: Path, question: ToAgent, answer: type[Answer], timeout_s: float, descriptor: int | None = None
+) -> Answer:
+    """Connect, ask one question, and wait for the first message of type `answer`.
+
+    Raises:
+        UnavailableError: no agent answers in time, or it ends the connection.
+    """
+    with connect(path, timeout_s) as sock:
+        try:
+            sock.send(encode(ClientHello(PROTOCOL_VERSION)))
+            if descriptor is None:
+                sock.send(encode(question))
+            else:
+                send_with_descriptor(sock, encode(question), descriptor)
+            while packet := receive(sock)[0]:
+                message = decode_to_application(packet)
+                if isinstance(message, answer):
+                    return message
+                if isinstance(message, Goodbye):
+                    raise UnavailableError(f"the agent at {path} turned us away: {message.reason}")
+        except (OSError, DecodeError) as error:
+            raise UnavailableError(
+                f"the agent at {path} does not answer: {error}", remedy="look at its log"
+            ) from error
+        raise UnavailableError(f"the agent at {path} hung up", remedy="look at its log")
+
+
+HOME_VARIABLE = "STAGELOOM_AGENT_HOME"
+SOCKET_VARIABLE = "STAGELOOM_AGENT_SOCKET"
+
+
+def default_home() -> Path:
+    """`$STAGELOOM_AGENT_HOME`, else `var/agent` below the working directory."""
+    return Path(os.environ.get(HOME_VARIABLE) or "var/agent")
+
+
+def runtime_directory(home: Path) -> Path:
+    """Holds the socket; only the owner may enter it."""
+    return home / "run"
+
+
+def socket_of(home: Path) -> Path:
+    """The socket of the agent that uses `home`."""
+    return runtime_directory(home) / SOCKET_NAME
+
+
+def default_socket() -> Path:
+    """`$STAGELOOM_AGENT_SOCKET`, else the socket in the default home."""
+    chosen = os.environ.get(SOCKET_VARIABLE)
+    return Path(chosen) if chosen else socket_of(default_home())
+
+
+def seals_of(descriptor: int) -> int | None:
+    """The seals of a memory file; None for any other file. Never waits: the kernel answers by itself."""
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    except OSError:
+        return None
+
+
+def close_received(descriptors: Iterable[int]) -> None:
+    """Close descriptors of an application without waiting for it."""
+    for descriptor in descriptors:
+        if seals_of(descriptor) is not None:
+            os.close(descriptor)
+        else:
+            threading.Thread(target=os.close, args=(descriptor,), name="close", daemon=True).start()

@@ -26,27 +26,30 @@ from typing import Any
 import numpy as np
 
 from stageloom.edge_agent.ingest import channel
-from stageloom.edge_agent.ingest.arena import ArenaPool, ClientArena
-from stageloom.edge_agent.ingest.layouts import Array, LayoutPool, TaskLayout, kind_of
+from stageloom.edge_agent.ingest.channel import default_socket
+from stageloom.edge_agent.ingest.client_memory import (
+    ArenaPool,
+    Array,
+    LayoutPool,
+    TaskLayout,
+    kind_of,
+)
 from stageloom.edge_agent.ingest.messages import (
     PROTOCOL_VERSION,
     AgentWelcome,
-    AttachArena,
     CancelRequest,
     ClientHello,
-    DeclareLayout,
     Goodbye,
     ListModels,
     Models,
     ModelSignature,
-    RetractLayout,
     SubmitRequest,
     TaskEnded,
+    ToAgent,
     ToApplication,
     decode_to_application,
     encode,
 )
-from stageloom.edge_agent.ingest.paths import default_socket
 from stageloom.edge_agent.ingest.signature import LAYOUT_CODES
 from stageloom.shared.errors import (
     AgentRestarted,
@@ -178,7 +181,7 @@ class _Session:
         self._infos: dict[str, ModelSignature] = {}
         self.gone = False
         self._goodbye = ""
-        self._layouts = LayoutPool(self._greet(path), self)
+        self._layouts = LayoutPool(self._greet(path), self._send)
         self._reader = threading.Thread(target=self._read, name="stageloom-client", daemon=True)
         self._reader.start()
 
@@ -206,7 +209,7 @@ class _Session:
             with self._lock:
                 self._check_alive()
                 self._answers[request] = answer
-            self._send(encode(ListModels(request, len(found))))
+            self._send(ListModels(request, len(found)))
             try:
                 part = answer.result(self._timeout_s)
             except TimeoutError as error:
@@ -226,7 +229,7 @@ class _Session:
         deadline_s: float | None,
         priority: int,
     ) -> TaskFuture:
-        """See `Client.submit`."""
+        """`sent_at_s` is when `Client.submit` was called; `deadline_s` counts from it."""
         arrays = {name: np.asarray(array) for name, array in inputs.items()}
         kind = kind_of(names, arrays)
         layout = self._layouts.take(kind) or self._layouts.make(kind, self._known(names), arrays)
@@ -256,27 +259,14 @@ class _Session:
                 remedy=f"models of the active plan: {have}",
             ) from None
 
-    def attach(self, arena: ClientArena) -> None:
-        """See `stageloom.edge_agent.ingest.layouts.Agent`."""
-        self._send(encode(AttachArena(arena.number, arena.nbytes)), descriptor=arena.descriptor)
-
-    def declare(self, message: DeclareLayout) -> None:
-        """See `stageloom.edge_agent.ingest.layouts.Agent`."""
-        self._send(encode(message))
-
-    def retract(self, layout: int) -> None:
-        """See `stageloom.edge_agent.ingest.layouts.Agent`."""
-        with contextlib.suppress(UnavailableError):  # whoever is gone has forgotten it
-            self._send(encode(RetractLayout(layout)))
-
     def cancel(self, task: int) -> None:
         """Tell the agent; whatever ends the task answers its future."""
         with contextlib.suppress(UnavailableError):  # then the future has been answered already
-            self._send(encode(CancelRequest(task)))
+            self._send(CancelRequest(task))
 
-    def _send(self, packet: bytes, descriptor: int | None = None) -> None:
+    def _send(self, message: ToAgent, descriptor: int | None = None) -> None:
         with self._send_lock:
-            self._send_locked(packet, descriptor)
+            self._send_locked(encode(message), descriptor)
 
     def _send_locked(self, packet: bytes, descriptor: int | None) -> None:
         try:

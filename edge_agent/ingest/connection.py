@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stageloom.edge_agent.ingest.memory_file import seals_of
+from stageloom.edge_agent.ingest.channel import seals_of
 from stageloom.edge_agent.ingest.messages import DeclareLayout, ModelSignature, ToApplication, encode
 from stageloom.edge_agent.ingest.signature import check_layout
 from stageloom.edge_agent.worker.messages import AddLayout
@@ -80,7 +80,7 @@ class DeclaredLayout:
 
 
 @dataclass
-class Connection:
+class ApplicationConnection:
     """State of one connection; `id` is never used again."""
 
     id: int

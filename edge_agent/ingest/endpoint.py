@@ -13,10 +13,14 @@ from itertools import count
 from pathlib import Path
 from typing import Protocol
 
-from stageloom.edge_agent.ingest.channel import SOCKET_NAME, receive, socket_address
-from stageloom.edge_agent.ingest.connection import Arena, Connection, ConnectionLimits, DeclaredLayout
+from stageloom.edge_agent.ingest.channel import SOCKET_NAME, close_received, receive, seals_of, socket_address
+from stageloom.edge_agent.ingest.connection import (
+    ApplicationConnection,
+    Arena,
+    ConnectionLimits,
+    DeclaredLayout,
+)
 from stageloom.edge_agent.ingest.ledger import UNKNOWN_MODEL, OpenTask, TaskLedger
-from stageloom.edge_agent.ingest.memory_file import close_received, seals_of
 from stageloom.edge_agent.ingest.messages import (
     MAX_PACKET_BYTES,
     PROTOCOL_VERSION,
@@ -107,7 +111,7 @@ class Endpoint:
         self._limits = limits or ConnectionLimits()
         self._listener: socket.socket | None = None
         self._path: Path | None = None
-        self._connections: dict[int, Connection] = {}
+        self._connections: dict[int, ApplicationConnection] = {}
         self._numbers = count(1)  # of connections, arenas, layouts and recordings; none is used again
         self._recordings: dict[int, tuple[int, int]] = {}  # the connection and request of each
 
@@ -215,17 +219,17 @@ class Endpoint:
             sock.close()
             return
         sock.setblocking(False)
-        connection = Connection(next(self._numbers), sock, self._limits)
+        connection = ApplicationConnection(next(self._numbers), sock, self._limits)
         self._connections[connection.id] = connection
         self._watch(connection)
 
-    def _watch(self, connection: Connection) -> None:
+    def _watch(self, connection: ApplicationConnection) -> None:
         events = (0 if connection.choked else READ) | (WRITE if connection.has_unsent else 0)
         if events != connection.watched:
             connection.watched = events
             self._loop.watch(connection.sock, events, lambda ready: self._ready(connection, ready))
 
-    def _ready(self, connection: Connection, events: int) -> None:
+    def _ready(self, connection: ApplicationConnection, events: int) -> None:
         if events & WRITE:
             connection.flush()
         if events & READ:
@@ -233,7 +237,7 @@ class Endpoint:
         if connection.id in self._connections:
             self._watch(connection)
 
-    def _read(self, connection: Connection) -> None:
+    def _read(self, connection: ApplicationConnection) -> None:
         for _ in range(_PACKETS_PER_TURN):
             if connection.id not in self._connections or connection.choked:
                 return
@@ -255,7 +259,7 @@ class Endpoint:
             finally:
                 close_received(descriptors)
 
-    def _handle(self, connection: Connection, message: ToAgent, descriptors: list[int]) -> None:
+    def _handle(self, connection: ApplicationConnection, message: ToAgent, descriptors: list[int]) -> None:
         if not connection.greeted and not isinstance(message, ClientHello):
             raise DecodeError("the first message is not a hello")
         match message:
@@ -317,7 +321,7 @@ class Endpoint:
         if layout.sent_to == self._engine.life:
             self._engine.send(DropLayout(layout.id))
 
-    def _declare(self, connection: Connection, declared: DeclareLayout) -> None:
+    def _declare(self, connection: ApplicationConnection, declared: DeclareLayout) -> None:
         old = connection.layouts.pop(declared.layout, None)
         if old is not None:
             self._drop_layout(old)
@@ -325,7 +329,7 @@ class Endpoint:
             raise TaskRefused("bad_reference", f"more than {self._limits.max_layouts} layouts are declared")
         connection.layouts[declared.layout] = DeclaredLayout(next(self._numbers), declared)
 
-    def _submit(self, connection: Connection, submit: SubmitRequest) -> None:
+    def _submit(self, connection: ApplicationConnection, submit: SubmitRequest) -> None:
         if submit.task <= connection.last_task:
             raise DecodeError(f"task number {submit.task} does not rise")
         connection.last_task = submit.task
@@ -359,7 +363,7 @@ class Endpoint:
         # If the process has just ended the task is answered with all others.
         self._engine.send(RunTask(task.id, layout.id, submit.priority, deadline_s))
 
-    def _prepare(self, connection: Connection, layout: DeclaredLayout) -> None:
+    def _prepare(self, connection: ApplicationConnection, layout: DeclaredLayout) -> None:
         """Tell the engine process a layout that it does not have.
 
         Raises:
@@ -379,7 +383,7 @@ class Endpoint:
 
     def _checked(
         self,
-        connection: Connection,
+        connection: ApplicationConnection,
         submit: SubmitRequest,
         layout: DeclaredLayout | None,
         models: Mapping[str, ModelSignature],
@@ -404,7 +408,7 @@ class Endpoint:
             if arena.detached and not arena.open_tasks:
                 self._forget(arena)
 
-    def _detach(self, connection: Connection, arena: Arena | None) -> None:
+    def _detach(self, connection: ApplicationConnection, arena: Arena | None) -> None:
         if arena is None or arena.detached:
             return
         arena.detached = True
@@ -419,7 +423,7 @@ class Endpoint:
         self._engine.send(DropArena(arena.id))
         os.close(arena.descriptor)
 
-    def _drop(self, connection: Connection, reason: str) -> None:
+    def _drop(self, connection: ApplicationConnection, reason: str) -> None:
         if self._connections.pop(connection.id, None) is None:
             return
         self._loop.watch(connection.sock, 0, self._accept)
@@ -436,7 +440,9 @@ class Endpoint:
             self._engine.send(CancelTask(task))
 
     def _send(
-        self, connection: Connection, message: TaskEnded | Models | Status | TraceWritten | AgentWelcome
+        self,
+        connection: ApplicationConnection,
+        message: TaskEnded | Models | Status | TraceWritten | AgentWelcome,
     ) -> None:
         had_unsent = connection.has_unsent
         connection.send(message)

@@ -28,7 +28,7 @@ class OpenTask:
 
 
 @dataclass(slots=True)
-class Counts:
+class TaskCounts:
     """How tasks ended, and how many arrived."""
 
     submitted: int = 0
@@ -53,7 +53,7 @@ class Counts:
 class Interval:
     """What happened to one model's tasks since the last reading."""
 
-    counts: Counts = field(default_factory=Counts)
+    counts: TaskCounts = field(default_factory=TaskCounts)
     latency_buckets: dict[int, int] = field(default_factory=dict)  # of completed tasks
     latency_sum_us: int = 0
     latency_max_us: int = 0
@@ -82,7 +82,7 @@ class TaskLedger:
     def __init__(self) -> None:
         self._next = 1
         self._open: dict[TaskId, OpenTask] = {}
-        self.totals: dict[str, Counts] = {}
+        self.totals: dict[str, TaskCounts] = {}
         self._interval: dict[str, Interval] = {}
 
     def __len__(self) -> int:
@@ -118,8 +118,8 @@ class TaskLedger:
         taken, self._interval = self._interval, {}
         return taken
 
-    def _totals_of(self, model: str) -> Counts:
-        return self.totals.setdefault(model, Counts())
+    def _totals_of(self, model: str) -> TaskCounts:
+        return self.totals.setdefault(model, TaskCounts())
 
     def _interval_of(self, model: str) -> Interval:
         return self._interval.setdefault(model, Interval())

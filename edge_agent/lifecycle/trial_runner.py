@@ -16,7 +16,7 @@ from stageloom.shared.engine.trial import (
     Activate,
     Decide,
     Drain,
-    Measure,
+    MeasureSide,
     SaveRecord,
     TrialAction,
     TrialConfig,
@@ -27,7 +27,7 @@ from stageloom.shared.engine.trial import (
     Verdict,
     crowding,
 )
-from stageloom.shared.engine.windows import Coin, Side, WindowFigures
+from stageloom.shared.engine.windows import Rng, Side, WindowFigures
 
 _LOOK_S = 0.5
 _FEW_TASKS = 5
@@ -69,7 +69,7 @@ class TrialRunner:
         attempt: Attempt,
         plans: TrialPlans,
         begins: Callable[[], list[Action]],
-        coin: Coin,
+        coin: Rng,
         numbers: Iterator[int],
         config: TrialConfig,
         timing_s: float,
@@ -240,7 +240,7 @@ class TrialRunner:
                     out.append(DrainEngine())
                 case Activate(side):
                     self.side, self.draining = side, False
-                case Measure(window, _, from_s, to_s):
+                case MeasureSide(window, _, from_s, to_s):
                     self._window = window
                     out.append(self._measure(from_s, to_s))
                 case Decide(result):

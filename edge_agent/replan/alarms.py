@@ -12,7 +12,7 @@ from typing import Final
 from stageloom.edge_agent.lifecycle.events import AlarmRaised
 from stageloom.edge_agent.lifecycle.states import RunnablePlan
 from stageloom.edge_agent.reporting.telemetry import row_name
-from stageloom.edge_agent.worker.messages import Glance, QueueGlance
+from stageloom.shared.engine.stats import ModelQueue, QueueSnapshot
 from stageloom.shared.messages.control import AlarmSample, ModelLoad
 from stageloom.shared.policy.plain import Load
 from stageloom.shared.policy.queues import TOP_THRESHOLD, Measure, QueueState
@@ -63,7 +63,7 @@ class Arrivals:
     def __init__(self) -> None:
         self._seen: deque[tuple[float, dict[str, int]]] = deque()
 
-    def add(self, at_s: float, queues: tuple[QueueGlance, ...]) -> None:
+    def add(self, at_s: float, queues: tuple[ModelQueue, ...]) -> None:
         """Take in one glance's counts; counts that fell are those of a new engine process."""
         counts = {queue.name: queue.arrived for queue in queues}
         if self._seen and any(counts.get(name, n) < n for name, n in self._seen[-1][1].items()):
@@ -111,7 +111,7 @@ class Alarms:
 
     def glance(
         self,
-        seen: Glance,
+        seen: QueueSnapshot,
         service_s: Mapping[str, float],
         *,
         held: bool,
@@ -145,7 +145,7 @@ class Alarms:
         """Whether an alarm that is raised at this drift tells of it, whatever else it is raised for."""
         return max(drift, 1.0 / drift) > self.trigger.config.drift
 
-    def loads(self, seen: Glance) -> tuple[Load, ...]:
+    def loads(self, seen: QueueSnapshot) -> tuple[Load, ...]:
         """Every model's load, in the glance's order."""
         return tuple(
             Load(

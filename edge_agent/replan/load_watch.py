@@ -8,7 +8,8 @@ from stageloom.edge_agent.lifecycle.states import RunnablePlan
 from stageloom.edge_agent.parts import Parts
 from stageloom.edge_agent.replan.alarms import Alarms, AlarmSettings, Fired, alarm_raised
 from stageloom.edge_agent.reporting.telemetry import ServiceTimes, engine_rows
-from stageloom.edge_agent.worker.messages import Glance, Stats
+from stageloom.edge_agent.worker.messages import Stats
+from stageloom.shared.engine.stats import QueueSnapshot
 from stageloom.shared.engine.steps import PlanKey
 
 
@@ -49,7 +50,7 @@ class LoadWatch:
         self._parts.profiles.drift.add(stats, digest, members, lanes=lanes)
         self._parts.journal.record(engine_rows(stats, digest, self._service.per_task_us()))
 
-    def glanced(self, seen: Glance, *, alarms: bool) -> None:
+    def glanced(self, seen: QueueSnapshot, *, alarms: bool) -> None:
         """Ten times a second: is a re-plan due? Not while a plan is on its way or on trial.
 
         Without `alarms` only what tasks wait is remembered.

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from msgspec import structs
 
-from stageloom.edge_agent.background import Background
 from stageloom.edge_agent.lifecycle.events import ArtifactGone, PlansMade
 from stageloom.edge_agent.lifecycle.states import RunnablePlan
+from stageloom.edge_agent.loop import Background
 from stageloom.edge_agent.replan.alarms import Fired
 from stageloom.edge_agent.replan.derived_plans import plain_plan
 from stageloom.edge_agent.replan.policy import DAMAGED, PolicyAnswer, PolicyDesk

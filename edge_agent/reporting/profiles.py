@@ -26,7 +26,7 @@ _LIVES: Final = 2
 Request: TypeAlias = ProfileRequest | StageProfileRequest
 
 
-class ProfileDesk:
+class ProfileQueue:
     """Requests that are not answered yet, in the order in which they came."""
 
     def __init__(

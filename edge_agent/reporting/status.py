@@ -1,13 +1,18 @@
 """What `stageloom-agent status` shows: one value, JSON on the local socket."""
 
 from collections.abc import Container, Iterable
+from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
+from stageloom.edge_agent.ingest.channel import ask
 from stageloom.edge_agent.ingest.ledger import TaskLedger
+from stageloom.edge_agent.ingest.messages import AskStatus, Status
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.lifecycle.states import PlanRef
 from stageloom.edge_agent.worker.messages import Stats
+from stageloom.shared.errors import UnavailableError
 
 
 class EngineStatus(Struct, frozen=True, kw_only=True):
@@ -143,3 +148,18 @@ def task_totals(ledger: TaskLedger) -> tuple[TaskTotals, ...]:
         )
         for model, counts in sorted(ledger.totals.items())
     )
+
+
+def ask_status(path: Path, timeout_s: float = 5.0) -> AgentStatus:
+    """The status of the agent that listens at `path`.
+
+    Raises:
+        UnavailableError: no agent answers in time.
+    """
+    body = ask(path, AskStatus(0), Status, timeout_s).body
+    try:
+        return msgspec.json.decode(body, type=AgentStatus)
+    except msgspec.MsgspecError as error:
+        raise UnavailableError(
+            f"the agent at {path} does not answer: {error}", remedy="look at its log"
+        ) from error

@@ -1,12 +1,17 @@
-"""Measurements of both processes as telemetry rows."""
+"""Measurements of both processes as telemetry rows, and the journal that hands them to the link."""
 
+import logging
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from stageloom.edge_agent.ingest.ledger import Interval
 from stageloom.edge_agent.worker.messages import OperatorTimes, StageTimes, Stats, StepTraced
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.telemetry import (
+    Event,
     GroupSpan,
     OperatorTiming,
     ProfileResult,
@@ -19,6 +24,39 @@ from stageloom.shared.messages.telemetry import (
     TaskCounters,
 )
 from stageloom.shared.text import bounded
+
+_log = logging.getLogger(__name__)
+
+_PROBLEMS: Final = 16
+_CODE_CHARS: Final = 128
+_TEXT_CHARS: Final = 512
+
+
+class Journal:
+    """Every note goes to the log, to `status` while it is among the newest, and to the planner."""
+
+    def __init__(self, keep: Callable[[Sequence[RowData]], None]) -> None:
+        """`keep`: the link's part for telemetry."""
+        self.problems: deque[str] = deque(maxlen=_PROBLEMS)
+        self._keep = keep
+
+    def found(self, problem: str) -> None:
+        """Something was wrong with the state that the agent found at its start."""
+        _log.warning("%s", problem)
+        self.problems.append(problem)
+        self.record([Event("state", problem[:_TEXT_CHARS])])
+
+    def note(self, code: str, text: str) -> None:
+        """Something happened just now."""
+        _log.warning("%s: %s", code, text)
+        self.problems.append(f"{time.strftime('%H:%M:%S')} {code}: {text}")
+        self.record([Event(code[:_CODE_CHARS], text[:_TEXT_CHARS])])
+
+    def record(self, rows: Sequence[RowData]) -> None:
+        """Telemetry for the planner."""
+        if rows:
+            self._keep(rows)
+
 
 _TIMINGS_PER_ROW = 64
 _GROUPS_PER_ROW = 128

@@ -8,24 +8,15 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stageloom.edge_agent.ingest import channel
-from stageloom.edge_agent.ingest.messages import (
-    MAX_TRACE_S,
-    PROTOCOL_VERSION,
-    ClientHello,
-    Goodbye,
-    TraceRequest,
-    TraceWritten,
-    decode_to_application,
-    encode,
-)
+from stageloom.edge_agent.ingest.channel import ask
+from stageloom.edge_agent.ingest.messages import MAX_TRACE_S, TraceRequest, TraceWritten
 from stageloom.edge_agent.store import ArtifactStore
 from stageloom.edge_agent.trace.chrome import chrome_trace
 from stageloom.edge_agent.trace.timeline import timeline
-from stageloom.edge_agent.worker.recorder import Batch, Recorded, read_recording
+from stageloom.edge_agent.worker.recorder import RecordingBatch, RecordingSummary, read_recording
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.bound import BoundPlan, bind
-from stageloom.shared.errors import DecodeError, InputError, SettingError, StorageError, UnavailableError
+from stageloom.shared.errors import InputError, SettingError, StorageError, UnavailableError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.plan import decode_plan
@@ -47,7 +38,7 @@ def require_length(seconds: float) -> None:
         )
 
 
-def record(socket: Path, seconds: float) -> tuple[Batch, Recorded]:
+def record(socket: Path, seconds: float) -> tuple[RecordingBatch, RecordingSummary]:
     """What the engine behind this agent does in the next `seconds`.
 
     Raises:
@@ -55,31 +46,17 @@ def record(socket: Path, seconds: float) -> tuple[Batch, Recorded]:
         UnavailableError: no agent answers, or its engine cannot record now.
     """
     require_length(seconds)
-    sock = channel.connect(socket, seconds + _PATIENCE_S)
     file = os.memfd_create("stageloom-trace", os.MFD_CLOEXEC)
     try:
-        sock.send(encode(ClientHello(PROTOCOL_VERSION)))
-        channel.send_with_descriptor(sock, encode(TraceRequest(0, seconds)), file)
-        while True:
-            packet, _ = channel.receive(sock)
-            if not packet:
-                raise UnavailableError(f"the agent at {socket} hung up", remedy="look at its log")
-            match decode_to_application(packet):
-                case TraceWritten(_, ""):
-                    return _read(file)
-                case TraceWritten(_, reason):
-                    raise UnavailableError(f"nothing was recorded: {reason}")
-                case Goodbye(reason):
-                    raise UnavailableError(f"the agent at {socket} turned us away: {reason}")
-    except (OSError, DecodeError) as error:
-        remedy = "look at its log"
-        raise UnavailableError(f"the agent at {socket} does not answer: {error}", remedy=remedy) from error
+        written = ask(socket, TraceRequest(0, seconds), TraceWritten, seconds + _PATIENCE_S, file)
+        if written.reason:
+            raise UnavailableError(f"nothing was recorded: {written.reason}")
+        return _read(file)
     finally:
         os.close(file)
-        sock.close()
 
 
-def _read(file: int) -> tuple[Batch, Recorded]:
+def _read(file: int) -> tuple[RecordingBatch, RecordingSummary]:
     try:
         with mmap.mmap(file, 0, access=mmap.ACCESS_READ) as data:
             return read_recording(data[:])
@@ -87,7 +64,7 @@ def _read(file: int) -> tuple[Batch, Recorded]:
         raise UnavailableError(f"the recording cannot be read: {error}", remedy="try again") from error
 
 
-def bound_plans(recorded: Recorded, artifacts: Path) -> dict[int, BoundPlan]:
+def bound_plans(recorded: RecordingSummary, artifacts: Path) -> dict[int, BoundPlan]:
     """The plans that ran, with the graphs of their artifacts."""
     store = ArtifactStore(artifacts)
     graphs: dict[Digest, Graph] = {}

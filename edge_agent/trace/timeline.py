@@ -10,7 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from stageloom.edge_agent.worker.recorder import Batch, QueueEntry, Recorded, StepEntry, SwapEntry, TaskEntry
+from stageloom.edge_agent.worker.recorder import (
+    QueueEntry,
+    RecordingBatch,
+    RecordingSummary,
+    StepEntry,
+    SwapEntry,
+    TaskEntry,
+)
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.launch_list import LaunchList, lower
 from stageloom.shared.search.costs import CostTable
@@ -71,7 +78,7 @@ class Timeline:
 
 
 @dataclass(frozen=True)
-class Joined:
+class PlanLaunches:
     """One plan with its costs; launch lists are lowered once per combined block and mask."""
 
     bound: BoundPlan
@@ -174,9 +181,11 @@ class Joined:
         )
 
 
-def timeline(batch: Batch, recorded: Recorded, plans: Mapping[int, BoundPlan], costs: CostTable) -> Timeline:
+def timeline(
+    batch: RecordingBatch, recorded: RecordingSummary, plans: Mapping[int, BoundPlan], costs: CostTable
+) -> Timeline:
     """Join a recording with the plans that it names by key."""
-    joined = {key: Joined(bound, costs) for key, bound in plans.items()}
+    joined = {key: PlanLaunches(bound, costs) for key, bound in plans.items()}
     # A step that had begun before was not traced from its begin on.
     whole = (step for step in batch.steps if step.key in joined and step.began_s >= recorded.began_s)
     entries = sorted(whole, key=lambda step: (step.began_s, step.step))

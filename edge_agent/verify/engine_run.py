@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from stageloom.edge_agent.executor.base import Executor, StepResult
 from stageloom.edge_agent.verify.inputs import Feeds
-from stageloom.edge_agent.worker.driver import EngineDriver
 from stageloom.edge_agent.worker.messages import TaskDone
+from stageloom.edge_agent.worker.runtime import EngineRuntime
 from stageloom.edge_agent.worker.tasks import EngineTask
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
@@ -75,7 +75,7 @@ class EngineRun:
         self._next_task = 0
         self._fallbacks = 0
         executor.tap = self._tap
-        self._driver = EngineDriver(executor)
+        self._driver = EngineRuntime(executor)
         self._driver.on_step = self._on_step
         try:
             self._driver.load(PlanKey(0), bound, {artifact.digest: artifact})

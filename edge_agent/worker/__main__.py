@@ -9,7 +9,7 @@ import threading
 from typing import NoReturn
 
 from stageloom.edge_agent.worker.channel import Channel
-from stageloom.edge_agent.worker.config import decode_config
+from stageloom.edge_agent.worker.messages import decode_config
 from stageloom.edge_agent.worker.process import EngineProcess
 
 _EXIT_BUG = 70

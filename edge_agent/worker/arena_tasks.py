@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from stageloom.edge_agent.worker.driver import EngineDriver
 from stageloom.edge_agent.worker.messages import (
     AddArena,
     AddLayout,
@@ -25,6 +24,7 @@ from stageloom.edge_agent.worker.messages import (
     RunTask,
     TaskDone,
 )
+from stageloom.edge_agent.worker.runtime import EngineRuntime
 from stageloom.edge_agent.worker.tasks import EngineTask
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.steps import Code, Outcome
@@ -44,7 +44,7 @@ ADDRESSING = ("int32", "int64", "bool")
 class ArenaTasks:
     """Used by the receiving thread; `answer` of a task runs on any."""
 
-    def __init__(self, report: Callable[[Report], None], driver: Callable[[], EngineDriver | None]) -> None:
+    def __init__(self, report: Callable[[Report], None], driver: Callable[[], EngineRuntime | None]) -> None:
         self.report = report
         self._driver = driver
         self._arenas: dict[int, _MappedArena] = {}

@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 from stageloom.edge_agent.loop import READ, WRITE, Loop, Timer
 from stageloom.edge_agent.worker.channel import MAX_BACKLOG, Channel, ChannelClosed, channel_pair
-from stageloom.edge_agent.worker.config import WorkerConfig, encode_config
 from stageloom.edge_agent.worker.messages import (
     Command,
     Exited,
     Report,
     Stop,
+    WorkerConfig,
     decode_report,
     encode,
+    encode_config,
 )
 from stageloom.shared.errors import UnavailableError
 

@@ -11,7 +11,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from stageloom.shared.engine.stats import QueueSnapshot
 from stageloom.shared.engine.steps import Outcome, PlanKey
+from stageloom.shared.errors import SettingError
 from stageloom.shared.ids import TaskId
 
 MAX_MESSAGE_BYTES = 64 << 10
@@ -239,7 +241,7 @@ class TaskDone(_Message, frozen=True, tag=6):
     plan: PlanKey | None = None  # whose step ended it; None: no step did
 
 
-class ModelStats(_Message, frozen=True):
+class QueueStats(_Message, frozen=True):
     """One model at one instant."""
 
     name: str
@@ -248,7 +250,7 @@ class ModelStats(_Message, frozen=True):
     outcomes: dict[str, int]  # since the process started
 
 
-class CombinedStats(_Message, frozen=True):
+class StepStats(_Message, frozen=True):
     """Steps of one combined block under one mask since the last `Stats`."""
 
     key: int
@@ -267,8 +269,8 @@ class Stats(_Message, frozen=True, tag=7):
     at_s: float
     key: int | None  # the active plan
     busy_s: float  # seconds in which at least one step ran, since the process started
-    models: tuple[ModelStats, ...]
-    combined: tuple[CombinedStats, ...]
+    models: tuple[QueueStats, ...]
+    combined: tuple[StepStats, ...]
 
 
 class OperatorTimes(_Message, frozen=True, tag=8):
@@ -378,26 +380,6 @@ class StageTimes(_Message, frozen=True, tag=14):
     reason: str = ""
 
 
-class QueueGlance(_Message, frozen=True):
-    """One model's queue and progress; see `stageloom.shared.engine.stats.QueueGlance`."""
-
-    name: str
-    arrived: int  # since the process started
-    queued: int
-    oldest_age_s: float
-    blocks: int
-    progress: int
-
-
-class Glance(_Message, frozen=True, tag=13):
-    """The queues, every `glance_interval_s`: what a trigger looks at."""
-
-    at_s: float
-    key: int | None  # the active plan
-    tightest_s: float | None  # from arrival to deadline, of the tasks since the last glance
-    queues: tuple[QueueGlance, ...]
-
-
 Report: TypeAlias = (
     Ready
     | PlanLoaded
@@ -411,7 +393,7 @@ Report: TypeAlias = (
     | Drained
     | Exited
     | ArenaRefused
-    | Glance
+    | QueueSnapshot
     | StageTimes
     | PlanTooLarge
     | WindowMeasured
@@ -421,3 +403,33 @@ Report: TypeAlias = (
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode
 decode_report = msgspec.msgpack.Decoder(Report).decode
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An unreadable value stops the start."""
+
+    stats_interval_s: float = 1.0  # how often a Stats report leaves
+    sample_interval_s: float = 0.0  # how often a QueueSnapshot leaves; 0: never
+    memory_bytes: int = 0  # what plans may take together; 0: what the machine has
+    switch_interval_s: float = 0.0002  # Python's default of 5 ms would be added to a step by any busy thread
+    log_level: str = "WARNING"
+
+
+def encode_config(config: WorkerConfig) -> str:
+    """For the command line."""
+    return msgspec.json.encode(config).decode()
+
+
+def decode_config(text: str) -> WorkerConfig:
+    """Read the command line's argument.
+
+    Raises:
+        SettingError: a field is unknown or has the wrong type or range.
+    """
+    try:
+        config = msgspec.json.decode(text, type=WorkerConfig)
+    except msgspec.MsgspecError as error:
+        raise SettingError(f"the engine's settings cannot be read: {error}") from error
+    if not config.stats_interval_s > 0 or not config.switch_interval_s > 0 or config.sample_interval_s < 0:
+        raise SettingError("the engine's intervals are not above zero")
+    return config

@@ -14,18 +14,15 @@ from typing import NoReturn
 from stageloom.edge_agent.executor.base import StepResult
 from stageloom.edge_agent.executor.executors import Executors
 from stageloom.edge_agent.worker import messages
+from stageloom.edge_agent.worker.accounting import WindowTimer
 from stageloom.edge_agent.worker.arena_tasks import ArenaTasks
-from stageloom.edge_agent.worker.artifacts import ArtifactTable
 from stageloom.edge_agent.worker.channel import Channel, ChannelClosed
-from stageloom.edge_agent.worker.config import WorkerConfig
-from stageloom.edge_agent.worker.driver import EngineDriver
-from stageloom.edge_agent.worker.measuring import Measuring
-from stageloom.edge_agent.worker.memory import Budget, budget
-from stageloom.edge_agent.worker.messages import Handlers, Report
+from stageloom.edge_agent.worker.messages import Handlers, Report, WorkerConfig
 from stageloom.edge_agent.worker.profiling import Profiler, read_plan
 from stageloom.edge_agent.worker.recorder import Recording
+from stageloom.edge_agent.worker.resources import ArtifactTable, MemoryBudget, budget
+from stageloom.edge_agent.worker.runtime import EngineRuntime
 from stageloom.shared.bound import BoundPlan, bind
-from stageloom.shared.engine.stats import EngineGlance
 from stageloom.shared.engine.steps import PlanKey, Step
 from stageloom.shared.errors import StageloomError, UnavailableError
 from stageloom.shared.failpoint import failpoint
@@ -49,7 +46,7 @@ class EngineProcess:
         self._sending = threading.Lock()
         self._nudge = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._executors = Executors()
-        self._driver: EngineDriver | None = None  # from the first plan on
+        self._driver: EngineRuntime | None = None  # from the first plan on
         self._tasks = ArenaTasks(self.report, lambda: self._driver)
         self._artifacts = ArtifactTable()
         self._loads: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -63,7 +60,7 @@ class EngineProcess:
         )
         self._draining = False
         self._paused_s: float | None = None  # since when nothing is launched
-        self._measuring = Measuring(lambda: self._driver, self.report)
+        self._measuring = WindowTimer(lambda: self._driver, self.report)
         self._recording = Recording(lambda: self._driver, self.report)
         self._handlers: Handlers = {
             **self._tasks.handlers,
@@ -78,7 +75,7 @@ class EngineProcess:
             messages.Stop: self._stop,
         }
         self._next_stats_s = time.monotonic() + config.stats_interval_s
-        self._next_glance_s = time.monotonic() if config.glance_interval_s else math.inf
+        self._next_sample_s = time.monotonic() if config.sample_interval_s else math.inf
 
     def run(self) -> NoReturn:
         """Serve until told to stop or until the agent is gone; then end the process.
@@ -114,7 +111,7 @@ class EngineProcess:
         while True:
             events = select.POLLIN | (select.POLLOUT if self._channel.backlog else 0)
             poll.register(self._channel.fileno(), events)
-            wait_s = min(self._next_stats_s, self._next_glance_s) - time.monotonic()
+            wait_s = min(self._next_stats_s, self._next_sample_s) - time.monotonic()
             if self._draining:
                 wait_s = min(wait_s, _DRAIN_POLL_S)
             due_s = min(self._measuring.due_s, self._recording.due_s)
@@ -157,7 +154,7 @@ class EngineProcess:
             plan = decode_plan(wire)
             artifacts = {m.artifact: self._artifacts.use(key, m.artifact, paths) for m in plan.models}
             bound = bind(plan, {digest: artifact.graph for digest, artifact in artifacts.items()})
-            driver = self._driver or EngineDriver(self._executors, on_released=self._released)
+            driver = self._driver or EngineRuntime(self._executors, on_released=self._released)
             try:
                 stated_bytes, free = self._admit(bound)
                 driver.load(key, bound, artifacts)
@@ -181,7 +178,7 @@ class EngineProcess:
             failpoint("engine.loaded")
             self.report(messages.PlanLoaded(key, missing == 0, stated_bytes, free.memory_bytes))
 
-    def _admit(self, bound: BoundPlan) -> tuple[int, Budget]:
+    def _admit(self, bound: BoundPlan) -> tuple[int, MemoryBudget]:
         """What a plan would add, and what there is for it.
 
         Raises:
@@ -197,7 +194,7 @@ class EngineProcess:
             raise _TooLargeError(stated_bytes, free.room_bytes, alone_bytes, free.memory_bytes)
         return stated_bytes, free
 
-    def _room(self, bound: BoundPlan) -> tuple[int, Budget]:
+    def _room(self, bound: BoundPlan) -> tuple[int, MemoryBudget]:
         executors = self._executors
         return executors.stated_bytes(bound), budget(self._config.memory_bytes, executors.held_bytes)
 
@@ -242,11 +239,11 @@ class EngineProcess:
         if now >= self._next_stats_s:
             self._next_stats_s = now + self._config.stats_interval_s
             self.report(_stats(driver))  # without a plan, too: silence means that the process hangs
-        if now >= self._next_glance_s:
-            # An even pace, but no crowd of glances after a pause.
-            self._next_glance_s = max(self._next_glance_s + self._config.glance_interval_s, now)
+        if now >= self._next_sample_s:
+            # An even pace, but no crowd of samples after a pause.
+            self._next_sample_s = max(self._next_sample_s + self._config.sample_interval_s, now)
             if driver is not None and driver.active_key is not None:
-                self.report(_glance(driver.glance()))
+                self.report(driver.sample())
 
     def _trace(self, command: messages.TraceSteps, fds: list[int]) -> None:
         if self._driver is not None:
@@ -287,19 +284,11 @@ class _TooLargeError(Exception):
     """What the plan states does not fit beside what is loaded; its arguments are PlanTooLarge's sizes."""
 
 
-def _glance(seen: EngineGlance) -> messages.Glance:
-    queues = tuple(
-        messages.QueueGlance(q.name, q.arrived, q.queued, q.oldest_age_s, q.blocks, q.progress)
-        for q in seen.queues
-    )
-    return messages.Glance(seen.now_s, seen.active, seen.tightest_s, queues)
-
-
-def _stats(driver: EngineDriver | None) -> messages.Stats:
+def _stats(driver: EngineRuntime | None) -> messages.Stats:
     if driver is None:
         return messages.Stats(time.monotonic(), None, 0.0, (), ())
     engine, combined, busy_s = driver.snapshot()
     models = tuple(
-        messages.ModelStats(m.name, m.queued, m.oldest_age_s, asdict(m.ended)) for m in engine.models
+        messages.QueueStats(m.name, m.queued, m.oldest_age_s, asdict(m.ended)) for m in engine.models
     )
     return messages.Stats(engine.now_s, engine.active, busy_s, models, combined)

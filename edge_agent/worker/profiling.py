@@ -1,28 +1,283 @@
-"""Profile requests inside the engine process: one after another, on a thread of their own."""
+"""Profile requests in the engine process, one after another on a thread of their own: operators, and stages.
 
+To measure the stages of a plan, each combined block runs alone, all members active, beside what serves. An
+instance has to get to a block before that block can run. The combined blocks take turns in order, so most
+find instances that the ones before left at their border; others run the blocks before, one by one, and only
+the run with all members counts. Rounds over all combined blocks wanted, so that a time limit leaves fewer
+runs of each rather than none of the last ones; the first round warms up. Runs during which a task came are
+left out.
+
+What a stage's time is: see `stageloom.shared.stage_times`. Stages of one group that follow each other may
+run as one item, and then have one time together.
+"""
+
+import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol
 
-from stageloom.edge_agent.executor.base import OperatorTime, StepRunner, TimingRequest
+from stageloom.edge_agent.executor.base import OperatorTime, StepResult, StepRunner, TimingRequest
 from stageloom.edge_agent.executor.executors import Executors
 from stageloom.edge_agent.executor.idle import IdleTime
 from stageloom.edge_agent.executor.registry import make_executor
 from stageloom.edge_agent.worker import messages
-from stageloom.edge_agent.worker.artifacts import ArtifactTable
-from stageloom.edge_agent.worker.driver import EngineDriver
-from stageloom.edge_agent.worker.memory import budget
 from stageloom.edge_agent.worker.messages import Report
-from stageloom.edge_agent.worker.stage_profile import Alone, Beside, BlockTimes, profile_stages
-from stageloom.shared.bound import BoundPlan, bind
+from stageloom.edge_agent.worker.resources import ArtifactTable, budget
+from stageloom.edge_agent.worker.runtime import EngineRuntime
+from stageloom.shared.artifact import Artifact
+from stageloom.shared.bitmask import mask_of
+from stageloom.shared.bound import BoundCombined, BoundModel, BoundPlan, bind
 from stageloom.shared.digest import digest_bytes
+from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step, StepMember
 from stageloom.shared.errors import ExecutorError, StageloomError
-from stageloom.shared.ids import Digest
-from stageloom.shared.plan import MAX_PLAN_BYTES, decode_plan
+from stageloom.shared.ids import Digest, StepId, TaskId
+from stageloom.shared.launch_list import LaunchList, lower
+from stageloom.shared.plan import MAX_LANES, MAX_PLAN_BYTES, Member, decode_plan
+from stageloom.shared.schedule import Schedule, StageSchedule
+from stageloom.shared.stage_times import stage_spans
+
+if TYPE_CHECKING:
+    import numpy
+
+
+_FIRST: Final = 1 << 48
+"""Keys, steps and instances from here on are ours; the engine counts its own from 0."""
+
+_SEED: Final = 11
+_numbers = itertools.count(_FIRST)
+
+
+class SharedExecutor(Protocol):
+    """An executor that may be serving; its owner says when a step may be handed to it."""
+
+    def issue(self, step: Step, feeds: "Mapping[InstanceId, Sequence[Mapping[str, numpy.ndarray]]]") -> None:
+        """Between the engine's own steps."""
+
+    def drop(self, instance: InstanceId) -> None:
+        """As above."""
+
+    def set_tracing(self, on: bool) -> None:
+        """Have the executor fill in the times of groups, for a step of ours."""
+
+
+@dataclass(slots=True)
+class StageSamples:
+    """What was measured of one combined block, in seconds."""
+
+    step_s: list[float] = field(default_factory=list)
+    stage_s: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    stages: dict[int, int] = field(default_factory=dict)
+    """Per first stage how many ran as one, where that is more than 1."""
+
+    def summary(self, of: Sequence[float]) -> OperatorTime:
+        """Median and spread in microseconds."""
+        import numpy
+
+        low, middle, high = (float(at) * 1e6 for at in numpy.percentile(of, (16, 50, 84)))
+        return OperatorTime(middle, (high - low) / 2, len(of))
+
+
+def profile_stages(
+    bound: BoundPlan,
+    artifacts: Mapping[Digest, Artifact],
+    executor: StepRunner,
+    beside: SharedExecutor,
+    moments: IdleTime,
+    repeats: int,
+    wanted: Sequence[int] = (),
+) -> list[StageSamples]:
+    """Times of the combined blocks wanted, of all if none is named, `repeats` of each at most. [num_combined]
+
+    None where the time was up. The plan is loaded for it and freed again.
+
+    Raises:
+        ExecutorError: the plan has no such combined block or cannot be loaded, or a step fails.
+    """
+    times = [StageSamples() for _ in bound.combined]
+    chosen = sorted(set(wanted)) if wanted else range(len(times))
+    if chosen[-1] >= len(times):
+        raise ExecutorError(f"the plan has no combined block {chosen[-1]}")
+    if not moments.wait():
+        return times
+    key = PlanKey(next(_numbers))
+    profile = _Profile(key, bound, executor, beside, moments)
+    try:
+        with moments.spend():
+            executor.load(key, bound, artifacts)
+        for round_, index in itertools.product(range(repeats + 1), chosen):
+            result = profile.sample(index)
+            if result is None:
+                break
+            if round_:
+                profile.note(index, result, times[index])
+    finally:
+        profile.close()
+        executor.unload(key)
+    return times
+
+
+class _Profile:
+    """Runs combined blocks of one loaded plan."""
+
+    def __init__(
+        self, key: PlanKey, bound: BoundPlan, executor: StepRunner, beside: SharedExecutor, moments: IdleTime
+    ) -> None:
+        self._key = key
+        self._bound = bound
+        self._executor = executor
+        self._beside = beside
+        self._moments = moments
+        self._inputs = [_seeded_inputs(model) for model in bound.models]
+        self._items = [
+            lower(c.plan.schedule, c.graph, c.full_mask, barrier=bound.plan.barrier) for c in bound.combined
+        ]
+        self._waiting: dict[Member, InstanceId] = {}  # instances that are before a block
+
+    def sample(self, index: int) -> StepResult | None:
+        """One run of a combined block that nothing disturbed; None when the time was up."""
+        members = self._bound.combined[index].members
+        while True:
+            # The deepest first: an instance that follows on the same replica needs the slots behind it.
+            if not all(self._fetch(member) for member in sorted(members, key=lambda m: -m.block)):
+                return None
+            result = self._step(index, members, traced=True)
+            if result is None or self._moments.undisturbed:
+                return result
+
+    def note(self, index: int, result: StepResult, times: StageSamples) -> None:
+        """Keep one sample."""
+        items = self._items[index]
+        spans = stage_spans(items, [(g.item, g.started_s, g.ended_s) for g in result.groups])
+        if spans is None:
+            raise ExecutorError("a traced step lacks the times of some groups")
+        times.step_s.append(result.ended_s - result.started_s)
+        for stage, (began_s, ended_s) in spans.items():
+            times.stage_s[stage].append(ended_s - began_s)
+        times.stages = joined(items, self._bound.combined[index].plan.schedule)
+
+    def close(self) -> None:
+        """Let go of every instance."""
+        self._drop(list(self._waiting))
+
+    def _fetch(self, member: Member) -> bool:
+        """Have an instance before the member's block, from as near as one is; False when the time was up."""
+        way = [Member(member.model, member.replica, block) for block in range(member.block + 1)]
+        start = max((at for at, place in enumerate(way) if place in self._waiting), default=0)
+        self._waiting.setdefault(way[start], InstanceId(next(_numbers)))
+        return all(self._step(self._bound.home[place][0], [place]) is not None for place in way[start:-1])
+
+    def _step(self, index: int, members: Sequence[Member], *, traced: bool = False) -> StepResult | None:
+        """Run the members whose instances wait; they wait before the blocks behind, in whoever's place."""
+        after = [Member(m.model, m.replica, m.block + 1) for m in members]
+        self._drop([member for member in after if member in self._waiting and member not in members])
+        held = {member: self._waiting.pop(member) for member in members}
+        self._waiting.update({member: held[before] for before, member in zip(members, after, strict=True)})
+        result = self._run(index, held, traced=traced)
+        if result is None:
+            self._drop(after)
+        self._drop([m for m in after if m.block == self._bound.models[m.model].plan.num_blocks])
+        return result
+
+    def _drop(self, members: Sequence[Member]) -> None:
+        """Let go of the instances that wait there."""
+        for member in members:
+            instance = self._waiting.pop(member, None)
+            if instance is not None:
+                self._beside.drop(instance)
+
+    def _run(self, index: int, held: Mapping[Member, InstanceId], *, traced: bool) -> StepResult | None:
+        if not self._moments.wait():
+            return None
+        combined = self._bound.combined[index]
+        active = [member for member in combined.members if member in held]
+        mask = mask_of(at for at, member in enumerate(combined.members) if member in held)
+        buckets = tuple(self._batch(member) for member in active)
+        program = ProgramKey(self._key, index, mask, buckets)
+        step = Step(
+            id=StepId(next(_numbers)),
+            lane=MAX_LANES,  # the one behind all that plans have
+            program=program,
+            members=self._members(combined, active, held),
+            after=(),
+        )
+        feeds = {
+            held[member]: [self._inputs[member.model]] * self._batch(member)
+            for member in active
+            if member.block == 0
+        }
+        with self._moments.spend():
+            self._executor.prepare(program)
+            if not traced:
+                self._beside.issue(step, feeds)
+                return self._executor.wait(step.id)
+            self._beside.set_tracing(True)
+            try:
+                self._beside.issue(step, feeds)
+                return self._executor.wait(step.id)
+            finally:
+                self._beside.set_tracing(False)
+
+    def _members(
+        self, combined: BoundCombined, active: Sequence[Member], held: Mapping[Member, InstanceId]
+    ) -> tuple[StepMember, ...]:
+        return tuple(
+            StepMember(
+                position=combined.members.index(member),
+                member=member,
+                instance=held[member],
+                tasks=(TaskId(0),) * self._batch(member),
+                last=member.block + 1 == self._bound.models[member.model].plan.num_blocks,
+                staged=Member(member.model, member.replica, member.block + 1) in active,
+            )
+            for member in sorted(active, key=lambda m: -m.block)
+        )
+
+    def _batch(self, member: Member) -> int:
+        return self._bound.models[member.model].buckets[-1]
+
+
+def joined(items: LaunchList, schedule: Schedule) -> dict[int, int]:
+    """Per stage with which a joint item begins how many stages are in it, with all members active."""
+    if not isinstance(schedule, StageSchedule):
+        return {}
+    begins = sorted({item.stage for item in items})
+    ends = [*begins[1:], len(schedule.stages)]
+    return {begin: end - begin for begin, end in zip(begins, ends, strict=True) if end > begin + 1}
+
+
+def _seeded_inputs(model: BoundModel) -> "Mapping[str, numpy.ndarray]":
+    """One task's inputs of the graph's types."""
+    import numpy
+
+    rng = numpy.random.default_rng(_SEED)
+    made = {}
+    for tensor in (model.graph.tensors[t] for t in model.graph.inputs):
+        dtype = numpy.dtype(tensor.dtype)
+        if dtype.kind == "f":
+            made[tensor.name] = numpy.asarray(rng.standard_normal(tensor.shape), dtype)
+        else:
+            made[tensor.name] = numpy.asarray(rng.integers(0, 2, tensor.shape), dtype)
+    return made
+
+
+class OwnExecutor:
+    """An executor that nobody else uses."""
+
+    def __init__(self, executor: StepRunner) -> None:
+        self.issue: Callable[..., None] = executor.issue
+        self.drop: Callable[[InstanceId], None] = executor.drop
+        self._executor = executor
+
+    def set_tracing(self, on: bool) -> None:
+        """Nobody else wants anything of it."""
+        self._executor.tracing = on
+
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +290,7 @@ class Profiler:
     def __init__(
         self,
         report: Callable[[Report], None],
-        driver: Callable[[], EngineDriver | None],
+        driver: Callable[[], EngineRuntime | None],
         executors: Executors,
         artifacts: ArtifactTable,
         idle: Callable[[], bool],
@@ -106,7 +361,7 @@ class Profiler:
 
     def _time_stages(self, request: messages.ProfileStages, wire: bytes) -> None:
         digest = digest_bytes([wire])
-        times: list[BlockTimes] = []
+        times: list[StageSamples] = []
         user = ("stages", request.request)
         try:
             plan = decode_plan(wire)
@@ -128,7 +383,7 @@ class Profiler:
             self._report(report)
 
     @contextmanager
-    def _executor(self, bound: BoundPlan) -> Iterator[tuple[StepRunner, Beside]]:
+    def _executor(self, bound: BoundPlan) -> Iterator[tuple[StepRunner, SharedExecutor]]:
         """The executor that serves, whose weights the plan may share; else one of its own."""
         name = bound.plan.executor.name
         driver = self._driver()
@@ -143,7 +398,7 @@ class Profiler:
             if driver is not None and shares:
                 yield executor, driver
             else:
-                yield executor, Alone(executor)
+                yield executor, OwnExecutor(executor)
         finally:
             if not shares:
                 executor.close()
@@ -155,7 +410,7 @@ def read_plan(fds: list[int]) -> bytes:
 
 
 def stage_reports(
-    request: int, plan: Digest, times: list[BlockTimes], reason: str
+    request: int, plan: Digest, times: list[StageSamples], reason: str
 ) -> list[messages.StageTimes]:
     """The answer in parts; combined blocks without a run are left out, the last part ends it."""
     parts: list[tuple[int, tuple[tuple[int, float, float, int, int], ...], float]] = []

@@ -1,29 +1,100 @@
 """Records what the running engine does for a while: steps with their groups, launches, queues, swaps, tasks.
 
 Off, it costs a comparison per step. On, the engine's threads append small values to queues, and the main
-thread encodes them every few milliseconds and hands them to the file's own thread. So memory is bounded by
-what happens in between, by MAX_WAITING and by the file's bounds; what goes beyond is counted as dropped and
-never waited for.
+thread encodes them every few milliseconds and hands them to the thread that writes the file: the engine never
+waits for a caller's file. Memory is bounded by what happens in between, by MAX_WAITING and by the file's
+bounds; what goes beyond is counted as dropped.
 
-The file is a sequence of `Batch`es in msgpack, each after its length in four bytes, and one `Recorded` last.
+The file is a sequence of `RecordingBatch`es in msgpack, each after its length in four bytes, and one
+`RecordingSummary` last.
 """
 
 import math
+import os
+import queue
 import struct
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from stageloom.edge_agent.executor.base import StepResult
 from stageloom.edge_agent.worker.messages import RecordingEnded, StartRecording
-from stageloom.edge_agent.worker.recording_file import RecordingFile
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.core import EngineCore
 from stageloom.shared.engine.steps import Outcome, PlanKey, Step
 from stageloom.shared.ids import TaskId
+
+MAX_BYTES: Final = 256 << 20
+"""Of the file."""
+
+MAX_WAITING_BYTES: Final = 16 << 20
+"""Handed over and not written yet; what comes on top is refused."""
+
+
+class RecordingFile:
+    """Takes data until `finish`; `ended` says when nothing more will be written, `error` why not all was.
+
+    `put`, `finish` and `abandon` are the engine's main thread's and never wait.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        """Begin to write; `descriptor` stays the caller's."""
+        self.error = ""
+        self._descriptor = os.dup(descriptor)
+        self._handed_bytes = 0
+        self._written_bytes = 0  # the thread's
+        self._abandoned = False
+        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="recording", daemon=True)
+        self._thread.start()
+
+    def put(self, data: bytes) -> bool:
+        """Hand data over; False, and nothing of it is written, if the file is full or too slow."""
+        full = self._handed_bytes > MAX_BYTES
+        if full or self._handed_bytes - self._written_bytes > MAX_WAITING_BYTES:
+            return False
+        self._handed_bytes += len(data)
+        self._queue.put(data)
+        return True
+
+    def finish(self, data: bytes) -> None:
+        """Hand over the last data, however full the file is."""
+        self._queue.put(data)
+        self._queue.put(None)
+
+    def abandon(self) -> None:
+        """Write nothing more beyond what the thread is writing now."""
+        self._abandoned = True
+        self._queue.put(None)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the thread is done with the file and has closed it."""
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait until it has ended."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while (data := self._queue.get()) is not None and not self._abandoned:
+                self._write(data)
+        except OSError as error:
+            self.error = f"the recording cannot be written: {error.strerror}"
+        finally:
+            os.close(self._descriptor)
+
+    def _write(self, data: bytes) -> None:
+        while data and not self._abandoned:
+            written = os.write(self._descriptor, data)
+            self._written_bytes += written
+            data = data[written:]
+
 
 MAX_WAITING = 20_000
 """Entries of each kind that wait to be written: some megabytes."""
@@ -80,7 +151,7 @@ class TaskEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     outcome: str
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class RecordingBatch(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """What happened since the last one."""
 
     steps: list[StepEntry]
@@ -94,7 +165,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=1):
         return len(self.steps) + len(self.queues) + len(self.swaps) + len(self.tasks)
 
 
-class Recorded(msgspec.Struct, frozen=True, array_like=True, tag=2):
+class RecordingSummary(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """The recording as a whole; `plans`: canonical bytes of the plans that ran, by key."""
 
     began_s: float
@@ -105,7 +176,7 @@ class Recorded(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Batch | Recorded).decode
+_decode = msgspec.msgpack.Decoder(RecordingBatch | RecordingSummary).decode
 
 
 class Recorder:
@@ -146,7 +217,7 @@ class Recorder:
         )
         self.own_s += time.thread_time() - begun_s
 
-    def look(self, core: EngineCore, key: PlanKey | None, now: float) -> None:
+    def note_queues(self, core: EngineCore, key: PlanKey | None, now: float) -> None:
         """An event was dealt with: note what it did to the queues and to the plan that runs."""
         begun_s = time.thread_time()
         for name, queued, launched in core.queues():
@@ -170,9 +241,11 @@ class Recorder:
         """A task ended; `times_s`: queued, begun, ended."""
         self._keep(self._tasks, TaskEntry(task, models, *times_s, outcome.value))
 
-    def take(self) -> Batch | None:
+    def take(self) -> RecordingBatch | None:
         """Some of what waits, in order; None if nothing does."""
-        batch = Batch(*(_some(waiting) for waiting in (self._steps, self._queues, self._swaps, self._tasks)))
+        batch = RecordingBatch(
+            *(_some(waiting) for waiting in (self._steps, self._queues, self._swaps, self._tasks))
+        )
         return batch if batch.entries else None
 
     def _keep(self, waiting: deque[Any], entry: msgspec.Struct) -> None:
@@ -249,7 +322,7 @@ class Recording:
         waits = batch is None or now < self._until_s
         self.due_s = now + (_WRITE_S if waits else 0.0)
 
-    def _hand_over(self, batch: Batch, file: RecordingFile) -> None:
+    def _hand_over(self, batch: RecordingBatch, file: RecordingFile) -> None:
         begun_s = time.thread_time()
         if not file.put(_framed(batch)):
             self._recorder.dropped += batch.entries
@@ -258,7 +331,9 @@ class Recording:
     def _finish(self, file: RecordingFile) -> None:
         recorder = self._recorder
         plans = {int(key): bound.plan.wire for key, bound in recorder.plans.items()}
-        file.finish(_framed(Recorded(self._began_s, self._until_s, plans, recorder.dropped, recorder.own_s)))
+        file.finish(
+            _framed(RecordingSummary(self._began_s, self._until_s, plans, recorder.dropped, recorder.own_s))
+        )
         self._complete = True
 
     def _end(self, order: StartRecording, reason: str) -> None:
@@ -268,25 +343,25 @@ class Recording:
         self._report(RecordingEnded(order.number, reason))
 
 
-def _framed(message: Batch | Recorded) -> bytes:
+def _framed(message: RecordingBatch | RecordingSummary) -> bytes:
     body = _encode(message)
     return _length.pack(len(body)) + body
 
 
-def read_recording(data: bytes) -> tuple[Batch, Recorded]:
+def read_recording(data: bytes) -> tuple[RecordingBatch, RecordingSummary]:
     """All batches of a file as one, and what it says of the whole.
 
     Raises:
         ValueError: the file is cut off or holds something else.
     """
-    whole = Batch([], [], [], [])
+    whole = RecordingBatch([], [], [], [])
     at = 0
     while at + _length.size <= len(data):
         (size,) = _length.unpack_from(data, at)
         at += _length.size
         message = _decode(data[at : at + size])
         at += size
-        if isinstance(message, Recorded):
+        if isinstance(message, RecordingSummary):
             return whole, message
         whole.steps.extend(message.steps)
         whole.queues.extend(message.queues)

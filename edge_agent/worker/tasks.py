@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stageloom.edge_agent.executor.base import Rows, StepResult
+from stageloom.edge_agent.worker.accounting import WindowCounter
 from stageloom.edge_agent.worker.messages import TaskDone
 from stageloom.edge_agent.worker.recorder import Recorder
-from stageloom.edge_agent.worker.window import Window
 from stageloom.shared.bound import BoundModel
 from stageloom.shared.engine.steps import FinishTask, Outcome, Step, StepMember, Task
 from stageloom.shared.ids import TaskId
@@ -53,7 +53,7 @@ class TaskTable:
 
     def __init__(self) -> None:
         self.tasks: dict[TaskId, EngineTask] = {}
-        self.window: Window | None = None  # that is being measured
+        self.window: WindowCounter | None = None  # that is being measured
         self.recorder: Recorder | None = None
 
     def rows(self, model: BoundModel, member: StepMember) -> Rows:
@@ -75,7 +75,7 @@ class TaskTable:
                         task.started_s = started_s
 
     def note_window(
-        self, window: Window, step: Step, result: StepResult, models: Sequence[BoundModel], now: float
+        self, window: WindowCounter, step: Step, result: StepResult, models: Sequence[BoundModel], now: float
     ) -> None:
         """A step has ended while this window is measured."""
         names = [models[member.member.model].plan.name for member in step.members]

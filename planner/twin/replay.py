@@ -19,7 +19,7 @@ from stageloom.planner.twin.window import (
     add_histograms,
 )
 from stageloom.shared.bound import BoundPlan
-from stageloom.shared.engine.stats import Counts, EngineGlance, QueueGlance
+from stageloom.shared.engine.stats import Counts, ModelQueue, QueueSnapshot
 from stageloom.shared.errors import InputError, UnavailableError
 from stageloom.shared.ids import DeviceId, Digest
 from stageloom.shared.messages.telemetry import (
@@ -172,19 +172,19 @@ def _steps(steps: Sequence[StepTimings]) -> tuple[StepsWindow, ...]:
     )
 
 
-def _glances(rows: Sequence[Row]) -> tuple[EngineGlance, ...]:
+def _glances(rows: Sequence[Row]) -> tuple[QueueSnapshot, ...]:
     by_moment: dict[int, dict[str, QueueSample]] = {}
     for row in rows:
         if isinstance(row.data, QueueSample):
             by_moment.setdefault(row.at_us, {})[row.data.model] = row.data
     return tuple(
-        EngineGlance(at_us * 1e-6, None, None, tuple(map(_queue, samples.values())))
+        QueueSnapshot(at_us * 1e-6, None, None, tuple(map(_queue, samples.values())))
         for at_us, samples in sorted(by_moment.items())
     )
 
 
-def _queue(sample: QueueSample) -> QueueGlance:
-    return QueueGlance(sample.model, 0, sample.tasks, sample.oldest_age_us * 1e-6, 0, 0)
+def _queue(sample: QueueSample) -> ModelQueue:
+    return ModelQueue(sample.model, 0, sample.tasks, sample.oldest_age_us * 1e-6, 0, 0)
 
 
 def figures(window: Window) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """What a device does: `Device`, which runs plans, and `Window`, what happened between two instants.
 
 A window is the same value of a twin, an engine and an agent. Its parts are the engine's own (`Counts`,
-`EngineGlance`) where those exist; `rows` gives the telemetry that an agent would have sent of it.
+`QueueSnapshot`) where those exist; `rows` gives the telemetry that an agent would have sent of it.
 """
 
 import math
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
 from stageloom.shared.bound import BoundPlan
-from stageloom.shared.engine.stats import Counts, EngineGlance
+from stageloom.shared.engine.stats import Counts, QueueSnapshot
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.telemetry import (
     LatencyHistogram,
@@ -90,7 +90,7 @@ class Window:
     used_s: float | None
     models: tuple[ModelWindow, ...]
     steps: tuple[StepsWindow, ...]
-    glances: tuple[EngineGlance, ...]
+    glances: tuple[QueueSnapshot, ...]
     open_before: int  # tasks that had come and not ended, at the beginning
     open_after: int  # and at the end
 
@@ -142,7 +142,7 @@ class Window:
         found = [variance(self._counted(glance, measure)) for glance in self.glances]
         return math.fsum(found) / len(found)
 
-    def _counted(self, glance: EngineGlance, measure: Measure) -> list[float]:
+    def _counted(self, glance: QueueSnapshot, measure: Measure) -> list[float]:
         if measure is Measure.TASKS:
             return [float(queue.queued) for queue in glance.queues]
         service_s = self._services_s()

@@ -8,20 +8,19 @@ A task lives through: submitted -> queued -> (shared: in the buffers) -> launche
 """
 
 from stageloom.shared.bound import BoundPlan
-from stageloom.shared.engine.board import Board
-from stageloom.shared.engine.launcher import Launcher
-from stageloom.shared.engine.ledger import Ledger
-from stageloom.shared.engine.programs import ProgramStatus
-from stageloom.shared.engine.records import Instance
+from stageloom.shared.engine.queues import Launcher
+from stageloom.shared.engine.records import Instance, ProgramStatus
+from stageloom.shared.engine.registry import TaskRegistry
+from stageloom.shared.engine.scheduler import StepScheduler
 from stageloom.shared.engine.slots import PlanState, Track
 from stageloom.shared.engine.stats import (
-    EngineGlance,
     EngineStats,
+    QueueSnapshot,
     combined_stats,
     counts,
+    model_queue,
     model_stats,
     progress_of,
-    queue_glance,
 )
 from stageloom.shared.engine.steps import (
     Action,
@@ -46,8 +45,8 @@ class EngineCore:
     """
 
     def __init__(self, *, max_preparing: int = 2, max_programs: int = 1024) -> None:
-        self._board = Board(max_preparing, max_programs)
-        self._ledger = Ledger(self._board.drop_row)
+        self._board = StepScheduler(max_preparing, max_programs)
+        self._ledger = TaskRegistry(self._board.drop_row)
         self._plans: dict[PlanKey, PlanState] = {}
         self._active: PlanState | None = None
         self._draining = False
@@ -289,16 +288,16 @@ class EngineCore:
             combined=() if active is None else combined_stats(active.combined),
         )
 
-    def glance(self, now: float) -> EngineGlance:
-        """The queues at this instant; forgets the tightest deadline that it tells."""
+    def sample(self, now: float) -> QueueSnapshot:
+        """The queues at this instant; forgets the tightest deadline that it names."""
         active, ledger = self._active, self._ledger
         tightest_s, ledger.tightest_s = ledger.tightest_s, _NEVER
-        return EngineGlance(
+        return QueueSnapshot(
             now,
             None if active is None else active.key,
             None if tightest_s == _NEVER else tightest_s,
             tuple(
-                queue_glance(launcher, active, self._board.in_flight, now)
+                model_queue(launcher, active, self._board.in_flight, now)
                 for launcher in ledger.launchers.values()
                 if launcher.served or launcher.queue
             ),

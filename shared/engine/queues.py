@@ -16,9 +16,11 @@ can be launched only from the model's one-deep buffer, and cannot lose once it i
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
-from stageloom.shared.engine.steps import Task
+from stageloom.shared.engine.slots import ModelState
+from stageloom.shared.engine.steps import Outcome, Task
 from stageloom.shared.plan import QueuePlan, QueueRule
 
 _Key = tuple[float, int]
@@ -35,7 +37,7 @@ class TaskQueue:
         self.plan = plan
         self.nbytes = 0
         self.launchable = 0  # tasks that may be launched now
-        self.buffer: Task | None = None  # a shared task that may be launched; see `let_in`
+        self.buffer: Task | None = None  # a shared task that may be launched; see `admit`
         self._entries: OrderedDict[int, Task] = OrderedDict()  # by arrival, the buffered one included
         self._singles: OrderedDict[int, Task] = OrderedDict()  # those that need no buffer
         self._runs: _Heap = []  # singles in run order; only where it is not the order of arrival
@@ -92,7 +94,7 @@ class TaskQueue:
                 heappush(self._runs, (value, seq, task))
             heappush(self._loses, (-value, -seq, task))
 
-    def let_in(self, task: Task) -> None:
+    def admit(self, task: Task) -> None:
         """A shared task enters the empty buffer."""
         self.buffer = task
         self.launchable += 1
@@ -195,3 +197,117 @@ class TaskQueue:
         )
         heapify(self._runs)
         heapify(self._loses)
+
+
+class Launcher:
+    """One model by name; it outlives the plans that serve it."""
+
+    __slots__ = (
+        "arrived",
+        "batch",
+        "delay_s",
+        "ended",
+        "graph",
+        "interval_s",
+        "launched",
+        "name",
+        "next_s",
+        "queue",
+        "served",
+        "target",
+        "work_conserving",
+    )
+
+    def __init__(self, target: ModelState) -> None:
+        self.name = target.name
+        self.queue = TaskQueue(target.bound.plan.queue)
+        self.graph = target.bound.graph
+        self.next_s = -math.inf  # the spacing since the last launch is over from here on
+        self.target: ModelState | None = None  # where it launches into; None while no plan serves the model
+        self.served = True  # the plan activated last has the model
+        self.ended = dict.fromkeys(Outcome, 0)
+        self.arrived = 0  # tasks, also those that found the queue full
+        self.launched = 0
+        self.batch = 1
+        self.delay_s = 0.0
+        self.interval_s = 0.0
+        self.work_conserving = True
+
+    def follow(self, target: ModelState, *, shrink: bool = True) -> list[Task]:
+        """Serve a new plan from now on; returns the queued tasks that its bounds leave no room for.
+
+        Without `shrink` the queue's bounds stay where the plan's are smaller.
+        """
+        plan = target.bound.plan
+        self.target = target
+        self.graph = target.bound.graph
+        self.served = True
+        self.batch = plan.batch
+        self.delay_s = plan.batch_max_delay_us * 1e-6
+        self.interval_s = plan.launch_interval_us * 1e-6
+        self.work_conserving = plan.work_conserving
+        bounds, before = plan.queue, self.queue.plan
+        if not shrink:
+            bounds = replace(
+                bounds,
+                max_tasks=max(bounds.max_tasks, before.max_tasks),
+                max_bytes=max(bounds.max_bytes, before.max_bytes),
+            )
+        return self.queue.reconfigure(bounds)
+
+    def due_s(self, *, early: bool = False) -> float:
+        """From when on a launch is allowed, slots aside: infinity with nothing to launch.
+
+        With `early` the spacing does not count, where the plan is work conserving.
+        """
+        launchable = self.queue.launchable
+        if not launchable:
+            return math.inf
+        spaced = -math.inf if early and self.work_conserving else self.next_s
+        if launchable >= self.batch:
+            return spaced
+        return max(spaced, self.queue.oldest_launchable_s + self.delay_s)
+
+    def take(self, now: float) -> list[Task]:
+        """Take the tasks of one launch out of the queue and start the spacing."""
+        rows = [self.queue.take() for _ in range(min(self.batch, self.queue.launchable))]
+        self.next_s = now + self.interval_s * len(rows)
+        self.launched += len(rows)
+        return rows
+
+
+class SharedLine:
+    """Shared tasks in order of arrival, on their way into the one-deep buffers of their models.
+
+    A task enters when the buffers of all its models are free and no older shared task waits for one of them.
+    """
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Task] = {}
+
+    def add(self, task: Task) -> None:
+        """A shared task came."""
+        self._waiting[task.seq] = task
+
+    def discard(self, task: Task) -> None:
+        """It ended while it waited."""
+        self._waiting.pop(task.seq, None)
+
+    def enter(self, launchers: dict[str, Launcher]) -> None:
+        """Let every task in that may enter now."""
+        if not self._waiting:
+            return
+        claimed: set[str] = set()
+        for task in list(self._waiting.values()):
+            models = task.models
+            if not claimed.isdisjoint(models) or any(launchers[m].queue.buffer is not None for m in models):
+                claimed.update(models)
+                if len(claimed) == len(launchers):
+                    return
+                continue
+            del self._waiting[task.seq]
+            task.buffered = True
+            for model in models:
+                launchers[model].queue.admit(task)

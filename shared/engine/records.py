@@ -1,15 +1,66 @@
-"""What the core remembers of instances and steps. Mutable, and private to the engine."""
+"""What the core remembers of instances, steps and programs. Mutable, and private to the engine."""
 
 import math
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from stageloom.shared.engine.steps import InstanceId, Task
+from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey, Task
 from stageloom.shared.ids import StepId, TaskId
 
 if TYPE_CHECKING:
     from stageloom.shared.engine.slots import CombinedState, PlanState, Slot, Track
+
+
+MAX_REMEMBERED = 4096  # programs remembered per combined block; the others are looked at anew each time
+
+
+class ProgramStatus(Enum):
+    """How far a program is."""
+
+    UNASKED = "unasked"
+    PREPARING = "preparing"
+    READY = "ready"
+    FAILED = "failed"  # never asked for again; its members run one after another
+
+
+class ProgramState:
+    """A program and how far it is."""
+
+    __slots__ = ("key", "on_demand", "ready", "status")
+
+    def __init__(self, key: ProgramKey) -> None:
+        self.key = key
+        self.on_demand = False  # asked for when a step needed it, not when the plan was loaded
+        self.status = ProgramStatus.UNASKED
+        self.ready = False  # the status is READY: asked in every step
+
+    def settle(self, status: ProgramStatus) -> None:
+        """It was prepared, or that failed."""
+        self.status = status
+        self.ready = status is ProgramStatus.READY
+
+
+class ProgramTable:
+    """The programs of one combined block, by mask and buckets."""
+
+    __slots__ = ("_combined", "_plan", "_programs")
+
+    def __init__(self, plan: PlanKey, combined: int) -> None:
+        self._plan = plan
+        self._combined = combined
+        self._programs: dict[tuple[int, tuple[int, ...]], ProgramState] = {}
+
+    def find(self, mask: int, buckets: tuple[int, ...]) -> ProgramState:
+        """The program for the active members in `mask`; `buckets` ascending by position."""
+        pair = (mask, buckets)
+        found = self._programs.get(pair)
+        if found is None:
+            found = ProgramState(ProgramKey(self._plan, self._combined, mask, buckets))
+            if len(self._programs) < MAX_REMEMBERED:
+                self._programs[pair] = found
+        return found
 
 
 class Instance:

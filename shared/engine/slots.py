@@ -8,8 +8,7 @@ import math
 from typing import TYPE_CHECKING, TypeAlias
 
 from stageloom.shared.bound import BoundModel, BoundPlan
-from stageloom.shared.engine.programs import MAX_REMEMBERED, Program, ProgramTable
-from stageloom.shared.engine.records import Instance, StepRecord
+from stageloom.shared.engine.records import MAX_REMEMBERED, Instance, ProgramState, ProgramTable, StepRecord
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.ids import StepId
 from stageloom.shared.plan import Member, StepChoice, Wait
@@ -342,7 +341,9 @@ class CombinedState:
         self.next_free = self.full  # members whose next slot is free
         self.moves = 0  # members that would move if the block ran now
         self.programs = ProgramTable(plan.key, index)
-        self.at_one: dict[int, Program] = {}  # those that `program` found, by mask, where every batch is one
+        self.at_one: dict[
+            int, ProgramState
+        ] = {}  # those that `program` found, by mask, where every batch is one
         self.lane = NO_LANE  # of the steps in flight
         self.in_flight = 0
         self.since_s = math.inf  # when a member first could move, while others are waited for
@@ -391,7 +392,7 @@ class CombinedState:
         instances = [slot.instance for slot in self.slots if active & slot.bit]
         return tuple([instance.bucket for instance in instances if instance is not None])
 
-    def program(self, active: int) -> Program:
+    def program(self, active: int) -> ProgramState:
         """The program for these active members."""
         program = self.programs.find(active, self.buckets(active))
         if self.ones is not None and len(self.at_one) < MAX_REMEMBERED:

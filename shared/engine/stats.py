@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from stageloom.shared.engine.launcher import Launcher
+from msgspec import Struct
+
+from stageloom.shared.engine.queues import Launcher
 from stageloom.shared.engine.slots import CombinedState, InFlight, PlanState
 from stageloom.shared.engine.steps import Outcome, PlanKey
 
@@ -67,9 +69,8 @@ class EngineStats:
     combined: tuple[CombinedStats, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class QueueGlance:
-    """One model's queue and progress: what a trigger looks at, ten times a second."""
+class ModelQueue(Struct, frozen=True, array_like=True, gc=False):
+    """One model's queue and progress."""
 
     name: str
     arrived: int  # tasks so far, also those that found the queue full
@@ -79,14 +80,16 @@ class QueueGlance:
     progress: int  # bit b: some replica has an instance in block b
 
 
-@dataclass(frozen=True, slots=True)
-class EngineGlance:
-    """The queues at one instant; much cheaper than `EngineStats`."""
+class QueueSnapshot(Struct, frozen=True, array_like=True, tag=13):
+    """The queues at one instant, as a trigger samples them ten times a second; also a report of the engine.
 
-    now_s: float
-    active: PlanKey | None
-    tightest_s: float | None  # from arrival to deadline, of tasks since the last glance; None without any
-    queues: tuple[QueueGlance, ...]
+    It costs much less than `EngineStats`.
+    """
+
+    at_s: float
+    key: PlanKey | None  # of the active plan
+    tightest_s: float | None  # from arrival to deadline, of tasks since the last sample; None without any
+    queues: tuple[ModelQueue, ...]
 
 
 def counts(ended: Mapping[Outcome, int]) -> Counts:
@@ -108,17 +111,15 @@ def model_stats(launcher: Launcher, progress: tuple[int, ...], now: float) -> Mo
     )
 
 
-def queue_glance(
-    launcher: Launcher, active: PlanState | None, in_flight: InFlight, now: float
-) -> QueueGlance:
-    """Look at one model."""
+def model_queue(launcher: Launcher, active: PlanState | None, in_flight: InFlight, now: float) -> ModelQueue:
+    """Sample one model."""
     oldest = launcher.queue.oldest_arrived_s
     progress, blocks = 0, 0
     if active is not None and (index := active.bound.model_index.get(launcher.name)) is not None:
         blocks = active.bound.models[index].plan.num_blocks
         for mask in progress_of(active, launcher.name, in_flight):
             progress |= mask
-    return QueueGlance(
+    return ModelQueue(
         launcher.name,
         launcher.arrived,
         len(launcher.queue),

@@ -8,7 +8,7 @@ crashes, stalls, fails tasks or harms p99 or the oldest task's age is rejected a
 The caller carries out the actions in order and reports what became of them. An event that is late or repeated
 changes nothing. `now` is in seconds on one monotonic clock; call `tick` no later than `next_wakeup`.
 
-    begin -> SaveRecord -> recorded -> ( Drain -> drained -> Activate -> activated -> Measure
+    begin -> SaveRecord -> recorded -> ( Drain -> drained -> Activate -> activated -> MeasureSide
           -> window_ended ) again and again -> Activate, Decide
 """
 
@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from stageloom.shared.engine.student import PairedLogs
 from stageloom.shared.engine.windows import (
-    Coin,
+    PairedLogs,
+    Rng,
     Side,
     WindowFigures,
     abba,
@@ -150,7 +150,7 @@ class Activate:
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class MeasureSide:
     """Report `window_ended` with what happens between these instants."""
 
     window: int  # counts up from 0
@@ -166,7 +166,7 @@ class Decide:
     result: TrialResult
 
 
-TrialAction: TypeAlias = SaveRecord | Drain | Activate | Measure | Decide
+TrialAction: TypeAlias = SaveRecord | Drain | Activate | MeasureSide | Decide
 
 
 class _Phase(Enum):
@@ -179,9 +179,9 @@ class _Phase(Enum):
 
 
 class TrialCore:
-    """One trial. `coin` is a seeded generator (`random.Random`)."""
+    """One trial. `rng` is a seeded generator (`random.Random`)."""
 
-    def __init__(self, setup: TrialSetup, coin: Coin, config: TrialConfig | None = None) -> None:
+    def __init__(self, setup: TrialSetup, rng: Rng, config: TrialConfig | None = None) -> None:
         self.setup = setup
         self.config = config or TrialConfig()
         self.result: TrialResult | None = None
@@ -190,7 +190,7 @@ class TrialCore:
             shortest_s=self.config.shortest_window_s,
             instance_times=self.config.instance_times,
         )
-        self._order = abba(coin)
+        self._order = abba(rng)
         self._phase = _Phase.NEW
         self._began_s = 0.0
         self._due_s = math.inf  # when the phase is overdue
@@ -242,7 +242,7 @@ class TrialCore:
             return []
         to_s = now + self.window_s
         self._enter(_Phase.MEASURING, to_s + self.config.stall_s)
-        return [Measure(self._window, self._side, now + self.config.cut * self.window_s, to_s)]
+        return [MeasureSide(self._window, self._side, now + self.config.cut * self.window_s, to_s)]
 
     def window_ended(self, window: int, figures: WindowFigures, now: float) -> list[TrialAction]:
         """What the window with this number showed."""

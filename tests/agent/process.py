@@ -8,10 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from stageloom.edge_agent.ask import ask_status
 from stageloom.edge_agent.config import AgentConfig, encode_config
-from stageloom.edge_agent.ingest.paths import socket_of
-from stageloom.edge_agent.reporting.status import AgentStatus
+from stageloom.edge_agent.ingest.channel import socket_of
+from stageloom.edge_agent.reporting.status import AgentStatus, ask_status
 from stageloom.shared.errors import UnavailableError
 from tests.agent.conftest import eventually
 

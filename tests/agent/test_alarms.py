@@ -7,7 +7,7 @@ import pytest
 from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.replan.alarms import Alarms, AlarmSettings, Fired, alarm_raised
 from stageloom.edge_agent.replan.derived_plans import plain_plan
-from stageloom.edge_agent.worker.messages import Glance, QueueGlance
+from stageloom.shared.engine.stats import QueueSnapshot
 from stageloom.shared.messages import control
 from stageloom.shared.messages.control import Origin
 from stageloom.shared.plan import decode_plan
@@ -31,13 +31,8 @@ class Device:
         self.fired: list[tuple[float, Fired]] = []
         self._step_ends_s = 0.0
 
-    def glance(self) -> Glance:
-        seen = self.driver.core.glance(self.driver.now)
-        queues = tuple(
-            QueueGlance(q.name, q.arrived, q.queued, q.oldest_age_s, q.blocks, q.progress)
-            for q in seen.queues
-        )
-        return Glance(seen.now_s, seen.active, seen.tightest_s, queues)
+    def glance(self) -> QueueSnapshot:
+        return self.driver.core.sample(self.driver.now)
 
     def run(
         self,

@@ -16,7 +16,7 @@ from stageloom import __version__
 from stageloom.edge_agent.cli.app import execute
 from stageloom.edge_agent.cli.show import status_text
 from stageloom.edge_agent.config import SETTINGS_NAME, AgentConfig, ModelFile, decode_config, load_config
-from stageloom.edge_agent.ingest.paths import HOME_VARIABLE
+from stageloom.edge_agent.ingest.channel import HOME_VARIABLE
 from stageloom.edge_agent.lifecycle.engine_view import Supervisor
 from stageloom.edge_agent.lifecycle.manager import PlanManager
 from stageloom.edge_agent.link.connection import Membership, new_keys, save_membership
@@ -278,7 +278,7 @@ _HEAVY = "typer rich numpy sqlalchemy ray onnxruntime onnx torch alembic"
     [
         ("stageloom.edge_agent.run stageloom.edge_agent.link.factory stageloom.edge_agent.service", _HEAVY),
         ("stageloom.edge_agent.lifecycle.alone", _HEAVY),
-        ("stageloom.edge_agent.ask stageloom.edge_agent.ingest.endpoint", f"{_HEAVY} zmq"),
+        ("stageloom.edge_agent.reporting.status stageloom.edge_agent.ingest.endpoint", f"{_HEAVY} zmq"),
         (
             "stageloom.edge_agent.worker.process",
             "typer rich sqlalchemy ray onnxruntime onnx torch alembic zmq",

@@ -3,16 +3,16 @@
 import pytest
 
 from stageloom.edge_agent.replan.drift import Drift
-from stageloom.edge_agent.worker.messages import CombinedStats, Stats
+from stageloom.edge_agent.worker.messages import Stats, StepStats
 from stageloom.shared.ids import Digest
 
 PLAN_A, PLAN_B = Digest("a" * 64), Digest("b" * 64)
 MEMBERS = (("a", "b"), ("a",))
 
 
-def full(block: int, steps: int, step_s: float, key: int = 1) -> CombinedStats:
+def full(block: int, steps: int, step_s: float, key: int = 1) -> StepStats:
     mask = (1 << len(MEMBERS[block])) - 1
-    return CombinedStats(key, block, mask, steps, steps, steps * step_s, step_s, step_s)
+    return StepStats(key, block, mask, steps, steps, steps * step_s, step_s, step_s)
 
 
 class Device:
@@ -23,7 +23,7 @@ class Device:
         self.now_s = 0.0
 
     def runs(
-        self, seconds: int, *combined: CombinedStats, plan: Digest = PLAN_A, key: int = 1, lanes: int = 1
+        self, seconds: int, *combined: StepStats, plan: Digest = PLAN_A, key: int = 1, lanes: int = 1
     ) -> float:
         for _ in range(seconds):
             self.now_s += 1.0
@@ -34,7 +34,7 @@ class Device:
 def test_drift_is_measured_over_profiled_time_of_steps_with_all_members() -> None:
     device = Device()
     device.drift.profiled(PLAN_A, 1, {0: 1000.0, 1: 3000.0})
-    partial = CombinedStats(1, 0, 0b01, 50, 50, 9.0, 0.1, 0.3)
+    partial = StepStats(1, 0, 0b01, 50, 50, 9.0, 0.1, 0.3)
     assert device.runs(40, full(0, 60, 0.0015), full(1, 20, 0.0045), partial) == pytest.approx(1.5)
 
 

@@ -16,8 +16,8 @@ import pytest
 
 from stageloom import Client, TaskFuture
 from stageloom.edge_agent.ingest import channel
+from stageloom.edge_agent.ingest.channel import close_received
 from stageloom.edge_agent.ingest.connection import ConnectionLimits
-from stageloom.edge_agent.ingest.memory_file import close_received
 from stageloom.edge_agent.ingest.messages import (
     AttachArena,
     ClientHello,

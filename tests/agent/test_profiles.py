@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stageloom.edge_agent.lifecycle import events as link
-from stageloom.edge_agent.reporting.profiles import ProfileDesk
+from stageloom.edge_agent.reporting.profiles import ProfileQueue
 from stageloom.edge_agent.worker.messages import Command, OperatorTimes, Profile, ProfileStages, StageTimes
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.messages.control import ArtifactNeed, ProfileRequest, StageProfileRequest
@@ -33,7 +33,7 @@ class Desk:
         self.asked: list[Profile | ProfileStages] = []
         self.rows: list[RowData] = []
         self.told: list[link.Event] = []
-        self.desk = ProfileDesk(
+        self.desk = ProfileQueue(
             self.send,
             lambda digest: Path("/artifacts") / digest,
             self.rows.extend,

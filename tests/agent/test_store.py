@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from stageloom.edge_agent import store
-from stageloom.edge_agent.home import HomeLock
-from stageloom.edge_agent.store import ArtifactStore, StateFile
+from stageloom.edge_agent.store import ArtifactStore, HomeLock, StateFile
 from stageloom.shared.digest import digest_bytes
 from stageloom.shared.errors import StorageError
 

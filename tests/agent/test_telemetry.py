@@ -1,13 +1,13 @@
 """Rows that the agent makes of what its two processes measured."""
 
 from stageloom.edge_agent.reporting.telemetry import ServiceTimes, profile_rows, trace_row
-from stageloom.edge_agent.worker.messages import CombinedStats, ModelStats, OperatorTimes, Stats, StepTraced
+from stageloom.edge_agent.worker.messages import OperatorTimes, QueueStats, Stats, StepStats, StepTraced
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.telemetry import ProfileResult
 
 
-def _stats(a: int, b: int, *combined: CombinedStats) -> Stats:
-    models = tuple(ModelStats(name, 0, 0.0, {"completed": n}) for name, n in (("a", a), ("b", b)))
+def _stats(a: int, b: int, *combined: StepStats) -> Stats:
+    models = tuple(QueueStats(name, 0, 0.0, {"completed": n}) for name, n in (("a", a), ("b", b)))
     return Stats(0.0, 1, 0.0, models, combined)
 
 
@@ -18,8 +18,8 @@ def test_service_time_of_a_step_belongs_to_the_members_that_ran_in_it() -> None:
         _stats(
             10,
             5,
-            CombinedStats(1, 0, 0b01, 5, 5, 5.0, 1.0, 1.0),
-            CombinedStats(1, 0, 0b11, 5, 10, 10.0, 2.0, 2.0),
+            StepStats(1, 0, 0b01, 5, 5, 5.0, 1.0, 1.0),
+            StepStats(1, 0, 0b11, 5, 10, 10.0, 2.0, 2.0),
         )
     )
     assert times.per_task_us() == {"a": 1e6, "b": 1e6}
@@ -28,7 +28,7 @@ def test_service_time_of_a_step_belongs_to_the_members_that_ran_in_it() -> None:
 def test_service_times_leave_out_steps_of_another_plan() -> None:
     times = ServiceTimes([("a", "b")])
     times.add(_stats(0, 0))
-    times.add(_stats(1, 0, CombinedStats(9, 0, 0b01, 1, 1, 5.0, 5.0, 5.0)))
+    times.add(_stats(1, 0, StepStats(9, 0, 0b01, 1, 1, 5.0, 5.0, 5.0)))
     assert times.per_task_us() == {"a": 0.0}
 
 

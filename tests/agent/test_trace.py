@@ -18,9 +18,15 @@ from stageloom.edge_agent.executor.onnx import OnnxExecutor
 from stageloom.edge_agent.trace.chrome import MEASURED, PLANNED, QUEUES, chrome_trace
 from stageloom.edge_agent.trace.command import read_costs, record, trace_text, write_trace
 from stageloom.edge_agent.trace.timeline import Timeline, timeline
+from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.edge_agent.worker.messages import Command, StartRecording
-from stageloom.edge_agent.worker.recorder import Batch, Recorded, Recorder, StepEntry, SwapEntry
-from stageloom.edge_agent.worker.shell import EngineShell
+from stageloom.edge_agent.worker.recorder import (
+    Recorder,
+    RecordingBatch,
+    RecordingSummary,
+    StepEntry,
+    SwapEntry,
+)
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.engine.steps import Outcome
@@ -47,7 +53,7 @@ def _record(executor: NullExecutor | OnnxExecutor, models: Mapping[str, Artifact
     ]
     plan = compose(choices, scheduler="greedy", **how)
     recorder, ended = Recorder(), threading.Semaphore(0)
-    with EngineShell(executor) as shell:
+    with InProcessEngine(executor) as shell:
         shell.record(recorder)
         shell.activate(shell.load(plan, {model.digest: model for model in models.values()}))
         for name, model in models.items():
@@ -59,7 +65,7 @@ def _record(executor: NullExecutor | OnnxExecutor, models: Mapping[str, Artifact
     batch = recorder.take()
     assert batch is not None
     end_s = max(step.ended_s for step in batch.steps)
-    recorded = Recorded(batch.swaps[0].at_s, end_s, {}, 0, recorder.own_s)
+    recorded = RecordingSummary(batch.swaps[0].at_s, end_s, {}, 0, recorder.own_s)
     costs = CostTable(
         measured_s={(d, OpId(op)): 1e-4 for d, g in graphs.items() for op in range(len(g.operators))}
     )
@@ -134,7 +140,7 @@ def test_a_planned_barrier_waits_for_all_groups_of_the_stage_before() -> None:
     bound = bind(plan, {model.digest: model.graph})
     entry = StepEntry(0, 0, 1, 0, 1, (0,), (0,), False, 5.0, 6.0, ())
     runs = timeline(
-        Batch([entry], [], [], []), Recorded(5.0, 7.0, {}, 0, 0.0), {1: bound}, CostTable()
+        RecordingBatch([entry], [], [], []), RecordingSummary(5.0, 7.0, {}, 0, 0.0), {1: bound}, CostTable()
     ).planned
     ends: dict[int, float] = {}
     for item, run in zip(lower(plan.combined[0].schedule, bound.combined[0].graph, 1), runs, strict=True):
@@ -160,8 +166,8 @@ def test_members_of_a_fallback_are_drawn_one_after_another() -> None:
     groups = tuple((i, 0, float(n := next(spans)), n + 0.5) for part in lists for i in range(len(part)))
     entry = StepEntry(3, 0, 1, 0, 3, (1, 0), (8, 9), True, 0.0, 100.0, groups)
     found = timeline(
-        Batch([entry], [], [SwapEntry(0.0, 1)], []),
-        Recorded(0.0, 100.0, {}, 0, 0.0),
+        RecordingBatch([entry], [], [SwapEntry(0.0, 1)], []),
+        RecordingSummary(0.0, 100.0, {}, 0, 0.0),
         {1: bound},
         CostTable(),
     )
@@ -186,7 +192,9 @@ def test_steps_of_one_lane_that_overlap_are_drawn_beside_each_other() -> None:
         StepEntry(number, 0, 1, 0, 1, (0,), (number,), False, float(number), number + 1.5, ())
         for number in range(3)
     ]
-    found = timeline(Batch(entries, [], [], []), Recorded(0.0, 9.0, {}, 0, 0.0), {1: bound}, CostTable())
+    found = timeline(
+        RecordingBatch(entries, [], [], []), RecordingSummary(0.0, 9.0, {}, 0, 0.0), {1: bound}, CostTable()
+    )
     trace = chrome_trace(found, costs="estimated")
     assert problems(trace) == []
     assert len({span["tid"] for span in _spans(trace, MEASURED, "step")}) == 2
@@ -196,8 +204,8 @@ def test_a_step_that_began_before_the_recording_is_left_out(found: Timeline) -> 
     model = artifact_of("squeezenet")
     bound, _ = _two_members(model)
     entry = StepEntry(0, 0, 1, 0, 1, (0,), (0,), False, 1.0, 3.0, ())
-    late = Recorded(2.0, 4.0, {}, 0, 0.0)
-    assert not timeline(Batch([entry], [], [], []), late, {1: bound}, CostTable()).steps
+    late = RecordingSummary(2.0, 4.0, {}, 0, 0.0)
+    assert not timeline(RecordingBatch([entry], [], [], []), late, {1: bound}, CostTable()).steps
 
 
 def _broken(spoil: Callable[[list[dict[str, Any]]], object]) -> Callable[[Trace], Trace]:

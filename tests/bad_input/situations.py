@@ -15,11 +15,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from stageloom import Client
-from stageloom.edge_agent.ask import ask_status
-from stageloom.edge_agent.ingest.paths import socket_of
+from stageloom.edge_agent.ingest.channel import socket_of
 from stageloom.edge_agent.lifecycle.statefile import load_state, save_state
 from stageloom.edge_agent.lifecycle.states import PlanRef
 from stageloom.edge_agent.link.factory import STATE_NAME
+from stageloom.edge_agent.reporting.status import ask_status
 from stageloom.shared.errors import UnavailableError
 from stageloom.shared.ids import Digest
 from stageloom.shared.messages.control import Origin

@@ -3,7 +3,7 @@
 from stageloom.shared.bitmask import bits
 from stageloom.shared.engine.choice import Chooser
 from stageloom.shared.engine.core import EngineCore
-from stageloom.shared.engine.launcher import Launcher
+from stageloom.shared.engine.queues import Launcher
 from stageloom.shared.engine.records import Instance
 from stageloom.shared.engine.slots import NO_LANE, CombinedState, PlanState, Slot, Track
 from stageloom.shared.engine.steps import Action, IssueStep

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.choice import Rivals
-from stageloom.shared.engine.launcher import Launcher
+from stageloom.shared.engine.queues import Launcher
 from stageloom.shared.engine.slots import Slot, Touched
 from stageloom.shared.engine.steps import Action, IssueStep, MoveInstance, Outcome
 from tests.engine.memory import Wrong

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageloom.shared.engine.student import PairedLogs, student_cdf, student_quantile
+from stageloom.shared.engine.windows import PairedLogs, student_cdf, student_quantile
 
 # Abramowitz and Stegun, table 26.10 (one-sided probabilities), three decimals as printed.
 TABLE = {

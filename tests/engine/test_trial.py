@@ -10,7 +10,7 @@ from stageloom.shared.engine.trial import (
     Activate,
     Decide,
     Drain,
-    Measure,
+    MeasureSide,
     SaveRecord,
     TrialAction,
     TrialConfig,
@@ -48,7 +48,7 @@ class Device:
                 self.todo += core.drained(self.now)
             case Activate():
                 self.todo += core.activated(self.now)
-            case Measure(window=window, side=side, to_s=to_s):
+            case MeasureSide(window=window, side=side, to_s=to_s):
                 self.now = to_s
                 self.todo += core.window_ended(window, self.figure(side, window), self.now)
         return action
@@ -93,16 +93,16 @@ def test_the_record_is_durable_before_anything_is_touched() -> None:
 
 def test_a_window_is_cut_by_its_first_tenth() -> None:
     trial = device(speeds(1.0))
-    window = trial.until(Measure)
-    assert isinstance(window, Measure)
+    window = trial.until(MeasureSide)
+    assert isinstance(window, MeasureSide)
     assert window.from_s == pytest.approx(trial.now + 0.025)
     assert window.to_s == pytest.approx(trial.now + 0.25)
 
 
 def test_slow_models_have_windows_of_twenty_instances() -> None:
     trial = device(speeds(1.0), instance_s=(0.1,))
-    window = trial.until(Measure)
-    assert isinstance(window, Measure)
+    window = trial.until(MeasureSide)
+    assert isinstance(window, MeasureSide)
     assert (window.from_s, window.to_s) == pytest.approx((trial.now + 0.2, trial.now + 2.0))
 
 
@@ -121,7 +121,7 @@ def test_never_two_plans_in_one_window_and_a_drain_between_any_two(seed: int, ra
     for number, (drain, swap, window) in enumerate(zip(*[iter(middle)] * 3, strict=True)):
         assert isinstance(drain, Drain)
         assert isinstance(swap, Activate)
-        assert isinstance(window, Measure)
+        assert isinstance(window, MeasureSide)
         assert (window.window, window.side) == (number, swap.side)
         assert window.from_s > end_s
         end_s = window.to_s
@@ -130,8 +130,8 @@ def test_never_two_plans_in_one_window_and_a_drain_between_any_two(seed: int, ra
 def test_late_repeated_and_foreign_events_change_nothing() -> None:
     trial = device(speeds(1.1))
     trial.until(Drain)
-    window = trial.until(Measure)
-    assert isinstance(window, Measure)
+    window = trial.until(MeasureSide)
+    assert isinstance(window, MeasureSide)
     core, now = trial.core, trial.now
     assert core.recorded(now) == core.drained(now) == core.activated(now) == []
     assert core.window_ended(window.window + 1, figures(), now) == []
@@ -285,7 +285,7 @@ def test_a_gain_that_may_cost_latency_waits_until_that_is_sure() -> None:
 
 def test_a_task_that_waits_for_the_candidate_ends_the_trial_at_once() -> None:
     trial = device(speeds(1.1))
-    trial.until(Measure, Side.CANDIDATE)
+    trial.until(MeasureSide, Side.CANDIDATE)
     core = trial.core
     assert core.tick(trial.now, 0.9) == []
     activate, decide = core.tick(trial.now, 1.1)
@@ -297,7 +297,7 @@ def test_a_task_that_waits_for_the_candidate_ends_the_trial_at_once() -> None:
 
 def test_ages_that_the_control_had_too_do_not_stop_the_candidate() -> None:
     trial = device(speeds(1.1), oldest_age_s=2.0)
-    trial.until(Measure, Side.CANDIDATE)
+    trial.until(MeasureSide, Side.CANDIDATE)
     assert trial.core.tick(trial.now, 3.9) == []
     assert trial.core.tick(trial.now, 4.1) != []
 
@@ -305,9 +305,9 @@ def test_ages_that_the_control_had_too_do_not_stop_the_candidate() -> None:
 def test_an_old_task_under_the_control_is_not_held_against_the_candidate() -> None:
     """Neither while the control runs nor, until it is twice as old, after the candidate took over."""
     trial = device(speeds(1.1))
-    trial.until(Measure, Side.CONTROL)
+    trial.until(MeasureSide, Side.CONTROL)
     assert trial.core.tick(trial.now, 50.0) == []
-    trial.until(Measure, Side.CANDIDATE)
+    trial.until(MeasureSide, Side.CANDIDATE)
     assert trial.core.tick(trial.now, 99.0) == []
     assert trial.core.tick(trial.now, 101.0) != []
 
@@ -325,7 +325,7 @@ def test_a_candidate_that_fails_tasks_is_rejected_and_one_that_shares_the_fault_
 # Crashes and interruptions
 
 
-@pytest.mark.parametrize("kind", [Activate, Measure])
+@pytest.mark.parametrize("kind", [Activate, MeasureSide])
 def test_a_crash_under_the_candidate_rejects_it(kind: type[TrialAction]) -> None:
     trial = device(speeds(1.1))
     trial.until(kind, Side.CANDIDATE)
@@ -338,17 +338,17 @@ def test_a_crash_under_the_candidate_rejects_it(kind: type[TrialAction]) -> None
 
 def test_a_crash_under_the_control_condemns_nobody() -> None:
     trial = device(speeds(1.1))
-    trial.until(Measure, Side.CONTROL)
+    trial.until(MeasureSide, Side.CONTROL)
     *_, decide = trial.core.crashed("signal 9", trial.now)
     assert isinstance(decide, Decide)
     assert decide.result.verdict is Verdict.ABANDONED
 
 
-@pytest.mark.parametrize("kind", [Drain, Activate, Measure])
+@pytest.mark.parametrize("kind", [Drain, Activate, MeasureSide])
 def test_what_never_ends_is_the_running_plans_fault(kind: type[TrialAction]) -> None:
     """A drain after the candidate's window, its activation, its window."""
     trial = device(speeds(1.1))
-    trial.until(Measure, Side.CANDIDATE)
+    trial.until(MeasureSide, Side.CANDIDATE)
     if kind is Drain:
         trial.step()
     elif kind is Activate:
@@ -365,7 +365,7 @@ def test_what_never_ends_is_the_running_plans_fault(kind: type[TrialAction]) -> 
 
 def test_an_interrupted_trial_judges_nothing_and_leaves_the_control_running() -> None:
     trial = device(speeds(1.1))
-    trial.until(Measure, Side.CANDIDATE)
+    trial.until(MeasureSide, Side.CANDIDATE)
     activate, decide = trial.core.abandon("generation 8 is desired", trial.now)
     assert activate == Activate(Side.CONTROL)
     assert isinstance(decide, Decide)
@@ -415,7 +415,7 @@ def test_any_events_in_any_order_end_in_one_decision(seed: int) -> None:
         else:
             actions = core.tick(now, rng.random() * 1.01)
         done += actions
-        window = max([window, *(a.window for a in actions if isinstance(a, Measure))])
+        window = max([window, *(a.window for a in actions if isinstance(a, MeasureSide))])
     assert done[0] == SaveRecord(RECORD)
     assert [type(a) for a in done].count(Decide) == 1
     assert done[-1] == Decide(core.result)

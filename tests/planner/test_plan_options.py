@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from stageloom.edge_agent.executor.base import Rows, StepResult
 from stageloom.edge_agent.executor.null import NullExecutor
-from stageloom.edge_agent.worker.shell import EngineShell
+from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.shared.artifact import open_artifact
 from stageloom.shared.engine.steps import InstanceId, Step
 from stageloom.shared.ids import StepId
@@ -209,9 +209,9 @@ def test_a_pushed_plan_fills_its_batches_and_takes_the_highest_priority_first(
 class _Shell:
     """An engine over the gated executor; the gate opens when the test ends, however it does."""
 
-    def __enter__(self) -> tuple[EngineShell, _Gated]:
+    def __enter__(self) -> tuple[InProcessEngine, _Gated]:
         self.executor = _Gated()
-        self.shell = EngineShell(self.executor)
+        self.shell = InProcessEngine(self.executor)
         self.shell.__enter__()
         return self.shell, self.executor
 

@@ -14,7 +14,7 @@ from stageloom.edge_agent.lifecycle.session import AlarmBox
 from stageloom.edge_agent.lifecycle.states import PlanRef, RunnablePlan
 from stageloom.edge_agent.replan.alarms import Alarms, alarm_raised
 from stageloom.edge_agent.replan.drift import Drift
-from stageloom.edge_agent.worker.messages import CombinedStats, Glance, QueueGlance, Stats
+from stageloom.edge_agent.worker.messages import Stats, StepStats
 from stageloom.planner.dispatch.ports import StoredRow, TelemetryWrite
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.profiles import request_profile, request_stage_profile
@@ -22,6 +22,8 @@ from stageloom.planner.store.store import Store
 from stageloom.shared.artifact import pack_artifact
 from stageloom.shared.bound import bind
 from stageloom.shared.clock import SystemClock
+from stageloom.shared.engine.stats import ModelQueue, QueueSnapshot
+from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.ids import DeviceId
 from stageloom.shared.launch_list import LaunchList, lower
 from stageloom.shared.messages.control import Alarm, AlarmAck, Desired, DeviceState, Origin
@@ -152,7 +154,7 @@ class DriftingDevice:
             total_us = 30 * step_us * factor
             rows.append((self._at_us(), StepTimings(plan[:16], 0, 1, 30, round(total_us), 0)))
             rows += [(self._at_us(), self._trace(factor)) for _ in range(3) if self.traced]
-            steps = CombinedStats(1, 0, 1, 30, 30, total_us * 1e-6, 0.0, 0.0)
+            steps = StepStats(1, 0, 1, 30, 30, total_us * 1e-6, 0.0, 0.0)
             self.drift.add(Stats(self.now_s, 1, 0.0, (), (steps,)), plan, (("branches",),))
             if (alarm := self._glances()) is not None:
                 break
@@ -164,9 +166,9 @@ class DriftingDevice:
         return next((alarm for alarm in found if alarm is not None), None)
 
     def _glance(self, at_s: float) -> Alarm | None:
-        queue = QueueGlance("branches", int(30 * at_s), 0, 0.0, 1, 0)
+        queue = ModelQueue("branches", int(30 * at_s), 0, 0.0, 1, 0)
         ratio, mode = self.drift.ratio, self.environment
-        glance = Glance(at_s, 1, None, (queue,))
+        glance = QueueSnapshot(at_s, PlanKey(1), None, (queue,))
         fired = self.alarms.glance(glance, {}, held=False, drift=ratio, power_mode=mode)
         if fired is None:
             return None

@@ -5,15 +5,16 @@ from pathlib import Path
 import pytest
 
 from stageloom.edge_agent.config import AgentConfig
-from stageloom.edge_agent.heartbeat import EngineSigns, Heartbeat, Patience
 from stageloom.edge_agent.lifecycle.host import alone
-from stageloom.edge_agent.service import Agent
+from stageloom.edge_agent.service import Agent, Watchdog
 from stageloom.planner.service import _beat
 from stageloom.shared.systemd.notify import Notifier
 from tests.agent.test_service import PLAN
 from tests.systemd.manager import Manager
 
-PATIENCE = Patience(silent_s=30.0, load_limit_s=120.0)
+
+def watchdog(address: str = "", watchdog_s: float | None = None, load_limit_s: float = 120.0) -> Watchdog:
+    return Watchdog(Notifier(address, watchdog_s), silent_s=30.0, load_limit_s=load_limit_s)
 
 
 @pytest.mark.parametrize(
@@ -23,19 +24,18 @@ PATIENCE = Patience(silent_s=30.0, load_limit_s=120.0)
 def test_engine_may_be_quiet_for_as_long_as_a_load_takes_but_not_while_it_serves(
     quiet_s: float, serving: bool, stalled: bool
 ) -> None:
-    assert PATIENCE.stalled(EngineSigns(100.0, serving), 100.0 + quiet_s) is stalled
+    assert watchdog().stalled(100.0, 100.0 + quiet_s, serving=serving) is stalled
 
 
 def test_a_short_load_limit_does_not_make_a_loading_engine_less_patient_than_a_serving_one() -> None:
-    patience = Patience(silent_s=30.0, load_limit_s=1.0)
-    assert not patience.stalled(EngineSigns(0.0, False), 40.0)
+    assert not watchdog(load_limit_s=1.0).stalled(0.0, 40.0, serving=False)
 
 
 def test_beats_come_four_times_an_interval_and_stop_with_the_engines_signs(tmp_path: Path) -> None:
     with Manager(tmp_path) as manager:
-        heartbeat = Heartbeat(Notifier(manager.address, 20.0), PATIENCE)
+        heartbeat = watchdog(manager.address, 20.0)
         for tenth in range(0, 1000):
-            heartbeat.beat(tenth / 10, EngineSigns(0.0, True), lambda: "ready")
+            heartbeat.beat(tenth / 10, 0.0, lambda: "ready", serving=True)
         heartbeat.close()
         said = manager.take()
     assert said == [{"STATUS": "ready"}] + [{"WATCHDOG": "1"}] * 10  # at 0, 5, ..., 45 seconds
@@ -43,9 +43,9 @@ def test_beats_come_four_times_an_interval_and_stop_with_the_engines_signs(tmp_p
 
 def test_status_is_told_when_it_changes_and_without_a_watchdog_too(tmp_path: Path) -> None:
     with Manager(tmp_path) as manager:
-        heartbeat = Heartbeat(Notifier(manager.address), PATIENCE)
+        heartbeat = watchdog(manager.address)
         for status in ("waits", "waits", "ready"):
-            heartbeat.beat(0.0, EngineSigns(0.0, True), lambda status=status: status)  # type: ignore[misc]
+            heartbeat.beat(0.0, 0.0, lambda status=status: status, serving=True)  # type: ignore[misc]
         heartbeat.close()
         assert manager.take() == [{"STATUS": "waits"}, {"STATUS": "ready"}]
 

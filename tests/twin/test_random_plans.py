@@ -57,5 +57,5 @@ def test_tasks_are_conserved_whatever_plans_follow_each_other(seed: int) -> None
         lanes = max(len(stats.lane_loads), 1)
         assert sum(one.sum_s for one in window.steps) <= lanes * (window.seconds + 1.0)
         assert all(latency > 0.0 for model in window.models for latency in model.latencies_s)
-        assert all(glance.now_s == pytest.approx(window.began_s + 0.01) for glance in window.glances)
+        assert all(glance.at_s == pytest.approx(window.began_s + 0.01) for glance in window.glances)
     assert len(stats.loaded) <= 4

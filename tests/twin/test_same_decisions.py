@@ -11,7 +11,7 @@ import pytest
 
 from stageloom.edge_agent.executor.base import StepResult
 from stageloom.edge_agent.executor.null import NullExecutor
-from stageloom.edge_agent.worker.shell import EngineShell
+from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.planner.twin.arrivals import Recorded
 from stageloom.planner.twin.lanes import Lanes
 from stageloom.planner.twin.reference import Twin
@@ -119,7 +119,7 @@ def decisions(steps: Sequence[Step], first_task: int) -> list[Decision]:
 def serve(bound: BoundPlan, tasks: int, seed: int) -> Spy:
     """Let the agent's engine serve bursts of tasks; returns what it noted."""
     random, spy = Random(seed), Spy()
-    with EngineShell(Slow(seed)) as shell:
+    with InProcessEngine(Slow(seed)) as shell:
         shell._driver._core = spy
         artifacts = {
             model.plan.artifact: Artifact(model.plan.artifact, model.graph, Path(), 0, 0)

@@ -129,7 +129,7 @@ def test_tasks_are_conserved_over_windows_and_swaps(rule: QueueRule) -> None:
         for model in window.models:
             ways |= {way for way in ("completed", "refused", "expired") if getattr(model.ended, way)}
             assert all(latency > 0.0 for latency in model.latencies_s)
-        times = [glance.now_s for glance in window.glances]
+        times = [glance.at_s for glance in window.glances]
         assert times == sorted(times)
         assert len(times) == 7
     assert ways == {"completed", "refused", "expired"}
@@ -179,7 +179,7 @@ def test_the_queues_are_looked_at_when_asked() -> None:
     load: Load = {"a": Periodic(rate_per_s=1.0), "b": Periodic(rate_per_s=1000.0, offset_s=0.5)}
     twin = deployed(bound, {"a": 0.1, "b": 0.01}, load)
     window = twin.run(1.0, sample_at_s=[0.05, 0.15, 0.4, 0.9])
-    assert [glance.now_s for glance in window.glances] == [0.05, 0.15, 0.4, 0.9]
+    assert [glance.at_s for glance in window.glances] == [0.05, 0.15, 0.4, 0.9]
     samples = samples_of(window.glances, (1.0, 1.0))
     assert [sample.progress for sample in samples] == [
         ((1, 0), (0,)),

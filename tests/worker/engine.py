@@ -7,7 +7,7 @@ from typing import TypeVar
 from stageloom.edge_agent.loop import Loop
 from stageloom.edge_agent.worker import messages
 from stageloom.edge_agent.worker.client import EngineClient, memory_file
-from stageloom.edge_agent.worker.config import WorkerConfig
+from stageloom.edge_agent.worker.messages import WorkerConfig
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.plan import Plan
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stageloom.edge_agent.worker.artifacts import ArtifactTable
+from stageloom.edge_agent.worker.resources import ArtifactTable
 from stageloom.shared.errors import PlanError
 from tests.executor.models import artifact_of
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stageloom.edge_agent.worker.memory import Budget, budget
+from stageloom.edge_agent.worker.resources import MemoryBudget, budget
 
 MIB = 1 << 20
 
@@ -26,13 +26,13 @@ def machine(root: Path, available_mib: int, groups: dict[str, tuple[str, int, in
 
 
 def test_a_setting_is_what_all_plans_share() -> None:
-    assert budget(100, 30) == Budget(70, 100)
-    assert budget(100, 130) == Budget(0, 100)
+    assert budget(100, 30) == MemoryBudget(70, 100)
+    assert budget(100, 130) == MemoryBudget(0, 100)
 
 
 def test_a_tenth_of_what_is_free_stays_free(tmp_path: Path) -> None:
     root = machine(tmp_path, 1000, {}, "0::/\n")
-    assert budget(0, 7, root) == Budget(900 * MIB, 900 * MIB + 7)
+    assert budget(0, 7, root) == MemoryBudget(900 * MIB, 900 * MIB + 7)
 
 
 def test_the_tightest_group_up_to_the_root_counts_and_its_cache_is_free(tmp_path: Path) -> None:

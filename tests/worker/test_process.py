@@ -14,8 +14,7 @@ import pytest
 
 from stageloom.edge_agent.worker import messages
 from stageloom.edge_agent.worker.channel import Channel, channel_pair
-from stageloom.edge_agent.worker.config import WorkerConfig, decode_config
-from stageloom.edge_agent.worker.messages import TaskDone
+from stageloom.edge_agent.worker.messages import TaskDone, WorkerConfig, decode_config
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.errors import SettingError

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from stageloom.edge_agent.worker import messages
-from stageloom.edge_agent.worker.config import WorkerConfig
+from stageloom.edge_agent.worker.messages import WorkerConfig
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import bind
+from stageloom.shared.engine.stats import QueueSnapshot
 from stageloom.shared.launch_list import lower
 from stageloom.shared.plan import ExecutorOptions, Plan
 from stageloom.shared.search.compose import ModelChoice, compose
@@ -28,7 +29,7 @@ def staged(model: Artifact, executor: str = "onnx") -> Plan:
 
 @pytest.fixture
 def serving(model: Artifact) -> Iterator[tuple[RealEngine, mmap.mmap]]:
-    engine = RealEngine(WorkerConfig(glance_interval_s=0.02, stats_interval_s=0.2))
+    engine = RealEngine(WorkerConfig(sample_interval_s=0.02, stats_interval_s=0.2))
     engine.wait_for(messages.Ready)
     fd = _memory()
     memory = mmap.mmap(fd, SIZE)
@@ -118,10 +119,10 @@ def test_glances_come_at_an_even_pace_and_show_the_queue(
     _task(engine, memory, model, 40)
     ends_s = time.monotonic() + TIMEOUT_S
     while time.monotonic() < ends_s:
-        seen = engine.wait_for(messages.Glance)
+        seen = engine.wait_for(QueueSnapshot)
         if seen.queues[0].arrived:
             break
     assert (seen.key, seen.queues[0].name, seen.queues[0].arrived) == (1, "net", 1)
     assert seen.queues[0].blocks >= 1
-    times = [engine.wait_for(messages.Glance).at_s for _ in range(10)]
+    times = [engine.wait_for(QueueSnapshot).at_s for _ in range(10)]
     assert times == sorted(times)

@@ -9,11 +9,16 @@ import pytest
 
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.worker import recorder as subject
-from stageloom.edge_agent.worker import recording_file
+from stageloom.edge_agent.worker.inprocess import InProcessEngine
 from stageloom.edge_agent.worker.messages import RecordingEnded, StartRecording
-from stageloom.edge_agent.worker.recorder import CLOSING_S, Batch, Recorder, Recording, read_recording
-from stageloom.edge_agent.worker.recording_file import RecordingFile
-from stageloom.edge_agent.worker.shell import EngineShell
+from stageloom.edge_agent.worker.recorder import (
+    CLOSING_S,
+    Recorder,
+    Recording,
+    RecordingBatch,
+    RecordingFile,
+    read_recording,
+)
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.engine.steps import Outcome
 from stageloom.shared.ids import TaskId
@@ -35,13 +40,13 @@ def model() -> Artifact:
 
 
 @pytest.fixture
-def shell(model: Artifact) -> Iterator[EngineShell]:
-    with EngineShell(NullExecutor()) as shell:
+def shell(model: Artifact) -> Iterator[InProcessEngine]:
+    with InProcessEngine(NullExecutor()) as shell:
         shell.activate(shell.load(_plan(model), {model.digest: model}))
         yield shell
 
 
-def _serve(shell: EngineShell, model: Artifact, tasks: int = TASKS) -> None:
+def _serve(shell: InProcessEngine, model: Artifact, tasks: int = TASKS) -> None:
     """Returns once the engine has carried out all that follows from the tasks' ends."""
     inputs = random_inputs(model.graph, 1)
     ended = threading.Semaphore(0)
@@ -92,7 +97,7 @@ def desk(tmp_path: Path) -> Iterator[_Desk]:
     os.close(desk.file)
 
 
-def test_every_step_launch_and_task_of_the_time_is_recorded(shell: EngineShell, model: Artifact) -> None:
+def test_every_step_launch_and_task_of_the_time_is_recorded(shell: InProcessEngine, model: Artifact) -> None:
     recorder = Recorder()
     before = shell.stats().steps
     shell.record(recorder)
@@ -112,7 +117,7 @@ def test_every_step_launch_and_task_of_the_time_is_recorded(shell: EngineShell, 
     assert recorder.take() is None
 
 
-def test_nothing_is_recorded_or_traced_once_it_is_over(shell: EngineShell, model: Artifact) -> None:
+def test_nothing_is_recorded_or_traced_once_it_is_over(shell: InProcessEngine, model: Artifact) -> None:
     recorder = Recorder()
     shell.record(recorder)
     shell.record(None)
@@ -122,7 +127,7 @@ def test_nothing_is_recorded_or_traced_once_it_is_over(shell: EngineShell, model
     assert not shell.executor.tracing
 
 
-def test_a_swap_is_recorded_with_the_plan_that_it_goes_to(shell: EngineShell, model: Artifact) -> None:
+def test_a_swap_is_recorded_with_the_plan_that_it_goes_to(shell: InProcessEngine, model: Artifact) -> None:
     recorder = Recorder()
     shell.record(recorder)
     second = shell.load(_plan(model, "whole", "sequential"), {model.digest: model})
@@ -181,7 +186,7 @@ def test_without_a_plan_nothing_is_recorded_and_the_answer_says_so(desk: _Desk) 
 def test_a_file_that_is_full_costs_entries_and_is_still_complete(
     desk: _Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recording_file, "MAX_BYTES", 10)
+    monkeypatch.setattr(subject, "MAX_BYTES", 10)
     desk.recording.order(StartRecording(1, 1.0), desk.file, 0.0)
     assert desk.driver is not None and desk.driver.recorder is not None
     for now in (0.2, 0.4):
@@ -228,7 +233,7 @@ def test_a_file_that_takes_nothing_ends_the_recording_and_never_holds_the_engine
 def test_what_a_slow_file_has_not_taken_is_bounded_and_counted(
     desk: _Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recording_file, "MAX_WAITING_BYTES", -1)
+    monkeypatch.setattr(subject, "MAX_WAITING_BYTES", -1)
     desk.recording.order(StartRecording(1, 1.0), desk.file, 0.0)
     assert desk.driver is not None and desk.driver.recorder is not None
     desk.driver.recorder.task(TaskId(1), ("net",), (0.0, None, 0.1), Outcome.EXPIRED)
@@ -252,7 +257,7 @@ def test_a_batch_is_bounded_so_that_writing_never_holds_the_engine_for_long(
     recorder = Recorder()
     for task in range(3):
         recorder.task(TaskId(task), ("net",), (0.0, None, 1.0), Outcome.CANCELLED)
-    taken: list[Batch] = []
+    taken: list[RecordingBatch] = []
     while (batch := recorder.take()) is not None:
         taken.append(batch)
     assert [len(one.tasks) for one in taken] == [2, 1]

@@ -13,7 +13,7 @@ import pytest
 from stageloom.edge_agent.executor.base import StepResult
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
-from stageloom.edge_agent.worker.shell import EngineShell, Outputs
+from stageloom.edge_agent.worker.inprocess import InProcessEngine, Outputs
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.errors import TaskCancelled, TaskExpired, TaskFailed, TaskRefused
 from stageloom.shared.ids import StepId
@@ -43,10 +43,10 @@ class _Gated(NullExecutor):
 
 
 @pytest.fixture
-def gated() -> Iterator[tuple[EngineShell, _Gated]]:
+def gated() -> Iterator[tuple[InProcessEngine, _Gated]]:
     """An engine with one model in one block, whose steps wait for the gate."""
     executor = _Gated()
-    with EngineShell(executor) as shell:
+    with InProcessEngine(executor) as shell:
         model = artifact_of("squeezenet")
         shell.activate(shell.load(_plan([model]), {model.digest: model}))
         yield shell, executor
@@ -86,7 +86,7 @@ def test_random_plans_complete_every_task_in_order_of_the_blocks(seed: int) -> N
         batch=rng.choice([1, 1, 3]),
     )
     plan = replace(plan, run_ahead=rng.randint(1, 3))
-    with EngineShell(NullExecutor()) as shell:
+    with InProcessEngine(NullExecutor()) as shell:
         shell.activate(shell.load(plan, {m.digest: m for m in chosen}))
         futures = [
             shell.submit(model.graph.name, random_inputs(model.graph, 1))
@@ -108,7 +108,7 @@ def test_swaps_between_different_partitions_keep_every_result_right() -> None:
         _plan(models, "base", 1, batch=2),
         _plan(models, "paper", 1, replicas=3),
     ]
-    with EngineShell(OnnxExecutor()) as shell:
+    with InProcessEngine(OnnxExecutor()) as shell:
         shell.activate(shell.load(plans[0], artifacts))
         running = []
         for turn, plan in enumerate(plans[1:] * 2):
@@ -128,7 +128,7 @@ def test_random_swaps_lose_nothing_and_leave_one_plan(seed: int) -> None:
     rng = random.Random(seed)
     models = [artifact_of("squeezenet"), artifact_of("googlenet")]
     artifacts = {m.digest: m for m in models}
-    with EngineShell(NullExecutor()) as shell:
+    with InProcessEngine(NullExecutor()) as shell:
         futures = []
         for _ in range(8):
             plan = _plan(
@@ -150,7 +150,7 @@ def test_random_swaps_lose_nothing_and_leave_one_plan(seed: int) -> None:
 def test_sessions_of_a_plan_are_freed_when_its_last_instance_has_left() -> None:
     model = artifact_of("squeezenet")
     executor = OnnxExecutor()
-    with EngineShell(executor) as shell:
+    with InProcessEngine(executor) as shell:
         shell.activate(shell.load(_plan([model], "paper"), {model.digest: model}))
         blocks = executor.sessions
         shell.activate(shell.load(_plan([model], "whole"), {model.digest: model}))
@@ -161,7 +161,7 @@ def test_sessions_of_a_plan_are_freed_when_its_last_instance_has_left() -> None:
 def test_a_task_for_two_models_reads_one_input_and_ends_once() -> None:
     models = [artifact_of("squeezenet"), artifact_of("googlenet")]
     inputs = random_inputs(models[0].graph, 3)
-    with EngineShell(OnnxExecutor()) as shell:
+    with InProcessEngine(OnnxExecutor()) as shell:
         shell.activate(shell.load(_plan(models), {m.digest: m for m in models}))
         outputs = shell.submit([m.graph.name for m in models], inputs).result(TIMEOUT_S)
     for model in models:
@@ -169,7 +169,7 @@ def test_a_task_for_two_models_reads_one_input_and_ends_once() -> None:
         assert difference(outputs[f"{model.graph.name}/logits"], wanted) < 1e-4
 
 
-def test_a_queued_task_expires_while_every_lane_is_busy(gated: tuple[EngineShell, _Gated]) -> None:
+def test_a_queued_task_expires_while_every_lane_is_busy(gated: tuple[InProcessEngine, _Gated]) -> None:
     shell, executor = gated
     inputs = random_inputs(artifact_of("squeezenet").graph, 1)
     first = shell.submit("squeezenet", inputs)
@@ -182,7 +182,9 @@ def test_a_queued_task_expires_while_every_lane_is_busy(gated: tuple[EngineShell
     assert first.result(TIMEOUT_S)
 
 
-def test_a_task_in_flight_is_cancelled_at_once_and_its_slot_freed(gated: tuple[EngineShell, _Gated]) -> None:
+def test_a_task_in_flight_is_cancelled_at_once_and_its_slot_freed(
+    gated: tuple[InProcessEngine, _Gated],
+) -> None:
     shell, executor = gated
     inputs = random_inputs(artifact_of("squeezenet").graph, 1)
     first, second = shell.submit("squeezenet", inputs), shell.submit("squeezenet", inputs)
@@ -195,7 +197,7 @@ def test_a_task_in_flight_is_cancelled_at_once_and_its_slot_freed(gated: tuple[E
 
 
 def test_a_failed_step_fails_its_task_in_one_line_and_the_engine_goes_on(
-    gated: tuple[EngineShell, _Gated],
+    gated: tuple[InProcessEngine, _Gated],
 ) -> None:
     shell, executor = gated
     inputs = random_inputs(artifact_of("squeezenet").graph, 1)
@@ -207,7 +209,7 @@ def test_a_failed_step_fails_its_task_in_one_line_and_the_engine_goes_on(
     assert shell.submit("squeezenet", inputs).result(TIMEOUT_S)
 
 
-def test_wrong_inputs_are_refused_before_they_reach_the_engine(gated: tuple[EngineShell, _Gated]) -> None:
+def test_wrong_inputs_are_refused_before_they_reach_the_engine(gated: tuple[InProcessEngine, _Gated]) -> None:
     shell, _ = gated
     cases: list[tuple[dict[str, np.ndarray], str]] = [
         ({}, "needs the input 'image'"),
@@ -221,7 +223,7 @@ def test_wrong_inputs_are_refused_before_they_reach_the_engine(gated: tuple[Engi
         shell.submit("none", {}).result(TIMEOUT_S)
 
 
-def test_closing_begins_no_step_that_was_not_issued_before(gated: tuple[EngineShell, _Gated]) -> None:
+def test_closing_begins_no_step_that_was_not_issued_before(gated: tuple[InProcessEngine, _Gated]) -> None:
     """A lane whose thread has ended would never run it; another lane's step could wait for it for ever."""
     shell, executor = gated
     inputs = random_inputs(artifact_of("squeezenet").graph, 1)

@@ -9,8 +9,13 @@ from benchmarks.contract.schedules import bound_of, graph_of, merged, plan_of
 from stageloom.edge_agent.executor.idle import IdleTime
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.executor.onnx import OnnxExecutor
-from stageloom.edge_agent.worker.profiling import stage_reports
-from stageloom.edge_agent.worker.stage_profile import Alone, BlockTimes, joined, profile_stages
+from stageloom.edge_agent.worker.profiling import (
+    OwnExecutor,
+    StageSamples,
+    joined,
+    profile_stages,
+    stage_reports,
+)
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan, bind
 from stageloom.shared.digest import digest_bytes
@@ -40,8 +45,8 @@ def bound_plan(model: Artifact, executor: str = "onnx") -> BoundPlan:
 
 def profiled(
     model: Artifact, bound: BoundPlan, executor: OnnxExecutor | NullExecutor, moments: IdleTime, repeats: int
-) -> list[BlockTimes]:
-    return profile_stages(bound, {model.digest: model}, executor, Alone(executor), moments, repeats)
+) -> list[StageSamples]:
+    return profile_stages(bound, {model.digest: model}, executor, OwnExecutor(executor), moments, repeats)
 
 
 def test_every_stage_of_every_combined_block_has_its_time_and_the_plan_is_freed(model: Artifact) -> None:
@@ -132,7 +137,7 @@ def test_it_gives_up_on_a_busy_device_and_when_its_own_time_is_spent_and_says_wh
 
 def test_what_was_measured_is_reported_in_parts_and_only_the_last_one_ends_it() -> None:
     plan = digest_bytes([b"plan"])
-    times = [BlockTimes([1e-3, 3e-3, 2e-3]), BlockTimes(), BlockTimes([5e-3])]
+    times = [StageSamples([1e-3, 3e-3, 2e-3]), StageSamples(), StageSamples([5e-3])]
     times[0].stage_s[0] = [1e-3] * 3
     times[0].stage_s[4] = [5e-4, 1e-3, 7e-4]
     times[2].stage_s[0] = [4e-3]
@@ -142,7 +147,7 @@ def test_what_was_measured_is_reported_in_parts_and_only_the_last_one_ends_it() 
     assert [(stage, runs) for stage, _, _, runs, _ in first.times] == [(0, 3), (4, 3)]
     assert first.times[1][1] == pytest.approx(700.0)
     assert (last.combined, last.last, last.reason) == (2, True, "time was up")
-    (nothing,) = stage_reports(8, plan, [BlockTimes()], "")
+    (nothing,) = stage_reports(8, plan, [StageSamples()], "")
     assert nothing.last and nothing.reason and not nothing.times
 
 
@@ -163,10 +168,10 @@ def test_stage_spans_are_from_the_first_begin_to_the_last_end(model: Artifact) -
 def test_only_the_combined_blocks_that_were_named_are_timed(model: Artifact) -> None:
     bound, executor = bound_plan(model, "null"), NullExecutor()
     wanted = (1, 3)
-    found = profile_stages(bound, {model.digest: model}, executor, Alone(executor), always(), 2, wanted)
+    found = profile_stages(bound, {model.digest: model}, executor, OwnExecutor(executor), always(), 2, wanted)
     assert [index for index, block in enumerate(found) if block.step_s] == list(wanted)
     with pytest.raises(ExecutorError, match="no combined block 99"):
-        profile_stages(bound, {model.digest: model}, executor, Alone(executor), always(), 2, (99,))
+        profile_stages(bound, {model.digest: model}, executor, OwnExecutor(executor), always(), 2, (99,))
 
 
 def test_blocks_in_turn_find_instances_at_their_borders_so_that_each_runs_once_a_round(

@@ -1,8 +1,8 @@
 """What the engine's steps took: union of busy time, sums per combined block and mask, bounded reports."""
 
 from stageloom.edge_agent.executor.base import StepResult
+from stageloom.edge_agent.worker.accounting import MAX_COMBINED, StepCounter
 from stageloom.edge_agent.worker.messages import MAX_MESSAGE_BYTES, Stats, encode
-from stageloom.edge_agent.worker.tally import MAX_COMBINED, Tally
 from stageloom.shared.engine.steps import InstanceId, PlanKey, ProgramKey, Step, StepMember
 from stageloom.shared.ids import StepId, TaskId
 from stageloom.shared.plan import Member
@@ -14,7 +14,7 @@ def _step(combined: int, mask: int = 1, tasks: int = 2) -> Step:
 
 
 def test_busy_time_is_the_union_of_overlapping_steps() -> None:
-    tally = Tally()
+    tally = StepCounter()
     tally.step_issued(1.0)
     tally.step_issued(2.0)
     tally.step_ended(_step(0), None, 4.0)
@@ -24,7 +24,7 @@ def test_busy_time_is_the_union_of_overlapping_steps() -> None:
 
 
 def test_sums_are_kept_apart_by_mask_and_start_anew_when_taken() -> None:
-    tally = Tally()
+    tally = StepCounter()
     for mask, taken_s in ((1, 0.5), (1, 0.25), (3, 1.0)):
         tally.step_issued(0.0)
         tally.step_ended(_step(4, mask), StepResult(1.0, 1.0 + taken_s), 2.0)
@@ -36,7 +36,7 @@ def test_sums_are_kept_apart_by_mask_and_start_anew_when_taken() -> None:
 
 
 def test_batches_of_any_size_under_one_mask_are_one_sum() -> None:
-    tally = Tally()
+    tally = StepCounter()
     for tasks, taken_s in ((1, 0.5), (4, 0.25), (4, 1.0)):
         tally.step_issued(0.0)
         tally.step_ended(_step(4, tasks=tasks), StepResult(1.0, 1.0 + taken_s), 2.0)
@@ -47,7 +47,7 @@ def test_batches_of_any_size_under_one_mask_are_one_sum() -> None:
 
 
 def test_a_report_of_very_many_combined_blocks_is_split_and_fits_a_message() -> None:
-    tally = Tally()
+    tally = StepCounter()
     for combined in range(MAX_COMBINED + 3):
         tally.step_issued(0.0)
         tally.step_ended(_step(combined, mask=1 << 62), StepResult(1e6 / 3, 1e6 / 2), 2.0)

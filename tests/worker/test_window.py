@@ -10,11 +10,10 @@ import pytest
 
 from stageloom.edge_agent.executor.null import NullExecutor
 from stageloom.edge_agent.worker import messages
-from stageloom.edge_agent.worker.config import WorkerConfig
-from stageloom.edge_agent.worker.driver import EngineDriver
-from stageloom.edge_agent.worker.measuring import Measuring
-from stageloom.edge_agent.worker.messages import OpenWindow, WindowMeasured
-from stageloom.edge_agent.worker.shell import EngineShell
+from stageloom.edge_agent.worker.accounting import WindowTimer
+from stageloom.edge_agent.worker.inprocess import InProcessEngine
+from stageloom.edge_agent.worker.messages import OpenWindow, WindowMeasured, WorkerConfig
+from stageloom.edge_agent.worker.runtime import EngineRuntime
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.engine.steps import Outcome
 from tests.executor.models import artifact_of, random_inputs
@@ -30,16 +29,16 @@ def model() -> Artifact:
 
 
 @pytest.fixture
-def gated(model: Artifact) -> Iterator[tuple[EngineShell, _Gated]]:
+def gated(model: Artifact) -> Iterator[tuple[InProcessEngine, _Gated]]:
     executor = _Gated()
-    with EngineShell(executor) as shell:
+    with InProcessEngine(executor) as shell:
         shell.activate(shell.load(_shell_plan([model]), {model.digest: model}))
         yield shell, executor
         executor.gate.set()
 
 
 def test_window_counts_what_ends_in_it_and_not_what_ended_before(
-    gated: tuple[EngineShell, _Gated], model: Artifact
+    gated: tuple[InProcessEngine, _Gated], model: Artifact
 ) -> None:
     shell, executor = gated
     driver, inputs = shell._driver, random_inputs(model.graph, 1)
@@ -59,13 +58,13 @@ def test_window_counts_what_ends_in_it_and_not_what_ended_before(
 
 
 def test_window_in_which_tasks_wait_all_the_time_is_saturated(
-    gated: tuple[EngineShell, _Gated], model: Artifact
+    gated: tuple[InProcessEngine, _Gated], model: Artifact
 ) -> None:
     shell, executor = gated
     inputs = random_inputs(model.graph, 1)
     futures = [shell.submit(model.graph.name, inputs) for _ in range(8)]
     shell._driver.begin_window()
-    assert shell._driver.look() > 0
+    assert shell._driver.sample_window() > 0
     seen = shell._driver.end_window(1)
     assert seen is not None
     assert seen.saturated
@@ -80,7 +79,7 @@ def test_window_in_which_tasks_wait_all_the_time_is_saturated(
     assert not seen.saturated, "the queue ran empty"
 
 
-def test_failed_tasks_of_a_window_are_counted(gated: tuple[EngineShell, _Gated], model: Artifact) -> None:
+def test_failed_tasks_of_a_window_are_counted(gated: tuple[InProcessEngine, _Gated], model: Artifact) -> None:
     shell, executor = gated
     executor.broken = True
     executor.gate.set()
@@ -103,7 +102,7 @@ class _Clocked:
     def begin_window(self) -> None:
         self.open = True
 
-    def look(self) -> float:
+    def sample_window(self) -> float:
         return self.age_s
 
     def end_window(self, number: int) -> WindowMeasured:
@@ -111,9 +110,9 @@ class _Clocked:
         return WindowMeasured(number, 1, 1.0, 1.0, True, 0, 0.0, self.age_s, ())
 
 
-def _measuring() -> tuple[Measuring, _Clocked, list[int]]:
+def _measuring() -> tuple[WindowTimer, _Clocked, list[int]]:
     driver, reported = _Clocked(), list[int]()
-    measuring = Measuring(
+    measuring = WindowTimer(
         lambda: driver,  # type: ignore[arg-type, return-value]
         lambda figures: reported.append(figures.number),
     )
@@ -225,7 +224,7 @@ def test_plan_that_does_not_fit_beside_another_is_named_with_its_sizes_and_loads
 
 
 def test_driver_without_a_window_has_nothing_to_say() -> None:
-    driver = EngineDriver(NullExecutor())
-    assert driver.look() == 0.0
+    driver = EngineRuntime(NullExecutor())
+    assert driver.sample_window() == 0.0
     assert driver.end_window(1) is None
     driver.close()

@@ -11,7 +11,7 @@ from stageloom.planner.learning.maddpg.schedules import ScheduleTable
 from stageloom.planner.learning.maddpg.settings import Settings, Superblocks
 from stageloom.planner.twin.window import Window
 from stageloom.shared.bound import BoundPlan
-from stageloom.shared.engine.stats import EngineGlance
+from stageloom.shared.engine.stats import QueueSnapshot
 from stageloom.shared.policy.maddpg.combining import combine_blocks
 from stageloom.shared.policy.maddpg.decide import Decision, plan_of, read_actions
 from stageloom.shared.policy.maddpg.features import state_of
@@ -97,7 +97,7 @@ def bound_decision(
     return BoundPlan(plan, tuple(replace(bound, plan=model) for bound, model in pairs), combined)
 
 
-def samples_of(glances: Sequence[EngineGlance], service_s: Sequence[float]) -> tuple[Sample, ...]:
+def samples_of(glances: Sequence[QueueSnapshot], service_s: Sequence[float]) -> tuple[Sample, ...]:
     """Glances as the policy reads them (equation 1), deviations in seconds of queued work."""
     found = []
     for glance in glances:

@@ -1,4 +1,4 @@
-"""`stageloom.shared.engine.board` and `stageloom.shared.engine.swap` on records: what could run, steps,
+"""`stageloom.shared.engine.scheduler` and `stageloom.shared.engine.swap` on records: what could run, steps,
 moves."""
 
 # A record knows its fields' types only when it is compiled.

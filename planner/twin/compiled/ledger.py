@@ -1,5 +1,4 @@
-"""`stageloom.shared.engine.ledger`, `launcher` and `queues` on records: tasks come, are launched, expire, and
-end."""
+"""`stageloom.shared.engine.registry` and `queues` on records: tasks come, are launched, expire and end."""
 
 # A record knows its fields' types only when it is compiled.
 # mypy: disable-error-code="no-any-return"

@@ -25,7 +25,7 @@ from stageloom.planner.twin.lanes import noise_factors
 from stageloom.planner.twin.times import BlockTimes, PlanTimes, StepTimes
 from stageloom.planner.twin.window import ModelWindow, StepsWindow, Window, usual_samples
 from stageloom.shared.bound import BoundPlan
-from stageloom.shared.engine.stats import Counts, EngineGlance, QueueGlance
+from stageloom.shared.engine.stats import Counts, ModelQueue, QueueSnapshot
 from stageloom.shared.engine.steps import PlanKey
 from stageloom.shared.errors import InputError, PlanError
 from stageloom.shared.ids import Digest
@@ -329,7 +329,7 @@ class CompiledTwin:
             steps.append(StepsWindow(combined=combined, mask=mask, count=count, sum_s=sum_s, max_s=max_s))
         return tuple(sorted(steps, key=lambda one: (one.combined, one.mask)))
 
-    def _glances(self) -> tuple[EngineGlance, ...]:
+    def _glances(self) -> tuple[QueueSnapshot, ...]:
         clock = self.state.clock[0]
         active = PlanKey(int(self.state.plans[self._active].key))
         blocks = [model.num_blocks for model in self._plans[self._active][0].plan.models]
@@ -340,12 +340,12 @@ class CompiledTwin:
             (at_s, *_), (tightest_s, *_), *queues = rows
             known_s = None if tightest_s == layout.NEVER else tightest_s
             glances.append(
-                EngineGlance(
+                QueueSnapshot(
                     at_s,
                     active,
                     known_s,
                     tuple(
-                        QueueGlance(name, arrived, queued, age_s, num_blocks, progress)
+                        ModelQueue(name, arrived, queued, age_s, num_blocks, progress)
                         for name, num_blocks, arrived, queued, age_s, progress in zip(
                             self._names, blocks, *queues, strict=True
                         )

@@ -7,7 +7,7 @@ import pytest
 
 from stageloom.planner.learning.maddpg.rewards import Normaliser, figures_of
 from stageloom.planner.learning.maddpg.settings import Gain, Scale, Settings
-from stageloom.shared.engine.stats import Counts, EngineGlance, QueueGlance
+from stageloom.shared.engine.stats import Counts, ModelQueue, QueueSnapshot
 from tests.learning.maddpg.toy import served, window_of
 
 PLAIN = Settings(latency=Scale.PLAIN, log_variance=False, superblock_penalty=0.1)
@@ -16,9 +16,9 @@ ROWS = np.array([[0.2, 10.0, 1.0, 0.5, 3.0], [0.6, 30.0, 5.0, 1.5, 1.0]])
 UNIT = Normaliser(np.zeros(4), np.ones(4))
 
 
-def glance(*queued: int) -> EngineGlance:
-    queues = tuple(QueueGlance(f"m{at}", 0, tasks, 0.0, 1, 0) for at, tasks in enumerate(queued))
-    return EngineGlance(0.0, None, None, queues)
+def glance(*queued: int) -> QueueSnapshot:
+    queues = tuple(ModelQueue(f"m{at}", 0, tasks, 0.0, 1, 0) for at, tasks in enumerate(queued))
+    return QueueSnapshot(0.0, None, None, queues)
 
 
 def test_agent_0_is_paid_for_the_mean_latency_and_each_other_for_its_own_models() -> None:

@@ -13,7 +13,7 @@ from stageloom.planner.learning.maddpg.problem import Problem
 from stageloom.planner.learning.maddpg.settings import Settings
 from stageloom.planner.twin.window import ModelWindow, Window
 from stageloom.shared.bound import BoundPlan
-from stageloom.shared.engine.stats import Counts, EngineGlance, QueueGlance
+from stageloom.shared.engine.stats import Counts, ModelQueue, QueueSnapshot
 from stageloom.shared.ids import Digest, OpId
 from stageloom.shared.search.compose import ModelChoice, compose
 from stageloom.shared.search.costs import CostTable
@@ -40,7 +40,7 @@ def served(submitted: int, ended: Counts, latencies_s: tuple[float, ...]) -> Mod
 
 
 def window_of(
-    seconds: float, models: tuple[ModelWindow, ...], utilisation: float, glances: tuple[EngineGlance, ...]
+    seconds: float, models: tuple[ModelWindow, ...], utilisation: float, glances: tuple[QueueSnapshot, ...]
 ) -> Window:
     """A window of which only this is known."""
     return Window(
@@ -91,12 +91,12 @@ class ToyDevice:
             tuple(self._glance() for _ in sample_at_s or (seconds,)),
         )
 
-    def _glance(self) -> EngineGlance:
+    def _glance(self) -> QueueSnapshot:
         queues = tuple(
-            QueueGlance(name, 0, int(queued), 0.0, 2, int(self._random.integers(4)))
+            ModelQueue(name, 0, int(queued), 0.0, 2, int(self._random.integers(4)))
             for name, queued in zip(("left", "right"), self._queued, strict=True)
         )
-        return EngineGlance(0.0, None, None, queues)
+        return QueueSnapshot(0.0, None, None, queues)
 
 
 @dataclass(frozen=True)

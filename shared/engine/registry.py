@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
-from stageloom.shared.engine.launcher import Launcher, SharedLine
+from stageloom.shared.engine.queues import Launcher, SharedLine
 from stageloom.shared.engine.records import Instance
 from stageloom.shared.engine.slots import PlanState
 from stageloom.shared.engine.steps import Action, Code, FinishTask, Outcome, PlanKey, Task
@@ -14,7 +14,7 @@ from stageloom.shared.ids import TaskId
 _SLACK = 64  # deadlines of ended tasks remembered beyond the live ones before they are swept out
 
 
-class Ledger:
+class TaskRegistry:
     """The tasks that have not ended, and the launchers in whose queues some of them wait.
 
     Answers go to `out`. `drop_row` is told of each task that ends while an instance carries it.

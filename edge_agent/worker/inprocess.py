@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from stageloom.edge_agent.executor.base import Executor
-from stageloom.edge_agent.worker.driver import EngineDriver, StepObserver
 from stageloom.edge_agent.worker.messages import TaskDone
 from stageloom.edge_agent.worker.recorder import Recorder
+from stageloom.edge_agent.worker.runtime import EngineRuntime, StepObserver
 from stageloom.edge_agent.worker.tasks import EngineTask
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundModel, bind
@@ -38,7 +38,7 @@ Outputs = dict[str, np.ndarray]
 PREPARE_TIMEOUT_S = 300.0
 
 
-class EngineShell:
+class InProcessEngine:
     """An engine with one executor. Use it as a context manager: it has threads.
 
     Set `executor.tap` before the first task to see every block border.
@@ -46,7 +46,7 @@ class EngineShell:
 
     def __init__(self, executor: Executor, *, on_step: StepObserver | None = None) -> None:
         self.executor = executor
-        self._driver = EngineDriver(executor)
+        self._driver = EngineRuntime(executor)
         self._driver.on_step = on_step
         self._keys = itertools.count(1)
         self._ids = itertools.count(1)
@@ -128,7 +128,7 @@ class EngineShell:
         """End the threads after the steps in flight, and the executor. Futures left over never end."""
         self._driver.close()
 
-    def __enter__(self) -> "EngineShell":
+    def __enter__(self) -> "InProcessEngine":
         return self
 
     def __exit__(

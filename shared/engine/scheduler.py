@@ -6,8 +6,7 @@ Whatever changes a slot touches combined blocks; `refresh` works out their moves
 from operator import attrgetter
 
 from stageloom.shared.engine.choice import Chooser
-from stageloom.shared.engine.programs import Program, ProgramStatus
-from stageloom.shared.engine.records import Instance, StepRecord
+from stageloom.shared.engine.records import Instance, ProgramState, ProgramStatus, StepRecord
 from stageloom.shared.engine.slots import NO_LANE, CombinedState, InFlight, PlanState, Slot, Touched
 from stageloom.shared.engine.steps import (
     Action,
@@ -27,7 +26,7 @@ _NEVER = float("inf")
 _index = attrgetter("index")
 
 
-class Board:
+class StepScheduler:
     """Steps and slots over all loaded plans; actions go to `out`."""
 
     __slots__ = (
@@ -216,7 +215,7 @@ class Board:
         waits = tuple(sorted(after)) if after else ()
         self.out.append(IssueStep(Step(step_id, lane, program.key, tuple(members), waits, not program.ready)))
 
-    def _ask(self, plan: PlanState, program: Program) -> None:
+    def _ask(self, plan: PlanState, program: ProgramState) -> None:
         """Have a program prepared that a step just lacked, within the bounds."""
         if (
             program.status is ProgramStatus.UNASKED

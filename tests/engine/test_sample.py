@@ -9,11 +9,11 @@ def test_a_glance_shows_arrivals_queues_ages_and_where_instances_are() -> None:
     for model in ("a", "a", "a", "b"):
         driver.submit(model)
     driver.at(0.5)
-    a, b = driver.core.glance(driver.now).queues
+    a, b = driver.core.sample(driver.now).queues
     assert (a.name, a.arrived, a.queued, a.oldest_age_s, a.blocks, a.progress) == ("a", 3, 2, 0.5, 2, 0b01)
     assert (b.name, b.arrived, b.queued, b.oldest_age_s, b.blocks, b.progress) == ("b", 1, 0, 0.0, 1, 0b1)
     driver.end()  # of both lanes' steps the oldest: a moves on to its second block
-    assert driver.core.glance(driver.now).queues[0].progress == 0b10
+    assert driver.core.sample(driver.now).queues[0].progress == 0b10
 
 
 def test_tasks_that_find_the_queue_full_count_as_arrived() -> None:
@@ -22,21 +22,21 @@ def test_tasks_that_find_the_queue_full_count_as_arrived() -> None:
     driver = Driver(chains(1, fields={"queue": QueuePlan(max_tasks=1), "launch_interval_us": 10**6}))
     tasks = [driver.submit("a") for _ in range(4)]
     assert [driver.outcome(task) for task in tasks].count("refused") == 2
-    assert driver.core.glance(driver.now).queues[0].arrived == 4
+    assert driver.core.sample(driver.now).queues[0].arrived == 4
 
 
 def test_the_tightest_deadline_is_told_once_and_counts_from_arrival() -> None:
     driver = Driver(chains(1))
-    assert driver.core.glance(driver.now).tightest_s is None
+    assert driver.core.sample(driver.now).tightest_s is None
     driver.now = 10.0
     for deadline_s in (12.0, 10.5, None, 9.0):
         driver.submit("a", deadline_s=deadline_s)
-    assert driver.core.glance(driver.now).tightest_s == 0.5, "one that had passed already says nothing"
-    assert driver.core.glance(driver.now).tightest_s is None
+    assert driver.core.sample(driver.now).tightest_s == 0.5, "one that had passed already says nothing"
+    assert driver.core.sample(driver.now).tightest_s is None
 
 
 def test_a_model_that_the_plan_lacks_is_not_shown() -> None:
     driver = Driver(chains(1, 1))
     driver.load(1, chains(1))
     driver.activate(1)
-    assert [queue.name for queue in driver.core.glance(driver.now).queues] == ["a"]
+    assert [queue.name for queue in driver.core.sample(driver.now).queues] == ["a"]

@@ -14,17 +14,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 from stageloom.edge_agent.executor.base import Rows, StepResult, StepRunner
-from stageloom.edge_agent.worker.messages import CombinedStats, WindowMeasured
+from stageloom.edge_agent.worker.accounting import StepCounter, WindowCounter
+from stageloom.edge_agent.worker.messages import StepStats, WindowMeasured
 from stageloom.edge_agent.worker.recorder import Recorder
-from stageloom.edge_agent.worker.tally import Tally
 from stageloom.edge_agent.worker.tasks import Answers, EngineTask, TaskTable
-from stageloom.edge_agent.worker.window import Window
 from stageloom.shared.artifact import Artifact
 from stageloom.shared.bound import BoundPlan
 from stageloom.shared.engine.core import EngineCore
-from stageloom.shared.engine.stats import EngineGlance, EngineStats
+from stageloom.shared.engine.stats import EngineStats, QueueSnapshot
 from stageloom.shared.engine.steps import (
     Action,
     DropInstance,
@@ -40,6 +40,9 @@ from stageloom.shared.engine.steps import (
 from stageloom.shared.errors import StageloomError
 from stageloom.shared.failpoint import ARMED, failpoint
 from stageloom.shared.ids import Digest, StepId, TaskId
+
+if TYPE_CHECKING:
+    import numpy
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +69,7 @@ class _LaneQueue:
     idle: bool = False
 
 
-class EngineDriver:
+class EngineRuntime:
     """The engine core with an executor, running.
 
     `on_released` is told about plans that were freed, on the preparing thread. Public methods may be called
@@ -84,7 +87,7 @@ class EngineDriver:
         self.on_step: StepObserver | None = None  # set while nothing runs; to trace, see `observe`
         self._observed = False
         self._traces_beside = False
-        self._tally = Tally()
+        self._tally = StepCounter()
         self._on_released = on_released
         self._clock = clock
         self._core = EngineCore()
@@ -164,7 +167,7 @@ class EngineDriver:
             self._tasks.recorder = recorder
             self._set_tracing()
             if recorder is not None:
-                recorder.look(self._core, self._active, self._clock())
+                recorder.note_queues(self._core, self._active, self._clock())
 
     def _set_tracing(self) -> None:
         self.executor.tracing = self._observed or self._traces_beside or self._tasks.recorder is not None
@@ -236,16 +239,16 @@ class EngineDriver:
         with self._lock:
             return self._core.idle and not self._in_flight
 
-    def snapshot(self) -> tuple[EngineStats, tuple[CombinedStats, ...], float]:
+    def snapshot(self) -> tuple[EngineStats, tuple[StepStats, ...], float]:
         """The core's state, the steps since the last call, and the busy seconds so far."""
         with self._lock:
             now = self._clock()
             return self._core.snapshot(now), self._tally.take(), self._tally.busy_s(now)
 
-    def glance(self) -> EngineGlance:
+    def sample(self) -> QueueSnapshot:
         """The queues at this instant."""
         with self._lock:
-            return self._core.glance(self._clock())
+            return self._core.sample(self._clock())
 
     # Windows
 
@@ -253,15 +256,15 @@ class EngineDriver:
         """Count anew from this instant, for `end_window`."""
         with self._lock:
             now = self._clock()
-            self._tasks.window = Window.begin(self._core, self._active, self._tally.busy_s(now), now)
+            self._tasks.window = WindowCounter.begin(self._core, self._active, self._tally.busy_s(now), now)
 
-    def look(self) -> float:
-        """Look at the queues for the window that has begun: the greatest age of a queued task in it."""
+    def sample_window(self) -> float:
+        """Sample the queues for the window that has begun; the oldest queued task's age in it, seconds."""
         with self._lock:
             window = self._tasks.window
             if window is None:
                 return 0.0
-            window.looked(self._core, self._clock())
+            window.sample(self._core, self._clock())
             return window.oldest_age_s
 
     def end_window(self, number: int) -> WindowMeasured | None:
@@ -334,7 +337,7 @@ class EngineDriver:
         if window is not None and window.saturated:
             window.saturated = self._core.waiting
         if recorder is not None:
-            recorder.look(self._core, self._active, now)
+            recorder.note_queues(self._core, self._active, now)
         wakeup_s = self._core.next_wakeup(now)
         if wakeup_s is not None and wakeup_s < self._timer_until_s:
             self._wake_timer()
@@ -421,10 +424,7 @@ class EngineDriver:
         with self._lock:
             writes = self._tasks.begin_writing(step, result, models)
         for task, name, row in writes:
-            try:
-                task.deliver(name, row)
-            except Exception as error:  # noqa: PERF203 - its owner's: the task fails, the engine goes on
-                task.problem = _one_line(error)
+            _write(task, name, row)
         answers: Answers = []
         with self._lock:
             self._tasks.end_writing(writes, self._clock, answers)
@@ -497,6 +497,13 @@ class EngineDriver:
             self._unprepared.pop(key, None)
         self.executor.unload(key)
         self._on_released(key)
+
+
+def _write(task: EngineTask, model: str, row: "Mapping[str, numpy.ndarray]") -> None:
+    try:
+        task.deliver(model, row)
+    except Exception as error:  # its owner's: the task fails and the engine goes on
+        task.problem = _one_line(error)
 
 
 def _one_line(error: Exception) -> str:

@@ -1,30 +1,69 @@
-"""How much memory plans may take: a setting, or what this machine and its control groups leave.
+"""What plans use together in the engine process: open artifacts, and memory."""
 
-Read when a plan is about to be loaded, in the process that will hold it. Of what is free a tenth stays free:
-what plans state is an estimate, and loading takes more for a moment.
-"""
-
+import threading
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from stageloom.shared.artifact import Artifact, open_artifact
+from stageloom.shared.errors import PlanError
+from stageloom.shared.ids import Digest
+
+
+class ArtifactTable:
+    """Plans and profile requests share what is open; may be used from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[Digest, Artifact] = {}
+        self._users: dict[Digest, set[Hashable]] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def use(self, user: Hashable, digest: Digest, paths: Mapping[str, str]) -> Artifact:
+        """Open the artifact, or share it, until `release(user)`.
+
+        Raises:
+            PlanError: it is not open and `paths` does not name it.
+            StageloomError, OSError: it cannot be read.
+        """
+        with self._lock:
+            known = self._open.get(digest)
+            if known is None:
+                if digest not in paths:
+                    raise PlanError(f"artifact {digest[:12]} is not here", remedy="fetch it first")
+                known = self._open[digest] = open_artifact(Path(paths[digest]), digest)
+            self._users.setdefault(digest, set()).add(user)
+            return known
+
+    def release(self, user: Hashable) -> None:
+        """The user needs none of its artifacts any more."""
+        with self._lock:
+            for digest, users in list(self._users.items()):
+                users.discard(user)
+                if not users:
+                    del self._users[digest], self._open[digest]
+
 
 _SHARE = 0.9
 _UNLIMITED = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class MemoryBudget:
     """Bytes for plans."""
 
     room_bytes: int  # beyond what is loaded
     memory_bytes: int  # with nothing loaded
 
 
-def budget(setting_bytes: int, held_bytes: int, root: Path = Path("/")) -> Budget:
+def budget(setting_bytes: int, held_bytes: int, root: Path = Path("/")) -> MemoryBudget:
     """What there is; `setting_bytes` 0: what the machine has. `held_bytes` is what loaded plans state."""
     if setting_bytes:
-        return Budget(max(setting_bytes - held_bytes, 0), setting_bytes)
+        return MemoryBudget(max(setting_bytes - held_bytes, 0), setting_bytes)
     room_bytes = int(_SHARE * min(_available_bytes(root), _group_bytes(root)))
-    return Budget(room_bytes, room_bytes + held_bytes)
+    return MemoryBudget(room_bytes, room_bytes + held_bytes)
 
 
 def _available_bytes(root: Path) -> int:

@@ -1,0 +1,298 @@
+"""The application's side of shared memory: arenas (sealed memfds), and layouts of tasks' tensors in them.
+
+Tasks of one kind (models, types and shapes) take turns in the same layout, so that their pages stay mapped,
+their arrays stay made, and the agent is told only once where the tensors lie.
+"""
+
+import contextlib
+import fcntl
+import itertools
+import mmap
+import os
+import threading
+from bisect import insort
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from stageloom.edge_agent.ingest.messages import (
+    ALIGNMENT_BYTES,
+    AttachArena,
+    DeclareLayout,
+    InputRef,
+    ModelSignature,
+    OutputRef,
+    RetractLayout,
+    TensorInfo,
+    ToAgent,
+)
+from stageloom.edge_agent.ingest.signature import tensor_bytes
+from stageloom.shared.errors import TaskRefused, UnavailableError
+
+_ARENA_BYTES = 64 << 20  # address space only: pages cost memory once they are touched
+
+
+class ClientArena:
+    """One memfd. First fit over a sorted free list, so that pages touched once are touched again."""
+
+    def __init__(self, number: int, nbytes: int) -> None:
+        self.number = number
+        self.nbytes = nbytes
+        self.descriptor = os.memfd_create("stageloom-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.descriptor, nbytes)
+        fcntl.fcntl(
+            self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        )
+        self.memory = mmap.mmap(self.descriptor, nbytes)
+        self._free: list[tuple[int, int]] = [(0, nbytes)]  # (offset, bytes), ascending, never adjacent
+
+    def take(self, nbytes: int) -> int | None:
+        """The offset of a free place, or None."""
+        for index, (offset, room) in enumerate(self._free):
+            if room >= nbytes:
+                if room == nbytes:
+                    del self._free[index]
+                else:
+                    self._free[index] = (offset + nbytes, room - nbytes)
+                return offset
+        return None
+
+    def give_back(self, offset: int, nbytes: int) -> None:
+        """Free a place and join it with its neighbours."""
+        insort(self._free, (offset, nbytes))
+        joined: list[tuple[int, int]] = []
+        for start, room in self._free:
+            if joined and joined[-1][0] + joined[-1][1] == start:
+                joined[-1] = (joined[-1][0], joined[-1][1] + room)
+            else:
+                joined.append((start, room))
+        self._free = joined
+
+    def close(self) -> None:
+        """Unmap; arrays that still look into it keep it mapped."""
+        os.close(self.descriptor)
+
+
+class Reservation(NamedTuple):
+    """Places of one task's tensors, one after the other in one arena."""
+
+    arena: ClientArena
+    offset: int
+    nbytes: int
+    offsets: tuple[int, ...]  # per tensor, in the arena
+
+
+class ArenaPool:
+    """All arenas of one connection; grows by whole arenas up to a limit."""
+
+    def __init__(self, max_bytes: int, max_arenas: int) -> None:
+        self._max_bytes = max_bytes
+        self._max_arenas = max_arenas
+        self._arenas: list[ClientArena] = []
+        self._lock = threading.Lock()
+
+    def reserve(self, sizes: list[int], announce: Callable[[ClientArena], None]) -> Reservation:
+        """Places for tensors of these sizes; `announce` is called first if they need a new arena.
+
+        It is called under the lock: no other thread may name the arena before the agent knows it.
+
+        Raises:
+            TaskRefused: the limit is reached (code `arena_full`).
+        """
+        offsets, total = [], 0
+        for size in sizes:
+            offsets.append(total)
+            total += max(_aligned(size), ALIGNMENT_BYTES)
+        total = max(total, ALIGNMENT_BYTES)
+        with self._lock:
+            for arena in self._arenas:
+                if (start := arena.take(total)) is not None:
+                    return Reservation(arena, start, total, tuple(start + o for o in offsets))
+            made = self._grow(total)
+            announce(made)
+            self._arenas.append(made)
+            start = made.take(total) or 0
+            return Reservation(made, start, total, tuple(start + o for o in offsets))
+
+    def _grow(self, least_bytes: int) -> ClientArena:
+        room = self._max_bytes - sum(arena.nbytes for arena in self._arenas)
+        if room < least_bytes or len(self._arenas) >= self._max_arenas:
+            raise TaskRefused(
+                "arena_full",
+                f"{least_bytes} bytes do not fit beside the tasks that have not ended",
+                remedy="wait for results before submitting more",
+            )
+        page = mmap.PAGESIZE
+        nbytes = min(max(_ARENA_BYTES, -(-least_bytes // page) * page), room)
+        return ClientArena(len(self._arenas), nbytes)
+
+    def release(self, reservation: Reservation) -> None:
+        """Take the places back."""
+        with self._lock:
+            reservation.arena.give_back(reservation.offset, reservation.nbytes)
+
+    def close(self) -> None:
+        """Close every descriptor."""
+        with self._lock:
+            for arena in self._arenas:
+                arena.close()
+            self._arenas.clear()
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+Outputs: TypeAlias = dict[str, Array]
+Kind: TypeAlias = tuple[Any, ...]
+"""Models, and each input's name, type and shape: what tasks must share to take turns in one layout."""
+
+_MAX_LAYOUTS = 2048  # of them idle ones go first; the agent allows more
+
+
+def kind_of(names: tuple[str, ...], arrays: Mapping[str, Array]) -> Kind:
+    """The kind of a task."""
+    return (names, *((name, array.dtype, array.shape) for name, array in arrays.items()))
+
+
+@dataclass(slots=True, eq=False)
+class TaskLayout:
+    """One layout, used by one task at a time."""
+
+    number: int
+    kind: Kind
+    reservation: Reservation
+    inputs: tuple[Array, ...]  # views to copy a task's inputs to, in the order of its kind
+    names: tuple[str, ...]  # of the models
+    results: tuple[tuple[int, str, Array], ...]  # model, tensor, view
+    made_for: object
+
+    def outputs(self) -> Outputs | dict[str, Outputs]:
+        """Copies of the outputs, so that the places can be used again."""
+        if len(self.names) == 1:
+            return {tensor: view.copy() for _, tensor, view in self.results}
+        by_model: dict[str, Outputs] = {name: {} for name in self.names}
+        for model, tensor, view in self.results:
+            by_model[self.names[model]][tensor] = view.copy()
+        return by_model
+
+
+class LayoutPool:
+    """All layouts of one connection, and the arenas that they lie in."""
+
+    def __init__(self, arenas: ArenaPool, send: Callable[[ToAgent, int | None], None]) -> None:
+        """`send`: to the agent, with a descriptor or None; messages arrive in the order of the calls."""
+        self._arenas = arenas
+        self._send = send
+        self._lock = threading.Lock()
+        self._idle: dict[Kind, list[TaskLayout]] = {}
+        self._numbers = itertools.count()
+        self._count = 0
+        self._valid = object()  # layouts made for another one name outputs that are out of date
+
+    def take(self, kind: Kind) -> TaskLayout | None:
+        """An idle layout of this kind."""
+        idle = self._idle.get(kind)
+        try:
+            return idle.pop() if idle else None
+        except IndexError:  # another thread was faster
+            return None
+
+    def make(self, kind: Kind, infos: Sequence[ModelSignature], arrays: Mapping[str, Array]) -> TaskLayout:
+        """A new layout, which the agent knows when this returns.
+
+        Raises:
+            TaskRefused: an array of a type that no model takes, or no room (code `arena_full`).
+        """
+        valid = self._valid
+        natives = {name: _native(name, array) for name, array in arrays.items()}
+        outputs = [(index, tensor) for index, info in enumerate(infos) for tensor in info.outputs]
+        sizes = [array.nbytes for array in arrays.values()]
+        sizes += [tensor_bytes(tensor.dtype, tensor.shape) for _, tensor in outputs]
+        reservation = self._reserve(sizes)
+        memory, arena = reservation.arena.memory, reservation.arena.number
+        places = iter(reservation.offsets)
+        refs, views = [], []
+        for name, array in arrays.items():
+            offset = next(places)
+            refs.append(InputRef(name, arena, offset, natives[name].name, tuple(array.shape)))
+            flat: Array = np.frombuffer(memory, natives[name], array.size, offset)
+            views.append(flat.reshape(array.shape))
+        targets, results = [], []
+        for (index, tensor), offset in zip(outputs, places, strict=True):
+            nbytes = tensor_bytes(tensor.dtype, tensor.shape)
+            targets.append(OutputRef(index, tensor.name, arena, offset, nbytes))
+            results.append((index, tensor.name, _output_view(memory, tensor, nbytes, offset)))
+        names = tuple(info.name for info in infos)
+        layout = TaskLayout(
+            next(self._numbers), kind, reservation, tuple(views), names, tuple(results), valid
+        )
+        self._send(DeclareLayout(layout.number, names, tuple(refs), tuple(targets)), None)
+        with self._lock:
+            self._count += 1
+        return layout
+
+    def _reserve(self, sizes: list[int]) -> Reservation:
+        if self._count >= _MAX_LAYOUTS:
+            self._drop_idle()
+        try:
+            return self._arenas.reserve(sizes, self._attach)
+        except TaskRefused:
+            self._drop_idle()  # places that tasks of other kinds have left
+            return self._arenas.reserve(sizes, self._attach)
+
+    def _attach(self, arena: ClientArena) -> None:
+        self._send(AttachArena(arena.number, arena.nbytes), arena.descriptor)
+
+    def give_back(self, layout: TaskLayout) -> None:
+        """The task that used it has ended."""
+        if layout.made_for is self._valid:
+            self._idle.setdefault(layout.kind, []).append(layout)
+        else:
+            self.discard(layout)
+
+    def discard(self, layout: TaskLayout) -> None:
+        """Free its places; no task uses it."""
+        with contextlib.suppress(UnavailableError):  # an agent that is gone has forgotten it
+            self._send(RetractLayout(layout.number), None)
+        self._arenas.release(layout.reservation)
+        with self._lock:
+            self._count -= 1
+
+    def invalidate(self) -> None:
+        """The models have changed: every layout is made anew."""
+        self._valid = object()
+        self._drop_idle()
+
+    def _drop_idle(self) -> None:
+        for kind in list(self._idle):
+            while (layout := self.take(kind)) is not None:
+                self.discard(layout)
+
+    def close(self) -> None:
+        """The connection is gone."""
+        self._idle.clear()
+        self._arenas.close()
+
+
+def _native(name: str, array: Array) -> "np.dtype[Any]":
+    if array.dtype.hasobject or array.dtype.kind not in "fiub" + "V":
+        raise TaskRefused(
+            "wrong_dtype",
+            f"input {name!r} has the type {array.dtype}, which no model takes",
+            remedy="give numbers or booleans, of the type that `models()` names",
+        )
+    return array.dtype.newbyteorder("=")
+
+
+def _output_view(memory: Any, tensor: TensorInfo, nbytes: int, offset: int) -> Array:
+    """numpy has no bfloat16 of its own: without a package that adds one, its bits come as uint16."""
+    try:
+        dtype = np.dtype(tensor.dtype)
+    except TypeError:
+        dtype = np.dtype(np.uint16)
+    view: Array = np.frombuffer(memory, dtype, nbytes // dtype.itemsize, offset)
+    return view.reshape(tensor.shape)

@@ -1,0 +1,223 @@
+"""What the engine's steps took and what happened in a window of a trial, counted where it happens.
+
+All but `WindowTimer` are guarded by the runtime's lock. The figures of a window are cut at its two instants
+themselves: a step or a task counts where it ended, busy time where it was spent.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from stageloom.edge_agent.executor.base import StepResult
+from stageloom.edge_agent.worker.messages import ModelFigures, OpenWindow, StepStats, WindowMeasured
+from stageloom.shared.engine.core import EngineCore
+from stageloom.shared.engine.steps import Outcome, PlanKey, ProgramKey, Step
+
+if TYPE_CHECKING:
+    from stageloom.edge_agent.worker.runtime import EngineRuntime
+
+MAX_COMBINED = 512
+"""So that a report of statistics stays below the size of a message."""
+
+
+@dataclass(slots=True)
+class _Sum:
+    """Steps of one combined block under one mask."""
+
+    steps: int = 0
+    tasks: int = 0
+    busy_s: float = 0.0
+    shortest_s: float = float("inf")
+    longest_s: float = 0.0
+
+
+class StepCounter:
+    """Guarded by the driver's lock."""
+
+    def __init__(self) -> None:
+        self._sums: dict[ProgramKey, _Sum] = {}
+        self._busy_s = 0.0
+        self._in_flight = 0
+        self._since_s = 0.0
+
+    def step_issued(self, now: float) -> None:
+        """A step was handed to a lane."""
+        if not self._in_flight:
+            self._since_s = now
+        self._in_flight += 1
+
+    def step_ended(self, step: Step, result: StepResult | None, now: float) -> None:
+        """It ended; one that failed counts as busy time only."""
+        self._in_flight -= 1
+        if not self._in_flight:
+            self._busy_s += now - self._since_s
+        if result is None:
+            return
+        total = self._sums.get(step.program)
+        if total is None:
+            total = self._sums[step.program] = _Sum()
+        taken_s = result.ended_s - result.started_s
+        total.steps += 1
+        for member in step.members:
+            total.tasks += len(member.tasks)
+        total.busy_s += taken_s
+        if taken_s < total.shortest_s:
+            total.shortest_s = taken_s
+        if taken_s > total.longest_s:
+            total.longest_s = taken_s
+
+    def busy_s(self, now: float) -> float:
+        """Seconds in which at least one step was in flight."""
+        return self._busy_s + (now - self._since_s if self._in_flight else 0.0)
+
+    def take(self) -> tuple[StepStats, ...]:
+        """The sums since the last call, at most MAX_COMBINED of them; the others go on and come later."""
+        programs: dict[tuple[PlanKey, int, int], list[ProgramKey]] = {}
+        for key in self._sums:
+            programs.setdefault((key.plan, key.combined, key.mask), []).append(key)
+        return tuple(self._freeze(one, programs[one]) for one in sorted(programs)[:MAX_COMBINED])
+
+    def _freeze(self, of: tuple[PlanKey, int, int], programs: list[ProgramKey]) -> StepStats:
+        """One sum over all batch buckets."""
+        sums = [self._sums.pop(key) for key in programs]
+        return StepStats(
+            *of,
+            sum(one.steps for one in sums),
+            sum(one.tasks for one in sums),
+            sum(one.busy_s for one in sums),
+            min(one.shortest_s for one in sums),
+            max(one.longest_s for one in sums),
+        )
+
+
+MAX_LATENCIES = 100_000
+"""Latencies kept of one window; beyond them p99 is that of the first ones."""
+
+
+@dataclass(slots=True)
+class _Model:
+    """One model's tasks in the window."""
+
+    completed_before: int = 0
+    busy_s: float = 0.0  # its share of the steps that it ran in
+    instances: int = 0
+    instance_s: float = 0.0  # summed, begin to end
+
+
+@dataclass(slots=True)
+class WindowCounter:
+    """One window that has begun. Guarded by the driver's lock."""
+
+    key: PlanKey | None  # of the active plan
+    began_s: float
+    busy_before_s: float
+    failed_before: int
+    saturated: bool
+    oldest_age_s: float
+    models: dict[str, _Model]
+    latencies_s: list[float] = field(default_factory=list)  # of completed tasks, arrival to answer
+
+    @classmethod
+    def begin(cls, core: EngineCore, key: PlanKey | None, busy_s: float, now: float) -> "WindowCounter":
+        """Cut here. `busy_s` is the tally's figure at this instant."""
+        models = {name: _Model(completed_before=count) for name, count in core.completed().items()}
+        return cls(key, now, busy_s, core.failed, core.waiting, core.oldest_age_s(now), models)
+
+    def sample(self, core: EngineCore, now: float) -> None:
+        """Look at the queues, now and then and after every event."""
+        self.saturated = self.saturated and core.waiting
+        self.oldest_age_s = max(self.oldest_age_s, core.oldest_age_s(now))
+
+    def step_ended(self, names: list[str], taken_s: float) -> None:
+        """Members of these models ran in one step: its time is shared equally between them."""
+        for name in names:
+            self._model(name).busy_s += taken_s / len(names)
+
+    def instance_ended(self, model: str, taken_s: float) -> None:
+        """An instance came to its end, so long after it began to run."""
+        found = self._model(model)
+        found.instances += 1
+        found.instance_s += taken_s
+
+    def task_ended(self, outcome: Outcome, latency_s: float) -> None:
+        """A task was answered, so long after it had arrived."""
+        if outcome is Outcome.COMPLETED and len(self.latencies_s) < MAX_LATENCIES:
+            self.latencies_s.append(latency_s)
+
+    def end(self, number: int, core: EngineCore, busy_s: float, now: float) -> WindowMeasured:
+        """Cut again; the figures between the two instants."""
+        self.sample(core, now)
+        figures = []
+        for name, total in core.completed().items():
+            model = self._model(name)
+            figures.append(
+                ModelFigures(
+                    name, total - model.completed_before, model.busy_s, model.instances, model.instance_s
+                )
+            )
+        return WindowMeasured(
+            number,
+            None if self.key is None else int(self.key),
+            now - self.began_s,
+            busy_s - self.busy_before_s,
+            self.saturated,
+            core.failed - self.failed_before,
+            self._p99_s(),
+            self.oldest_age_s,
+            tuple(figures),
+        )
+
+    def _p99_s(self) -> float:
+        """The smallest latency that at most one in a hundred exceeds; 0 without a completed task."""
+        ordered = sorted(self.latencies_s)
+        return ordered[math.ceil(0.99 * len(ordered)) - 1] if ordered else 0.0
+
+    def _model(self, name: str) -> _Model:
+        return self.models.setdefault(name, _Model())
+
+
+_LOOK_S = 0.01
+"""How often the queues' ages are looked at: differences below this are equal to every user."""
+
+
+class WindowTimer:
+    """At most one window at a time; a newer order takes an older one's place, which is never answered."""
+
+    def __init__(
+        self, driver: "Callable[[], EngineRuntime | None]", report: Callable[[WindowMeasured], None]
+    ) -> None:
+        self._driver = driver
+        self._report = report
+        self._order: OpenWindow | None = None
+        self._began = False
+        self.due_s = math.inf  # when `advance` has something to do
+
+    @property
+    def busy(self) -> bool:
+        """A window is ordered or open."""
+        return self._order is not None
+
+    def order(self, window: OpenWindow, fds: Sequence[int] = ()) -> None:
+        """Measure this one."""
+        self._order, self._began, self.due_s = window, False, window.from_s
+
+    def advance(self, now: float) -> None:
+        """Begin, look or end, if it is time."""
+        order, driver = self._order, self._driver()
+        if order is None or now < self.due_s:
+            return
+        if driver is None:  # nothing runs, so there is nothing to report
+            self._order, self.due_s = None, math.inf
+            return
+        if not self._began:
+            driver.begin_window()
+            self._began = True
+        oldest_age_s = driver.sample_window()
+        if now < order.to_s and oldest_age_s <= order.brake_age_s:
+            self.due_s = min(now + _LOOK_S, order.to_s)
+            return
+        self._order, self.due_s = None, math.inf
+        measured = driver.end_window(order.number)
+        if measured is not None:
+            self._report(measured)
