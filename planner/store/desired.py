@@ -31,7 +31,7 @@ from stageloom.planner.store.tables import (
 from stageloom.shared.errors import InputError
 from stageloom.shared.failpoint import failpoint
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.admin.plans import MAX_PUSHED
+from stageloom.shared.messages.admin import MAX_PUSHED
 from stageloom.shared.messages.base import MOST
 from stageloom.shared.messages.control import (
     Activation,

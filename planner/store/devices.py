@@ -24,7 +24,7 @@ from stageloom.planner.store.tables import (
 )
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.admin.devices import DeviceInfo
+from stageloom.shared.messages.admin import DeviceInfo
 from stageloom.shared.messages.base import RefusalCode
 from stageloom.shared.messages.control import DeviceState, Origin, Report
 from stageloom.shared.text import bounded

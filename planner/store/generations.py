@@ -14,7 +14,7 @@ from stageloom.planner.store.rows import known_device, run_on_rows, shown
 from stageloom.planner.store.tables import ConsideredPlanRow, DesiredRow, GenerationRow, PlanRow
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.admin.plans import HistoryEntry
+from stageloom.shared.messages.admin import HistoryEntry
 from stageloom.shared.messages.control import Autonomy, DeviceState, LocalPlan
 from stageloom.shared.plan import Plan, decode_plan
 

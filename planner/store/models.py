@@ -21,7 +21,7 @@ from stageloom.shared.durable_file import sync_directory
 from stageloom.shared.errors import DecodeError, InputError, StorageError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
-from stageloom.shared.messages.admin.models import ModelInfo
+from stageloom.shared.messages.admin import ModelInfo
 from stageloom.shared.plan import decode_plan
 
 

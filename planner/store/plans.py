@@ -11,7 +11,7 @@ from stageloom.planner.store.rows import shown
 from stageloom.planner.store.tables import PlanRow
 from stageloom.shared.errors import InputError
 from stageloom.shared.ids import Digest
-from stageloom.shared.messages.admin.plans import PlanInfo
+from stageloom.shared.messages.admin import PlanInfo
 from stageloom.shared.plan import Plan, decode_plan, plan_text
 
 

@@ -34,7 +34,7 @@ from stageloom.planner.store.tables import (
     TrialRow,
 )
 from stageloom.shared.ids import DeviceId, Digest
-from stageloom.shared.messages.admin.replans import Proposer, ReplanInfo, TrialInfo
+from stageloom.shared.messages.admin import Proposer, ReplanInfo, TrialInfo
 from stageloom.shared.messages.control import Alarm, Desired
 from stageloom.shared.messages.telemetry import PlanActivated, TrialEnded
 from stageloom.shared.plan import Plan

@@ -29,7 +29,7 @@ from stageloom.shared.clock import Clock
 from stageloom.shared.errors import InputError
 from stageloom.shared.graph import Graph
 from stageloom.shared.ids import Digest
-from stageloom.shared.messages.admin.models import ModelInfo
+from stageloom.shared.messages.admin import ModelInfo
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from stageloom.edge_agent.link.join import join
 from stageloom.edge_agent.link.membership import Membership, load_membership, save_membership
 from stageloom.edge_agent.link.sockets import new_keys
-from stageloom.planner.enrolment.certificate import certificate_digest
+from stageloom.planner.enrolment.service import certificate_digest
 from stageloom.shared.clock import SystemClock
 from stageloom.shared.errors import StateError, StorageError, TokenError, UnavailableError
 from stageloom.shared.ids import DeviceId

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stageloom.planner.housekeeping import Housekeeper
+from stageloom.planner.service import Housekeeper
 from stageloom.planner.store.link import LinkStore
 from stageloom.planner.store.retention import Retention
 from stageloom.planner.store.store import Store
@@ -68,7 +68,7 @@ def test_a_failing_database_is_logged_and_tried_again_later(
 ) -> None:
     store = Broken(tmp_path)
     store.asked = threading.Event()
-    with caplog.at_level(logging.WARNING, "stageloom.planner.housekeeping"):
+    with caplog.at_level(logging.WARNING, "stageloom.planner.service"):
         housekeeper = Housekeeper(store, DAY)
         assert store.asked.wait(30)
         housekeeper.close()
